@@ -1,0 +1,107 @@
+"""The failure taxonomy. Every error names what is wrong and what to do about it.
+
+Three families decide what the system does with a failure:
+
+- ``BadInput``: the caller's fault (config, image, request, data row). Told to the caller, never retried.
+- ``InfraFailure``: a process, node, device or deadline failed. Retried under a budget on another actor.
+- ``DataFailure``: one sample cannot be used. The sample is dropped and counted by cause.
+"""
+
+from __future__ import annotations
+
+
+class PixelisError(Exception):
+    """Base of all errors of ours; ``code`` is a stable machine-readable name, ``fix`` tells what to do."""
+
+    code = "error"
+
+    def __init__(self, message: str, *, code: str | None = None, fix: str | None = None):
+        super().__init__(message, code, fix)
+        self.message = message
+        self.fix = fix
+        if code is not None:
+            self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  fix: {self.fix}" if self.fix else self.message
+
+    def __reduce__(self):
+        return _rebuild, (type(self), self.message, self.code, self.fix)
+
+
+def _rebuild(kind: type[PixelisError], message: str, code: str, fix: str | None) -> PixelisError:
+    return kind(message, code=code, fix=fix)
+
+
+class BadInput(PixelisError):
+    """The caller gave something that cannot be used."""
+
+    code = "bad_input"
+
+
+class BadConfig(BadInput):
+    """A configuration key is unknown, has the wrong type, or contradicts another."""
+
+    code = "bad_config"
+
+
+class BadImage(BadInput):
+    """Bytes that are no image, or an image outside the caps."""
+
+    code = "bad_image"
+
+
+class MissingFile(BadInput):
+    """A model, checkpoint, dataset or configuration file is not where it was said to be."""
+
+    code = "missing_file"
+
+
+class MissingDependency(BadInput):
+    """An optional package or system tool is not installed; ``fix`` says how to get it."""
+
+    code = "missing_dependency"
+
+
+class InfraFailure(PixelisError):
+    """A process, node, device or deadline failed; the work may be retried elsewhere."""
+
+    code = "infra_failure"
+
+
+class Overloaded(InfraFailure):
+    """The queue is full: try again after ``retry_after_s`` seconds."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, code: str | None = None, fix: str | None = None):
+        super().__init__(message, code=code, fix=fix)
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self):
+        return _rebuild_overloaded, (self.message, self.retry_after_s, self.code, self.fix)
+
+
+def _rebuild_overloaded(message: str, retry_after_s: float, code: str, fix: str | None) -> Overloaded:
+    return Overloaded(message, retry_after_s=retry_after_s, code=code, fix=fix)
+
+
+class DeadlineExceeded(InfraFailure):
+    """Work did not finish in the time it was given."""
+
+    code = "deadline_exceeded"
+
+
+class DataFailure(PixelisError):
+    """One sample cannot be used; it is dropped and counted under ``code``."""
+
+    code = "data_failure"
+
+
+class OperationError(DataFailure):
+    """A pixel operation refused its arguments or failed; the model reads ``code`` and the message.
+
+    Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, out_of_range, too_small, limit, timeout, crashed.
+    """
+
+    code = "operation_error"

@@ -1,0 +1,278 @@
+"""What travels between the rooms: one versioned schema for synthesis, SFT, RFT, memory, serving and logs.
+
+Records hold references, never pixels or tensors: an image is named by its id inside a trajectory (``img0``, ``obs1``), a
+URI or content hash, and its size. They serialise to JSON lines with ``model_dump_json`` and come back with
+``model_validate_json``; nothing here imports torch or ray.
+"""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+SCHEMA_VERSION = 1
+
+Box = tuple[float, float, float, float]
+"""x0, y0, x1, y1 with x0 < x1 and y0 < y1, each 0..1 of a *named* observation."""
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id such as ``traj_3f9c…``."""
+    return f"{prefix}_{uuid.uuid4().hex[:16]}"
+
+
+class Record(BaseModel):
+    """Base of all records: unknown keys are errors, so that a schema drift is seen where it happens."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=False, ser_json_inf_nan="constants")
+
+
+class Media(Record):
+    """A picture or clip that a question brings along.
+
+    ``uri`` is a file path, a ``data:`` URL, a ``cards:`` name (the embedded picture world) or ``sha256:HEX`` for pixels
+    that were handed over in memory. Sizes in pixels; ``None`` until somebody decoded it.
+    """
+
+    id: str
+    uri: str
+    kind: Literal["image", "video"] = "image"
+    width: int | None = None
+    height: int | None = None
+
+
+class Question(Record):
+    """One thing to answer. ``answers`` are accepted truths; ``None`` means unlabelled."""
+
+    id: str
+    question: str
+    media: list[Media] = Field(default_factory=list)
+    answers: list[str] | None = None
+    scorer: str = "exact"
+    task: str = "qa"
+    split: str = "train"
+    meta: dict[str, Any] = Field(default_factory=dict)
+
+
+class Action(Record):
+    """One pixel operation the policy asked for.
+
+    ``arguments`` are canonical: coordinates 0..1 of ``target`` (a media or observation id).
+    """
+
+    op: str
+    target: str = "img0"
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class ImageView(Record):
+    """An image as the policy saw it: where it comes from and the size it was shown at.
+
+    ``box`` is relative to ``parent``; a question's own picture has neither. ``source_size`` is the size in pixels of the
+    full-resolution region, ``view_size`` that of the resized view; both (width, height).
+    """
+
+    id: str
+    uri: str = ""
+    parent: str | None = None
+    box: Box | None = None
+    source_size: tuple[int, int] = (0, 0)
+    view_size: tuple[int, int] = (0, 0)
+
+
+class Observation(Record):
+    """What an operation gave back. ``id`` is assigned on success only."""
+
+    status: Literal["ok", "error"]
+    id: str | None = None
+    text: str = ""
+    code: str | None = None
+    images: list[ImageView] = Field(default_factory=list)
+    data: dict[str, Any] = Field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Turn(Record):
+    """A contiguous run of tokens by one author.
+
+    ``tokens`` are exact ids (image pads expanded). ``log_probs`` (behaviour log-probabilities, natural log, under the
+    sampling distribution) has one entry per token of a policy turn and is empty for all others: policy turns are exactly
+    what the loss covers.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
+    text: str = ""
+    tokens: list[int] = Field(default_factory=list)
+    log_probs: list[float] = Field(default_factory=list)
+    images: list[str] = Field(default_factory=list)
+    action: Action | None = None
+    observation: Observation | None = None
+    error: str | None = None
+
+    @property
+    def is_policy(self) -> bool:
+        """True when the policy generated these tokens."""
+        return self.role == "assistant"
+
+
+class StopReason(str, enum.Enum):
+    """Why an episode ended. Everything but ``answer`` is a value to be handled, never an exception."""
+
+    ANSWER = "answer"
+    NO_ACTION = "no_action"
+    LENGTH = "length"
+    OVER_TURN = "over_turn"
+    OVER_CONTEXT = "over_context"
+    OVER_IMAGES = "over_images"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+class Trajectory(Record):
+    """One episode: prompt turns, policy turns, observations, answer, rewards."""
+
+    schema_version: int = SCHEMA_VERSION
+    id: str = Field(default_factory=lambda: new_id("traj"))
+    question_id: str
+    group_id: str = ""
+    dialect: str = "qwen"
+    images: list[ImageView] = Field(default_factory=list)
+    turns: list[Turn] = Field(default_factory=list)
+    answer: str | None = None
+    stop_reason: StopReason = StopReason.ERROR
+    policy_version: int = 0
+    rewards: dict[str, float] = Field(default_factory=dict)
+    reward: float | None = None
+    unscored: str | None = None
+    advantage: float | None = None
+    seconds: float = 0.0
+
+    @field_validator("schema_version")
+    @classmethod
+    def _known_version(cls, value: int) -> int:
+        if value != SCHEMA_VERSION:
+            raise ValueError(f"trajectory schema {value} is not {SCHEMA_VERSION}: convert the file with this version's jobs")
+        return value
+
+    @property
+    def actions(self) -> list[Action]:
+        """Requested operations in order, failed ones included."""
+        return [turn.action for turn in self.turns if turn.action is not None]
+
+    @property
+    def observations(self) -> list[Observation]:
+        """Results of the operations in order."""
+        return [turn.observation for turn in self.turns if turn.observation is not None]
+
+    @property
+    def operations_ok(self) -> int:
+        """Number of operations that executed."""
+        return sum(o.status == "ok" for o in self.observations)
+
+    @property
+    def policy_turns(self) -> int:
+        """Number of turns that the policy generated."""
+        return sum(t.is_policy for t in self.turns)
+
+    def token_ids(self) -> list[int]:
+        """All token ids in order, image pads expanded."""
+        return [token for turn in self.turns for token in turn.tokens]
+
+    def loss_mask(self) -> list[int]:
+        """1 on every token the policy generated, 0 elsewhere; as long as ``token_ids``."""
+        return [int(turn.is_policy) for turn in self.turns for _ in turn.tokens]
+
+    def behaviour_log_probs(self) -> list[float]:
+        """Behaviour log-probabilities aligned with ``token_ids``; 0.0 where the mask is 0."""
+        out: list[float] = []
+        for turn in self.turns:
+            out.extend(turn.log_probs if turn.is_policy else [0.0] * len(turn.tokens))
+        return out
+
+    @model_validator(mode="after")
+    def _log_probs_align(self) -> Trajectory:
+        for i, turn in enumerate(self.turns):
+            if turn.log_probs and (not turn.is_policy or len(turn.log_probs) != len(turn.tokens)):
+                raise ValueError(f"turn {i}: {len(turn.log_probs)} log-probs for {len(turn.tokens)} {turn.role} tokens")
+        return self
+
+
+class Group(Record):
+    """The rollouts of one question: the unit of advantage estimation, never split."""
+
+    id: str = Field(default_factory=lambda: new_id("group"))
+    question: Question
+    trajectories: list[Trajectory] = Field(default_factory=list)
+    policy_version: int = 0
+
+    @model_validator(mode="after")
+    def _one_question(self) -> Group:
+        for trajectory in self.trajectories:
+            if trajectory.question_id != self.question.id or trajectory.group_id != self.id:
+                raise ValueError(f"trajectory {trajectory.id} does not belong to group {self.id}")
+        return self
+
+
+class Vote(Record):
+    """One voter's answer and its weight."""
+
+    answer: str | None
+    weight: float = 1.0
+    source: str = "sample"
+
+
+class Verdict(Record):
+    """The outcome of a vote with its provenance. ``answer`` None means abstained; ``confidence`` in [0, 1]."""
+
+    answer: str | None
+    confidence: float
+    strategy: str
+    votes: list[Vote] = Field(default_factory=list)
+    reason: str = ""
+
+
+class Experience(Record):
+    """A served episode as the memory keeps it."""
+
+    id: str = Field(default_factory=lambda: new_id("exp"))
+    question: Question
+    trajectory: Trajectory
+    verdict: Verdict
+    policy_version: int
+    created_at: float
+
+
+class UpdateTask(Record):
+    """Work for the learner from traffic: trajectories scored against the *pseudo-label*, never a truth."""
+
+    id: str = Field(default_factory=lambda: new_id("task"))
+    question_id: str
+    trajectories: list[Trajectory]
+    pseudo_label: str
+    confidence: float
+    created_at: float
+
+
+class VersionStatus(str, enum.Enum):
+    """Life of a policy version."""
+
+    CANDIDATE = "candidate"
+    PROMOTED = "promoted"
+    ROLLED_BACK = "rolled_back"
+
+
+class PolicyVersion(Record):
+    """One published set of weights: monotone number, content hash, parent, status."""
+
+    version: Annotated[int, Field(ge=0)]
+    parent: int | None = None
+    sha256: str = ""
+    bytes: int = 0
+    status: VersionStatus = VersionStatus.CANDIDATE
+    stage: str = ""
+    step: int = 0
+    created_at: float = 0.0
+    metrics: dict[str, float] = Field(default_factory=dict)
