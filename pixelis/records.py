@@ -118,7 +118,7 @@ class Turn(Record):
         return self.role == "assistant"
 
 
-class StopReason(str, enum.Enum):
+class StopReason(enum.StrEnum):
     """Why an episode ended. Everything but ``answer`` is a value to be handled, never an exception."""
 
     ANSWER = "answer"
@@ -256,7 +256,7 @@ class UpdateTask(Record):
     created_at: float
 
 
-class VersionStatus(str, enum.Enum):
+class VersionStatus(enum.StrEnum):
     """Life of a policy version."""
 
     CANDIDATE = "candidate"
