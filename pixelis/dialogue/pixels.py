@@ -1,0 +1,123 @@
+"""From pictures to what the vision tower reads: budgets, resizing and patches.
+
+Everything a model sees passes through `fit` and `patchify`; training, both engines and serving share them, so a view is the same
+array wherever it is made. (The processors of transformers do the same work but need torchvision to load.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from pixelis.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_ASPECT = 200
+
+
+@dataclass(frozen=True)
+class PixelBudget:
+    """How many pixels a view may have: at least `min_pixels`, at most `max_pixels`."""
+
+    min_pixels: int
+    max_pixels: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_pixels <= self.max_pixels:
+            raise BadInput(f"pixel budget {self.min_pixels}..{self.max_pixels}: needs 0 < min_pixels <= max_pixels")
+
+
+def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> tuple[int, int]:
+    """Height and width of the view of a picture: multiples of `multiple`, area inside the budget, aspect nearly kept.
+
+    Where Qwen's `smart_resize` already lands inside the budget the answer is the same. Where it would fall out (it rounds both
+    sides down, so a 76 x 77 crop with a budget of 64 x 64 becomes 64 x 48), the closest aspect inside the budget is taken.
+    Raises BadInput for empty pictures, for extreme aspects and for budgets that hold no multiple.
+    """
+    if height < 1 or width < 1:
+        raise BadInput(f"a picture of {height} x {width} pixels has nothing to see")
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise BadInput(f"a picture of {height} x {width} pixels is too thin: the longer side may be {MAX_ASPECT} times the other")
+    if budget.max_pixels < multiple * multiple:
+        raise BadInput(f"a budget of {budget.max_pixels} pixels holds no {multiple} x {multiple} tile")
+    rows, columns = max(1, round(height / multiple)), max(1, round(width / multiple))
+    tile = multiple * multiple
+    if budget.min_pixels <= rows * columns * tile <= budget.max_pixels:
+        return rows * multiple, columns * multiple
+    bound = budget.max_pixels if rows * columns * tile > budget.max_pixels else budget.min_pixels
+    scale = math.sqrt(bound / (height * width)) / multiple
+    ideal = (height * scale, width * scale)
+    options = []
+    for r in {max(1, math.floor(ideal[0])), math.ceil(ideal[0])}:
+        # A row count fixes the range of columns that stay inside the budget; the aspect picks one of them.
+        low, high = -(-budget.min_pixels // (tile * r)), budget.max_pixels // (tile * r)
+        for c in {max(1, math.floor(ideal[1])), math.ceil(ideal[1]), max(1, low), high}:
+            if c < 1 or r * c * tile > budget.max_pixels:
+                continue
+            short = max(0, budget.min_pixels - r * c * tile)
+            skew = abs(math.log((r / c) / (height / width)))
+            options.append((short, round(skew, 6), -r * c, r, c))
+    _, _, _, r, c = min(options) if options else (0, 0.0, 0, 1, budget.max_pixels // tile)
+    return r * multiple, c * multiple
+
+
+def fit(image: np.ndarray, budget: PixelBudget, multiple: int) -> np.ndarray:
+    """The view of a picture inside a pixel budget: uint8 [H, W, 3] -> uint8 [h, w, 3], antialiased.
+
+    `multiple` is the model's patch size times its merge size. A picture that already fits is returned as it is. Raises BadInput.
+    """
+    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+        raise BadInput(f"expected a uint8 picture [height, width, 3], got {image.dtype} {list(image.shape)}")
+    height, width = fitted_size(image.shape[0], image.shape[1], budget, multiple)
+    if (height, width) == image.shape[:2]:
+        return image
+    # reducing_gap shrinks large pictures by whole-number means first: several times faster, the same to the eye.
+    view = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
+    return np.asarray(view)
+
+
+def patchify(
+    views: Sequence[np.ndarray],
+    patch: int,
+    merge: int,
+    temporal: int,
+    mean: Sequence[float] = (0.5, 0.5, 0.5),
+    std: Sequence[float] = (0.5, 0.5, 0.5),
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views as the vision tower wants them, equal to the Qwen2-VL and Qwen3-VL image processors of transformers.
+
+    views: uint8 [h, w, 3], sides multiples of patch * merge. Returns pixel_values float32
+    [patches of all views, 3 * temporal * patch * patch] and grid_thw int64 [views, 3] (frames, rows, columns in patches).
+    """
+    import torch
+
+    groups: list[torch.Tensor] = []
+    grids: list[tuple[int, int, int]] = []
+    shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+    position = 0
+    while position < len(views):
+        shape = views[position].shape
+        if shape[0] % (patch * merge) or shape[1] % (patch * merge):
+            raise BadInput(f"a view of {shape[0]} x {shape[1]} is no multiple of {patch * merge}: pass it through fit() first")
+        stop = position
+        while stop < len(views) and views[stop].shape == shape:
+            stop += 1
+        rows, columns = shape[0] // patch, shape[1] // patch
+        block = np.stack(views[position:stop]).astype(np.float32) / 255
+        pixels = torch.from_numpy((block - shift) / scale)
+        pixels = pixels.view(-1, rows // merge, merge, patch, columns // merge, merge, patch, 3)
+        # -> views, row block, column block, row in block, column in block, channel, time, patch row, patch column
+        pixels = pixels.permute(0, 1, 4, 2, 5, 7, 3, 6).unsqueeze(6).expand(-1, -1, -1, -1, -1, -1, temporal, -1, -1)
+        groups.append(pixels.reshape(-1, 3 * temporal * patch * patch))
+        grids += [(1, rows, columns)] * (stop - position)
+        position = stop
+    if not groups:
+        return torch.empty(0, 3 * temporal * patch * patch), torch.empty(0, 3, dtype=torch.int64)
+    return torch.cat(groups), torch.tensor(grids, dtype=torch.int64)

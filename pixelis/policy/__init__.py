@@ -1,0 +1,1 @@
+"""The policy: model and adapters, log-probabilities, losses and the train step."""
