@@ -49,7 +49,9 @@ class Policy(Section):
     model: str = Field("nano", description="`nano`, or a folder with a Hugging Face Qwen2.5-VL or Qwen3-VL model")
     adapter: str | None = Field(None, description="checkpoint folder whose adapter to start from")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on GPUs that have it, else float32")
-    attention: Literal["auto", "sdpa", "flash_attention_2"] = Field("auto", description="auto: flash-attn when installed on a GPU, else sdpa")
+    attention: Literal["auto", "sdpa", "flash_attention_2"] = Field(
+        "auto", description="auto: flash-attn when installed on a GPU, else sdpa"
+    )
     full: bool = Field(False, description="train all parameters instead of adapters")
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
     lora: Lora = Lora()
@@ -68,9 +70,12 @@ class PixelRange(Section):
 
 class Dialogue(Section):
     dialect: Literal["qwen"] = Field("qwen", description="wire format of actions and answers")
-    system: Literal["auto", "none"] = Field("auto", description="auto: tool schemas in a system turn, none for the embedded model; none: never")
+    system: Literal["auto", "none"] = Field(
+        "auto", description="auto: tool schemas in a system turn, none for the embedded model; none: never"
+    )
     coordinates: Literal["auto", "thousand", "pixels"] = Field(
-        "auto", description="boxes the model writes: 0..1000 (Qwen3-VL), absolute pixels of the view (Qwen2.5-VL), auto by architecture"
+        "auto",
+        description="boxes the model writes: 0..1000 (Qwen3-VL), absolute pixels of the view (Qwen2.5-VL), auto by architecture",
     )
     input: PixelRange = Field(PixelRange(), description="pixel budget of a question's picture")
     crop: PixelRange = Field(PixelRange(), description="pixel budget of an observation's picture")
@@ -147,7 +152,9 @@ class Advantage(Section):
 class Loss(Section):
     clip_low: float = Field(0.2, gt=0, description="ratio clipped below 1 - clip_low")
     clip_high: float = Field(0.2, gt=0, description="ratio clipped above 1 + clip_high")
-    aggregate: Literal["token", "sequence"] = Field("token", description="mean over all tokens of the batch, or over sequences of token means")
+    aggregate: Literal["token", "sequence"] = Field(
+        "token", description="mean over all tokens of the batch, or over sequences of token means"
+    )
     kl: float = Field(0.0, ge=0, description="weight of the k3 KL term to the starting policy")
     importance_cap: float = Field(2.0, gt=0, description="truncation of learner / engine importance weights")
 
@@ -222,6 +229,7 @@ class Cluster(Section):
     cpus: float | None = Field(None, description="CPUs of a local cluster; empty: all")
     object_store_bytes: int = Field(1_000_000_000, ge=80_000_000, description="object store of a local cluster")
     dashboard: bool = Field(False, description="start the Ray dashboard with a local cluster")
+    autoscaling: bool = Field(False, description="the cluster can grow: wait for nodes instead of failing when it is too small")
     placement_timeout_s: float = Field(120.0, gt=0, description="seconds to wait for the actors' resources")
 
 
@@ -248,9 +256,13 @@ class Config(Section):
     def _consistent(self) -> Config:
         d, problems = self.dialogue, []
         if d.max_turn_tokens >= d.max_context:
-            problems.append(f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context {d.max_context}")
+            problems.append(
+                f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context {d.max_context}"
+            )
         if self.learner.row_tokens < d.max_context:
-            problems.append(f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: an episode must fit a row")
+            problems.append(
+                f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: an episode must fit a row"
+            )
         if self.rft.questions % self.learner.workers:
             problems.append(f"rft.questions {self.rft.questions} is not divisible by learner.workers {self.learner.workers}")
         if self.sft.batch % self.learner.workers:
@@ -318,7 +330,10 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if not path.is_file():
         near = sorted(str(p) for p in Path("configs").rglob("*.yaml"))
         hint = difflib.get_close_matches(str(path), near, n=1)
-        raise MissingFile(f"no configuration file {path}", fix=f"did you mean {hint[0]}?" if hint else "give the path of a YAML file, e.g. configs/nano/rft.yaml")
+        raise MissingFile(
+            f"no configuration file {path}",
+            fix=f"did you mean {hint[0]}?" if hint else "give the path of a YAML file, e.g. configs/nano/rft.yaml",
+        )
     path = path.resolve()
     if path in seen:
         raise BadConfig(f"{path.name} extends itself through {' -> '.join(p.name for p in seen)}")
@@ -362,7 +377,9 @@ def _unknown_keys(kind: type[BaseModel], values: Any, prefix: str) -> list[str]:
         field = kind.model_fields.get(str(key))
         if field is None:
             every = [p for p, *_ in _keys(Config)]
-            near = difflib.get_close_matches(f"{prefix}{key}", every, n=1) or [p for p in every if p.rsplit(".", 1)[-1] == key][:1]
+            near = (
+                difflib.get_close_matches(f"{prefix}{key}", every, n=1) or [p for p in every if p.rsplit(".", 1)[-1] == key][:1]
+            )
             out.append(f"`{prefix}{key}`" + (f" (did you mean `{near[0]}`?)" if near else ""))
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             out += _unknown_keys(field.annotation, value, f"{prefix}{key}.")
@@ -409,7 +426,9 @@ def from_command_line(doc: str, job: str, argv: list[str] | None = None, default
         if flags:
             raise BadConfig(f"unknown option {flags[0]}", fix="options are key=value, --dry-run and --help")
         if len(files) > 1:
-            raise BadConfig(f"one configuration file, not {len(files)}: {' '.join(files)}", fix="let one file `extends:` the other")
+            raise BadConfig(
+                f"one configuration file, not {len(files)}: {' '.join(files)}", fix="let one file `extends:` the other"
+            )
         config = load(files[0] if files else default, [a for a in args if "=" in a and not a.startswith("-")])
     except (BadConfig, MissingFile) as error:
         print(f"pixelis.jobs.{job}: {error}", file=sys.stderr)

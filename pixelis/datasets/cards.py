@@ -292,7 +292,7 @@ def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[floa
 def question_rows(split: str, count: int, seed: int = 0, shift: str = "") -> Iterator[dict]:
     """`count` questions of a split as plain rows: id, question, media, answers, split, meta."""
     for index in range(count):
-        yield _question(split, seed, index, shift)
+        yield question_row(split, seed, index, shift)
 
 
 def demonstration_rows(split: str, count: int, seed: int, direct_share: float) -> Iterator[dict]:
@@ -303,7 +303,7 @@ def demonstration_rows(split: str, count: int, seed: int, direct_share: float) -
     if not 0 <= direct_share <= 1:
         raise BadInput(f"direct_share is {direct_share}: it must lie between 0 and 1")
     for index in range(count):
-        row = _question(split, seed, index, "")
+        row = question_row(split, seed, index, "")
         rng = np.random.default_rng([SPLITS.index(split), seed, index, 2])
         answer = {"answer": row["answers"][0]}
         if rng.random() < direct_share:
@@ -321,7 +321,8 @@ def demonstration_rows(split: str, count: int, seed: int, direct_share: float) -
         yield row
 
 
-def _question(split: str, seed: int, index: int, shift: str) -> dict:
+def question_row(split: str, seed: int, index: int, shift: str = "") -> dict:
+    """One question about the picture of this number, as a plain row (see `question_rows`)."""
     card = scene_of(split, seed, index, shift).asked
     name = f"cards-{split}-{seed}-{index}" + (f"-{shift}" if shift else "")
     return {
