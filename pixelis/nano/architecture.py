@@ -1,0 +1,116 @@
+"""The shape of pixelis-nano: stock transformers classes with a tiny configuration, so every loading path of the large models works."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from pixelis.errors import BadInput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Family = Literal["qwen3_vl", "qwen2_5_vl"]
+
+SIZES = {
+    "hidden": 96,
+    "layers": 3,
+    "heads": 3,
+    "kv_heads": 1,
+    "feedforward": 240,
+    "vision_hidden": 64,
+    "vision_layers": 3,
+    "vision_heads": 2,
+    "vision_feedforward": 128,
+    "patch": 8,
+    "merge": 2,
+    "view": 64,
+    "positions": 4096,
+}
+"""Sizes of the committed model: 64 x 64 views make 16 image tokens."""
+
+
+def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed: int = 0, **sizes: int) -> PreTrainedModel:
+    """A randomly initialised model in fp32 on the CPU: Qwen3-VL (the product's) or Qwen2.5-VL, with untied embeddings.
+
+    `sizes` overrides entries of SIZES. Raises BadInput for an unknown family or size.
+    """
+    unknown = sorted(set(sizes) - set(SIZES))
+    if unknown:
+        raise BadInput(f"unknown size {unknown[0]!r}: use {', '.join(SIZES)}")
+    size = {**SIZES, **sizes}
+    half = size["hidden"] // size["heads"] // 2
+    side = half // 3
+    rope = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [half - 2 * side, side, side]}
+    ids = tokenizer.convert_tokens_to_ids
+    tokens = {
+        "image_token_id": ids("<|image_pad|>"),
+        "video_token_id": ids("<|video_pad|>"),
+        "vision_start_token_id": ids("<|vision_start|>"),
+        "vision_end_token_id": ids("<|vision_end|>"),
+    }
+    text = {
+        "vocab_size": math.ceil(len(tokenizer) / 64) * 64,
+        "hidden_size": size["hidden"],
+        "intermediate_size": size["feedforward"],
+        "num_hidden_layers": size["layers"],
+        "num_attention_heads": size["heads"],
+        "num_key_value_heads": size["kv_heads"],
+        "max_position_embeddings": size["positions"],
+        "initializer_range": 0.06,
+        "bos_token_id": None,
+        "eos_token_id": ids("<|im_end|>"),
+        "pad_token_id": ids("<|endoftext|>"),
+    }
+    vision = {
+        "depth": size["vision_layers"],
+        "hidden_size": size["vision_hidden"],
+        "intermediate_size": size["vision_feedforward"],
+        "num_heads": size["vision_heads"],
+        "patch_size": size["patch"],
+        "spatial_merge_size": size["merge"],
+        "temporal_patch_size": 2,
+        "out_hidden_size": size["hidden"],
+        "initializer_range": 0.06,
+    }
+    # Tied embeddings would leave a stale copy of lm_head in vLLM's CPU build after a weight update.
+    torch.manual_seed(seed)
+    if family == "qwen3_vl":
+        from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+        grid = size["view"] // size["patch"]
+        vision |= {"num_position_embeddings": grid * grid, "deepstack_visual_indexes": [0]}
+        text |= {"head_dim": 2 * half, "rope_parameters": {**rope, "mrope_interleaved": True}}
+        config = Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
+        model = Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+        with torch.no_grad():
+            model.model.visual.pos_embed.weight.copy_(_grid_waves(grid, size["vision_hidden"]))
+    elif family == "qwen2_5_vl":
+        from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+        vision |= {"window_size": 112, "fullatt_block_indexes": list(range(size["vision_layers"]))}
+        text |= {"tie_word_embeddings": False, "rope_parameters": rope}
+        config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
+        model = Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    else:
+        raise BadInput(f"unknown family {family!r}: use qwen3_vl or qwen2_5_vl")
+    end, pad = tokens_at(tokenizer)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = end, pad
+    model.generation_config.do_sample = False
+    return model
+
+
+def tokens_at(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """Ids of the token that ends a turn and of the padding token."""
+    return tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.convert_tokens_to_ids("<|endoftext|>")
+
+
+def _grid_waves(side: int, width: int) -> torch.Tensor:
+    """Sines and cosines of row and column, [side * side, width]: the starting point of the position table."""
+    frequencies = torch.exp(torch.linspace(math.log(0.5), math.log(math.pi * side / 2), width // 4))
+    angles = torch.linspace(-1, 1, side)[:, None] * frequencies
+    axis = torch.cat([angles.sin(), angles.cos()], dim=1)
+    rows, columns = axis[:, None].expand(side, side, -1), axis[None].expand(side, side, -1)
+    return torch.cat([rows, columns], dim=-1).reshape(side * side, width) * 0.5 * math.sqrt(2)

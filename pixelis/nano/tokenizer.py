@@ -1,0 +1,84 @@
+"""The tokenizer of pixelis-nano: byte-level, so any text survives, with one token for each piece the agent writes often.
+
+There is no training corpus and there are no merges. A piece of text that stands in the word list is one token, anything else
+becomes its bytes. Whole numbers on the 20/1000 grid (0, 20, ... 1000) are words, so a coordinate is one token; other numbers are
+spelt digit by digit. Tags and the fixed parts of a tool call are tokens of their own, so a zoom costs a dozen tokens.
+"""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+BINS = tuple(range(0, 1001, 20))
+"""Coordinate values that are one token each."""
+ZOOM_CALL = '{"name":"zoom_in","arguments":{"bbox_2d":['
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<answer>", "</answer>")
+PIECES = (
+    *(ZOOM_CALL, '{"name":"', '","arguments":{"', '","arguments":{', 'bbox_2d":[', "]}}", '"}}', "zoom_in", " = zoom_in("),
+    *("read_text", "segment_object_at", "track_object", "get_properties", "img0", *(f"obs{n}" for n in range(1, 9))),
+    *("user\n", "assistant\n", "system\n", "error "),
+)
+_COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
+_WORDS = (
+    *("which", "what", "where", "digit", "number", "is", "are", "in", "on", "at", "of", "the", "a", "an", "this", "that", "here"),
+    *("frame", "card", "box", "picture", "image", "colour", "color", "written", "read", "find", "point", "locate", "show", "give"),
+    *("see", "zoom", "look", "closer", "around", "it", "I", "and", "to", "has", "have", "how", "many", "there", "its", "holds"),
+    *("repeat", "say", "after", "me", "answer", "think", "question", "too", "small", "not", "no", "yes", "text", "word", "left"),
+    *("right", "top", "bottom", "inside", "outside", "with", "for", "be", "can", "you", "please", "larger", "first", "second"),
+    *("bad", "error", "must", "should", "between", "one", "two", "three", "as", "from", "name", "value", "region", "object"),
+)
+
+CHAT_TEMPLATE = """{%- for message in messages -%}
+{%- if message.role == 'tool' -%}{{- '<|im_start|>user\n<tool_response>' -}}
+{%- else -%}{{- '<|im_start|>' + message.role + '\n' -}}{%- endif -%}
+{%- if message.content is string -%}{{- message.content -}}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type in ('image', 'image_url') or 'image' in part or 'image_url' in part -%}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- elif part.type == 'video' or 'video' in part -%}{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
+{%- elif 'text' in part -%}{{- part.text -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- if message.role == 'tool' -%}{{- '</tool_response>' -}}{%- endif -%}
+{{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+"""Qwen's chat format without the default system turn; a tool's reply stands in a user turn between <tool_response> tags."""
+
+
+def words() -> list[str]:
+    """Every text piece that is one token, in the order of their ids (after the bytes)."""
+    listed = [str(value) for value in BINS if value > 9]
+    for word in (*_COLOURS, *_WORDS):
+        for form in dict.fromkeys((word, word[0].upper() + word[1:])):
+            listed += [form, " " + form]
+    listed += [" =", " [", " (", " {", "\n\n", "  "]
+    return list(dict.fromkeys(listed))
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer, made from the lists of this module; `save_pretrained` writes what AutoTokenizer loads."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    pieces = [piece for word in words() for piece, _ in byte_level.pre_tokenize_str(word)]
+    vocabulary = {piece: place for place, piece in enumerate(dict.fromkeys([*SPECIAL, *alphabet, *pieces]))}
+    # ignore_merges: a piece found whole in the vocabulary is one token; with no merges the rest falls apart into bytes.
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    split = Regex(r"\p{N}+| ?\p{L}+|\s+(?=\s\S)|\s+| ?[^\s\p{L}\p{N}]")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(split, "isolated"), byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL])
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in (*TAGS, *PIECES)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=4096,
+        clean_up_tokenization_spaces=False,
+    )
