@@ -1,0 +1,176 @@
+"""The Evolution actor: update tasks from traffic come in, batches for the learner go out.
+
+It offers the learner what the Coordinator offers (``begin``, ``next_batch``, ``stepped``, ``stop``), so that one worker
+group serves both streams. Records and references only; pixels and tensors pass it by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from pixelis.actors.coordinator import Batch
+from pixelis.actors.fleet import Fleet
+from pixelis.config import Config
+from pixelis.evolution.updates import DropOldest, as_group
+from pixelis.policy.advantages import group_advantages
+from pixelis.records import Group, UpdateTask
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A task and the reference to its views."""
+
+    task: UpdateTask
+    views: ray.ObjectRef
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class Evolution:
+    """Holds at most ``evolution.queue`` tasks; gives the learner ``evolution.batch`` of them per step."""
+
+    def __init__(self, config: Config, generators: list[ActorHandle]):
+        self.config = config
+        self.fleet = Fleet(generators)
+        self.queue: DropOldest[Waiting] = DropOldest(config.evolution.queue)
+        self.counts: Counter[str] = Counter()
+        self.step, self.version = 0, 0
+        self.current: Batch | None = None
+        self.given: set[int] = set()
+        self.draining = self.stopped = False
+        self.changed = asyncio.Condition()
+        self.history: list[dict[str, Any]] = []
+
+    def health(self) -> str:
+        """Answers when alive."""
+        return "ok"
+
+    # -- from the gateway -------------------------------------------------------------------------------------------
+
+    async def submit(self, task: UpdateTask, views: list[ray.ObjectRef]) -> bool:
+        """Queue a task; ``views`` is ``[reference to {trajectory id: views}]``. False once draining or stopped."""
+        if self.draining or self.stopped:
+            self.counts["refused"] += 1
+            return False
+        async with self.changed:
+            self.counts["received"] += 1
+            self.queue.push(Waiting(task, views[0]))
+            self.changed.notify_all()
+        return True
+
+    async def stats(self) -> dict[str, int]:
+        """Counters: version, step, updates, queue, received, dropped (oldest, by a full queue), handed, refused, unusable."""
+        names = ("received", "handed", "refused", "unusable", "left_over")
+        return {
+            "version": self.version,
+            "updates": self.counts["updates"],
+            "queue": len(self.queue),
+            "dropped": self.queue.dropped,
+            **{name: self.counts[name] for name in names},
+        }
+
+    # -- from the learner -------------------------------------------------------------------------------------------
+
+    async def begin(self, step: int, cursor: int, version: int) -> None:
+        """The learner (re)starts at ``step`` with ``version``; a batch it was given but did not finish is given again."""
+        async with self.changed:
+            self.step, self.version = step, version
+            self.given.clear()
+            if self.current is not None:
+                self.current.step = step
+            self.changed.notify_all()
+        await self.fleet.load(version)
+
+    async def next_batch(self, rank: int, world: int, step: int) -> Batch | None:
+        """Rank ``rank``'s share of update ``step``: whole groups, round robin; None when drained or stopped.
+
+        Waits for ``evolution.batch`` tasks; while draining a smaller last batch goes out, if every rank gets a group.
+        """
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.stopped or (step == self.step and self._ready(world)))
+            # Once one rank has its share all must get theirs, or the optimizer step would wait for ever.
+            if self.current is None or (self.stopped and not self.given):
+                return None
+            self.given.add(rank)
+            whole = self.current
+        share = slice(rank, None, world)
+        return Batch(
+            whole.step, whole.groups[share], whole.views[share], whole.tokens, whole.sequences, whole.cursor, whole.metrics
+        )
+
+    def _ready(self, world: int) -> bool:
+        """Form the batch of this step once: True when there is one, or when there will never be."""
+        size = self.config.evolution.batch
+        while self.current is None and (len(self.queue) >= size or (self.draining and len(self.queue) >= world)):
+            self.current = self._batch(self.queue.take(size), world)
+        if self.current is None and self.draining:
+            self.counts["left_over"] += len(self.queue.take(len(self.queue)))
+            return True
+        return self.current is not None
+
+    def _batch(self, waiting: list[Waiting], world: int) -> Batch | None:
+        groups, views, kept = [], [], []
+        for item in waiting:
+            group = as_group(item.task)
+            advantages = group_advantages([t.reward for t in group.trajectories], self.config.rft.advantage)
+            if all(a is None for a in advantages):
+                self.counts["unusable"] += 1
+                continue
+            for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
+                trajectory.advantage = advantage
+            groups.append(group)
+            views.append(item.views)
+            kept.append(item.task)
+        if len(groups) < world:
+            self.counts["unusable"] += len(groups)
+            return None
+        usable = [t for g in groups for t in g.trajectories if t.advantage is not None]
+        tokens = sum(sum(t.loss_mask()) for t in usable)
+        self.counts["handed"] += len(groups)
+        return Batch(self.step, groups, views, tokens, len(usable), 0, update_metrics(groups, kept, self.version))
+
+    async def stepped(self, step: int, version: int, metrics: dict[str, float]) -> None:
+        """The learner applied update ``step`` and published ``version``: serve it everywhere and go on."""
+        self.history.append({"step": step + 1, "version": version, **metrics})
+        await self.fleet.load(version)
+        async with self.changed:
+            self.step, self.version, self.current = step + 1, version, None
+            self.given.clear()
+            self.counts["updates"] += 1
+            self.changed.notify_all()
+
+    # -- from the job -----------------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Take no more tasks; the learner gets what is queued, then None."""
+        async with self.changed:
+            self.draining = True
+            self.changed.notify_all()
+
+    async def stop(self) -> None:
+        """End at once; queued tasks are given up and the learner gets None."""
+        async with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+
+    async def progress(self, since: int = 0) -> dict[str, Any]:
+        """Updates done, rows of metrics from number ``since`` on, counters and fleet statistics."""
+        return {"step": self.step, "history": self.history[since:], **await self.stats(), **self.fleet.stats()}
+
+
+def update_metrics(groups: list[Group], tasks: list[UpdateTask], version: int) -> dict[str, float]:
+    """What an update learns from: confidence, share of uniform groups (no signal), age in seconds, lag in versions."""
+    now, n = time.time(), len(tasks)
+    return {
+        "evolve/tasks": float(n),
+        "evolve/confidence": sum(t.confidence for t in tasks) / n,
+        "evolve/uniform": sum(len({t.reward for t in g.trajectories}) == 1 for g in groups) / n,
+        "evolve/age_s": sum(now - t.created_at for t in tasks) / n,
+        "evolve/lag": sum(max(0, version - g.policy_version) for g in groups) / n,
+    }

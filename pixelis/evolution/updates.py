@@ -1,0 +1,80 @@
+"""From a verdict to work for the learner: trajectories scored against the pseudo-label, waiting in a bounded queue."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, Generic, TypeVar
+
+from pixelis.config import Evolution, Rewards
+from pixelis.evolution.gate import gate
+from pixelis.records import Group, ImageView, Question, Trajectory, UpdateTask, Verdict
+from pixelis.rewards.terms import score_group
+
+Item = TypeVar("Item")
+
+
+def make_task(
+    group: Group, verdict: Verdict, evolution: Evolution, rewards: Rewards, now: float | None = None
+) -> UpdateTask | None:
+    """The update task of a served group, or None when the gate is closed.
+
+    Each *sampled* trajectory is scored by its own answer against the verdict's (never the consensus against itself), with
+    the terms of rft. Accepted truths (``Question.answers``) are cut off before anything looks at the question: labels
+    cannot leak. Source: TTRL section 3 of its paper; ``now`` in seconds since the epoch.
+    """
+    if verdict.answer is None or not gate(verdict, evolution):
+        return None
+    scored = score_group(blind(group), rewards, truths=[verdict.answer])
+    return UpdateTask(
+        question_id=group.question.id,
+        trajectories=[_light(t) for t in scored.trajectories],
+        pseudo_label=verdict.answer,
+        confidence=verdict.confidence,
+        created_at=time.time() if now is None else now,
+    )
+
+
+def blind(group: Group) -> Group:
+    """A copy without truths, and without rewards or advantages that truths may have given."""
+    question = group.question.model_copy(update={"answers": None, "meta": {}})
+    cleared: dict[str, Any] = {"rewards": {}, "reward": None, "unscored": None, "advantage": None}
+    return group.model_copy(
+        update={"question": question, "trajectories": [t.model_copy(update=cleared) for t in group.trajectories]}
+    )
+
+
+def as_group(task: UpdateTask) -> Group:
+    """The task as the learner's unit. The question's text and pictures stay behind: tokens and views say it all."""
+    first = task.trajectories[0]
+    question = Question(id=task.question_id, question="", task="evolution", split="serve")
+    return Group(id=first.group_id, question=question, trajectories=task.trajectories, policy_version=first.policy_version)
+
+
+def _light(trajectory: Trajectory) -> Trajectory:
+    """Without inline pictures: a caller's data URL would otherwise travel once per sample."""
+
+    def named(view: ImageView) -> ImageView:
+        return view.model_copy(update={"uri": ""}) if view.uri.startswith("data:") else view
+
+    return trajectory.model_copy(update={"images": [named(view) for view in trajectory.images]})
+
+
+class DropOldest(Generic[Item]):
+    """A queue of at most ``limit`` items: when full, the oldest makes room, because fresh traffic says more."""
+
+    def __init__(self, limit: int):
+        self.items: deque[Item] = deque(maxlen=limit)
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def push(self, item: Item) -> None:
+        """Append; counts the item it pushed out, if any."""
+        self.dropped += len(self.items) == self.items.maxlen
+        self.items.append(item)
+
+    def take(self, count: int) -> list[Item]:
+        """Up to ``count`` items, oldest first."""
+        return [self.items.popleft() for _ in range(min(count, len(self.items)))]

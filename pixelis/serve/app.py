@@ -1,0 +1,99 @@
+"""Builds the Serve application from a configuration and the names of the actors behind it, and starts it."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+
+import ray
+from ray import serve
+from ray.serve.config import BackpressureConfig, HTTPOptions
+
+from pixelis.config import Config
+from pixelis.errors import BadConfig
+from pixelis.serve.gateway import Gateway, digest, running_limit
+
+APP_NAME = "pixelis"
+SPARE_REQUESTS = 64
+"""Requests beyond running and waiting that reach the gateway, so that it answers health checks and its own 429s."""
+
+
+def build(
+    config: Config, generator_names: Sequence[str], evolution_name: str | None = None, namespace: str | None = None
+) -> serve.Application:
+    """The application: ``serve.run(build(...), name="pixelis", route_prefix="/")`` in a connected driver.
+
+    ``generator_names`` are named Generator actors of ``namespace`` (default: the driver's). Raises BadConfig when the
+    address is not loopback and no API key is set.
+    """
+    inside = running_limit(config) + config.serve.max_queue
+    # The gateway counts and refuses by itself, in the shape clients know. Serve's own bounds lie just outside, so that a
+    # flood which outruns one replica is refused by the proxy and not stored by it.
+    deployment = Gateway.options(  # type: ignore[attr-defined]
+        num_replicas=1,
+        max_ongoing_requests=inside + SPARE_REQUESTS,
+        max_queued_requests=config.serve.max_queue,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
+        graceful_shutdown_timeout_s=min(config.serve.timeout_s, 20.0),
+        graceful_shutdown_wait_loop_s=0.5,
+        ray_actor_options={"num_cpus": 0},
+    )
+    space = namespace or ray.get_runtime_context().namespace
+    return deployment.bind(config, api_key_digest(config), list(generator_names), evolution_name, space)
+
+
+def api_key_digest(config: Config) -> bytes | None:
+    """SHA-256 of the key in the variable ``serve.api_key_env``; None when there is none and the address is loopback."""
+    key = os.environ.get(config.serve.api_key_env, "").strip()
+    if key:
+        return digest(key)
+    if not is_loopback(config.serve.host):
+        raise BadConfig(
+            f"serve.host {config.serve.host} is reachable from other machines but {config.serve.api_key_env} is not set",
+            fix=f"export {config.serve.api_key_env}=... with a long random key, or set serve.host=127.0.0.1",
+        )
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """True for addresses that only this machine reaches. Names other than ``localhost`` are not trusted to be."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def start(config: Config, generator_names: Sequence[str], evolution_name: str | None = None, namespace: str | None = None) -> str:
+    """Start Serve on ``serve.host:serve.port``, deploy, wait until it answers; returns the base URL.
+
+    Raises BadConfig for a port that is taken or a missing API key.
+    """
+    application = build(config, generator_names, evolution_name, namespace)
+    if not serve.status().proxies:  # a Serve that already runs holds the port itself
+        require_free_port(config.serve.host, config.serve.port)
+    serve.start(http_options=HTTPOptions(host=config.serve.host, port=config.serve.port))
+    serve.run(application, name=APP_NAME, route_prefix="/")
+    return url(config)
+
+
+def url(config: Config) -> str:
+    """The base URL for a client on this machine."""
+    host = config.serve.host
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{config.serve.port}"
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raise BadConfig when ``host:port`` cannot be bound, before Serve's proxy would fail where nobody looks."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise BadConfig(
+            f"serve cannot listen on {host}:{port}: {error.strerror or error}",
+            fix="stop what uses the port, or choose another with serve.port=8001",
+        ) from None

@@ -1,0 +1,158 @@
+"""Votes, the gate, and update tasks: invariants of what traffic may teach."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.config import Evolution, Rewards
+from pixelis.evolution.gate import gate
+from pixelis.evolution.updates import DropOldest, as_group, make_task
+from pixelis.evolution.vote import INSUFFICIENT, MIN_VOTES, NO_ANSWER, TIE, agrees, majority
+from pixelis.records import Group, ImageView, Question, StopReason, Trajectory, Turn, UpdateTask, Verdict
+from pixelis.rewards.scorers import canonical
+
+ANSWERS = st.lists(st.one_of(st.none(), st.sampled_from(["7", "8", " 7 ", "Cat", "cat", "", "  ", "ＣＡＴ", "dog"])), max_size=12)
+
+
+def group(answers: list[str | None], truths: list[str] | None = None) -> Group:
+    question = Question(id="q1", question="which digit?", answers=truths, meta={"truth": truths})
+    trajectories = [
+        Trajectory(
+            id=f"t{i}",
+            question_id="q1",
+            group_id="g1",
+            images=[ImageView(id="img0", uri="data:image/png;base64,AAAA"), ImageView(id="obs1", parent="img0")],
+            turns=[
+                Turn(role="user", tokens=[1, 2]),
+                Turn(
+                    role="assistant", text=f"<answer>{answer}</answer>", tokens=[3, 4, 5], log_probs=[-0.1, -0.2, -0.3 - i / 10]
+                ),
+            ],
+            answer=answer,
+            stop_reason=StopReason.ANSWER if answer is not None else StopReason.LENGTH,
+            policy_version=3,
+            rewards={"accuracy": 1.0},
+            reward=9.0,
+            advantage=4.0,
+        )
+        for i, answer in enumerate(answers)
+    ]
+    return Group(id="g1", question=question, trajectories=trajectories, policy_version=3)
+
+
+def test_majority_counts_every_sample_in_the_denominator() -> None:
+    verdict = majority(["7", "7", "8", None])
+    assert (verdict.answer, verdict.confidence, verdict.reason) == ("7", 0.5, "")
+    assert [v.answer for v in verdict.votes] == ["7", "7", "8", None]
+    assert majority(["a"] * 4 + ["b", "c"]).confidence == pytest.approx(0.667, abs=1e-3)
+
+
+def test_answers_are_compared_canonically_and_spelled_as_first_given() -> None:
+    verdict = majority([" New  York", "new york", "Paris", "NEW YORK"])
+    assert (verdict.answer, verdict.confidence) == (" New  York", 0.75)
+
+
+def test_a_tie_reports_the_first_and_never_teaches() -> None:
+    verdict = majority(["8", "7", "7", "8"])
+    assert (verdict.answer, verdict.confidence, verdict.reason) == ("8", 0.5, TIE)
+    assert not gate(verdict, Evolution(gate=0.0))
+
+
+@pytest.mark.parametrize("answers", [[], [None], [None, None, None], ["", "  "]])
+def test_no_vote_abstains(answers: list[str | None]) -> None:
+    verdict = majority(answers)
+    assert (verdict.answer, verdict.confidence, verdict.reason) == (None, 0.0, NO_ANSWER)
+    assert not gate(verdict, Evolution(gate=0.0))
+
+
+def test_too_few_votes_halve_the_confidence_and_never_teach() -> None:
+    alone = majority(["7"])
+    assert (alone.answer, alone.confidence, alone.reason) == ("7", 0.5, INSUFFICIENT)
+    assert not gate(alone, Evolution(gate=0.0))
+    assert majority(["7", "7", "7"]).confidence == 1.0
+
+
+@given(ANSWERS)
+def test_verdict_invariants(answers: list[str | None]) -> None:
+    verdict = majority(answers)
+    assert 0.0 <= verdict.confidence <= 1.0
+    assert len(verdict.votes) == len(answers)
+    if verdict.answer is not None:
+        share = sum(agrees(a, verdict.answer) for a in answers) / len(answers)
+        assert verdict.confidence in (share, share / 2)
+        assert all(sum(agrees(a, b) for a in answers) <= share * len(answers) for b in answers if b and b.strip())
+
+
+@given(ANSWERS, st.randoms(use_true_random=False))
+def test_a_clear_winner_does_not_depend_on_the_order(answers: list[str | None], random) -> None:
+    shuffled = list(answers)
+    random.shuffle(shuffled)
+    before, after = majority(answers), majority(shuffled)
+    assert (before.confidence, before.reason) == (after.confidence, after.reason)
+    if before.reason != TIE and before.answer is not None:
+        assert after.answer is not None
+        assert canonical(before.answer) == canonical(after.answer)
+
+
+@pytest.mark.parametrize(("confidence", "opens"), [(0.8, True), (0.7, True), (0.69999, False), (0.6, False)])
+def test_the_gate_is_inclusive(confidence: float, opens: bool) -> None:
+    verdict = Verdict(answer="7", confidence=confidence, strategy="majority")
+    assert gate(verdict, Evolution(gate=0.7)) is opens
+    assert gate(verdict, Evolution(gate=0.7, enabled=False)) is False
+
+
+def test_a_task_scores_each_sample_by_its_own_answer() -> None:
+    served = group(["7", "7", " 7", "7", "8", None])
+    task = make_task(served, majority([t.answer for t in served.trajectories]), Evolution(gate=0.6), Rewards(), now=12.0)
+    assert task is not None
+    assert [t.rewards["accuracy"] for t in task.trajectories] == [1, 1, 1, 1, 0, 0]
+    assert [t.reward for t in task.trajectories] == [1, 1, 1, 1, 0, 0]
+    assert (task.pseudo_label, task.confidence, task.created_at) == ("7", pytest.approx(4 / 6), 12.0)
+    assert all(t.images[0].uri == "" for t in task.trajectories)  # the caller's picture does not travel k times
+    assert [t.token_ids() for t in task.trajectories] == [t.token_ids() for t in served.trajectories]
+    assert UpdateTask.model_validate_json(task.model_dump_json()) == task
+
+
+def test_a_closed_gate_makes_no_task() -> None:
+    served = group(["7", "8", "9", "7"])
+    assert make_task(served, majority(["7", "8", "9", "7"]), Evolution(gate=0.7), Rewards()) is None
+
+
+@given(ANSWERS.filter(bool), st.one_of(st.none(), st.lists(st.sampled_from(["7", "8", "cat", "x"]), max_size=3)))
+def test_labels_never_leak(answers: list[str | None], truths: list[str] | None) -> None:
+    """Scrambled, missing or right: the truths a question carries change nothing in what is learnt."""
+    verdict = majority(answers)
+    tasks = [make_task(group(answers, t), verdict, Evolution(gate=0.3), Rewards(), now=1.0) for t in (truths, None, ["7"])]
+    dumps = [task and task.model_dump(exclude={"id"}) for task in tasks]
+    assert dumps[0] == dumps[1] == dumps[2]
+    if len([a for a in answers if a and a.strip()]) < MIN_VOTES:
+        assert tasks[0] is None
+
+
+def test_a_task_becomes_the_learners_group() -> None:
+    served = group(["7", "7", "7", "8"])
+    task = make_task(served, majority(["7", "7", "7", "8"]), Evolution(), Rewards())
+    assert task is not None
+    unit = as_group(task)
+    assert (unit.id, unit.policy_version, len(unit.trajectories)) == ("g1", 3, 4)
+    assert unit.question.answers is None
+    assert unit.question.media == []
+
+
+@given(st.integers(1, 6), st.lists(st.one_of(st.integers(0, 99), st.just("take")), max_size=40))
+def test_the_queue_keeps_the_newest_and_counts_the_rest(limit: int, moves: list) -> None:
+    queue: DropOldest[int] = DropOldest(limit)
+    model: list[int] = []
+    dropped = 0
+    for move in moves:
+        if move == "take":
+            assert queue.take(2) == model[:2]
+            model = model[2:]
+        else:
+            queue.push(move)
+            model.append(move)
+            dropped += len(model) > limit
+            model = model[-limit:]
+        assert (len(queue), queue.dropped) == (len(model), dropped)
