@@ -1,0 +1,193 @@
+"""Chat turns as exact tokens, and policy tokens back as turns.
+
+Tags and special tokens come only from this module and the dialect; text of users, demonstrations and observations is encoded so
+that it can never become one, whatever it spells. Image pads are expanded here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pixelis.config import Dialogue
+from pixelis.dialogue.dialects import DIALECTS, Reply, Scale, Tag
+from pixelis.dialogue.spec import ModelSpec, is_control, token_id
+from pixelis.errors import BadInput
+from pixelis.operations.operation import Operation
+from pixelis.records import Action, ImageView, Observation, Question, Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+START, END = Tag("<|im_start|>"), Tag("<|im_end|>")
+VISION_START, VISION_END = Tag("<|vision_start|>"), Tag("<|vision_end|>")
+RESPONSE, RESPONSE_END = Tag("<tool_response>"), Tag("</tool_response>")
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+ANSWER_RULE = "Write the final answer as <answer>...</answer>."
+TOOLS = """{rule}
+
+# Tools
+
+You may call one function per turn to look closer before you answer. Every result has its own id. \
+The pictures of the question are: {images}
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{schemas}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+class Renderer:
+    """Turns of one model: its tokenizer, its facts, its dialect and the operations offered to it.
+
+    Raises BadInput when the tokenizer lacks a token the chat format needs.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, spec: ModelSpec, config: Dialogue, operations: Sequence[type[Operation]]
+    ):
+        self.tokenizer, self.spec = tokenizer, spec
+        self.dialect = DIALECTS[config.dialect]
+        self.operations = {operation.name: operation for operation in operations}
+        self.coordinates = spec.coordinates if config.coordinates == "auto" else config.coordinates
+        self.system = config.system == "auto" and not spec.embedded
+        # Ids the policy can never have sampled; a turn that holds one did not come from a sound engine.
+        self._banned = frozenset(spec.banned)
+        added = {token.content: (int(i), bool(token.special)) for i, token in tokenizer.added_tokens_decoder.items()}
+        self._controls = {text: i for text, (i, special) in added.items() if is_control(text, special)}
+        for text in (START, END, VISION_START, VISION_END):
+            self._controls.setdefault(str(text), token_id(tokenizer, text))
+        self._control_ids = frozenset(self._controls.values())
+        longest_first = sorted(self._controls, key=len, reverse=True)
+        self._control = re.compile("|".join(re.escape(text) for text in longest_first))
+
+    def prompt(self, question: Question, views: Sequence[ImageView], operations: bool = True) -> list[Turn]:
+        """The turns before the first policy token: [system,] user. Tokens end with the assistant's opener.
+
+        ``views`` are the question's pictures in order; ``operations`` False offers no tools.
+        """
+        turns = []
+        if self.system:
+            system = self._system(views, operations and bool(self.operations))
+            turns.append(Turn(role="system", text="".join(system), tokens=self._encode([START, "system\n", *system, END, "\n"])))
+        text = _clean(question.question)
+        parts: list[str | int] = [START, "user\n", *self._pads(views), text, END, "\n", START, "assistant\n"]
+        return [*turns, Turn(role="user", text=text, tokens=self._encode(parts), images=[view.id for view in views])]
+
+    def observation(self, observation: Observation) -> Turn:
+        """The turn that shows an observation: from the line break after the policy's turn to the assistant's next opener.
+
+        A success reads ``obs1 = zoom_in(img0)`` (op and target from ``data``) and its text, an error ``error bad_box: message``.
+        """
+        if observation.status == "error":
+            text = f"error {observation.code}" + (f": {observation.text}" if observation.text else "")
+        else:
+            op, target = observation.data.get("op"), observation.data.get("target", "")
+            text = f"{observation.id} = {op}({target})" if op else f"{observation.id}"
+            text += f"\n{observation.text}" if observation.text else ""
+        text = _clean(text)
+        parts: list[str | int] = ["\n", START, "user\n", RESPONSE, text, *self._pads(observation.images), RESPONSE_END, END]
+        parts += ["\n", START, "assistant\n"]
+        images = [view.id for view in observation.images]
+        return Turn(role="tool", text=text, tokens=self._encode(parts), images=images, observation=observation)
+
+    def read(
+        self, tokens: Sequence[int], log_probs: Sequence[float], images: Sequence[ImageView] = (), operations: bool = True
+    ) -> tuple[Turn, Reply]:
+        """A policy turn and what it says. The tokens are kept exactly; ``images`` are the views so far (targets and sizes).
+
+        A turn that holds a banned id, an id outside the vocabulary, or the stop token before its end has ``error``
+        ``bad_token`` and no tokens: its text stays for the log, and it can poison no batch. Raises BadInput when tokens and
+        log-probs differ in number.
+        """
+        tokens, log_probs = [int(t) for t in tokens], [float(p) for p in log_probs]
+        if len(tokens) != len(log_probs):
+            raise BadInput(f"{len(log_probs)} log-probs for {len(tokens)} tokens", code="bad_completion")
+        stopped = bool(tokens) and tokens[-1] == self.spec.stop
+        said = tokens[:-1] if stopped else tokens
+        inside = [t for t in said if 0 <= t < self.spec.vocab]
+        text = str(self.tokenizer.decode(inside, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        if len(inside) < len(said) or self.spec.stop in said or not self._banned.isdisjoint(said):
+            return Turn(role="assistant", text=text, error="bad_token"), Reply()
+        scale = Scale.of(self.coordinates, images, slack=self.spec.multiple)
+        reply = self.dialect.parse(text, self.operations if operations else {}, scale)
+        error = reply.error.code if reply.error else None
+        return Turn(role="assistant", text=text, tokens=tokens, log_probs=log_probs, action=reply.action, error=error), reply
+
+    def policy_turn(self, tokens: Sequence[int], log_probs: Sequence[float], images: Sequence[ImageView] = ()) -> Turn:
+        """``read`` without the reply: ``action`` is canonical or None, ``error`` names a broken call."""
+        return self.read(tokens, log_probs, images)[0]
+
+    def assistant(self, said: Action | str, think: str | None = None, images: Sequence[ImageView] = ()) -> Turn:
+        """A demonstration's turn: an Action or the text of an answer. Ends with the stop token; no log-probs.
+
+        ``images`` are the views so far; models that write pixels need them. Raises OperationError for a box that has no place
+        on the grid of coordinates.
+        """
+        parts = self.dialect.render(said, Scale.of(self.coordinates, images, slack=self.spec.multiple), think)
+        action = said if isinstance(said, Action) else None
+        text = _clean("".join(parts))
+        return Turn(role="assistant", text=text, tokens=self._encode([*parts, END]), action=action)
+
+    def answer_of(self, turn: Turn) -> str | None:
+        """The answer in a policy turn, None when there is none."""
+        return self.dialect.parse(turn.text, self.operations, Scale(self.coordinates)).answer
+
+    def _system(self, views: Sequence[ImageView], operations: bool) -> list[str]:
+        if not operations:
+            return [Tag(ANSWER_RULE)]
+        schemas = "\n".join(json.dumps(self.dialect.schema(o, self.coordinates)) for o in self.operations.values())
+        before, after = TOOLS.format(rule=ANSWER_RULE, images="\0", schemas=schemas).split("\0")
+        # Ids come with the question, so they are plain text between our own.
+        return [Tag(before), ", ".join(view.id for view in views) or "none", Tag(after)]
+
+    def _pads(self, views: Sequence[ImageView]) -> list[str | int]:
+        parts: list[str | int] = []
+        for view in views:
+            width, height = view.view_size
+            parts += [VISION_START, *[self.spec.image_token] * self.spec.image_tokens(height, width), VISION_END]
+        return parts
+
+    def _encode(self, parts: Sequence[str | int]) -> list[int]:
+        """Tokens of pieces: ints as they are, Tags as their special token when there is one, all other text as plain text."""
+        out: list[int] = []
+        pending = ""
+        for part in parts:
+            if isinstance(part, str) and not (isinstance(part, Tag) and str(part) in self._controls):
+                # A Tag longer than one token (the system text) is ours: its tags are meant.
+                if isinstance(part, Tag) and self._control.search(part):
+                    out += self._plain(pending)
+                    pending = ""
+                    out += self.tokenizer.encode(str(part), add_special_tokens=False)
+                else:
+                    pending += part
+                continue
+            out += self._plain(pending)
+            pending = ""
+            out.append(part if isinstance(part, int) else self._controls[str(part)])
+        return out + self._plain(pending)
+
+    def _plain(self, text: str) -> list[int]:
+        """Tokens of text that must not become a control token: such spellings are cut after their first character."""
+        text = _clean(text)
+        pieces, start, position = [], 0, 0
+        while (match := self._control.search(text, position)) is not None:
+            pieces.append(text[start : match.start() + 1])
+            start = position = match.start() + 1
+        pieces.append(text[start:])
+        out = [t for piece in pieces if piece for t in self.tokenizer.encode(piece, add_special_tokens=False)]
+        return out if self._control_ids.isdisjoint(out) else [t for t in out if t not in self._control_ids]
+
+
+def _clean(text: str) -> str:
+    """Text that any tokenizer and JSON take: unpaired surrogates become U+FFFD."""
+    return _SURROGATES.sub("\ufffd", text)

@@ -1,0 +1,157 @@
+"""What the dialogue must know about a model: image geometry, special tokens, how it writes coordinates."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pixelis.errors import BadInput, MissingFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Coordinates = Literal["thousand", "pixels"]
+
+HALF = (0.5, 0.5, 0.5)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+FAMILIES: dict[str, tuple[Coordinates, tuple[float, ...], tuple[float, ...]]] = {
+    "qwen3_vl": ("thousand", HALF, HALF),
+    "qwen2_5_vl": ("pixels", CLIP_MEAN, CLIP_STD),
+}
+"""Architecture -> coordinates it writes, image mean, image std (used when the folder has no preprocessor_config.json)."""
+
+SPEAKABLE = frozenset(
+    {"<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<tool_response>", "</tool_response>"}
+)
+"""Tags that the policy may write, whatever the tokenizer marks as special."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Facts about one model folder. Token fields are ids; ``vocab`` is the width of the logits.
+
+    ``banned`` are ids that may never be sampled: image and video pads, vision delimiters, turn openers, padding, every other
+    special token but ``stop``, and rows of the logits that the tokenizer has no text for.
+    """
+
+    family: str
+    patch: int
+    merge: int
+    temporal: int
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+    image_token: int
+    video_token: int
+    vision_start: int
+    vision_end: int
+    stop: int
+    pad: int
+    coordinates: Coordinates
+    vocab: int
+    banned: tuple[int, ...] = ()
+    embedded: bool = False
+
+    @property
+    def multiple(self) -> int:
+        """Sides of a view are multiples of this many pixels."""
+        return self.patch * self.merge
+
+    def grid(self, height: int, width: int) -> tuple[int, int, int]:
+        """Patches of a view as (frames, rows, columns); height and width in pixels, multiples of ``multiple``."""
+        if height < 1 or width < 1 or height % self.multiple or width % self.multiple:
+            raise BadInput(f"a view of {width}x{height} is not in steps of {self.multiple} pixels", fix="resize it with fit()")
+        return 1, height // self.patch, width // self.patch
+
+    def image_tokens(self, view_height: int, view_width: int) -> int:
+        """Number of image tokens of a view of that many pixels."""
+        frames, rows, columns = self.grid(view_height, view_width)
+        return frames * rows * columns // self.merge**2
+
+    @classmethod
+    def load(cls, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> ModelSpec:
+        """Read a Hugging Face model folder (config.json, tokenizer; preprocessor_config.json when there).
+
+        Raises MissingFile without config.json, BadInput for an architecture or tokenizer that is not of the families known.
+        """
+        folder = Path(folder)
+        raw = _read_json(folder / "config.json")
+        if raw is None:
+            raise MissingFile(f"no config.json in {folder}", fix="give the folder of a Hugging Face Qwen2.5-VL or Qwen3-VL model")
+        family = str(raw.get("model_type", ""))
+        if family not in FAMILIES:
+            raise BadInput(f"architecture {family!r} is not supported", fix="use a model of " + " or ".join(FAMILIES))
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        tokenizer = tokenizer or load_tokenizer(folder)
+        vision, coordinates, mean, std = config.vision_config, *FAMILIES[family]
+        images = _read_json(folder / "preprocessor_config.json") or {}
+        vocab = int(config.get_text_config().vocab_size)
+        stop = token_id(tokenizer, "<|im_end|>")
+        return cls(
+            family=family,
+            patch=int(vision.patch_size),
+            merge=int(vision.spatial_merge_size),
+            temporal=int(vision.temporal_patch_size),
+            image_mean=tuple(images.get("image_mean") or mean),
+            image_std=tuple(images.get("image_std") or std),
+            image_token=int(config.image_token_id),
+            video_token=int(config.video_token_id),
+            vision_start=token_id(tokenizer, "<|vision_start|>"),
+            vision_end=token_id(tokenizer, "<|vision_end|>"),
+            stop=stop,
+            pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else token_id(tokenizer, "<|endoftext|>"),
+            coordinates=coordinates,
+            vocab=vocab,
+            banned=_banned(tokenizer, stop, vocab, {int(config.image_token_id), int(config.video_token_id)}),
+            embedded=bool(raw.get("pixelis_nano")) or folder.resolve().parts[-3:] == ("pixelis", "nano", "base"),
+        )
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in a model folder; MissingFile when there is none. Never goes to the network."""
+    from transformers import AutoTokenizer
+
+    if not any((Path(folder) / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        raise MissingFile(f"no tokenizer in {folder}", fix="copy tokenizer.json and tokenizer_config.json of the model there")
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    """Id of a token that must exist; BadInput when the tokenizer does not know it."""
+    found = tokenizer.get_vocab().get(text)
+    if found is None:
+        raise BadInput(f"the tokenizer has no token {text}", fix="use the tokenizer that belongs to the model")
+    return int(found)
+
+
+def is_control(text: str, special: bool) -> bool:
+    """True for tokens that structure a conversation (marked special, ``<|...|>``, ``<tag>``): plain text never becomes one."""
+    return special or (text.startswith("<") and text.endswith(">"))
+
+
+def _banned(tokenizer: PreTrainedTokenizerBase, stop: int, vocab: int, more: set[int]) -> tuple[int, ...]:
+    out = set(more)
+    for index, token in tokenizer.added_tokens_decoder.items():
+        if (token.special or token.content.startswith("<|")) and token.content not in SPEAKABLE:
+            out.add(int(index))
+    known = max(tokenizer.get_vocab().values()) + 1
+    out.update(range(known, vocab))
+    out.discard(stop)
+    return tuple(sorted(out))
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise BadInput(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"{path} holds {type(value).__name__}, not an object")
+    return value
