@@ -1,0 +1,93 @@
+"""Boxes: checks, clamping, and the way from a named observation back to the full-resolution picture.
+
+A box is x0, y0, x1, y1 in 0..1 of one view. A view knows its parent and its box in the parent, so a chain of crops composes to
+a box of the question's own picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pixelis.errors import OperationError
+from pixelis.records import Box, ImageView
+
+MIN_SIDE = 4
+"""A region with a side below this many full-resolution pixels shows nothing."""
+
+WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
+
+
+def as_box(value: Any) -> Box:
+    """Four finite numbers in order as a Box; OperationError ``bad_box`` otherwise. Says nothing about the range."""
+    if not isinstance(value, (list, tuple)) or len(value) != 4:
+        raise OperationError("a box is four numbers x0,y0,x1,y1", code="bad_box")
+    if any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in value):
+        raise OperationError("a box holds numbers only", code="bad_box")
+    try:
+        x0, y0, x1, y1 = (float(v) for v in value)
+    except OverflowError:
+        raise OperationError("a box holds finite numbers only", code="bad_box") from None
+    if not all(math.isfinite(v) for v in (x0, y0, x1, y1)):
+        raise OperationError("a box holds finite numbers only", code="bad_box")
+    if x0 >= x1 or y0 >= y1:
+        raise OperationError("a box needs x0 < x1 and y0 < y1", code="bad_box")
+    return x0, y0, x1, y1
+
+
+def clamp(box: Box) -> Box:
+    """The part of a box inside the view; ``out_of_range`` when there is none. Idempotent."""
+    x0, y0, x1, y1 = as_box(box)
+    if x0 >= 1 or y0 >= 1 or x1 <= 0 or y1 <= 0:
+        raise OperationError("the box lies outside the picture", code="out_of_range")
+    return max(x0, 0.0), max(y0, 0.0), min(x1, 1.0), min(y1, 1.0)
+
+
+def compose(outer: Box, inner: Box) -> Box:
+    """A box of a region as a box of what the region was cut from."""
+    width, height = outer[2] - outer[0], outer[3] - outer[1]
+    return (
+        outer[0] + inner[0] * width,
+        outer[1] + inner[1] * height,
+        outer[0] + inner[2] * width,
+        outer[1] + inner[3] * height,
+    )
+
+
+def chain(images: Sequence[ImageView], target: str) -> list[ImageView]:
+    """The views from the question's picture to ``target``; ``bad_target`` for an unknown id or a broken chain."""
+    known = {image.id: image for image in images}
+    if target not in known:
+        raise OperationError(f"no image {target[:20]}, use {_names(images)}", code="bad_target")
+    links = [known[target]]
+    while (parent := links[-1].parent) is not None:
+        if parent not in known or len(links) > len(known):
+            raise OperationError(f"{target} has no picture behind it", code="bad_target")
+        links.append(known[parent])
+    return links[::-1]
+
+
+def to_root(target: Sequence[ImageView], box: Box = WHOLE) -> Box:
+    """A box of the last view of a chain as a box of the first one's picture."""
+    for view in reversed(target):
+        if view.box is not None:
+            box = compose(view.box, box)
+    return box
+
+
+def to_pixels(box: Box, width: int, height: int) -> tuple[int, int, int, int]:
+    """Pixel edges left, top, right, bottom of a box of a width x height picture, each rounded to the nearest.
+
+    Raises ``too_small`` when a side is below MIN_SIDE pixels.
+    """
+    x0, y0, x1, y1 = clamp(box)
+    left, top, right, bottom = round(x0 * width), round(y0 * height), round(x1 * width), round(y1 * height)
+    if right - left < MIN_SIDE or bottom - top < MIN_SIDE:
+        raise OperationError(f"the region is {right - left}x{bottom - top} pixels, at least {MIN_SIDE}", code="too_small")
+    return left, top, right, bottom
+
+
+def _names(images: Sequence[ImageView]) -> str:
+    names = [image.id for image in images]
+    return ", ".join(names if len(names) <= 6 else [*names[:5], "...", names[-1]]) or "none"
