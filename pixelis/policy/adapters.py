@@ -1,0 +1,248 @@
+"""Adapters: what a policy version is made of, how the learner trains it and how an engine takes it up.
+
+An update is W = W0 + alpha / rank * B A on linear layers of the language model (LoRA, arXiv 2106.09685), trained through peft and
+merged by the engines. With `policy.full` the same record carries whole parameters instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from pixelis.errors import BadConfig, BadInput, MissingFile
+from pixelis.policy.checkpoint import is_complete, write_folder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pixelis import config
+
+FILES = {"lora": "adapter", "full": "model"}
+"""Kind of an adapter -> stem of its safetensors file in a checkpoint."""
+_LANGUAGE_MODEL = "language_model."
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The trainable part of a policy, as it is published and stored.
+
+    tensors: `{module}.A` float32 [rank, in] and `{module}.B` [out, rank] of each adapted layer, named as in the base model; for
+    kind `full` the parameters themselves by name (bfloat16 widened to float32). base_sha256: fingerprint of the model that it
+    belongs to (`model.fingerprint`).
+    """
+
+    tensors: dict[str, np.ndarray]
+    alpha: int
+    rank: int
+    base_sha256: str
+    kind: Literal["lora", "full"] = "lora"
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied with."""
+        return self.alpha / self.rank
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors: for LoRA 4 * sum(rank * (in + out)) over the adapted layers."""
+        return sum(a.nbytes for a in self.tensors.values())
+
+    def sha256(self) -> str:
+        """Content hash over names, shapes, values and scale."""
+        digest = hashlib.sha256(json.dumps(self.metadata(), sort_keys=True).encode())
+        for name in sorted(self.tensors):
+            array = np.ascontiguousarray(self.tensors[name])
+            digest.update(f"{name}{array.dtype}{array.shape}".encode())
+            digest.update(array.data)
+        return digest.hexdigest()
+
+    def metadata(self) -> dict[str, str]:
+        """What a safetensors header keeps beside the tensors."""
+        return {"kind": self.kind, "alpha": str(self.alpha), "rank": str(self.rank), "base_sha256": self.base_sha256}
+
+
+def adapter_bytes(shapes: Mapping[str, tuple[int, int]], rank: int, width: int = 4) -> int:
+    """Bytes of an adapter of this rank on layers of these (out, in) shapes, `width` bytes a number."""
+    return sum(rank * (out + inside) * width for out, inside in shapes.values())
+
+
+def save_adapter(adapter: Adapter, folder: str | Path) -> None:
+    """Write the adapter as a checksummed folder that appears in one piece."""
+    write_folder(folder, lambda aside: save_tensors(adapter, aside))
+
+
+def save_tensors(adapter: Adapter, folder: Path) -> None:
+    """Write `adapter.safetensors` (or `model.safetensors`) into an existing folder."""
+    arrays = {name: np.ascontiguousarray(a) for name, a in adapter.tensors.items()}
+    save_file(arrays, folder / f"{FILES[adapter.kind]}.safetensors", metadata=adapter.metadata())
+
+
+def load_adapter(folder: str | Path) -> Adapter:
+    """Read the adapter of a checkpoint folder. Raises MissingFile for none, BadInput for a damaged one."""
+    folder = Path(folder)
+    path = next((p for stem in FILES.values() if (p := folder / f"{stem}.safetensors").is_file()), None)
+    if path is None:
+        raise MissingFile(f"no adapter in {folder}", fix="name a folder like RUN/checkpoints/step_00000010")
+    if not is_complete(folder):
+        raise BadInput(f"{folder} is incomplete or damaged", code="damaged_checkpoint", fix="use an older checkpoint of the run")
+    with safe_open(path, framework="numpy") as file:
+        meta = file.metadata() or {}
+        if "kind" not in meta:
+            raise BadInput(f"{path} was not written by pixelis: its header names no kind")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    kind: Literal["lora", "full"] = "full" if meta["kind"] == "full" else "lora"
+    return Adapter(tensors, int(meta["alpha"]), int(meta["rank"]), meta["base_sha256"], kind)
+
+
+def adapted_layers(model: nn.Module, targets: list[str]) -> dict[str, nn.Linear]:
+    """Linear layers that get an adapter, by name: those of the language model named in `targets`, and `lm_head` when listed.
+
+    The vision tower never gets one, though its layers share names with the language model's. Raises BadConfig naming the choices.
+    """
+    layers: dict[str, nn.Linear] = {}
+    choices: set[str] = set()
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        last = name.rsplit(".", 1)[-1]
+        if _LANGUAGE_MODEL in f"{name}." or name == "lm_head":
+            choices.add(last)
+            if last in targets:
+                layers[name] = module
+    missing = sorted(set(targets) - choices)
+    if missing:
+        near = difflib.get_close_matches(missing[0], choices, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise BadConfig(
+            f"policy.lora.targets: the model has no layer {missing[0]!r}", fix=f"{hint}choose from {', '.join(sorted(choices))}"
+        )
+    return layers
+
+
+def add_lora(model: nn.Module, lora: config.Lora, seed: int = 0) -> nn.Module:
+    """Put trainable adapters into the model, in place, and freeze everything else; returns the model.
+
+    A is drawn from `seed`, B is zero: the policy is unchanged at first. Raises BadConfig for unknown targets.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    names = list(adapted_layers(model, lora.targets))
+    model.requires_grad_(False)
+    settings = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules="|".join(re.escape(n) for n in names),
+        bias="none",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(settings, model)
+    for name, parameter in model.named_parameters():
+        is_adapter = ".lora_A." in name or ".lora_B." in name
+        parameter.requires_grad_(is_adapter)
+        if is_adapter:
+            parameter.data = parameter.data.float()
+    return model
+
+
+def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The adapters' parameters under their published names (`{module}.A`, `{module}.B`)."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        for part in ("A", "B"):
+            marker = f".lora_{part}.default.weight"
+            if name.endswith(marker):
+                found[f"{name.removesuffix(marker)}.{part}"] = parameter
+    return found
+
+
+def adapter_state(model: nn.Module) -> dict[str, np.ndarray]:
+    """Copies of the adapters' tensors, float32."""
+    return {name: p.detach().float().cpu().numpy().copy() for name, p in lora_parameters(model).items()}
+
+
+def set_adapter_state(model: nn.Module, state: Mapping[str, np.ndarray]) -> None:
+    """Overwrite the adapters in place. Raises BadInput when names, shapes or finiteness do not fit; then nothing was changed."""
+    parameters = lora_parameters(model)
+    _check_names(set(state), set(parameters))
+    for name, parameter in parameters.items():
+        _check(name, state[name], tuple(parameter.shape))
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(torch.from_numpy(np.array(state[name])))
+
+
+class BaseWeights(dict[str, torch.Tensor]):
+    """Name of a parameter -> its value in the base model; filled when a parameter is first overwritten."""
+
+
+def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> None:
+    """Make a plain model (without peft layers) compute what the base with this adapter computes; None restores the base.
+
+    Always computed from the base weights kept in `base`, so any number of loads leaves no rounding behind. Raises BadInput for an
+    adapter that does not fit or is not finite; then nothing was changed.
+    """
+    parameters = dict(model.named_parameters())
+    updates = _updates(parameters, adapter) if adapter is not None else {}
+    with torch.no_grad():
+        for name in set(base) - set(updates):
+            parameters[name].copy_(base[name])
+        for name, (left, right) in updates.items():
+            weight = parameters[name]
+            original = base.setdefault(name, weight.detach().clone())
+            if right is None:
+                weight.copy_(left.to(weight.device))
+                continue
+            # Multiplied in float32 whatever the model's type, and rounded once.
+            product = left.to(weight.device) @ right.to(weight.device)
+            weight.copy_(original.float() + product if original.dtype != torch.float32 else original + product)
+
+
+def _updates(parameters: Mapping[str, nn.Parameter], adapter: Adapter) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
+    updates: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    if adapter.kind == "full":
+        for name, array in adapter.tensors.items():
+            if name not in parameters:
+                raise BadInput(f"the model has no parameter {name}", code="foreign_adapter")
+            _check(name, array, tuple(parameters[name].shape))
+            updates[name] = (torch.from_numpy(np.array(array)), None)
+        return updates
+    modules = {name[:-2] for name in adapter.tensors}
+    _check_names(set(adapter.tensors), {f"{m}.{part}" for m in modules for part in "AB"})
+    for module in sorted(modules):
+        weight = parameters.get(f"{module}.weight")
+        if weight is None:
+            raise BadInput(f"the model has no layer {module}", code="foreign_adapter")
+        right, left = adapter.tensors[f"{module}.A"], adapter.tensors[f"{module}.B"]
+        _check(f"{module}.A", right, (right.shape[0], weight.shape[1]))
+        _check(f"{module}.B", left, (weight.shape[0], right.shape[0]))
+        updates[f"{module}.weight"] = (torch.from_numpy(np.array(left)) * adapter.scale, torch.from_numpy(np.array(right)))
+    return updates
+
+
+def _check_names(given: set[str], wanted: set[str]) -> None:
+    if given != wanted:
+        odd = sorted(given ^ wanted)[0]
+        side = "lacks" if odd in wanted else "has an unexpected"
+        raise BadInput(f"the adapter {side} {odd}", code="foreign_adapter", fix="use one of the same model and policy.lora")
+
+
+def _check(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+    if tuple(array.shape) != shape:
+        raise BadInput(
+            f"{name} is {list(array.shape)}, the model wants {list(shape)}", code="foreign_adapter", fix="compare lora.rank"
+        )
+    if not np.isfinite(array).all():
+        raise BadInput(f"{name} holds values that are not finite", code="non_finite_adapter")

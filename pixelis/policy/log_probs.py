@@ -1,0 +1,80 @@
+"""Log-probabilities of the tokens that the policy wrote, under the distribution that an engine samples from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from pixelis.policy.forward import Features, VisionLanguageModel, hidden_states
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pixelis.policy.packing import Batch
+
+CHUNK_VALUES = 2**24
+"""Logits held at once: a longer batch passes through the LM head in pieces that are computed again in the backward pass."""
+
+
+def banned_mask(banned: tuple[int, ...], vocab: int, device: torch.device | str | None = None) -> torch.Tensor:
+    """Float [vocab] to add to logits: -inf at ids that may never be sampled, 0 elsewhere."""
+    mask = torch.zeros(vocab, device=device)
+    mask[list(banned)] = float("-inf")
+    return mask
+
+
+def token_log_probs(
+    model: VisionLanguageModel,
+    batch: Batch,
+    features: Features | None,
+    image_token: int,
+    banned: torch.Tensor,
+    temperature: float = 1.0,
+    chunk_values: int = CHUNK_VALUES,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log-probabilities, entropies without gradient) of the M masked-in tokens of a packed batch, float32 [M], in row order.
+
+    features: of the distinct views of the batch, in their order; banned: from `banned_mask`; temperature: the engine's, above 0.
+    Logits are only computed where a policy token is predicted.
+    """
+    if features is not None:
+        features = features.rows(batch.image_rows)
+    hidden = hidden_states(
+        model,
+        batch.tokens[None],
+        batch.positions[:, None],
+        features,
+        image_token,
+        segments=batch.segments,
+        use_cache=False,
+    )[0]
+    places = batch.mask.nonzero()[:, 0]
+    return project(model.lm_head, hidden.index_select(0, places - 1), batch.tokens[places], banned, temperature, chunk_values)
+
+
+def project(
+    lm_head: nn.Module,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    banned: torch.Tensor,
+    temperature: float = 1.0,
+    chunk_values: int = CHUNK_VALUES,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of `targets` [M] and entropies [M] from the hidden states that predict them, [M, width]."""
+
+    def head(h: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = lm_head(h).float() / temperature + banned
+        log_z = torch.logsumexp(logits, dim=-1)
+        log_prob = logits.gather(-1, target[:, None])[:, 0] - log_z
+        with torch.no_grad():
+            # 0 * -inf of the banned ids would be NaN; their share of the entropy is 0.
+            entropy = log_z - (torch.softmax(logits, -1) * logits.masked_fill(banned.isinf(), 0.0)).sum(-1)
+        return log_prob, entropy
+
+    size = max(1, chunk_values // len(banned))
+    if len(targets) <= size:
+        return head(hidden, targets)
+    pieces = [checkpoint(head, h, t, use_reentrant=False) for h, t in zip(hidden.split(size), targets.split(size), strict=True)]
+    return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
