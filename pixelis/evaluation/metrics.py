@@ -1,0 +1,112 @@
+"""What a set of episodes shows: accuracy with its interval, how often the policy used its tools, and how episodes ended."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pixelis.evaluation.statistics import bootstrap_mean, wilson
+from pixelis.records import Group, Trajectory
+
+
+def summarise(
+    items: Iterable[Group | Trajectory], truths: Mapping[str, Sequence[str]] | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Accuracy with its interval, use of tools, turns and stop reasons of a set of episodes.
+
+    - `accuracy`: mean of the raw reward term `accuracy` over the `n` scored episodes; None when none was scored. With `truths`
+      (question id -> accepted answers) episodes are scored here by exact match instead. Unscored episodes are counted by cause
+      in `unscored` and never taken as wrong.
+    - `ci95`: Wilson's interval when every question has one right-or-wrong episode, else a bootstrap over questions, because
+      episodes of one question are not independent.
+    - `rapr`: rate of pixel reasoning, the share of all episodes with at least one executed operation (Pixel-Reasoner's name).
+    - `tool_error_rate`: failed / requested operations, see `operation_counts`; 0.0 when none was requested.
+    - `operations`: how many were requested. `questions`: how many have a scored episode. `stop_reasons`: count by reason.
+    - `turns`, `seconds`: mean policy turns and mean wall seconds of an episode.
+    """
+    episodes = list(_flatten(items))
+    scores, unscored = _scores(episodes, truths)
+    values = [value for of_question in scores.values() for value in of_question]
+    requested = failed = 0
+    for episode in episodes:
+        r, f = operation_counts(episode)
+        requested, failed = requested + r, failed + f
+    stops = Counter(episode.stop_reason.value for episode in episodes)
+    return {
+        "accuracy": sum(values) / len(values) if values else None,
+        "ci95": list(_interval(scores, seed)),
+        "n": len(values),
+        "questions": len(scores),
+        "unscored": dict(unscored),
+        "rapr": _mean([float(episode.operations_ok > 0) for episode in episodes]),
+        "operations": requested,
+        "tool_error_rate": failed / requested if requested else 0.0,
+        "turns": _mean([float(episode.policy_turns) for episode in episodes]),
+        "stop_reasons": dict(sorted(stops.items(), key=lambda item: -item[1])),
+        "seconds": _mean([episode.seconds for episode in episodes]),
+    }
+
+
+def correctness(items: Iterable[Group | Trajectory], truths: Mapping[str, Sequence[str]] | None = None) -> dict[str, float]:
+    """Question id -> mean accuracy of its scored episodes: what `statistics.paired_bootstrap` compares."""
+    scores, _ = _scores(_flatten(items), truths)
+    return {question: sum(values) / len(values) for question, values in scores.items()}
+
+
+def operation_counts(trajectory: Trajectory) -> tuple[int, int]:
+    """(requested, failed) operations of an episode.
+
+    Requested: every policy turn that calls or tries to call. Failed: calls that could not be read and calls answered with an
+    error. A call that the episode's limits cut off (`over_turn`, `over_context`) was requested and did not fail; its stop
+    reason tells.
+    """
+    requested = failed = 0
+    for i, turn in enumerate(trajectory.turns):
+        if not turn.is_policy or (turn.action is None and turn.error is None):
+            continue
+        reply = trajectory.turns[i + 1].observation if i + 1 < len(trajectory.turns) else turn.observation
+        requested += 1
+        failed += turn.error is not None or (reply is not None and reply.status == "error")
+    return requested, failed
+
+
+def _scores(
+    episodes: Iterable[Trajectory], truths: Mapping[str, Sequence[str]] | None
+) -> tuple[dict[str, list[float]], Counter[str]]:
+    scores: dict[str, list[float]] = defaultdict(list)
+    unscored: Counter[str] = Counter()
+    for episode in episodes:
+        if truths is not None:
+            accepted = truths.get(episode.question_id)
+            if accepted is None:
+                unscored["no_truth"] += 1
+            else:
+                from pixelis.rewards.scorers import exact
+
+                scores[episode.question_id].append(float(exact(episode.answer, list(accepted))))
+        elif "accuracy" in episode.rewards:
+            scores[episode.question_id].append(episode.rewards["accuracy"])
+        else:
+            unscored[episode.unscored or "not_scored"] += 1
+    return scores, unscored
+
+
+def _interval(scores: Mapping[str, Sequence[float]], seed: int) -> tuple[float, float]:
+    values = [value for of_question in scores.values() for value in of_question]
+    binary = all(value in (0.0, 1.0) for value in values)
+    if (binary and len(values) == len(scores)) or len(scores) < 2:
+        return wilson(round(sum(values)), len(values)) if binary else (0.0, 1.0)
+    return bootstrap_mean([sum(v) / len(v) for v in scores.values()], seed)
+
+
+def _flatten(items: Iterable[Group | Trajectory]) -> Iterable[Trajectory]:
+    for item in items:
+        if isinstance(item, Group):
+            yield from item.trajectories
+        else:
+            yield item
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

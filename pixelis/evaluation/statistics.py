@@ -1,0 +1,70 @@
+"""Intervals and differences, by scipy: a number without one is not reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+LEVEL = 0.95
+RESAMPLES = 10_000
+
+
+def wilson(successes: int, n: int, level: float = LEVEL) -> tuple[float, float]:
+    """Wilson score interval of a share, both ends in 0..1; (0, 1) when nothing was tried.
+
+    Raises ValueError unless 0 <= successes <= n. Source: Wilson, JASA 1927.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n}")
+    if n == 0:
+        return 0.0, 1.0
+    from scipy.stats import binomtest  # scipy.stats takes a second to import
+
+    interval = binomtest(successes, n).proportion_ci(confidence_level=level, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def bootstrap_mean(
+    values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of a mean over independent questions. Raises ValueError for fewer than two values.
+
+    The percentile form is used because the bias-corrected one is undefined where all values are equal. Source: Efron, 1979.
+    """
+    data = np.asarray(values, dtype=np.float64)
+    if data.size < 2:
+        raise ValueError(f"an interval needs two values, not {data.size}")
+    from scipy.stats import bootstrap
+
+    rng = np.random.default_rng(seed)
+    result = bootstrap((data,), np.mean, n_resamples=resamples, batch=500, confidence_level=level, method="percentile", rng=rng)
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def paired_bootstrap(
+    a: Sequence[float] | Mapping[str, float],
+    b: Sequence[float] | Mapping[str, float],
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+) -> dict[str, float | int | list[float]]:
+    """Mean of a - b over the same questions with its bootstrap interval: `{"mean", "ci95", "n"}` (`ci95` at `level`).
+
+    Sequences are aligned by place and must be equally long; mappings (question id -> score) by key, over the questions both
+    have. Questions are resampled, each with both its scores, so what makes a question hard for both cancels. The same seed
+    gives the same interval. Raises ValueError for unequal lengths or fewer than two shared questions.
+    """
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        shared = sorted(a.keys() & b.keys())
+        left, right = [a[key] for key in shared], [b[key] for key in shared]
+    elif isinstance(a, Mapping) or isinstance(b, Mapping):
+        raise ValueError("compare two sequences or two mappings")
+    else:
+        left, right = list(a), list(b)
+    if len(left) != len(right):
+        raise ValueError(f"{len(left)} and {len(right)} scores are not paired")
+    # Resampling pairs and averaging a - b is resampling the differences: one array, the same distribution.
+    differences = np.asarray(left, dtype=np.float64) - np.asarray(right, dtype=np.float64)
+    low, high = bootstrap_mean(differences, seed, resamples, level)  # type: ignore[arg-type]
+    return {"mean": float(differences.mean()), "ci95": [low, high], "n": len(differences)}

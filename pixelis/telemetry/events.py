@@ -1,0 +1,116 @@
+"""The event log of a run: one JSON object a line in `events.jsonl`, the record that reports and resumed runs read.
+
+Several processes may append at once: a line is one `write` to a descriptor opened for appending, so lines do not mix. A process
+that dies in the middle of a line leaves a torn one; the next writer starts on a fresh line and readers step over the torn one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FILE = "events.jsonl"
+RESERVED = frozenset({"time", "kind"})
+
+
+class EventLog:
+    """Appends events to `run_dir/events.jsonl`, which is created with its folder.
+
+    A crash of the process loses nothing that `write` returned from; `close` also flushes to the disk. Pickling gives a log on
+    the same file.
+    """
+
+    def __init__(self, run_dir: str | Path):
+        self.path = Path(run_dir) / FILE
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+
+    def write(self, kind: str, /, **fields: Any) -> None:
+        """Append `{"time": unix seconds, "kind": kind, **fields}`.
+
+        Records, dataclasses, numpy values, paths and enums become plain JSON; NaN and infinities become the texts "nan", "inf"
+        and "-inf", so that every line is strict JSON; anything else is kept as its repr. Raises ValueError for the two reserved
+        names and OSError when the disk refuses.
+        """
+        if RESERVED & fields.keys():
+            raise ValueError(f"an event sets {' and '.join(sorted(RESERVED))} itself")
+        event = {"time": round(time.time(), 3), "kind": kind, **fields}
+        line = json.dumps(plain(event), allow_nan=False).encode() + b"\n"
+        with self._lock:
+            descriptor = self._open()
+            while line:  # a full disk or a signal may cut a write short
+                line = line[os.write(descriptor, line) :]
+
+    def close(self) -> None:
+        """Flush to the disk and close; a later `write` opens again."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.fsync(self._descriptor)
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[type[EventLog], tuple[Path]]:
+        return EventLog, (self.path.parent,)
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            size = os.fstat(self._descriptor).st_size
+            if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+                os.write(self._descriptor, b"\n")  # the torn line of a dead writer must not swallow ours
+        return self._descriptor
+
+
+def read(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """All events of a run in the order written, or those of one kind; a run without a log has none. Torn lines are left out."""
+    path = Path(run_dir) / FILE
+    if not path.is_file():
+        return []
+    events = []
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:  # torn by a crash; covers bad UTF-8 too
+                continue
+            if isinstance(event, dict) and (kind is None or event.get("kind") == kind):
+                events.append(event)
+    return events
+
+
+def plain(value: Any) -> Any:
+    """The value as strict JSON types; see `EventLog.write` for the rules."""
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if hasattr(value, "model_dump"):
+        return plain(value.model_dump())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy scalars and arrays, torch tensors
+        return plain(value.tolist())
+    return repr(value)

@@ -1,0 +1,182 @@
+"""Numbers while a run goes on: Ray metrics for the dashboard and Prometheus, and the optional trackers.
+
+Metric keys are `area/name` (`reward/accuracy`); in Prometheus the same number is `ray_pixelis_reward_accuracy` (Ray adds its
+prefix). Trackers follow a run, they never decide about it: when one fails it is said once and the run goes on without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pixelis.errors import MissingDependency
+
+if TYPE_CHECKING:
+    from pixelis.config import Config
+
+log = logging.getLogger("pixelis.telemetry")
+
+_gauges: dict[tuple[str, tuple[str, ...]], Any] = {}
+_counters: dict[tuple[str, tuple[str, ...]], Any] = {}
+
+
+def metric_name(key: str) -> str:
+    """`area/name` as a Prometheus name: `reward/accuracy` -> `pixelis_reward_accuracy`."""
+    return "pixelis_" + re.sub(r"[^a-zA-Z0-9_]+", "_", key).strip("_").lower()
+
+
+def publish(values: Mapping[str, Any], tags: Mapping[str, str] | None = None) -> None:
+    """Set one Ray gauge per `area/name` key; entries that are no finite number are left out.
+
+    Call it in an actor, a task or a driver connected to Ray: Ray sends the values on by itself. The names of `tags` must stay
+    the same for a key. Without a connection the values go nowhere.
+    """
+    for key, value in values.items():
+        if (number := as_number(value)) is not None:
+            _instrument(_gauges, "Gauge", key, tags).set(number, tags=dict(tags or {}))
+
+
+def count(key: str, amount: float = 1.0, tags: Mapping[str, str] | None = None) -> None:
+    """Add to a Ray counter (`ray_pixelis_..._total` in Prometheus).
+
+    Amounts of zero or less are left out: a counter only grows.
+    """
+    if amount > 0:
+        _instrument(_counters, "Counter", key, tags).inc(amount, tags=dict(tags or {}))
+
+
+def as_number(value: Any) -> float | None:
+    """The value as a finite float, or None when it is no number (texts, lists, NaN, booleans)."""
+    if isinstance(value, (bool, str, bytes)) or value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _instrument(known: dict[tuple[str, tuple[str, ...]], Any], kind: str, key: str, tags: Mapping[str, str] | None) -> Any:
+    names = tuple(sorted(tags or {}))
+    if (key, names) not in known:
+        from ray.util import metrics  # every process makes its own on first use; drivers without Ray never load it
+
+        known[key, names] = getattr(metrics, kind)(metric_name(key), description=key, tag_keys=names)
+    return known[key, names]
+
+
+class Sink(Protocol):
+    """Where a tracker writes to."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the numbers of a step."""
+
+    def close(self) -> None:
+        """Flush and end."""
+
+
+class Tracker:
+    """Sends a driver's metrics to the sinks of `config.telemetry`.
+
+    `with Tracker(config) as tracker: tracker.log(step, {"reward/accuracy": 0.4})`.
+
+    Weights & Biases works offline: without an API key (or with WANDB_MODE=offline) it writes below `run.dir/wandb`, to be sent
+    later by `wandb sync`. With a key, a re-run of the same `run.dir` goes on with the same W&B run.
+    """
+
+    def __init__(self, config: Config):
+        self._sinks: dict[str, Sink] = {}
+        kinds: dict[str, type[Wandb | TensorBoard]] = {"wandb": Wandb, "tensorboard": TensorBoard}
+        for name, kind in kinds.items():
+            if getattr(config.telemetry, name):
+                try:
+                    self._sinks[name] = kind(config)
+                except Exception as error:  # a tracker may fail in any way; the run must not
+                    self._drop(name, error)
+
+    @property
+    def sinks(self) -> list[str]:
+        """Names of the sinks that still work."""
+        return list(self._sinks)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write the finite numbers of a step; steps should not decrease."""
+        numbers = {key: number for key, value in values.items() if (number := as_number(value)) is not None}
+        for name, sink in list(self._sinks.items()):
+            try:
+                sink.log(step, numbers)
+            except Exception as error:
+                self._drop(name, error)
+
+    def close(self) -> None:
+        """Flush and end all sinks."""
+        for name, sink in list(self._sinks.items()):
+            try:
+                sink.close()
+            except Exception as error:
+                self._drop(name, error)
+        self._sinks.clear()
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _drop(self, name: str, error: Exception) -> None:
+        self._sinks.pop(name, None)
+        log.warning("tracker %s is off for the rest of this run: %s: %s", name, type(error).__name__, error)
+
+
+class Wandb:
+    """Weights & Biases, offline unless there is a key to log in with."""
+
+    def __init__(self, config: Config):
+        try:
+            import wandb
+        except ImportError:
+            raise MissingDependency("wandb is not installed", fix="pip install wandb, or telemetry.wandb=false") from None
+        folder = Path(config.run.dir).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "pixelis"),
+            name=config.run.name,
+            id=hashlib.sha256(f"{folder}:{config.run.name}:{config.run.seed}".encode()).hexdigest()[:16],
+            resume="allow" if mode == "online" else None,
+            dir=str(folder),
+            mode=mode,  # type: ignore[arg-type]
+            config=config.model_dump(mode="json"),
+            settings=wandb.Settings(init_timeout=30, silent=True, console="off"),
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TensorBoard:
+    """TensorBoard event files below `run.dir/tensorboard`, written by tensorboardX (which Ray Train brings along)."""
+
+    def __init__(self, config: Config):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            fix = "pip install tensorboardX, or telemetry.tensorboard=false"
+            raise MissingDependency("tensorboardX is not installed", fix=fix) from None
+        self._writer = SummaryWriter(logdir=str(Path(config.run.dir) / "tensorboard"))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,260 @@
+"""One episode as a person looks at it:
+
+the picture with boxes where the policy zoomed, each turn's text, the crops, the rewards.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+import numpy as np
+from PIL import Image
+
+from pixelis.errors import BadInput, OperationError
+from pixelis.operations import geometry
+from pixelis.records import Box, ImageView, Question, StopReason, Trajectory, Turn
+from pixelis.telemetry.charts import number
+
+PAGE_PIXELS = 640
+"""Longest side of a picture on a page."""
+LOSSLESS_PIXELS = 128
+"""Pictures up to this side are kept exactly: they are what the policy saw, pixel by pixel."""
+BOX_COLOURS = 4
+MAX_TEXT = 20_000
+
+INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, marks that turn the direction of text, lone surrogates."""
+PADS = re.compile(r"(?:<\|(?:image|video)_pad\|>)+")
+
+STOPS = {
+    StopReason.ANSWER: "gave an answer",
+    StopReason.NO_ACTION: "stopped: neither an answer nor a call",
+    StopReason.LENGTH: "stopped: a turn grew too long",
+    StopReason.OVER_TURN: "stopped: no turns left",
+    StopReason.OVER_CONTEXT: "stopped: no room left in the context",
+    StopReason.OVER_IMAGES: "stopped: too many pictures",
+    StopReason.DEADLINE: "stopped: out of time",
+    StopReason.ERROR: "stopped by a failure of the system",
+}
+
+
+@dataclass
+class EpisodePage:
+    """An episode with its pixels.
+
+    `pictures`: image id -> uint8 [height, width, 3]; the question's own pictures (`img0`) at full size, observations (`obs1`)
+    as the policy saw them; a missing one is said to be missing. `truth`: accepted answers, by default the question's. `title`:
+    what is special about this episode, for example the arm it comes from.
+    """
+
+    question: Question
+    trajectory: Trajectory
+    pictures: Mapping[str, np.ndarray] = field(default_factory=dict)
+    truth: Sequence[str] | None = None
+    title: str = ""
+
+    @property
+    def truths(self) -> list[str]:
+        """Accepted answers; empty when unknown."""
+        return list(self.truth if self.truth is not None else self.question.answers or [])
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the answer is right: by the scorer's accuracy term, else by comparing texts; None when no truth is known."""
+        if "accuracy" in self.trajectory.rewards:
+            return self.trajectory.rewards["accuracy"] >= 1.0
+        if not self.truths:
+            return None
+        answer = (self.trajectory.answer or "").strip().casefold()
+        return answer in {truth.strip().casefold() for truth in self.truths}
+
+
+def render_page(page: EpisodePage, place: int = 1) -> str:
+    """The episode as an HTML fragment with the id `episode-PLACE`; style and document come from `report`.
+
+    All text is escaped.
+    """
+    trajectory = page.trajectory
+    verdict = {True: ("right", "right"), False: ("wrong", "wrong"), None: ("", "not scored")}[page.correct]
+    title = f" · {text(page.title)}" if page.title else ""
+    answer = f"<b>{text(trajectory.answer)}</b>" if trajectory.answer is not None else "<b>no answer</b>"
+    truth = f" · truth: <b>{text(' or '.join(page.truths))}</b>" if page.truths else ""
+    marks = _marks(trajectory.images)
+    return (
+        f'<article class="episode" id="episode-{place}">'
+        f'<header><h3>Episode {place}{title}</h3><span class="pill {verdict[0]}">{verdict[1]}</span></header>'
+        f'<p class="question">{text(page.question.question)}</p>'
+        f"<p>Answer: {answer}{truth} · {STOPS[trajectory.stop_reason]}</p>"
+        f'<div class="episode-body"><div class="scenes">{_scenes(page, marks)}</div>'
+        f'<ol class="turns">{_turns(page, marks)}</ol></div>{_rewards(trajectory)}</article>'
+    )
+
+
+def text(value: object, limit: int = MAX_TEXT) -> str:
+    """Hostile text made safe to show: escaped, control characters made visible, cut at `limit`, direction kept to itself."""
+    return f"<bdi>{safe(value, limit)}</bdi>"
+
+
+def safe(value: object, limit: int = MAX_TEXT) -> str:
+    """`text` without the element that isolates its direction: for titles and attributes."""
+    raw = str(value)
+    cut = f" … ({len(raw) - limit} more characters)" if len(raw) > limit else ""
+    return escape(INVISIBLE.sub("\ufffd", raw[:limit]) + cut)
+
+
+def data_url(picture: np.ndarray, longest: int = PAGE_PIXELS) -> str:
+    """The picture, uint8 [height, width, 3], as a data URL:
+
+    scaled down to `longest`; PNG when small, else JPEG. Raises BadInput.
+    """
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or 0 in picture.shape:
+        raise BadInput(f"expected a uint8 picture [height, width, 3], got {picture.dtype} {list(picture.shape)}")
+    image = Image.fromarray(np.ascontiguousarray(picture))
+    image.thumbnail((longest, longest), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    if max(image.size) <= LOSSLESS_PIXELS:
+        image.save(buffer, "PNG", optimize=True)
+        kind = "png"
+    else:
+        image.save(buffer, "JPEG", quality=85)
+        kind = "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _marks(images: Sequence[ImageView]) -> dict[str, tuple[int, str, Box]]:
+    """Observation id -> (its number on the page, the question's picture, the box there)."""
+    marks: dict[str, tuple[int, str, Box]] = {}
+    for view in images:
+        if view.parent is None:
+            continue
+        try:
+            links = geometry.chain(images, view.id)
+        except OperationError:  # a broken chain has no place in the picture; the crop is still shown
+            continue
+        marks[view.id] = (len(marks) + 1, links[0].id, geometry.to_root(links))
+    return marks
+
+
+def _scenes(page: EpisodePage, marks: Mapping[str, tuple[int, str, Box]]) -> str:
+    out = []
+    for view in page.trajectory.images:
+        if view.parent is not None:
+            continue
+        picture = page.pictures.get(view.id)
+        if picture is None:
+            out.append(f'<p class="missing">The picture {text(view.id)} was not kept.</p>')
+            continue
+        here = [(n, box) for n, root, box in marks.values() if root == view.id]
+        height, width = picture.shape[:2]
+        boxes = "".join(_drawn(n, box) for n, box in here)
+        looked = {0: "The policy did not zoom in.", 1: "The box is where the policy zoomed in."}.get(
+            len(here), "The numbered boxes are where the policy zoomed in, in order."
+        )
+        image = f'<img alt="the picture {safe(view.id)} with {len(here)} boxes" src="{data_url(picture)}">'
+        caption = f"<figcaption>The whole picture, {width} × {height} pixels. {looked}</figcaption>"
+        out.append(f'<figure><div class="frame">{image}{boxes}</div>{caption}</figure>{_first_look(view, picture)}')
+    return "".join(out)
+
+
+def _drawn(n: int, box: Box) -> str:
+    x0, y0, x1, y1 = box
+    place = f"left:{x0:.2%};top:{y0:.2%};width:{x1 - x0:.2%};height:{y1 - y0:.2%}"
+    return f'<span class="box b{(n - 1) % BOX_COLOURS}" style="{place}"><b>{n}</b></span>'
+
+
+def _first_look(view: ImageView, picture: np.ndarray) -> str:
+    """What the policy was given of a large picture, when that is much less than the page shows."""
+    width, height = view.view_size
+    if not 0 < min(width, height) <= max(width, height) <= min(PAGE_PIXELS, *picture.shape[:2]) // 2:
+        return ""
+    # The same reduction as dialogue.pixels.fit, so that the reader sees what the policy saw.
+    small = np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0))
+    return (
+        f'<figure class="small"><img class="pixels" alt="the first look of the policy" src="{data_url(small)}">'
+        f"<figcaption>What the policy gets to see of it at first: {width} × {height} pixels.</figcaption></figure>"
+    )
+
+
+def _turns(page: EpisodePage, marks: Mapping[str, tuple[int, str, Box]]) -> str:
+    out, policy_turns = [], 0
+    for turn in page.trajectory.turns:
+        if turn.is_policy:
+            policy_turns += 1
+            out.append(f'<li class="policy"><h4>Turn {policy_turns}: the policy {_deed(turn, page)}</h4>{_raw(turn)}</li>')
+        elif turn.role == "tool":
+            out.append(_reply(turn, page, marks))
+        else:
+            out.append(f'<li class="prompt">{_folded(turn, "prompt")}</li>')
+    return "".join(out)
+
+
+def _deed(turn: Turn, page: EpisodePage) -> str:
+    if turn.action is not None:
+        return f"calls {text(turn.action.op, 80)} on {text(turn.action.target, 80)}"
+    if turn.error is not None:
+        return f"makes a call that cannot be read ({text(turn.error, 80)})"
+    last = [t for t in page.trajectory.turns if t.is_policy][-1] is turn
+    return "answers" if last and page.trajectory.answer is not None else "says"
+
+
+def _reply(turn: Turn, page: EpisodePage, marks: Mapping[str, tuple[int, str, Box]]) -> str:
+    observation = turn.observation
+    if observation is not None and observation.status == "error":
+        code = text(observation.code or "error", 80)
+        return (
+            f'<li class="tool failed"><h4>The call fails: {code}</h4><p>{text(observation.text)}</p>{_folded(turn, "reply")}</li>'
+        )
+    views = {view.id: view for view in page.trajectory.images}
+    ids = turn.images or ([view.id for view in observation.images] if observation is not None else [])
+    figures = []
+    for name in ids:
+        mark = marks.get(name)
+        label = f'<span class="mark b{(mark[0] - 1) % BOX_COLOURS}">{mark[0]}</span> ' if mark else ""
+        picture = page.pictures.get(name)
+        if picture is None:
+            figures.append(f'<p class="missing">{label}The picture {text(name)} was not kept.</p>')
+            continue
+        view = views.get(name)
+        known = view is not None and all(view.source_size)
+        source = f"{view.source_size[0]} × {view.source_size[1]} pixels of the picture, " if view and known else ""
+        figures.append(
+            f'<figure class="small"><img class="pixels" alt="what {safe(name)} shows" src="{data_url(picture)}">'
+            f"<figcaption>{label}{text(name)}: {source}seen at {picture.shape[1]} × {picture.shape[0]}.</figcaption></figure>"
+        )
+    if not figures:
+        return f'<li class="tool"><h4>The operation replies</h4>{_raw(turn)}</li>'
+    return f'<li class="tool"><h4>The operation replies</h4>{"".join(figures)}{_folded(turn, "reply")}</li>'
+
+
+def _folded(turn: Turn, what: str) -> str:
+    return f"<details><summary>The {what} as the policy reads it ({turn.role})</summary>{_raw(turn)}</details>"
+
+
+def _raw(turn: Turn) -> str:
+    if not turn.text:
+        return ""
+    # A picture is hundreds of placeholder tokens: one short note says as much.
+    folded = PADS.sub(lambda run: f"[picture: {run.group().count('_pad|>')} tokens]", turn.text[: 50 * MAX_TEXT])
+    return f"<pre>{text(folded.strip())}</pre>"
+
+
+def _rewards(trajectory: Trajectory) -> str:
+    terms = [f"{safe(name)} <b>{number(value)}</b>" for name, value in trajectory.rewards.items()]
+    if trajectory.reward is not None:
+        terms.insert(0, f"reward <b>{number(trajectory.reward)}</b>")
+    if trajectory.unscored is not None:
+        terms.append(f"unscored: {text(trajectory.unscored)}")
+    if trajectory.advantage is not None:
+        terms.append(f"advantage <b>{trajectory.advantage:+.2f}</b>")
+    tokens = sum(len(turn.tokens) for turn in trajectory.turns if turn.is_policy)
+    terms.append(f"policy version <b>{trajectory.policy_version}</b>")
+    if tokens:
+        terms.append(f"<b>{tokens}</b> tokens written")
+    if trajectory.seconds:
+        terms.append(f"<b>{trajectory.seconds:.2f}</b> s")
+    return f'<ul class="terms">{"".join(f"<li>{term}</li>" for term in terms)}</ul>'
