@@ -28,7 +28,8 @@ VisionLanguageModel = Any
 """A `Qwen2_5_VLForConditionalGeneration` or `Qwen3VLForConditionalGeneration`: nothing that both share types their halves."""
 
 PACKED = "pixelis_packed"
-"""Name of our attention for packed rows in transformers' registry."""
+CACHED = "pixelis_cached"
+"""Names of our two attentions in transformers' registry: packed rows (learner), rows with a KV cache (engine)."""
 
 
 @dataclass(slots=True)
@@ -155,6 +156,11 @@ def use_packed_attention(model: VisionLanguageModel) -> None:
         text._attn_implementation = PACKED
 
 
+def use_cached_attention(model: VisionLanguageModel) -> None:
+    """Let the language model attend through `cached_attention`; callers pass 4-D masks."""
+    model.model.language_model.config._attn_implementation = CACHED
+
+
 def packed_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -189,6 +195,32 @@ def packed_attention(
     return torch.cat(outputs).index_select(0, segments.inverse).unsqueeze(0), None
 
 
+def cached_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """Attention over cached keys: query [rows, heads, n, width], key [rows, kv heads, columns, width].
+
+    attention_mask: bool [rows, 1, n, columns]. The query heads that share a key head stand in line as if they were more queries of it, so that nothing is copied; stock sdpa
+    repeats keys and values for each of them, at every step.
+    """
+    rows, heads, length, width = query.shape
+    shared = heads // key.shape[1]
+    mask = attention_mask
+    if shared > 1:
+        query = query.reshape(rows, key.shape[1], shared * length, width)
+        mask = mask.repeat(1, 1, shared, 1) if mask is not None and length > 1 else mask
+    attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return attended.reshape(rows, heads, length, width).transpose(1, 2), None
+
+
 AttentionInterface.register(PACKED, packed_attention)
+AttentionInterface.register(CACHED, cached_attention)
 # No mask at all: the buckets keep the samples apart.
 AttentionMaskInterface.register(PACKED, lambda *args, **kwargs: None)
+AttentionMaskInterface.register(CACHED, lambda *args, **kwargs: None)

@@ -1,0 +1,286 @@
+"""The embedded engine: transformers in one worker thread, sessions on the event loop, waves in between.
+
+A wave starts when every open session waits, when `max_rows` wait, or when the oldest has waited for `LINGER_S`. The worker thread
+touches the model and nothing else; sessions, queues and futures belong to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pixelis.engines import Completion, SamplingParams
+from pixelis.engines.decoding import Decoder, Past, Row
+from pixelis.errors import BadInput, InfraFailure, PixelisError
+from pixelis.policy.adapters import BaseWeights, merge_into
+from pixelis.policy.forward import use_cached_attention
+from pixelis.policy.model import fingerprint, load_model
+
+if TYPE_CHECKING:
+    from pixelis import config
+    from pixelis.policy.adapters import Adapter
+
+LINGER_S = 0.25
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    session: HfSession
+    row: Row
+    done: asyncio.Future[Completion]
+    since: float
+
+
+class HfSession:
+    """One episode; see `engines.Session`."""
+
+    def __init__(self, engine: HfEngine, prefix_key: str | None, ordinal: int):
+        self.engine, self.prefix_key, self.ordinal = engine, prefix_key, ordinal
+        self.past: Past | None = None
+        self.turns = 0
+        self.closed = False
+        self.waiting: _Request | None = None
+
+    async def generate(self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams) -> Completion:
+        """Read what is new, then write one turn; see `engines.Session.generate`."""
+        if self.closed:
+            raise InfraFailure("the session is closed", code="session_closed")
+        if self.waiting is not None:
+            raise BadInput("a session writes one turn at a time: await the last `generate` first")
+        if not len(tokens):
+            raise BadInput("no new tokens: the policy would speak twice in a row")
+        if min(tokens) < 0 or max(tokens) >= self.engine.spec.vocab:
+            raise BadInput(f"token {min(tokens) if min(tokens) < 0 else max(tokens)} is not in the vocabulary")
+        for view in views:
+            if view.ndim != 3 or view.shape[2] != 3 or view.dtype != np.uint8:
+                raise BadInput(f"a view is uint8 [h, w, 3], not {view.dtype} {list(view.shape)}")
+        # Sessions of one key are samples of one prompt: equal seeds must not make them equal.
+        stream = (self.engine.seed, sampling.seed, self.ordinal, self.turns)
+        row = Row(tokens, views, sampling, self.past, self.prefix_key, tuple(s & 0xFFFFFFFFFFFFFFFF for s in stream))
+        try:
+            return await self.engine._submit(self, row)
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Forget the episode; its share of the cache is freed with the last session of the wave."""
+        if not self.closed:
+            self.closed = True
+            self.past = None
+            self.engine._closed(self)
+
+
+class HfEngine:
+    """Batched generation with transformers; see `engines.Engine`.
+
+    Raises what `load_model` raises. `seed` is mixed into every session's stream of random numbers.
+    """
+
+    def __init__(self, model_folder: str | Path, policy: config.Policy, engine: config.Engine, seed: int = 0):
+        self.model, self.tokenizer, self.spec = load_model(policy, folder=model_folder)
+        self.model.requires_grad_(False)
+        use_cached_attention(self.model)
+        self.base_sha256 = fingerprint(model_folder)
+        self.max_rows, self.seed, self.version = engine.max_rows, seed, 0
+        self._decoder = Decoder(self.model, self.spec)
+        self._base = BaseWeights()
+        # OpenMP keeps the number of threads per thread: it must be set in the one that computes.
+        self._worker = ThreadPoolExecutor(1, "hf-engine", initializer=torch.set_num_threads, initargs=(engine.threads,))
+        self._sessions: set[HfSession] = set()
+        self._keys: dict[str, list[int]] = {}
+        self._pending: list[_Request] = []
+        self._wave: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._may_open = asyncio.Event()
+        self._may_open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._load_lock = asyncio.Lock()
+        self._shut = False
+        self.waves = self.rows_done = self.failures = 0
+        self.busy_s = 0.0
+
+    async def open(self, prefix_key: str | None = None) -> HfSession:
+        """A new session; waits while a `load` is pending."""
+        while not self._may_open.is_set():
+            await self._may_open.wait()
+        if self._shut:
+            raise InfraFailure("the engine is shut down", code="engine_closed")
+        counts = self._keys.setdefault(prefix_key, [0, 0]) if prefix_key is not None else [0, 0]
+        session = HfSession(self, prefix_key, counts[0])
+        counts[0] += 1
+        counts[1] += 1
+        self._sessions.add(session)
+        self._idle.clear()
+        return session
+
+    async def load(self, version: int, adapter: Adapter | None) -> None:
+        """Switch to `version` once no session is open. On BadInput the engine stays as it was."""
+        if adapter is not None and adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
+            raise BadInput("the adapter belongs to another base model", code="foreign_adapter", fix="use the same policy.model")
+        async with self._load_lock:
+            self._may_open.clear()
+            try:
+                await self._idle.wait()
+                await asyncio.get_running_loop().run_in_executor(self._worker, self._merge, adapter)
+                self.version = version
+            finally:
+                self._may_open.set()
+
+    def _merge(self, adapter: Adapter | None) -> None:
+        touched = set(self._base) | set(adapter.tensors if adapter is not None else ())
+        merge_into(self.model, self._base, adapter)
+        if any(".visual." in name for name in touched):
+            self._decoder.features.clear()
+
+    async def health(self) -> dict[str, object]:
+        """Version, load and counters."""
+        decoder = self._decoder
+        return {
+            "engine": "hf",
+            "version": self.version,
+            "sessions": len(self._sessions),
+            "pending": len(self._pending),
+            "busy": self._wave is not None,
+            "loading": not self._may_open.is_set(),
+            "waves": self.waves,
+            "rows": self.rows_done,
+            "failures": self.failures,
+            "busy_s": round(self.busy_s, 3),
+            "tokens_read": decoder.tokens_read,
+            "tokens_reused": decoder.tokens_reused,
+            "tokens_written": decoder.tokens_written,
+        }
+
+    async def aclose(self) -> None:
+        """Fail what waits, close all sessions and stop the worker."""
+        self._shut = True
+        pending, self._pending = self._pending, []
+        for request in pending:
+            _fail(request, InfraFailure("the engine was shut down", code="engine_closed"))
+        if self._wave is not None:
+            await asyncio.wait([self._wave])
+        for session in list(self._sessions):
+            session.close()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    async def _submit(self, session: HfSession, row: Row) -> Completion:
+        if self._shut:
+            raise InfraFailure("the engine is shut down", code="engine_closed")
+        loop = asyncio.get_running_loop()
+        request = _Request(session, row, loop.create_future(), loop.time())
+        session.waiting = request
+        self._pending.append(request)
+        # Everything that becomes ready in this turn of the event loop joins before the wave is decided.
+        loop.call_soon(self._kick)
+        try:
+            return await request.done
+        finally:
+            session.waiting = None
+
+    def _closed(self, session: HfSession) -> None:
+        self._sessions.discard(session)
+        if session.prefix_key is not None:
+            counts = self._keys[session.prefix_key]
+            counts[1] -= 1
+            if not counts[1]:
+                del self._keys[session.prefix_key]
+        request = session.waiting
+        if request is not None:
+            if request in self._pending:
+                self._pending.remove(request)
+            _fail(request, InfraFailure("the session was closed", code="session_closed"))
+        if not self._sessions:
+            self._idle.set()
+        self._kick()
+
+    def _kick(self) -> None:
+        """Start a wave if its time has come, else make sure somebody looks again."""
+        if self._wave is not None or not self._pending or self._shut:
+            return
+        loop = asyncio.get_running_loop()
+        waited = loop.time() - self._pending[0].since
+        if len(self._pending) >= min(self.max_rows, len(self._sessions)) or waited >= LINGER_S:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            batch, self._pending = self._pending[: self.max_rows], self._pending[self.max_rows :]
+            self._wave = loop.create_task(self._run(batch))
+        elif self._timer is None:
+            self._timer = loop.call_later(LINGER_S - waited + 1e-3, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._kick()
+
+    async def _run(self, batch: list[_Request]) -> None:
+        loop = asyncio.get_running_loop()
+        started = time.perf_counter()
+        try:
+            outcomes = await loop.run_in_executor(self._worker, self._compute, [request.row for request in batch])
+        except BaseException as error:
+            outcomes = [InfraFailure(f"the engine's worker failed: {error!r}")] * len(batch)
+        self.busy_s += time.perf_counter() - started
+        self.waves += 1
+        for request, outcome in zip(batch, outcomes, strict=True):
+            session = request.session
+            if isinstance(outcome, PixelisError):
+                self.failures += 1
+                _fail(request, outcome)
+            elif not request.done.done() and not session.closed:
+                completion, session.past = outcome
+                session.turns += 1
+                self.rows_done += 1
+                request.done.set_result(completion)
+        self._wave = None
+        # The sessions just answered get the chance to ask again before the next wave is decided.
+        loop.call_soon(self._kick)
+
+    def _compute(self, rows: list[Row]) -> list[tuple[Completion, Past] | PixelisError]:
+        """In the worker thread: every row's result or its own error."""
+        outcomes: list[tuple[Completion, Past] | PixelisError | None] = [None] * len(rows)
+        good = []
+        for i, row in enumerate(rows):
+            try:
+                self._decoder.prepare(row)
+                good.append(i)
+            except PixelisError as error:
+                outcomes[i] = error
+            except Exception as error:
+                log.exception("a request could not be prepared")
+                outcomes[i] = InfraFailure(f"the request could not be prepared: {error!r}")
+        self._decode(rows, good, outcomes)
+        return [o if o is not None else InfraFailure("no result") for o in outcomes]
+
+    def _decode(self, rows: list[Row], members: list[int], outcomes: list[tuple[Completion, Past] | PixelisError | None]) -> None:
+        if not members:
+            return
+        try:
+            for i, result in zip(members, self._decoder.run([rows[i] for i in members]), strict=True):
+                outcomes[i] = result
+        except Exception as error:
+            if len(members) == 1:
+                log.exception("a request failed")
+                outcomes[members[0]] = InfraFailure(f"generation failed: {error!r}")
+                return
+            # Out of memory, or one bad row: halves are smaller, and in the end the culprit fails alone.
+            log.warning("a wave of %d failed (%r): trying its halves", len(members), error)
+            half = len(members) // 2
+            self._decode(rows, members[:half], outcomes)
+            self._decode(rows, members[half:], outcomes)
+
+
+def _fail(request: _Request, error: PixelisError) -> None:
+    if not request.done.done():
+        request.done.set_exception(error)
