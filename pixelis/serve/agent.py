@@ -117,9 +117,9 @@ class GeneratorPool:
             ray.cancel(group_ref)  # deadline or the caller went away: free the engine's rows at once
             raise
         except RayTaskError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, InfraFailure):
-                raise InfraFailure(cause.message) from cause
+            cause = _cause(error)
+            if isinstance(cause, InfraFailure | RayError | TimeoutError):  # something behind the generator failed
+                raise InfraFailure(f"generator {name} could not answer") from cause
             raise (cause if isinstance(cause, BadInput) else error) from None
         except RayError as error:
             raise InfraFailure(f"generator {name} is gone") from error
@@ -256,6 +256,13 @@ def png_url(view: np.ndarray) -> str:
     buffer = io.BytesIO()
     Image.fromarray(view).save(buffer, format="PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What was raised at the bottom of an actor that called an actor."""
+    while isinstance(error, RayTaskError) and error.cause is not None and error.cause is not error:
+        error = error.cause
+    return error
 
 
 async def _value(ref: ray.ObjectRef) -> Any:

@@ -28,13 +28,13 @@ def build(
     ``generator_names`` are named Generator actors of ``namespace`` (default: the driver's). Raises BadConfig when the
     address is not loopback and no API key is set.
     """
-    inside = running_limit(config) + config.serve.max_queue
-    # The gateway counts and refuses by itself, in the shape clients know. Serve's own bounds lie just outside, so that a
-    # flood which outruns one replica is refused by the proxy and not stored by it.
+    reach = running_limit(config) + config.serve.max_queue + SPARE_REQUESTS
+    # The gateway counts and refuses by itself, in the shape clients know. Serve's own bounds lie outside: the proxy counts
+    # a request as queued until a replica is chosen, so a tight bound there would refuse bursts that the gateway can take.
     deployment = Gateway.options(  # type: ignore[attr-defined]
         num_replicas=1,
-        max_ongoing_requests=inside + SPARE_REQUESTS,
-        max_queued_requests=config.serve.max_queue,
+        max_ongoing_requests=reach,
+        max_queued_requests=reach,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         graceful_shutdown_timeout_s=min(config.serve.timeout_s, 20.0),
         graceful_shutdown_wait_loop_s=0.5,

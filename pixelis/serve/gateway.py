@@ -21,7 +21,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -93,6 +93,7 @@ class Endpoints:
         self.created = int(time.time())
         self.admission = Admission(running_limit(config), config.serve.max_queue)
         self.health_cache: tuple[float, list[dict[str, Any]]] = (-HEALTH_CACHE_S, [])
+        self.health_lock = asyncio.Lock()
 
     def app(self) -> FastAPI:
         """The ASGI application."""
@@ -191,11 +192,12 @@ class Endpoints:
         return JSONResponse(status, status_code=200 if able else 503)
 
     async def _health(self) -> list[dict[str, Any]]:
-        at, known = self.health_cache
-        if time.monotonic() - at >= HEALTH_CACHE_S:  # open to anyone, so never more than one question a second
-            known = await self.agent.pool.health()
-            self.health_cache = (time.monotonic(), known)
-        return known
+        async with self.health_lock:  # open to anyone, so never more than one question a second
+            at, known = self.health_cache
+            if time.monotonic() - at >= HEALTH_CACHE_S:
+                known = await self.agent.pool.health()
+                self.health_cache = (time.monotonic(), known)
+            return known
 
     # -- the way of a request ---------------------------------------------------------------------------------------
 
@@ -256,8 +258,8 @@ class Endpoints:
         """A checked Ask. Raises ApiError 400 for what is wrong with the question or its pictures' addresses."""
         c = self.config
         question, images = wanted.ask()
-        schemas.check_question(question, c.serve.max_question_chars)
-        schemas.check_images(images, c.dialogue.max_images)
+        schemas.check_question(question, c.serve.max_question_chars, wanted.question_param)
+        schemas.check_images(images, c.dialogue.max_images, wanted.image_param)
         default = c.serve.sampling
         temperature = default.temperature if wanted.temperature is None else wanted.temperature
         top_p = default.top_p if top_p is None else top_p
@@ -301,7 +303,7 @@ def _api_error(error: Exception) -> ApiError:
         return ApiError(400, f"{error.message}{fix}", error.code, "image" if error.code.startswith("image") else None)
     if isinstance(error, Overloaded):
         return ApiError(429, error.message, error.code, retry_after_s=error.retry_after_s)
-    if isinstance(error, InfraFailure | RayError):
+    if isinstance(error, InfraFailure | RayError) and not isinstance(error, RayTaskError):
         log.warning("request failed: %s", error)
         return ApiError(503, "the service cannot answer at the moment", "unavailable", retry_after_s=2.0)
     log.error("request failed", exc_info=error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -77,6 +77,8 @@ class StreamOptions(_Lenient):
 class ChatRequest(_Lenient):
     """``POST /v1/chat/completions``."""
 
+    question_param: ClassVar[str] = "messages"
+    image_param: ClassVar[str] = "messages"
     model: str
     messages: list[Message] = Field(min_length=1, max_length=64)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
@@ -137,6 +139,8 @@ class AgentRequest(_Strict):
     operation, ``learn`` false keeps this request out of the update stream.
     """
 
+    question_param: ClassVar[str] = "question"
+    image_param: ClassVar[str] = "image"
     question: str
     image: str | list[str]
     samples: int | None = Field(None, ge=1)
@@ -209,47 +213,47 @@ def _path(loc: tuple[int | str, ...]) -> str:
     return out.removesuffix(".str")
 
 
-def check_question(text: str, max_chars: int) -> str:
+def check_question(text: str, max_chars: int, param: str = "question") -> str:
     """The question, or ApiError 400: empty, too long, NUL, or text that spells a control token of the model."""
     if not text:
-        raise ApiError(400, "the question is empty", "empty_question", "question")
+        raise ApiError(400, "the question is empty", "empty_question", param)
     if len(text) > max_chars:
         message = f"the question has {len(text)} characters, at most {max_chars} are taken"
-        raise ApiError(400, message, "question_too_long", "question")
+        raise ApiError(400, message, "question_too_long", param)
     if "\x00" in text:
-        raise ApiError(400, "the question contains a NUL character", "invalid_characters", "question")
+        raise ApiError(400, "the question contains a NUL character", "invalid_characters", param)
     if any("\ud800" <= c <= "\udfff" for c in text):
-        raise ApiError(400, "the question contains an unpaired surrogate", "invalid_characters", "question")
+        raise ApiError(400, "the question contains an unpaired surrogate", "invalid_characters", param)
     marker = _MARKER.search(text)
     if marker:
         message = f"the question spells the control token {marker.group()[:60]}: write it differently"
-        raise ApiError(400, message, "control_token", "question")
+        raise ApiError(400, message, "control_token", param)
     return text
 
 
-def check_images(urls: list[str], max_images: int) -> list[str]:
+def check_images(urls: list[str], max_images: int, param: str = "image") -> list[str]:
     """The pictures' data URLs, or ApiError 400: none, too many, not a base64 data URL of a raster image.
 
     Remote and local addresses are refused, never fetched: a gateway that fetches is a way into the network and disk
     behind it.
     """
     if not urls:
-        raise ApiError(400, "no picture: send one as a data URL (data:image/png;base64,...)", "no_image", "image")
+        raise ApiError(400, "no picture: send one as a data URL (data:image/png;base64,...)", "no_image", param)
     if len(urls) > max_images:
-        raise ApiError(400, f"{len(urls)} pictures, at most {max_images} are taken", "too_many_images", "image")
+        raise ApiError(400, f"{len(urls)} pictures, at most {max_images} are taken", "too_many_images", param)
     for i, url in enumerate(urls):
-        where = f"image[{i}]"
+        which = "the picture" if len(urls) == 1 else f"picture {i + 1}"
         head = _DATA_URL.match(url[:200])
         if head is None:
             scheme = url[:200].partition(":")[0].lower() if ":" in url[:200] else ""
             named = f" (`{scheme}:` is never fetched)" if scheme.isalpha() and len(scheme) < 12 else ""
-            message = f"a picture must be a data URL such as data:image/png;base64,...{named}"
-            raise ApiError(400, message, "image_scheme", where)
+            message = f"{which} must be a data URL such as data:image/png;base64,...{named}"
+            raise ApiError(400, message, "image_scheme", param)
         if head.group(1).lower() not in IMAGE_TYPES:
-            message = f"a picture must be one of {', '.join(IMAGE_TYPES)}"
-            raise ApiError(400, message, "image_type", where)
+            message = f"{which} must be one of {', '.join(IMAGE_TYPES)}"
+            raise ApiError(400, message, "image_type", param)
         if not head.group(2).lower().endswith(";base64"):
-            raise ApiError(400, "a picture's data URL must be base64", "image_encoding", where)
+            raise ApiError(400, f"the data URL of {which} must be base64", "image_encoding", param)
     return urls
 
 

@@ -1,0 +1,146 @@
+"""A scripted stand-in for the Generator actor, and a handle on the gateway deployed before it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import os
+import re
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+import ray
+from PIL import Image
+from ray.actor import ActorHandle
+
+from pixelis.config import Config
+from pixelis.errors import BadImage, InfraFailure
+from pixelis.records import Action, Group, ImageView, Observation, StopReason, Trajectory, Turn
+
+KEY = "test-key-4711"
+
+
+def picture_url(size: tuple[int, int] = (40, 30), format: str = "PNG", **options: Any) -> str:
+    buffer = io.BytesIO()
+    pixels = np.arange(size[0] * size[1] * 3, dtype=np.uint32).reshape(size[1], size[0], 3) % 251
+    Image.fromarray(pixels.astype(np.uint8)).save(buffer, format=format, **options)
+    return f"data:image/{format.lower()};base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+@ray.remote(num_cpus=0)
+def refuse_picture() -> None:
+    raise BadImage("the picture is not to our taste", code="image_undecodable")
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class ScriptedGenerator:
+    """Does what the question says: ``say 7,7,8`` answers in turn, ``wait 5`` sleeps first, ``die0`` ends generator 0, ..."""
+
+    def __init__(self, index: int):
+        self.index, self.version, self.counts = index, 0, Counter[str]()
+
+    async def health(self) -> dict[str, Any]:
+        return {"index": self.index, "version": self.version}
+
+    async def load(self, version: int) -> int:
+        self.version = version
+        return version
+
+    async def counters(self) -> dict[str, int]:
+        return dict(self.counts)
+
+    @ray.method(num_returns=2)
+    async def rollout(self, question, group_id, n, sampling, operations=True, max_turns=None):  # type: ignore[no-untyped-def]
+        self.counts["rollouts"] += 1
+        script = question.question
+        if wait := re.search(r"wait ([\d.]+)", script):
+            try:
+                await asyncio.sleep(float(wait[1]))
+            except asyncio.CancelledError:
+                self.counts["cancelled"] += 1
+                raise
+        if f"die{self.index}" in script:
+            os._exit(1)
+        if "break" in script:
+            raise RuntimeError("secret internals")
+        if "nested" in script:  # as when the Toolbox behind a generator refuses
+            await refuse_picture.remote()
+        if f"refuse{self.index}" in script:
+            raise InfraFailure("not here")
+        spoken = re.search(r"say (\S+)", script)
+        answers = spoken[1].split(",") if spoken else ["7"]
+        episodes = [self._episode(question, group_id, answers[i % len(answers)], operations) for i in range(n)]
+        group = Group(id=group_id, question=question, trajectories=[t for t, _ in episodes], policy_version=self.version)
+        return group, {t.id: views for t, views in episodes}
+
+    def _episode(self, question, group_id: str, answer: str, operations: bool) -> tuple[Trajectory, list[np.ndarray]]:  # type: ignore[no-untyped-def]
+        picture = question.media[0]
+        images = [ImageView(id="img0", source_size=(picture.width, picture.height), view_size=(8, 8))]
+        views = [np.full((8, 8, 3), 10, np.uint8)]
+        turns = [Turn(role="user", text=question.question, tokens=[1, 2, 3], images=["img0"])]
+        if operations:
+            box = (0.25, 0.25, 0.75, 0.75)
+            crop = ImageView(id="obs1", parent="img0", box=box, source_size=(4, 4), view_size=(8, 8))
+            images.append(crop)
+            views.append(np.full((8, 8, 3), 200, np.uint8))
+            seen = Observation(status="ok", id="obs1", text="obs1 = zoom_in(img0)", images=[crop])
+            turns += [
+                Turn(
+                    role="assistant",
+                    text="zoom",
+                    tokens=[4],
+                    log_probs=[-0.1],
+                    action=Action(op="zoom_in", arguments={"box": box}),
+                ),
+                Turn(role="tool", tokens=[5], images=["obs1"], observation=seen),
+            ]
+        silent = answer == "none"
+        turns.append(Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[6, 7], log_probs=[-0.2, -0.3]))
+        trajectory = Trajectory(
+            question_id=question.id,
+            group_id=group_id,
+            images=images,
+            turns=turns,
+            answer=None if silent else answer,
+            stop_reason=StopReason.LENGTH if silent else StopReason.ANSWER,
+            policy_version=self.version,
+        )
+        return trajectory, views
+
+
+@dataclass
+class Deployed:
+    """The running gateway and the actors behind it."""
+
+    config: Config
+    url: str
+    generators: list[ActorHandle]
+    evolution: ActorHandle
+
+    def client(self, key: str | None = KEY, timeout: float = 30.0) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
+
+    def ask(self, question: str, key: str | None = KEY, **changes: Any) -> httpx.Response:
+        with self.client(key) as client:
+            return client.post("/v1/agent", json={"question": question, "image": picture_url(), **changes})
+
+    def stats(self) -> dict[str, int]:
+        return ray.get(self.evolution.stats.remote())
+
+    def counters(self) -> Counter[str]:
+        total = Counter[str]()
+        for counts in ray.get([g.counters.remote() for g in self.generators]):
+            total.update(counts)
+        return total
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,125 @@
+"""The Evolution actor on a real cluster: order, shares, drain, and what happens when learner or queue misbehave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError
+
+from pixelis.actors.evolution import Evolution
+from pixelis.config import load
+from pixelis.records import StopReason, Trajectory, Turn, UpdateTask
+
+pytestmark = pytest.mark.slow
+
+
+def task(name: str, rewards: tuple[float | None, ...] = (1.0, 1.0, 0.0)) -> UpdateTask:
+    trajectories = [
+        Trajectory(
+            id=f"{name}-{i}",
+            question_id=name,
+            group_id=f"group-{name}",
+            turns=[Turn(role="user", tokens=[1]), Turn(role="assistant", tokens=[2, 3], log_probs=[-0.1, -0.2])],
+            answer="7",
+            stop_reason=StopReason.ANSWER,
+            reward=reward,
+        )
+        for i, reward in enumerate(rewards)
+    ]
+    return UpdateTask(question_id=name, trajectories=trajectories, pseudo_label="7", confidence=0.75, created_at=0.0)
+
+
+@pytest.fixture
+def evolution(ray_cluster: None) -> Iterator[ActorHandle]:
+    actor = Evolution.remote(load(None, ["evolution.batch=4", "evolution.queue=6"]), [])
+    ray.get(actor.begin.remote(0, 0, 0))
+    yield actor
+    ray.kill(actor)
+
+
+def submit(actor: ActorHandle, *names: str, **options: Any) -> list[bool]:
+    views = ray.put({})
+    return [ray.get(actor.submit.remote(task(name, **options), [views])) for name in names]  # one by one: order counts here
+
+
+def names(batch: Any) -> list[str]:
+    return [group.question.id for group in batch.groups]
+
+
+def test_ranks_share_a_batch_and_steps_follow_each_other(evolution: ActorHandle) -> None:
+    waiting = [evolution.next_batch.remote(rank, 2, 0) for rank in range(2)]
+    assert ray.wait(waiting, timeout=0.3)[0] == []
+    submit(evolution, "a", "b", "c", "d", "e")
+    first, second = ray.get(waiting, timeout=10)
+    assert (names(first), names(second)) == (["a", "c"], ["b", "d"])
+    assert first.sequences == second.sequences == 12
+    assert first.tokens == second.tokens == 24
+    later = evolution.next_batch.remote(0, 1, 1)
+    submit(evolution, "f", "g", "h")
+    assert ray.wait([later], timeout=0.3)[0] == []  # step 1 exists only when step 0 is applied
+    ray.get(evolution.stepped.remote(0, 1, {"policy/loss": 0.5}))
+    assert names(ray.get(later, timeout=10)) == ["e", "f", "g", "h"]
+    progress = ray.get(evolution.progress.remote())
+    assert (progress["step"], progress["version"], progress["updates"], progress["handed"]) == (1, 1, 1, 8)
+    assert progress["history"] == [{"step": 1, "version": 1, "policy/loss": 0.5}]
+
+
+def test_a_full_queue_drops_the_oldest(evolution: ActorHandle) -> None:
+    submit(evolution, *"abcdefgh")
+    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)) == ["c", "d", "e", "f"]
+    stats = ray.get(evolution.stats.remote())
+    assert (stats["received"], stats["dropped"], stats["queue"]) == (8, 2, 2)
+
+
+def test_a_restarted_learner_gets_its_unfinished_batch_again(evolution: ActorHandle) -> None:
+    submit(evolution, *"abcd")
+    once = ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)
+    ray.get(evolution.begin.remote(0, 0, 0))
+    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)) == names(once)
+
+
+def test_draining_gives_what_is_left_and_then_none(evolution: ActorHandle) -> None:
+    submit(evolution, *"abcde")
+    ray.get(evolution.drain.remote())
+    assert submit(evolution, "late") == [False]
+    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)) == ["a", "b", "c", "d"]
+    ray.get(evolution.stepped.remote(0, 1, {}))
+    assert names(ray.get(evolution.next_batch.remote(0, 1, 1), timeout=10)) == ["e"]
+    ray.get(evolution.stepped.remote(1, 2, {}))
+    assert ray.get(evolution.next_batch.remote(0, 1, 2), timeout=10) is None
+
+
+def test_too_few_left_for_all_ranks_ends_the_run_for_all(evolution: ActorHandle) -> None:
+    submit(evolution, "a")
+    ray.get(evolution.drain.remote())
+    assert ray.get([evolution.next_batch.remote(rank, 2, 0) for rank in range(2)], timeout=10) == [None, None]
+    assert ray.get(evolution.stats.remote())["left_over"] == 1
+
+
+def test_a_stop_never_splits_the_ranks(evolution: ActorHandle) -> None:
+    submit(evolution, *"abcd")
+    first = ray.get(evolution.next_batch.remote(0, 2, 0), timeout=10)
+    ray.get(evolution.stop.remote())
+    second = ray.get(evolution.next_batch.remote(1, 2, 0), timeout=10)
+    assert (names(first), names(second)) == (["a", "c"], ["b", "d"])
+    ray.get(evolution.stepped.remote(0, 1, {}))
+    assert ray.get([evolution.next_batch.remote(rank, 2, 1) for rank in range(2)], timeout=10) == [None, None]
+
+
+def test_unscored_groups_are_counted_and_left_out(evolution: ActorHandle) -> None:
+    submit(evolution, "a", "b", rewards=(None, None, 1.0))
+    submit(evolution, "c", "d")
+    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)) == ["c", "d"]
+    assert ray.get(evolution.stats.remote())["unusable"] == 2
+
+
+def test_waiting_for_traffic_blocks_nobody_else(evolution: ActorHandle) -> None:
+    waiting = evolution.next_batch.remote(0, 1, 0)
+    with pytest.raises(GetTimeoutError):
+        ray.get(waiting, timeout=0.3)
+    assert ray.get(evolution.stats.remote(), timeout=5)["queue"] == 0
+    assert ray.get(evolution.health.remote(), timeout=5) == "ok"

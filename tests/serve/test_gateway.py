@@ -1,0 +1,402 @@
+"""The gateway over real HTTP: what clients get, and what they cannot do to it."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import io
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import ray
+from PIL import Image
+from scripted import KEY, Deployed, picture_url
+
+from pixelis.records import Trajectory
+
+pytestmark = pytest.mark.slow
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def messages(text: str, *urls: str) -> list[Any]:
+    pictures = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [{"type": "text", "text": text}, *pictures]}]
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "code", "param"}
+    assert body["error"]["message"]
+    for inside in ("Traceback", "pixelis/", "ray::", "secret internals", KEY):
+        assert inside not in response.text
+    return body["error"]
+
+
+@pytest.fixture(scope="module")
+def client(deployed: Deployed) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{deployed.url}/v1", api_key=KEY, max_retries=0, timeout=30) as client:
+        yield client
+
+
+# -- the official client ------------------------------------------------------------------------------------------------
+
+
+def test_the_openai_client_works_unchanged(client: openai.OpenAI) -> None:
+    assert [m.id for m in client.models.list()] == ["pixelis-nano"]
+    assert client.models.retrieve("pixelis-nano").owned_by == "pixelis"
+    reply = client.chat.completions.create(model="pixelis-nano", messages=messages("say 7,8,7,7", picture_url()), user="x")
+    assert reply.choices[0].message.content == "7"
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage is not None
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (3, 12)
+    assert reply.system_fingerprint == "policy-0"
+    assert reply.model_extra is not None
+    assert reply.model_extra["pixelis"]["confidence"] == 0.75
+
+
+def test_streaming_gives_the_same_answer(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="pixelis-nano",
+        messages=messages("say Käse", picture_url(format="JPEG")),
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Käse"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert len({c.id for c in chunks}) == 1
+
+
+def test_the_openai_client_sees_typed_errors(deployed: Deployed, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="pixelis-nano"):
+        client.chat.completions.create(model="gpt-9", messages=messages("q", picture_url()))
+    with pytest.raises(openai.BadRequestError, match="data URL"):
+        client.chat.completions.create(model="pixelis-nano", messages=messages("q", "https://example.com/a.png"))
+    wrong = openai.OpenAI(base_url=f"{deployed.url}/v1", api_key="wrong", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        wrong.models.list()
+
+
+def test_no_answer_is_a_refusal(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model="pixelis-nano", messages=messages("say none", picture_url()))
+    assert reply.choices[0].message.content is None
+    assert reply.choices[0].message.refusal
+
+
+# -- the agent ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_agent_shows_its_work(deployed: Deployed) -> None:
+    response = deployed.ask("say 8,7,7,7", learn=False)
+    assert response.status_code == 200
+    reply = response.json()
+    assert (reply["answer"], reply["confidence"], reply["policy_version"]) == ("7", 0.75, 0)
+    assert [v["answer"] for v in reply["verdict"]["votes"]] == ["8", "7", "7", "7"]
+    trajectory = Trajectory.model_validate(reply["trajectory"])
+    assert trajectory.answer == "7"
+    assert trajectory.images[0].source_size == (40, 30)
+    assert trajectory.images[1].box == (0.25, 0.25, 0.75, 0.75)
+    crop = np.asarray(Image.open(io.BytesIO(base64.b64decode(trajectory.images[1].uri.partition(",")[2]))))
+    assert crop.shape == (8, 8, 3)
+    assert (crop == 200).all()
+    assert 0 < reply["seconds"] < 3
+
+
+def test_the_agent_does_as_asked(deployed: Deployed) -> None:
+    direct = deployed.ask("say 7", operations=False, samples=3).json()
+    assert len(direct["verdict"]["votes"]) == 3
+    assert direct["trajectory"]["turns"][1]["action"] is None
+    greedy = deployed.ask("say 7", temperature=0).json()
+    assert len(greedy["verdict"]["votes"]) == 1
+    assert error_of(deployed.ask("say 7", samples=5))["param"] == "samples"
+    assert error_of(deployed.ask("say 7", max_turns=99))["param"] == "max_turns"
+
+
+# -- bad input ----------------------------------------------------------------------------------------------------------
+
+
+def bomb() -> str:
+    """A PNG of a few hundred bytes that says it has 30,000 x 30,000 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def truncated(format: str) -> str:
+    head, _, data = picture_url((200, 200), format).partition(",")
+    raw = base64.b64decode(data)
+    return head + "," + base64.b64encode(raw[: len(raw) // 2]).decode()
+
+
+BAD_PICTURES: dict[str, Any] = {
+    "http": "http://169.254.169.254/latest/meta-data",
+    "file": "file:///etc/passwd",
+    "path": "/etc/passwd",
+    "cards": "cards:?split=test",
+    "svg": "data:image/svg+xml;base64," + base64.b64encode(b"<svg/>").decode(),
+    "html as png": "data:image/png;base64," + base64.b64encode(b"<html></html>").decode(),
+    "text": "data:text/plain;base64,AAAA",
+    "not base64": "data:image/png;base64,@@@@",
+    "empty": "data:image/png;base64,",
+    "bomb": bomb(),
+    "too many pixels": picture_url((1100, 1000), "GIF"),
+    "truncated jpeg": truncated("JPEG"),
+    "truncated png": truncated("PNG"),
+    "none": [],
+    "too many": [picture_url()] * 4,
+    "a thousand": [picture_url((1, 1))] * 1000,
+    "number": 7,
+    "null": None,
+    "nested": [[picture_url()]],
+}
+
+
+@pytest.mark.parametrize("name", BAD_PICTURES)
+def test_bad_pictures_are_refused(deployed: Deployed, name: str) -> None:
+    before = deployed.counters()["rollouts"]
+    response = deployed.ask("say 7", image=BAD_PICTURES[name])
+    assert response.status_code == 400
+    error_of(response)
+    assert deployed.counters()["rollouts"] == before
+
+
+@pytest.mark.parametrize(("format", "options"), [("JPEG", {}), ("WEBP", {}), ("GIF", {}), ("BMP", {}), ("TIFF", {})])
+def test_other_formats_are_taken(deployed: Deployed, format: str, options: dict[str, Any]) -> None:
+    assert deployed.ask("say 7", image=picture_url(format=format, **options), learn=False).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"question": "q", "image": "x", "extra": 1}',
+        b'{"question": "a\\u0000b", "image": "%s"}' % picture_url().encode(),
+        b'{"question": "a\\ud800b", "image": "x"}',
+        b'{"question": "   ", "image": "%s"}' % picture_url().encode(),
+        b'{"question": "%s", "image": "%s"}' % (b"x" * 501, picture_url().encode()),
+        b'{"question": "<|image_pad|>", "image": "%s"}' % picture_url().encode(),
+        b'{"question": 7, "image": "x"}',
+        b"\xff\xfe\x00",
+        b"[" * 50_000,
+    ],
+)
+def test_bad_bodies_are_refused(deployed: Deployed, body: bytes) -> None:
+    with deployed.client() as client:
+        response = client.post("/v1/agent", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    error_of(response)
+
+
+def test_large_bodies_are_refused_before_they_are_read(deployed: Deployed) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(200):
+            yield b" " * 100_000
+
+    headers = {"Content-Type": "application/json"}
+    with deployed.client() as client:
+        announced = client.post("/v1/agent", content=b" " * 1_000_001, headers=headers)
+        chunked = client.post("/v1/chat/completions", content=chunks(), headers=headers)
+    for response in (announced, chunked):
+        assert response.status_code == 413
+        assert error_of(response)["code"] == "body_too_large"
+    assert deployed.ask("say 7", learn=False).status_code == 200
+
+
+def test_wrong_routes_methods_and_types(deployed: Deployed) -> None:
+    with deployed.client() as client:
+        cases = [
+            (client.get("/v1/nothing"), 404),
+            (client.get("/docs"), 404),
+            (client.get("/v1/agent"), 405),
+            (client.post("/v1/agent", content=b"{}", headers={"Content-Type": "text/plain"}), 415),
+            (client.post("/v1/agent", content=b"{}"), 415),
+            (client.get("/v1/models/other"), 404),
+        ]
+    for response, status in cases:
+        assert response.status_code == status
+        error_of(response)
+
+
+# -- the key ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x", b"Bearer \xff\xfe", KEY]
+)
+def test_without_the_key_nothing_is_answered(deployed: Deployed, header: Any) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    with deployed.client(None) as client:
+        for response in (
+            client.post("/v1/agent", json={}, headers=headers),
+            client.post("/v1/chat/completions", json={}, headers=headers),
+            client.get("/v1/models", headers=headers),
+            client.get("/v1/evolution", headers=headers),
+        ):
+            assert response.status_code == 401
+            error_of(response)
+        assert client.get("/healthz").json() == {"status": "ok", "generators": 2}
+
+
+def test_the_key_is_in_no_log(deployed: Deployed) -> None:
+    deployed.ask("say 7", learn=False)
+    deployed.ask("break")
+    logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path())
+    assert list(logs.rglob("*Gateway*"))
+    for path in logs.rglob("*"):
+        if path.is_file():
+            assert KEY.encode() not in path.read_bytes(), path
+
+
+# -- load, deadlines, failures ------------------------------------------------------------------------------------------
+
+
+def test_overload_is_refused_at_once(deployed: Deployed) -> None:
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        started = time.monotonic()
+
+        def one(_: int) -> tuple[httpx.Response, float]:
+            response = deployed.ask("wait 1 say 7", learn=False)
+            return response, time.monotonic() - started
+
+        results = list(pool.map(one, range(20)))
+    shed = [(r, s) for r, s in results if r.status_code == 429]
+    served = [r for r, _ in results if r.status_code == 200]
+    assert len(served) == 6
+    assert len(shed) == 14
+    for response, _ in shed:
+        assert error_of(response)["code"] == "overloaded"
+        assert int(response.headers["Retry-After"]) >= 1
+    assert deployed.ask("say 7", learn=False).status_code == 200
+
+
+def test_a_deadline_ends_the_work(deployed: Deployed) -> None:
+    before = deployed.counters()["cancelled"]
+    started = time.monotonic()
+    response = deployed.ask("wait 30")
+    assert response.status_code == 504
+    assert error_of(response)["code"] == "timeout"
+    assert time.monotonic() - started < 6
+    assert until(lambda: deployed.counters()["cancelled"] == before + 1)
+
+
+def test_a_caller_who_leaves_ends_the_work(deployed: Deployed) -> None:
+    before = deployed.counters()
+    with deployed.client(timeout=1.0) as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/agent", json={"question": "wait 2.5", "image": picture_url()})
+    assert until(lambda: deployed.counters()["cancelled"] == before["cancelled"] + 1)
+
+
+def test_a_body_that_never_ends_is_given_up(deployed: Deployed) -> None:
+    def drip() -> Iterator[bytes]:
+        for _ in range(35):
+            yield b" "
+            time.sleep(0.1)
+
+    with deployed.client() as client:
+        response = client.post("/v1/agent", content=drip(), headers={"Content-Type": "application/json"})
+    assert response.status_code == 408
+    error_of(response)
+
+
+def test_a_failing_generator_is_replaced_by_another(deployed: Deployed) -> None:
+    assert deployed.ask("refuse0 say 7", learn=False).json()["answer"] == "7"
+    assert deployed.ask("refuse1 say 7", learn=False).json()["answer"] == "7"
+    both = deployed.ask("refuse0 refuse1 say 7")
+    assert both.status_code == 503
+    assert int(both.headers["Retry-After"]) >= 1
+    error_of(both)
+
+
+def test_a_dying_generator_is_replaced_by_another(deployed: Deployed) -> None:
+    for question in ("die0 say 7", "die1 say 8"):
+        response = deployed.ask(question, learn=False)
+        assert response.status_code == 200, response.text
+        assert until(lambda: deployed.ask("say 7", learn=False).status_code == 200)
+        with deployed.client() as client:
+            assert until(lambda: client.get("/healthz").json()["generators"] == 2)
+
+
+def test_a_crash_shows_no_internals(deployed: Deployed) -> None:
+    response = deployed.ask("break")
+    assert response.status_code == 500
+    assert error_of(response)["code"] == "internal_error"
+
+
+def test_what_is_refused_behind_the_generator_is_still_the_callers_fault(deployed: Deployed) -> None:
+    response = deployed.ask("nested")
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "image_undecodable"
+
+
+# -- learning -----------------------------------------------------------------------------------------------------------
+
+
+def test_only_confident_usual_traffic_becomes_updates(deployed: Deployed) -> None:
+    before = deployed.stats()
+    for question, changes in [
+        ("say 7,8,7,8", {}),  # a tie
+        ("say 7,7,8,9", {}),  # below the gate
+        ("say none", {}),
+        ("say 7", {"learn": False}),
+        ("say 7", {"temperature": 0.3}),
+        ("say 7", {"operations": False}),
+        ("say 7", {"samples": 2}),
+    ]:
+        assert deployed.ask(question, **changes).status_code == 200
+    assert deployed.ask("say 7,7,7,8").status_code == 200
+    assert until(lambda: deployed.stats()["received"] > before["received"])
+    time.sleep(0.3)
+    assert deployed.stats()["received"] == before["received"] + 1
+    with deployed.client() as client:
+        status = client.get("/v1/evolution").json()
+    assert (status["enabled"], status["policy_version"], status["updates"]) == (True, 0, 0)
+    assert status["queue"] == deployed.stats()["queue"] >= 1
+
+
+def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
+    """The learner's side: scored groups with advantages and readable views; afterwards replies carry the new version."""
+    before = deployed.stats()
+    for _ in range(4):  # as many as the queue holds: what other tests left is pushed out
+        deployed.ask("say 7,7,7,8")
+    assert until(lambda: deployed.stats()["received"] == before["received"] + 4)
+    assert deployed.stats()["queue"] == 4
+    assert deployed.stats()["dropped"] == before["dropped"] + before["queue"]
+    ray.get(deployed.evolution.begin.remote(0, 0, 0))
+    batch = ray.get(deployed.evolution.next_batch.remote(0, 1, 0), timeout=10)
+    assert len(batch.groups) == len(batch.views) == 2
+    assert (batch.sequences, batch.tokens) == (8, 24)
+    for group, views in zip(batch.groups, ray.get(batch.views), strict=True):
+        assert [t.reward for t in group.trajectories] == [1, 1, 1, 0]
+        assert sum(t.advantage for t in group.trajectories) == pytest.approx(0, abs=1e-3)
+        assert group.trajectories[3].advantage < 0 < group.trajectories[0].advantage
+        assert [len(views[t.id]) for t in group.trajectories] == [2, 2, 2, 2]
+    ray.get(deployed.evolution.stepped.remote(0, 5, {"policy/loss": 0.1}))
+    assert deployed.ask("say 7", learn=False).json()["policy_version"] == 5
+    with deployed.client() as client:
+        status = client.get("/v1/evolution").json()
+    assert (status["policy_version"], status["updates"]) == (5, 1)
