@@ -111,7 +111,7 @@ class Toolbox(Section):
 
 class Data(Section):
     train: str = Field("cards:?split=train", description="questions to train on: `cards:` or a JSON-lines file of questions")
-    evaluate: str = Field("cards:?split=test", description="held-out questions")
+    evaluate: str = Field("cards:?split=test&seed=7", description="held-out questions")
     demonstrations: str = Field("cards:?split=train", description="demonstrations for sft: `cards:` or a JSON-lines file")
     direct_share: float = Field(0.7, ge=0, le=1, description="share of `cards:` demonstrations that answer without an operation")
     limit: int = Field(0, ge=0, description="use only the first N questions; 0 is all")
@@ -218,6 +218,14 @@ class Evolution(Section):
     kl: float = Field(0.01, ge=0, description="weight of the k3 KL term to the policy that served")
 
 
+class Quickstart(Section):
+    sft_lr: float = Field(2e-3, gt=0, description="learning rate of the SFT stage")
+    rft_lr: float = Field(1e-3, gt=0, description="learning rate of the RFT stage")
+    shift: str = Field("noise", description="how the pictures of the online stream differ: noise, rotate, invert, lowcontrast, digits")
+    stream: int = Field(160, ge=1, description="unlabelled requests in the online stream")
+    shift_questions: int = Field(300, ge=1, description="held-out questions of the shifted kind, before and after")
+
+
 class Telemetry(Section):
     wandb: bool = Field(False, description="log to Weights & Biases (works offline)")
     tensorboard: bool = Field(False, description="log to TensorBoard")
@@ -249,6 +257,7 @@ class Config(Section):
     evaluate: Evaluate = Evaluate()
     serve: Serve = Serve()
     evolution: Evolution = Evolution()
+    quickstart: Quickstart = Quickstart()
     telemetry: Telemetry = Telemetry()
     cluster: Cluster = Cluster()
 

@@ -1,0 +1,141 @@
+"""Joining or starting a Ray cluster, and placing the actors of a job in time or saying why not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from pixelis.config import Config
+from pixelis.errors import InfraFailure
+
+WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
+
+
+def connect(config: Config) -> None:
+    """Join the cluster of ``cluster.address`` or RAY_ADDRESS, else start a local one; a no-op when connected."""
+    if ray.is_initialized():
+        return
+    address = config.cluster.address or os.environ.get("RAY_ADDRESS")
+    env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "DS_BUILD_OPS": "0"}
+    env |= {name: os.environ[name] for name in WORKER_ENV if name in os.environ}
+    options: dict[str, Any] = {
+        "runtime_env": {"env_vars": env},
+        "log_to_driver": False,
+        "logging_level": logging.WARNING,
+        "namespace": "pixelis",
+    }
+    if not address:
+        options |= {
+            "num_cpus": config.cluster.cpus or max(2, os.cpu_count() or 2),
+            "object_store_memory": config.cluster.object_store_bytes,
+            "include_dashboard": config.cluster.dashboard,
+        }
+    try:
+        ray.init(address=address, **options)
+    except ConnectionError as error:
+        raise InfraFailure(
+            f"no Ray cluster answers at {address}: {error}",
+            fix="start one with `ray start --head`, or unset RAY_ADDRESS and cluster.address to run locally",
+        ) from None
+
+
+@dataclass
+class Actors:
+    """The actors that one job placed, by role; ``names`` are those of the generators."""
+
+    store: ActorHandle | None = None
+    toolboxes: list[ActorHandle] = field(default_factory=list)
+    generators: list[ActorHandle] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    scorers: list[ActorHandle] = field(default_factory=list)
+    coordinator: ActorHandle | None = None
+
+    def all(self) -> list[ActorHandle]:
+        """Every actor placed."""
+        single = [a for a in (self.coordinator, self.store) if a is not None]
+        return [*self.generators, *self.scorers, *self.toolboxes, *single]
+
+
+def preflight(config: Config, *, learner: bool, rollouts: bool) -> None:
+    """Compare what the job asks for with what the cluster has; InfraFailure naming the bundle that cannot fit."""
+    wanted: list[tuple[str, int, float, float]] = []
+    if rollouts:
+        wanted += [
+            ("engine (generators)", config.engine.workers, config.engine.cpus, config.engine.gpus),
+            ("toolbox", config.toolbox.workers, config.toolbox.cpus, 0),
+            ("rewards (scorers)", config.rewards.workers, config.rewards.cpus, 0),
+        ]
+    if learner:
+        wanted.append(("learner", config.learner.workers, config.learner.cpus, config.learner.gpus))
+    have = ray.cluster_resources()
+    for resource, column in (("CPU", 2), ("GPU", 3)):
+        total = sum(row[1] * float(row[column]) for row in wanted)  # type: ignore[arg-type]
+        if total > have.get(resource, 0) and not config.cluster.autoscaling:
+            parts = ", ".join(f"{row[0]} {row[1]} x {row[column]:g}" for row in wanted if row[column])
+            raise InfraFailure(
+                f"the job wants {total:g} {resource} ({parts}) but the cluster has {have.get(resource, 0):g}",
+                fix="lower the workers or their cpus/gpus in the configuration, add nodes, or set cluster.autoscaling=true",
+            )
+
+
+@contextmanager
+def placed(config: Config, *, learner: bool = True, initial: str | None = None) -> Iterator[Actors]:
+    """Place store, toolboxes, scorers, generators and coordinator; end exactly these on the way out.
+
+    ``initial`` is a checkpoint folder with the adapter to publish as the first version. Raises InfraFailure when an actor is
+    not ready within ``cluster.placement_timeout_s``.
+    """
+    from pixelis.actors.coordinator import Coordinator
+    from pixelis.actors.generator import Generator
+    from pixelis.actors.policy_store import PolicyStore
+    from pixelis.actors.scorer import Scorer
+    from pixelis.actors.toolbox import Toolbox
+
+    connect(config)
+    preflight(config, learner=learner, rollouts=True)
+    actors, job = Actors(), uuid.uuid4().hex[:6]
+    try:
+        def names(role: str, count: int) -> list[str]:
+            return [f"{config.run.name}-{job}-{role}-{index}" for index in range(count)]
+
+        (store,), toolboxes = names("store", 1), names("toolbox", config.toolbox.workers)
+        actors.names = names("generator", config.engine.workers)
+        actors.store = PolicyStore.options(name=store).remote(config.run.dir, initial)
+        actors.toolboxes = [Toolbox.options(name=name, num_cpus=config.toolbox.cpus).remote(config) for name in toolboxes]
+        actors.scorers = [Scorer.options(num_cpus=config.rewards.cpus).remote(config) for _ in range(config.rewards.workers)]
+        actors.generators = [
+            Generator.options(name=name, num_cpus=config.engine.cpus, num_gpus=config.engine.gpus).remote(
+                config, store, toolboxes, index
+            )
+            for index, name in enumerate(actors.names)
+        ]
+        actors.coordinator = Coordinator.options(num_cpus=0).remote(config, actors.generators, actors.scorers, actors.store)
+        wait_ready(actors, config.cluster.placement_timeout_s)
+        yield actors
+    finally:
+        for actor in actors.all():
+            ray.kill(actor)
+
+
+def wait_ready(actors: Actors, timeout_s: float) -> None:
+    """Wait until every actor answers; InfraFailure names those that do not in ``timeout_s`` seconds."""
+    deadline = time.monotonic() + timeout_s
+    roles = {"generator": actors.generators, "toolbox": actors.toolboxes, "scorer": actors.scorers}
+    for role, members in roles.items():
+        refs = [member.health.remote() for member in members]
+        ready, late = ray.wait(refs, num_returns=len(refs), timeout=max(0.0, deadline - time.monotonic()))
+        ray.get(ready)
+        if late:
+            raise InfraFailure(
+                f"{len(late)} of {len(refs)} {role} actors were not ready in {timeout_s:g} s",
+                fix="look at `ray status` for what is missing, or raise cluster.placement_timeout_s",
+            )

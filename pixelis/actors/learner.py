@@ -1,0 +1,211 @@
+"""Learner workers: Ray Train runs them, DeepSpeed updates the policy, a stream says what to learn from.
+
+One loop for all streams: take a batch, make one optimizer step, publish the weights, now and then a checkpoint. A restarted
+worker goes on from the last complete checkpoint in ``run.dir``.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+import ray.train
+from ray.actor import ActorHandle
+
+from pixelis.config import Config
+from pixelis.errors import InfraFailure, PixelisError
+from pixelis.policy import checkpoint
+from pixelis.policy.samples import TrainSample, from_trajectory
+from pixelis.telemetry.events import EventLog
+
+
+@dataclass
+class Work:
+    """One rank's samples of one optimizer step; ``tokens`` and ``sequences`` are totals over all ranks."""
+
+    samples: list[TrainSample]
+    tokens: int
+    sequences: int
+    metrics: dict[str, float]
+    state: dict[str, Any]
+
+
+class Stream(Protocol):
+    """Where a learner's batches come from and where its weights go."""
+
+    kind: str
+    steps: int
+
+    def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
+        """Called once in every rank before step ``step``, with the state kept in the checkpoint."""
+
+    def next(self, step: int) -> Work | None:
+        """This rank's share of batch ``step``; None ends the run."""
+
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> None:
+        """Called in rank 0 after the optimizer step that used batch ``step``."""
+
+
+class DemonstrationStream:
+    """Demonstrations by Ray Data, for SFT."""
+
+    kind = "sft"
+
+    def __init__(self, config: Config):
+        self.config, self.steps = config, config.sft.steps
+
+    def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
+        """Open the shard of the dataset; ``fit`` already left out the batches before ``step``."""
+        world = ray.train.get_context().get_world_size()
+        shard = ray.train.get_dataset_shard("train")
+        self.batches = iter(shard.iter_batches(batch_size=self.config.sft.batch // world, batch_format="numpy"))
+
+    def next(self, step: int) -> Work | None:
+        """The next demonstrations in order."""
+        from pixelis.datasets.stream import samples_of
+
+        batch = next(self.batches, None)
+        if batch is None or step >= self.steps:
+            return None
+        samples = samples_of(batch)
+        tokens = sum_over_ranks(sum(int(s.mask.sum()) for s in samples))
+        return Work(samples, tokens, sum_over_ranks(len(samples)), {}, {})
+
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> None:
+        """Nothing to publish while demonstrations are learnt: the checkpoint is the result."""
+
+
+class GroupStream:
+    """Groups of scored trajectories from an actor that hands out batches: the Coordinator (RFT) or Evolution (traffic)."""
+
+    kind = "policy"
+
+    def __init__(self, source: ActorHandle, store: ActorHandle, stage: str, steps: int):
+        self.source, self.store, self.stage, self.steps = source, store, stage, steps
+
+    def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
+        """Publish what the checkpoint holds and let the source start there."""
+        context = ray.train.get_context()
+        self.rank, self.world = context.get_world_rank(), context.get_world_size()
+        adapter = trainer.adapter() if step else None
+        if self.rank == 0:
+            version = 0
+            if adapter is not None:
+                version = ray.get(self.store.publish.remote(adapter, self.stage, step))
+            ray.get(self.source.begin.remote(step, state.get("cursor", 0), version))
+
+    def next(self, step: int) -> Work | None:
+        """This rank's groups of the batch, as samples whose views are read from the object store."""
+        batch = ray.get(self.source.next_batch.remote(self.rank, self.world, step))
+        if batch is None:
+            return None
+        samples = []
+        for group, views in zip(batch.groups, ray.get(batch.views), strict=True):
+            for trajectory in group.trajectories:
+                if trajectory.advantage is not None:
+                    samples.append(from_trajectory(trajectory, views[trajectory.id]))
+        return Work(samples, batch.tokens, batch.sequences, batch.metrics, {"cursor": batch.cursor})
+
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> None:
+        """Publish the new weights and let the generators load them."""
+        version = ray.get(self.store.publish.remote(trainer.adapter(), self.stage, step + 1, metrics))
+        ray.get(self.source.stepped.remote(step, version, metrics))
+
+
+def work(job: dict[str, Any]) -> None:
+    """What every Ray Train worker runs; ``job`` holds ``config`` and ``stream``."""
+    from pixelis.policy.train_step import Trainer
+
+    config: Config = job["config"]
+    stream: Stream = job["stream"]
+    rank = ray.train.get_context().get_world_rank()
+    trainer = Trainer(config, steps=stream.steps, lr=job["lr"], kl=job["kl"])
+    step, state = 0, {}
+    latest = checkpoint.latest(config.run.dir)
+    if latest is not None:
+        state = trainer.load(latest)
+        step = int(state["step"])
+    log = EventLog(config.run.dir)
+    stream.begin(step, trainer, state)
+    saved = step
+    while not asked_to_stop(config) and (item := stream.next(step)) is not None:
+        start = time.monotonic()
+        metrics = trainer.step(item.samples, stream.kind, tokens=item.tokens, sequences=item.sequences)
+        metrics = {**item.metrics, **metrics, "learner/seconds": time.monotonic() - start}
+        state = {**item.state, "step": step + 1}
+        if rank == 0:
+            log.write(f"step/{stream.kind}", step=step + 1, **metrics)
+            stream.done(step, trainer, metrics)
+        step += 1
+        if step % config.learner.checkpoint_every == 0:
+            trainer.save(config.run.dir, step, state, keep=config.learner.keep)
+            saved = step
+        ray.train.report({"step": step, **metrics})
+    if step > saved:
+        trainer.save(config.run.dir, step, state, keep=config.learner.keep)
+    log.close()
+
+
+def asked_to_stop(config: Config) -> bool:
+    """True in every rank once any of them sees the file ``run.dir/STOP``."""
+    return sum_over_ranks(int((Path(config.run.dir) / "STOP").exists())) > 0
+
+
+def sum_over_ranks(value: int) -> int:
+    """Sum of a number over all learner ranks."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return value
+    total = torch.tensor(value)
+    dist.all_reduce(total)
+    return int(total)
+
+
+def fit(config: Config, stream: Stream, *, lr: float | None = None, kl: float = 0.0, datasets: dict | None = None) -> Path | None:
+    """Run the learner to the end of its stream; returns the last checkpoint of the run, None when there is no step in it.
+
+    Raises the error that stopped it.
+    """
+    from ray.train import DataConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    learner = config.learner
+    trainer = TorchTrainer(
+        work,
+        train_loop_config={"config": config, "stream": stream, "lr": lr or learner.lr, "kl": kl},
+        scaling_config=ScalingConfig(
+            num_workers=learner.workers,
+            use_gpu=learner.gpus > 0,
+            resources_per_worker={"CPU": learner.cpus, **({"GPU": learner.gpus} if learner.gpus else {})},
+        ),
+        run_config=RunConfig(
+            name="train",
+            storage_path=str(Path(config.run.dir).resolve()),
+            failure_config=FailureConfig(max_failures=learner.max_failures),
+        ),
+        torch_config=TorchConfig(backend="nccl" if learner.gpus else "gloo"),
+        datasets=datasets or {},
+        dataset_config=DataConfig(datasets_to_split=[] if learner.workers == 1 else "all"),
+    )
+    try:
+        trainer.fit()
+    except ray.train.v2.api.exceptions.TrainingFailedError as error:
+        raise _cause(error) from error
+    return checkpoint.latest(config.run.dir)
+
+
+def _cause(error: BaseException) -> PixelisError:
+    """Our own error inside Ray Train's wrapping, or an InfraFailure with its last line."""
+    seen: list[BaseException | None] = [error, *getattr(error, "worker_failures", {}).values()]
+    while seen:
+        inner = seen.pop()
+        if isinstance(inner, PixelisError):
+            return inner
+        if inner is not None:
+            seen += [inner.__cause__, getattr(inner, "cause", None)]
+    return InfraFailure(f"training failed: {str(error).strip().splitlines()[-1]}", fix="see the worker logs of the Ray session")

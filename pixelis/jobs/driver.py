@@ -1,0 +1,173 @@
+"""What every job's driver shares: the run folder with its lock, stopping cleanly, progress while something runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from pixelis.config import Config
+from pixelis.errors import BadConfig, InfraFailure, PixelisError
+from pixelis.telemetry import events
+from pixelis.telemetry.progress import Progress
+
+T = TypeVar("T")
+POLL_S = 1.0
+
+
+class Stopped(Exception):
+    """The user or the cluster asked the job to end; the run folder holds a loadable checkpoint if a step was made."""
+
+
+@contextmanager
+def run_folder(config: Config) -> Iterator[Path]:
+    """Own ``run.dir``: made, locked against a second run, its configuration written beside the results.
+
+    Raises BadConfig when another live process owns it, or when it holds a run of another policy.
+    """
+    folder = Path(config.run.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / "lock.json"
+    _claim(lock)
+    try:
+        if not config.run.resume:
+            for name in ("checkpoints", "versions", "train"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+            (folder / "events.jsonl").unlink(missing_ok=True)
+        _check_same_run(folder / "config.yaml", config)
+        (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+        stop_file(config).unlink(missing_ok=True)
+        yield folder
+    finally:
+        lock.unlink(missing_ok=True)
+
+
+def _claim(lock: Path) -> None:
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "job": os.environ.get("RAY_JOB_SUBMISSION_ID", "")}
+    for _ in range(2):
+        try:
+            with open(lock, "x", encoding="utf-8") as handle:
+                json.dump(owner, handle)
+            return
+        except FileExistsError:
+            try:
+                other = json.loads(lock.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                other = {}
+            if other.get("host") == owner["host"] and not _alive(int(other.get("pid", 0))):
+                lock.unlink(missing_ok=True)
+                continue
+            raise BadConfig(
+                f"{lock.parent} is in use by process {other.get('pid')} on {other.get('host')} {other.get('job', '')}".rstrip(),
+                fix=f"wait for it, choose another run.dir, or remove {lock} if that process is gone",
+            ) from None
+    raise BadConfig(f"{lock} cannot be claimed", fix="remove it and try again")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid > 0
+
+
+def _check_same_run(path: Path, config: Config) -> None:
+    if not path.is_file() or not (path.parent / "checkpoints").is_dir():
+        return
+    before = yaml.safe_load(path.read_text(encoding="utf-8")).get("policy", {})
+    now = config.model_dump(mode="json")["policy"]
+    different = sorted(key for key in now if before.get(key) != now[key])
+    if different:
+        raise BadConfig(
+            f"{path.parent} holds a run with another policy ({', '.join('policy.' + k for k in different)} differ)",
+            fix="choose another run.dir, or start over with run.resume=false",
+        )
+
+
+def stop_file(config: Config) -> Path:
+    """Learners end after the step during which this file appears; a user may create it too."""
+    return Path(config.run.dir) / "STOP"
+
+
+@contextmanager
+def driver(name: str) -> Iterator[None]:
+    """The frame of a job's main: typed errors become one clear message and exit code 1, a stop becomes 130."""
+    def on_term(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, on_term)
+    try:
+        yield
+    except PixelisError as error:
+        print(f"pixelis.jobs.{name}: {error}", file=sys.stderr)
+        raise SystemExit(2 if error.code == "bad_config" else 1) from None
+    except (KeyboardInterrupt, Stopped):
+        print(f"pixelis.jobs.{name}: stopped", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def watch(
+    config: Config, name: str, total: int, run: Callable[[], T], poll: Callable[[], tuple[int, dict[str, Any]]], grace_s: float = 8.0
+) -> T:
+    """Run ``run`` in a thread while progress from ``poll`` (done, metrics) is shown; returns its result or raises its error.
+
+    Ctrl-C or SIGTERM asks the learner to stop after its step, waits ``grace_s`` seconds for the last checkpoint and raises
+    Stopped.
+    """
+    future: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(run())
+        except BaseException as error:
+            future.set_exception(error)
+
+    start, metrics = poll()
+    with Progress(name, total, start=start, enabled=config.telemetry.progress) as progress:
+        threading.Thread(target=call, name=name, daemon=True).start()
+        try:
+            while not future.done():
+                time.sleep(POLL_S)
+                done, metrics = poll()
+                progress.update(done, **metrics)
+            done, metrics = poll()
+            progress.update(done, **metrics)
+        except KeyboardInterrupt:
+            stop_file(config).touch()
+            print("stopping: the learner writes a checkpoint after this step", file=sys.stderr, flush=True)
+            deadline = time.monotonic() + grace_s
+            while not future.done() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            raise Stopped from None
+        return future.result()
+
+
+def made_steps(latest: Path | None) -> Path:
+    """The run's last checkpoint; InfraFailure for a run that made no step, so that it cannot pass for a good one."""
+    if latest is None:
+        raise InfraFailure("the run made no step and left no checkpoint", fix="look at events.jsonl in run.dir")
+    return latest
+
+
+def last_step(folder: Path, kind: str, keys: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
+    """Steps done and the chosen metrics of the newest ``kind`` event in ``folder``; (0, {}) before the first."""
+    rows = events.read(folder, kind)
+    if not rows:
+        return 0, {}
+    shown = {key.rsplit("/", 1)[-1]: rows[-1][key] for key in keys if isinstance(rows[-1].get(key), int | float)}
+    return int(rows[-1]["step"]), shown

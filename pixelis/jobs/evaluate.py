@@ -1,0 +1,77 @@
+"""Evaluate a policy on held-out questions by real episodes.
+
+Prints accuracy with its 95 % interval, the rate of pixel reasoning, the tool error rate and the mean number of turns; writes
+evaluation.json, trajectories.jsonl and report.html to run.dir.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from pixelis.actors import cluster, report
+from pixelis.config import Config, from_command_line
+from pixelis.evaluation.metrics import correctness, summarise
+from pixelis.jobs.driver import driver, run_folder, watch
+from pixelis.records import Group
+
+
+@dataclass
+class Arm:
+    """One evaluated policy: its summary, correctness by question and the groups with references to their views."""
+
+    name: str
+    summary: dict[str, Any]
+    correct: dict[str, float]
+    groups: list[Group]
+    views: list[ray.ObjectRef]
+
+
+def measure(
+    config: Config, actors: cluster.Actors, name: str, version: int, *, operations: bool = True, source: str | None = None
+) -> Arm:
+    """Episodes of policy ``version`` on ``source`` (default data.evaluate), greedy unless configured otherwise."""
+    coordinator, count = actors.coordinator, config.evaluate.questions
+    source = source or config.data.evaluate
+
+    def poll() -> tuple[int, dict[str, Any]]:
+        return ray.get(coordinator.progress.remote())["evaluated"].get(name, 0), {}
+
+    groups, views = watch(
+        config, f"evaluate {name}", count, lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, name)), poll
+    )
+    summary = {"name": name, **summarise(groups)}
+    return Arm(name, summary, correctness(groups), groups, views)
+
+
+def save(folder: Path, arm: Arm) -> None:
+    """Write ``trajectories-NAME.jsonl``: one group a line."""
+    with (folder / f"trajectories-{arm.name}.jsonl").open("w", encoding="utf-8") as out:
+        out.writelines(group.model_dump_json() + "\n" for group in arm.groups)
+
+
+def main() -> None:
+    """Entry point of `python -m pixelis.jobs.evaluate`."""
+    config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml")
+    with (
+        driver("evaluate"),
+        run_folder(config) as folder,
+        cluster.placed(config, learner=False, initial=config.policy.adapter) as actors,
+    ):
+        arm = measure(config, actors, config.run.name, 0, operations=config.evaluate.operations)
+        save(folder, arm)
+        (folder / "evaluation.json").write_text(json.dumps(arm.summary, indent=2), encoding="utf-8")
+        episodes = report.choose(arm.name, arm.groups, arm.views, config.evaluate.trajectories)
+        page = ray.get(report.write.remote(config, str(folder), {"arms": [arm.summary]}, [], episodes))
+        low, high = arm.summary["ci95"]
+        print(f"accuracy {arm.summary['accuracy']:.3f} [{low:.3f}, {high:.3f}] on {arm.summary['n']} questions")
+        print(f"rate of pixel reasoning {arm.summary['rapr']:.3f}, tool errors {arm.summary['tool_error_rate']:.3f}")
+        print(f"report: {page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Reinforcement fine-tuning: rollouts with pixel operations, group-relative advantages, small policy updates.
+
+    Coordinator -> Generator (+ Toolbox) -> Scorer -> advantages -> Learner -> PolicyStore -> Generator -> ...
+
+Result: checkpoints and policy versions in run.dir, every step in run.dir/events.jsonl. Re-running resumes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pixelis.actors import cluster, learner
+from pixelis.config import Config, from_command_line
+from pixelis.jobs.driver import driver, last_step, made_steps, run_folder, watch
+
+SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/seconds", "learner/seconds")
+
+
+def run(config: Config, actors: cluster.Actors) -> Path:
+    """Train to ``rft.steps`` or to a stop, on actors that are already placed; returns the last checkpoint."""
+    stream = learner.GroupStream(actors.coordinator, actors.store, stage="rft", steps=config.rft.steps)
+    return made_steps(watch(
+        config,
+        "rft",
+        config.rft.steps,
+        lambda: learner.fit(config, stream, kl=config.rft.loss.kl),
+        lambda: last_step(Path(config.run.dir), "step/policy", SHOWN),
+    ))
+
+
+def main() -> None:
+    """Entry point of `python -m pixelis.jobs.rft`."""
+    config = from_command_line(__doc__, "rft", default="configs/nano/rft.yaml")
+    with driver("rft"), run_folder(config), cluster.placed(config, initial=config.policy.adapter) as actors:
+        print(f"checkpoint: {run(config, actors)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Serve the agent over HTTP and, unless evolution.enabled=false, learn from its traffic.
+
+    curl -s localhost:8000/v1/agent -H 'content-type: application/json' -d '{"question": "...", "image": "data:image/png;base64,..."}'
+
+Every request is sampled serve.samples times; a confident vote becomes an update of the adapter, and the new version is
+served. Ctrl-C ends it; the updates so far are in run.dir/checkpoints.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ray
+
+from pixelis.actors import cluster, learner
+from pixelis.actors.evolution import Evolution
+from pixelis.config import Config, from_command_line
+from pixelis.errors import PixelisError
+from pixelis.jobs.driver import driver, run_folder, stop_file
+from pixelis.serve import app
+
+ENDLESS = 10**9
+
+
+@contextmanager
+def serving(config: Config, actors: cluster.Actors) -> Iterator[tuple[str, ray.actor.ActorHandle]]:
+    """The service on placed actors: its base URL and the Evolution actor that learns from it."""
+    name = f"{config.run.name}-evolution-{actors.names[0]}"
+    evolution = Evolution.options(name=name).remote(config, actors.generators)
+    try:
+        yield app.start(config, actors.names, name), evolution
+    finally:
+        app.stop()
+        ray.kill(evolution)
+
+
+def evolve(config: Config, actors: cluster.Actors, evolution: ray.actor.ActorHandle) -> Path | None:
+    """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if any."""
+    stream = learner.GroupStream(evolution, actors.store, stage="evolve", steps=ENDLESS)
+    return learner.fit(config, stream, lr=config.evolution.lr, kl=config.evolution.kl)
+
+
+def main() -> None:
+    """Entry point of `python -m pixelis.jobs.serve`."""
+    config = from_command_line(__doc__, "serve", default="configs/nano/serve.yaml")
+    with (
+        driver("serve"),
+        run_folder(config),
+        cluster.placed(config, learner=config.evolution.enabled, initial=config.policy.adapter) as actors,
+        serving(config, actors) as (url, evolution),
+    ):
+        print(f"serving on {url}  (try {url}/healthz; Ctrl-C ends)", flush=True)
+        failed: list[BaseException] = []
+        if config.evolution.enabled:
+
+            def learn() -> None:
+                try:
+                    evolve(config, actors, evolution)
+                except PixelisError as error:
+                    failed.append(error)
+
+            threading.Thread(target=learn, daemon=True).start()
+        try:
+            while not failed:
+                time.sleep(1.0)
+            raise failed[0]
+        except KeyboardInterrupt:
+            stop_file(config).touch()
+            ray.get(evolution.stop.remote())
+            raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Supervised fine-tuning on demonstrations: Ray Data prepares them, Ray Train learns them.
+
+Result: checkpoints in run.dir/checkpoints, each with the adapter (or the model) to start `rft` or `serve` from.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pixelis.actors import cluster, learner
+from pixelis.config import Config, from_command_line
+from pixelis.jobs.driver import driver, last_step, made_steps, run_folder, watch
+from pixelis.policy import checkpoint
+
+
+def run(config: Config) -> Path:
+    """Train to ``sft.steps`` or to a stop; returns the last checkpoint."""
+    from pixelis.datasets.stream import demonstration_stream
+
+    cluster.connect(config)
+    cluster.preflight(config, learner=True, rollouts=False)
+    with run_folder(config) as folder:
+        latest = checkpoint.latest(folder)
+        datasets = {"train": demonstration_stream(config, start=checkpoint.step_of(latest) if latest else 0)}
+        return made_steps(watch(
+            config,
+            "sft",
+            config.sft.steps,
+            lambda: learner.fit(config, learner.DemonstrationStream(config), datasets=datasets),
+            lambda: last_step(folder, "step/sft", ("policy/loss",)),
+        ))
+
+
+def main() -> None:
+    """Entry point of `python -m pixelis.jobs.sft`."""
+    config = from_command_line(__doc__, "sft", default="configs/nano/sft.yaml")
+    with driver("sft"):
+        print(f"checkpoint: {run(config)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What a user meets in the configuration: overrides, files, mistakes and what they are told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis import config
+from pixelis.errors import BadConfig, MissingFile
+
+CONFIGS = sorted(Path("configs").rglob("*.yaml"))
+
+
+def test_overrides_reach_their_key_and_keep_the_rest() -> None:
+    c = config.load(None, ["learner.lr=3e-4", "rewards.weights.curiosity=0.5", "policy.adapter=runs/x", "run.seed=7"])
+    assert (c.learner.lr, c.rewards.weights.curiosity, c.policy.adapter, c.run.seed) == (3e-4, 0.5, "runs/x", 7)
+    assert c.rewards.weights.accuracy == 1.0
+
+
+@given(
+    lr=st.floats(1e-8, 1.0),
+    steps=st.integers(1, 10**6),
+    name=st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=20),
+    gate=st.floats(0, 1),
+)
+def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: float) -> None:
+    c = config.parse({"learner": {"lr": lr}, "rft": {"steps": steps}, "run": {"name": name}, "evolution": {"gate": gate}})
+    again = config.parse(yaml.safe_load(c.to_yaml()))
+    assert again == c
+    assert again.sha256 == c.sha256
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("learner.lrr=3", "did you mean `learner.lr`"),
+        ("gamma=1", "`gamma`"),
+        ("learner.lr=fast", "learner.lr"),
+        ("learner.lr=-1", "learner.lr"),
+        ("rft.group=1", "rft.group"),
+        ("policy.lora=3", "policy.lora"),
+        ("dialogue.crop.max_pixels=10", "min_pixels 4096 is above max_pixels 10"),
+        ("learner.row_tokens=64", "an episode must fit a row"),
+        ("learner.workers=3", "rft.questions 32 is not divisible by learner.workers 3"),
+        ("rft.advantage.min_group=9", "rft.advantage.min_group 9 is above rft.group 8"),
+        ("nonsense", "is no override"),
+    ],
+)
+def test_a_mistake_names_the_key(override: str, told: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        config.load(None, [override])
+    assert told in str(caught.value)
+
+
+def test_a_file_extends_another_and_later_values_win(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("learner: {lr: 0.1, clip_norm: 5}\nrun: {name: base}\n")
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\nlearner: {lr: 0.2}\n")
+    c = config.load(tmp_path / "top.yaml", ["run.name=mine"])
+    assert (c.learner.lr, c.learner.clip_norm, c.run.name) == (0.2, 5.0, "mine")
+
+
+def test_files_that_cannot_be_used_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "loop.yaml").write_text("extends: loop.yaml\n")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    (tmp_path / "broken.yaml").write_text("a: [1\n")
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(BadConfig, match="extends itself"):
+        config.load(tmp_path / "loop.yaml")
+    with pytest.raises(BadConfig, match="not sections"):
+        config.load(tmp_path / "list.yaml")
+    with pytest.raises(BadConfig, match="not YAML"):
+        config.load(tmp_path / "broken.yaml")
+    with pytest.raises(MissingFile, match="no configuration file"):
+        config.load(tmp_path / "absent.yaml")
+    assert config.load(tmp_path / "empty.yaml") == config.Config()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=str)
+def test_every_shipped_configuration_is_valid(path: Path) -> None:
+    assert config.load(path).run.name
+
+
+def test_help_lists_every_key_and_dry_run_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        config.from_command_line("Doc.", "rft", ["--help"])
+    text = capsys.readouterr().out
+    assert left.value.code == 0
+    for key in ("learner.lr", "rewards.curiosity.alpha", "rft.sampling.temperature", "serve.api_key_env"):
+        assert key in text
+    with pytest.raises(SystemExit):
+        config.from_command_line("Doc.", "rft", ["configs/nano/rft.yaml", "learner.lr=0.5", "--dry-run"])
+    assert yaml.safe_load(capsys.readouterr().out)["learner"]["lr"] == 0.5
+
+
+def test_a_bad_command_line_exits_with_two_and_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--lr", "3"], ["a.yaml", "b.yaml"], ["configs/nano/rtf.yaml"], ["learner.lrr=1"]):
+        with pytest.raises(SystemExit) as left:
+            config.from_command_line("Doc.", "rft", argv)
+        assert left.value.code == 2
+        assert "fix:" in capsys.readouterr().err
+
+
+def test_the_ground_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, pixelis.config, pixelis.records, pixelis.errors;"
+        "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
