@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
+
+from pixelis.telemetry.words import number, safe
 
 Series = Sequence[tuple[float, float]]
 
@@ -42,7 +43,7 @@ def line_chart(series: Mapping[str, Series], *, share: bool = False, x_label: st
         )
 
     spoken = "; ".join(f"{name} from {number(p[0][1], share)} to {number(p[-1][1], share)}" for name, p in lines.items())
-    out = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(spoken)}">']
+    out = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{safe(spoken)}">']
     for tick in y_ticks:
         _, y = place(x_low, tick)
         out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
@@ -50,11 +51,11 @@ def line_chart(series: Mapping[str, Series], *, share: bool = False, x_label: st
     for tick in sorted({t for t in nice_ticks(x_low, x_high) if x_low <= t <= x_high} or {x_low}):
         x, _ = place(tick, y_low)
         out.append(f'<text x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{number(tick)}</text>')
-    out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 3}" text-anchor="middle">{escape(x_label)}</text>')
+    out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 3}" text-anchor="middle">{safe(x_label)}</text>')
     for i, (name, points) in enumerate(lines.items()):
         placed = [place(x, y) for x, y in points]
         path = " ".join(f"{x},{y}" for x, y in placed)
-        out.append(f'<polyline class="c{i % COLOURS}" points="{path}"><title>{escape(name)}</title></polyline>')
+        out.append(f'<polyline class="c{i % COLOURS}" points="{path}"><title>{safe(name)}</title></polyline>')
         out.append(f'<circle class="c{i % COLOURS}" cx="{placed[-1][0]}" cy="{placed[-1][1]}" r="3.5"/>')
     out.append("</svg>")
     return "".join(out)
@@ -65,7 +66,7 @@ def legend(series: Mapping[str, Series], *, share: bool = False) -> str:
     drawn = {name: points for name, points in series.items() if points}
     share = share and all(0 <= y <= 1 for points in drawn.values() for _, y in points)
     items = [
-        f'<li><i class="c{i % COLOURS}"></i>{escape(name)} <b>{number(points[-1][1], share)}</b></li>'
+        f'<li><i class="c{i % COLOURS}"></i>{safe(name)} <b>{number(points[-1][1], share)}</b></li>'
         for i, (name, points) in enumerate(drawn.items())
     ]
     return f'<ul class="legend">{"".join(items)}</ul>'
@@ -81,19 +82,6 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
-
-
-def number(value: float, share: bool = False) -> str:
-    """A value as short text: `84.5 %`, `0.0012`, `12k`, `3`."""
-    if share:
-        return f"{value * 100:.3g} %" if value < 0.9995 else "100 %"
-    if value == 0:
-        return "0"
-    if abs(value) >= 1e6 or abs(value) < 1e-4:
-        return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
-    if abs(value) >= 1e4:
-        return f"{value / 1000:.3g}k"
-    return f"{value:.4g}"
 
 
 def _thin(points: Series) -> list[tuple[float, float]]:

@@ -10,7 +10,6 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 
 import numpy as np
 from PIL import Image
@@ -18,17 +17,13 @@ from PIL import Image
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import geometry
 from pixelis.records import Box, ImageView, Question, StopReason, Trajectory, Turn
-from pixelis.telemetry.charts import number
+from pixelis.telemetry.words import MAX_TEXT, number, safe, text
 
 PAGE_PIXELS = 640
 """Longest side of a picture on a page."""
 LOSSLESS_PIXELS = 128
 """Pictures up to this side are kept exactly: they are what the policy saw, pixel by pixel."""
 BOX_COLOURS = 4
-MAX_TEXT = 20_000
-
-INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, marks that turn the direction of text, lone surrogates."""
 PADS = re.compile(r"(?:<\|(?:image|video)_pad\|>)+")
 
 STOPS = {
@@ -93,18 +88,6 @@ def render_page(page: EpisodePage, place: int = 1) -> str:
         f'<div class="episode-body"><div class="scenes">{_scenes(page, marks)}</div>'
         f'<ol class="turns">{_turns(page, marks)}</ol></div>{_rewards(trajectory)}</article>'
     )
-
-
-def text(value: object, limit: int = MAX_TEXT) -> str:
-    """Hostile text made safe to show: escaped, control characters made visible, cut at `limit`, direction kept to itself."""
-    return f"<bdi>{safe(value, limit)}</bdi>"
-
-
-def safe(value: object, limit: int = MAX_TEXT) -> str:
-    """`text` without the element that isolates its direction: for titles and attributes."""
-    raw = str(value)
-    cut = f" … ({len(raw) - limit} more characters)" if len(raw) > limit else ""
-    return escape(INVISIBLE.sub("\ufffd", raw[:limit]) + cut)
 
 
 def data_url(picture: np.ndarray, longest: int = PAGE_PIXELS) -> str:

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pixelis.telemetry.charts import legend, line_chart, number
+from pixelis.telemetry.charts import legend, line_chart
 from pixelis.telemetry.events import plain
 from pixelis.telemetry.metrics import as_number
-from pixelis.telemetry.pages import EpisodePage, render_page, safe, text
+from pixelis.telemetry.pages import EpisodePage, render_page
 from pixelis.telemetry.progress import clock
 from pixelis.telemetry.style import STYLE
+from pixelis.telemetry.words import number, safe, text
 
 FILE = "report.html"
 

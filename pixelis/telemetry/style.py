@@ -53,6 +53,7 @@ figure{margin:0}
 .chart circle.c5,.legend .c5{fill:var(--c5);background:var(--c5)}
 .legend,.terms{list-style:none;display:flex;flex-wrap:wrap;gap:.2rem 1rem;margin:.4rem 0;padding:0}
 .legend li,.legend b,.terms b{color:var(--ink)}
+.legend b{white-space:nowrap}
 .legend i{display:inline-block;width:14px;height:4px;border-radius:2px;margin-right:.4rem;vertical-align:middle}
 details{margin:.8rem 0}
 summary{cursor:pointer;color:var(--soft)}
@@ -73,8 +74,8 @@ pre{margin:.35rem 0 0;padding:.55rem .7rem;background:var(--bg);border:1px solid
 .episode-body{display:grid;grid-template-columns:minmax(0,5fr) minmax(0,4fr);gap:22px;margin-top:14px}
 .frame{position:relative;line-height:0;margin-bottom:6px}
 .frame img{width:100%;height:auto;border-radius:4px}
-.box{position:absolute;border:2.5px solid var(--b);outline:1px solid #000;box-shadow:inset 0 0 0 1px #000}
-.box b{position:absolute;left:-2.5px;bottom:100%}
+.box{position:absolute;border:3px solid var(--b);outline:1.5px solid #000;box-shadow:inset 0 0 0 1.5px #fff}
+.box b{position:absolute;left:-3px;bottom:100%}
 .box b,.mark{background:var(--b);color:#000;font:700 12px/1.35 system-ui,sans-serif;padding:0 5px;border-radius:3px}
 .b0{--b:var(--b0)}
 .b1{--b:var(--b1)}
@@ -88,7 +89,7 @@ pre{margin:.35rem 0 0;padding:.55rem .7rem;background:var(--bg);border:1px solid
 .turns li{border-left:3px solid var(--line);padding-left:12px;min-width:0}
 .turns .policy{border-color:var(--c0)}
 .turns .failed{border-color:var(--bad)}
-.turns details{margin:0}
+.turns details{margin:.35rem 0 0;font-size:.875rem}
 .terms{border-top:1px solid var(--line);padding-top:10px;margin:16px 0 0}
 dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,210px),1fr));gap:.5rem 1.2rem;margin:.4rem 0}
 dd{margin:0;overflow-wrap:anywhere}

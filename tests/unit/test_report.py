@@ -1,0 +1,346 @@
+"""A report stands alone, shows what it should, and no text of a model, dataset or user becomes markup."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pixelis.errors import BadInput
+from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.telemetry.charts import line_chart, nice_ticks
+from pixelis.telemetry.pages import EpisodePage, data_url, render_page
+from pixelis.telemetry.report import render, write_report
+from pixelis.telemetry.words import number, text
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202edcba\x00</style></pre></article>"
+VOID = {"meta", "img", "br"}
+ALLOWED = {
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "main",
+        "section",
+        "header",
+        "nav",
+        "article",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "p",
+    ),
+    *(
+        "b",
+        "i",
+        "small",
+        "span",
+        "div",
+        "bdi",
+        "pre",
+        "ul",
+        "ol",
+        "li",
+        "dl",
+        "dt",
+        "dd",
+        "a",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+    ),
+    *("td", "figure", "figcaption", "img", "details", "summary", "svg", "line", "text", "polyline", "circle"),
+}
+
+
+class Page(HTMLParser):
+    """Collects elements and fails on what is not well nested."""
+
+    def __init__(self, document: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(document)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.words).split())
+
+    def all(self, tag: str, cls: str | None = None) -> list[dict[str, str | None]]:
+        return [a for t, a in self.elements if t == tag and (cls is None or cls in (a.get("class") or "").split())]
+
+
+def picture(height: int = 768, width: int = 1024) -> np.ndarray:
+    rows, columns = np.mgrid[0:height, 0:width]
+    return np.stack([rows % 256, columns % 256, (rows + columns) % 256], axis=-1).astype(np.uint8)
+
+
+def episode(question: str = "Which digit?", answer: str | None = "7", **rewards: float) -> EpisodePage:
+    """Zooms, zooms into the crop, fails once, answers."""
+    views = [
+        ImageView(id="img0", source_size=(1024, 768), view_size=(64, 48)),
+        ImageView(id="obs1", parent="img0", box=(0.25, 0.5, 0.75, 1.0), source_size=(512, 384), view_size=(64, 48)),
+        ImageView(id="obs2", parent="obs1", box=(0.5, 0.0, 1.0, 0.5), source_size=(256, 192), view_size=(64, 48)),
+    ]
+    turns = [Turn(role="user", text="<|im_start|>user\n" + "<|image_pad|>" * 12 + question, images=["img0"])]
+    for view in views[1:]:
+        call = Action(op="zoom_in", target=view.parent or "", arguments={"box": view.box})
+        turns.append(Turn(role="assistant", text=f"<think>{question}</think><tool_call>{{}}</tool_call>", action=call))
+        seen = Observation(status="ok", id=view.id, images=[view])
+        turns.append(Turn(role="tool", text="<tool_response>", images=[view.id], observation=seen))
+    turns.append(Turn(role="assistant", text="<tool_call>{", error="bad_json"))
+    turns.append(Turn(role="tool", text="error", observation=Observation(status="error", code="bad_json", text=question)))
+    turns.append(Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2], log_probs=[-0.1, -0.2]))
+    trajectory = Trajectory(
+        question_id="q",
+        images=views,
+        turns=turns,
+        answer=answer,
+        stop_reason=StopReason.ANSWER if answer is not None else StopReason.NO_ACTION,
+        rewards=rewards,
+        reward=sum(rewards.values()) if rewards else None,
+        unscored=None if rewards else "no_truth",
+    )
+    crop = picture(48, 64)
+    return EpisodePage(
+        Question(id="q", question=question, answers=["7"] if rewards else None),
+        trajectory,
+        {"img0": picture(), "obs1": crop, "obs2": crop},
+        title=question,
+    )
+
+
+def arm(name: str, accuracy: float, rapr: float) -> dict:
+    ends = [accuracy - 0.03, accuracy + 0.03]
+    return {"name": name, "accuracy": accuracy, "ci95": ends, "n": 500, "rapr": rapr, "tool_error_rate": 0.01 if rapr else 0.0}
+
+
+SUMMARY = {
+    "arms": [arm("direct", 0.11, 0.0), arm("sft", 0.134, 0.04), arm("rft", 0.848, 0.99)],
+    "paired": {"rft_minus_sft": {"mean": 0.714, "ci95": [0.67, 0.756]}},
+    "seconds": {"sft": 31.0, "rft": 84.0},
+    "versions": {"pixelis": "0.1.0", "torch": "2.13.0"},
+    "seed": 42,
+    "shift": {"before": arm("", 0.316, 0.9), "after": arm("", 0.35, 0.9), "updates": 20},
+    "hardware": {"cores": 2},
+    "command": "python -m pixelis.jobs.quickstart",
+}
+CURVES = [{"stage": "sft", "step": i, "sft/loss": 2 / i} for i in range(1, 6)] + [
+    {
+        "stage": "rft",
+        "step": i,
+        "train/accuracy": i / 20,
+        "rollout/rapr": i / 10,
+        "reward/accuracy": i / 20,
+        "reward/curiosity": float("nan") if i == 3 else 0.1,
+        "rollout/seconds": 2.0,
+        "note": "text",
+    }
+    for i in range(1, 11)
+]
+
+
+def test_a_report_stands_alone_and_says_what_it_found(tmp_path):
+    path = write_report(tmp_path / "run", SUMMARY, CURVES, [episode(accuracy=1.0)])
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["report.html"]
+    document = path.read_text(encoding="utf-8")
+    page = Page(document)
+    assert {tag for tag, _ in page.elements} <= ALLOWED
+    for _, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on")]
+        for name in ("src", "href"):
+            assert (attributes.get(name) or "#").startswith(("data:image/", "#"))
+    assert "http" not in re.sub(r"http-equiv", "", document)
+    assert any("default-src 'none'" in (a.get("content") or "") for a in page.all("meta"))
+    for said in (
+        "answers 84.8 % of 500 held-out questions",
+        "rft minus sft: +71.4 points 95 % interval +67.0 to +75.6",
+        "31.6 %",
+        "35.0 %",
+        "1:24 min",
+        "torch",
+        "python -m pixelis.jobs.quickstart",
+        "Seed 42",
+        "no calls",
+    ):
+        assert said in page.text, said
+
+
+def test_every_figure_has_a_sentence():
+    page = Page(render(SUMMARY, CURVES, []))
+    assert len(page.all("svg")) == 4  # sft loss; accuracy and rapr; reward terms; seconds among the rest
+    assert "rate of pixel reasoning (rollout/rapr) 100 %" in page.text
+    assert "Look whether the two rise together" in page.text
+    assert "1 more curves" in page.text
+
+
+def test_an_empty_run_still_gives_a_page(tmp_path):
+    page = Page(write_report(tmp_path, {}, [], []).read_text())
+    assert "Where the numbers come from" in page.text
+    assert not page.all("table")
+
+
+@pytest.mark.parametrize(
+    "summary", [{"arms": [{"name": "rft"}]}, {"arms": "none", "shift": 3, "paired": None, "seconds": {"x": None}}]
+)
+def test_a_summary_with_holes_is_no_error(summary):
+    Page(render(summary, [], []))
+
+
+def test_hostile_text_stays_text():
+    bad = {"name": HOSTILE, "accuracy": 0.5, "ci95": [0.4, 0.6], "n": HOSTILE, "rapr": 0.1}
+    summary = {
+        "arms": [bad],
+        "paired": {HOSTILE: {"mean": 0.1, "ci95": [0, 1]}},
+        "versions": {HOSTILE: HOSTILE},
+        "hardware": HOSTILE,
+        "command": HOSTILE,
+        "seed": HOSTILE,
+        "seconds": {HOSTILE: 3.0},
+        "shift": {"before": bad, "after": bad, HOSTILE: [HOSTILE]},
+    }
+    curves = [{"stage": HOSTILE, "step": i, f"x/{HOSTILE}": i, "reward/" + HOSTILE: i} for i in range(3)]
+    one = episode(HOSTILE, HOSTILE, **{HOSTILE: 1.0})
+    one.trajectory.images[0] = one.trajectory.images[0].model_copy(update={"id": HOSTILE})
+    page = Page(render(summary, curves, [one, episode(HOSTILE, None)], title=HOSTILE))
+    assert {tag for tag, _ in page.elements} <= ALLOWED
+    assert "script" not in {tag for tag, _ in page.elements}
+    assert all(not name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert "<script>alert(1)</script>" in page.text  # seen, as text
+    shown = "".join(page.words)
+    assert "\u202e" not in shown
+    assert "\x00" not in shown
+
+
+def test_boxes_are_drawn_where_the_policy_zoomed():
+    page = Page(render_page(episode(accuracy=1.0)))
+    first, second = page.all("span", "box")
+    assert first["style"] == "left:25.00%;top:50.00%;width:50.00%;height:50.00%"
+    assert second["style"] == "left:50.00%;top:50.00%;width:25.00%;height:25.00%"  # a crop of the crop, in the whole picture
+    assert len(page.all("span", "mark")) == 2
+
+
+def test_an_episode_tells_its_story_in_order():
+    words = Page(render_page(episode(accuracy=1.0, curiosity=0.05), 3)).text
+    order = [
+        "Episode 3",
+        "Which digit?",
+        "right",
+        "Answer: 7",
+        "truth: 7",
+        "1024 × 768 pixels",
+        "64 × 48 pixels",
+        "[picture: 12 tokens]",
+        "Turn 1: the policy calls zoom_in on img0",
+        "512 × 384 pixels of the picture, seen at 64 × 48",
+        "Turn 2: the policy calls zoom_in on obs1",
+        "Turn 3: the policy makes a call that cannot be read",
+        "The call fails: bad_json",
+        "Turn 4: the policy answers",
+        "reward 1.05",
+        "2 tokens written",
+    ]
+    places = [words.index(part) for part in order]
+    assert places == sorted(places)
+
+
+def test_wrong_unscored_and_unanswered_episodes_say_so():
+    assert "wrong" in Page(render_page(episode(accuracy=0.0))).text
+    silent = Page(render_page(episode(answer=None))).text
+    for said in ("not scored", "no answer", "unscored: no_truth", "neither an answer nor a call"):
+        assert said in silent
+
+
+def test_missing_pictures_and_broken_chains_are_said_not_fatal():
+    one = episode(accuracy=1.0)
+    one.pictures = {"obs1": picture(48, 64)}
+    one.trajectory.images[2] = one.trajectory.images[2].model_copy(update={"parent": "gone"})
+    page = Page(render_page(one))
+    assert "The picture img0 was not kept." in page.text
+    assert "The picture obs2 was not kept." in page.text
+
+
+def test_pictures_are_scaled_and_small_ones_kept_exactly():
+    kind, _, data = data_url(picture()).partition(";base64,")
+    assert kind == "data:image/jpeg"
+    assert Image.open(io.BytesIO(base64.b64decode(data))).size == (640, 480)
+    kind, _, data = data_url(picture(48, 64)).partition(";base64,")
+    assert kind == "data:image/png"
+    assert (np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) == picture(48, 64)).all()
+    for bad in (picture().astype(np.float32), picture()[..., 0], picture()[:0]):
+        with pytest.raises(BadInput, match="uint8"):
+            data_url(bad)
+
+
+def test_text_is_cut_and_isolated():
+    assert text("a" * 30, limit=10) == "<bdi>aaaaaaaaaa … (20 more characters)</bdi>"
+    assert text("<b>") == "<bdi>&lt;b&gt;</bdi>"
+    text("\ud800").encode()
+
+
+def test_charts_are_well_formed_and_inside_their_frame():
+    chart = line_chart({"a<b": [(0, 0.1), (10, 0.9)], "flat": [(0, 0.5), (10, 0.5)], "empty": []}, share=True)
+    svg = ElementTree.fromstring(chart)
+    _, _, width, height = map(float, svg.attrib["viewBox"].split())
+    lines = svg.findall("polyline")
+    assert len(lines) == 2
+    for line in lines:
+        for point in line.attrib["points"].split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= width
+            assert 0 <= y <= height
+    assert "100 %" in "".join(svg.itertext())
+    assert line_chart({"empty": []}) == ""
+
+
+@pytest.mark.parametrize("points", [[(1, 5.0)], [(i, -1e9 * i) for i in range(1000)], [(0, 0), (1, 0)], [(1, 1e-12), (2, 3e-12)]])
+def test_charts_of_odd_data(points):
+    svg = ElementTree.fromstring(line_chart({"x": points}))
+    drawn = svg.find("polyline")
+    assert drawn is not None
+    assert 1 <= len(drawn.attrib["points"].split()) <= 300
+
+
+def test_ticks_enclose_their_data():
+    for low, high in [(0, 1), (0.3, 0.31), (-5, 5), (3, 3), (0, 0), (1e-9, 2e-9), (-1e7, 3)]:
+        ticks = nice_ticks(low, high)
+        assert 2 <= len(ticks) <= 8
+        assert ticks[0] <= low
+        assert ticks[-1] >= high
+
+
+def test_numbers_are_short():
+    shown = [number(v) for v in (0, 3.0, 0.00123, 12345.0, 2.5e7, -0.5, 1e-6)]
+    assert shown == ["0", "3", "0.00123", "12.3k", "2.5e7", "-0.5", "1e-6"]
+    assert [number(v, share=True) for v in (0.0, 0.845, 1.0)] == ["0 %", "84.5 %", "100 %"]

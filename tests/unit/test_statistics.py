@@ -1,0 +1,77 @@
+"""Intervals against closed forms and simulations; differences pair by question."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap, wilson
+
+
+def test_wilson_agrees_with_the_closed_form():
+    low, high = wilson(84, 100)
+    z, p, n = 1.959963984540054, 0.84, 100
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * ((p * (1 - p) + z * z / (4 * n)) / n) ** 0.5 / (1 + z * z / n)
+    assert (low, high) == pytest.approx((centre - half, centre + half), abs=1e-9)
+
+
+def test_wilson_at_the_edges():
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(0, 20)[0] == pytest.approx(0.0, abs=1e-12)
+    assert wilson(20, 20)[1] == pytest.approx(1.0)
+    assert 0.8 < wilson(20, 20)[0] < 0.9
+    for bad in ((-1, 3), (4, 3)):
+        with pytest.raises(ValueError, match="of 3"):
+            wilson(*bad)
+
+
+def test_bootstrap_agrees_with_the_normal_interval_for_many_values():
+    values = np.random.default_rng(0).normal(2.0, 3.0, size=2000)
+    low, high = bootstrap_mean(values, seed=1)
+    half = 1.96 * values.std(ddof=1) / 2000**0.5
+    assert low == pytest.approx(values.mean() - half, abs=0.02)
+    assert high == pytest.approx(values.mean() + half, abs=0.02)
+
+
+def test_the_same_seed_gives_the_same_interval():
+    a, b = np.random.default_rng(0).random((2, 50))
+    first = paired_bootstrap(a, b, seed=7)
+    assert first == paired_bootstrap(a, b, seed=7)
+    assert first != paired_bootstrap(a, b, seed=8)
+
+
+def test_pairing_removes_what_makes_questions_hard_for_both():
+    rng = np.random.default_rng(3)
+    hardness = rng.random(300)
+    a, b = hardness + 0.1 + rng.normal(0, 0.01, 300), hardness
+    result = paired_bootstrap(a, b)
+    assert result["mean"] == pytest.approx(0.1, abs=0.005)
+    low, high = result["ci95"]
+    assert 0.09 < low < high < 0.11  # unpaired, the questions' spread alone is wider than this
+
+
+def test_mappings_pair_by_question_and_keep_only_shared_ones():
+    result = paired_bootstrap({"q1": 1.0, "q2": 1.0, "q3": 0.0, "only_a": 1.0}, {"q3": 0.0, "q2": 0.0, "q1": 1.0, "only_b": 0.0})
+    assert result["n"] == 3
+    assert result["mean"] == pytest.approx(1 / 3)
+
+
+def test_equal_policies_differ_by_nothing():
+    assert paired_bootstrap([1, 0, 1], [1, 0, 1]) == {"mean": 0.0, "ci95": [0.0, 0.0], "n": 3}
+
+
+@pytest.mark.parametrize(("a", "b"), [([1, 2], [1]), ([1], [0]), ({"q": 1.0}, {"p": 1.0}), ({"q": 1.0}, [1.0])])
+def test_what_cannot_be_paired_is_refused(a, b):
+    with pytest.raises(ValueError):
+        paired_bootstrap(a, b)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(11)
+    covered = 0
+    for seed in range(100):
+        values = (rng.random(150) < 0.3).astype(float) - (rng.random(150) < 0.2).astype(float)
+        low, high = bootstrap_mean(values, seed=seed, resamples=500)
+        covered += low <= 0.1 <= high
+    assert covered >= 88
