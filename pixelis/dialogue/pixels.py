@@ -7,7 +7,7 @@ array wherever it is made. (The processors of transformers do the same work but 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,19 +53,26 @@ def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> 
         return rows * multiple, columns * multiple
     bound = budget.max_pixels if rows * columns * tile > budget.max_pixels else budget.min_pixels
     scale = math.sqrt(bound / (height * width)) / multiple
-    ideal = (height * scale, width * scale)
-    options = []
-    for r in {max(1, math.floor(ideal[0])), math.ceil(ideal[0])}:
-        # A row count fixes the range of columns that stay inside the budget; the aspect picks one of them.
-        low, high = -(-budget.min_pixels // (tile * r)), budget.max_pixels // (tile * r)
-        for c in {max(1, math.floor(ideal[1])), math.ceil(ideal[1]), max(1, low), high}:
-            if c < 1 or r * c * tile > budget.max_pixels:
-                continue
-            short = max(0, budget.min_pixels - r * c * tile)
-            skew = abs(math.log((r / c) / (height / width)))
-            options.append((short, round(skew, 6), -r * c, r, c))
-    _, _, _, r, c = min(options) if options else (0, 0.0, 0, 1, budget.max_pixels // tile)
-    return r * multiple, c * multiple
+    ideal = height * scale
+    near = {max(1, math.floor(ideal)), math.ceil(ideal)}
+    low, high = -(-budget.min_pixels // tile), budget.max_pixels // tile
+    # Budgets of few tiles (nano's holds exactly 16) may have no fitting rectangle near the ideal one: then look at all.
+    choices = _rectangles(near, low, high, height / width) or _rectangles(range(1, high + 1), low, high, height / width)
+    if not choices:
+        choices = _rectangles(near, 1, high, height / width) or [(0.0, 0, 1, 1)]
+    _, _, rows, columns = min(choices)
+    return rows * multiple, columns * multiple
+
+
+def _rectangles(rows: Iterable[int], low: int, high: int, aspect: float) -> list[tuple[float, int, int, int]]:
+    """Rectangles of `low` to `high` tiles, for each row count those of the best aspect: (skew, -tiles, rows, columns)."""
+    found = []
+    for r in rows:
+        least, most = max(1, -(-low // r)), high // r
+        for c in {min(max(round_(r / aspect), least), most) for round_ in (math.floor, math.ceil)}:
+            if least <= c <= most:
+                found.append((round(abs(math.log(r / c / aspect)), 6), -r * c, r, c))
+    return found
 
 
 def fit(image: np.ndarray, budget: PixelBudget, multiple: int) -> np.ndarray:

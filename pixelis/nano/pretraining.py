@@ -439,8 +439,12 @@ def _crop_box(card: cards.Card, rng: np.random.Generator, looseness: float) -> t
     if looseness == 1.0:
         side = rng.uniform(0.06, 0.13)
     x1, y1, x2, y2 = card.box
-    x, y = (x1 + x2) / 2 + move[0], (y1 + y2) / 2 + move[1]
-    return tuple(min(1.0, max(0.0, float(v))) for v in (x - side / 2, y - side / 2, x + side / 2, y + side / 2))
+    left, top = (
+        min(max((a + b) / 2 + float(m) - side / 2, 0.0), 1.0 - side) for a, b, m in ((x1, x2, move[0]), (y1, y2, move[1]))
+    )
+    # Whole pixels and a square: two roundings could differ by one.
+    left, top, size = (round(v * cards.PICTURE) for v in (left, top, side))
+    return tuple(v / cards.PICTURE for v in (left, top, left + size, top + size))
 
 
 def _holds_digit(card: cards.Card, box: Sequence[float]) -> bool:

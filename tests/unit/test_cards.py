@@ -1,0 +1,111 @@
+"""The picture world: same name same pixels, splits that share nothing, views equal to what the product shows."""
+
+import numpy as np
+import pytest
+
+from pixelis.datasets import cards
+from pixelis.dialogue.pixels import fit
+from pixelis.errors import BadInput
+
+SHIFTS = ["", "noise", "rotate", "invert", "lowcontrast", "digits", "noise,rotate"]
+
+
+def test_a_name_always_gives_the_same_pixels():
+    uri = cards.picture_uri("train", 42, 17, "noise")
+    first = cards.render(uri)
+    assert first.shape == (768, 768, 3)
+    assert first.dtype == np.uint8
+    cards.draw_card.cache_clear()
+    assert np.array_equal(first, cards.render(uri))
+    assert not np.array_equal(first, cards.render(cards.picture_uri("train", 42, 18, "noise")))
+    assert not np.array_equal(first, cards.render(cards.picture_uri("train", 43, 17, "noise")))
+
+
+def test_describe_says_what_the_picture_shows():
+    scene = cards.describe("cards:?split=test&seed=3&index=5&shift=")
+    picture = cards.render("cards:?split=test&seed=3&index=5&shift=")
+    assert 1 <= len(scene.cards) <= 3
+    assert len({card.colour for card in scene.cards}) == len(scene.cards)
+    for card in scene.cards:
+        x1, y1, x2, y2 = (round(v * 768) for v in card.box)
+        assert 0 <= x1 < x2 <= 768
+        assert 0 <= y1 < y2 <= 768
+        frame = picture[y1 + 4, x1 + 4].astype(int)
+        assert np.abs(frame - np.asarray(cards.PALETTE[card.colour])).max() <= 21
+
+
+@pytest.mark.parametrize("split", cards.SPLITS)
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_cheap_views_equal_the_views_of_the_whole_picture(split, shift):
+    world = cards.world(split)
+    for index in range(4):
+        scene = cards.scene_of(split, 9, index, shift)
+        picture = world.picture(scene)
+        assert np.array_equal(world.overview(scene), fit(picture, cards.VIEW_BUDGET, cards.VIEW_MULTIPLE))
+        box = cards.zoom_box(scene.asked)
+        x1, y1, x2, y2 = (round(v * 768) for v in box)
+        assert np.array_equal(world.crop(scene, box), fit(picture[y1:y2, x1:x2], cards.VIEW_BUDGET, cards.VIEW_MULTIPLE))
+
+
+def test_splits_share_no_digit_and_no_photograph():
+    for source in ("mnist", "digits"):
+        members = [set(cards._members(source, split).tolist()) for split in cards.SPLITS]
+        assert all(members)
+        assert not members[0] & members[1]
+        assert not members[0] & members[2]
+        assert not members[1] & members[2]
+        used = {c.image for i in range(300) for c in cards.scene_of("test", 1, i, "digits" if source == "digits" else "").cards}
+        assert used <= members[2]
+    names = [name for split in cards.SPLITS for name in cards.PHOTOGRAPHS[split]]
+    assert len(names) == len(set(names))
+
+
+def test_no_digit_is_twice_in_two_splits():
+    images = cards._digits("mnist")[0]
+    prints = {split: {images[i].tobytes() for i in cards._members("mnist", split)} for split in cards.SPLITS}
+    assert not prints["train"] & prints["test"]
+    assert not prints["train"] & prints["validation"]
+
+
+def test_a_shift_changes_the_cards_and_nothing_else():
+    plain, noisy = cards.scene_of("test", 5, 3), cards.scene_of("test", 5, 3, "noise")
+    assert [c.box for c in plain.cards] == [c.box for c in noisy.cards]
+    assert [c.digit for c in plain.cards] == [c.digit for c in noisy.cards]
+    changed = (cards.world("test").picture(plain) != cards.world("test").picture(noisy)).any(axis=-1)
+    inside = np.zeros((768, 768), bool)
+    for card in plain.cards:
+        inside[card.top : card.top + cards.CARD, card.left : card.left + cards.CARD] = True
+    assert changed.any()
+    assert not (changed & ~inside).any()
+
+
+def test_questions_and_demonstrations():
+    rows = list(cards.question_rows("validation", 5, seed=2, shift="invert"))
+    assert rows == list(cards.question_rows("validation", 5, seed=2, shift="invert"))
+    for row in rows:
+        scene = cards.describe(row["media"][0]["uri"])
+        assert row["answers"] == [str(scene.asked.digit)]
+        assert scene.asked.colour in row["question"]
+        assert row["split"] == "validation"
+    shown = list(cards.demonstration_rows("train", 400, seed=1, direct_share=0.7))
+    direct = sum(len(row["turns"]) == 1 for row in shown) / len(shown)
+    assert 0.6 < direct < 0.8
+    for row in shown:
+        scene = cards.describe(row["media"][0]["uri"])
+        assert row["turns"][-1] == {"answer": str(scene.asked.digit)}
+        for turn in row["turns"][:-1]:
+            x1, y1, x2, y2 = turn["box"]
+            assert all(abs(v * 50 - round(v * 50)) < 1e-9 for v in turn["box"])
+            left, top, right, bottom = scene.asked.box
+            middle_x, middle_y = (left + right) / 2, (top + bottom) / 2
+            assert x1 + 0.02 < middle_x < x2 - 0.02
+            assert y1 + 0.02 < middle_y < y2 - 0.02
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["file:///etc/passwd", "cards:?split=train", "cards:?split=dev&index=1", "cards:?index=1&shift=fog", "cards:?index=-1", "x"],
+)
+def test_a_name_of_nothing_is_refused(uri):
+    with pytest.raises(BadInput):
+        cards.render(uri)

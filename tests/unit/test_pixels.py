@@ -1,0 +1,104 @@
+"""Pixel budgets and patches: inside the budget, equal to transformers' own processor."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.dialogue.pixels import PixelBudget, fit, fitted_size, patchify
+from pixelis.errors import BadInput
+from pixelis.nano.architecture import build
+from pixelis.nano.tokenizer import build_tokenizer
+from pixelis.policy.vision import batch_equal_windows
+
+
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([(16, 1, 8), (28, 4, 1280), (32, 256, 2048)]))
+def test_sizes_are_multiples_inside_the_budget(height, width, setting):
+    multiple, low, high = setting
+    budget = PixelBudget(low * multiple * multiple, high * multiple * multiple)
+    if max(height, width) > 200 * min(height, width):
+        with pytest.raises(BadInput):
+            fitted_size(height, width, budget, multiple)
+        return
+    h, w = fitted_size(height, width, budget, multiple)
+    assert h % multiple == 0
+    assert w % multiple == 0
+    assert h * w <= budget.max_pixels
+    assert h * w >= budget.min_pixels
+
+
+def test_sizes_agree_with_qwen_where_its_rounding_stays_inside():
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    budget = PixelBudget(4 * 784, 1280 * 784)
+    for height, width in [(56, 56), (480, 640), (700, 333), (28, 900), (1000, 1000)]:
+        assert fitted_size(height, width, budget, 28) == smart_resize(height, width, 28, budget.min_pixels, budget.max_pixels)
+
+
+@pytest.mark.parametrize(("height", "width"), [(76, 77), (77, 76), (768, 768), (64, 64), (80, 96), (20, 20), (200, 120)])
+def test_the_nano_budget_always_gives_square_views(height, width):
+    view = fit(noise(height, width, 3), PixelBudget(4096, 4096), 16)
+    assert view.shape == (64, 64, 3)
+
+
+def test_what_fits_is_not_touched():
+    image = noise(64, 64, 3)
+    assert fit(image, PixelBudget(4096, 4096), 16) is image
+
+
+@pytest.mark.parametrize(
+    ("image", "budget"),
+    [
+        (noise(8, 8), PixelBudget(256, 4096)),
+        (noise(8, 8, 4), PixelBudget(256, 4096)),
+        (noise(8, 8, 3).astype(np.float32), PixelBudget(256, 4096)),
+        (np.zeros((0, 5, 3), np.uint8), PixelBudget(256, 4096)),
+        (noise(64, 64, 3), PixelBudget(1, 100)),
+    ],
+)
+def test_unusable_pictures_and_budgets_are_refused(image, budget):
+    with pytest.raises(BadInput):
+        fit(image, budget, 16)
+
+
+def test_a_budget_must_make_sense():
+    with pytest.raises(BadInput):
+        PixelBudget(100, 50)
+
+
+@pytest.mark.parametrize("mean", [(0.5, 0.5, 0.5), (0.481, 0.457, 0.408)])
+def test_patches_equal_the_processor_of_transformers(mean):
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    std = (0.27, 0.26, 0.28)
+    processor = Qwen2VLImageProcessorPil(
+        patch_size=14, merge_size=2, temporal_patch_size=2, image_mean=mean, image_std=std, do_resize=False
+    )
+    views = [noise(56, 84, 3, seed=1), noise(56, 84, 3, seed=2), noise(112, 28, 3, seed=3)]
+    theirs = processor(views, return_tensors="pt")
+    pixels, grid = patchify(views, 14, 2, 2, mean, std)
+    assert torch.equal(grid, theirs["image_grid_thw"])
+    assert torch.allclose(pixels, theirs["pixel_values"], atol=1e-5)
+
+
+def test_patchify_refuses_what_fit_did_not_make():
+    with pytest.raises(BadInput):
+        patchify([noise(60, 64, 3)], 8, 2, 2)
+    assert patchify([], 8, 2, 2)[0].shape == (0, 384)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("sizes", [[(64, 64)] * 5, [(64, 64)], [(64, 64), (32, 64), (64, 64)]])
+def test_batched_vision_attention_equals_the_stock_one(family, sizes):
+    model = build(build_tokenizer(), family).eval()
+    pixels, grid = patchify([noise(h, w, 3, seed=i) for i, (h, w) in enumerate(sizes)], 8, 2, 2)
+    with torch.no_grad():
+        stock = model.model.visual(pixels, grid_thw=grid).pooler_output
+        assert batch_equal_windows(model) == 3
+        assert batch_equal_windows(model) == 3
+        assert torch.allclose(stock, model.model.visual(pixels, grid_thw=grid).pooler_output, atol=1e-6)
