@@ -41,17 +41,24 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def write(
-    run_dir: str | Path, step: int, tensors: Mapping[str, Mapping[str, np.ndarray]], state: Mapping[str, Any], keep: int = 0
+    run_dir: str | Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, np.ndarray]],
+    state: Mapping[str, Any],
+    keep: int = 0,
+    headers: Mapping[str, dict[str, str]] | None = None,
 ) -> Path:
     """Write `run_dir/checkpoints/step_NNNNNNNN` and return it; prune to the newest `keep` (0: keep all).
 
-    tensors: file stem -> name -> array, each stored as `STEM.safetensors`; state: anything JSON takes, stored as `state.json`.
-    A complete checkpoint of the same step is replaced. Raises OSError when the disk refuses.
+    tensors: file stem -> name -> array, each stored as `STEM.safetensors`; state: anything JSON takes, stored as `state.json`;
+    headers: file stem -> texts for the header of that safetensors file. A complete
+    checkpoint of the same step is replaced. Raises OSError when the disk refuses.
     """
 
     def fill(folder: Path) -> None:
         for stem, arrays in tensors.items():
-            save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()}, folder / f"{stem}.safetensors")
+            contiguous = {name: np.ascontiguousarray(a) for name, a in arrays.items()}
+            save_file(contiguous, folder / f"{stem}.safetensors", metadata=(headers or {}).get(stem))
         (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
 
     final = Path(run_dir) / "checkpoints" / f"step_{step:08d}"

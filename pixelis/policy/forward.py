@@ -206,8 +206,8 @@ def cached_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention over cached keys: query [rows, heads, n, width], key [rows, kv heads, columns, width].
 
-    attention_mask: bool [rows, 1, n, columns]. The query heads that share a key head stand in line as if they were more queries of it, so that nothing is copied; stock sdpa
-    repeats keys and values for each of them, at every step.
+    attention_mask: bool [rows, 1, n, columns]. Query heads that share a key head stand in line as if they were more queries of
+    it, so that nothing is copied; stock sdpa repeats keys and values for each of them, at every step.
     """
     rows, heads, length, width = query.shape
     shared = heads // key.shape[1]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pixelis.policy.forward import Features, VisionLanguageModel, hidden_states
+from pixelis.policy.forward import PACKED, Features, VisionLanguageModel, hidden_states
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,15 +41,12 @@ def token_log_probs(
     """
     if features is not None:
         features = features.rows(batch.image_rows)
-    hidden = hidden_states(
-        model,
-        batch.tokens[None],
-        batch.positions[:, None],
-        features,
-        image_token,
-        segments=batch.segments,
-        use_cache=False,
-    )[0]
+    # Flash attention finds the samples by the restarting positions; it knows no other argument.
+    ours = model.model.language_model.config._attn_implementation == PACKED
+    extra = {"segments": batch.segments} if ours else {}
+    hidden = hidden_states(model, batch.tokens[None], batch.positions[:, None], features, image_token, use_cache=False, **extra)[
+        0
+    ]
     places = batch.mask.nonzero()[:, 0]
     return project(model.lm_head, hidden.index_select(0, places - 1), batch.tokens[places], banned, temperature, chunk_values)
 

@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from pixelis.dialogue.spec import ModelSpec
     from pixelis.records import Trajectory
 
+CAUSES = (
+    "bad_shape",
+    "over_context",
+    "no_policy_tokens",
+    "first_token",
+    "bad_token",
+    "banned_token",
+    "bad_view",
+    "views_mismatch",
+    "non_finite",
+)
+"""Why a sample cannot be trained on, see `unusable`."""
+
 
 @dataclass(slots=True)
 class TrainSample:
@@ -95,11 +108,7 @@ def _cut_unanswered(sample: TrainSample, trajectory: Trajectory) -> TrainSample:
 
 
 def unusable(sample: TrainSample, spec: ModelSpec, row_tokens: int) -> str | None:
-    """Why a sample cannot be trained on, as a counted cause, or None when it can.
-
-    Causes: no_policy_tokens, first_token, over_context, bad_shape, bad_token, banned_token, bad_view,
-    views_mismatch, non_finite.
-    """
+    """Why a sample cannot be trained on, one of `CAUSES`, or None when it can."""
     length = len(sample.tokens)
     if not (length == len(sample.mask) == len(sample.log_probs)) or length == 0:
         return "bad_shape"

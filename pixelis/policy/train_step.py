@@ -1,0 +1,382 @@
+"""The learner: one step from a batch of trajectories to new weights. SFT, RFT and evolution differ in the loss alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pixelis import config
+from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
+from pixelis.policy import checkpoint
+from pixelis.policy.adapters import FILES, Adapter, add_lora, load_adapter, lora_parameters
+from pixelis.policy.forward import FeatureCache, Features, concatenate, encode_views, use_packed_attention
+from pixelis.policy.log_probs import banned_mask, token_log_probs
+from pixelis.policy.losses import Totals, policy_loss, sft_loss, token_weights
+from pixelis.policy.model import default_device, fingerprint, load_model, resolve
+from pixelis.policy.packing import Batch, collate, pack
+from pixelis.policy.samples import CAUSES, TrainSample, unusable
+from pixelis.policy.zero import ZeroEngine, sum_over_workers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pixelis.dialogue.spec import ModelSpec
+    from pixelis.policy.forward import VisionLanguageModel
+
+Kind = Literal["sft", "policy"]
+STATE_FORMAT = 1
+
+
+class PolicyModule(torch.nn.Module):
+    """What DeepSpeed wraps: packed batch -> (log-probabilities, entropies) of its policy tokens."""
+
+    def __init__(self, model: VisionLanguageModel, spec: ModelSpec, temperature: float, one_pass: bool):
+        super().__init__()
+        self.banned: torch.Tensor
+        self.model, self.spec, self.temperature, self.one_pass = model, spec, temperature, one_pass
+        self.register_buffer("banned", banned_mask(spec.banned, spec.vocab, next(model.parameters()).device), persistent=False)
+
+    def forward(self, batch: Batch, features: Features | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """features: of the batch's distinct views; None when the vision tower has to run here."""
+        if features is None and batch.views:
+            features = concatenate(encode_views(self.model, self.spec, batch.views, self.one_pass))
+        return token_log_probs(self.model, batch, features, self.spec.image_token, self.banned, self.temperature)
+
+
+class Trainer:
+    """The policy in training on one worker; with several, every method is called by all of them together.
+
+    policy, learner, loss: from the configuration; total_steps: length of the learning-rate schedule; temperature: the one that
+    rollouts are sampled at; adapter: where to start (None: the base model). The reference of the KL term is the starting policy.
+    Raises BadConfig, MissingFile and BadInput before any memory is spent on the optimizer.
+    """
+
+    def __init__(
+        self,
+        policy: config.Policy,
+        learner: config.Learner,
+        loss: config.Loss | None = None,
+        *,
+        total_steps: int,
+        seed: int = 0,
+        temperature: float = 1.0,
+        adapter: Adapter | None = None,
+        device: torch.device | str | None = None,
+    ):
+        self.policy, self.learner, self.loss = policy, learner, loss or config.Loss()
+        self.total_steps, self.seed = total_steps, seed
+        if temperature <= 0:
+            raise BadConfig("the learner needs the temperature of the rollouts, above 0", fix="set rft.sampling.temperature=1.0")
+        if self.loss.kl > 0 and learner.zero_stage == 3:
+            raise BadConfig("a KL term swaps whole weights, which ZeRO-3 does not hold", fix="set learner.zero_stage=2 or kl=0")
+        self.device = torch.device(device) if device is not None else default_device()
+        if self.device.type == "cpu":
+            torch.set_num_threads(learner.threads)
+        self.model, self.tokenizer, self.spec = load_model(policy, self.device)
+        self.base_sha256 = fingerprint(resolve(policy.model))
+        use_packed_attention(self.model)
+        if policy.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        parameters = self._make_trainable()
+        bfloat16 = policy.full and next(self.model.parameters()).dtype == torch.bfloat16
+        module = PolicyModule(self.model, self.spec, temperature, one_pass=learner.zero_stage == 3)
+        self._check_adapter(adapter, parameters)
+        self.zero = ZeroEngine(module, parameters, learner, bfloat16, self.device)
+        if adapter is not None:
+            self.zero.set_weights(adapter.tensors)
+        # A frozen tower always makes the same features. Under ZeRO-3 all workers must enter it equally often: no cache then.
+        self.features = FeatureCache() if not policy.full and self.zero.stage < 3 else None
+        self.reference = self.zero.weights() if self.loss.kl > 0 else None
+        self.step_count = self.skipped = self.skipped_in_a_row = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is the one that writes files."""
+        return dist.get_rank() == 0
+
+    def _make_trainable(self) -> dict[str, torch.nn.Parameter]:
+        if self.policy.full:
+            self.model.requires_grad_(True)
+            return dict(self.model.named_parameters())
+        add_lora(self.model, self.policy.lora, self.seed)
+        return lora_parameters(self.model)
+
+    def _check_adapter(self, adapter: Adapter | None, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        if adapter is None:
+            return
+        if adapter.kind != ("full" if self.policy.full else "lora"):
+            raise BadInput(f"a {adapter.kind} checkpoint does not fit policy.full={self.policy.full}", code="foreign_adapter")
+        if adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
+            raise BadInput("the checkpoint belongs to another base model", code="foreign_adapter", fix="use its policy.model")
+        if adapter.kind == "lora" and (adapter.rank, adapter.alpha) != (self.policy.lora.rank, self.policy.lora.alpha):
+            raise BadInput(
+                f"the checkpoint has rank {adapter.rank} and alpha {adapter.alpha}, "
+                f"the configuration {self.policy.lora.rank} and {self.policy.lora.alpha}",
+                code="foreign_adapter",
+                fix=f"set policy.lora.rank={adapter.rank} policy.lora.alpha={adapter.alpha}",
+            )
+        odd = sorted(set(adapter.tensors) ^ set(parameters))
+        if odd:
+            raise BadInput(f"the checkpoint and the model differ in {odd[0]}", code="foreign_adapter", fix="use its lora.targets")
+        for name, parameter in parameters.items():
+            if adapter.tensors[name].shape != tuple(parameter.shape):
+                raise BadInput(f"{name} is {adapter.tensors[name].shape}, not {tuple(parameter.shape)}", code="foreign_adapter")
+            if not np.isfinite(adapter.tensors[name]).all():
+                raise BadInput(f"{name} holds values that are not finite", code="non_finite_adapter")
+
+    def lr(self) -> float:
+        """Learning rate of the coming step."""
+        return learning_rate(self.learner, self.step_count, self.total_steps)
+
+    def step(self, samples: Sequence[TrainSample], kind: Kind = "policy") -> dict[str, float]:
+        """One optimizer step on this worker's share of a batch; metrics of the whole batch, equal on all workers.
+
+        Unusable samples are dropped and counted by cause (`learner/dropped_CAUSE`). Trajectories with an advantage of exactly 0
+        count in the denominators but are not computed (without a KL term they have no gradient). When loss or gradient is not
+        finite the step is skipped and counted; the third in a row raises InfraFailure. Raises DataFailure when no worker has a
+        usable sample.
+        """
+        started = time.perf_counter()
+        if self.policy.lora.dropout > 0:
+            # Seeded per step, so that a resumed run drops the same.
+            torch.manual_seed(hash((self.seed, self.step_count, dist.get_rank())) & 0x7FFFFFFF)
+        causes: Counter[str] = Counter()
+        usable = []
+        for sample in samples:
+            cause = unusable(sample, self.spec, self.learner.row_tokens)
+            if cause is None:
+                usable.append(sample)
+            else:
+                causes[cause] += 1
+        silent = kind == "policy" and self.loss.kl == 0
+        active = [s for s in usable if s.advantage != 0 or not silent]
+        bins = pack([len(s.tokens) for s in active], self.learner.rows * self.learner.row_tokens)
+        counts = [float(len(bins)), float(sum(s.policy_tokens for s in usable)), float(len(usable)), float(len(active))]
+        most, tokens, sequences, trained = (int(c) for c in sum_over_workers(counts, largest=1))
+        if not sequences:
+            raise DataFailure(f"no usable sample in the batch: {dict(causes)}", code="no_usable_sample")
+        sums: defaultdict[str, float] = defaultdict(float)
+        norm: float | None = 0.0
+        if most:
+            batches = [collate([active[i] for i in members], self.spec) for members in bins]
+            references = self._reference_log_probs(batches) if kind == "policy" and self.reference is not None else None
+            totals = Totals(tokens, sequences)
+            for i in range(most):
+                # Workers with fewer micro-batches keep step with an empty one, so that all take part in the same collectives.
+                batch = batches[i] if i < len(batches) else collate([self._nothing()], self.spec)
+                weight = 1.0 if i < len(batches) else 0.0
+                reference = references[i] if references and i < len(batches) else None
+                self._backward(batch.to(self.device), kind, totals, reference, weight, sums)
+            norm = self.zero.apply(self.lr())
+        metrics = self._metrics(kind, sums, trained)
+        metrics |= {
+            "policy/lr": self.lr(),
+            "policy/grad_norm": norm if norm is not None else float("nan"),
+            "learner/tokens": float(sum_over_workers([float(sum(len(s.tokens) for s in active))])[0]),
+            "learner/sequences": float(sequences),
+            "learner/trained_sequences": float(trained),
+            "learner/micro_batches": float(most),
+        }
+        for cause, count in self._causes(causes).items():
+            metrics[f"learner/dropped_{cause}"] = count
+        self._count(norm is None)
+        seconds = time.perf_counter() - started
+        metrics |= {
+            "learner/skipped": float(self.skipped),
+            "learner/seconds": seconds,
+            "learner/tokens_per_s": metrics["learner/tokens"] / seconds,
+        }
+        return metrics
+
+    def _nothing(self) -> TrainSample:
+        """A sample that costs next to nothing, with one tiny view where ZeRO-3 needs all workers in the vision tower."""
+        side = self.spec.multiple
+        views = [np.zeros((side, side, 3), dtype=np.uint8)] if self.zero.stage == 3 else []
+        tokens = np.asarray([self.spec.image_token] * len(views) + [self.spec.stop] * 2, dtype=np.int64)
+        mask = np.zeros(len(tokens), dtype=bool)
+        mask[-1] = True
+        return TrainSample(tokens, mask, np.zeros(len(tokens), dtype=np.float32), 0.0, views)
+
+    def _see(self, batch: Batch) -> Features | None:
+        if self.features is None or not batch.views:
+            return None
+        return concatenate(self.features.get(self.model, self.spec, batch.views, batch.digests))
+
+    def _backward(
+        self,
+        batch: Batch,
+        kind: Kind,
+        totals: Totals,
+        reference: torch.Tensor | None,
+        weight: float,
+        sums: defaultdict[str, float],
+    ) -> None:
+        new, entropy = self.zero.engine(batch, self._see(batch))
+        sequence = batch.sequence[batch.mask]
+        found: dict[str, torch.Tensor] = {}
+        aggregate = self.loss.aggregate if kind == "policy" else "token"
+        weights = weight * token_weights(sequence, batch.policy_tokens, aggregate, totals)
+        if kind == "sft":
+            loss = sft_loss(new, weights)
+        else:
+            advantages = batch.advantages[sequence]
+            loss, found = policy_loss(new, batch.behaviour[batch.mask], advantages, weights, self.loss, reference=reference)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            # An infinite loss can have a finite gradient; make sure that the step is seen as broken on every worker.
+            loss = loss * float("nan")
+        self.zero.backward(loss)
+        sums["loss"] += value
+        if weight:
+            sums["policy_tokens"] += len(new)
+            sums["entropy"] += float(entropy.sum())
+            sums["nll"] -= float(new.detach().sum())
+            for name, tensor in found.items():
+                sums[name] += float(tensor)
+            if kind == "policy":
+                sums["drift_max"] = max(sums["drift_max"], float((new.detach() - batch.behaviour[batch.mask]).abs().max()))
+
+    def _metrics(self, kind: Kind, sums: Mapping[str, float], trained: int) -> dict[str, float]:
+        names = ["entropy", "nll"]
+        if kind == "policy":
+            names += ["clipped", "importance", "importance_capped", "drift", "approx_kl"]
+            names += ["kl"] if self.reference is not None else []
+        local = [sums.get(n, 0.0) for n in ("drift_max", "loss", "policy_tokens", *names)]
+        drift_max, loss, tokens, *rest = sum_over_workers(local, largest=1)
+        metrics = {"policy/loss": loss}
+        if trained and tokens:
+            metrics |= {f"policy/{name}": value / tokens for name, value in zip(names, rest, strict=True)}
+            if kind == "policy":
+                metrics["policy/drift_max"] = drift_max
+        return metrics
+
+    def _causes(self, causes: Counter[str]) -> dict[str, float]:
+        totals = sum_over_workers([float(causes[c]) for c in CAUSES])
+        return {c: n for c, n in zip(CAUSES, totals, strict=True) if n}
+
+    def _count(self, was_skipped: bool) -> None:
+        self.step_count += 1
+        if not was_skipped:
+            self.skipped_in_a_row = 0
+            return
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= 3:
+            raise InfraFailure(
+                "three steps in a row had a loss or gradient that is not finite",
+                code="non_finite_steps",
+                fix="resume from the last checkpoint with a lower learner.lr",
+            )
+
+    @torch.no_grad()
+    def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """Log-probabilities of the policy tokens of each sample under the current weights, float32 [tokens of the sample]."""
+        out: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
+        for members in pack([len(s.tokens) for s in samples], self.learner.rows * self.learner.row_tokens):
+            batch = collate([samples[i] for i in members], self.spec).to(self.device)
+            new, _ = self.zero.engine.module(batch, self._see(batch))
+            parts = new.cpu().numpy()
+            sizes = [samples[i].policy_tokens for i in members]
+            for i, part in zip(members, np.split(parts, np.cumsum(sizes)[:-1]), strict=True):
+                out[i] = part
+        return out
+
+    @torch.no_grad()
+    def _reference_log_probs(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+        with self._weights_of(self.reference or {}):
+            return [self.zero.engine.module(b, self._see(b))[0] for b in (batch.to(self.device) for batch in batches)]
+
+    @contextmanager
+    def _weights_of(self, values: Mapping[str, np.ndarray]) -> Iterator[None]:
+        """Compute with other weights for a while. The own ones come back bit by bit."""
+        own = {name: p.detach().clone() for name, p in self.zero.parameters.items()}
+        try:
+            for name, parameter in self.zero.parameters.items():
+                parameter.copy_(torch.from_numpy(np.array(values[name])))
+            yield
+        finally:
+            for name, parameter in self.zero.parameters.items():
+                parameter.copy_(own[name])
+
+    def set_reference(self, adapter: Adapter | None) -> None:
+        """The policy that the KL term pulls to (None: the base model under LoRA). Raises BadInput when it does not fit."""
+        self._check_adapter(adapter, self.zero.parameters)
+        if adapter is not None:
+            self.reference = dict(adapter.tensors)
+            return
+        if self.policy.full:
+            raise BadInput("with policy.full the base model has to be given as an adapter of kind full")
+        own = self.zero.weights()
+        # B = 0 is the base model whatever A is.
+        self.reference = {n: np.zeros_like(a) if n.endswith(".B") else a for n, a in own.items()}
+
+    def adapter(self) -> Adapter:
+        """What to publish: the current weights, copied."""
+        lora = self.policy.lora
+        kind: Literal["lora", "full"] = "full" if self.policy.full else "lora"
+        return Adapter(self.zero.weights(), lora.alpha, lora.rank, self.base_sha256, kind)
+
+    def save(self, run_dir: str | Path, extra: Mapping[str, Any] | None = None, name: int | None = None) -> Path:
+        """Write a complete checkpoint and prune to `learner.keep`; returns its folder. `extra`: the caller's own state, JSON.
+
+        name: number in the folder's name instead of the count of steps.
+        """
+        adapter, moments = self.adapter(), self.zero.moments()
+        step = self.step_count if name is None else name
+        folder = Path(run_dir) / "checkpoints" / f"step_{step:08d}"
+        if self.is_first:
+            tensors = {FILES[adapter.kind]: adapter.tensors, "optimizer": moments}
+            if self.reference is not None:
+                tensors["reference"] = self.reference
+            state = {
+                "format": STATE_FORMAT,
+                "step": self.step_count,
+                "skipped": self.skipped,
+                "skipped_in_a_row": self.skipped_in_a_row,
+                "total_steps": self.total_steps,
+                "seed": self.seed,
+                "extra": dict(extra or {}),
+            }
+            headers = {FILES[adapter.kind]: adapter.metadata()}
+            checkpoint.write(run_dir, step, {k: v for k, v in tensors.items() if v}, state, self.learner.keep, headers)
+        dist.barrier()
+        return folder
+
+    def restore(self, folder: str | Path) -> dict[str, Any]:
+        """Continue exactly where `save` was called; returns its `extra`. Raises MissingFile, BadInput for a foreign one."""
+        adapter = load_adapter(folder)
+        tensors, state = checkpoint.read(folder)
+        if state.get("format") != STATE_FORMAT:
+            raise BadInput(f"{folder} has the state format {state.get('format')}, this version reads {STATE_FORMAT}")
+        self._check_adapter(adapter, self.zero.parameters)
+        self.zero.set_weights(adapter.tensors)
+        self.zero.set_moments(tensors.get("optimizer", {}))
+        if self.loss.kl > 0 and "reference" in tensors:
+            self.reference = tensors["reference"]
+        self.step_count, self.skipped = int(state["step"]), int(state["skipped"])
+        self.skipped_in_a_row = int(state["skipped_in_a_row"])
+        return dict(state["extra"])
+
+    def close(self) -> None:
+        """Free the engine and what it holds."""
+        self.zero.close()
+
+
+def learning_rate(learner: config.Learner, step: int, total: int) -> float:
+    """Linear warm-up over a share of the steps, then constant or a cosine down to 0. step counts from 0."""
+    warm = math.ceil(learner.warmup * total)
+    if step < warm:
+        return learner.lr * (step + 1) / warm
+    if learner.schedule == "constant":
+        return learner.lr
+    done = min(1.0, (step - warm) / max(1, total - warm))
+    return learner.lr * 0.5 * (1 + math.cos(math.pi * done))
