@@ -86,8 +86,8 @@ class Tracker:
 
     `with Tracker(config) as tracker: tracker.log(step, {"reward/accuracy": 0.4})`.
 
-    Weights & Biases works offline: without an API key (or with WANDB_MODE=offline) it writes below `run.dir/wandb`, to be sent
-    later by `wandb sync`. With a key, a re-run of the same `run.dir` goes on with the same W&B run.
+    Weights & Biases works offline: without an API key, without a network or with WANDB_MODE=offline it writes below
+    `run.dir/wandb`, to be sent later by `wandb sync`. With a key, a re-run of the same `run.dir` goes on with the same W&B run.
     """
 
     def __init__(self, config: Config):
@@ -144,17 +144,22 @@ class Wandb:
             raise MissingDependency("wandb is not installed", fix="pip install wandb, or telemetry.wandb=false") from None
         folder = Path(config.run.dir).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "pixelis"),
-            name=config.run.name,
-            id=hashlib.sha256(f"{folder}:{config.run.name}:{config.run.seed}".encode()).hexdigest()[:16],
-            resume="allow" if mode == "online" else None,
-            dir=str(folder),
-            mode=mode,  # type: ignore[arg-type]
-            config=config.model_dump(mode="json"),
-            settings=wandb.Settings(init_timeout=30, silent=True, console="off"),
-        )
+        arguments: dict[str, Any] = {
+            "project": os.environ.get("WANDB_PROJECT", "pixelis"),
+            "name": config.run.name,
+            "id": hashlib.sha256(f"{folder}:{config.run.name}:{config.run.seed}".encode()).hexdigest()[:16],
+            "dir": str(folder),
+            "config": config.model_dump(mode="json"),
+            "settings": wandb.Settings(init_timeout=30, silent=True, console="off"),
+        }
+        mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        try:
+            self._run = wandb.init(mode=mode, resume="allow" if mode == "online" else None, **arguments)
+        except wandb.Error as error:
+            if mode != "online":
+                raise
+            log.warning("Weights & Biases cannot be reached, writing offline instead: %s", str(error).splitlines()[0])
+            self._run = wandb.init(mode="offline", **arguments)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)

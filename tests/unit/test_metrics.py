@@ -169,6 +169,40 @@ def test_a_missing_tracker_names_the_fix(tmp_path, caplog, monkeypatch):
     assert "pip install tensorboardX" in caplog.text
 
 
+def test_wandb_without_a_network_writes_offline(tmp_path, caplog, monkeypatch):
+    calls = []
+
+    class Error(Exception):
+        pass
+
+    class Run:
+        def log(self, values, step):
+            calls.append((step, values))
+
+        def finish(self):
+            calls.append("finished")
+
+    def init(mode, **arguments):
+        calls.append(mode)
+        if mode == "online":
+            raise Error("no such host\nand more")
+        return Run()
+
+    fake = types.SimpleNamespace(init=init, Error=Error, Settings=lambda **settings: settings)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_API_KEY", "key")
+    config = parse({"run": {"dir": str(tmp_path)}, "telemetry": {"wandb": True}})
+    with caplog.at_level(logging.WARNING), metrics.Tracker(config) as tracker:
+        tracker.log(3, {"reward/accuracy": 0.5})
+    assert calls == ["online", "offline", (3, {"reward/accuracy": 0.5}), "finished"]
+    assert [r.message for r in caplog.records] == ["Weights & Biases cannot be reached, writing offline instead: no such host"]
+    monkeypatch.delenv("WANDB_API_KEY")
+    calls.clear()
+    metrics.Tracker(config).close()
+    assert calls == ["offline", "finished"]
+
+
 def test_tensorboard_files_are_written(tmp_path):
     pytest.importorskip("tensorboardX")
     config = parse({"run": {"dir": str(tmp_path)}, "telemetry": {"tensorboard": True}})
