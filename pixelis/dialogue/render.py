@@ -27,7 +27,7 @@ RESPONSE, RESPONSE_END = Tag("<tool_response>"), Tag("</tool_response>")
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
-ANSWER_RULE = "Write the final answer as <answer>...</answer>."
+ANSWER_RULE = "Think inside <think>...</think>, then write the final answer as <answer>...</answer>."
 TOOLS = """{rule}
 
 # Tools

@@ -55,6 +55,17 @@ def compose(outer: Box, inner: Box) -> Box:
     )
 
 
+def relative(outer: Box, inner: Box) -> Box:
+    """The inverse of ``compose``: a box beside ``outer`` as a box of ``outer``."""
+    width, height = outer[2] - outer[0], outer[3] - outer[1]
+    return (
+        (inner[0] - outer[0]) / width,
+        (inner[1] - outer[1]) / height,
+        (inner[2] - outer[0]) / width,
+        (inner[3] - outer[1]) / height,
+    )
+
+
 def chain(images: Sequence[ImageView], target: str) -> list[ImageView]:
     """The views from the question's picture to ``target``; ``bad_target`` for an unknown id or a broken chain."""
     known = {image.id: image for image in images}

@@ -129,13 +129,12 @@ def _rgb(image: Image.Image) -> np.ndarray:
     image.load()
     with contextlib.suppress(Exception):  # broken metadata must not cost the picture: it is shown as stored
         image = ImageOps.exif_transpose(image)
-    if image.mode == "F":
-        raise BadImage("floating-point pixels have no agreed range", code="image_mode", fix="convert the picture to 8 bits")
-    if image.mode.startswith("I"):
-        values = np.asarray(image).astype(np.int64)
-        if values.min() < 0 or values.max() > 65535:
-            raise BadImage("pixel values outside 16 bits", code="image_mode", fix="convert the picture to 8 bits")
-        grey = (values >> 8).astype(np.uint8)
+    if image.mode in ("F", "I"):
+        raise BadImage(
+            "32-bit pixels have no agreed range of brightness", code="image_mode", fix="convert the picture to 8 or 16 bits"
+        )
+    if image.mode.startswith("I;16"):
+        grey = (np.asarray(image) >> 8).astype(np.uint8)
         return np.repeat(grey[..., None], 3, axis=2)
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = image.convert("RGBA")

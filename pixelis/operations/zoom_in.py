@@ -34,12 +34,15 @@ class ZoomIn(Operation):
     ) -> Result:
         """One view of the region, cut from ``picture`` (uint8 [H, W, 3]).
 
-        The box is clamped to the target; OperationError ``out_of_range`` when nothing is left, ``too_small`` below 4 pixels,
-        ``bad_box`` for a strip too thin to show.
+        The box is clamped to the target and comes back moved to the nearest pixel edges, so that a crop of the crop is exact.
+        OperationError ``out_of_range`` when nothing is left, ``too_small`` below 4 pixels, ``bad_box`` for a strip too thin to
+        show.
         """
-        box = geometry.clamp(arguments.box)
         height, width = picture.shape[:2]
-        left, top, right, bottom = geometry.to_pixels(geometry.to_root(target, box), width, height)
+        wanted = geometry.to_root(target, geometry.clamp(arguments.box))
+        left, top, right, bottom = geometry.to_pixels(wanted, width, height)
+        shown = (left / width, top / height, right / width, bottom / height)
+        box = geometry.clamp(geometry.relative(geometry.to_root(target), shown))
         try:
             view = fit(picture[top:bottom, left:right], budget, multiple)
         except BadInput as error:

@@ -58,31 +58,38 @@ def score_group(group: Group, settings: Rewards, truths: Sequence[str] | None = 
     accepted = list(truths if truths is not None else group.question.answers or [])
     whole = [t for t in group.trajectories if t.stop_reason not in BROKEN]
     rate = pixel_reasoning_rate(whole)
+    weights = settings.weights.model_dump()
     scored = []
     for trajectory in group.trajectories:
-        update: dict = {"rewards": {}, "reward": None, "advantage": None}
+        terms: dict[str, float] = {}
         if trajectory.stop_reason in BROKEN:
-            update["unscored"] = trajectory.unscored or trajectory.stop_reason.value
+            cause: str | None = trajectory.unscored or trajectory.stop_reason.value
         else:
-            terms = {"format": format(trajectory), "curiosity": curiosity(trajectory, rate, settings.curiosity)}
-            value, cause = _accuracy(trajectory, accepted, group.question.scorer)
-            update["unscored"] = cause
-            if value is not None:
-                terms = {"accuracy": value, **terms}
-                update["reward"] = sum(getattr(settings.weights, name) * term for name, term in terms.items())
-            update["rewards"] = terms
+            cause = _measure(trajectory, terms, accepted, group.question.scorer, rate, settings)
+        reward = None if cause else sum(weights[name] * value for name, value in terms.items())
+        update = {"rewards": terms, "reward": reward, "unscored": cause, "advantage": None}
         scored.append(trajectory.model_copy(update=update))
     return group.model_copy(update={"trajectories": scored})
 
 
-def _accuracy(trajectory: Trajectory, truths: list[str], scorer: str) -> tuple[float | None, str | None]:
+def _measure(
+    trajectory: Trajectory, terms: dict[str, float], truths: list[str], scorer: str, rate: float, settings: Rewards
+) -> str | None:
+    """Fill in the terms that can be computed; returns the cause when one of them cannot."""
+    if trajectory.dialect not in DIALECTS:
+        return "unknown_dialect"
+    terms["format"] = format(trajectory)
+    terms["curiosity"] = curiosity(trajectory, rate, settings.curiosity)
     if not truths:
-        return None, "no_truth"
+        return "no_truth"
     if scorer not in SCORERS:
-        return None, "unknown_scorer"
+        return "unknown_scorer"
     try:
         value = accuracy(trajectory, truths, scorer)
     except Exception:  # whatever a scorer trips over is a cause to count, not a reward
         log.exception("scorer %s failed on trajectory %s", scorer, trajectory.id)
-        return None, "scorer_failed"
-    return (value, None) if math.isfinite(value) else (None, "not_finite")
+        return "scorer_failed"
+    if not math.isfinite(value):
+        return "not_finite"
+    terms["accuracy"] = value
+    return None
