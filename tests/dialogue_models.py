@@ -1,0 +1,125 @@
+"""Two models' folders for the tests of the dialogue, without weights: the embedded one and one shaped like Qwen2.5-VL."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from pixelis.config import Dialogue
+from pixelis.dialogue.render import Renderer
+from pixelis.dialogue.spec import ModelSpec, load_tokenizer
+from pixelis.engines import Completion, SamplingParams
+from pixelis.nano.tokenizer import build_tokenizer
+from pixelis.operations import OPERATIONS
+from pixelis.records import ImageView
+
+QWEN_SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>"),
+    *("<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>"),
+    "<|video_pad|>",
+)
+QWEN_PLAIN = ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|repo_name|>")
+
+
+@functools.cache
+def nano_folder() -> Path:
+    """The embedded model's tokenizer and architecture."""
+    folder = Path(tempfile.mkdtemp(prefix="pixelis-nano-"))
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(folder)
+    vision = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 64}
+    config = {
+        "model_type": "qwen3_vl",
+        "pixelis_nano": True,
+        "text_config": {"model_type": "qwen3_vl_text", "vocab_size": -(-len(tokenizer) // 64) * 64},
+        "vision_config": {"model_type": "qwen3_vl", **vision},
+        "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        "video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@functools.cache
+def large_folder() -> Path:
+    """Qwen2.5-VL's layout: text settings at the top of config.json, byte-level BPE, no tokens for <think> and <answer>."""
+    folder = Path(tempfile.mkdtemp(prefix="pixelis-large-"))
+    tokenizer = Tokenizer(models.BPE())
+    split = Regex(r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
+    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(split, "isolated"), bytes_only])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    text = 'user assistant <answer> </answer> <think> {"name":"zoom_in","arguments":{"bbox_2d":[1,2,3,4]}} which digit is in '
+    tokenizer.train_from_iterator([text] * 3, trainer)
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in QWEN_SPECIAL])
+    tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in QWEN_PLAIN])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.save_pretrained(folder)
+    config = {
+        "model_type": "qwen2_5_vl",
+        "vocab_size": len(fast) + 7,
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "vision_config": {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "depth": 1},
+        "image_token_id": fast.convert_tokens_to_ids("<|image_pad|>"),
+        "video_token_id": fast.convert_tokens_to_ids("<|video_pad|>"),
+        "vision_start_token_id": fast.convert_tokens_to_ids("<|vision_start|>"),
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@functools.cache
+def renderer(name: str) -> Renderer:
+    """The renderer of ``nano`` or ``large`` with every operation."""
+    folder = {"nano": nano_folder, "large": large_folder}[name]()
+    tokenizer = load_tokenizer(folder)
+    return Renderer(tokenizer, ModelSpec.load(folder, tokenizer), Dialogue(), list(OPERATIONS.values()))
+
+
+def shown(name: str, image: str = "img0", tiles: tuple[int, int] = (4, 4)) -> ImageView:
+    """A view of ``tiles`` = (columns, rows) image tokens of that model."""
+    step = renderer(name).spec.multiple
+    return ImageView(id=image, source_size=(1000, 800), view_size=(tiles[0] * step, tiles[1] * step))
+
+
+def pixels(view: ImageView) -> np.ndarray:
+    """Black pixels of the size that a view is described with."""
+    return np.zeros((view.view_size[1], view.view_size[0], 3), np.uint8)
+
+
+@dataclass
+class Script:
+    """An engine session that says what it is told to; texts end with the stop token, token lists are said as they are."""
+
+    renderer: Renderer
+    lines: Sequence[str | list[int] | Completion | BaseException]
+    heard: list[tuple[list[int], int, SamplingParams]] = field(default_factory=list)
+    closed: int = 0
+
+    async def generate(self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams) -> Completion:
+        self.heard.append((list(tokens), len(views), sampling))
+        line = self.lines[len(self.heard) - 1]
+        if isinstance(line, BaseException):
+            raise line
+        if isinstance(line, Completion):
+            return line
+        if isinstance(line, str):
+            line = [*self.renderer.tokenizer.encode(line, add_special_tokens=False), self.renderer.spec.stop]
+        cut = line[: sampling.max_tokens]
+        return Completion(cut, [-0.5] * len(cut), "stop" if len(cut) == len(line) else "length")
+
+    def close(self) -> None:
+        self.closed += 1

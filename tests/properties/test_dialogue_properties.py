@@ -1,0 +1,209 @@
+"""Properties of the dialogue: round trips, loss masks, and boxes through chains of crops."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+from dialogue_models import Script, pixels, renderer, shown
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pixelis.dialogue.agent import Limits, run_episode
+from pixelis.dialogue.dialects import DIALECTS, Scale
+from pixelis.dialogue.pixels import PixelBudget
+from pixelis.engines import Completion, SamplingParams
+from pixelis.errors import OperationError
+from pixelis.operations import OPERATIONS, execute, geometry
+from pixelis.records import Action, ImageView, Question, StopReason
+
+NAMES = st.sampled_from(["nano", "large"])
+CODES = {"bad_json", "unknown_op", "bad_arguments", "bad_target", "bad_box", "out_of_range", "limit"}
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>")
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+CALL = ('{"name":"zoom_in","arguments":', '{"bbox_2d":[1,2,30,40]}', "}")
+PIECES = st.sampled_from([*TAGS, *CALL, "<|im_end|>", "<|image_pad|>", "7"])
+SOUP = st.lists(st.one_of(PIECES, WORDS), max_size=12).map("".join)
+quick = settings(max_examples=120, deadline=None)
+
+
+@st.composite
+def spans(draw, top: int, least: int = 1) -> tuple[int, int]:
+    low = draw(st.integers(0, top - least))
+    return low, draw(st.integers(low + least, top))
+
+
+@st.composite
+def grid_boxes(draw, width: int, height: int) -> list[float]:
+    (x0, x1), (y0, y1) = draw(spans(width)), draw(spans(height))
+    return [x0 / width, y0 / height, x1 / width, y1 / height]
+
+
+@st.composite
+def boxes(draw) -> tuple[float, float, float, float]:
+    """Boxes that may reach over the border."""
+    x0, y0 = draw(st.floats(-0.5, 0.9)), draw(st.floats(-0.5, 0.9))
+    return x0, y0, x0 + draw(st.floats(0.05, 1.5)), y0 + draw(st.floats(0.05, 1.5))
+
+
+@quick
+@given(NAMES, st.data())
+def test_parse_of_render_is_the_action_and_rendered_turns_are_well_formed(name, data):
+    r = renderer(name)
+    tiles = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    images = [shown(name, "img0", tiles), shown(name, "obs1", tiles[::-1])]
+    view = data.draw(st.sampled_from(images))
+    extent = (1000, 1000) if name == "nano" else view.view_size
+    action = Action(op="zoom_in", target=view.id, arguments={"box": data.draw(grid_boxes(*extent))})
+    think = data.draw(WORDS.filter(lambda t: not any(tag in t for tag in TAGS)))
+    turn = r.assistant(action, think, images)
+    assert r.dialect.parse(turn.text, r.operations, Scale.of(r.coordinates, images)).action == action
+    assert r.dialect.well_formed(turn.text)
+    back, _ = r.read(turn.tokens, [0.0] * len(turn.tokens), images)
+    assert (back.action, back.error, back.tokens) == (action, None, turn.tokens)
+
+
+@quick
+@given(WORDS.filter(lambda t: not any(tag in t for tag in TAGS)))
+def test_answers_come_back_through_the_tokens(text):
+    r = renderer("nano")
+    tokens = r.assistant(text).tokens
+    assert r.answer_of(r.policy_turn(tokens, [0.0] * len(tokens))) == text.strip()
+
+
+@quick
+@given(SOUP, st.sampled_from(["thousand", "pixels"]))
+def test_whatever_the_policy_writes_is_one_of_four_things(text, kind):
+    dialect = DIALECTS["qwen"]
+    reply = dialect.parse(text, OPERATIONS, Scale.of(kind, [ImageView(id="img0", view_size=(560, 280))]))
+    assert sum(part is not None for part in (reply.action, reply.answer, reply.error)) <= 1
+    if reply.error is not None:
+        assert reply.error.code in CODES
+    if dialect.well_formed(text):
+        assert reply.action or reply.error or reply.answer is not None
+
+
+@quick
+@given(NAMES, SOUP)
+def test_no_text_becomes_a_control_token(name, text):
+    r = renderer(name)
+    tokens = r.prompt(Question(id="q", question=text), [])[-1].tokens
+    controls = {i for i, t in r.tokenizer.added_tokens_decoder.items() if t.content.startswith("<")}
+    assert sum(t in controls for t in tokens) == 3  # opener, end, opener
+    if name == "nano":
+        assert text in r.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+CALLS = st.tuples(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 3))
+
+
+def _line(call: tuple[int, ...]) -> str:
+    target = f',"target":"obs{call[4]}"' if call[4] else ""
+    return f'<tool_call>{{"name":"zoom_in","arguments":{{"bbox_2d":{list(call[:4])}{target}}}}}</tool_call>'
+
+
+class _Tools:
+    async def execute(self, action, images, trajectory_id):
+        picture = np.zeros((300, 400, 3), np.uint8)
+        return execute(action, images, {"img0": picture}, PixelBudget(16 * 16, 64 * 64), 16)
+
+
+@quick
+@given(
+    st.lists(st.one_of(CALLS.map(_line), SOUP, st.lists(st.integers(-1, 800), max_size=9)), min_size=1, max_size=5),
+    st.builds(Limits, st.integers(1, 5), st.integers(1, 40), st.integers(20, 400), st.integers(1, 4)),
+)
+def test_masks_cover_exactly_what_the_policy_generated_however_the_episode_ends(lines, limits):
+    r = renderer("nano")
+    said: list[Completion] = []
+
+    class Recorder(Script):
+        async def generate(self, tokens, views, sampling):
+            said.append(await super().generate(tokens, views, sampling))
+            return said[-1]
+
+    view = shown("nano")
+    session = Recorder(r, [*lines, "<answer>7</answer>"])
+    run = run_episode(
+        session, r, Question(id="q", question="?"), [view], [pixels(view)], _Tools(), limits, SamplingParams(), "g", 0
+    )
+    episode = asyncio.run(run)
+    t = episode.trajectory
+    tokens, mask = t.token_ids(), t.loss_mask()
+    kept = [turn for turn in t.turns if turn.is_policy]
+    assert len(tokens) == len(mask) == len(t.behaviour_log_probs()) <= limits.max_context
+    assert [token for token, m in zip(tokens, mask, strict=True) if m] == [token for turn in kept for token in turn.tokens]
+    for turn, completion in zip(kept, said, strict=False):
+        assert turn.tokens == (completion.tokens if turn.error != "bad_token" else [])
+    if t.stop_reason is not StopReason.ERROR:
+        assert len(kept) == len(said)
+    assert not {token for token, m in zip(tokens, mask, strict=True) if m} & set(r.spec.banned)
+    assert tokens.count(r.spec.image_token) == sum(r.spec.image_tokens(*v.shape[:2]) for v in episode.views)
+    assert len(episode.views) == len(t.images) <= limits.max_images
+    assert [o.id for o in t.observations if o.status == "ok"] == [f"obs{i + 1}" for i in range(t.operations_ok)]
+    assert t.policy_turns <= limits.max_turns
+
+
+@quick
+@given(boxes())
+def test_clamping_is_idempotent_and_stays_inside(box):
+    try:
+        inside = geometry.clamp(box)
+    except OperationError:
+        assert box[0] >= 1 or box[1] >= 1 or box[2] <= 0 or box[3] <= 0
+        return
+    assert geometry.clamp(inside) == inside
+    assert 0 <= inside[0] < inside[2] <= 1
+    assert 0 <= inside[1] < inside[3] <= 1
+    assert all(i == b for i, b in zip(inside, box, strict=True) if 0 <= b <= 1)
+
+
+@quick
+@given(st.lists(st.tuples(st.floats(0, 0.7), st.floats(0, 0.8)).map(lambda p: (*p, p[0] + 0.3, p[1] + 0.2)), max_size=4), boxes())
+def test_boxes_map_through_the_chain_of_parents_and_back(parents, box):
+    chain = [ImageView(id="img0")]
+    for i, parent in enumerate(parents):
+        chain.append(ImageView(id=f"obs{i}", parent=chain[-1].id, box=geometry.clamp(parent)))
+    x, y, w, h = 0.0, 0.0, 1.0, 1.0  # the same map written as an affine frame, from the root down
+    for view in chain[1:]:
+        x0, y0, x1, y1 = view.box
+        x, y, w, h = x + x0 * w, y + y0 * h, (x1 - x0) * w, (y1 - y0) * h
+    mapped = geometry.to_root(geometry.chain(chain[::-1], chain[-1].id), box)
+    np.testing.assert_allclose(mapped, (x + box[0] * w, y + box[1] * h, x + box[2] * w, y + box[3] * h), atol=1e-12)
+    outer = geometry.to_root(chain)
+    np.testing.assert_allclose(geometry.relative(outer, geometry.compose(outer, box)), box, atol=1e-6)
+
+
+@quick
+@given(st.lists(boxes(), min_size=1, max_size=4), st.integers(20, 300), st.integers(20, 300))
+def test_crops_of_crops_show_exactly_the_pixels_their_boxes_name(path, width, height):
+    picture = np.arange(width * height * 3, dtype=np.uint32).reshape(height, width, 3).astype(np.uint8)
+    images, here = [ImageView(id="img0")], picture
+    for i, box in enumerate(path):
+        action = Action(op="zoom_in", target=images[-1].id, arguments={"box": list(box)})
+        observation, views = execute(action, images, {"img0": picture}, PixelBudget(1, 10**6), 1)
+        if observation.status == "error":
+            assert observation.code in ("too_small", "out_of_range")
+            return
+        (image,) = observation.images
+        rows, columns = here.shape[:2]
+        x0, y0, x1, y1 = image.box
+        # The box that is recorded lies on pixel edges, at most half a pixel from the one asked for, and names what is shown.
+        edges = np.array([x0 * columns, y0 * rows, x1 * columns, y1 * rows])
+        np.testing.assert_allclose(edges, edges.round(), atol=1e-6)
+        wanted = geometry.clamp(box)
+        assert np.abs(edges - [wanted[0] * columns, wanted[1] * rows, wanted[2] * columns, wanted[3] * rows]).max() <= 0.5 + 1e-6
+        left, top, right, bottom = edges.round().astype(int)
+        np.testing.assert_array_equal(views[0], here[top:bottom, left:right])
+        assert image.source_size == (right - left, bottom - top)
+        images.append(image.model_copy(update={"id": f"obs{i}"}))
+        here = views[0]
+
+
+@quick
+@given(st.floats(0, 0.9), st.floats(0, 0.9), st.floats(0.02, 0.1))
+def test_writing_a_box_moves_it_by_half_a_step_at_most(x, y, side):
+    box = (x, y, x + side, y + side)
+    scale = Scale.of("thousand", [])
+    assume(side * 1000 >= 2)
+    np.testing.assert_allclose(scale.read(scale.write(box, "img0"), "img0"), box, atol=0.0005 + 1e-9)

@@ -1,0 +1,298 @@
+"""Whole episodes with a scripted engine and the real operations: what is heard, said, kept, and why it stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from dialogue_models import Script, pixels, renderer, shown
+
+from pixelis.config import Dialogue
+from pixelis.dialogue.agent import Episode, Limits, run_episode
+from pixelis.dialogue.pixels import PixelBudget, fit
+from pixelis.engines import Completion, SamplingParams
+from pixelis.errors import DeadlineExceeded, InfraFailure
+from pixelis.operations import execute
+from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory
+
+PICTURE = np.random.default_rng(1).integers(0, 256, (800, 1000, 3), dtype=np.uint8)
+QUESTION = Question(id="q", question="Which digit?", answers=["7"])
+LIMITS = Limits(max_turns=4, max_turn_tokens=64, max_context=512, max_images=4)
+ANSWER = "<answer>7</answer>"
+NANO = "nano"
+
+
+def call(box: Sequence[int] = (200, 200, 600, 600), target: str = "") -> str:
+    where = f',"target":"{target}"' if target else ""
+    return f'<tool_call>{{"name":"zoom_in","arguments":{{"bbox_2d":[{",".join(map(str, box))}]{where}}}}}</tool_call>'
+
+
+class RealTools:
+    """The registry's operations on one picture."""
+
+    def __init__(self, name: str = NANO):
+        step = renderer(name).spec.multiple
+        self.budget, self.multiple = PixelBudget(step * step * 16, step * step * 16), step
+        self.asked: list[Action] = []
+
+    async def execute(self, action: Action, images: list[ImageView], trajectory_id: str):
+        self.asked.append(action)
+        return execute(action, images, {"img0": PICTURE}, self.budget, self.multiple)
+
+
+class Failing:
+    """Tools that always do the same wrong thing."""
+
+    def __init__(self, result):
+        self.result = result
+
+    async def execute(self, action, images, trajectory_id):
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return self.result
+
+
+def play(lines, tools="real", limits=LIMITS, name=NANO, sampling=None, images=None) -> tuple[Episode, Script]:
+    session = Script(renderer(name), lines)
+    images = [shown(name)] if images is None else images
+    views = [fit(PICTURE, PixelBudget(1, 10**7), 1)[: i.view_size[1], : i.view_size[0]] for i in images]
+    tools = RealTools(name) if tools == "real" else tools
+    sampling = sampling or SamplingParams(seed=5)
+    episode = asyncio.run(run_episode(session, renderer(name), QUESTION, images, views, tools, limits, sampling, "g", 3))
+    return episode, session
+
+
+def sound(episode: Episode, limits: Limits = LIMITS, name: str = NANO) -> Trajectory:
+    """What must hold for every episode, however it ended."""
+    trajectory, spec = episode.trajectory, renderer(name).spec
+    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
+    assert [v.shape for v in episode.views] == [(i.view_size[1], i.view_size[0], 3) for i in trajectory.images]
+    tokens = trajectory.token_ids()
+    assert tokens.count(spec.image_token) == sum(spec.image_tokens(*v.shape[:2]) for v in episode.views)
+    assert len(tokens) <= limits.max_context
+    assert [i for turn in trajectory.turns for i in turn.images] == [i.id for i in trajectory.images]
+    assert (trajectory.answer is not None) == (trajectory.stop_reason is StopReason.ANSWER)
+    return trajectory
+
+
+@pytest.mark.parametrize("name", ["nano", "large"])
+def test_zoom_twice_then_answer(name: str):
+    limits = Limits(4, 200, 4000, 4)
+    size = shown(name).view_size
+    first = call([0, 0, 500, 500] if name == "nano" else [0, 0, size[0] // 2, size[1] // 2])
+    second = call([500, 500, 1000, 1000] if name == "nano" else [size[0] // 2, size[1] // 2, *size], "obs1")
+    episode, session = play([first, second, ANSWER], limits=limits, name=name)
+    t = sound(episode, limits, name)
+    assert (t.stop_reason, t.answer, t.policy_version, t.group_id) == (StopReason.ANSWER, "7", 3, "g")
+    assert [i.id for i in t.images] == ["img0", "obs1", "obs2"]
+    assert [(i.parent, i.box) for i in t.images[1:]] == [("img0", (0.0, 0.0, 0.5, 0.5)), ("obs1", (0.5, 0.5, 1.0, 1.0))]
+    assert [turn.text for turn in t.turns if turn.role == "tool"] == ["obs1 = zoom_in(img0)", "obs2 = zoom_in(obs1)"]
+    step = renderer(name).spec.multiple
+    budget = PixelBudget(step * step * 16, step * step * 16)
+    np.testing.assert_array_equal(episode.views[1], fit(PICTURE[:400, :500], budget, step))
+    np.testing.assert_array_equal(episode.views[2], fit(PICTURE[200:400, 250:500], budget, step))
+    # The engine hears the whole prompt once, then only what is new.
+    prompt = [turn for turn in t.turns[:2] if turn.role in ("system", "user")]
+    assert session.heard[0][0] == [token for turn in prompt for token in turn.tokens]
+    assert [tokens for tokens, *_ in session.heard[1:]] == [turn.tokens for turn in t.turns if turn.role == "tool"]
+    assert [views for _, views, _ in session.heard] == [1, 1, 1]
+    assert t.operations_ok == 2
+    assert session.closed >= 1
+
+
+def test_the_loss_covers_what_the_policy_said_and_nothing_else():
+    episode, _ = play([call(), ANSWER])
+    t = sound(episode)
+    said = [token for token, m in zip(t.token_ids(), t.loss_mask(), strict=True) if m]
+    encode = renderer(NANO).tokenizer.encode
+    assert said == [*encode(call()), 2, *encode(ANSWER), 2]
+    assert [p for p, m in zip(t.behaviour_log_probs(), t.loss_mask(), strict=True) if m] == [-0.5] * len(said)
+    assert renderer(NANO).spec.image_token not in said
+
+
+def test_a_refused_call_takes_no_id_and_says_why():
+    episode, _ = play([call([300, 300, 302, 302]), call([9, 9, 9, 9]), call(), ANSWER])
+    t = sound(episode)
+    assert [(o.status, o.code, o.id) for o in t.observations] == [
+        ("error", "too_small", None),
+        ("error", "bad_box", None),
+        ("ok", None, "obs1"),
+    ]
+    assert t.turns[2].text.startswith("error too_small: ")
+    assert [turn.error for turn in t.turns if turn.is_policy] == [None, "bad_box", None, None]
+    assert t.answer == "7"
+
+
+@pytest.mark.parametrize(
+    ("lines", "limits", "stop"),
+    [
+        (["just talk"], LIMITS, StopReason.NO_ACTION),
+        ([""], LIMITS, StopReason.NO_ACTION),
+        (["<answer>7"], LIMITS, StopReason.NO_ACTION),
+        ([ANSWER * 30], LIMITS, StopReason.LENGTH),
+        ([call()], Limits(4, 8, 512, 4), StopReason.LENGTH),
+        ([call()], Limits(1, 64, 512, 4), StopReason.OVER_TURN),
+        ([call(), "<tool_call>broken</tool_call>"], Limits(2, 64, 512, 4), StopReason.OVER_TURN),
+        ([call(), call()], Limits(4, 64, 512, 2), StopReason.OVER_IMAGES),
+        ([call(), call(), call()], Limits(4, 64, 120, 4), StopReason.OVER_CONTEXT),
+        (["talk " * 200], Limits(4, 200, 60, 4), StopReason.OVER_CONTEXT),
+        ([ANSWER], Limits(4, 64, 16, 4), StopReason.OVER_CONTEXT),
+        ([ANSWER], Limits(4, 64, 512, 0), StopReason.OVER_IMAGES),
+    ],
+)
+def test_stop_reasons(lines, limits, stop):
+    episode, session = play(lines, limits=limits)
+    assert sound(episode, limits).stop_reason is stop
+    assert episode.trajectory.unscored is None
+    assert session.closed >= 1
+
+
+def test_a_call_in_the_last_turn_is_not_executed():
+    tools = RealTools()
+    episode, _ = play([call(), call()], tools, Limits(2, 64, 512, 4))
+    assert len(tools.asked) == 1
+    assert len(episode.trajectory.actions) == 2
+    assert episode.trajectory.turns[-1].is_policy
+
+
+def test_an_observation_that_would_not_fit_is_left_out_whole():
+    full, _ = play([call(), ANSWER])
+    used = len(full.trajectory.token_ids()) - len(full.trajectory.turns[-1].tokens)
+    for room, appended in ((used, False), (used + 1, True)):
+        limits = Limits(4, 64, room, 4)
+        episode, session = play([call(), ANSWER], limits=limits)
+        t = sound(episode, limits)
+        assert t.stop_reason is StopReason.OVER_CONTEXT
+        assert len(t.images) == 1 + appended
+        assert [s.max_tokens for *_, s in session.heard][1:] == ([1] if appended else [])
+
+
+def test_a_prompt_that_does_not_fit_leaves_nothing_to_train_on():
+    episode, session = play([ANSWER], limits=Limits(4, 8, 20, 4))
+    assert (episode.trajectory.turns, episode.trajectory.images, episode.views) == ([], [], [])
+    assert session.heard == []
+
+
+def test_without_tools_a_call_is_an_unknown_operation():
+    episode, _ = play([call(), ANSWER], tools=None)
+    t = sound(episode)
+    assert [(o.status, o.code) for o in t.observations] == [("error", "unknown_op")]
+    assert t.answer == "7"
+    assert "Tools" not in play([ANSWER], tools=None, name="large")[0].trajectory.turns[0].text
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        (ValueError("boom"), "crashed"),
+        (InfraFailure("actor died"), "crashed"),
+        (TimeoutError(), "timeout"),
+        (DeadlineExceeded("slow"), "timeout"),
+        ((Observation(status="ok", images=[ImageView(id="", view_size=(64, 64))]), []), "crashed"),
+        ((Observation(status="ok", images=[ImageView(id="", view_size=(64, 64))]), [np.zeros((32, 64, 3), np.uint8)]), "crashed"),
+        (None, "crashed"),
+    ],
+)
+def test_a_failing_tool_is_an_observation_and_the_episode_goes_on(result, code):
+    episode, _ = play([call(), ANSWER], Failing(result))
+    t = sound(episode)
+    assert [(o.status, o.code, o.id) for o in t.observations] == [("error", code, None)]
+    assert (t.stop_reason, t.answer) == (StopReason.ANSWER, "7")
+
+
+def test_an_operation_with_text_or_several_pictures_keeps_one_id():
+    view = ImageView(id="", parent="img0", view_size=(64, 64))
+    pair = (Observation(status="ok", text="two parts", images=[view, view]), [pixels(view), pixels(view)])
+    episode, _ = play([call(), ANSWER], Failing(pair))
+    t = sound(episode)
+    assert t.observations[0].id == "obs1"
+    assert [i.id for i in t.images] == ["img0", "obs1.0", "obs1.1"]
+    assert t.turns[2].text == "obs1 = zoom_in(img0)\ntwo parts"
+    episode, _ = play([call(), call(), ANSWER], Failing((Observation(status="ok", text="words"), [])))
+    assert [o.id for o in sound(episode).observations] == ["obs1", "obs2"]
+
+
+SPEC = renderer(NANO).spec
+GOOD = renderer(NANO).assistant("7").tokens
+
+
+@pytest.mark.parametrize(
+    ("line", "stop", "cause"),
+    [
+        (RuntimeError("CUDA error"), StopReason.ERROR, "crashed"),
+        (InfraFailure("engine gone", code="engine_gone"), StopReason.ERROR, "engine_gone"),
+        (DeadlineExceeded("too slow"), StopReason.DEADLINE, "deadline_exceeded"),
+        (TimeoutError(), StopReason.DEADLINE, "deadline_exceeded"),
+        ([GOOD[0], SPEC.image_token, *GOOD[1:]], StopReason.ERROR, "bad_token"),
+        ([GOOD[0], SPEC.pad, *GOOD[1:]], StopReason.ERROR, "bad_token"),
+        (Completion(GOOD, [0.0], "stop"), StopReason.ERROR, "bad_completion"),
+        (Completion(GOOD, [float("nan")] * len(GOOD), "stop"), StopReason.ERROR, "bad_completion"),
+        (Completion(GOOD, [float("-inf")] * len(GOOD), "stop"), StopReason.ERROR, "bad_completion"),
+        (Completion(GOOD[:-1], [0.0] * (len(GOOD) - 1), "stop"), StopReason.ERROR, "bad_completion"),
+        (Completion([9] * 65, [0.0] * 65, "length"), StopReason.ERROR, "bad_completion"),
+    ],
+)
+def test_a_failing_engine_is_a_stop_reason(line, stop, cause):
+    episode, session = play([call(), line])
+    t = sound(episode)
+    assert (t.stop_reason, t.unscored, t.answer) == (stop, cause, None)
+    assert [i.id for i in t.images] == ["img0", "obs1"]
+    assert session.closed >= 1
+
+
+def test_one_broken_episode_leaves_its_neighbours_alone():
+    async def group():
+        sessions = [Script(renderer(NANO), [line]) for line in (ANSWER, RuntimeError("x"), ANSWER)]
+        sessions[2].close = lambda: 1 / 0
+        view, r = shown(NANO), renderer(NANO)
+        fixed = (r, QUESTION, [view], [pixels(view)], None, LIMITS, SamplingParams(), "g", 0)
+        return await asyncio.gather(*(run_episode(session, *fixed) for session in sessions))
+
+    assert [e.trajectory.stop_reason.value for e in asyncio.run(group())] == ["answer", "error", "answer"]
+
+
+def test_views_that_do_not_match_their_description_never_reach_training():
+    view = shown(NANO)
+
+    async def wrong():
+        session = Script(renderer(NANO), [ANSWER])
+        small = pixels(view)[:16]
+        return await run_episode(session, renderer(NANO), QUESTION, [view], [small], None, LIMITS, SamplingParams(), "g", 0)
+
+    trajectory = asyncio.run(wrong()).trajectory
+    assert (trajectory.stop_reason, trajectory.unscored) == (StopReason.ERROR, "bad_views")
+
+
+def test_cancellation_passes_and_closes_the_session():
+    class Slow(Script):
+        async def generate(self, tokens, views, sampling):
+            await asyncio.sleep(60)
+
+    async def cancelled():
+        session, view = Slow(renderer(NANO), []), shown(NANO)
+        task = asyncio.create_task(
+            run_episode(session, renderer(NANO), QUESTION, [view], [pixels(view)], None, LIMITS, SamplingParams(), "g", 0)
+        )
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return session.closed
+
+    assert asyncio.run(cancelled()) == 1
+
+
+def test_each_turn_draws_from_its_own_stream_and_keeps_the_callers_settings():
+    _, session = play([call(), call(), ANSWER], sampling=SamplingParams(temperature=0.7, top_p=0.9, max_tokens=1, seed=11))
+    used = [s for *_, s in session.heard]
+    assert used[0].seed == 11
+    assert len({s.seed for s in used}) == 3
+    assert {(s.temperature, s.top_p, s.max_tokens) for s in used} == {(0.7, 0.9, 64)}
+
+
+def test_limits_come_from_the_configuration():
+    config = Dialogue(max_turns=2, max_turns_test=5, max_turn_tokens=9, max_context=99, max_images=3)
+    assert Limits.of(config) == Limits(2, 9, 99, 3)
+    assert Limits.of(config, test=True) == Limits(5, 9, 99, 3)

@@ -1,0 +1,151 @@
+"""Operations on real arrays: what is cut from where, and what the model is told when it cannot be."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from pixelis import operations
+from pixelis.dialogue.pixels import PixelBudget, fit
+from pixelis.errors import BadConfig, OperationError
+from pixelis.operations import OPERATIONS, execute, geometry, select
+from pixelis.records import Action, ImageView
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (800, 1000, 3), dtype=np.uint8)
+ROOT = ImageView(id="img0", source_size=(1000, 800), view_size=(64, 64))
+NATIVE = PixelBudget(1, 10_000_000)
+
+
+def zoom(box, target="img0", images=(ROOT,), picture=PICTURE, budget=NATIVE, multiple=1, **extra):
+    action = Action(op="zoom_in", target=target, arguments={"box": box, **extra})
+    return execute(action, list(images), {"img0": picture}, budget, multiple)
+
+
+def test_zoom_shows_the_full_resolution_pixels_of_the_box():
+    observation, views = zoom([0.1, 0.25, 0.3, 0.5])
+    np.testing.assert_array_equal(views[0], PICTURE[200:400, 100:300])
+    (image,) = observation.images
+    assert (observation.status, observation.id, observation.code) == ("ok", None, None)
+    assert (image.parent, image.box) == ("img0", (0.1, 0.25, 0.3, 0.5))
+    assert (image.source_size, image.view_size) == ((200, 200), (200, 200))
+    assert observation.data["op"] == "zoom_in"
+    assert observation.data["target"] == "img0"
+
+
+def test_zoom_of_a_zoom_of_a_zoom_still_reads_the_full_resolution_picture():
+    images, views = [ROOT], []
+    for i, box in enumerate([[0.2, 0.2, 0.7, 0.7], [0.5, 0.5, 1.0, 1.0], [0.0, 0.0, 0.2, 0.5]]):
+        observation, views = zoom(box, images[-1].id, images, budget=PixelBudget(64 * 64, 64 * 64), multiple=16)
+        images.append(observation.images[0].model_copy(update={"id": f"obs{i + 1}"}))
+    # .2..7 -> 200..700 x 160..560; its lower right quarter -> 450..700 x 360..560; of that the left fifth, upper half.
+    np.testing.assert_array_equal(views[0], fit(PICTURE[360:460, 450:500], PixelBudget(64 * 64, 64 * 64), 16))
+    assert images[-1].source_size == (50, 100)
+    assert images[-1].view_size == views[0].shape[1::-1]
+
+
+def test_views_obey_the_crop_budget_and_hold_no_reference_to_the_picture():
+    _, views = zoom([0.0, 0.0, 1.0, 1.0], budget=PixelBudget(32 * 32, 64 * 64), multiple=32)
+    assert views[0].shape[0] % 32 == views[0].shape[1] % 32 == 0
+    assert 32 * 32 <= views[0].shape[0] * views[0].shape[1] <= 64 * 64
+    _, native = zoom([0.0, 0.0, 0.5, 0.5])
+    assert not np.shares_memory(native[0], PICTURE)
+    native[0][:] = 0
+    assert PICTURE[:400, :500].any()
+
+
+def test_box_is_clamped_to_the_picture():
+    observation, views = zoom([-0.2, 0.5, 0.3, 1.7])
+    np.testing.assert_array_equal(views[0], PICTURE[400:800, 0:300])
+    assert observation.images[0].box == (0.0, 0.5, 0.3, 1.0)
+
+
+def test_same_crop_as_the_training_world_draws():
+    from pixelis.datasets import cards
+
+    uri = cards.picture_uri("validation", 3, 5)
+    scene = cards.describe(uri)
+    box = list(cards.zoom_box(scene.asked))
+    _, views = zoom(box, picture=cards.render(uri), budget=cards.VIEW_BUDGET, multiple=cards.VIEW_MULTIPLE)
+    np.testing.assert_array_equal(views[0], cards.world("validation").crop(scene, box))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"box": [0.1, 0.1, 0.104, 0.5]}, "bad_box"),
+        ({"box": [0.1, 0.1, 0.1001, 0.1001]}, "too_small"),
+        ({"box": [0.9979, 0.9, 1.5, 1.0]}, "too_small"),
+        ({"box": [0.5, 0.1, 0.4, 0.5]}, "bad_box"),
+        ({"box": [0.5, 0.1, 0.5, 0.5]}, "bad_box"),
+        ({"box": [float("nan"), 0.1, 0.5, 0.5]}, "bad_box"),
+        ({"box": [0.1, 0.1, float("inf"), 0.5]}, "bad_box"),
+        ({"box": [False, 0.1, True, 0.5]}, "bad_box"),
+        ({"box": [0.1, 0.1, 10**400, 0.5]}, "bad_box"),
+        ({"box": [0.1, 0.1, 0.5]}, "bad_box"),
+        ({"box": None}, "bad_box"),
+        ({"box": [1.0, 0.1, 1.2, 0.5]}, "out_of_range"),
+        ({"box": [120, 340, 220, 440]}, "out_of_range"),
+        ({"box": [-0.5, 0.1, -0.2, 0.5]}, "out_of_range"),
+        ({}, "bad_arguments"),
+        ({"box": [0.1, 0.1, 0.5, 0.5], "pad": 2}, "bad_arguments"),
+    ],
+)
+def test_refused_arguments_are_error_observations(arguments: dict, code: str):
+    wide = np.zeros((800, 1000, 3), np.uint8) if code != "bad_box" else np.zeros((4000, 1000, 3), np.uint8)
+    action = Action(op="zoom_in", arguments=arguments)
+    observation, views = execute(action, [ROOT], {"img0": wide}, NATIVE, 1)
+    assert (observation.status, observation.code, observation.id, observation.images, views) == ("error", code, None, [], [])
+    assert observation.text
+
+
+def test_targets_that_lead_nowhere():
+    orphan = ImageView(id="obs1", parent="gone", box=(0.0, 0.0, 0.5, 0.5))
+    circle = [ImageView(id="a", parent="b", box=(0.0, 0.0, 0.5, 0.5)), ImageView(id="b", parent="a", box=(0.0, 0.0, 0.5, 0.5))]
+    box = [0.1, 0.1, 0.5, 0.5]
+    assert zoom(box, "obs9")[0].code == "bad_target"
+    assert zoom(box, "obs1", [ROOT, orphan])[0].code == "bad_target"
+    assert zoom(box, "a", circle)[0].code == "bad_target"
+    assert zoom(box, "img1", [ImageView(id="img1")])[0].code == "crashed"
+    assert execute(Action(op="paint"), [ROOT], {"img0": PICTURE}, NATIVE, 1)[0].code == "unknown_op"
+
+
+def test_a_crashing_operation_costs_one_observation(monkeypatch):
+    class Broken(operations.Operation):
+        name = "broken"
+        description = "always fails"
+        Arguments = operations.operation.OperationArguments
+
+        @classmethod
+        def run(cls, *args):
+            raise MemoryError("no secrets in here")
+
+    monkeypatch.setitem(OPERATIONS, "broken", Broken)
+    observation, views = execute(Action(op="broken"), [ROOT], {"img0": PICTURE}, NATIVE, 1)
+    assert (observation.status, observation.code, views) == ("error", "crashed", [])
+    assert "MemoryError" in observation.text
+    assert "secrets" not in observation.text
+
+
+def test_execute_and_its_results_can_be_sent_to_another_process():
+    def sent(thing):
+        return pickle.loads(pickle.dumps(thing))  # noqa: S301 - our own bytes
+
+    function, action = sent((execute, Action(op="zoom_in", arguments={"box": [0.1, 0.1, 0.5, 0.5]})))
+    observation, views = sent(function(action, [ROOT], {"img0": PICTURE}, NATIVE, 1))
+    assert observation.status == "ok"
+    assert views[0].dtype == np.uint8
+
+
+def test_select_names_the_operation_that_does_not_exist():
+    assert select(["zoom_in"]) == [OPERATIONS["zoom_in"]]
+    with pytest.raises(BadConfig, match="zoom_inn") as error:
+        select(["zoom_inn"])
+    assert "zoom_in?" in error.value.fix
+
+
+def test_pixel_edges_are_the_nearest():
+    assert geometry.to_pixels((0.29, 0.1, 0.999, 1.0), 100, 1000) == (29, 100, 100, 1000)
+    with pytest.raises(OperationError):
+        geometry.to_pixels((0.0, 0.0, 0.03, 1.0), 100, 1000)
