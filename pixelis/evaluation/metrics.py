@@ -63,11 +63,12 @@ def operation_counts(trajectory: Trajectory) -> tuple[int, int]:
     """
     requested = failed = 0
     for i, turn in enumerate(trajectory.turns):
-        if not turn.is_policy or (turn.action is None and turn.error is None):
+        broken = turn.error not in (None, "bad_token")  # an engine that samples a forbidden token has called nothing
+        if not turn.is_policy or (turn.action is None and not broken):
             continue
         reply = trajectory.turns[i + 1].observation if i + 1 < len(trajectory.turns) else turn.observation
         requested += 1
-        failed += turn.error is not None or (reply is not None and reply.status == "error")
+        failed += broken or (reply is not None and reply.status == "error")
     return requested, failed
 
 

@@ -125,7 +125,8 @@ def _marks(images: Sequence[ImageView]) -> dict[str, tuple[int, str, Box]]:
 
 def _scenes(page: EpisodePage, marks: Mapping[str, tuple[int, str, Box]]) -> str:
     out = []
-    for view in page.trajectory.images:
+    # An episode whose prompt did not fit has no images, but the question still has its own.
+    for view in page.trajectory.images or [ImageView(id=media.id) for media in page.question.media]:
         if view.parent is not None:
             continue
         picture = page.pictures.get(view.id)

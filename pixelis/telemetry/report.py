@@ -34,6 +34,8 @@ STAGES = {
     "rft": "Reinforcement learning (rft)",
     "evolve": "Online adaptation (evolve)",
 }
+KINDS = {"step/sft": "sft", "step/policy": "rft"}
+"""Kinds of events that are training steps, and their stage."""
 SHARES = ("accuracy", "rapr", "tool_error_rate")
 SPOKEN = {"rapr": "rate of pixel reasoning", "tool_error_rate": "tool error rate"}
 
@@ -81,10 +83,10 @@ def write_report(
     """Write `run_dir/report.html` (aside, then renamed) and give its path.
 
     - `summary`: what `summary.json` holds: `arms`, `paired`, `seconds`, `versions`, `seed`, and where known `shift`
-      (`{"before": {...}, "after": {...}}`, each like an arm; other entries are shown as they are), `hardware` (text or mapping)
-      and `command`. What is absent is left out of the page.
-    - `curves`: one mapping per training step with `step`, `area/name` numbers and optionally `stage` (`sft`, `rft`); a number
-      that is missing or not finite is a gap.
+      (`{"before": {...}, "after": {...}}`, each like an arm, and paired differences; other entries are shown as they are),
+      `served` (a reply), `hardware` (text or mapping) and `command`. What is absent is left out of the page.
+    - `curves`: one mapping per training step with `step`, `area/name` numbers and optionally `stage` (`sft`, `rft`), for example
+      the events of kind `step/sft` and `step/policy`; a number that is missing or not finite is a gap.
     - `episodes`: shown in order, pictures inlined.
     """
     folder = Path(run_dir)
@@ -135,16 +137,21 @@ def _arms(facts: Mapping[str, Any]) -> str:
         name = str(arm.get("name", ""))
         label = text(name) + (f"<small>{ARMS[name]}</small>" if name in ARMS else "")
         rows.append((label, _accuracy(arm), _percent(arm.get("rapr")), _tool_errors(arm), text(arm.get("n", "–"))))
-    pairs = []
-    for name, difference in (facts.get("paired") or {}).items():
-        left, _, right = str(name).partition("_minus_")
+    heads = ("policy", "accuracy", "pixel reasoning", "tool errors", "questions")
+    caption = f'<p class="caption">{ARMS_CAPTION}</p>'
+    return _section("How good it became", _table(heads, rows), caption, _differences(facts.get("paired") or {}))
+
+
+def _differences(paired: Mapping[str, Any]) -> str:
+    """Paired differences, `{"rft_minus_sft": {"mean": ..., "ci95": [...]}}`, in points."""
+    out = []
+    for name, difference in paired.items():
+        left, _, right = name.partition("_minus_")
         what = f"{text(left)} minus {text(right)}" if right else text(name)
         ends = _ends(difference.get("ci95"))
         interval = f"<small>95 % interval {ends[0] * 100:+.1f} to {ends[1] * 100:+.1f}</small>" if ends else ""
-        pairs.append(f"<li>{what}: <b>{_points(difference.get('mean'))}</b> {interval}</li>")
-    paired = f"<p>{PAIRED_CAPTION}</p><ul>{''.join(pairs)}</ul>" if pairs else ""
-    heads = ("policy", "accuracy", "pixel reasoning", "tool errors", "questions")
-    return _section("How good it became", _table(heads, rows), f'<p class="caption">{ARMS_CAPTION}</p>', paired)
+        out.append(f"<li>{what}: <b>{_points(difference.get('mean'))}</b> {interval}</li>")
+    return f"<p>{PAIRED_CAPTION}</p><ul>{''.join(out)}</ul>" if out else ""
 
 
 def _shift(facts: Mapping[str, Any]) -> str:
@@ -156,15 +163,16 @@ def _shift(facts: Mapping[str, Any]) -> str:
         arm = shift[name] if isinstance(shift[name], dict) else {"accuracy": shift[name]}
         rows.append((name, _accuracy(arm), _percent(arm.get("rapr")), text(arm.get("n", "–"))))
     table = _table(("", "accuracy", "pixel reasoning", "questions"), rows)
-    rest = {key: value for key, value in shift.items() if key not in ("before", "after")}
+    paired = {key: value for key, value in shift.items() if "_minus_" in key and isinstance(value, dict)}
+    rest = {key: value for key, value in shift.items() if key not in ("before", "after", *paired)}
     caption = f'<p class="caption">{SHIFT_CAPTION}</p>'
-    return _section("Adapting to changed pictures", f"<p>{SHIFT_LEAD}</p>", table, caption, _pairs(rest))
+    return _section("Adapting to changed pictures", f"<p>{SHIFT_LEAD}</p>", table, caption, _differences(paired), _pairs(rest))
 
 
 def _curves(curves: Sequence[Mapping[str, Any]]) -> str:
     stages: dict[str, list[Mapping[str, Any]]] = {}
     for row in curves:
-        stages.setdefault(str(row.get("stage", "")), []).append(row)
+        stages.setdefault(str(row.get("stage") or KINDS.get(str(row.get("kind")), "")), []).append(row)
     out = []
     for stage, rows in stages.items():
         series = _series(rows)
@@ -249,6 +257,8 @@ def _facts(facts: Mapping[str, Any]) -> str:
     seconds = {key: took for key, value in (facts.get("seconds") or {}).items() if (took := as_number(value)) is not None}
     if seconds:
         out.append(f"<h3>Time</h3>{_pairs({key: clock(took) for key, took in seconds.items()})}")
+    if isinstance(facts.get("served"), dict):
+        out.append(f"<h3>First reply of the served agent</h3>{_pairs(facts['served'])}")
     if facts.get("versions"):
         out.append(f"<h3>Versions</h3>{_pairs(facts['versions'])}")
     raw = text(json.dumps(facts, indent=1, ensure_ascii=False))

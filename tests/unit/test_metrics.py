@@ -54,6 +54,7 @@ def test_operations_are_counted_once_each():
     assert operation_counts(episode(turns=[said(error="bad_json"), replied("error")])) == (1, 1)
     assert operation_counts(episode(turns=[said(CALL)], stop=StopReason.OVER_TURN)) == (1, 0)
     assert operation_counts(episode(turns=[said()])) == (0, 0)
+    assert operation_counts(episode(turns=[said(error="bad_token")], stop=StopReason.ERROR)) == (0, 0)
 
 
 def test_unscored_episodes_are_never_wrong_ones():

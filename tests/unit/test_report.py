@@ -152,11 +152,16 @@ SUMMARY = {
     "seconds": {"sft": 31.0, "rft": 84.0},
     "versions": {"pixelis": "0.1.0", "torch": "2.13.0"},
     "seed": 42,
-    "shift": {"before": arm("", 0.316, 0.9), "after": arm("", 0.35, 0.9), "updates": 20},
+    "shift": {
+        "before": arm("", 0.316, 0.9),
+        "after": arm("", 0.35, 0.9),
+        "updates": 20,
+        "after_minus_before": {"mean": 0.034, "ci95": [-0.02, 0.09]},
+    },
     "hardware": {"cores": 2},
     "command": "python -m pixelis.jobs.quickstart",
 }
-CURVES = [{"stage": "sft", "step": i, "sft/loss": 2 / i} for i in range(1, 6)] + [
+CURVES = [{"kind": "step/sft", "step": i, "sft/loss": 2 / i} for i in range(1, 6)] + [
     {
         "stage": "rft",
         "step": i,
@@ -187,6 +192,7 @@ def test_a_report_stands_alone_and_says_what_it_found(tmp_path):
         "answers 84.8 % of 500 held-out questions",
         "rft minus sft: +71.4 points 95 % interval +67.0 to +75.6",
         "31.6 %",
+        "after minus before: +3.4 points 95 % interval -2.0 to +9.0",
         "35.0 %",
         "1:24 min",
         "torch",
