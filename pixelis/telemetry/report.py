@@ -55,8 +55,8 @@ SHIFT_LEAD = (
     "voted, and confident votes became training."
 )
 SHIFT_CAPTION = (
-    "Accuracy on the changed pictures before and after, reported whatever it is. Where the thin lines overlap much, nothing is "
-    "shown either way."
+    "Accuracy on questions about changed pictures before and after. Where the thin lines overlap much, the run shows neither gain "
+    "nor loss."
 )
 SHARES_CAPTION = (
     "Look whether the two rise together: accuracy is the share of training episodes answered correctly, the rate of pixel "
