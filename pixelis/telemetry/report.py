@@ -55,8 +55,7 @@ SHIFT_LEAD = (
     "voted, and confident votes became training."
 )
 SHIFT_CAPTION = (
-    "Accuracy on questions about changed pictures before and after. Where the thin lines overlap much, the run shows neither gain "
-    "nor loss."
+    "Accuracy on changed pictures before and after the votes. Much overlap of the thin lines shows neither gain nor loss."
 )
 SHARES_CAPTION = (
     "Look whether the two rise together: accuracy is the share of training episodes answered correctly, the rate of pixel "
