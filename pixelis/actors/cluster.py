@@ -52,12 +52,12 @@ def connect(config: Config) -> None:
 class Actors:
     """The actors that one job placed, by role; ``names`` are those of the generators."""
 
-    store: ActorHandle | None = None
+    store: Any = None
     toolboxes: list[ActorHandle] = field(default_factory=list)
     generators: list[ActorHandle] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     scorers: list[ActorHandle] = field(default_factory=list)
-    coordinator: ActorHandle | None = None
+    coordinator: Any = None
 
     def all(self) -> list[ActorHandle]:
         """Every actor placed."""
@@ -78,7 +78,7 @@ def preflight(config: Config, *, learner: bool, rollouts: bool) -> None:
         wanted.append(("learner", config.learner.workers, config.learner.cpus, config.learner.gpus))
     have = ray.cluster_resources()
     for resource, column in (("CPU", 2), ("GPU", 3)):
-        total = sum(row[1] * float(row[column]) for row in wanted)  # type: ignore[arg-type]
+        total = sum(row[1] * float(row[column]) for row in wanted)
         if total > have.get(resource, 0) and not config.cluster.autoscaling:
             parts = ", ".join(f"{row[0]} {row[1]} x {row[column]:g}" for row in wanted if row[column])
             raise InfraFailure(
@@ -104,26 +104,30 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None) 
     preflight(config, learner=learner, rollouts=True)
     actors, job = Actors(), uuid.uuid4().hex[:6]
     try:
+
         def names(role: str, count: int) -> list[str]:
             return [f"{config.run.name}-{job}-{role}-{index}" for index in range(count)]
 
         (store,), toolboxes = names("store", 1), names("toolbox", config.toolbox.workers)
         actors.names = names("generator", config.engine.workers)
-        actors.store = PolicyStore.options(name=store).remote(config.run.dir, initial)
-        actors.toolboxes = [Toolbox.options(name=name, num_cpus=config.toolbox.cpus).remote(config) for name in toolboxes]
-        actors.scorers = [Scorer.options(num_cpus=config.rewards.cpus).remote(config) for _ in range(config.rewards.workers)]
+        actors.store = spawn(PolicyStore, config.run.dir, initial, name=store)
+        actors.toolboxes = [spawn(Toolbox, config, name=name, num_cpus=config.toolbox.cpus) for name in toolboxes]
+        actors.scorers = [spawn(Scorer, config, num_cpus=config.rewards.cpus) for _ in range(config.rewards.workers)]
+        engine = {"num_cpus": config.engine.cpus, "num_gpus": config.engine.gpus}
         actors.generators = [
-            Generator.options(name=name, num_cpus=config.engine.cpus, num_gpus=config.engine.gpus).remote(
-                config, store, toolboxes, index
-            )
-            for index, name in enumerate(actors.names)
+            spawn(Generator, config, store, toolboxes, index, name=name, **engine) for index, name in enumerate(actors.names)
         ]
-        actors.coordinator = Coordinator.options(num_cpus=0).remote(config, actors.generators, actors.scorers, actors.store)
+        actors.coordinator = spawn(Coordinator, config, actors.generators, actors.scorers, actors.store, num_cpus=0)
         wait_ready(actors, config.cluster.placement_timeout_s)
         yield actors
     finally:
         for actor in actors.all():
             ray.kill(actor)
+
+
+def spawn(kind: Any, *arguments: Any, **options: Any) -> ActorHandle:
+    """Start an actor of a ``ray.remote`` class with these options."""
+    return kind.options(**options).remote(*arguments)
 
 
 def wait_ready(actors: Actors, timeout_s: float) -> None:

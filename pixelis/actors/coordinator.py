@@ -32,18 +32,21 @@ MAX_GROUP_FAILURES = 0.5
 
 @dataclass
 class Batch:
-    """What one learner rank gets: groups with advantages, and a reference to the views of each.
+    """What the learner gets: groups with advantages, and beside them a reference to the views of each.
 
-    ``tokens`` and ``sequences`` are totals over ALL ranks: the loss denominators.
+    ``cursor`` is the number of the next question, kept in checkpoints.
     """
 
     step: int
     groups: list[Group] = field(default_factory=list)
     views: list[ray.ObjectRef] = field(default_factory=list)
-    tokens: int = 0
-    sequences: int = 0
     cursor: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def share(self, rank: int, world: int) -> Batch:
+        """Rank ``rank``'s part of ``world``: whole groups, round robin."""
+        part = slice(rank, None, world)
+        return Batch(self.step, self.groups[part], self.views[part], self.cursor, self.metrics)
 
 
 @ray.remote(max_restarts=0, max_concurrency=1024)
@@ -125,8 +128,6 @@ class Coordinator:
             if sum(failures.values()) > max(r.questions * MAX_GROUP_FAILURES, 4):
                 raise DataFailure(f"too many unusable groups in step {number}: {dict(failures)}", fix="look at events.jsonl")
         batch = Batch(step=number, groups=[g for g, _ in groups], views=[v for _, v in groups], cursor=self.cursor)
-        usable = [t for g in batch.groups for t in g.trajectories if t.advantage is not None]
-        batch.tokens, batch.sequences = sum(sum(t.loss_mask()) for t in usable), len(usable)
         seconds = time.monotonic() - start
         total = sum(len(t.token_ids()) for g in batch.groups for t in g.trajectories)
         batch.metrics = {
@@ -177,10 +178,7 @@ class Coordinator:
             self.handed[step] += 1
             if self.handed[step] >= world:
                 del self.ready[step], self.handed[step]
-        share = slice(rank, None, world)
-        return Batch(
-            whole.step, whole.groups[share], whole.views[share], whole.tokens, whole.sequences, whole.cursor, whole.metrics
-        )
+        return whole.share(rank, world)
 
     async def stepped(self, step: int, version: int, metrics: dict[str, float]) -> None:
         """The learner finished batch ``step`` and published ``version``: load it everywhere and go on."""

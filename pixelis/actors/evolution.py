@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from pixelis.actors.coordinator import Batch
 from pixelis.actors.fleet import Fleet
@@ -54,19 +55,28 @@ class Evolution:
     # -- from the gateway -------------------------------------------------------------------------------------------
 
     async def submit(self, task: UpdateTask, views: list[ray.ObjectRef]) -> bool:
-        """Queue a task; ``views`` is ``[reference to {trajectory id: views}]``. False once draining or stopped."""
+        """Queue a task; ``views`` is ``[reference to {trajectory id: views}]``. False when draining, stopped or views are lost.
+
+        The views are stored again under this actor's name: an object dies with its owner, and the gateway's replica that
+        owns these may be gone long before the learner reads them.
+        """
         if self.draining or self.stopped:
             self.counts["refused"] += 1
             return False
+        try:
+            kept = ray.put(await _value(views[0]))
+        except RayError:
+            self.counts["lost"] += 1
+            return False
         async with self.changed:
             self.counts["received"] += 1
-            self.queue.push(Waiting(task, views[0]))
+            self.queue.push(Waiting(task, kept))
             self.changed.notify_all()
         return True
 
     async def stats(self) -> dict[str, int]:
-        """Counters: version, step, updates, queue, received, dropped (oldest, by a full queue), handed, refused, unusable."""
-        names = ("received", "handed", "refused", "unusable", "left_over")
+        """Version served, updates applied, tasks queued; counts of tasks received, dropped (oldest, queue full), handed, ..."""
+        names = ("received", "handed", "refused", "lost", "unusable", "left_over")
         return {
             "version": self.version,
             "updates": self.counts["updates"],
@@ -78,14 +88,27 @@ class Evolution:
     # -- from the learner -------------------------------------------------------------------------------------------
 
     async def begin(self, step: int, cursor: int, version: int) -> None:
-        """The learner (re)starts at ``step`` with ``version``; a batch it was given but did not finish is given again."""
+        """The learner (re)starts at ``step``; a batch it was given but did not finish is given again.
+
+        After its first update ``version`` is loaded everywhere. At step 0 it starts from the policy that is being served,
+        whatever number that has, and nothing is loaded.
+        """
+        if step == 0:
+            version = await self._served() or version
+        else:
+            await self.fleet.load(version)
         async with self.changed:
             self.step, self.version = step, version
             self.given.clear()
             if self.current is not None:
                 self.current.step = step
             self.changed.notify_all()
-        await self.fleet.load(version)
+
+    async def _served(self) -> int | None:
+        """The newest version that a generator says it holds."""
+        refs: list[ray.ObjectRef] = [member.handle.health.remote() for member in self.fleet.members]
+        said = await asyncio.gather(*(_value(ref) for ref in refs), return_exceptions=True)
+        return max((s["version"] for s in said if isinstance(s, dict) and isinstance(s.get("version"), int)), default=None)
 
     async def next_batch(self, rank: int, world: int, step: int) -> Batch | None:
         """Rank ``rank``'s share of update ``step``: whole groups, round robin; None when drained or stopped.
@@ -99,10 +122,7 @@ class Evolution:
                 return None
             self.given.add(rank)
             whole = self.current
-        share = slice(rank, None, world)
-        return Batch(
-            whole.step, whole.groups[share], whole.views[share], whole.tokens, whole.sequences, whole.cursor, whole.metrics
-        )
+        return whole.share(rank, world)
 
     def _ready(self, world: int) -> bool:
         """Form the batch of this step once: True when there is one, or when there will never be."""
@@ -130,10 +150,8 @@ class Evolution:
         if len(groups) < world:
             self.counts["unusable"] += len(groups)
             return None
-        usable = [t for g in groups for t in g.trajectories if t.advantage is not None]
-        tokens = sum(sum(t.loss_mask()) for t in usable)
         self.counts["handed"] += len(groups)
-        return Batch(self.step, groups, views, tokens, len(usable), 0, update_metrics(groups, kept, self.version))
+        return Batch(self.step, groups, views, metrics=update_metrics(groups, kept, self.version))
 
     async def stepped(self, step: int, version: int, metrics: dict[str, float]) -> None:
         """The learner applied update ``step`` and published ``version``: serve it everywhere and go on."""
@@ -162,6 +180,10 @@ class Evolution:
     async def progress(self, since: int = 0) -> dict[str, Any]:
         """Updates done, rows of metrics from number ``since`` on, counters and fleet statistics."""
         return {"step": self.step, "history": self.history[since:], **await self.stats(), **self.fleet.stats()}
+
+
+async def _value(ref: ray.ObjectRef) -> Any:
+    return await ref
 
 
 def update_metrics(groups: list[Group], tasks: list[UpdateTask], version: int) -> dict[str, float]:

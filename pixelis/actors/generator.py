@@ -37,7 +37,9 @@ class Generator:
         self.engine = HfEngine(folder, config.policy, config.engine, seed=config.run.seed + index)
         operations = select(config.toolbox.operations)
         self.renderer = Renderer(self.engine.tokenizer, self.engine.spec, config.dialogue, operations)
-        self.tools = RemoteTools([ray.get_actor(name) for name in toolboxes], self.engine.spec.multiple, config.toolbox.deadline_s)
+        self.tools = RemoteTools(
+            [ray.get_actor(name) for name in toolboxes], self.engine.spec.multiple, config.toolbox.deadline_s
+        )
         self.started = False
 
     async def _start(self) -> None:
@@ -64,7 +66,13 @@ class Generator:
 
     @ray.method(num_returns=2)
     async def rollout(
-        self, question: Question, group_id: str, n: int, sampling: SamplingParams, operations: bool = True, max_turns: int | None = None
+        self,
+        question: Question,
+        group_id: str,
+        n: int,
+        sampling: SamplingParams,
+        operations: bool = True,
+        max_turns: int | None = None,
     ) -> tuple[Group, Views]:
         """``n`` episodes of one question: the group's record, and beside it the views (the caller owns both)."""
         await self._start()
@@ -119,7 +127,9 @@ class RemoteTools:
         """The tools of one group of episodes."""
         return BoundTools(self, pictures)
 
-    async def submit(self, action: Action, images: list[ImageView], pictures: ray.ObjectRef) -> tuple[Observation, list[np.ndarray]]:
+    async def submit(
+        self, action: Action, images: list[ImageView], pictures: ray.ObjectRef
+    ) -> tuple[Observation, list[np.ndarray]]:
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         if not self.waiting:

@@ -6,10 +6,9 @@ worker goes on from the last complete checkpoint in ``run.dir``.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import ray
 import ray.train
@@ -18,17 +17,17 @@ from ray.actor import ActorHandle
 from pixelis.config import Config
 from pixelis.errors import InfraFailure, PixelisError
 from pixelis.policy import checkpoint
+from pixelis.policy.adapters import load_adapter
 from pixelis.policy.samples import TrainSample, from_trajectory
+from pixelis.policy.zero import sum_over_workers
 from pixelis.telemetry.events import EventLog
 
 
 @dataclass
 class Work:
-    """One rank's samples of one optimizer step; ``tokens`` and ``sequences`` are totals over all ranks."""
+    """One rank's samples of one optimizer step, what is known about them, and the stream's state to keep in a checkpoint."""
 
     samples: list[TrainSample]
-    tokens: int
-    sequences: int
     metrics: dict[str, float]
     state: dict[str, Any]
 
@@ -36,7 +35,7 @@ class Work:
 class Stream(Protocol):
     """Where a learner's batches come from and where its weights go."""
 
-    kind: str
+    kind: Literal["sft", "policy"]
     steps: int
 
     def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
@@ -46,13 +45,13 @@ class Stream(Protocol):
         """This rank's share of batch ``step``; None ends the run."""
 
     def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> None:
-        """Called in rank 0 after the optimizer step that used batch ``step``."""
+        """Called in every rank after the optimizer step that used batch ``step``."""
 
 
 class DemonstrationStream:
     """Demonstrations by Ray Data, for SFT."""
 
-    kind = "sft"
+    kind: Literal["sft", "policy"] = "sft"
 
     def __init__(self, config: Config):
         self.config, self.steps = config, config.sft.steps
@@ -70,9 +69,7 @@ class DemonstrationStream:
         batch = next(self.batches, None)
         if batch is None or step >= self.steps:
             return None
-        samples = samples_of(batch)
-        tokens = sum_over_ranks(sum(int(s.mask.sum()) for s in samples))
-        return Work(samples, tokens, sum_over_ranks(len(samples)), {}, {})
+        return Work(samples_of(batch), {}, {})
 
     def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> None:
         """Nothing to publish while demonstrations are learnt: the checkpoint is the result."""
@@ -81,7 +78,7 @@ class DemonstrationStream:
 class GroupStream:
     """Groups of scored trajectories from an actor that hands out batches: the Coordinator (RFT) or Evolution (traffic)."""
 
-    kind = "policy"
+    kind: Literal["sft", "policy"] = "policy"
 
     def __init__(self, source: ActorHandle, store: ActorHandle, stage: str, steps: int):
         self.source, self.store, self.stage, self.steps = source, store, stage, steps
@@ -107,68 +104,69 @@ class GroupStream:
             for trajectory in group.trajectories:
                 if trajectory.advantage is not None:
                     samples.append(from_trajectory(trajectory, views[trajectory.id]))
-        return Work(samples, batch.tokens, batch.sequences, batch.metrics, {"cursor": batch.cursor})
+        return Work(samples, batch.metrics, {"cursor": batch.cursor})
 
     def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> None:
         """Publish the new weights and let the generators load them."""
-        version = ray.get(self.store.publish.remote(trainer.adapter(), self.stage, step + 1, metrics))
-        ray.get(self.source.stepped.remote(step, version, metrics))
+        adapter = trainer.adapter()
+        if self.rank == 0:
+            version = ray.get(self.store.publish.remote(adapter, self.stage, step + 1, metrics))
+            ray.get(self.source.stepped.remote(step, version, metrics))
 
 
 def work(job: dict[str, Any]) -> None:
-    """What every Ray Train worker runs; ``job`` holds ``config`` and ``stream``."""
+    """What every Ray Train worker runs; ``job`` holds ``config`` and ``stream``, and what its kind of learning sets."""
     from pixelis.policy.train_step import Trainer
 
     config: Config = job["config"]
     stream: Stream = job["stream"]
-    rank = ray.train.get_context().get_world_rank()
-    trainer = Trainer(config, steps=stream.steps, lr=job["lr"], kl=job["kl"])
-    step, state = 0, {}
+    trainer = Trainer(
+        config.policy,
+        config.learner.model_copy(update={"lr": job["lr"]}),
+        config.rft.loss.model_copy(update={"kl": job["kl"]}),
+        total_steps=stream.steps,
+        seed=config.run.seed,
+        temperature=job["temperature"],
+        adapter=load_adapter(config.policy.adapter) if config.policy.adapter else None,
+    )
     latest = checkpoint.latest(config.run.dir)
-    if latest is not None:
-        state = trainer.load(latest)
-        step = int(state["step"])
+    state = trainer.restore(latest) if latest is not None else {}
+    step = saved = trainer.step_count
     log = EventLog(config.run.dir)
     stream.begin(step, trainer, state)
-    saved = step
     while not asked_to_stop(config) and (item := stream.next(step)) is not None:
-        start = time.monotonic()
-        metrics = trainer.step(item.samples, stream.kind, tokens=item.tokens, sequences=item.sequences)
-        metrics = {**item.metrics, **metrics, "learner/seconds": time.monotonic() - start}
-        state = {**item.state, "step": step + 1}
-        if rank == 0:
-            log.write(f"step/{stream.kind}", step=step + 1, **metrics)
-            stream.done(step, trainer, metrics)
+        metrics = {**item.metrics, **trainer.step(item.samples, stream.kind)}
+        state = item.state
+        stream.done(step, trainer, metrics)
         step += 1
+        if trainer.is_first:
+            log.write(f"step/{stream.kind}", step=step, **metrics)
         if step % config.learner.checkpoint_every == 0:
-            trainer.save(config.run.dir, step, state, keep=config.learner.keep)
+            trainer.save(config.run.dir, state)
             saved = step
-        ray.train.report({"step": step, **metrics})
     if step > saved:
-        trainer.save(config.run.dir, step, state, keep=config.learner.keep)
+        trainer.save(config.run.dir, state)
     log.close()
+    trainer.close()
 
 
 def asked_to_stop(config: Config) -> bool:
     """True in every rank once any of them sees the file ``run.dir/STOP``."""
-    return sum_over_ranks(int((Path(config.run.dir) / "STOP").exists())) > 0
+    return sum_over_workers([float((Path(config.run.dir) / "STOP").exists())])[0] > 0
 
 
-def sum_over_ranks(value: int) -> int:
-    """Sum of a number over all learner ranks."""
-    import torch
-    import torch.distributed as dist
-
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return value
-    total = torch.tensor(value)
-    dist.all_reduce(total)
-    return int(total)
-
-
-def fit(config: Config, stream: Stream, *, lr: float | None = None, kl: float = 0.0, datasets: dict | None = None) -> Path | None:
+def fit(
+    config: Config,
+    stream: Stream,
+    *,
+    lr: float | None = None,
+    kl: float = 0.0,
+    temperature: float = 1.0,
+    datasets: dict[str, Any] | None = None,
+) -> Path | None:
     """Run the learner to the end of its stream; returns the last checkpoint of the run, None when there is no step in it.
 
+    ``temperature`` is the one the stream's rollouts are sampled at; ``kl`` weighs the pull to the starting policy.
     Raises the error that stopped it.
     """
     from ray.train import DataConfig, FailureConfig, RunConfig, ScalingConfig
@@ -177,7 +175,13 @@ def fit(config: Config, stream: Stream, *, lr: float | None = None, kl: float = 
     learner = config.learner
     trainer = TorchTrainer(
         work,
-        train_loop_config={"config": config, "stream": stream, "lr": lr or learner.lr, "kl": kl},
+        train_loop_config={
+            "config": config,
+            "stream": stream,
+            "lr": lr or learner.lr,
+            "kl": kl,
+            "temperature": temperature,
+        },
         scaling_config=ScalingConfig(
             num_workers=learner.workers,
             use_gpu=learner.gpus > 0,

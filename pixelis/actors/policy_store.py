@@ -35,7 +35,9 @@ class PolicyStore:
             first = load_adapter(initial) if initial else None
             self._add(first, PolicyVersion(version=0, status=VersionStatus.PROMOTED, stage="initial"))
 
-    def publish(self, adapter: Adapter, stage: str, step: int, metrics: dict[str, float] | None = None, promote: bool = True) -> int:
+    def publish(
+        self, adapter: Adapter, stage: str, step: int, metrics: dict[str, float] | None = None, promote: bool = True
+    ) -> int:
         """Keep ``adapter`` under the next version number and return the number.
 
         Publishing the same weights of a stage and step twice (a retried call, a learner that restarted from its checkpoint)

@@ -44,7 +44,8 @@ class Toolbox:
     def open(self, media: list[Media], multiple: int) -> tuple[Pictures, tuple[list[ImageView], list[np.ndarray]]]:
         """Two returns: full-resolution pictures by id, and the views the policy gets with their sizes.
 
-        ``multiple`` is what both sides of a view are divisible by (patch x merge). Raises BadImage for what cannot be decoded under the caps.
+        ``multiple`` is what both sides of a view are divisible by (patch x merge). Raises BadImage for what cannot be decoded
+        under the caps.
         """
         caps = self.config.toolbox
         pictures, images, views = {}, [], []

@@ -20,7 +20,9 @@ CARDS_QUESTIONS = 1_000_000
 """A `cards:` source is as good as endless; nobody reads an epoch of it."""
 
 
-def read_questions(source: str, seed: int | None = None, start: int = 0, limit: int = 0, epochs: int | None = None) -> Iterator[Question]:
+def read_questions(
+    source: str, seed: int | None = None, start: int = 0, limit: int = 0, epochs: int | None = None
+) -> Iterator[Question]:
     """Questions of ``source`` from number ``start`` on, endless unless ``epochs`` says otherwise.
 
     ``seed`` shuffles a file's rows anew in every epoch (None: file order) and chooses the pictures of a `cards:` source that
@@ -74,7 +76,9 @@ def _read_file(path: Path, limit: int) -> list[Question]:
         except ValidationError as error:
             first = error.errors()[0]
             column = ".".join(str(part) for part in first["loc"])
-            raise BadInput(f"{path}, line {number}, column {column}: {first['msg']}", fix="see docs: rows are Question records") from None
+            raise BadInput(
+                f"{path}, line {number}, column {column}: {first['msg']}", fix="see docs: rows are Question records"
+            ) from None
         if question.id in seen:
             raise BadInput(f"{path}, line {number}: the id {question.id!r} is there twice", fix="give every row its own id")
         seen.add(question.id)

@@ -107,6 +107,7 @@ def stop_file(config: Config) -> Path:
 @contextmanager
 def driver(name: str) -> Iterator[None]:
     """The frame of a job's main: typed errors become one clear message and exit code 1, a stop becomes 130."""
+
     def on_term(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
@@ -122,7 +123,12 @@ def driver(name: str) -> Iterator[None]:
 
 
 def watch(
-    config: Config, name: str, total: int, run: Callable[[], T], poll: Callable[[], tuple[int, dict[str, Any]]], grace_s: float = 8.0
+    config: Config,
+    name: str,
+    total: int,
+    run: Callable[[], T],
+    poll: Callable[[], tuple[int, dict[str, Any]]],
+    grace_s: float = 8.0,
 ) -> T:
     """Run ``run`` in a thread while progress from ``poll`` (done, metrics) is shown; returns its result or raises its error.
 

@@ -42,7 +42,11 @@ def measure(
         return ray.get(coordinator.progress.remote())["evaluated"].get(name, 0), {}
 
     groups, views = watch(
-        config, f"evaluate {name}", count, lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, name)), poll
+        config,
+        f"evaluate {name}",
+        count,
+        lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, name)),
+        poll,
     )
     summary = {"name": name, **summarise(groups)}
     return Arm(name, summary, correctness(groups), groups, views)

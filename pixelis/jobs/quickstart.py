@@ -129,7 +129,9 @@ class Story:
         """summary.json and report.html."""
         summary = {
             "arms": [{key: arm.summary[key] for key in SHOWN} for arm in self.arms.values()],
-            "paired": {"rft_minus_sft": paired_bootstrap(self.arms["rft"].correct, self.arms["sft"].correct, seed=config.run.seed)},
+            "paired": {
+                "rft_minus_sft": paired_bootstrap(self.arms["rft"].correct, self.arms["sft"].correct, seed=config.run.seed)
+            },
             "seconds": {**self.seconds, "total": round(total, 1)},
             "versions": self.versions,
             "seed": config.run.seed,
@@ -157,8 +159,10 @@ class Story:
             low, high = s["ci95"]
             print(f"{name:10} {s['accuracy']:8.3f}  [{low:.3f}, {high:.3f}]  {s['rapr']:6.2f} {s['tool_error_rate']:11.3f}")
         before, after = self.shift["before"], self.shift["after"]
-        print(f"\non the `{self.shift['name']}` stream: {before['accuracy']:.3f} before, {after['accuracy']:.3f} after "
-              f"{self.shift['updates']} updates from {self.shift['requests']} unlabelled requests")
+        print(
+            f"\non the `{self.shift['name']}` stream: {before['accuracy']:.3f} before, {after['accuracy']:.3f} after "
+            f"{self.shift['updates']} updates from {self.shift['requests']} unlabelled requests"
+        )
         print(f"\nreport   {page}\nsummary  {self.folder / 'summary.json'}")
 
 
@@ -175,7 +179,10 @@ def hardware() -> str:
     import os
     import platform
 
-    cpu = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), platform.processor())
+    cpu = next(
+        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
     return f"{os.cpu_count()} CPU cores ({cpu}), {platform.system()}, Python {platform.python_version()}"
 
 

@@ -19,13 +19,15 @@ SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/seconds", "l
 def run(config: Config, actors: cluster.Actors) -> Path:
     """Train to ``rft.steps`` or to a stop, on actors that are already placed; returns the last checkpoint."""
     stream = learner.GroupStream(actors.coordinator, actors.store, stage="rft", steps=config.rft.steps)
-    return made_steps(watch(
-        config,
-        "rft",
-        config.rft.steps,
-        lambda: learner.fit(config, stream, kl=config.rft.loss.kl),
-        lambda: last_step(Path(config.run.dir), "step/policy", SHOWN),
-    ))
+    return made_steps(
+        watch(
+            config,
+            "rft",
+            config.rft.steps,
+            lambda: learner.fit(config, stream, kl=config.rft.loss.kl, temperature=config.rft.sampling.temperature),
+            lambda: last_step(Path(config.run.dir), "step/policy", SHOWN),
+        )
+    )
 
 
 def main() -> None:

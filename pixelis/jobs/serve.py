@@ -1,6 +1,6 @@
 """Serve the agent over HTTP and, unless evolution.enabled=false, learn from its traffic.
 
-    curl -s localhost:8000/v1/agent -H 'content-type: application/json' -d '{"question": "...", "image": "data:image/png;base64,..."}'
+    curl localhost:8000/v1/agent -H 'content-type: application/json' -d '{"question": "...", "image": "data:image/png;base64,..."}'
 
 Every request is sampled serve.samples times; a confident vote becomes an update of the adapter, and the new version is
 served. Ctrl-C ends it; the updates so far are in run.dir/checkpoints.
@@ -30,7 +30,7 @@ ENDLESS = 10**9
 def serving(config: Config, actors: cluster.Actors) -> Iterator[tuple[str, ray.actor.ActorHandle]]:
     """The service on placed actors: its base URL and the Evolution actor that learns from it."""
     name = f"{config.run.name}-evolution-{actors.names[0]}"
-    evolution = Evolution.options(name=name).remote(config, actors.generators)
+    evolution = cluster.spawn(Evolution, config, actors.generators, name=name)
     try:
         yield app.start(config, actors.names, name), evolution
     finally:
@@ -41,7 +41,9 @@ def serving(config: Config, actors: cluster.Actors) -> Iterator[tuple[str, ray.a
 def evolve(config: Config, actors: cluster.Actors, evolution: ray.actor.ActorHandle) -> Path | None:
     """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if any."""
     stream = learner.GroupStream(evolution, actors.store, stage="evolve", steps=ENDLESS)
-    return learner.fit(config, stream, lr=config.evolution.lr, kl=config.evolution.kl)
+    return learner.fit(
+        config, stream, lr=config.evolution.lr, kl=config.evolution.kl, temperature=config.serve.sampling.temperature
+    )
 
 
 def main() -> None:

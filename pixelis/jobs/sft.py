@@ -22,13 +22,15 @@ def run(config: Config) -> Path:
     with run_folder(config) as folder:
         latest = checkpoint.latest(folder)
         datasets = {"train": demonstration_stream(config, start=checkpoint.step_of(latest) if latest else 0)}
-        return made_steps(watch(
-            config,
-            "sft",
-            config.sft.steps,
-            lambda: learner.fit(config, learner.DemonstrationStream(config), datasets=datasets),
-            lambda: last_step(folder, "step/sft", ("policy/loss",)),
-        ))
+        return made_steps(
+            watch(
+                config,
+                "sft",
+                config.sft.steps,
+                lambda: learner.fit(config, learner.DemonstrationStream(config), datasets=datasets),
+                lambda: last_step(folder, "step/sft", ("policy/loss",)),
+            )
+        )
 
 
 def main() -> None:
