@@ -5,6 +5,7 @@ State goes in and out as full tensors by name, so a checkpoint of two workers un
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -26,15 +27,18 @@ if TYPE_CHECKING:
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def ensure_process_group(device: torch.device) -> bool:
-    """Start a group of one worker when torch.distributed is not running (Ray Train starts it otherwise); True when it was us."""
+def ensure_process_group(device: torch.device) -> None:
+    """Start a group of one worker when torch.distributed is not running (Ray Train starts it otherwise).
+
+    It lives as long as the process: DeepSpeed remembers the group of its first engine for all later ones.
+    """
     if dist.is_initialized():
-        return False
+        return
     backend = "nccl" if device.type == "cuda" else "gloo"
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it
     # A store inside the process: no port to choose, none to collide on.
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return True
+    atexit.register(dist.destroy_process_group)
 
 
 def settings(learner: config.Learner, bfloat16: bool, device: torch.device) -> dict[str, Any]:
@@ -102,7 +106,7 @@ class ZeroEngine:
         if not parameters:
             raise BadConfig("nothing to train: no parameter is trainable", fix="check policy.lora.targets")
         self.parameters = parameters
-        self._owns_group = ensure_process_group(device)
+        ensure_process_group(device)
         optimizer = torch.optim.AdamW(
             list(parameters.values()), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay
         )
@@ -217,11 +221,8 @@ class ZeroEngine:
                     safe_set_full_optimizer_state(parameter, value, moment)
 
     def close(self) -> None:
-        """Free the engine and, when we started it, the process group."""
+        """Free the engine."""
         self.engine.destroy()
-        if self._owns_group:
-            dist.destroy_process_group()
-            self._owns_group = False
 
 
 def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:
