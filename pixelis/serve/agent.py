@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 RESTART_PAUSE_S = 1.0
 SUSPECT_S = 10.0
-"""Seconds during which a generator that just failed is chosen only when no other is left."""
+"""Seconds during which a generator that just failed, or lags behind, is chosen only when no other is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class GeneratorPool:
         self.names, self.namespace = list(names), namespace
         self.running: Counter[str] = Counter()
         self.failed_at: dict[str, float] = {}
+        self.newest = 0
         self.handles: dict[str, ActorHandle] = {}
 
     def pick(self, tried: set[str]) -> str:
@@ -95,7 +96,11 @@ class GeneratorPool:
         for last in (False, True):
             name = self.pick(tried)
             try:
-                return await self._rollout_on(name, question, ask)
+                group, views = await self._rollout_on(name, question, ask)
+                if group.policy_version < self.newest:  # it did not load the promoted version yet: prefer the others
+                    self.failed_at[name] = time.monotonic()
+                self.newest = max(self.newest, group.policy_version)
+                return group, views
             except InfraFailure as error:
                 log.warning("generator %s failed: %s", name, type(error.__cause__ or error).__name__)
                 self.failed_at[name] = time.monotonic()
@@ -109,12 +114,12 @@ class GeneratorPool:
         actor = await self.handle(name)
         self.running[name] += ask.samples
         arguments = (question, new_id("group"), ask.samples, ask.sampling, ask.operations, ask.max_turns)
-        refs: list[ray.ObjectRef] = actor.rollout.options(num_returns=2).remote(*arguments)
-        group_ref, views_ref = refs
+        refs: list[ray.ObjectRef] = []
         try:
-            return await _value(group_ref), views_ref
+            refs = actor.rollout.options(num_returns=2).remote(*arguments)
+            return await _value(refs[0]), refs[1]
         except asyncio.CancelledError:
-            ray.cancel(group_ref)  # deadline or the caller went away: free the engine's rows at once
+            ray.cancel(refs[0])  # deadline or the caller went away: free the engine's rows at once
             raise
         except RayTaskError as error:
             cause = _cause(error)

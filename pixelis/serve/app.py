@@ -78,6 +78,16 @@ def start(config: Config, generator_names: Sequence[str], evolution_name: str | 
     return url(config)
 
 
+def stop() -> None:
+    """End the application, and Serve with it when nothing else runs there; does nothing when Serve is not running."""
+    if not serve.status().proxies:
+        return
+    if APP_NAME in serve.status().applications:
+        serve.delete(APP_NAME)
+    if not serve.status().applications:
+        serve.shutdown()
+
+
 def url(config: Config) -> str:
     """The base URL for a client on this machine."""
     host = config.serve.host

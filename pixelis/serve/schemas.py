@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pixelis.records import ImageView, Trajectory, Verdict, new_id
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/tiff")
+MAX_PARTS = 256
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
 _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -67,7 +68,7 @@ class Part(_Lenient):
 
 class Message(_Lenient):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
 
 
 class StreamOptions(_Lenient):
@@ -142,7 +143,7 @@ class AgentRequest(_Strict):
     question_param: ClassVar[str] = "question"
     image_param: ClassVar[str] = "image"
     question: str
-    image: str | list[str]
+    image: str | Annotated[list[str], Field(max_length=MAX_PARTS)]
     samples: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
@@ -194,7 +195,7 @@ def parse(kind: type[Request], body: bytes) -> Request:
     except ValidationError as error:
         # The input is left out of the message: it may be megabytes of picture, or not ours to echo.
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        where = _path(first["loc"])
+        where = _path(first["loc"])[:100]  # a caller's own key may be as long as the body
         if first["type"] == "json_invalid":
             reason = first["msg"].removeprefix("Invalid JSON: ")
             raise ApiError(400, f"the body is not valid JSON: {reason}", "invalid_json") from None

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 import ray
-from ray import serve
 from scripted import KEY, Deployed, ScriptedGenerator, free_port
 
 from pixelis.actors.evolution import Evolution
@@ -34,6 +33,6 @@ def deployed(ray_cluster: None) -> Iterator[Deployed]:
         if before is not None:
             os.environ["PIXELIS_API_KEY"] = before
     yield Deployed(config, url, generators, evolution)
-    serve.shutdown()
+    app.stop()
     for actor in [*generators, evolution]:
         ray.kill(actor)

@@ -9,6 +9,7 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
+from scripted import ScriptedGenerator
 
 from pixelis.actors.evolution import Evolution
 from pixelis.config import load
@@ -56,8 +57,8 @@ def test_ranks_share_a_batch_and_steps_follow_each_other(evolution: ActorHandle)
     submit(evolution, "a", "b", "c", "d", "e")
     first, second = ray.get(waiting, timeout=10)
     assert (names(first), names(second)) == (["a", "c"], ["b", "d"])
-    assert first.sequences == second.sequences == 12
-    assert first.tokens == second.tokens == 24
+    assert first.metrics == second.metrics
+    assert (first.metrics["evolve/tasks"], first.metrics["evolve/confidence"], first.metrics["evolve/uniform"]) == (4, 0.75, 0)
     later = evolution.next_batch.remote(0, 1, 1)
     submit(evolution, "f", "g", "h")
     assert ray.wait([later], timeout=0.3)[0] == []  # step 1 exists only when step 0 is applied
@@ -91,6 +92,33 @@ def test_draining_gives_what_is_left_and_then_none(evolution: ActorHandle) -> No
     assert names(ray.get(evolution.next_batch.remote(0, 1, 1), timeout=10)) == ["e"]
     ray.get(evolution.stepped.remote(1, 2, {}))
     assert ray.get(evolution.next_batch.remote(0, 1, 2), timeout=10) is None
+
+
+def test_learning_starts_from_the_version_that_is_served(ray_cluster: None) -> None:
+    generator = ScriptedGenerator.remote(0)
+    ray.get(generator.load.remote(40))
+    evolution = Evolution.remote(load(None, []), [generator])
+    ray.get(evolution.begin.remote(0, 0, 0))
+    assert ray.get(evolution.stats.remote())["version"] == 40
+    assert ray.get(generator.health.remote())["version"] == 40
+    ray.get(evolution.begin.remote(3, 0, 43))
+    assert ray.get(generator.health.remote())["version"] == 43
+    for actor in (evolution, generator):
+        ray.kill(actor)
+
+
+def test_views_outlive_who_made_them(evolution: ActorHandle) -> None:
+    @ray.remote(num_cpus=0)
+    class Replica:
+        def send(self, to: ActorHandle, work: UpdateTask) -> None:
+            ray.get(to.submit.remote(work, [ray.put({"view": work.question_id})]))
+
+    replica = Replica.remote()
+    for name in "abcd":
+        ray.get(replica.send.remote(evolution, task(name)))
+    ray.kill(replica)
+    batch = ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)
+    assert ray.get(batch.views, timeout=10) == [{"view": name} for name in "abcd"]
 
 
 def test_too_few_left_for_all_ranks_ends_the_run_for_all(evolution: ActorHandle) -> None:

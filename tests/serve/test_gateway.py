@@ -389,7 +389,6 @@ def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
     ray.get(deployed.evolution.begin.remote(0, 0, 0))
     batch = ray.get(deployed.evolution.next_batch.remote(0, 1, 0), timeout=10)
     assert len(batch.groups) == len(batch.views) == 2
-    assert (batch.sequences, batch.tokens) == (8, 24)
     for group, views in zip(batch.groups, ray.get(batch.views), strict=True):
         assert [t.reward for t in group.trajectories] == [1, 1, 1, 0]
         assert sum(t.advantage for t in group.trajectories) == pytest.approx(0, abs=1e-3)
