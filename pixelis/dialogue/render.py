@@ -60,15 +60,14 @@ class Renderer:
         self.operations = {operation.name: operation for operation in operations}
         self.coordinates = spec.coordinates if config.coordinates == "auto" else config.coordinates
         self.system = config.system == "auto" and not spec.embedded
+        self._memory: dict[tuple[str, bool], list[int]] = {}
         # Ids the policy can never have sampled; a turn that holds one did not come from a sound engine.
         self._banned = frozenset(spec.banned)
-        added = {token.content: (int(i), bool(token.special)) for i, token in tokenizer.added_tokens_decoder.items()}
-        self._controls = {text: i for text, (i, special) in added.items() if is_control(text, special)}
-        for text in (START, END, VISION_START, VISION_END):
-            self._controls.setdefault(str(text), token_id(tokenizer, text))
-        self._control_ids = frozenset(self._controls.values())
-        longest_first = sorted(self._controls, key=len, reverse=True)
-        self._control = re.compile("|".join(re.escape(text) for text in longest_first))
+        added = tokenizer.added_tokens_decoder.values()
+        controls = {token.content for token in added if is_control(token.content, bool(token.special))}
+        for tag in (START, END, VISION_START, VISION_END):
+            token_id(tokenizer, tag)
+        self._control = re.compile("|".join(re.escape(text) for text in sorted(controls, key=len, reverse=True)))
 
     def prompt(self, question: Question, views: Sequence[ImageView], operations: bool = True) -> list[Turn]:
         """The turns before the first policy token: [system,] user. Tokens end with the assistant's opener.
@@ -158,23 +157,27 @@ class Renderer:
         return parts
 
     def _encode(self, parts: Sequence[str | int]) -> list[int]:
-        """Tokens of pieces: ints as they are, Tags as their special token when there is one, all other text as plain text."""
+        """Tokens of pieces: ints as they are, Tags with the control tokens they spell, all other text as plain text."""
         out: list[int] = []
         pending = ""
         for part in parts:
-            if isinstance(part, str) and not (isinstance(part, Tag) and str(part) in self._controls):
-                # A Tag longer than one token (the system text) is ours: its tags are meant.
-                if isinstance(part, Tag) and self._control.search(part):
-                    out += self._plain(pending)
-                    pending = ""
-                    out += self.tokenizer.encode(str(part), add_special_tokens=False)
-                else:
-                    pending += part
+            if isinstance(part, str) and not (isinstance(part, Tag) and self._control.search(part)):
+                pending += part
                 continue
-            out += self._plain(pending)
+            out += self._remembered(pending)
             pending = ""
-            out.append(part if isinstance(part, int) else self._controls[str(part)])
-        return out + self._plain(pending)
+            out += [part] if isinstance(part, int) else self._remembered(part)
+        return out + self._remembered(pending)
+
+    def _remembered(self, text: str) -> list[int]:
+        """Tokens of a piece; short ones are kept, since every episode of a group repeats them."""
+        key = (text, isinstance(text, Tag))
+        tokens = self._memory.get(key)
+        if tokens is None:
+            tokens = self.tokenizer.encode(str(text), add_special_tokens=False) if key[1] else self._plain(text)
+            if len(text) <= 4096 and len(self._memory) < 1024:
+                self._memory[key] = tokens
+        return tokens
 
     def _plain(self, text: str) -> list[int]:
         """Tokens of text that must not become a control token: such spellings are cut after their first character."""
@@ -184,8 +187,7 @@ class Renderer:
             pieces.append(text[start : match.start() + 1])
             start = position = match.start() + 1
         pieces.append(text[start:])
-        out = [t for piece in pieces if piece for t in self.tokenizer.encode(piece, add_special_tokens=False)]
-        return out if self._control_ids.isdisjoint(out) else [t for t in out if t not in self._control_ids]
+        return [t for piece in pieces if piece for t in self.tokenizer.encode(piece, add_special_tokens=False)]
 
 
 def _clean(text: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from dialogue_models import large_folder, nano_folder, renderer, shown
 
+import pixelis.nano
 from pixelis.config import Dialogue
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
@@ -200,6 +202,17 @@ def test_spec_reads_both_architectures():
     assert renderer("large").coordinates == "pixels"
     chosen = Renderer(renderer("large").tokenizer, large, Dialogue(coordinates="thousand"), [])
     assert chosen.coordinates == "thousand"
+
+
+def test_the_committed_base_is_the_embedded_model():
+    folder = Path(pixelis.nano.__file__).parent / "base"
+    tokenizer = load_tokenizer(folder)
+    spec = ModelSpec.load(folder, tokenizer)
+    base = Renderer(tokenizer, spec, Dialogue(), list(OPERATIONS.values()))
+    question, view = ask("Which digit is in the red frame?"), shown("nano")
+    assert spec.embedded
+    assert base.prompt(question, [view]) == renderer("nano").prompt(question, [view])
+    assert base.assistant(ZOOM, "look") == renderer("nano").assistant(ZOOM, "look")
 
 
 def test_spec_prefers_the_folders_own_image_statistics(tmp_path):
