@@ -334,11 +334,14 @@ def _sse(chunks: list[dict[str, Any]]) -> StreamingResponse:
 class Gateway:
     """The Serve deployment: one Agent and its Endpoints in a replica."""
 
-    def __init__(
+    async def __init__(
         self, config: Config, key_digest: bytes | None, generator_names: Sequence[str], evolution_name: str | None, namespace: str
     ):
         agent = Agent(config, generator_names, evolution_name, namespace)
         self.endpoints = Endpoints(config, agent, key_digest)
+        # The first contact with an actor takes seconds (its class is imported here): not at a caller's expense.
+        await agent.pool.health(timeout_s=20.0)
+        await agent.evolution_stats(timeout_s=20.0)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self.endpoints.app()
