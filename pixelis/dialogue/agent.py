@@ -126,6 +126,7 @@ async def _play(
     trajectory = episode.trajectory
     if len(trajectory.images) > limits.max_images:
         return StopReason.OVER_IMAGES
+    _check_views(renderer, episode)
     prompt = renderer.prompt(question, trajectory.images, operations=tools is not None)
     used = sum(len(turn.tokens) for turn in prompt)
     if used >= limits.max_context:
@@ -134,9 +135,7 @@ async def _play(
     tokens, views = [token for turn in prompt for token in turn.tokens], list(episode.views)
     for number in range(limits.max_turns):
         room = min(limits.max_turn_tokens, limits.max_context - used)
-        # Each turn draws from its own stream; the first one keeps the caller's seed.
-        seed = sampling.seed if number == 0 else (sampling.seed * 1_000_003 + number * 7_919) % 2**31
-        completion = await session.generate(tokens, views, dataclasses.replace(sampling, max_tokens=room, seed=seed))
+        completion = await session.generate(tokens, views, dataclasses.replace(sampling, max_tokens=room))
         _check_completion(completion, renderer, room)
         turn, reply = renderer.read(completion.tokens, completion.log_probs, trajectory.images, operations=tools is not None)
         trajectory.turns.append(turn)

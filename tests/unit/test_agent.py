@@ -261,8 +261,9 @@ def test_views_that_do_not_match_their_description_never_reach_training():
         small = pixels(view)[:16]
         return await run_episode(session, renderer(NANO), QUESTION, [view], [small], None, LIMITS, SamplingParams(), "g", 0)
 
-    trajectory = asyncio.run(wrong()).trajectory
-    assert (trajectory.stop_reason, trajectory.unscored) == (StopReason.ERROR, "bad_views")
+    episode = asyncio.run(wrong())
+    assert (episode.trajectory.stop_reason, episode.trajectory.unscored) == (StopReason.ERROR, "bad_views")
+    assert (episode.trajectory.turns, episode.views) == ([], [])
 
 
 def test_cancellation_passes_and_closes_the_session():
@@ -284,12 +285,9 @@ def test_cancellation_passes_and_closes_the_session():
     assert asyncio.run(cancelled()) == 1
 
 
-def test_each_turn_draws_from_its_own_stream_and_keeps_the_callers_settings():
+def test_the_engine_gets_the_callers_sampling_with_the_room_of_the_turn():
     _, session = play([call(), call(), ANSWER], sampling=SamplingParams(temperature=0.7, top_p=0.9, max_tokens=1, seed=11))
-    used = [s for *_, s in session.heard]
-    assert used[0].seed == 11
-    assert len({s.seed for s in used}) == 3
-    assert {(s.temperature, s.top_p, s.max_tokens) for s in used} == {(0.7, 0.9, 64)}
+    assert [s for *_, s in session.heard] == [SamplingParams(temperature=0.7, top_p=0.9, max_tokens=64, seed=11)] * 3
 
 
 def test_limits_come_from_the_configuration():
