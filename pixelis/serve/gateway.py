@@ -334,7 +334,7 @@ def _sse(chunks: list[dict[str, Any]]) -> StreamingResponse:
 class Gateway:
     """The Serve deployment: one Agent and its Endpoints in a replica."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: Config, key_digest: bytes | None, generator_names: Sequence[str], evolution_name: str | None, namespace: str
     ):
         agent = Agent(config, generator_names, evolution_name, namespace)
