@@ -1,0 +1,162 @@
+"""Adapters: where they sit, what merging computes, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_policy import FAMILIES, LORA, Maker, folder, policy, random_adapter, stock, stock_log_probs
+
+from pixelis import config
+from pixelis.errors import BadConfig, BadInput, MissingFile
+from pixelis.policy.adapters import (
+    Adapter,
+    BaseWeights,
+    adapted_layers,
+    adapter_bytes,
+    adapter_state,
+    add_lora,
+    load_adapter,
+    lora_parameters,
+    merge_into,
+    save_adapter,
+    set_adapter_state,
+)
+from pixelis.policy.model import fingerprint, load_model, resolve
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_the_language_model_is_adapted_and_trained(family: str):
+    model = add_lora(stock(family), LORA)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert len(trained) == 2 * 2 * 7  # layers x (A, B) x targets
+    assert all(".language_model." in name and ".lora_" in name for name in trained)
+    # Qwen2.5-VL's vision tower has layers called gate_proj, up_proj and down_proj too.
+    assert not any("lora" in name for name, _ in model.model.visual.named_modules())
+
+
+def test_lm_head_is_adapted_when_listed():
+    layers = adapted_layers(stock(), ["q_proj", "lm_head"])
+    assert [n for n in layers if n.endswith("lm_head")] == ["lm_head"]
+    assert len(layers) == 3
+
+
+def test_an_unknown_target_names_the_choices():
+    with pytest.raises(BadConfig, match="did you mean q_proj"):
+        add_lora(stock(), config.Lora(targets=["qproj"]))
+
+
+def test_a_fresh_adapter_changes_nothing_and_its_seed_decides_a():
+    sample = Maker().sample()
+    with torch.no_grad():
+        before = stock_log_probs(stock(), sample)
+        model = add_lora(stock(), LORA, seed=5)
+        assert torch.allclose(before, stock_log_probs(model, sample), atol=1e-6)
+    a, b, c = (adapter_state(add_lora(stock(), LORA, seed=s)) for s in (5, 5, 6))
+    assert all(np.array_equal(a[k], b[k]) for k in a)
+    assert any(not np.array_equal(a[k], c[k]) for k in a)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_weights_compute_what_peft_computes(family: str):
+    adapter, sample = random_adapter(family), Maker(family).sample()
+    trained = add_lora(stock(family), LORA)
+    set_adapter_state(trained, adapter.tensors)
+    merged, base = stock(family), BaseWeights()
+    original = {k: v.clone() for k, v in merged.state_dict().items()}
+    with torch.no_grad():
+        plain = stock_log_probs(merged, sample)
+        for seed in (1, 2, 3):  # many loads leave no rounding behind
+            merge_into(merged, base, random_adapter(family, seed))
+        merge_into(merged, base, adapter)
+        difference = stock_log_probs(trained, sample) - stock_log_probs(merged, sample)
+        assert difference.abs().max() < 1e-5
+        assert (stock_log_probs(merged, sample) - plain).abs().max() > 1e-3
+    merge_into(merged, base, None)
+    assert all(torch.equal(v, original[k]) for k, v in merged.state_dict().items())
+
+
+def test_bytes_follow_the_formula():
+    adapter = random_adapter()
+    shapes = {n: tuple(layer.weight.shape) for n, layer in adapted_layers(stock(), LORA.targets).items()}
+    assert adapter.nbytes == adapter_bytes(shapes, LORA.rank)
+    assert adapter.nbytes * 8 < sum(p.numel() * 4 for p in stock().parameters())
+
+
+def broken(adapter: Adapter, name: str, change: str) -> Adapter:
+    tensors = dict(adapter.tensors)
+    if change == "missing":
+        del tensors[name]
+    elif change == "foreign":
+        tensors["model.language_model.layers.9.mlp.up_proj.A"] = tensors[name]
+        tensors["model.language_model.layers.9.mlp.up_proj.B"] = tensors[name.removesuffix("A") + "B"]
+    elif change == "shape":
+        tensors[name] = tensors[name][:, :-1]
+    else:
+        tensors[name] = np.full_like(tensors[name], np.nan)
+    return dataclasses.replace(adapter, tensors=tensors)
+
+
+@pytest.mark.parametrize("change", ["missing", "foreign", "shape", "nan"])
+def test_a_broken_adapter_is_refused_and_changes_nothing(change: str):
+    good = random_adapter()
+    bad = broken(good, "model.language_model.layers.1.mlp.up_proj.A", change)
+    model, base = stock(), BaseWeights()
+    merge_into(model, base, good)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.raises(BadInput):
+        merge_into(model, base, bad)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    trained = add_lora(stock(), LORA)
+    state = adapter_state(trained)
+    with pytest.raises(BadInput):
+        set_adapter_state(trained, bad.tensors)
+    assert all(np.array_equal(v, state[k]) for k, v in adapter_state(trained).items())
+
+
+def test_full_parameters_travel_the_same_way():
+    model, base, other = stock(), BaseWeights(), stock()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.01)
+    full = Adapter({n: p.detach().numpy().copy() for n, p in other.named_parameters()}, 1, 1, "", "full")
+    merge_into(model, base, full)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    merge_into(model, base, None)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), stock().parameters(), strict=True))
+
+
+def test_an_adapter_survives_the_disk_and_damage_is_seen(tmp_path: Path):
+    adapter = random_adapter()
+    save_adapter(adapter, tmp_path / "v1")
+    back = load_adapter(tmp_path / "v1")
+    assert back.sha256() == adapter.sha256()
+    assert (back.alpha, back.rank, back.base_sha256, back.kind) == (8, 4, fingerprint(folder("qwen3_vl")), "lora")
+    assert dataclasses.replace(adapter, alpha=9).sha256() != adapter.sha256()
+    path = tmp_path / "v1" / "adapter.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match="damaged"):
+        load_adapter(tmp_path / "v1")
+    with pytest.raises(MissingFile, match="no adapter"):
+        load_adapter(tmp_path)
+
+
+def test_models_are_found_or_the_fix_is_named(tmp_path: Path):
+    with pytest.raises(MissingFile, match=r"set policy\.model"):
+        resolve(str(tmp_path / "nowhere"))
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    with pytest.raises(BadConfig, match="is a llama"):
+        load_model(config.Policy(model=str(tmp_path)), "cpu")
+    assert fingerprint(folder("qwen3_vl")) != fingerprint(folder("qwen2_5_vl"))
+
+
+def test_names_of_adapters_are_those_of_the_base_model():
+    names = set(lora_parameters(add_lora(stock(), LORA)))
+    weights = dict(stock().named_parameters())
+    assert all(f"{name[:-2]}.weight" in weights for name in names)
+    assert policy().lora == LORA

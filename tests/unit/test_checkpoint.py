@@ -1,0 +1,156 @@
+"""Checkpoints under kill, truncation, bit rot and full disks."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pixelis.errors import BadInput, MissingFile
+from pixelis.policy import checkpoint
+
+TENSORS = {"adapter": {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}, "optimizer": {"m": np.ones(4, np.float32)}}
+
+
+def write(root: Path, step: int, keep: int = 0) -> Path:
+    tensors = {stem: {n: a + step for n, a in arrays.items()} for stem, arrays in TENSORS.items()}
+    return checkpoint.write(root, step, tensors, {"step": step}, keep, {"adapter": {"kind": "lora"}})
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    folder = write(tmp_path, 7)
+    assert folder == tmp_path / "checkpoints" / "step_00000007" == checkpoint.latest(tmp_path)
+    tensors, state = checkpoint.read(folder)
+    assert state == {"step": 7}
+    assert np.array_equal(tensors["adapter"]["a"], TENSORS["adapter"]["a"] + 7)
+    assert checkpoint.step_of(folder) == 7
+    assert not any(p.suffix in (".pt", ".bin", ".pkl") for p in folder.iterdir())
+
+
+def test_a_run_without_checkpoints_has_none(tmp_path: Path):
+    assert checkpoint.latest(tmp_path) is None
+    with pytest.raises(MissingFile, match="no checkpoint"):
+        checkpoint.read(tmp_path / "step_00000001")
+    with pytest.raises(BadInput, match="not named like"):
+        checkpoint.step_of("best")
+
+
+def test_the_newest_are_kept(tmp_path: Path):
+    for step in (5, 10, 15, 20):
+        write(tmp_path, step, keep=2)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_00000015", "step_00000020"]
+
+
+def test_pruning_never_counts_a_damaged_one_as_kept(tmp_path: Path):
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    (tmp_path / "checkpoints" / "step_00000003" / "state.json").write_text("{")
+    checkpoint.prune(tmp_path, 2)
+    assert checkpoint.latest(tmp_path).name == "step_00000002"
+    assert (tmp_path / "checkpoints" / "step_00000001").is_dir()
+
+
+def test_no_torn_or_rotten_checkpoint_is_ever_picked(tmp_path: Path):
+    good, newer = write(tmp_path, 1), write(tmp_path, 2)
+    whole = tmp_path / "whole"
+    shutil.copytree(newer, whole)
+    rng = random.Random(0)
+    for case in range(50):
+        shutil.rmtree(newer)
+        shutil.copytree(whole, newer)
+        victim = rng.choice(sorted(newer.iterdir()))
+        content = bytearray(victim.read_bytes())
+        place = rng.randrange(len(content))
+        if case % 2:
+            victim.write_bytes(content[:place])
+        elif victim.name == checkpoint.MANIFEST:
+            victim.unlink()
+        else:
+            content[place] ^= 1 << rng.randrange(8)
+            victim.write_bytes(content)
+        assert checkpoint.latest(tmp_path) == good, (case, victim.name, place)
+        with pytest.raises(BadInput, match="damaged"):
+            checkpoint.read(newer)
+
+
+def test_a_failed_write_leaves_the_old_checkpoint_and_no_rubbish(tmp_path: Path):
+    good = write(tmp_path, 1)
+
+    def full_disk(folder: Path) -> None:
+        (folder / "half").write_bytes(b"x")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        checkpoint.write_folder(tmp_path / "checkpoints" / "step_00000002", full_disk)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
+    assert checkpoint.latest(tmp_path) == good
+
+
+def test_a_step_can_be_written_again(tmp_path: Path):
+    write(tmp_path, 3)
+    folder = checkpoint.write(tmp_path, 3, {"adapter": {"a": np.zeros(2)}}, {"again": True})
+    assert checkpoint.read(folder)[1] == {"again": True}
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+
+
+def test_an_interrupted_replacement_is_finished(tmp_path: Path):
+    folder = write(tmp_path, 3)
+    os.rename(folder, folder.with_name(f".{folder.name}.{os.getpid()}.old"))
+    assert checkpoint.latest(tmp_path) == folder
+
+
+WRITER = """
+import sys, numpy as np
+from pixelis.policy import checkpoint
+start = int(sys.argv[2])
+print("ready", flush=True)
+for step in range(start, start + 100000):
+    checkpoint.write(sys.argv[1], step, {"adapter": {"a": np.full((300, 300), step, np.float32)}}, {"step": step}, keep=3)
+    checkpoint.write(sys.argv[1], step, {"adapter": {"a": np.full((300, 300), step, np.float32)}}, {"step": step}, keep=3)
+    print(step, flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_moment_loses_at_most_its_last_step(tmp_path: Path):
+    rng, start = random.Random(1), 0
+    for _ in range(6):
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(start)]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(0.05 + rng.random() * 0.2)
+        child.send_signal(signal.SIGKILL)
+        said = [int(line) for line in child.communicate()[0].split()]
+        acknowledged = said[-1] if said else start - 1
+        found = checkpoint.latest(tmp_path)
+        if acknowledged >= 0:
+            assert found is not None
+            assert checkpoint.step_of(found) >= acknowledged
+        if found is not None:
+            tensors, state = checkpoint.read(found)
+            assert (tensors["adapter"]["a"] == state["step"]).all()
+            start = state["step"] + 1
+    assert start > 0
+    write(tmp_path, start + 1, keep=1)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [f"step_{start + 1:08d}"]
+
+
+def test_json_is_replaced_in_one_piece(tmp_path: Path):
+    path = tmp_path / "deep" / "versions.json"
+    checkpoint.write_json(path, [1, 2])
+    checkpoint.write_json(path, {"a": None})
+    assert json.loads(path.read_text()) == {"a": None}
+    with pytest.raises(TypeError):
+        checkpoint.write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": None}
+    assert [p.name for p in path.parent.iterdir()] == ["versions.json"]

@@ -1,0 +1,128 @@
+"""The losses against formulas worked out by hand, and the LM head in pieces against the whole."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pixelis import config
+from pixelis.policy.log_probs import banned_mask, project
+from pixelis.policy.losses import Totals, k3, policy_loss, sft_loss, token_weights
+
+ON = config.Loss()
+
+
+def tensor(*values: float) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def test_token_weights_sum_to_the_share_of_the_batch():
+    sequence = torch.tensor([0, 0, 0, 1])
+    sizes = torch.tensor([3, 1])
+    by_token = token_weights(sequence, sizes, "token", Totals(tokens=8, sequences=4))
+    assert by_token.tolist() == [1 / 8] * 4
+    by_sequence = token_weights(sequence, sizes, "sequence", Totals(tokens=8, sequences=4))
+    assert by_sequence.tolist() == pytest.approx([1 / 12, 1 / 12, 1 / 12, 1 / 4])
+
+
+def test_sft_is_the_mean_negative_log_likelihood():
+    new = tensor(-1.0, -3.0)
+    assert float(sft_loss(new, torch.full((2,), 0.5))) == 2.0
+
+
+def test_on_policy_gradient_is_reinforce():
+    new = tensor(-1.0, -2.0, -0.5).requires_grad_()
+    advantages, weights = tensor(1.0, -2.0, 0.5), torch.full((3,), 1 / 3)
+    loss, sums = policy_loss(new, new.detach(), advantages, weights, ON)
+    loss.backward()
+    assert torch.allclose(new.grad, -advantages / 3)
+    assert float(loss.detach()) == pytest.approx(0.5 / 3)
+    assert float(sums["clipped"]) == float(sums["drift"]) == 0
+    assert float(sums["importance"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected", "gradient"),
+    [
+        (1.5, 1.0, -1.28, 0.0),  # a gain stops counting at 1 + clip_high
+        (1.1, 1.0, -1.1, -1.1),
+        (0.5, 1.0, -0.5, -0.5),  # getting worse on a good token is never clipped
+        (0.5, -1.0, 0.8, 0.0),  # a loss avoided stops counting at 1 - clip_low
+        (1.5, -1.0, 1.5, 1.5),
+    ],
+)
+def test_clipping_follows_ppo_with_its_own_bound_on_each_side(ratio: float, advantage: float, expected: float, gradient: float):
+    old = tensor(-2.0)
+    new = (old + math.log(ratio)).requires_grad_()
+    setting = config.Loss(clip_low=0.2, clip_high=0.28)
+    loss, sums = policy_loss(new, old, tensor(advantage), torch.ones(1), setting, old=old)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(expected, abs=1e-6)
+    assert float(new.grad) == pytest.approx(gradient, abs=1e-6)
+    assert float(sums["clipped"]) == float(gradient == 0)
+
+
+def test_importance_weights_correct_the_engine_and_are_truncated():
+    new = tensor(-1.0, -1.0).requires_grad_()
+    behaviour = tensor(-1.0 + math.log(2), -1.0 - math.log(8))  # the engine found them twice as likely, and eight times less
+    loss, sums = policy_loss(new, behaviour, torch.ones(2), torch.ones(2), config.Loss(importance_cap=3.0))
+    loss.backward()
+    assert new.grad.tolist() == pytest.approx([-0.5, -3.0], abs=1e-5)
+    assert float(sums["importance_capped"]) == 1
+    assert float(sums["importance"]) == pytest.approx(8.5, abs=1e-5)
+
+
+def test_the_kl_term_is_never_negative_and_pulls_to_the_reference():
+    new = tensor(-1.0, -2.0, -3.0).requires_grad_()
+    reference = tensor(-1.0, -1.5, -4.0)
+    setting = config.Loss(kl=0.5)
+    loss, sums = policy_loss(new, new.detach(), torch.zeros(3), torch.ones(3), setting, reference=reference)
+    loss.backward()
+    d = reference - new.detach()
+    assert float(loss.detach()) == pytest.approx(float(0.5 * (d.exp() - d - 1).sum()), abs=1e-6)
+    # d k3 / d new = 1 - exp(ref - new): positive where the policy is above the reference.
+    assert torch.allclose(new.grad, 0.5 * (1 - d.exp()), atol=1e-6)
+    assert float(sums["kl"]) >= 0
+    assert (k3(new.detach(), reference) >= 0).all()
+
+
+def test_far_off_log_probs_give_finite_numbers():
+    new = tensor(-1.0, -500.0).requires_grad_()
+    loss, _ = policy_loss(
+        new, tensor(-400.0, -1.0), tensor(1.0, -1.0), torch.ones(2), config.Loss(kl=0.1), reference=tensor(-1, 0.0)
+    )
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(new.grad).all()
+
+
+def test_pieces_of_a_batch_add_up():
+    generator = torch.Generator().manual_seed(0)
+    new, behaviour, advantages = (torch.randn(12, generator=generator) for _ in range(3))
+    sequence, sizes = torch.tensor([0] * 5 + [1] * 7), torch.tensor([5, 7])
+    totals = Totals(12, 2)
+    for aggregate in ("token", "sequence"):
+        weights = token_weights(sequence, sizes, aggregate, totals)
+        whole, _ = policy_loss(new, behaviour, advantages, weights, ON)
+        parts = [policy_loss(new[p], behaviour[p], advantages[p], weights[p], ON)[0] for p in (slice(0, 5), slice(5, 12))]
+        assert torch.allclose(whole, sum(parts), atol=1e-6)
+
+
+def test_lm_head_in_pieces_equals_the_whole_with_its_gradient():
+    torch.manual_seed(0)
+    head = torch.nn.Linear(8, 50, bias=False)
+    hidden, targets = torch.randn(33, 8, requires_grad=True), torch.randint(10, 50, (33,))
+    banned = banned_mask((0, 1, 2), 50)
+    whole, entropy = project(head, hidden, targets, banned, 0.8)
+    pieces, entropy_pieces = project(head, hidden, targets, banned, 0.8, chunk_values=200)
+    assert torch.allclose(whole, pieces, atol=1e-6)
+    assert torch.allclose(entropy, entropy_pieces, atol=1e-6)
+    a = torch.autograd.grad(whole.sum(), (hidden, head.weight))
+    b = torch.autograd.grad(pieces.sum(), (hidden, head.weight))
+    assert all(torch.allclose(x, y, atol=1e-5) for x, y in zip(a, b, strict=True))
+    logits = (head(hidden) / 0.8)[:, 3:]
+    probabilities = torch.softmax(logits, -1)
+    assert torch.allclose(entropy, -(probabilities * probabilities.log()).sum(-1), atol=1e-5)
+    assert torch.allclose(whole.exp(), probabilities.gather(1, targets[:, None] - 3)[:, 0], atol=1e-6)

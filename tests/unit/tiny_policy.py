@@ -1,0 +1,118 @@
+"""Tiny random models of both families, and episodes for them, shared by the tests of engine and learner."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pixelis import config
+from pixelis.dialogue.spec import ModelSpec
+from pixelis.nano.architecture import build
+from pixelis.nano.tokenizer import build_tokenizer
+from pixelis.policy.adapters import Adapter, adapted_layers
+from pixelis.policy.model import fingerprint, load_model
+from pixelis.policy.samples import TrainSample
+
+FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+LORA = config.Lora(rank=4, alpha=8)
+torch.set_num_threads(1)
+
+
+@functools.cache
+def folder(family: str) -> Path:
+    """A model folder on disk; heads share keys, the view table has four patches a side, deepstack is on (Qwen3-VL)."""
+    root = Path(tempfile.mkdtemp(prefix=f"pixelis-{family}-"))
+    atexit.register(shutil.rmtree, root, True)
+    tokenizer = build_tokenizer()
+    sizes = {"hidden": 64, "heads": 4, "kv_heads": 2, "layers": 2, "feedforward": 96, "vision_hidden": 32, "vision_layers": 2}
+    model = build(tokenizer, family, seed=3, **sizes)  # type: ignore[arg-type]
+    model.save_pretrained(root)
+    tokenizer.save_pretrained(root)
+    return root
+
+
+def policy(family: str = "qwen3_vl", **values: object) -> config.Policy:
+    return config.Policy(**{"model": str(folder(family)), "lora": LORA, "dtype": "float32", **values})
+
+
+@functools.cache
+def spec(family: str = "qwen3_vl") -> ModelSpec:
+    return ModelSpec.load(folder(family))
+
+
+def stock(family: str = "qwen3_vl") -> torch.nn.Module:
+    """A fresh model with transformers' own attention."""
+    return load_model(policy(family), "cpu")[0]
+
+
+def random_adapter(family: str = "qwen3_vl", seed: int = 0, size: float = 0.08) -> Adapter:
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for name, layer in adapted_layers(stock(family), LORA.targets).items():
+        tensors[f"{name}.A"] = rng.normal(0, size, (LORA.rank, layer.in_features)).astype(np.float32)
+        tensors[f"{name}.B"] = rng.normal(0, size, (layer.out_features, LORA.rank)).astype(np.float32)
+    return Adapter(tensors, LORA.alpha, LORA.rank, fingerprint(folder(family)))
+
+
+class Maker:
+    """Random texts, views and two-turn episodes."""
+
+    def __init__(self, family: str = "qwen3_vl", seed: int = 0):
+        self.spec, self.rng = spec(family), np.random.default_rng(seed)
+        self.words = [t for t in range(7, self.spec.vocab) if t not in self.spec.banned]
+
+    def text(self, n: int) -> list[int]:
+        return [int(t) for t in self.rng.choice(self.words, n)]
+
+    def view(self, height: int = 32, width: int = 32) -> np.ndarray:
+        return self.rng.integers(0, 255, (height, width, 3), dtype=np.uint8)
+
+    def image(self, view: np.ndarray) -> list[int]:
+        pads = [self.spec.image_token] * self.spec.image_tokens(*view.shape[:2])
+        return [self.spec.vision_start, *pads, self.spec.vision_end]
+
+    def sample(
+        self, turns: int = 2, view: np.ndarray | None = None, advantage: float | None = None, longest: int = 12
+    ) -> TrainSample:
+        view = self.view() if view is None else view
+        views = [view]
+        tokens = self.text(3) + self.image(view) + self.text(4)
+        mask = [False] * len(tokens)
+        for turn in range(turns):
+            said = [*self.text(int(self.rng.integers(1, longest))), self.spec.stop]
+            tokens, mask = tokens + said, mask + [True] * len(said)
+            if turn < turns - 1:
+                crop = self.view(32, 48)
+                views.append(crop)
+                seen = self.text(2) + self.image(crop) + self.text(3)
+                tokens, mask = tokens + seen, mask + [False] * len(seen)
+        flags = np.asarray(mask)
+        return TrainSample(
+            tokens=np.asarray(tokens),
+            mask=flags,
+            log_probs=np.where(flags, self.rng.normal(-6.5, 0.3, len(tokens)), 0).astype(np.float32),
+            advantage=float(self.rng.normal()) if advantage is None else advantage,
+            views=views,
+        )
+
+
+def stock_log_probs(model: torch.nn.Module, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
+    """Log-probabilities of a sample's policy tokens by transformers' own forward, one unpadded sample at a time."""
+    from pixelis.dialogue.pixels import patchify
+
+    s = spec(model.config.model_type)
+    ids = torch.from_numpy(sample.tokens)[None]
+    inputs: dict[str, torch.Tensor] = {}
+    if sample.views:
+        pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
+        inputs = {"pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": (ids == s.image_token).int()}
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0].float() / temperature
+    logits = logits.index_fill(1, torch.tensor(s.banned), float("-inf"))
+    chosen = torch.log_softmax(logits, -1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    return chosen[torch.from_numpy(sample.mask[1:])]
