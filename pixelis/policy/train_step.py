@@ -128,8 +128,9 @@ class Trainer:
         if odd:
             raise BadInput(f"the checkpoint and the model differ in {odd[0]}", code="foreign_adapter", fix="use its lora.targets")
         for name, parameter in parameters.items():
-            if adapter.tensors[name].shape != tuple(parameter.shape):
-                raise BadInput(f"{name} is {adapter.tensors[name].shape}, not {tuple(parameter.shape)}", code="foreign_adapter")
+            shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO-3 leaves an empty stub in the module
+            if adapter.tensors[name].shape != shape:
+                raise BadInput(f"{name} is {adapter.tensors[name].shape}, not {shape}", code="foreign_adapter")
             if not np.isfinite(adapter.tensors[name]).all():
                 raise BadInput(f"{name} holds values that are not finite", code="non_finite_adapter")
 
@@ -298,14 +299,15 @@ class Trainer:
     @contextmanager
     def _weights_of(self, values: Mapping[str, np.ndarray]) -> Iterator[None]:
         """Compute with other weights for a while. The own ones come back bit by bit."""
-        own = {name: p.detach().clone() for name, p in self.zero.parameters.items()}
+        places = {name: p.detach() for name, p in self.zero.parameters.items()}
+        own = {name: place.clone() for name, place in places.items()}
         try:
-            for name, parameter in self.zero.parameters.items():
-                parameter.copy_(torch.from_numpy(np.array(values[name])))
+            for name, place in places.items():
+                place.copy_(torch.from_numpy(np.array(values[name])))
             yield
         finally:
-            for name, parameter in self.zero.parameters.items():
-                parameter.copy_(own[name])
+            for name, place in places.items():
+                place.copy_(own[name])
 
     def set_reference(self, adapter: Adapter | None) -> None:
         """The policy that the KL term pulls to (None: the base model under LoRA). Raises BadInput when it does not fit."""

@@ -1,0 +1,323 @@
+"""The learner: its step against plain torch, exact resume, and steps that must not happen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_policy import FAMILIES, LORA, Maker, policy, random_adapter, spec, stock, stock_log_probs
+
+from pixelis import config
+from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure, MissingFile
+from pixelis.policy import checkpoint, train_step
+from pixelis.policy.adapters import BaseWeights, add_lora, load_adapter, lora_parameters, merge_into
+from pixelis.policy.samples import TrainSample
+from pixelis.policy.train_step import Trainer, learning_rate
+
+LEARNER = config.Learner(lr=3e-3, warmup=0.0, row_tokens=512, rows=2, keep=2)
+
+
+@contextmanager
+def trainer(family: str = "qwen3_vl", **values: object) -> Iterator[Trainer]:
+    settings = {"policy": policy(family), "learner": LEARNER, "total_steps": 10, "device": "cpu", **values}
+    made = Trainer(**settings)  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def batch(n: int = 6, family: str = "qwen3_vl", seed: int = 0) -> list[TrainSample]:
+    maker = Maker(family, seed)
+    shared = maker.view()
+    return [maker.sample(view=shared if i % 2 else None) for i in range(n)]
+
+
+def reference_run(family: str, samples: list[TrainSample], steps: int, kind: str, loss: config.Loss) -> tuple[list[float], dict]:
+    """The same training in twenty lines of plain torch: one unpadded sample at a time, torch's AdamW and clipping."""
+    model = add_lora(stock(family), LORA, seed=0)
+    parameters = lora_parameters(model)
+    optimizer = torch.optim.AdamW(parameters.values(), lr=LEARNER.lr, betas=LEARNER.betas, weight_decay=0.0)
+    tokens = sum(s.policy_tokens for s in samples)
+    losses = []
+    for _ in range(steps):
+        total = torch.zeros(())
+        for sample in samples:
+            new = stock_log_probs(model, sample)
+            if kind == "sft":
+                total = total - new.sum() / tokens
+            else:
+                behaviour = torch.from_numpy(sample.log_probs[sample.mask])
+                importance = (new.detach() - behaviour).exp().clamp(max=loss.importance_cap)
+                ratio = (new - new.detach()).exp()
+                size = tokens if loss.aggregate == "token" else len(samples) * sample.policy_tokens
+                total = total - (importance * ratio * sample.advantage).sum() / size
+        optimizer.zero_grad()
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(list(parameters.values()), LEARNER.clip_norm)
+        optimizer.step()
+        losses.append(float(total.detach()))
+    return losses, {n: p.detach().numpy() for n, p in parameters.items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "aggregate"),
+    [("qwen3_vl", "sft", "token"), ("qwen3_vl", "policy", "token"), ("qwen2_5_vl", "policy", "sequence")],
+)
+def test_steps_equal_those_of_plain_torch(family: str, kind: str, aggregate: str):
+    samples, loss = batch(family=family), config.Loss(aggregate=aggregate)
+    expected, weights = reference_run(family, samples, 3, kind, loss)
+    # Rows of 128 tokens: several micro-batches to one step.
+    small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
+    with trainer(family, loss=loss, learner=small) as learner:
+        metrics = [learner.step(samples, kind) for _ in range(3)]  # type: ignore[arg-type]
+        assert metrics[0]["learner/micro_batches"] > 1
+        assert [m["policy/loss"] for m in metrics] == pytest.approx(expected, abs=1e-5)
+        for name, value in learner.adapter().tensors.items():
+            assert np.abs(value - weights[name]).max() < 2e-5
+        assert metrics[0]["learner/tokens"] == sum(len(s.tokens) for s in samples)
+        assert 0 < metrics[0]["policy/entropy"] < np.log(spec(family).vocab)
+
+
+def test_only_adapters_change_and_the_published_ones_are_those():
+    with trainer(seed=1) as learner:
+        frozen = {n: p.clone() for n, p in learner.model.named_parameters() if not p.requires_grad}
+        first = learner.adapter()
+        learner.step(batch())
+        assert all(torch.equal(p, frozen[n]) for n, p in learner.model.named_parameters() if n in frozen)
+        assert learner.adapter().sha256() != first.sha256()
+        merged = stock()
+        merge_into(merged, BaseWeights(), learner.adapter())
+        samples = batch(3, seed=8)
+        with torch.no_grad():
+            for sample, found in zip(samples, learner.log_probs(samples), strict=True):
+                assert np.abs(stock_log_probs(merged, sample).numpy() - found).max() < 1e-5
+
+
+@pytest.mark.parametrize(("stage", "full"), [(1, False), (2, False), (0, False), (3, False), (1, True)])
+def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: Path):
+    small = LEARNER.model_copy(update={"zero_stage": stage, "schedule": "cosine", "warmup": 0.2, "lr": 1e-3})
+    settings = {"learner": small, "policy": policy(full=full)}
+    batches = [batch(3, seed=s) for s in range(10)]
+    with trainer(**settings) as learner:
+        whole = []
+        for i, samples in enumerate(batches):
+            whole.append(learner.step(samples))
+            if i == 3:
+                folder = learner.save(tmp_path, {"consumed": ["a", "b"]})
+        final = learner.adapter()
+    assert folder == checkpoint.latest(tmp_path)
+    assert load_adapter(folder).kind == ("full" if full else "lora")
+    with trainer(**settings, seed=99) as resumed:
+        assert resumed.restore(folder) == {"consumed": ["a", "b"]}
+        assert resumed.step_count == 4
+        again = [resumed.step(samples) for samples in batches[4:]]
+        for key in ("policy/loss", "policy/lr", "policy/grad_norm"):
+            assert [m[key] for m in again] == pytest.approx([m[key] for m in whole[4:]], abs=1e-6)
+        assert all(np.abs(a - final.tensors[n]).max() < 1e-6 for n, a in resumed.adapter().tensors.items())
+        assert len({m["policy/lr"] for m in whole}) > 5
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_three_stop_the_run(monkeypatch: pytest.MonkeyPatch):
+    healthy = train_step.policy_loss
+
+    def broken(*args: object, **kwargs: object):
+        loss, sums = healthy(*args, **kwargs)  # type: ignore[arg-type]
+        return loss * 0 + float("inf"), sums
+
+    for stage in (0, 1):
+        with trainer(learner=LEARNER.model_copy(update={"zero_stage": stage})) as learner:
+            learner.step(batch())
+            before, moments = learner.adapter().tensors, learner.zero.moments()
+            monkeypatch.setattr(train_step, "policy_loss", broken)
+            metrics = learner.step(batch())
+            assert metrics["learner/skipped"] == 1
+            assert np.isnan(metrics["policy/grad_norm"])
+            assert all(np.array_equal(a, before[n]) for n, a in learner.adapter().tensors.items())
+            assert all(np.array_equal(a, moments[n]) for n, a in learner.zero.moments().items())
+            monkeypatch.setattr(train_step, "policy_loss", healthy)
+            good = learner.step(batch())  # a good step in between starts the count again
+            assert good["policy/grad_norm"] > 0
+            assert good["learner/skipped"] == 1
+            monkeypatch.setattr(train_step, "policy_loss", broken)
+            learner.step(batch())
+            learner.step(batch())
+            before = learner.adapter().tensors
+            with pytest.raises(InfraFailure, match="three steps in a row"):
+                learner.step(batch())
+            assert all(np.array_equal(a, before[n]) for n, a in learner.adapter().tensors.items())
+            monkeypatch.setattr(train_step, "policy_loss", healthy)
+
+
+def test_samples_without_advantage_cost_nothing_but_count():
+    samples = batch()
+    for sample in samples[:3]:
+        sample.advantage = 0.0
+    with trainer() as one, trainer(loss=config.Loss(kl=1e-12)) as all_of_them:
+        short, full = one.step(samples), all_of_them.step(samples)
+        assert (short["learner/trained_sequences"], full["learner/trained_sequences"]) == (3, 6)
+        assert short["learner/sequences"] == full["learner/sequences"] == 6
+        assert short["policy/loss"] == pytest.approx(full["policy/loss"], abs=1e-6)
+        for name, value in one.adapter().tensors.items():
+            assert np.abs(value - all_of_them.adapter().tensors[name]).max() < 1e-5
+        for sample in samples:
+            sample.advantage = 0.0
+        before = one.adapter().sha256()
+        metrics = one.step(samples)
+        assert (metrics["policy/loss"], metrics["learner/trained_sequences"]) == (0, 0)
+        assert one.adapter().sha256() == before
+
+
+def test_unusable_samples_are_dropped_and_counted():
+    samples = batch(4)
+    samples[0].views = []
+    samples[1].advantage = float("nan")
+    with trainer() as learner:
+        metrics = learner.step(samples)
+        assert (metrics["learner/dropped_views_mismatch"], metrics["learner/dropped_non_finite"]) == (1, 1)
+        assert metrics["learner/sequences"] == 2
+        with pytest.raises(DataFailure, match="views_mismatch"):
+            learner.step(samples[:2])
+
+
+def test_the_kl_term_measures_the_distance_from_the_starting_policy():
+    start = random_adapter()
+    samples = batch()
+    with trainer(loss=config.Loss(kl=0.1), adapter=start) as learner:
+        first = learner.step(samples)
+        assert first["policy/kl"] == pytest.approx(0, abs=1e-9)
+        later = [learner.step(samples)["policy/kl"] for _ in range(3)][-1]
+        assert later > 1e-5
+        own, new = learner.adapter().tensors, learner.log_probs(samples)
+        with learner._weights_of(learner.reference or {}):
+            old = learner.log_probs(samples)
+        assert all(np.array_equal(a, own[n]) for n, a in learner.adapter().tensors.items())
+        d = np.concatenate(old) - np.concatenate(new)
+        expected = float(np.mean(np.exp(d) - d - 1))
+        assert learner.step(samples)["policy/kl"] == pytest.approx(expected, rel=1e-3, abs=1e-7)
+        learner.set_reference(learner.adapter())
+        assert learner.step(samples)["policy/kl"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_all_parameters_reaches_the_vision_tower(family: str):
+    with trainer(family, policy=policy(family, full=True), learner=LEARNER.model_copy(update={"lr": 1e-3})) as learner:
+        samples = batch(4, family)
+        visual = next(p for n, p in learner.model.named_parameters() if ".visual." in n and n.endswith("weight"))
+        before = visual.detach().clone()
+        losses = [learner.step(samples, "sft")["policy/loss"] for _ in range(4)]
+        assert losses == sorted(losses, reverse=True)
+        assert not torch.equal(before, visual)
+        assert learner.adapter().kind == "full"
+        assert learner.features is None
+        merged = stock(family)
+        merge_into(merged, BaseWeights(), learner.adapter())
+        with torch.no_grad():
+            difference = stock_log_probs(merged, samples[0]).numpy() - learner.log_probs(samples[:1])[0]
+        assert np.abs(difference).max() < 1e-5
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory():
+    with trainer() as plain, trainer(policy=policy(gradient_checkpointing=True)) as saving:
+        for _ in range(2):
+            a, b = plain.step(batch()), saving.step(batch())
+            assert a["policy/loss"] == pytest.approx(b["policy/loss"], abs=1e-6)
+            assert a["policy/grad_norm"] == pytest.approx(b["policy/grad_norm"], abs=1e-5)
+
+
+def test_what_does_not_fit_is_refused_before_training(tmp_path: Path):
+    with trainer() as learner:
+        folder = learner.save(tmp_path)
+        with pytest.raises(MissingFile):
+            learner.restore(tmp_path / "checkpoints" / "step_00000009")
+    other = config.Lora(rank=2, alpha=8)
+    with (
+        pytest.raises(BadInput, match=r"set policy\.lora\.rank=4"),
+        trainer(policy=policy(lora=other), adapter=load_adapter(folder)),
+    ):
+        pass
+    with pytest.raises(BadInput, match="another base model"), trainer("qwen2_5_vl", adapter=load_adapter(folder)):
+        pass
+    with pytest.raises(BadInput, match=r"policy\.full"), trainer(policy=policy(full=True), adapter=load_adapter(folder)):
+        pass
+    with pytest.raises(BadConfig, match="temperature"), trainer(temperature=0.0):
+        pass
+    with (
+        pytest.raises(BadConfig, match="ZeRO-3"),
+        trainer(loss=config.Loss(kl=1.0), learner=LEARNER.model_copy(update={"zero_stage": 3})),
+    ):
+        pass
+    merge = tmp_path / "ds.json"
+    merge.write_text('{"optimizer": {"type": "Adam"}}')
+    with (
+        pytest.raises(BadConfig, match="decided by the learner"),
+        trainer(learner=LEARNER.model_copy(update={"deepspeed": str(merge)})),
+    ):
+        pass
+    with pytest.raises(MissingFile, match="no file"), trainer(learner=LEARNER.model_copy(update={"deepspeed": "nowhere.json"})):
+        pass
+
+
+def test_the_learning_rate_warms_up_and_decays():
+    cosine = config.Learner(lr=1.0, warmup=0.2, schedule="cosine")
+    rates = [learning_rate(cosine, i, 10) for i in range(11)]
+    assert rates[:3] == [0.5, 1.0, 1.0]
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[10] == pytest.approx(0)
+    constant = config.Learner(lr=1.0, warmup=0.0)
+    assert [learning_rate(constant, i, 10) for i in (0, 5, 50)] == [1.0] * 3
+
+
+WORKER = """
+import json, os, sys
+import torch, torch.distributed as dist
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2] + "/rendezvous", rank=rank, world_size=world)
+import tiny_policy
+tiny_policy.folder = lambda family: __import__("pathlib").Path(sys.argv[3])
+from test_train_step import LEARNER, batch
+from pixelis.policy.train_step import Trainer
+learner = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1, "zero_stage": int(sys.argv[4])})
+trainer = Trainer(tiny_policy.policy(), learner, total_steps=4, device="cpu")
+samples = batch(7)
+shares = [samples[:6], samples[6:]]  # unequal: the second worker has fewer micro-batches
+metrics = [trainer.step(shares[rank]) for _ in range(3)]
+trainer.save(sys.argv[2], {"rank": rank})
+if rank == 0:
+    print("RESULT " + json.dumps([[m["policy/loss"], m["policy/drift"], m["policy/grad_norm"]] for m in metrics]))
+"""
+
+
+def test_two_workers_with_unequal_shares_take_the_step_of_one(tmp_path: Path):
+    small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
+    with trainer(learner=small, total_steps=4) as alone:
+        expected = [alone.step(batch(7)) for _ in range(3)]
+        weights = alone.adapter().tensors
+    model = policy().model
+    root = str(Path(__file__).parents[2])
+    workers = []
+    for rank in range(2):
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "PYTHONPATH": root}
+        command = [sys.executable, "-c", WORKER, __file__, str(tmp_path), model, "2"]
+        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    said = [worker.communicate(timeout=120)[0] for worker in workers]
+    assert [w.returncode for w in workers] == [0, 0], "\n".join(s[-2000:] for s in said)
+    result = next(line for line in said[0].splitlines() if line.startswith("RESULT "))
+    for found, want in zip(json.loads(result.removeprefix("RESULT ")), expected, strict=True):
+        assert found == pytest.approx([want["policy/loss"], want["policy/drift"], want["policy/grad_norm"]], abs=1e-5)
+    folder = checkpoint.latest(tmp_path)
+    assert folder is not None
+    assert all(np.abs(a - weights[n]).max() < 1e-5 for n, a in load_adapter(folder).tensors.items())
+    # What two workers under ZeRO-2 wrote, one worker under ZeRO-1 goes on with.
+    with trainer(learner=small, total_steps=4) as resumed:
+        assert resumed.restore(folder) == {"rank": 0}
+        assert resumed.step(batch(7))["policy/loss"] < expected[0]["policy/loss"]
