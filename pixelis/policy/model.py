@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,16 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def default_device() -> torch.device:
-    """The accelerator of this process if there is one, else the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    """The accelerator of this process if there is one, else the CPU.
+
+    Ray Train shows a worker all GPUs of its node and tells it its own by LOCAL_RANK, the one that DeepSpeed takes too.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    index = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
+    device = torch.device("cuda", index if index < torch.cuda.device_count() else torch.cuda.current_device())
+    torch.cuda.set_device(device)
+    return device
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
