@@ -35,7 +35,8 @@ def connect(config: Config) -> None:
     }
     if not address:
         options |= {
-            "num_cpus": config.cluster.cpus or max(2, os.cpu_count() or 2),
+            # Actors that wait share a core: Ray counts slots, and warns about every process beyond four a slot.
+            "num_cpus": config.cluster.cpus or max(4, os.cpu_count() or 4),
             "object_store_memory": config.cluster.object_store_bytes,
             "include_dashboard": config.cluster.dashboard,
         }

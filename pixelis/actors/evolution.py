@@ -44,7 +44,7 @@ class Evolution:
         self.step, self.version = 0, 0
         self.current: Batch | None = None
         self.given: set[int] = set()
-        self.draining = self.stopped = False
+        self.learning = self.draining = self.stopped = False
         self.changed = asyncio.Condition()
         self.history: list[dict[str, Any]] = []
 
@@ -75,10 +75,11 @@ class Evolution:
         return True
 
     async def stats(self) -> dict[str, int]:
-        """Version served, updates applied, tasks queued; counts of tasks received, dropped (oldest, queue full), handed, ..."""
+        """Version served, whether a learner is there, updates applied, tasks queued; counts of tasks received, dropped (oldest, queue full), handed, ..."""
         names = ("received", "handed", "refused", "lost", "unusable", "left_over")
         return {
             "version": self.version,
+            "learning": int(self.learning),
             "updates": self.counts["updates"],
             "queue": len(self.queue),
             "dropped": self.queue.dropped,
@@ -88,27 +89,14 @@ class Evolution:
     # -- from the learner -------------------------------------------------------------------------------------------
 
     async def begin(self, step: int, cursor: int, version: int) -> None:
-        """The learner (re)starts at ``step``; a batch it was given but did not finish is given again.
-
-        After its first update ``version`` is loaded everywhere. At step 0 it starts from the policy that is being served,
-        whatever number that has, and nothing is loaded.
-        """
-        if step == 0:
-            version = await self._served() or version
-        else:
-            await self.fleet.load(version)
+        """The learner (re)starts at ``step`` with ``version``; a batch it was given but did not finish is given again."""
+        await self.fleet.load(version)
         async with self.changed:
-            self.step, self.version = step, version
+            self.step, self.version, self.learning = step, version, True
             self.given.clear()
             if self.current is not None:
                 self.current.step = step
             self.changed.notify_all()
-
-    async def _served(self) -> int | None:
-        """The newest version that a generator says it holds."""
-        refs: list[ray.ObjectRef] = [member.handle.health.remote() for member in self.fleet.members]
-        said = await asyncio.gather(*(_value(ref) for ref in refs), return_exceptions=True)
-        return max((s["version"] for s in said if isinstance(s, dict) and isinstance(s.get("version"), int)), default=None)
 
     async def next_batch(self, rank: int, world: int, step: int) -> Batch | None:
         """Rank ``rank``'s share of update ``step``: whole groups, round robin; None when drained or stopped.

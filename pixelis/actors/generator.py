@@ -14,10 +14,8 @@ from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.render import Renderer
 from pixelis.engines import SamplingParams
-from pixelis.engines.hf import HfEngine
 from pixelis.errors import BadConfig
 from pixelis.operations import select
-from pixelis.policy.model import resolve
 from pixelis.records import Action, Group, ImageView, Observation, Question
 
 Views = dict[str, list[np.ndarray]]
@@ -33,6 +31,9 @@ class Generator:
         self.config, self.store, self.index = config, ray.get_actor(store), index
         if config.engine.name != "hf":
             raise BadConfig("engine.name vllm is not available in this version", fix="set engine.name=hf")
+        from pixelis.engines.hf import HfEngine
+        from pixelis.policy.model import resolve
+
         folder = resolve(config.policy.model)
         self.engine = HfEngine(folder, config.policy, config.engine, seed=config.run.seed + index)
         operations = select(config.toolbox.operations)

@@ -87,11 +87,9 @@ class GroupStream:
         """Publish what the checkpoint holds and let the source start there."""
         context = ray.train.get_context()
         self.rank, self.world = context.get_world_rank(), context.get_world_size()
-        adapter = trainer.adapter() if step else None
+        adapter = trainer.adapter()
         if self.rank == 0:
-            version = 0
-            if adapter is not None:
-                version = ray.get(self.store.publish.remote(adapter, self.stage, step))
+            version = ray.get(self.store.publish.remote(adapter, self.stage, step, restart=True))
             ray.get(self.source.begin.remote(step, state.get("cursor", 0), version))
 
     def next(self, step: int) -> Work | None:
@@ -173,6 +171,9 @@ def fit(
     from ray.train.torch import TorchConfig, TorchTrainer
 
     learner = config.learner
+    done = checkpoint.latest(config.run.dir)
+    if done is not None and checkpoint.step_of(done) >= stream.steps:
+        return done
     trainer = TorchTrainer(
         work,
         train_loop_config={

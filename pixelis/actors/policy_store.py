@@ -36,20 +36,26 @@ class PolicyStore:
             self._add(first, PolicyVersion(version=0, status=VersionStatus.PROMOTED, stage="initial"))
 
     def publish(
-        self, adapter: Adapter, stage: str, step: int, metrics: dict[str, float] | None = None, promote: bool = True
+        self,
+        adapter: Adapter,
+        stage: str,
+        step: int,
+        metrics: dict[str, float] | None = None,
+        promote: bool = True,
+        restart: bool = False,
     ) -> int:
-        """Keep ``adapter`` under the next version number and return the number.
+        """Keep ``adapter`` and return its version number: the next one, or the one these very weights already have.
 
-        Publishing the same weights of a stage and step twice (a retried call, a learner that restarted from its checkpoint)
-        returns the version they got the first time; versions published after it are withdrawn.
+        So a retried call publishes once. ``restart`` says that the learner begins here: later versions are withdrawn.
         """
         digest = adapter.sha256()
-        for record in self.list():
-            if (record.stage, record.step, record.sha256) == (stage, step, digest):
-                for later in self.versions.values():
-                    if later.version > record.version:
-                        later.status = VersionStatus.ROLLED_BACK
-                self._save()
+        for record in reversed(self.list()):
+            if record.sha256 == digest and record.status is not VersionStatus.ROLLED_BACK:
+                if restart:
+                    for later in self.versions.values():
+                        if later.version > record.version:
+                            later.status = VersionStatus.ROLLED_BACK
+                    self._save()
                 return record.version
         status = VersionStatus.PROMOTED if promote else VersionStatus.CANDIDATE
         record = PolicyVersion(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import socket
 from collections.abc import Sequence
@@ -70,6 +71,7 @@ def start(config: Config, generator_names: Sequence[str], evolution_name: str | 
 
     Raises BadConfig for a port that is taken or a missing API key.
     """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     application = build(config, generator_names, evolution_name, namespace)
     if not serve.status().proxies:  # a Serve that already runs holds the port itself
         require_free_port(config.serve.host, config.serve.port)

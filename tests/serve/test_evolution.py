@@ -94,14 +94,14 @@ def test_draining_gives_what_is_left_and_then_none(evolution: ActorHandle) -> No
     assert ray.get(evolution.next_batch.remote(0, 1, 2), timeout=10) is None
 
 
-def test_learning_starts_from_the_version_that_is_served(ray_cluster: None) -> None:
+def test_every_generator_holds_the_version_that_the_learner_starts_from(ray_cluster: None) -> None:
     generator = ScriptedGenerator.remote(0)
     ray.get(generator.load.remote(40))
     evolution = Evolution.remote(load(None, []), [generator])
-    ray.get(evolution.begin.remote(0, 0, 0))
-    assert ray.get(evolution.stats.remote())["version"] == 40
-    assert ray.get(generator.health.remote())["version"] == 40
+    assert ray.get(evolution.stats.remote())["learning"] == 0
     ray.get(evolution.begin.remote(3, 0, 43))
+    stats = ray.get(evolution.stats.remote())
+    assert (stats["learning"], stats["version"]) == (1, 43)
     assert ray.get(generator.health.remote())["version"] == 43
     for actor in (evolution, generator):
         ray.kill(actor)
