@@ -22,8 +22,9 @@ class SamplingParams:
     """How one session draws its tokens.
 
     temperature 0 is greedy; top_p keeps the smallest set of tokens with at least that probability; max_tokens counts the tokens
-    of one `generate` call, the stop token included; seed: the session's own stream of random numbers (sessions that share a
-    prefix_key draw differently even with equal seeds). Raises BadInput for values outside their ranges.
+    of one `generate` call, the stop token included; seed: with the first prompt and the version it decides the session's stream
+    of random numbers (sessions that share a prefix_key draw differently even with equal seeds). Raises BadInput for values
+    outside their ranges.
     """
 
     temperature: float = 1.0

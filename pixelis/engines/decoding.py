@@ -6,6 +6,7 @@ and values from earlier waves; then all rows decode together until each has writ
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -53,12 +54,16 @@ class KeyValues:
 
 @dataclass(slots=True)
 class Past:
-    """What an episode has read: its row of a wave's keys and values; the last sampled token, not read yet, and its position."""
+    """What an episode has read: its row of a wave's keys and values; the last sampled token, not read yet, and its position.
+
+    origin: a hash of the first prompt.
+    """
 
     store: KeyValues
     row: int
     token: int
     position: int
+    origin: int
 
 
 @dataclass(slots=True)
@@ -66,7 +71,8 @@ class Row:
     """One request of a wave.
 
     key groups equal first prompts, None stands alone; stream seeds the row's random numbers. `Decoder.prepare` fills the rest:
-    ids (with the last sampled token in front), their positions [3, n], the next free position, the digests of the views.
+    ids (with the last sampled token in front), their positions [3, n], the next free position, the hash of the first prompt, the
+    digests of the views.
     """
 
     tokens: Sequence[int]
@@ -78,6 +84,7 @@ class Row:
     ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     positions: np.ndarray = field(default_factory=lambda: np.empty((3, 0), dtype=np.int64))
     free: int = 0
+    origin: int = 0
     digests: list[bytes] = field(default_factory=list)
 
 
@@ -99,6 +106,8 @@ class Decoder:
         start = 0 if past is None else past.position
         row.positions, row.free = mrope_positions(row.ids, grids, self.spec.image_token, self.spec.merge, start)
         row.digests = [view_digest(view) for view in row.views]
+        prompt = hashlib.blake2b(b"".join([row.ids.tobytes(), *row.digests]), digest_size=8)
+        row.origin = int.from_bytes(prompt.digest()) if past is None else past.origin
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Row]) -> list[tuple[Completion, Past]]:
@@ -202,7 +211,8 @@ class Decoder:
         count = len(rows)
         limits = [row.sampling.max_tokens for row in rows]
         steps = max(limits)
-        draw = Draw([row.sampling for row in rows], [row.stream for row in rows], steps, self.device)
+        # One seed serves a whole batch of questions: without the prompt in it, all groups would draw the same numbers.
+        draw = Draw([row.sampling for row in rows], [(*row.stream, row.origin) for row in rows], steps, self.device)
         limit = torch.tensor(limits, device=self.device)
         position = torch.tensor([row.free for row in rows], device=self.device)
         written = torch.full((count, steps), self.spec.stop, dtype=torch.int64, device=self.device)
@@ -229,21 +239,21 @@ class Decoder:
                 for new_row, i in enumerate(alive.tolist()):
                     home[i] = (store, new_row)
             store.valid[:, store.used] = going
-            place = position[alive]
+            now = position[alive]
             hidden = self._forward(
                 chosen[:, None],
-                place[None, :, None].expand(3, -1, 1),
+                now[None, :, None].expand(3, -1, 1),
                 store.valid[:, None, None, : store.used + 1],
                 store,
             )[:, 0]
-            position[alive] = place + going
+            position[alive] = now + going
         results = []
-        columns = zip(written.tolist(), log_probs.tolist(), length.tolist(), position.tolist(), home, strict=True)
-        for tokens, values, size, free, (where, row) in columns:
+        columns = zip(rows, written.tolist(), log_probs.tolist(), length.tolist(), position.tolist(), home, strict=True)
+        for row, tokens, values, size, free, (where, place) in columns:
             tokens, values = tokens[:size], values[:size]
             self.tokens_written += size
             completion = Completion(tokens, values, "stop" if tokens[-1] == self.spec.stop else "length")
-            results.append((completion, Past(where, row, tokens[-1], free)))
+            results.append((completion, Past(where, place, tokens[-1], free, row.origin)))
         return results
 
 

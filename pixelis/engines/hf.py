@@ -65,7 +65,7 @@ class HfSession:
             if view.ndim != 3 or view.shape[2] != 3 or view.dtype != np.uint8:
                 raise BadInput(f"a view is uint8 [h, w, 3], not {view.dtype} {list(view.shape)}")
         # Sessions of one key are samples of one prompt: equal seeds must not make them equal.
-        stream = (self.engine.seed, sampling.seed, self.ordinal, self.turns)
+        stream = (self.engine.seed, self.engine.version, sampling.seed, self.ordinal, self.turns)
         row = Row(tokens, views, sampling, self.past, self.prefix_key, tuple(s & 0xFFFFFFFFFFFFFFFF for s in stream))
         try:
             return await self.engine._submit(self, row)

@@ -140,6 +140,25 @@ def test_a_seed_repeats_itself_and_samples_of_one_prompt_differ():
     with_engine(body)
 
 
+def test_one_seed_gives_every_prompt_its_own_numbers():
+    async def body(engine: HfEngine) -> None:
+        with torch.no_grad():
+            engine.model.model.language_model.norm.weight.zero_()  # all tokens equally likely: only the random number decides
+        maker = Maker()
+        prompts = [Prompt(maker) for _ in range(8)]
+        first = await play_all(engine, prompts, [SamplingParams(1.0, 1.0, 4, seed=1)] * 8)
+        said = [tuple(s.tokens[s.mask]) for s in first]
+        assert len(set(said)) == 8
+        assert len({s[0] for s in said}) > 4
+        again = await play_all(engine, prompts, [SamplingParams(1.0, 1.0, 4, seed=1)] * 8)
+        assert [tuple(s.tokens[s.mask]) for s in again] == said
+        await engine.load(1, None)
+        later = await play_all(engine, prompts, [SamplingParams(1.0, 1.0, 4, seed=1)] * 8)
+        assert all(tuple(s.tokens[s.mask]) != t for s, t in zip(later, said, strict=True))
+
+    with_engine(body)
+
+
 def test_sampling_follows_the_distribution_and_its_log_probs():
     async def body(engine: HfEngine) -> None:
         engine.model.lm_head.weight.mul_(40)  # a few likely tokens instead of hundreds
@@ -182,6 +201,7 @@ def test_a_completion_ends_with_the_stop_token_or_at_the_limit():
     async def body(engine: HfEngine) -> None:
         prompts = [Prompt(Maker(seed=9), words=i + 1) for i in range(6)]
         samples = []
+        engine._decoder.banned[engine.spec.stop] = float("-inf")
         for prompt in prompts:
             session = await engine.open()
             samples.append(await session.generate(prompt.first, [prompt.view], SamplingParams(1.0, 1.0, 5)))
