@@ -34,8 +34,10 @@ def connect(config: Config) -> None:
         "namespace": "pixelis",
     }
     if not address:
+        # Ray warns about every process beyond four per expected start-up; the actors of a laptop run are more than that.
+        os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "4")
         options |= {
-            # Actors that wait share a core: Ray counts slots, and warns about every process beyond four a slot.
+            # Slots, not cores: actors that wait share one.
             "num_cpus": config.cluster.cpus or max(4, os.cpu_count() or 4),
             "object_store_memory": config.cluster.object_store_bytes,
             "include_dashboard": config.cluster.dashboard,

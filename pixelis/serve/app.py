@@ -81,13 +81,9 @@ def start(config: Config, generator_names: Sequence[str], evolution_name: str | 
 
 
 def stop() -> None:
-    """End the application, and Serve with it when nothing else runs there; does nothing when Serve is not running."""
-    if not serve.status().proxies:
-        return
+    """End the application; does nothing when it is not running. Serve itself stays: it belongs to the cluster."""
     if APP_NAME in serve.status().applications:
         serve.delete(APP_NAME)
-    if not serve.status().applications:
-        serve.shutdown()
 
 
 def url(config: Config) -> str:
