@@ -221,7 +221,7 @@ class Evolution(Section):
 class Quickstart(Section):
     sft_lr: float = Field(2e-3, gt=0, description="learning rate of the SFT stage")
     rft_lr: float = Field(1e-3, gt=0, description="learning rate of the RFT stage")
-    shift: str = Field("noise", description="how the pictures of the online stream differ: noise, rotate, invert, lowcontrast, digits")
+    shift: str = Field("noise", description="how the online stream's pictures differ: noise, rotate, invert, ...")
     stream: int = Field(160, ge=1, description="unlabelled requests in the online stream")
     shift_questions: int = Field(300, ge=1, description="held-out questions of the shifted kind, before and after")
 
@@ -237,7 +237,7 @@ class Cluster(Section):
     cpus: float | None = Field(None, description="CPUs of a local cluster; empty: all")
     object_store_bytes: int = Field(1_000_000_000, ge=80_000_000, description="object store of a local cluster")
     dashboard: bool = Field(False, description="start the Ray dashboard with a local cluster")
-    autoscaling: bool = Field(False, description="the cluster can grow: wait for nodes instead of failing when it is too small")
+    autoscaling: bool = Field(False, description="the cluster can grow: wait for nodes instead of failing")
     placement_timeout_s: float = Field(120.0, gt=0, description="seconds to wait for the actors' resources")
 
 
@@ -270,7 +270,8 @@ class Config(Section):
             )
         if self.learner.row_tokens < d.max_context:
             problems.append(
-                f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: an episode must fit a row"
+                f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: "
+                "an episode must fit a row"
             )
         if self.rft.questions % self.learner.workers:
             problems.append(f"rft.questions {self.rft.questions} is not divisible by learner.workers {self.learner.workers}")

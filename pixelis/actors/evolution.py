@@ -75,7 +75,7 @@ class Evolution:
         return True
 
     async def stats(self) -> dict[str, int]:
-        """Version served, whether a learner is there, updates applied, tasks queued; counts of tasks received, dropped (oldest, queue full), handed, ..."""
+        """Version served, whether a learner is there, updates applied, and counts of tasks: queued, dropped by a full queue, ..."""
         names = ("received", "handed", "refused", "lost", "unusable", "left_over")
         return {
             "version": self.version,

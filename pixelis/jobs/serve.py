@@ -1,6 +1,7 @@
 """Serve the agent over HTTP and, unless evolution.enabled=false, learn from its traffic.
 
-    curl localhost:8000/v1/agent -H 'content-type: application/json' -d '{"question": "...", "image": "data:image/png;base64,..."}'
+    curl localhost:8000/v1/agent -H 'content-type: application/json' \\
+        -d '{"question": "...", "image": "data:image/png;base64,..."}'
 
 Every request is sampled serve.samples times; a confident vote becomes an update of the adapter, and the new version is
 served. Ctrl-C ends it; the updates so far are in run.dir/checkpoints.
