@@ -42,6 +42,14 @@ def test_lm_head_is_adapted_when_listed():
     layers = adapted_layers(stock(), ["q_proj", "lm_head"])
     assert [n for n in layers if n.endswith("lm_head")] == ["lm_head"]
     assert len(layers) == 3
+    lora = LORA.model_copy(update={"targets": ["q_proj", "lm_head"]})
+    trained, merged, sample = add_lora(stock(), lora, seed=1), stock(), Maker().sample()
+    state = {n: a if n.endswith(".A") else a + 0.05 for n, a in adapter_state(trained).items()}
+    set_adapter_state(trained, state)
+    merge_into(merged, BaseWeights(), Adapter(state, lora.alpha, lora.rank, ""))
+    with torch.no_grad():
+        assert (stock_log_probs(trained, sample) - stock_log_probs(merged, sample)).abs().max() < 1e-5
+        assert (stock_log_probs(stock(), sample) - stock_log_probs(merged, sample)).abs().max() > 1e-3
 
 
 def test_an_unknown_target_names_the_choices():
