@@ -25,7 +25,7 @@ import torch
 
 from pixelis.datasets import cards
 from pixelis.errors import BadInput, MissingFile
-from pixelis.nano.architecture import build
+from pixelis.nano.architecture import build, save
 from pixelis.nano.pretraining import Batch, Heads, Lessons, examine, lesson_loss, own_plates, photo_plates
 from pixelis.nano.tokenizer import BINS, build_tokenizer
 from pixelis.policy.vision import batch_equal_windows
@@ -126,11 +126,8 @@ class Course:
     def finish(self, command: str, photos: int) -> dict[str, float]:
         """Examine the averaged weights on the test split, write the checkpoint folder and its README."""
         figures = examine(self.average, self.tokenizer, "test", 500)
-        self.average.to("cpu").save_pretrained(self.out)
-        self.tokenizer.save_pretrained(self.out)
-        weights = self.out / "model.safetensors"
-        weights.chmod(0o644)
-        digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+        save(self.average.to("cpu"), self.tokenizer, self.out)
+        digest = hashlib.sha256((self.out / "model.safetensors").read_bytes()).hexdigest()
         (self.out / "README.md").write_text(
             README.format(
                 command=command,

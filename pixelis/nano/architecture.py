@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -100,6 +101,25 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = text["eos_token_id"], text["pad_token_id"]
     model.generation_config.do_sample = False
     return model
+
+
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a checkpoint folder that `from_pretrained` loads: weights, tokenizer, and how pictures become patches."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    vision, pixels = model.config.vision_config, SIZES["view"] ** 2
+    Qwen2VLImageProcessorPil(
+        patch_size=vision.patch_size,
+        merge_size=vision.spatial_merge_size,
+        temporal_patch_size=vision.temporal_patch_size,
+        size={"shortest_edge": pixels, "longest_edge": pixels},
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    ).save_pretrained(folder)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o644)
 
 
 def _grid_waves(side: int, width: int) -> torch.Tensor:
