@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
 
+from pixelis import errors
 from pixelis.config import Config
-from pixelis.errors import InfraFailure
+from pixelis.errors import InfraFailure, PixelisError
 
 WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
 
@@ -136,13 +139,41 @@ def spawn(kind: Any, *arguments: Any, **options: Any) -> ActorHandle:
 def wait_ready(actors: Actors, timeout_s: float) -> None:
     """Wait until every actor answers; InfraFailure names those that do not in ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
-    roles = {"generator": actors.generators, "toolbox": actors.toolboxes, "scorer": actors.scorers}
-    for role, members in roles.items():
-        refs = [member.health.remote() for member in members]
+    asked = {
+        "policy store": [actors.store.promoted.remote()],
+        "generator": [actor.health.remote() for actor in actors.generators],
+        "toolbox": [actor.health.remote() for actor in actors.toolboxes],
+        "scorer": [actor.health.remote() for actor in actors.scorers],
+    }
+    for role, refs in asked.items():
         ready, late = ray.wait(refs, num_returns=len(refs), timeout=max(0.0, deadline - time.monotonic()))
-        ray.get(ready)
+        try:
+            ray.get(ready)
+        except RayError as error:
+            raise own_error(error) or error from None
         if late:
             raise InfraFailure(
                 f"{len(late)} of {len(refs)} {role} actors were not ready in {timeout_s:g} s",
                 fix="look at `ray status` for what is missing, or raise cluster.placement_timeout_s",
             )
+
+
+_TYPED = re.compile(r"pixelis\.errors\.(\w+): (.*?)(?:\n *fix: (.*?))?\s*\Z", re.DOTALL)
+
+
+def own_error(error: BaseException) -> PixelisError | None:
+    """Our own error inside Ray's wrappings, or a failure of Ray itself as an InfraFailure; None for any other error."""
+    seen, failure = [error], None
+    while seen:
+        inner = seen.pop()
+        if isinstance(inner, PixelisError) and not isinstance(inner, RayTaskError):
+            return inner
+        # An actor that could not be made tells why in text alone.
+        if isinstance(inner, RayError) and not isinstance(inner, RayTaskError):
+            if told := _TYPED.search(str(inner)):
+                return getattr(errors, told[1])(told[2], fix=told[3])
+            last = str(inner).strip().splitlines()[-1]
+            failure = InfraFailure(last, fix="look at `ray status` and at the worker logs of the Ray session")
+        inside = [inner.__cause__, getattr(inner, "cause", None), *getattr(inner, "worker_failures", {}).values()]
+        seen += [e for e in inside if isinstance(e, BaseException) and e is not inner]
+    return failure

@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from pixelis.actors.cluster import own_error
 from pixelis.actors.fleet import Fleet
 from pixelis.config import Config
 from pixelis.datasets.questions import read_questions
@@ -84,8 +85,10 @@ class Coordinator:
 
     def _producer_done(self, task: asyncio.Task) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            cause = error if isinstance(error, PixelisError) else PixelisError(f"rollouts stopped: {error!r}")
-            asyncio.get_running_loop().create_task(self._fail(cause))
+            if isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            cause = own_error(error) or PixelisError(f"rollouts stopped: {error!r}")
+            self.failing = asyncio.get_running_loop().create_task(self._fail(cause))
 
     async def _fail(self, error: PixelisError) -> None:
         async with self.changed:
@@ -95,29 +98,21 @@ class Coordinator:
     async def _produce(self, step: int, cursor: int) -> None:
         """Roll out batch after batch, as far ahead as the staleness bound allows."""
         questions = read_questions(self.config.data.train, seed=self.config.run.seed, start=cursor, limit=self.config.data.limit)
-        pending: set[asyncio.Task] = set()
-        try:
+        async with asyncio.TaskGroup() as batches:
             for number in range(step, self.config.rft.steps):
                 async with self.changed:
                     await self.changed.wait_for(lambda n=number: n <= self.step + self.config.rft.staleness)  # type: ignore[misc]
-                task = asyncio.get_running_loop().create_task(self._roll_batch(number, questions))
-                pending.add(task)
-                task.add_done_callback(pending.discard)
-                if self.config.rft.staleness == 0:
-                    await task
-            while pending:
-                await asyncio.gather(*list(pending))
-        finally:
-            for task in pending:
-                task.cancel()
+                batches.create_task(self._roll_batch(number, questions))
 
     async def _roll_batch(self, number: int, questions: Any) -> None:
         """One batch: its own questions, replaced when a group cannot be used, so that group integrity is by construction."""
         r = self.config.rft
         start, failures = time.monotonic(), Counter[str]()
-        wanted, groups = r.questions, []
+        wanted, groups, cursor = r.questions, [], self.cursor
         while wanted:
             chosen = list(itertools.islice(questions, wanted))
+            if cursor == self.cursor:  # else a later batch has drawn: a run resumed here draws the replacements again
+                cursor += len(chosen)
             self.cursor += len(chosen)
             if not chosen:
                 raise DataFailure(f"{self.config.data.train} gave no question", fix="check data.train and data.limit")
@@ -127,7 +122,7 @@ class Coordinator:
             wanted = r.questions - len(groups)
             if sum(failures.values()) > max(r.questions * MAX_GROUP_FAILURES, 4):
                 raise DataFailure(f"too many unusable groups in step {number}: {dict(failures)}", fix="look at events.jsonl")
-        batch = Batch(step=number, groups=[g for g, _ in groups], views=[v for _, v in groups], cursor=self.cursor)
+        batch = Batch(step=number, groups=[g for g, _ in groups], views=[v for _, v in groups], cursor=cursor)
         seconds = time.monotonic() - start
         total = sum(len(t.token_ids()) for g in batch.groups for t in g.trajectories)
         batch.metrics = {
@@ -153,7 +148,7 @@ class Coordinator:
             )
             group = await next(self.scorer).score.remote(group)
         except (DataFailure, BadInput) as error:
-            return error.code
+            return (own_error(error) or error).code
         advantages = group_advantages([t.reward for t in group.trajectories], r.advantage)
         if all(a is None for a in advantages):
             return group.trajectories[0].unscored or "group_too_small"
@@ -170,10 +165,12 @@ class Coordinator:
             return None
         async with self.changed:
             await self.changed.wait_for(lambda: step in self.ready or self.stopped or self.error is not None)
-            if self.error is not None:
-                raise self.error
-            if self.stopped:
-                return None
+            # Once one rank has its share all must get theirs, or the optimizer step would wait for ever.
+            if not self.handed[step]:
+                if self.error is not None:
+                    raise self.error
+                if self.stopped:
+                    return None
             whole = self.ready[step]
             self.handed[step] += 1
             if self.handed[step] >= world:

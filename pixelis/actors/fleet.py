@@ -10,10 +10,10 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from pixelis.engines import SamplingParams
-from pixelis.errors import InfraFailure
+from pixelis.errors import BadInput, InfraFailure
 from pixelis.records import Group, Question
 
 RETRY_PAUSE_S = 1.0
@@ -21,11 +21,17 @@ RETRY_PAUSE_S = 1.0
 
 @dataclass
 class Member:
-    """One generator: its handle, episodes in flight and the version it is known to hold (None: quarantined)."""
+    """One generator: its handle, episodes in flight and the version it is known to hold (None: not known, so not used)."""
 
     handle: ActorHandle
     running: int = 0
-    version: int | None = 0
+    version: int | None = None
+    recovery: asyncio.Task | None = None
+    """Brings it back from quarantine."""
+
+    @property
+    def quarantined(self) -> bool:
+        return self.recovery is not None and not self.recovery.done()
 
 
 class Fleet:
@@ -34,7 +40,7 @@ class Fleet:
     def __init__(self, generators: list[ActorHandle], deadline_s: float = 600.0, load_timeout_s: float = 60.0):
         self.members = [Member(g) for g in generators]
         self.deadline_s, self.load_timeout_s = deadline_s, load_timeout_s
-        self.version = 0
+        self.version: int | None = None
         self.failures: Counter[str] = Counter()
 
     async def rollout(
@@ -46,53 +52,59 @@ class Fleet:
         """
         give_up = time.monotonic() + self.deadline_s
         while True:
-            member = await self._pick(give_up)
+            member, version = await self._pick(give_up), self.version
             member.running += n
             try:
                 group, views = member.handle.rollout.remote(question, group_id, n, sampling, operations, max_turns)
-                return await group, views
-            except (RayActorError, ActorUnavailableError, InfraFailure) as error:
-                self.failures[type(error).__name__] += 1
-                if member.version is not None:
-                    member.version = None
-                    asyncio.get_running_loop().create_task(self._recover(member))
+                done: Group = await asyncio.wait_for(_result(group), give_up - time.monotonic())
+                if done.policy_version in (version, self.version):
+                    return done, views
+                # It was restarted in between, or another fleet loaded something else.
+                self._quarantine(member, "other version")
+            except (RayActorError, InfraFailure, TimeoutError) as error:
+                self._quarantine(member, _name(error))
             finally:
                 member.running -= n
 
     async def _pick(self, give_up: float) -> Member:
-        while True:
+        while time.monotonic() < give_up:
             able = [m for m in self.members if m.version == self.version]
             if able:
                 return min(able, key=lambda m: m.running)
-            if time.monotonic() > give_up:
-                causes = ", ".join(f"{k} x{v}" for k, v in self.failures.items()) or "no generator holds the current version"
-                raise InfraFailure(
-                    f"no generator was able to work for {self.deadline_s:g} s ({causes})",
-                    fix="look at `ray status` and at the worker logs of the Ray session",
-                )
             await asyncio.sleep(0.05)
+        causes = ", ".join(f"{k} x{v}" for k, v in self.failures.items()) or "no generator holds the current version"
+        raise InfraFailure(
+            f"no generator was able to work for {self.deadline_s:g} s ({causes})",
+            fix="look at `ray status` and at the worker logs of the Ray session",
+        )
+
+    def _quarantine(self, member: Member, cause: str) -> None:
+        self.failures[cause] += 1
+        member.version = None
+        if not member.quarantined:
+            member.recovery = asyncio.get_running_loop().create_task(self._recover(member))
 
     async def _recover(self, member: Member) -> None:
-        """Bring a generator back that died: Ray restarts the process, we load the current version into it."""
-        give_up = time.monotonic() + self.deadline_s
-        while member.version is None and time.monotonic() < give_up:
+        """Bring a generator back: Ray restarts a dead process, we load the version that is current by then."""
+        while member.version is None or member.version != self.version:
             await asyncio.sleep(RETRY_PAUSE_S)
-            await self._load(member, self.version)
+            await self._load(member)
 
     async def load(self, version: int) -> None:
         """Make ``version`` current: a generator that does not load it in ``load_timeout_s`` is quarantined, not used."""
         self.version = version
-        await asyncio.gather(*(self._load(m, version) for m in self.members))
+        await asyncio.gather(*(self._load(m) for m in self.members if not m.quarantined))
         for member in self.members:
-            if member.version != version:
-                member.version = None
-                asyncio.get_running_loop().create_task(self._recover(member))
+            if member.version != version and not member.quarantined:
+                self._quarantine(member, "late load")
 
-    async def _load(self, member: Member, version: int) -> None:
+    async def _load(self, member: Member) -> None:
         try:
-            member.version = await asyncio.wait_for(_result(member.handle.load.remote(version)), self.load_timeout_s)
-        except (RayActorError, ActorUnavailableError, GetTimeoutError, TimeoutError) as error:
-            self.failures[f"load {type(error).__name__}"] += 1
+            member.version = await asyncio.wait_for(_result(member.handle.load.remote(self.version)), self.load_timeout_s)
+        except BadInput:
+            raise
+        except (RayError, TimeoutError) as error:
+            self.failures[f"load {_name(error)}"] += 1
 
     def stats(self) -> dict[str, float]:
         """Able generators, episodes in flight and failures so far."""
@@ -101,6 +113,10 @@ class Fleet:
             "fleet/running": sum(m.running for m in self.members),
             "fleet/failures": sum(self.failures.values()),
         }
+
+
+def _name(error: BaseException) -> str:
+    return type(getattr(error, "cause", error)).__name__
 
 
 async def _result(ref: ray.ObjectRef) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.render import Renderer
 from pixelis.engines import SamplingParams
-from pixelis.errors import BadConfig
+from pixelis.errors import BadConfig, DeadlineExceeded
 from pixelis.operations import select
 from pixelis.records import Action, Group, ImageView, Observation, Question
 
@@ -41,29 +42,37 @@ class Generator:
         self.tools = RemoteTools(
             [ray.get_actor(name) for name in toolboxes], self.engine.spec.multiple, config.toolbox.deadline_s
         )
-        self.started = False
+        self.started, self.loading = False, asyncio.Lock()
 
     async def _start(self) -> None:
         """A fresh (or restarted) generator serves the promoted version, never the bare model by accident."""
         if not self.started:
-            await self._load(await self.store.promoted.remote())
-            self.started = True
+            async with self.loading:
+                if not self.started:
+                    await self._load(await self.store.promoted.remote())
 
     async def _load(self, version: int) -> None:
         (ref,) = await self.store.get.remote(version)
         await self.engine.load(version, await ref)
+        self.started = True
 
     async def load(self, version: int) -> int:
         """Switch to ``version`` once no episode is running; returns the version now loaded."""
-        self.started = True
-        if self.engine.version != version:
-            await self._load(version)
-        return self.engine.version
+        async with self.loading:
+            # A fresh engine calls its bare model version 0, which may be the name of an adapter.
+            if not self.started or self.engine.version != version:
+                await self._load(version)
+            return self.engine.version
 
     @ray.method(concurrency_group="health")
     async def health(self) -> dict[str, Any]:
         """The engine's version and load; answers while the engine is busy."""
-        return {"index": self.index, "node": ray.get_runtime_context().get_node_id(), **(await self.engine.health())}
+        return {
+            "index": self.index,
+            "pid": os.getpid(),
+            "node": ray.get_runtime_context().get_node_id(),
+            **(await self.engine.health()),
+        }
 
     @ray.method(num_returns=2)
     async def rollout(
@@ -122,7 +131,10 @@ class RemoteTools:
     async def open(self, question: Question) -> tuple[ray.ObjectRef, Any]:
         """Reference to the full-resolution pictures, and their (images, views)."""
         pictures, views = self._next().open.options(num_returns=2).remote(question.media, self.multiple)
-        return pictures, await asyncio.wait_for(_result(views), self.deadline_s)
+        try:
+            return pictures, await asyncio.wait_for(_result(views), self.deadline_s)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no toolbox opened the pictures of {question.id} in {self.deadline_s:g} s") from None
 
     def bound(self, pictures: ray.ObjectRef) -> BoundTools:
         """The tools of one group of episodes."""

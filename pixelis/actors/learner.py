@@ -6,6 +6,7 @@ worker goes on from the last complete checkpoint in ``run.dir``.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -14,8 +15,9 @@ import ray
 import ray.train
 from ray.actor import ActorHandle
 
+from pixelis.actors.cluster import own_error
 from pixelis.config import Config
-from pixelis.errors import InfraFailure, PixelisError
+from pixelis.errors import InfraFailure
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.samples import TrainSample, from_trajectory
@@ -49,18 +51,19 @@ class Stream(Protocol):
 
 
 class DemonstrationStream:
-    """Demonstrations by Ray Data, for SFT."""
+    """Demonstrations by Ray Data, for SFT; ``start`` is the step whose batch the dataset begins with."""
 
     kind: Literal["sft", "policy"] = "sft"
 
-    def __init__(self, config: Config):
-        self.config, self.steps = config, config.sft.steps
+    def __init__(self, config: Config, start: int = 0):
+        self.config, self.start, self.steps = config, start, config.sft.steps
 
     def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
-        """Open the shard of the dataset; ``fit`` already left out the batches before ``step``."""
+        """Open the shard of the dataset; a worker restarted within a run passes over what its checkpoint has learnt."""
         world = ray.train.get_context().get_world_size()
         shard = ray.train.get_dataset_shard("train")
-        self.batches = iter(shard.iter_batches(batch_size=self.config.sft.batch // world, batch_format="numpy"))
+        batches = shard.iter_batches(batch_size=self.config.sft.batch // world, batch_format="numpy")
+        self.batches = itertools.islice(batches, step - self.start, None)
 
     def next(self, step: int) -> Work | None:
         """The next demonstrations in order."""
@@ -200,17 +203,9 @@ def fit(
     try:
         trainer.fit()
     except ray.train.v2.api.exceptions.TrainingFailedError as error:
-        raise _cause(error) from error
+        found = own_error(error)
+        if found is None:
+            last = str(error).strip().splitlines()[-1]
+            found = InfraFailure(f"training failed: {last}", fix="see the worker logs of the Ray session")
+        raise found from error
     return checkpoint.latest(config.run.dir)
-
-
-def _cause(error: BaseException) -> PixelisError:
-    """Our own error inside Ray Train's wrapping, or an InfraFailure with its last line."""
-    seen: list[BaseException | None] = [error, *getattr(error, "worker_failures", {}).values()]
-    while seen:
-        inner = seen.pop()
-        if isinstance(inner, PixelisError):
-            return inner
-        if inner is not None:
-            seen += [inner.__cause__, getattr(inner, "cause", None)]
-    return InfraFailure(f"training failed: {str(error).strip().splitlines()[-1]}", fix="see the worker logs of the Ray session")

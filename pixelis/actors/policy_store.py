@@ -27,12 +27,11 @@ class PolicyStore:
         self.versions: dict[int, PolicyVersion] = {}
         self.refs: dict[int, ray.ObjectRef | None] = {}
         index = self.folder / "versions.json"
-        if index.is_file():
-            for row in json.loads(index.read_text()):
-                record = PolicyVersion.model_validate(row)
-                self.versions[record.version] = record
-        else:
-            first = load_adapter(initial) if initial else None
+        first = load_adapter(initial) if initial else None
+        known = [PolicyVersion.model_validate(row) for row in json.loads(index.read_text())] if index.is_file() else []
+        if known and known[0].sha256 == (first.sha256() if first is not None else ""):
+            self.versions = {record.version: record for record in known}
+        else:  # a new run, or one that started from another policy, whose versions are none of this one's
             self._add(first, PolicyVersion(version=0, status=VersionStatus.PROMOTED, stage="initial"))
 
     def publish(

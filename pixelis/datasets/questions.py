@@ -52,7 +52,19 @@ def read_demonstrations(source: str, count: int, seed: int, direct_share: float)
         fields = _cards_fields(source)
         split, own_seed = fields.get("split", "train"), int(fields.get("seed", seed))
         return list(cards.demonstration_rows(split, count, own_seed, direct_share))
-    rows = [row for _, row in _json_lines(Path(source))]
+    rows = []
+    for number, row in _json_lines(Path(source)):
+        fields = dict(row) if isinstance(row, dict) else {}
+        turns = fields.pop("turns", None)
+        _question(Path(source), number, fields)
+        if not turns or not all(isinstance(turn, dict) and ("answer" in turn or "op" in turn) for turn in turns):
+            raise BadInput(
+                f"{source}, line {number}, column turns: a demonstration has turns, each with `op` or `answer`",
+                fix="list the assistant's actions and its answer in `turns`",
+            )
+        rows.append(row)
+    if not rows:
+        raise BadInput(f"{source} holds no demonstration")
     order = np.random.default_rng(seed).permutation(len(rows))
     return [rows[i] for i in itertools.islice(itertools.cycle(order), count)]
 
@@ -64,21 +76,17 @@ def _cards_fields(source: str) -> dict[str, str]:
 def _cards(source: str, seed: int | None, count: int):
     fields = _cards_fields(source)
     split, shift = fields.get("split", "train"), fields.get("shift", "")
-    own_seed = int(fields.get("seed", seed or 0))
+    try:
+        own_seed = int(fields.get("seed", seed or 0))
+    except ValueError:
+        raise BadInput(f"{source}: the seed {fields['seed']!r} is not a whole number") from None
     return lambda number: cards.question_row(split, own_seed, number, shift)
 
 
 def _read_file(path: Path, limit: int) -> list[Question]:
     questions, seen = [], set()
     for number, row in _json_lines(path):
-        try:
-            question = Question.model_validate(row)
-        except ValidationError as error:
-            first = error.errors()[0]
-            column = ".".join(str(part) for part in first["loc"])
-            raise BadInput(
-                f"{path}, line {number}, column {column}: {first['msg']}", fix="see docs: rows are Question records"
-            ) from None
+        question = _question(path, number, row)
         if question.id in seen:
             raise BadInput(f"{path}, line {number}: the id {question.id!r} is there twice", fix="give every row its own id")
         seen.add(question.id)
@@ -88,6 +96,18 @@ def _read_file(path: Path, limit: int) -> list[Question]:
     if not questions:
         raise BadInput(f"{path} holds no question")
     return questions
+
+
+def _question(path: Path, number: int, row: Any) -> Question:
+    try:
+        return Question.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        column = ".".join(str(part) for part in first["loc"]) or "all"
+        raise BadInput(
+            f"{path}, line {number}, column {column}: {first['msg']}",
+            fix="a row is a JSON object with the fields of a Question record: id, question, media, answers, ...",
+        ) from None
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:

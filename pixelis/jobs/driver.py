@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from ray.exceptions import RayError
 
+from pixelis.actors.cluster import own_error
 from pixelis.config import Config
+from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
+from pixelis.policy.adapters import load_adapter
+from pixelis.policy.model import resolve
 from pixelis.telemetry import events
 from pixelis.telemetry.progress import Progress
 
@@ -32,11 +37,17 @@ class Stopped(Exception):
 
 
 @contextmanager
-def run_folder(config: Config) -> Iterator[Path]:
+def run_folder(config: Config, *questions: str) -> Iterator[Path]:
     """Own ``run.dir``: made, locked against a second run, its configuration written beside the results.
 
-    Raises BadConfig when another live process owns it, or when it holds a run of another policy.
+    Raises BadConfig when another live process owns it, or when it holds a run of another policy; MissingFile or BadInput, before
+    any actor is started, for a model, an adapter or one of the sources of ``questions`` that cannot be read.
     """
+    resolve(config.policy.model)
+    if config.policy.adapter:
+        load_adapter(config.policy.adapter)
+    for source in questions:
+        next(read_questions(source))
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / "lock.json"
@@ -114,9 +125,12 @@ def driver(name: str) -> Iterator[None]:
     signal.signal(signal.SIGTERM, on_term)
     try:
         yield
-    except PixelisError as error:
-        print(f"pixelis.jobs.{name}: {error}", file=sys.stderr)
-        raise SystemExit(2 if error.code == "bad_config" else 1) from None
+    except (PixelisError, RayError) as error:
+        found = own_error(error)
+        if found is None:
+            raise
+        print(f"pixelis.jobs.{name}: {found}", file=sys.stderr)
+        raise SystemExit(2 if found.code == "bad_config" else 1) from None
     except (KeyboardInterrupt, Stopped):
         print(f"pixelis.jobs.{name}: stopped", file=sys.stderr)
         raise SystemExit(130) from None
@@ -128,12 +142,13 @@ def watch(
     total: int,
     run: Callable[[], T],
     poll: Callable[[], tuple[int, dict[str, Any]]],
+    stop: Callable[[], Any] = lambda: None,
     grace_s: float = 8.0,
 ) -> T:
     """Run ``run`` in a thread while progress from ``poll`` (done, metrics) is shown; returns its result or raises its error.
 
-    Ctrl-C or SIGTERM asks the learner to stop after its step, waits ``grace_s`` seconds for the last checkpoint and raises
-    Stopped.
+    Ctrl-C or SIGTERM asks the learner to stop after its step, calls ``stop`` to end what it may be waiting for, gives it
+    ``grace_s`` seconds for the last checkpoint and raises Stopped.
     """
     future: Future[T] = Future()
 
@@ -155,6 +170,7 @@ def watch(
             progress.update(done, **metrics)
         except KeyboardInterrupt:
             stop_file(config).touch()
+            stop()
             print("stopping: the learner writes a checkpoint after this step", file=sys.stderr, flush=True)
             deadline = time.monotonic() + grace_s
             while not future.done() and time.monotonic() < deadline:

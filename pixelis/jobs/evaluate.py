@@ -15,6 +15,7 @@ import ray
 
 from pixelis.actors import cluster, report
 from pixelis.config import Config, from_command_line
+from pixelis.errors import DataFailure
 from pixelis.evaluation.metrics import correctness, summarise
 from pixelis.jobs.driver import driver, run_folder, watch
 from pixelis.records import Group
@@ -63,7 +64,7 @@ def main() -> None:
     config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml")
     with (
         driver("evaluate"),
-        run_folder(config) as folder,
+        run_folder(config, config.data.evaluate) as folder,
         cluster.placed(config, learner=False, initial=config.policy.adapter) as actors,
     ):
         arm = measure(config, actors, config.run.name, 0, operations=config.evaluate.operations)
@@ -71,6 +72,11 @@ def main() -> None:
         (folder / "evaluation.json").write_text(json.dumps(arm.summary, indent=2), encoding="utf-8")
         episodes = report.choose(arm.name, arm.groups, arm.views, config.evaluate.trajectories)
         page = ray.get(report.write.remote(config, str(folder), {"arms": [arm.summary]}, [], episodes))
+        if arm.summary["accuracy"] is None:
+            causes = ", ".join(f"{cause} x{count}" for cause, count in arm.summary["unscored"].items())
+            raise DataFailure(
+                f"no episode could be scored ({causes})", fix=f"give the questions of {config.data.evaluate} answers"
+            )
         low, high = arm.summary["ci95"]
         print(f"accuracy {arm.summary['accuracy']:.3f} [{low:.3f}, {high:.3f}] on {arm.summary['n']} questions")
         print(f"rate of pixel reasoning {arm.summary['rapr']:.3f}, tool errors {arm.summary['tool_error_rate']:.3f}")

@@ -26,6 +26,7 @@ def run(config: Config, actors: cluster.Actors) -> Path:
             config.rft.steps,
             lambda: learner.fit(config, stream, kl=config.rft.loss.kl, temperature=config.rft.sampling.temperature),
             lambda: last_step(Path(config.run.dir), "step/policy", SHOWN),
+            stop=actors.coordinator.stop.remote,
         )
     )
 
@@ -33,7 +34,11 @@ def run(config: Config, actors: cluster.Actors) -> Path:
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.rft`."""
     config = from_command_line(__doc__, "rft", default="configs/nano/rft.yaml")
-    with driver("rft"), run_folder(config), cluster.placed(config, initial=config.policy.adapter) as actors:
+    with (
+        driver("rft"),
+        run_folder(config, config.data.train),
+        cluster.placed(config, initial=config.policy.adapter) as actors,
+    ):
         print(f"checkpoint: {run(config, actors)}")
 
 

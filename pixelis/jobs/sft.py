@@ -17,17 +17,18 @@ def run(config: Config) -> Path:
     """Train to ``sft.steps`` or to a stop; returns the last checkpoint."""
     from pixelis.datasets.stream import demonstration_stream
 
-    cluster.connect(config)
-    cluster.preflight(config, learner=True, rollouts=False)
     with run_folder(config) as folder:
+        cluster.connect(config)
+        cluster.preflight(config, learner=True, rollouts=False)
         latest = checkpoint.latest(folder)
-        datasets = {"train": demonstration_stream(config, start=checkpoint.step_of(latest) if latest else 0)}
+        start = checkpoint.step_of(latest) if latest else 0
+        datasets = {"train": demonstration_stream(config, start)}
         return made_steps(
             watch(
                 config,
                 "sft",
                 config.sft.steps,
-                lambda: learner.fit(config, learner.DemonstrationStream(config), datasets=datasets),
+                lambda: learner.fit(config, learner.DemonstrationStream(config, start), datasets=datasets),
                 lambda: last_step(folder, "step/sft", ("policy/loss",)),
             )
         )
