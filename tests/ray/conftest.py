@@ -1,0 +1,44 @@
+"""Models and placed actors for the tests on a real cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SMALL = {"hidden": 64, "heads": 4, "kv_heads": 2, "layers": 2, "feedforward": 96, "vision_hidden": 32, "vision_layers": 2}
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Folders of random models: ``model()`` is shaped like the embedded one, ``model("qwen2_5_vl", embedded=False)`` is not."""
+    from pixelis.nano import architecture
+    from pixelis.nano.tokenizer import build_tokenizer
+
+    made: dict[tuple[str, bool], Path] = {}
+
+    def make(family: str = "qwen3_vl", embedded: bool = True) -> Path:
+        if (family, embedded) not in made:
+            folder = tmp_path_factory.mktemp(family)
+            tokenizer = build_tokenizer()
+            random = architecture.build(tokenizer, family, seed=1, **SMALL)  # type: ignore[arg-type]
+            random.config.pixelis_nano = embedded
+            architecture.save(random, tokenizer, folder)
+            made[family, embedded] = folder
+        return made[family, embedded]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def job() -> Callable[..., subprocess.Popen]:
+    """Start ``python -m pixelis.jobs.NAME`` as a user would; output is one text stream each."""
+
+    def start(name: str, *arguments: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", f"pixelis.jobs.{name}", *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    return start

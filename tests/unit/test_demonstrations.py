@@ -1,0 +1,184 @@
+"""Demonstrations are played: the operation runs, its pixels are the picture's, the loss covers what the assistant said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_policy
+from PIL import Image
+
+from pixelis.config import Config, parse
+from pixelis.datasets.cards import FRAME, render
+from pixelis.datasets.demonstrations import Player
+from pixelis.datasets.questions import read_demonstrations
+from pixelis.datasets.stream import Prepare, samples_of
+from pixelis.errors import BadImage, DataFailure
+from pixelis.records import StopReason, Trajectory
+
+SIDE = 256
+
+
+def settings(family: str = "qwen3_vl", **dialogue: int) -> Config:
+    pixels = {"min_pixels": 64 * 64, "max_pixels": 64 * 64}
+    room = {"max_context": 2048, "input": pixels, "crop": pixels, **dialogue}
+    model = {"model": str(tiny_policy.folder(family))}
+    return parse({"policy": model, "dialogue": room, "learner": {"row_tokens": 2048}})
+
+
+@pytest.fixture(scope="module")
+def player() -> Player:
+    config = settings()
+    return Player(config, config.policy.model)
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """Every pixel of it is different: 256 x 256, red counts columns and green rows."""
+    rows, columns = np.mgrid[0:SIDE, 0:SIDE]
+    path = tmp_path / "picture.png"
+    Image.fromarray(np.stack([columns, rows, rows ^ columns], axis=-1).astype(np.uint8)).save(path)
+    return path
+
+
+@pytest.fixture
+def row(picture: Path) -> Callable[..., dict]:
+    def make(*turns: dict) -> dict:
+        media = [{"id": "img0", "uri": str(picture)}]
+        return {"id": "q1", "question": "Which digit?", "media": media, "answers": ["7"], "turns": list(turns)}
+
+    return make
+
+
+def zoom(box: list[float], target: str = "img0") -> dict:
+    return {"think": "look closer", "op": "zoom_in", "target": target, "box": box}
+
+
+def said(player: Player, trajectory: Trajectory) -> list[str]:
+    """What the loss covers, as text, a run of masked tokens each."""
+    tokens, mask = trajectory.token_ids(), trajectory.loss_mask()
+    runs: list[list[int]] = []
+    for i, token in enumerate(tokens):
+        if mask[i]:
+            if not (i and mask[i - 1]):
+                runs.append([])
+            runs[-1].append(token)
+    return [player.renderer.tokenizer.decode(run, skip_special_tokens=False) for run in runs]
+
+
+def test_the_crop_shown_is_the_region_of_the_picture_itself(player: Player, row: Callable[..., dict], picture: Path) -> None:
+    # A region of 64 x 64 pixels is shown as 64 x 64: not one pixel is made up or moved.
+    trajectory, views = player.play(row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}))
+    whole = np.asarray(Image.open(picture))
+    np.testing.assert_array_equal(views[1], whole[128:192, 64:128])
+    crop = trajectory.images[1]
+    assert (crop.id, crop.parent, crop.source_size, crop.view_size) == ("obs1", "img0", (64, 64), (64, 64))
+    assert crop.box == pytest.approx((0.25, 0.5, 0.5, 0.75))
+    assert trajectory.observations[0].status == "ok"
+
+
+def test_a_crop_of_a_crop_is_cut_from_the_picture(player: Player, row: Callable[..., dict], picture: Path) -> None:
+    turns = [zoom([0.5, 0.5, 1.0, 1.0]), zoom([0.5, 0.0, 1.0, 0.5], target="obs1"), {"answer": "7"}]
+    trajectory, views = player.play(row(*turns))
+    np.testing.assert_array_equal(views[2], np.asarray(Image.open(picture))[128:192, 192:256])
+    assert [image.id for image in trajectory.images] == ["img0", "obs1", "obs2"]
+    assert trajectory.images[2].parent == "obs1"
+
+
+def test_a_demonstration_of_the_picture_world_shows_the_card_that_is_asked_for(player: Player) -> None:
+    played = 0
+    for line in read_demonstrations("cards:?split=train", 8, seed=1, direct_share=0.5):
+        trajectory, views = player.play(line)
+        whole = render(line["media"][0]["uri"])
+        if len(line["turns"]) == 2:
+            played += 1
+            left, top, right, bottom = trajectory.observations[0].data["pixels"]
+            x1, y1, x2, y2 = (v * whole.shape[0] for v in line["meta"]["box"])
+            digit = (x1 + FRAME, y1 + FRAME, x2 - FRAME, y2 - FRAME)
+            inside = (max(left, digit[0]), max(top, digit[1]), min(right, digit[2]), min(bottom, digit[3]))
+            assert inside == digit, "the whole digit inside the frame is in the crop"
+            resized = np.asarray(Image.fromarray(whole[top:bottom, left:right]).resize((64, 64)), np.float32)
+            assert np.abs(views[1] - resized).mean() < 6, "the crop is this region of the picture, up to how it is resized"
+        assert trajectory.answer == line["answers"][0]
+    assert 1 <= played <= 7
+
+
+@pytest.mark.parametrize("family", tiny_policy.FAMILIES)
+def test_the_loss_covers_what_the_assistant_says_and_nothing_else(family: str, row: Callable[..., dict]) -> None:
+    config = settings(family)
+    player = Player(config, config.policy.model)
+    trajectory, views = player.play(row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7", "think": "it is clear"}))
+    first, last = said(player, trajectory)
+    assert first.startswith("<think>look closer</think>")
+    assert '"name":"zoom_in"' in first.replace(" ", "")
+    assert first.endswith("<|im_end|>")
+    assert last == "<think>it is clear</think><answer>7</answer><|im_end|>"
+    assert (trajectory.answer, trajectory.stop_reason) == ("7", StopReason.ANSWER)
+    tokens, mask = trajectory.token_ids(), trajectory.loss_mask()
+    assert len(tokens) == len(mask)
+    pads = [i for i, token in enumerate(tokens) if token == player.spec.image_token]
+    assert len(pads) == sum(player.spec.image_tokens(*view.shape[:2]) for view in views)
+    assert not any(mask[i] for i in pads)
+
+
+def test_a_direct_answer_has_one_turn_and_one_view(player: Player, row: Callable[..., dict]) -> None:
+    trajectory, views = player.play(row({"answer": "7"}))
+    assert said(player, trajectory) == ["<answer>7</answer><|im_end|>"]
+    assert len(views) == len(trajectory.images) == 1
+    assert views[0].shape == (64, 64, 3)
+
+
+@pytest.mark.parametrize(
+    ("turn", "code"),
+    [
+        (zoom([1.2, 0.1, 1.4, 0.3]), "out_of_range"),
+        (zoom([0.5, 0.5, 0.501, 0.501]), "too_small"),
+        (zoom([0.5, 0.5, 0.4, 0.6]), "bad_box"),
+        (zoom([0.2, 0.2, 0.5]), "bad_box"),
+        (zoom([0.2, 0.2, 0.5, 0.5], target="obs3"), "bad_target"),
+        ({"op": "zoom_out", "box": [0.2, 0.2, 0.5, 0.5]}, "unknown_op"),
+    ],
+)
+def test_a_demonstration_whose_operation_is_refused_is_a_data_failure(
+    player: Player, row: Callable[..., dict], turn: dict, code: str
+) -> None:
+    with pytest.raises(DataFailure) as caught:
+        player.play(row(turn, {"answer": "7"}))
+    assert caught.value.code == code
+
+
+def test_a_demonstration_too_long_for_the_context_is_a_data_failure(row: Callable[..., dict]) -> None:
+    config = settings(max_context=64)
+    with pytest.raises(DataFailure) as caught:
+        Player(config, config.policy.model).play(row(zoom([0.1, 0.1, 0.6, 0.6]), {"answer": "7"}))
+    assert caught.value.code == "over_context"
+
+
+def test_a_picture_that_is_missing_or_broken_is_told_as_such(player: Player, row: Callable[..., dict], picture: Path) -> None:
+    good = row({"answer": "7"})
+    picture.write_bytes(picture.read_bytes()[:40])
+    with pytest.raises(BadImage):
+        player.play(good)
+    picture.unlink()
+    with pytest.raises(BadImage) as caught:
+        player.play(good)
+    assert caught.value.code == "image_not_found"
+
+
+def test_what_the_learner_reads_from_the_stream_is_what_was_played(row: Callable[..., dict]) -> None:
+    config = settings()
+    prepare = Prepare(config, config.policy.model)
+    rows = [row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}), {**row({"answer": "3"}), "id": "q2"}]
+    columns = prepare({"row": np.asarray([json.dumps(r) for r in rows])})
+    samples = samples_of({name: np.asarray(values, dtype=object) for name, values in columns.items()})
+    assert [sample.id for sample in samples] == ["q1", "q2"]
+    for sample, played in zip(samples, (prepare.player.play(r) for r in rows), strict=True):
+        trajectory, views = played
+        assert sample.tokens.tolist() == trajectory.token_ids()
+        assert sample.mask.astype(int).tolist() == trajectory.loss_mask()
+        assert len(sample.views) == len(views)
+        for seen, view in zip(sample.views, views, strict=True):
+            np.testing.assert_array_equal(seen, view)

@@ -1,0 +1,259 @@
+"""What every job's driver does for its user: one owner of a run folder, clear ends, progress while work runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import tiny_policy
+
+from pixelis.config import Config, parse
+from pixelis.errors import BadConfig, BadInput, InfraFailure, MissingFile
+from pixelis.jobs import driver as jobs
+from pixelis.policy import checkpoint
+from pixelis.policy.adapters import save_adapter
+from pixelis.telemetry.events import EventLog
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return make(tmp_path / "run")
+
+
+def make(run_dir: Path, **policy: object) -> Config:
+    model = str(tiny_policy.folder("qwen3_vl"))
+    values = {"policy": {"model": model, **policy}, "run": {"dir": str(run_dir)}, "telemetry": {"progress": True}}
+    return parse(values)
+
+
+def other_process() -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def owner(pid: int, host: str | None = None) -> str:
+    return json.dumps({"host": host or socket.gethostname(), "pid": pid, "job": "raysubmit_7"})
+
+
+# -- the run folder ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_holds_its_lock_while_it_is_used_and_its_configuration_for_ever(config: Config) -> None:
+    with jobs.run_folder(config) as folder:
+        held = json.loads((folder / "lock.json").read_text())
+        assert (held["pid"], held["host"]) == (os.getpid(), socket.gethostname())
+    assert not (folder / "lock.json").exists()
+    assert Config.model_validate(jobs.yaml.safe_load((folder / "config.yaml").read_text())) == config
+    with jobs.run_folder(config):
+        pass
+
+
+def test_the_lock_is_given_back_when_the_run_fails(config: Config) -> None:
+    with pytest.raises(ZeroDivisionError), jobs.run_folder(config):
+        raise ZeroDivisionError
+    with jobs.run_folder(config):
+        pass
+
+
+def test_a_second_run_in_a_folder_in_use_is_refused_naming_its_owner(config: Config) -> None:
+    folder = Path(config.run.dir)
+    folder.mkdir()
+    other = other_process()
+    try:
+        (folder / "lock.json").write_text(owner(other.pid))
+        with pytest.raises(BadConfig) as caught, jobs.run_folder(config):
+            pass
+    finally:
+        other.kill()
+        other.wait()
+    for word in (str(other.pid), socket.gethostname(), "raysubmit_7"):
+        assert word in caught.value.message
+    assert "run.dir" in (caught.value.fix or "")
+    assert (folder / "lock.json").exists(), "the lock of the first run is not taken away"
+    assert not (folder / "config.yaml").exists(), "nothing of the first run is overwritten"
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(config: Config) -> None:
+    folder = Path(config.run.dir)
+    folder.mkdir()
+    other = other_process()
+    other.kill()
+    other.wait()
+    (folder / "lock.json").write_text(owner(other.pid))
+    with jobs.run_folder(config):
+        assert json.loads((folder / "lock.json").read_text())["pid"] == os.getpid()
+
+
+def test_nobody_can_tell_whether_a_process_of_another_machine_lives(config: Config) -> None:
+    folder = Path(config.run.dir)
+    folder.mkdir()
+    (folder / "lock.json").write_text(owner(2**22 + 1, host="elsewhere"))
+    with pytest.raises(BadConfig, match="elsewhere"), jobs.run_folder(config):
+        pass
+
+
+def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false_starts_over(tmp_path: Path) -> None:
+    config = make(tmp_path / "run")
+    with jobs.run_folder(config) as folder:
+        checkpoint.write(folder, 3, {}, {})
+        EventLog(folder).write("step/sft", step=3)
+        (folder / "STOP").touch()
+    other = make(tmp_path / "run", lora={"rank": 2})
+    with pytest.raises(BadConfig, match=r"policy\.lora") as caught, jobs.run_folder(other):
+        pass
+    assert "run.resume=false" in (caught.value.fix or "")
+    with jobs.run_folder(config):
+        assert checkpoint.latest(folder) is not None
+        assert not (folder / "STOP").exists(), "a stop of the last run does not end this one"
+    again = other.model_copy(update={"run": other.run.model_copy(update={"resume": False})})
+    with jobs.run_folder(again):
+        assert checkpoint.latest(folder) is None
+        assert jobs.last_step(folder, "step/sft") == (0, {})
+
+
+def test_what_cannot_be_read_is_told_before_anything_starts(tmp_path: Path) -> None:
+    gone = make(tmp_path / "run")
+    gone = gone.model_copy(update={"policy": gone.policy.model_copy(update={"model": str(tmp_path / "no-model")})})
+    damaged = tmp_path / "step_00000001"
+    save_adapter(tiny_policy.random_adapter(), damaged)
+    file = damaged / "adapter.safetensors"
+    file.write_bytes(file.read_bytes()[:-3] + b"abc")
+    cases: list[tuple[Config, tuple[str, ...], type[BadInput], str]] = [
+        (gone, (), MissingFile, "no-model"),
+        (make(tmp_path / "run", adapter=str(tmp_path / "step_00000002")), (), MissingFile, "step_00000002"),
+        (make(tmp_path / "run", adapter=str(damaged)), (), BadInput, "damaged"),
+        (make(tmp_path / "run"), (str(tmp_path / "no.jsonl"),), MissingFile, "no.jsonl"),
+    ]
+    for config, sources, kind, word in cases:
+        with pytest.raises(kind, match=word) as caught, jobs.run_folder(config, *sources):
+            pass
+        assert caught.value.fix
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_a_step_is_not_a_good_one(tmp_path: Path) -> None:
+    assert jobs.made_steps(tmp_path) == tmp_path
+    with pytest.raises(InfraFailure, match="no step"):
+        jobs.made_steps(None)
+
+
+def test_the_last_step_is_read_from_the_events(tmp_path: Path) -> None:
+    assert jobs.last_step(tmp_path, "step/sft") == (0, {})
+    with EventLog(tmp_path) as log:
+        log.write("step/sft", step=1, **{"policy/loss": 3.0})
+        log.write("step/sft", step=2, **{"policy/loss": 2.5})
+        log.write("step/policy", step=9)
+    assert jobs.last_step(tmp_path, "step/sft", ("policy/loss", "policy/kl")) == (2, {"loss": 2.5})
+
+
+# -- how a job ends -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keep_sigterm():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("keep_sigterm")
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BadConfig("key x is unknown", fix="see --help"), 2),
+        (MissingFile("no model", fix="make one"), 1),
+        (InfraFailure("no generator", fix="add nodes"), 1),
+        (KeyboardInterrupt(), 130),
+        (jobs.Stopped(), 130),
+    ],
+)
+def test_an_error_becomes_one_message_and_an_exit_code(
+    error: BaseException, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught, jobs.driver("rft"):
+        raise error
+    assert caught.value.code == code
+    told = capfd.readouterr().err
+    assert told.startswith("pixelis.jobs.rft: ")
+    assert "Traceback" not in told
+    if isinstance(error, BadInput | InfraFailure):
+        assert error.message in told
+        assert f"fix: {error.fix}" in told
+
+
+@pytest.mark.usefixtures("keep_sigterm")
+def test_a_bug_keeps_its_traceback() -> None:
+    with pytest.raises(KeyError), jobs.driver("rft"):
+        raise KeyError("x")
+
+
+# -- while work runs ----------------------------------------------------------------------------------------------------------
+
+
+def test_watch_shows_progress_and_gives_the_result(
+    config: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "POLL_S", 0.02)
+    done = [0]
+
+    def work() -> str:
+        for _ in range(5):
+            time.sleep(0.05)
+            done[0] += 1
+        return "checkpoint"
+
+    assert jobs.watch(config, "sft", 5, work, lambda: (done[0], {"loss": 1.25})) == "checkpoint"
+    shown = capsys.readouterr().out
+    assert "[sft] 5/5" in shown
+    assert "loss 1.25" in shown
+
+
+def test_watch_passes_the_error_of_the_work_on(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "POLL_S", 0.02)
+
+    def work() -> None:
+        raise InfraFailure("three steps were not finite")
+
+    with pytest.raises(InfraFailure, match="not finite"):
+        jobs.watch(config, "sft", 5, work, lambda: (0, {}))
+
+
+@pytest.mark.usefixtures("keep_sigterm")
+def test_a_sigterm_asks_the_learner_to_stop_and_waits_for_its_checkpoint(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jobs, "POLL_S", 0.02)
+    Path(config.run.dir).mkdir()
+    saved, released = [], threading.Event()
+
+    def learner() -> None:
+        while not (jobs.stop_file(config).exists() and released.is_set()):
+            time.sleep(0.01)
+        saved.append("checkpoint")
+
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SystemExit) as caught, jobs.driver("rft"):
+        jobs.watch(config, "rft", 5, learner, lambda: (0, {}), stop=released.set)
+    assert caught.value.code == 130
+    assert saved == ["checkpoint"]
+    assert "checkpoint" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("keep_sigterm")
+def test_a_learner_that_does_not_stop_is_left_after_the_grace(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "POLL_S", 0.02)
+    Path(config.run.dir).mkdir()
+    end = threading.Event()
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    started = time.monotonic()
+    with pytest.raises(SystemExit), jobs.driver("rft"):
+        jobs.watch(config, "rft", 5, end.wait, lambda: (0, {}), grace_s=0.3)
+    assert 0.4 < time.monotonic() - started < 30
+    end.set()

@@ -1,0 +1,165 @@
+"""Questions and demonstrations by source: same order for the same arguments, resuming by number, errors that name the place."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.datasets.cards import describe
+from pixelis.datasets.questions import read_demonstrations, read_questions
+from pixelis.errors import BadInput, MissingFile
+
+ROWS = [{"id": f"q{i}", "question": f"What is {i}?", "answers": [str(i)]} for i in range(7)]
+
+
+def write(path: Path, rows: list) -> str:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(tmp_path_factory.mktemp("questions") / "seven.jsonl", ROWS)
+
+
+def ids(source: str, count: int | None = None, **arguments: int | None) -> list[str]:
+    return [q.id for q in itertools.islice(read_questions(source, **arguments), count)]
+
+
+def test_a_file_is_read_in_its_order_without_a_seed(file: str) -> None:
+    assert ids(file, epochs=1) == [row["id"] for row in ROWS]
+    assert ids(file, epochs=1, limit=3) == ["q0", "q1", "q2"]
+
+
+def test_every_epoch_has_every_question_once_in_an_order_of_its_own(file: str) -> None:
+    order = ids(file, epochs=3, seed=5)
+    epochs = [order[i : i + 7] for i in (0, 7, 14)]
+    assert all(sorted(epoch) == sorted(row["id"] for row in ROWS) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert order == ids(file, epochs=3, seed=5)
+    assert order != ids(file, epochs=3, seed=6)
+
+
+@given(start=st.integers(0, 40), limit=st.integers(0, 9), epochs=st.integers(1, 4), seed=st.none() | st.integers(0, 3))
+def test_a_file_resumed_by_number_goes_on_as_if_never_stopped(
+    file: str, start: int, limit: int, epochs: int, seed: int | None
+) -> None:
+    whole = ids(file, seed=seed, limit=limit, epochs=epochs)
+    assert len(whole) == epochs * min(limit or 7, 7)
+    assert ids(file, seed=seed, limit=limit, epochs=epochs, start=start) == whole[start:]
+    endless = ids(file, start + 9, seed=seed, limit=limit)
+    assert ids(file, 9, seed=seed, limit=limit, start=start) == endless[start:]
+
+
+@given(start=st.integers(0, 20), limit=st.integers(1, 6))
+def test_cards_resumed_by_number_go_on_as_if_never_stopped(start: int, limit: int) -> None:
+    whole = ids("cards:?split=validation", 25, seed=3, limit=limit)
+    assert len(set(whole)) == limit
+    assert ids("cards:?split=validation", 25 - start, seed=3, limit=limit, start=start) == whole[start:]
+
+
+def test_cards_name_their_picture_and_hold_its_truth() -> None:
+    source = "cards:?split=test&seed=9&shift=noise"
+    for question in itertools.islice(read_questions(source, seed=4), 5):
+        scene = describe(question.media[0].uri)
+        assert question.answers == [str(scene.asked.digit)]
+        assert scene.asked.colour in question.question
+        assert scene.split == "test"
+    assert ids(source, 5, seed=4) == ids(source, 5, seed=8), "a seed in the source is not overruled"
+    assert ids("cards:?split=test", 5, seed=4) != ids("cards:?split=test", 5, seed=8)
+
+
+def test_a_missing_file_says_what_to_name_instead(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile) as caught:
+        next(read_questions(str(tmp_path / "no.jsonl")))
+    assert "no.jsonl" in str(caught.value)
+    assert "cards:" in (caught.value.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ('{"id": "x", "question": ', ("line 3", "not JSON", "column")),
+        ({"id": "x"}, ("line 3", "column question")),
+        ({"id": "x", "question": 5}, ("line 3", "column question")),
+        ({"id": "x", "question": "?", "answers": "7"}, ("line 3", "column answers")),
+        ({"id": "x", "question": "?", "media": [{"id": "img0"}]}, ("line 3", "column media.0.uri")),
+        ({"id": "x", "question": "?", "anwsers": []}, ("line 3", "column anwsers")),
+        ({"id": "q1", "question": "?"}, ("line 3", "'q1'", "twice")),
+        ([1, 2], ("line 3",)),
+    ],
+)
+def test_a_bad_row_is_named_by_file_line_and_column(tmp_path: Path, row: object, words: tuple[str, ...]) -> None:
+    source = write(tmp_path / "bad.jsonl", [ROWS[0], ROWS[1], row])
+    with pytest.raises(BadInput) as caught:
+        list(read_questions(source, epochs=1))
+    for word in ("bad.jsonl", *words):
+        assert word in caught.value.message
+
+
+def test_blank_lines_are_no_questions_and_keep_the_count_of_lines(tmp_path: Path) -> None:
+    source = write(tmp_path / "blank.jsonl", [ROWS[0], "", "  ", ROWS[1]])
+    assert ids(source, epochs=1) == ["q0", "q1"]
+    source = write(tmp_path / "blank2.jsonl", ["", ROWS[0], "", "{"])
+    with pytest.raises(BadInput, match="line 4"):
+        list(read_questions(source, epochs=1))
+
+
+def test_an_empty_file_is_an_error_and_not_an_endless_wait(tmp_path: Path) -> None:
+    source = write(tmp_path / "empty.jsonl", [])
+    with pytest.raises(BadInput, match="no question"):
+        next(read_questions(source))
+    with pytest.raises(BadInput, match="no demonstration"):
+        read_demonstrations(source, 3, seed=0, direct_share=0.5)
+
+
+@pytest.mark.parametrize("source", ["cards:?split=dev", "cards:?split=train&shift=blur", "cards:?seed=many"])
+def test_an_unknown_part_of_a_cards_source_is_named(source: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        next(read_questions(source))
+    assert any(word in caught.value.message for word in ("dev", "blur", "many"))
+
+
+# -- demonstrations ---------------------------------------------------------------------------------------------------------
+
+
+@given(share=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 5))
+def test_demonstrations_of_cards_are_the_same_for_the_same_seed_and_a_longer_run_begins_like_a_shorter(
+    share: float, seed: int
+) -> None:
+    rows = read_demonstrations("cards:?split=train", 12, seed, share)
+    assert rows[:5] == read_demonstrations("cards:?split=train", 5, seed, share)
+    direct = [len(row["turns"]) == 1 for row in rows]
+    assert all(direct) if share == 1.0 else not any(direct) if share == 0.0 else len(direct) == 12
+    assert all(row["turns"][-1]["answer"] == row["answers"][0] for row in rows)
+
+
+def test_a_file_of_demonstrations_is_shuffled_by_seed_and_repeated_to_the_count(tmp_path: Path) -> None:
+    rows = [{**row, "turns": [{"answer": row["answers"][0]}]} for row in ROWS]
+    source = write(tmp_path / "shown.jsonl", rows)
+    names = [row["id"] for row in read_demonstrations(source, 17, seed=2, direct_share=0.5)]
+    assert len(names) == 17
+    assert sorted(names[:7]) == sorted(row["id"] for row in ROWS)
+    assert names[7:14] == names[:7]
+    assert names != [row["id"] for row in read_demonstrations(source, 17, seed=3, direct_share=0.5)]
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        (ROWS[1], "turns"),
+        ({**ROWS[1], "turns": []}, "turns"),
+        ({**ROWS[1], "turns": [{"box": [0, 0, 1, 1]}]}, "turns"),
+        ({"turns": [{"answer": "1"}]}, "column id"),
+    ],
+)
+def test_a_bad_demonstration_is_named_by_line(tmp_path: Path, row: dict, word: str) -> None:
+    source = write(tmp_path / "bad.jsonl", [{**ROWS[0], "turns": [{"answer": "0"}]}, row])
+    with pytest.raises(BadInput, match="line 2") as caught:
+        read_demonstrations(source, 3, seed=0, direct_share=0.5)
+    assert word in caught.value.message
