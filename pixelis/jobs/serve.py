@@ -42,9 +42,10 @@ def serving(config: Config, actors: cluster.Actors) -> Iterator[tuple[str, ray.a
 def evolve(config: Config, actors: cluster.Actors, evolution: ray.actor.ActorHandle) -> Path | None:
     """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if any."""
     stream = learner.GroupStream(evolution, actors.store, stage="evolve", steps=ENDLESS)
-    return learner.fit(
-        config, stream, lr=config.evolution.lr, kl=config.evolution.kl, temperature=config.serve.sampling.temperature
-    )
+    # Traffic has no end that a warm-up or a schedule could be a share of.
+    steady = config.model_copy(update={"learner": config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})})
+    e = config.evolution
+    return learner.fit(steady, stream, lr=e.lr, kl=e.kl, temperature=config.serve.sampling.temperature)
 
 
 def main() -> None:

@@ -81,7 +81,8 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     magnitude = 10.0 ** math.floor(math.log10(raw))
     step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    # Rounded to significant digits: a curve may live at 1e-13.
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 def _thin(points: Series) -> list[tuple[float, float]]:

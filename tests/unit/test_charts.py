@@ -1,0 +1,28 @@
+"""Charts hold for any finite curve."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.telemetry.charts import line_chart, nice_ticks
+
+finite = st.floats(-1e12, 1e12, allow_nan=False) | st.floats(1e-15, 1e-9) | st.just(0.0)
+
+
+@given(finite, finite)
+def test_ticks_rise_and_enclose_the_values(a: float, b: float) -> None:
+    low, high = min(a, b), max(a, b)
+    ticks = nice_ticks(low, high)
+    slack = 1e-6 * (ticks[-1] - ticks[0])
+    assert all(x < y for x, y in zip(ticks, ticks[1:], strict=False))
+    assert len(ticks) >= 2
+    assert ticks[0] <= low + slack
+    assert ticks[-1] >= high - slack
+
+
+@given(st.lists(finite, min_size=1, max_size=20))
+def test_any_curve_can_be_drawn(values: list[float]) -> None:
+    svg = line_chart({"curve": list(enumerate(values))})
+    assert svg.count("<polyline") == 1
+    assert "nan" not in svg
