@@ -311,7 +311,8 @@ def demonstration_rows(split: str, count: int, seed: int, direct_share: float) -
             card = scene_of(split, seed, index).asked
             move = rng.uniform(-0.008, 0.008, 2)
             zoom = {
-                "think": f"zoom in on the {card.colour} frame",
+                # Words that the base has said before: adapters below lm_head can then say them without doubt.
+                "think": f"The {card.colour} frame is here",
                 "op": "zoom_in",
                 "target": "img0",
                 "box": list(zoom_box(card, (float(move[0]), float(move[1])))),
