@@ -214,14 +214,14 @@ class Evolution(Section):
     gate: float = Field(0.7, ge=0, le=1, description="least confidence (inclusive) of a verdict that becomes an update")
     batch: int = Field(16, ge=1, description="update tasks in one optimizer step")
     queue: int = Field(256, ge=1, description="update tasks that wait; the oldest is dropped beyond")
-    lr: float = Field(1e-4, gt=0, description="learning rate of online updates")
+    lr: float = Field(3e-4, gt=0, description="learning rate of online updates")
     kl: float = Field(0.01, ge=0, description="weight of the k3 KL term to the policy that served")
 
 
 class Quickstart(Section):
     sft_lr: float = Field(2e-3, gt=0, description="learning rate of the SFT stage")
     rft_lr: float = Field(1e-3, gt=0, description="learning rate of the RFT stage")
-    shift: str = Field("noise", description="how the online stream's pictures differ: noise, rotate, invert, ...")
+    shift: str = Field("rotate", description="how the online stream's pictures differ: noise, rotate, invert, ...")
     stream: int = Field(160, ge=1, description="unlabelled requests in the online stream")
     shift_questions: int = Field(300, ge=1, description="held-out questions of the shifted kind, before and after")
 
