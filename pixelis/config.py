@@ -19,6 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from pixelis.errors import BadConfig, MissingFile
 
+PATHS = (
+    ("run", "dir"),
+    ("policy", "model"),
+    ("policy", "adapter"),
+    ("data", "train"),
+    ("data", "evaluate"),
+    ("data", "demonstrations"),
+    ("learner", "deepspeed"),
+)
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -229,6 +238,7 @@ class Quickstart(Section):
 class Telemetry(Section):
     wandb: bool = Field(False, description="log to Weights & Biases (works offline)")
     tensorboard: bool = Field(False, description="log to TensorBoard")
+    rollouts: int = Field(2, ge=0, description="groups of each step written to run.dir/rollouts.jsonl")
     progress: bool = Field(True, description="progress lines in the driver")
 
 
@@ -412,6 +422,19 @@ def _keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, Any, 
     return rows
 
 
+def absolute(config: Config) -> Config:
+    """The configuration with every path made absolute: workers run in other folders, and on other machines, than the driver.
+
+    `nano` and `cards:` sources are names, not paths.
+    """
+    values = config.model_dump()
+    for section, key in PATHS:
+        text = values[section][key]
+        if text and text != "nano" and not text.startswith("cards:"):
+            values[section][key] = str(Path(text).expanduser().absolute())
+    return Config.model_validate(values)
+
+
 def describe() -> str:
     """Every key with its type, default and meaning, one line each."""
     lines = []
@@ -439,7 +462,7 @@ def from_command_line(doc: str, job: str, argv: list[str] | None = None, default
             raise BadConfig(
                 f"one configuration file, not {len(files)}: {' '.join(files)}", fix="let one file `extends:` the other"
             )
-        config = load(files[0] if files else default, [a for a in args if "=" in a and not a.startswith("-")])
+        config = absolute(load(files[0] if files else default, [a for a in args if "=" in a and not a.startswith("-")]))
     except (BadConfig, MissingFile) as error:
         print(f"pixelis.jobs.{job}: {error}", file=sys.stderr)
         raise SystemExit(2) from None

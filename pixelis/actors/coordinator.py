@@ -12,6 +12,7 @@ import itertools
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -26,6 +27,7 @@ from pixelis.errors import BadInput, DataFailure, PixelisError
 from pixelis.evaluation.metrics import summarise
 from pixelis.policy.advantages import group_advantages
 from pixelis.records import Group, Question
+from pixelis.telemetry.events import EventLog
 
 MAX_GROUP_FAILURES = 0.5
 """Share of a batch's groups that may fail for data reasons before the run stops with an error."""
@@ -68,6 +70,7 @@ class Coordinator:
         self.producer: asyncio.Task | None = None
         self.history: list[dict[str, Any]] = []
         self.evaluated: Counter[str] = Counter()
+        self.log = EventLog(config.run.dir)
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -132,9 +135,16 @@ class Coordinator:
             "rollout/unusable_groups": float(sum(failures.values())),
             "rollout/staleness": float(number - self.step),
         }
+        self._keep(batch)
         async with self.changed:
             self.ready[number] = batch
             self.changed.notify_all()
+
+    def _keep(self, batch: Batch) -> None:
+        """Append a few whole groups to ``run.dir/rollouts.jsonl``, for people who want to read what the policy does."""
+        chosen = batch.groups[: self.config.telemetry.rollouts]
+        with (Path(self.config.run.dir) / "rollouts.jsonl").open("a", encoding="utf-8") as lines:
+            lines.writelines(group.model_dump_json() + "\n" for group in chosen)
 
     async def _group(self, question: Question, number: int) -> tuple[Group, ray.ObjectRef] | str:
         """A scored group with advantages and the reference to its views, or the name of why it cannot be used."""
@@ -177,13 +187,25 @@ class Coordinator:
                 del self.ready[step], self.handed[step]
         return whole.share(rank, world)
 
-    async def stepped(self, step: int, version: int, metrics: dict[str, float]) -> None:
-        """The learner finished batch ``step`` and published ``version``: load it everywhere and go on."""
+    async def stepped(self, step: int, version: int, metrics: dict[str, float]) -> dict[str, float]:
+        """The learner finished batch ``step`` and published ``version``: load it everywhere and go on.
+
+        Returns the metrics of a held-out evaluation when ``rft.evaluate_every`` says that one is due.
+        """
         self.history.append({"step": step + 1, "version": version, **metrics})
         await self.fleet.load(version)
+        found = {}
+        every = self.config.rft.evaluate_every
+        if every and (step + 1) % every == 0:
+            groups, _ = await self.evaluate(
+                self.config.data.evaluate, self.config.evaluate.questions, version, self.config.evaluate.operations
+            )
+            summary = summarise(groups)
+            found = {f"evaluate/{key}": summary[key] for key in ("accuracy", "rapr", "tool_error_rate", "turns")}
         async with self.changed:
             self.step = step + 1
             self.changed.notify_all()
+        return found
 
     async def stop(self) -> None:
         """End production; the learner gets None and writes its last checkpoint."""

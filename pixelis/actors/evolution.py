@@ -75,7 +75,7 @@ class Evolution:
         return True
 
     async def stats(self) -> dict[str, int]:
-        """Version served, whether a learner is there, updates applied, and counts of tasks: queued, dropped by a full queue, ..."""
+        """Version served, whether a learner is there, updates applied, and tasks by what became of them."""
         names = ("received", "handed", "refused", "lost", "unusable", "left_over")
         return {
             "version": self.version,
@@ -141,7 +141,7 @@ class Evolution:
         self.counts["handed"] += len(groups)
         return Batch(self.step, groups, views, metrics=update_metrics(groups, kept, self.version))
 
-    async def stepped(self, step: int, version: int, metrics: dict[str, float]) -> None:
+    async def stepped(self, step: int, version: int, metrics: dict[str, float]) -> dict[str, float]:
         """The learner applied update ``step`` and published ``version``: serve it everywhere and go on."""
         self.history.append({"step": step + 1, "version": version, **metrics})
         await self.fleet.load(version)
@@ -150,6 +150,7 @@ class Evolution:
             self.given.clear()
             self.counts["updates"] += 1
             self.changed.notify_all()
+        return {}
 
     # -- from the job -----------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from pixelis.policy.adapters import load_adapter
 from pixelis.policy.samples import TrainSample, from_trajectory
 from pixelis.policy.zero import sum_over_workers
 from pixelis.telemetry.events import EventLog
+from pixelis.telemetry.metrics import Tracker, publish
 
 
 @dataclass
@@ -46,8 +47,9 @@ class Stream(Protocol):
     def next(self, step: int) -> Work | None:
         """This rank's share of batch ``step``; None ends the run."""
 
-    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> None:
-        """Called in every rank after the optimizer step that used batch ``step``."""
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> dict[str, float]:
+        """Called in every rank after the optimizer step that used batch ``step``; returns what else is known by then."""
+        ...
 
 
 class DemonstrationStream:
@@ -74,8 +76,9 @@ class DemonstrationStream:
             return None
         return Work(samples_of(batch), {}, {})
 
-    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> None:
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> dict[str, float]:
         """Nothing to publish while demonstrations are learnt: the checkpoint is the result."""
+        return {}
 
 
 class GroupStream:
@@ -107,12 +110,13 @@ class GroupStream:
                     samples.append(from_trajectory(trajectory, views[trajectory.id]))
         return Work(samples, batch.metrics, {"cursor": batch.cursor})
 
-    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> None:
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> dict[str, float]:
         """Publish the new weights and let the generators load them."""
         adapter = trainer.adapter()
-        if self.rank == 0:
-            version = ray.get(self.store.publish.remote(adapter, self.stage, step + 1, metrics))
-            ray.get(self.source.stepped.remote(step, version, metrics))
+        if self.rank:
+            return {}
+        version = ray.get(self.store.publish.remote(adapter, self.stage, step + 1, metrics))
+        return ray.get(self.source.stepped.remote(step, version, metrics))
 
 
 def work(job: dict[str, Any]) -> None:
@@ -133,21 +137,25 @@ def work(job: dict[str, Any]) -> None:
     latest = checkpoint.latest(config.run.dir)
     state = trainer.restore(latest) if latest is not None else {}
     step = saved = trainer.step_count
-    log = EventLog(config.run.dir)
+    log, tracker = EventLog(config.run.dir), Tracker(config) if trainer.is_first else None
     stream.begin(step, trainer, state)
     while not asked_to_stop(config) and (item := stream.next(step)) is not None:
         metrics = {**item.metrics, **trainer.step(item.samples, stream.kind)}
         state = item.state
-        stream.done(step, trainer, metrics)
+        metrics |= stream.done(step, trainer, metrics)
         step += 1
-        if trainer.is_first:
+        if tracker is not None:
             log.write(f"step/{stream.kind}", step=step, **metrics)
+            tracker.log(step, metrics)
+            publish(metrics, {"run": config.run.name})
         if step % config.learner.checkpoint_every == 0:
             trainer.save(config.run.dir, state)
             saved = step
     if step > saved:
         trainer.save(config.run.dir, state)
     log.close()
+    if tracker is not None:
+        tracker.close()
     trainer.close()
 
 
@@ -170,6 +178,7 @@ def fit(
     ``temperature`` is the one the stream's rollouts are sampled at; ``kl`` weighs the pull to the starting policy.
     Raises the error that stopped it.
     """
+    from ray.data import ExecutionOptions
     from ray.train import DataConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -198,7 +207,8 @@ def fit(
         ),
         torch_config=TorchConfig(backend="nccl" if learner.gpus else "gloo"),
         datasets=datasets or {},
-        dataset_config=DataConfig(datasets_to_split=[] if learner.workers == 1 else "all"),
+        # Train does not take the options that a dataset was made with; resuming by number needs its order.
+        dataset_config=DataConfig([] if learner.workers == 1 else "all", ExecutionOptions(preserve_order=True)),
     )
     try:
         trainer.fit()

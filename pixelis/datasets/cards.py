@@ -230,8 +230,10 @@ def scene_of(split: str, seed: int, index: int, shift: str = "") -> Scene:
     for colour, (left, top) in zip(colours, places, strict=True):
         image = int(members[int(rng.random() * len(members))])
         ink, paper = float(rng.uniform(0, 70)), float(rng.uniform(185, 255))
-        tint = tuple(float(v) for v in rng.uniform(-20, 20, 3))
-        warp = tuple(float(v) for v in rng.uniform((-0.2, 0.88, -0.15), (0.2, 1.12, 0.15)))
+        red, green, blue = (float(v) for v in rng.uniform(-20, 20, 3))
+        tint = (red, green, blue)
+        angle, scale, shear = (float(v) for v in rng.uniform((-0.2, 0.88, -0.15), (0.2, 1.12, 0.15)))
+        warp = (angle, scale, shear)
         if split != "train":
             warp = (0.0, 1.0, 0.0)
         if "rotate" in shifts:

@@ -56,7 +56,8 @@ def run_folder(config: Config, *questions: str) -> Iterator[Path]:
         if not config.run.resume:
             for name in ("checkpoints", "versions", "train"):
                 shutil.rmtree(folder / name, ignore_errors=True)
-            (folder / "events.jsonl").unlink(missing_ok=True)
+            for name in ("events.jsonl", "rollouts.jsonl"):
+                (folder / name).unlink(missing_ok=True)
         _check_same_run(folder / "config.yaml", config)
         (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
         stop_file(config).unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from pixelis.errors import DataFailure
 from pixelis.evaluation.metrics import correctness, summarise
 from pixelis.jobs.driver import driver, run_folder, watch
 from pixelis.records import Group
+from pixelis.telemetry.events import EventLog
 
 
 @dataclass
@@ -50,6 +51,7 @@ def measure(
         poll,
     )
     summary = {"name": name, **summarise(groups)}
+    EventLog(config.run.dir).write("evaluate", version=version, source=source, operations=operations, **summary)
     return Arm(name, summary, correctness(groups), groups, views)
 
 

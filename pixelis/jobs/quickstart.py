@@ -211,7 +211,7 @@ def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
     body = {"question": question.question, "image": image, "learn": learn}
     reply = httpx.post(f"{url}/v1/agent", json=body, timeout=120)
     reply.raise_for_status()
-    return {**reply.json(), "truth": (question.answers or [None])[0]}
+    return {**reply.json(), "truth": question.answers[0] if question.answers else None}
 
 
 def hardware() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -44,7 +44,7 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
     size = {**SIZES, **sizes}
     half = size["hidden"] // size["heads"] // 2
     side = half // 3
-    rope = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [half - 2 * side, side, side]}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [half - 2 * side, side, side]}
     ids = tokenizer.convert_tokens_to_ids
     tokens = {
         "image_token_id": ids("<|image_pad|>"),
@@ -52,7 +52,7 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
         "vision_start_token_id": ids("<|vision_start|>"),
         "vision_end_token_id": ids("<|vision_end|>"),
     }
-    text = {
+    text: dict[str, Any] = {
         "vocab_size": math.ceil(len(tokenizer) / 64) * 64,
         "hidden_size": size["hidden"],
         "intermediate_size": size["feedforward"],
@@ -65,7 +65,7 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
         "eos_token_id": ids("<|im_end|>"),
         "pad_token_id": ids("<|endoftext|>"),
     }
-    vision = {
+    vision: dict[str, Any] = {
         "depth": size["vision_layers"],
         "hidden_size": size["vision_hidden"],
         "intermediate_size": size["vision_feedforward"],

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -118,7 +118,11 @@ class Lessons(torch.utils.data.Dataset):
 
     def __getitem__(self, number: int) -> Batch:
         first, count = self.plan[number]
-        rows, marks, overviews, crops, digits = [], [], [], [], []
+        rows: list[_Row] = []
+        marks: list[tuple[float, ...]] = []
+        overviews: list[int] = []
+        crops: list[int] = []
+        digits: list[int] = []
         seen = 0
         for lesson in range(first, first + count):
             rng = np.random.default_rng([77, self.seed, lesson])
@@ -138,11 +142,11 @@ class Lessons(torch.utils.data.Dataset):
             rows.append(row)
         return self._collate(rows, marks, overviews, crops, digits)
 
-    def _lesson(self, row: _Row, rng: np.random.Generator, scene: cards.Scene, looseness: float) -> list[tuple[str, object]]:
+    def _lesson(self, row: _Row, rng: np.random.Generator, scene: cards.Scene, looseness: float) -> list[tuple[str, Any]]:
         """Write one lesson of three turns into `row`; returns what its views show, in order."""
         tone = _tone(rng)
         turns = [0, 1, 2] if rng.random() < 0.75 else [int(v) for v in rng.permutation(3)]
-        shown: list[tuple[str, object]] = []
+        shown: list[tuple[str, Any]] = []
         for place, turn in enumerate(turns):
             if turn == 0:
                 row.views.append(tone(self.world.overview(scene)))
@@ -219,10 +223,10 @@ class Lessons(torch.utils.data.Dataset):
             ids[number, :size], weights[number, :size], places[number, :size] = row.ids, row.weights, row.places
             grids = [(1, cells, cells)] * len(row.views)
             positions[:, number, :size], _ = mrope_positions(row.ids, grids, self.image_token, 2)
-        arrays = [torch.from_numpy(a) for a in (ids, positions, weights, places)]
+        read = [torch.from_numpy(a) for a in (ids, positions, weights, places)]
         views = torch.from_numpy(np.stack([view for row in rows for view in row.views]))
         numbers = [torch.tensor(values, dtype=torch.int64) for values in (overviews, crops, digits)]
-        return Batch(*arrays, views, *numbers, torch.tensor(marks, dtype=torch.float32).reshape(-1, 5))
+        return Batch(*(*read, views, *numbers, torch.tensor(marks, dtype=torch.float32).reshape(-1, 5)))
 
 
 class Heads(nn.Module):
@@ -256,7 +260,8 @@ def lesson_loss(
     parts["place"] = 0.5 * _soft_cross_entropy(heads.place(overview[row, token]).view(-1, 2, len(BINS)), mark[:, 3:]).mean()
     crop = features[batch.crops]
     by_mean, by_token = heads.digit(crop.mean(1)), heads.digit_by_token(crop.flatten(1))
-    parts["digit"] = 0.5 * sum(functional.cross_entropy(scores, batch.digits) for scores in (by_mean, by_token))
+    parts["digit"] = 0.5 * functional.cross_entropy(by_mean, batch.digits)
+    parts["digit"] = parts["digit"] + 0.5 * functional.cross_entropy(by_token, batch.digits)
     loss = parts["colour"] + parts["place"] + parts["digit"]
     if language:
         said = _language_loss(model, batch, bins, seen)
@@ -282,14 +287,14 @@ def _language_loss(model: PreTrainedModel, batch: Batch, bins: torch.Tensor, see
     }
 
 
-def _look(model: PreTrainedModel, views: Sequence[np.ndarray]) -> object:
+def _look(model: PreTrainedModel, views: Sequence[np.ndarray]) -> Any:
     """What the vision tower makes of views, 16 tokens each."""
     config = model.config.vision_config
     pixels, grid = patchify(views, config.patch_size, config.spatial_merge_size, config.temporal_patch_size)
     return model.model.visual(pixels.to(model.device), grid_thw=grid.to(model.device))
 
 
-def hidden_states(model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, seen: object | None) -> torch.Tensor:
+def hidden_states(model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, seen: Any) -> torch.Tensor:
     """Last hidden states [B, L, d] of rows of tokens with the vision tower's output filled in (Qwen3-VL and Qwen2.5-VL)."""
     language = model.model.language_model
     embeddings = language.embed_tokens(ids)

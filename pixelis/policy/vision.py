@@ -7,7 +7,7 @@ all windows are equally long, as views of one pixel budget are, the same result 
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -24,6 +24,7 @@ def batch_equal_windows(model: nn.Module) -> int:
     Returns how many layers were changed (0 when the tower uses another attention or flash attention). Safe to call twice.
     """
     changed = 0
+    module: Any
     for module in model.modules():
         if type(module).__name__ not in _ATTENTIONS or module.config._attn_implementation != "sdpa":
             continue
@@ -35,7 +36,7 @@ def batch_equal_windows(model: nn.Module) -> int:
 
 
 def _attend(
-    self: nn.Module,
+    self: Any,
     hidden_states: torch.Tensor,
     cu_seqlens: torch.Tensor,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],

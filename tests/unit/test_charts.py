@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +17,7 @@ def test_ticks_rise_and_enclose_the_values(a: float, b: float) -> None:
     low, high = min(a, b), max(a, b)
     ticks = nice_ticks(low, high)
     slack = 1e-6 * (ticks[-1] - ticks[0])
-    assert all(x < y for x, y in zip(ticks, ticks[1:], strict=False))
+    assert all(x < y for x, y in pairwise(ticks))
     assert len(ticks) >= 2
     assert ticks[0] <= low + slack
     assert ticks[-1] >= high - slack

@@ -106,6 +106,15 @@ def test_a_bad_command_line_exits_with_two_and_one_message(capsys: pytest.Captur
         assert "fix:" in capsys.readouterr().err
 
 
+def test_paths_become_absolute_and_names_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    c = config.absolute(config.load(None, ["run.dir=runs/a", "policy.adapter=runs/b", "data.train=/data/q.jsonl"]))
+    assert (c.run.dir, c.policy.adapter) == (f"{tmp_path}/runs/a", f"{tmp_path}/runs/b")
+    assert (c.policy.model, c.data.train, c.learner.deepspeed) == ("nano", "/data/q.jsonl", None)
+    assert c.data.evaluate.startswith("cards:")
+    assert config.absolute(c) == c
+
+
 def test_the_ground_loads_nothing_heavy() -> None:
     code = (
         "import sys, pixelis.config, pixelis.records, pixelis.errors;"

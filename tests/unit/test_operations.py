@@ -130,7 +130,7 @@ def test_a_crashing_operation_costs_one_observation(monkeypatch):
 
 def test_execute_and_its_results_can_be_sent_to_another_process():
     def sent(thing):
-        return pickle.loads(pickle.dumps(thing))  # noqa: S301 - our own bytes
+        return pickle.loads(pickle.dumps(thing))
 
     function, action = sent((execute, Action(op="zoom_in", arguments={"box": [0.1, 0.1, 0.5, 0.5]})))
     observation, views = sent(function(action, [ROOT], {"img0": PICTURE}, NATIVE, 1))
