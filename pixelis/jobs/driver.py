@@ -166,7 +166,7 @@ def watch(
             while not future.done():
                 time.sleep(POLL_S)
                 done, metrics = poll()
-                progress.update(done, **metrics)
+                progress.update(done, **(metrics or ({"status": "starting"} if done == start else {})))
             done, metrics = poll()
             progress.update(done, **metrics)
         except KeyboardInterrupt:

@@ -51,7 +51,7 @@ def measure(
         poll,
     )
     summary = {"name": name, **summarise(groups)}
-    EventLog(config.run.dir).write("evaluate", version=version, source=source, operations=operations, **summary)
+    EventLog(config.run.dir).write("evaluate", version=version, source=source, tools=operations, **summary)
     return Arm(name, summary, correctness(groups), groups, views)
 
 
