@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -46,12 +48,16 @@ def connect(config: Config) -> None:
             "include_dashboard": config.cluster.dashboard,
         }
     try:
-        ray.init(address=address, **options)
+        ray.init(address=address or "local", **options)
     except ConnectionError as error:
         raise InfraFailure(
             f"no Ray cluster answers at {address}: {error}",
             fix="start one with `ray start --head`, or unset RAY_ADDRESS and cluster.address to run locally",
         ) from None
+    # Ray's start-up puts a crash reporter on SIGTERM; the driver's own handler has to come back.
+    handler = signal.getsignal(signal.SIGTERM)
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 @dataclass
