@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -450,6 +451,7 @@ def from_command_line(doc: str, job: str, argv: list[str] | None = None, default
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if "--help" in args or "-h" in args:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` is no error
         print(f"{doc.strip()}\n\nusage: python -m pixelis.jobs.{job} [CONFIG.yaml] [key=value ...] [--dry-run] [--help]\n")
         print(f"keys (name, default, meaning, type):\n{describe()}")
         raise SystemExit(0)

@@ -15,7 +15,7 @@ from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.render import Renderer
 from pixelis.engines import SamplingParams
-from pixelis.errors import BadConfig, DeadlineExceeded
+from pixelis.errors import DeadlineExceeded
 from pixelis.operations import select
 from pixelis.records import Action, Group, ImageView, Observation, Question
 
@@ -30,8 +30,6 @@ class Generator:
     def __init__(self, config: Config, store: str, toolboxes: list[str], index: int = 0):
         # Names, not handles: a handle among its arguments would live in the object store and could make a restart impossible.
         self.config, self.store, self.index = config, ray.get_actor(store), index
-        if config.engine.name != "hf":
-            raise BadConfig("engine.name vllm is not available in this version", fix="set engine.name=hf")
         from pixelis.engines.hf import HfEngine
         from pixelis.policy.model import resolve
 
