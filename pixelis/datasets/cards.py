@@ -1,7 +1,9 @@
 """The picture world of pixelis-nano: real handwritten digits on small framed cards in real photographs.
 
-A picture is 768 x 768. The model looks at it as 64 x 64, so a digit of 28 pixels shrinks to about two and cannot be read; the
-coloured frame around it can still be found. Looking at the right tenth of the picture makes the digit readable.
+A picture is 768 x 768 and the model looks at it as 64 x 64, so a digit of 28 pixels shrinks to about two: the frame around it can
+still be found, and a policy that answers at once stays at chance. (Not every trace is gone: a classifier made for this alone,
+told the exact place and trained on 24,000 / 60,000 cards, guesses .26 / .43 of unseen digits.) In a crop of a tenth of the
+picture the digit is easy to read.
 
 A picture is named by a URI and drawn from it alone:
 

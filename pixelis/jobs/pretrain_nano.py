@@ -1,8 +1,9 @@
 """Make the base of pixelis-nano from nothing: `python -m pixelis.jobs.pretrain_nano`.
 
-The committed base was made with more real photographs than the card world ships, taken from these Debian packages (their pictures
-are not part of this repository; `apt-get download PACKAGE && dpkg -x PACKAGE.deb FOLDER/PACKAGE`, then `--photos FOLDER`):
-opencv-doc, plasma-workspace-wallpapers, gnome-backgrounds, mate-backgrounds, ukui-wallpapers, lxqt-themes, stellarium-data.
+The committed base was made with more real photographs than the card world ships, taken from these packages of Debian 12 (their
+pictures are not part of this repository; `apt-get download PACKAGE`, `dpkg -x PACKAGE*.deb FOLDER/PACKAGE`, then
+`--photos FOLDER`): opencv-doc 4.6.0, plasma-workspace-wallpapers 5.27.5, gnome-backgrounds 43.1, mate-backgrounds 1.26.0,
+ukui-wallpapers 20.04.3, lxqt-themes 1.2.0, stellarium-data 0.22.2.
 Without `--photos` only the training photographs of the card world are used; the result generalises less.
 
 The course is set by the number of lessons, never by the clock, and every lesson follows from the seed. An interrupted run goes on
