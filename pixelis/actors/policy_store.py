@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from pixelis.errors import MissingFile
 from pixelis.policy.adapters import Adapter, load_adapter, save_adapter
 from pixelis.policy.checkpoint import write_json
 from pixelis.records import PolicyVersion, VersionStatus
@@ -18,6 +20,7 @@ from pixelis.records import PolicyVersion, VersionStatus
 class PolicyStore:
     """Monotone versions of the policy's weights; version 0 is the starting policy.
 
+    The weights of version 0, of the promoted and of the newest ``keep`` versions stay; of the others only the record does.
     ``initial`` names a checkpoint folder whose adapter becomes version 0; without it version 0 is the bare model.
     """
 
@@ -50,11 +53,10 @@ class PolicyStore:
         digest = adapter.sha256()
         for record in reversed(self.list()):
             if record.sha256 == digest and record.status is not VersionStatus.ROLLED_BACK:
-                if restart:
-                    for later in self.versions.values():
-                        if later.version > record.version:
-                            later.status = VersionStatus.ROLLED_BACK
-                    self._save()
+                for later in self.list() if restart else []:
+                    if later.version > record.version:
+                        later.status = VersionStatus.ROLLED_BACK
+                self._add(adapter, record)
                 return record.version
         status = VersionStatus.PROMOTED if promote else VersionStatus.CANDIDATE
         record = PolicyVersion(
@@ -64,32 +66,40 @@ class PolicyStore:
         return record.version
 
     def _add(self, adapter: Adapter | None, record: PolicyVersion) -> None:
-        if adapter is not None:
+        """Hold the weights and the record; what is there already stays."""
+        if adapter is not None and not self._path(record.version).is_dir():
             record.sha256, record.bytes = adapter.sha256(), adapter.nbytes
-            save_adapter(adapter, self.folder / f"v{record.version:06d}")
-        record.created_at = time.time()
+            save_adapter(adapter, self._path(record.version))
+        record.created_at = record.created_at or time.time()
         self.versions[record.version] = record
-        self.refs[record.version] = ray.put(adapter)
+        if record.version not in self.refs:
+            self.refs[record.version] = ray.put(adapter)
         self._save()
 
+    def _path(self, version: int) -> Path:
+        return self.folder / f"v{version:06d}"
+
     def _save(self) -> None:
-        promoted = self.promoted()
-        for version in sorted(self.refs)[: -self.keep]:
-            if version not in (0, promoted):
-                del self.refs[version]
-        write_json(self.folder / "versions.json", [v.model_dump(mode="json") for v in self.versions.values()])
+        kept = {0, self.promoted(), *sorted(self.versions)[-self.keep :]}
+        for version in set(self.versions) - kept:
+            self.refs.pop(version, None)
+            shutil.rmtree(self._path(version), ignore_errors=True)
+        write_json(self.folder / "versions.json", [v.model_dump(mode="json") for v in self.list()])
 
     def promoted(self) -> int:
         """The newest promoted version."""
         return max((v.version for v in self.versions.values() if v.status is VersionStatus.PROMOTED), default=0)
 
     def get(self, version: int) -> list[Any]:
-        """``[ref]`` of the version's Adapter (or of None for a bare model), wrapped so that Ray passes the reference."""
-        if version not in self.versions:
-            raise KeyError(f"no policy version {version}; known: {sorted(self.versions)}")
+        """``[ref]`` of the version's Adapter (or of None for a bare model), wrapped so that Ray passes the reference.
+
+        Raises MissingFile for a version that never was or whose weights are no longer kept.
+        """
+        record = self.versions.get(version)
         if version not in self.refs:
-            folder = self.folder / f"v{version:06d}"
-            self.refs[version] = ray.put(load_adapter(folder) if folder.is_dir() else None)
+            if record is None or (record.sha256 and not self._path(version).is_dir()):
+                raise MissingFile(f"no weights of policy version {version}", fix=f"known versions: {sorted(self.refs)}")
+            self.refs[version] = ray.put(load_adapter(self._path(version)) if record.sha256 else None)
         return [self.refs[version]]
 
     def promote(self, version: int) -> None:

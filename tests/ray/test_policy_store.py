@@ -1,0 +1,69 @@
+"""The PolicyStore keeps what may be needed, on disk and across restarts, and never passes off one policy as another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from pixelis.actors.policy_store import PolicyStore
+from pixelis.errors import MissingFile
+from pixelis.policy.adapters import Adapter
+
+pytestmark = pytest.mark.slow
+
+
+def adapter(value: float) -> Adapter:
+    tensors = {"layer.A": np.full((2, 3), value, np.float32), "layer.B": np.full((4, 2), value, np.float32)}
+    return Adapter(tensors, alpha=2, rank=2, base_sha256="base")
+
+
+def held(store: ray.actor.ActorHandle, version: int) -> Adapter | None:
+    (ref,) = ray.get(store.get.remote(version))
+    return ray.get(ref)
+
+
+def test_versions_are_monotone_kept_and_pruned(ray_cluster: None, tmp_path: Path) -> None:
+    store = PolicyStore.remote(str(tmp_path), None, 3)
+    published = [ray.get(store.publish.remote(adapter(i), "rft", i)) for i in range(1, 7)]
+    assert published == [1, 2, 3, 4, 5, 6]
+    assert ray.get(store.publish.remote(adapter(6), "rft", 6)) == 6
+    assert ray.get(store.promoted.remote()) == 6
+    assert held(store, 0) is None
+    for version in (4, 5, 6):
+        assert np.array_equal(held(store, version).tensors["layer.A"], adapter(version).tensors["layer.A"])
+    with pytest.raises(MissingFile, match="version 1"):
+        ray.get(store.get.remote(1))
+    folders = sorted(p.name for p in (tmp_path / "versions").iterdir() if p.is_dir())
+    assert folders == ["v000004", "v000005", "v000006"]
+    ray.kill(store, no_restart=False)
+    assert ray.get(store.promoted.remote()) == 6
+    assert np.array_equal(held(store, 5).tensors["layer.B"], adapter(5).tensors["layer.B"])
+    assert ray.get(store.publish.remote(adapter(7), "rft", 7)) == 7
+    ray.kill(store)
+
+
+def test_a_learner_that_restarts_withdraws_what_came_after_its_checkpoint(ray_cluster: None, tmp_path: Path) -> None:
+    store = PolicyStore.remote(str(tmp_path), None, 2)
+    for i in range(1, 6):
+        ray.get(store.publish.remote(adapter(i), "rft", i))
+    assert ray.get(store.publish.remote(adapter(2), "rft", 2, restart=True)) == 2
+    assert ray.get(store.promoted.remote()) == 2
+    assert np.array_equal(held(store, 2).tensors["layer.A"], adapter(2).tensors["layer.A"])
+    again = ray.get(store.publish.remote(adapter(3), "rft", 3))
+    assert again == 6, "a withdrawn version's number is not used again"
+    assert ray.get(store.promoted.remote()) == 6
+    ray.kill(store)
+
+
+def test_rolling_back_serves_the_version_before(ray_cluster: None, tmp_path: Path) -> None:
+    store = PolicyStore.remote(str(tmp_path), None)
+    ray.get(store.publish.remote(adapter(1), "evolve", 1))
+    candidate = ray.get(store.publish.remote(adapter(2), "evolve", 2, promote=False))
+    assert ray.get(store.promoted.remote()) == 1
+    ray.get(store.promote.remote(candidate))
+    assert ray.get(store.promoted.remote()) == 2
+    assert ray.get(store.roll_back.remote(candidate)) == 1
+    ray.kill(store)
