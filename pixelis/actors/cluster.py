@@ -47,6 +47,7 @@ def connect(config: Config) -> None:
             "object_store_memory": config.cluster.object_store_bytes,
             "include_dashboard": config.cluster.dashboard,
         }
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address or "local", **options)
     except ConnectionError as error:
@@ -54,8 +55,7 @@ def connect(config: Config) -> None:
             f"no Ray cluster answers at {address}: {error}",
             fix="start one with `ray start --head`, or unset RAY_ADDRESS and cluster.address to run locally",
         ) from None
-    # Ray's start-up puts a crash reporter on SIGTERM; the driver's own handler has to come back.
-    handler = signal.getsignal(signal.SIGTERM)
+    # Ray's start-up puts its own end and a crash reporter on SIGTERM; the driver's handler has to come back.
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
