@@ -1,0 +1,222 @@
+"""Jobs as a user runs them: they leave what they promise, stop cleanly, resume exactly and fail with one clear message."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pixelis.actors import cluster
+from pixelis.config import Config, load
+from pixelis.jobs import evaluate, rft, sft
+from pixelis.jobs.driver import run_folder
+from pixelis.policy import checkpoint
+from pixelis.policy.adapters import load_adapter
+from pixelis.records import Group
+from pixelis.telemetry import events
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BARE = Path(__file__).with_name("bare.yaml")
+"""A configuration without a word, so that processes and tests share the defaults and nothing else."""
+FEW = (
+    "policy.model=nano learner.schedule=constant data.direct_share=0.5 sft.batch=4 learner.lr=4e-3 learner.checkpoint_every=1000"
+)
+SFT = [*FEW.split(), "sft.steps=60"]
+RFT = [*FEW.split(), "learner.lr=1e-3", "rft.steps=5", "rft.questions=4", "rft.group=4", "rewards.weights.format=0.5"]
+
+
+@pytest.fixture(scope="module")
+def straight(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an SFT run in one go, from the embedded base; its adapter knows the protocol roughly."""
+    folder = tmp_path_factory.mktemp("straight")
+    assert sft.run(load(None, [*SFT, f"run.dir={folder}"])) == folder / "checkpoints" / "step_00000060"
+    return folder
+
+
+def start(name: str, *arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", f"pixelis.jobs.{name}", str(BARE), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def stop_after(process: subprocess.Popen, folder: Path, kind: str, steps: int = 1) -> tuple[int, float, str]:
+    """SIGTERM once ``steps`` are in the events: (exit code, seconds it took to end, standard error)."""
+    try:
+        give_up = time.monotonic() + 300
+        while len(events.read(folder, kind)) < steps and process.poll() is None and time.monotonic() < give_up:
+            time.sleep(0.02)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=120)
+        return process.returncode, time.monotonic() - began, told
+    finally:
+        process.kill()
+
+
+def losses(folder: Path, kind: str) -> dict[int, float]:
+    rows = events.read(folder, kind)
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "every step once and in order"
+    return {row["step"]: row["policy/loss"] for row in rows}
+
+
+def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(straight: Path, tmp_path: Path) -> None:
+    wanted = losses(straight, "step/sft")
+    assert np.mean([wanted[s] for s in range(56, 61)]) < 0.5 * np.mean([wanted[s] for s in range(1, 6)])
+    job = start("sft", *SFT, f"run.dir={tmp_path}")
+    code, seconds, told = stop_after(job, tmp_path, "step/sft")
+    assert code == 130, told
+    assert seconds < 30
+    assert "Traceback" not in told
+    stopped = checkpoint.latest(tmp_path)
+    assert stopped is not None
+    assert 0 < checkpoint.step_of(stopped) < 60
+    assert load_adapter(stopped).tensors
+    assert not (tmp_path / "lock.json").exists()
+    assert sft.run(load(None, [*SFT, f"run.dir={tmp_path}"])) == tmp_path / "checkpoints" / "step_00000060"
+    assert losses(tmp_path, "step/sft") == pytest.approx(wanted, abs=1e-6)
+    one, other = (load_adapter(folder / "checkpoints" / "step_00000060") for folder in (straight, tmp_path))
+    assert one.sha256() == other.sha256()
+
+
+def train(config: Config) -> Path:
+    with run_folder(config, config.data.train), cluster.placed(config, initial=config.policy.adapter) as actors:
+        return rft.run(config, actors)
+
+
+def rft_config(folder: Path, adapter: Path, *more: str) -> Config:
+    return load(None, [*RFT, f"policy.adapter={adapter}/checkpoints/step_00000060", f"run.dir={folder}", *more])
+
+
+def test_rft_goes_on_from_sft_and_a_stopped_run_resumes_to_the_same_losses(straight: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    config = rft_config(whole, straight)
+    assert train(config) == whole / "checkpoints" / "step_00000005"
+    rows = events.read(whole, "step/policy")
+    assert any(row["learner/trained_sequences"] > 0 for row in rows), "some group had both good and bad answers"
+    for row in rows:
+        # The generator samples from the very weights that the learner updates, from the first step on.
+        assert row.get("policy/drift_max", 0.0) < 1e-3
+        assert row["rollout/staleness"] == 0
+    job = start("rft", *RFT, f"policy.adapter={straight}/checkpoints/step_00000060", f"run.dir={parts}")
+    code, seconds, told = stop_after(job, parts, "step/policy")
+    assert code == 130, told
+    assert seconds < 30
+    stopped = checkpoint.latest(parts)
+    assert stopped is not None
+    assert 0 < checkpoint.step_of(stopped) < 5
+    assert train(rft_config(parts, straight)) == parts / "checkpoints" / "step_00000005"
+    both = [
+        [(r["step"], r["policy/loss"], r["reward/total"], r["rollout/turns"]) for r in events.read(folder, "step/policy")]
+        for folder in (whole, parts)
+    ]
+    assert both[1] == [pytest.approx(row, abs=1e-6) for row in both[0]]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_model_of_either_family_learns_from_demonstrations_and_rollouts(
+    ray_cluster: None, model: Callable[..., Path], tmp_path: Path, family: str
+) -> None:
+    """A folder in Hugging Face's format, with the system prompt and coordinates of its family: only policy.model changes."""
+    room = "dialogue.max_context=2048 learner.row_tokens=2048 learner.rows=1 rft.loss.kl=0.01"
+    common = [*RFT, *room.split(), "rft.steps=2", f"policy.model={model(family, embedded=False)}"]
+    taught = sft.run(load(None, [*common, "sft.steps=4", f"run.dir={tmp_path}/sft"]))
+    shown = losses(tmp_path / "sft", "step/sft")
+    assert len(shown) == 4
+    assert all(np.isfinite(list(shown.values())))
+    assert any(np.abs(values).max() > 0 for name, values in load_adapter(taught).tensors.items() if name.endswith(".B"))
+    train(load(None, [*common, f"policy.adapter={taught}", f"run.dir={tmp_path}/rft"]))
+    rows = events.read(tmp_path / "rft", "step/policy")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["learner/trained_sequences"] == 16
+        assert row["policy/drift_max"] < 1e-3, "engine and learner agree on every token"
+        assert np.isfinite(row["policy/grad_norm"])
+
+
+def run_here(job: Callable[[], None], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """A job's main in this process, on the cluster that is there; its exit code."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sys, "argv", ["job", str(BARE), *arguments])
+    try:
+        job()
+    except SystemExit as end:
+        return int(end.code or 0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def test_evaluate_writes_numbers_trajectories_and_pictures(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    adapter = straight / "checkpoints" / "step_00000060"
+    arguments = ["policy.model=nano", f"policy.adapter={adapter}", f"run.dir={tmp_path}", "run.name=held-out"]
+    assert run_here(evaluate.main, monkeypatch, *arguments, "evaluate.questions=20", "evaluate.trajectories=4") == 0
+    out = capfd.readouterr().out
+    summary = json.loads((tmp_path / "evaluation.json").read_text())
+    assert summary["n"] == 20
+    assert summary["ci95"][0] <= summary["accuracy"] <= summary["ci95"][1]
+    assert f"accuracy {summary['accuracy']:.3f}" in out
+    groups = [Group.model_validate_json(line) for line in (tmp_path / "trajectories-held-out.jsonl").read_text().splitlines()]
+    assert len({g.question.id for g in groups}) == 20
+    right = [t.rewards["accuracy"] for g in groups for t in g.trajectories]
+    assert sum(right) / 20 == pytest.approx(summary["accuracy"])
+    assert summary["rapr"] == pytest.approx(sum(t.operations_ok > 0 for g in groups for t in g.trajectories) / 20)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/") >= 4
+    assert str(tmp_path / "report.html") in out
+
+
+@pytest.fixture
+def damaged(straight: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "step_00000060"
+    folder.mkdir()
+    for file in (straight / "checkpoints" / "step_00000060").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    weights = folder / "adapter.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    return folder
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_what_a_user_gets_wrong_is_one_message_with_its_fix(
+    damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"id": "a", "question": "?"}\n{"id": "a", "question": "?"}\n')
+    cases: list[tuple[Callable[[], None], str, int, str]] = [
+        (rft.main, "rft.qestions=8", 2, "did you mean `rft.questions`"),
+        (sft.main, "sft.batch=five", 2, "sft.batch"),
+        (rft.main, "rft.group=1", 2, "rft.group"),
+        (rft.main, "policy.adapter=runs/nowhere/step_00000001", 1, "runs/nowhere/step_00000001"),
+        (sft.main, f"policy.model={tmp_path}/nothing", 1, "nothing"),
+        (evaluate.main, f"policy.adapter={damaged}", 1, "damaged"),
+        (rft.main, "data.train=questions/none.jsonl", 1, "none.jsonl"),
+        (evaluate.main, f"data.evaluate={bad}", 1, "line 2"),
+        (sft.main, f"data.demonstrations={bad}", 1, "line 1"),
+        (evaluate.main, "data.evaluate=cards:?split=dev", 1, "dev"),
+    ]
+    for job, argument, code, words in cases:
+        assert run_here(job, monkeypatch, "policy.model=nano", f"run.dir={tmp_path}/run", argument) == code, argument
+        told = capfd.readouterr().err
+        assert words in told
+        assert "fix: " in told
+        assert told.count("pixelis.jobs.") == 1
+        assert "Traceback" not in told
+    assert not list((tmp_path / "run").rglob("step_*"))
+
+
+def test_a_missing_checkpoint_ends_the_process_at_once(tmp_path: Path) -> None:
+    job = start("rft", "policy.model=nano", f"policy.adapter={tmp_path}/none", f"run.dir={tmp_path}/run")
+    out, told = job.communicate(timeout=120)
+    assert job.returncode == 1
+    assert f"{tmp_path}/none" in told
+    assert "fix: " in told
+    assert "Traceback" not in out + told

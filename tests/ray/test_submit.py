@@ -1,0 +1,105 @@
+"""The documented way onto a cluster: `ray start --head`, `ray job submit --working-dir .`, with token authentication."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pixelis.policy import checkpoint
+from pixelis.policy.adapters import load_adapter
+from pixelis.telemetry import events
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+RAY = str(Path(sys.executable).with_name("ray"))
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+@pytest.fixture
+def head() -> Iterator[tuple[str, dict[str, str]]]:
+    """A cluster of its own on free ports: (dashboard address, environment of a client). Only its own processes are ended."""
+    # A short path: sockets of the cluster lie below it.
+    home = Path(tempfile.mkdtemp(prefix="px-", dir="/tmp"))
+    token = home / "token"
+    token.write_text(secrets.token_hex(32))
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
+    names = ("port", "dashboard-port", "dashboard-agent-listen-port", "metrics-export-port", "ray-client-server-port")
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    flags = [f"--{name}={port}" for name, port in ports.items()]
+    flags += [f"--temp-dir={home}/ray", "--num-cpus=4", "--object-store-memory=200000000", "--disable-usage-stats"]
+    log = (home / "head.log").open("w")
+    command = [RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", *flags]
+    process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        wait_for_port(ports["dashboard-port"], process, home / "head.log")
+        yield f"http://127.0.0.1:{ports['dashboard-port']}", env
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        log.close()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def wait_for_port(port: int, process: subprocess.Popen, log: Path) -> None:
+    give_up = time.monotonic() + 120
+    while time.monotonic() < give_up:
+        assert process.poll() is None, log.read_text()
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.5)
+    raise AssertionError(log.read_text())
+
+
+def submit(address: str, env: dict[str, str], *command: str) -> subprocess.CompletedProcess:
+    # A machine's proxy must not stand between the client and its own head.
+    line = [RAY, "job", "submit", "--address", address, "--working-dir", ".", "--", *command]
+    env = {**env, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    return subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
+
+
+def test_a_submitted_job_leaves_its_checkpoints_where_it_was_told(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    address, env = head
+    few = ["policy.model=nano", "rft.steps=2", "rft.questions=2", "rft.group=2", f"run.dir={tmp_path}/run"]
+    done = submit(address, env, Path(sys.executable).as_posix(), "-m", "pixelis.jobs.rft", "configs/nano/rft.yaml", *few)
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    assert "succeeded" in told
+    sizes = [float(size) for size in re.findall(r"Upload\w* .*?([\d.]+) ?MiB", told)]
+    assert all(size < 50 for size in sizes), "what .gitignore names is not uploaded"
+    latest = checkpoint.latest(tmp_path / "run")
+    assert latest is not None
+    assert checkpoint.step_of(latest) == 2
+    assert load_adapter(latest).tensors
+    assert [row["step"] for row in events.read(tmp_path / "run", "step/policy")] == [1, 2]
+    nobody = {**env, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "other-token")}
+    (tmp_path / "other-token").write_text(secrets.token_hex(32))
+    refused = submit(address, nobody, "true")
+    assert refused.returncode != 0, "without the token nobody gets in"
