@@ -1,0 +1,226 @@
+"""The Coordinator's own rules under any timing: bounded staleness, whole groups, questions once, no deadlock.
+
+The Coordinator and its Fleet are real and run on one event loop; generators, scorers and their weights are scripted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ray.exceptions import ActorUnavailableError
+
+from pixelis.actors import fleet
+from pixelis.actors.coordinator import Batch, Coordinator
+from pixelis.config import Config, parse
+from pixelis.datasets.questions import read_questions
+from pixelis.errors import DataFailure, InfraFailure, PixelisError
+from pixelis.records import Group, Question, Trajectory
+
+REAL: Any = Coordinator.__ray_metadata__.modified_class
+
+
+class Method:
+    """`handle.method.remote(...)` on this event loop."""
+
+    def __init__(self, call: Any):
+        self.call = call
+
+    def remote(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
+
+
+@dataclass
+class Generator:
+    """Answers after a while; now and then it dies with work in flight and comes back without its version."""
+
+    chance: random.Random
+    deaths: float = 0.0
+    refused: float = 0.0
+    version: int = -1
+    done: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.rollout, self.load = Method(self._rollout), Method(self._load)
+
+    async def _load(self, version: int) -> int:
+        await asyncio.sleep(self.chance.random() * 0.002)
+        self.version = version
+        return version
+
+    def _rollout(self, question: Question, group_id: str, n: int, *_: Any) -> tuple[Any, dict]:
+        return asyncio.ensure_future(self._group(question, group_id, n)), {}
+
+    async def _group(self, question: Question, group_id: str, n: int) -> Group:
+        version = self.version
+        await asyncio.sleep(self.chance.random() * 0.004)
+        if self.chance.random() < self.deaths:
+            self.version = -1
+            raise ActorUnavailableError("it died", None)
+        if random.Random(question.id).random() < self.refused:
+            raise DataFailure("not this one", code="over_context")
+        self.done[question.id] += 1
+        made = [Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)]
+        return Group(id=group_id, question=question, trajectories=made, policy_version=version)
+
+
+class Scorer:
+    """Rewards that differ within a group."""
+
+    def __init__(self) -> None:
+        self.score = Method(self._score)
+
+    async def _score(self, group: Group) -> Group:
+        await asyncio.sleep(0)
+        scored = [
+            t.model_copy(update={"reward": float(i % 2), "rewards": {"accuracy": 1.0}}) for i, t in enumerate(group.trajectories)
+        ]
+        return group.model_copy(update={"trajectories": scored})
+
+
+RUN = tempfile.TemporaryDirectory(prefix="pixelis-coordinator-")
+
+
+def settings_of(**rft: Any) -> Config:
+    return parse({"policy": {"model": "none"}, "run": {"dir": RUN.name}, "rft": rft})
+
+
+async def learn(coordinator: Any, config: Config, world: int, chance: random.Random) -> list[list[Batch]]:
+    """A learner of ``world`` ranks that publishes version 10 + step after each batch."""
+    taken = []
+    await coordinator.begin(0, 0, 10)
+    for step in range(config.rft.steps):
+        shares = await asyncio.gather(*(coordinator.next_batch(rank, world, step) for rank in range(world)))
+        taken.append(shares)
+        await asyncio.sleep(chance.random() * 0.004)
+        await coordinator.stepped(step, 11 + step, {})
+    assert await coordinator.next_batch(0, world, config.rft.steps) is None
+    return taken
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    questions=st.integers(1, 4),
+    group=st.integers(2, 4),
+    staleness=st.integers(0, 3),
+    steps=st.integers(1, 6),
+    world=st.integers(1, 3),
+    generators=st.integers(1, 3),
+    deaths=st.sampled_from([0.0, 0.0, 0.15]),
+    refused=st.sampled_from([0.0, 0.0, 0.1]),
+    seed=st.integers(0, 10**6),
+)
+def test_any_timing_gives_whole_groups_once_and_no_staler_than_allowed(
+    questions: int, group: int, staleness: int, steps: int, world: int, generators: int, deaths: float, refused: float, seed: int
+) -> None:
+    chance = random.Random(seed)
+    config = settings_of(questions=questions * world, group=group, staleness=staleness, steps=steps)
+    members = [Generator(chance, deaths, refused) for _ in range(generators)]
+
+    async def run() -> list[list[Batch]]:
+        coordinator = REAL(config, members, [Scorer()], None)
+        return await asyncio.wait_for(learn(coordinator, config, world, chance), 60)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet, "RETRY_PAUSE_S", 0.001)
+        taken = asyncio.run(run())
+    used: Counter[str] = Counter()
+    for step, shares in enumerate(taken):
+        assert [len(share.groups) for share in shares] == [questions] * world
+        assert {share.step for share in shares} == {step}
+        for one in (g for share in shares for g in share.groups):
+            used[one.question.id] += 1
+            assert len(one.trajectories) == group
+            assert sum(t.advantage for t in one.trajectories) == pytest.approx(0, abs=1e-4)
+            assert 10 + step - staleness <= one.policy_version <= 10 + step
+    assert set(used.values()) == {1}, "no question twice"
+    source = read_questions(config.data.train, seed=config.run.seed)
+    first = [next(source).id for _ in range(taken[-1][-1].cursor)] if staleness == 0 else []
+    if staleness == 0:
+        left_out = [name for name in first if name not in used]
+        assert set(used) <= set(first)
+        assert all(random.Random(name).random() < refused for name in left_out), "only refused questions are left out"
+
+
+@settings(max_examples=15, deadline=None)
+@given(staleness=st.integers(0, 3), bad=st.integers(0, 4), seed=st.integers(0, 1000))
+def test_an_error_in_any_batch_reaches_the_learner_and_never_leaves_it_waiting(staleness: int, bad: int, seed: int) -> None:
+    chance = random.Random(seed)
+    config = settings_of(questions=2, group=2, staleness=staleness, steps=5)
+
+    class Breaks(Generator):
+        async def _group(self, question: Question, group_id: str, n: int) -> Group:
+            if group_id.startswith(f"s{bad:06d}"):
+                raise KeyError("a bug in a generator")
+            return await super()._group(question, group_id, n)
+
+    async def run() -> None:
+        coordinator = REAL(config, [Breaks(chance), Breaks(chance)], [Scorer()], None)
+        await asyncio.wait_for(learn(coordinator, config, 1, chance), 60)
+
+    with pytest.raises(PixelisError, match="a bug in a generator"):
+        asyncio.run(run())
+
+
+@settings(max_examples=15, deadline=None)
+@given(at=st.integers(0, 3), staleness=st.integers(0, 2), seed=st.integers(0, 1000))
+def test_a_learner_that_comes_back_goes_on_with_the_questions_after_its_checkpoint(at: int, staleness: int, seed: int) -> None:
+    """Steps are learnt up to ``at``, the learner dies and begins again there: together every question once, in order."""
+    chance = random.Random(seed)
+    config = settings_of(questions=3, group=2, staleness=staleness, steps=5)
+
+    async def run() -> list[str]:
+        coordinator = REAL(config, [Generator(chance), Generator(chance)], [Scorer()], None)
+        await coordinator.begin(0, 0, 10)
+        used, cursor = [], 0
+        for step in range(5):
+            if step == at:  # what was in flight or not handed out is given up
+                await asyncio.sleep(chance.random() * 0.01)
+                await coordinator.begin(step, cursor, 10 + step)
+            batch = await asyncio.wait_for(coordinator.next_batch(0, 1, step), 60)
+            used += sorted(g.question.id for g in batch.groups)
+            cursor = batch.cursor
+            await coordinator.stepped(step, 11 + step, {})
+        return used
+
+    source = read_questions(config.data.train, seed=config.run.seed)
+    assert Counter(asyncio.run(run())) == Counter(next(source).id for _ in range(15))
+
+
+def test_a_stop_ends_the_wait_of_every_rank_but_not_half_a_batch() -> None:
+    config = settings_of(questions=2, group=2, steps=3)
+
+    async def run() -> None:
+        coordinator = REAL(config, [Generator(random.Random(1))], [Scorer()], None)
+        await coordinator.begin(0, 0, 10)
+        first = await coordinator.next_batch(0, 2, 0)
+        await coordinator.stop()
+        second = await asyncio.wait_for(coordinator.next_batch(1, 2, 0), 10)
+        assert first is not None
+        assert second is not None, "one rank has its share, so the other gets its own: the optimizer step needs both"
+        await coordinator.stepped(0, 11, {})
+        assert await asyncio.wait_for(coordinator.next_batch(0, 2, 1), 10) is None
+
+    asyncio.run(run())
+
+
+def test_without_a_generator_the_wait_has_an_end() -> None:
+    class Dead(Generator):
+        async def _load(self, version: int) -> int:
+            raise ActorUnavailableError("gone", None)
+
+    async def run() -> None:
+        asked = fleet.Fleet([Dead(random.Random(0))], deadline_s=0.3, load_timeout_s=0.1)
+        await asked.load(1)
+        question = next(read_questions("cards:?split=train"))
+        await asyncio.wait_for(asked.rollout(question, "g", 2, None, True, 2), 20)  # type: ignore[arg-type]
+
+    with pytest.raises(InfraFailure, match="no generator was able"):
+        asyncio.run(run())
