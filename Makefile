@@ -34,7 +34,7 @@ test: install lint  ## every check and test
 lint: install  ## ruff, mypy and the dependency rules
 	@$(VENV)/bin/ruff check pixelis tests
 	@$(VENV)/bin/mypy
-	@$(VENV)/bin/lint-imports
+	@$(VENV)/bin/lint-imports --no-logo
 
 clean:  ## remove the virtual environment and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
