@@ -25,6 +25,8 @@ from pixelis.jobs.driver import driver, run_folder, stop_file
 from pixelis.serve import app
 
 ENDLESS = 10**9
+GRACE_S = 8.0
+"""Seconds that a stopped service gives its learner for the last checkpoint."""
 
 
 @contextmanager
@@ -58,16 +60,17 @@ def main() -> None:
         serving(config, actors) as (url, evolution),
     ):
         print(f"serving on {url}  (try {url}/healthz; Ctrl-C ends)", flush=True)
-        failed: list[BaseException] = []
+        failed: list[PixelisError] = []
+
+        def learn() -> None:
+            try:
+                evolve(config, actors, evolution)
+            except PixelisError as error:
+                failed.append(error)
+
+        learning = threading.Thread(target=learn, daemon=True)
         if config.evolution.enabled:
-
-            def learn() -> None:
-                try:
-                    evolve(config, actors, evolution)
-                except PixelisError as error:
-                    failed.append(error)
-
-            threading.Thread(target=learn, daemon=True).start()
+            learning.start()
         try:
             while not failed:
                 time.sleep(1.0)
@@ -75,6 +78,8 @@ def main() -> None:
         except KeyboardInterrupt:
             stop_file(config).touch()
             ray.get(evolution.stop.remote())
+            if learning.is_alive():
+                learning.join(GRACE_S)
             raise
 
 
