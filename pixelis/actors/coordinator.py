@@ -68,7 +68,6 @@ class Coordinator:
         self.error: PixelisError | None = None
         self.changed = asyncio.Condition()
         self.producer: asyncio.Task | None = None
-        self.history: list[dict[str, Any]] = []
         self.evaluated: Counter[str] = Counter()
         self.log = EventLog(config.run.dir)
 
@@ -81,7 +80,6 @@ class Coordinator:
         self.step, self.cursor = step, cursor
         self.ready.clear()
         self.handed.clear()
-        self.history = [row for row in self.history if row["step"] <= step]
         await self.fleet.load(version)
         self.producer = asyncio.get_running_loop().create_task(self._produce(step, cursor))
         self.producer.add_done_callback(self._producer_done)
@@ -187,12 +185,11 @@ class Coordinator:
                 del self.ready[step], self.handed[step]
         return whole.share(rank, world)
 
-    async def stepped(self, step: int, version: int, metrics: dict[str, float]) -> dict[str, float]:
+    async def stepped(self, step: int, version: int) -> dict[str, float]:
         """The learner finished batch ``step`` and published ``version``: load it everywhere and go on.
 
         Returns the metrics of a held-out evaluation when ``rft.evaluate_every`` says that one is due.
         """
-        self.history.append({"step": step + 1, "version": version, **metrics})
         await self.fleet.load(version)
         found = {}
         every = self.config.rft.evaluate_every
@@ -215,9 +212,9 @@ class Coordinator:
         if self.producer is not None:
             self.producer.cancel()
 
-    async def progress(self, since: int = 0) -> dict[str, Any]:
-        """Steps done, rows of metrics from number ``since`` on, episodes of each evaluation and fleet statistics."""
-        return {"step": self.step, "history": self.history[since:], "evaluated": dict(self.evaluated), **self.fleet.stats()}
+    async def progress(self) -> dict[str, Any]:
+        """Steps done, episodes of each evaluation and fleet statistics."""
+        return {"step": self.step, "evaluated": dict(self.evaluated), **self.fleet.stats()}
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 

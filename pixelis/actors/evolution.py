@@ -46,7 +46,6 @@ class Evolution:
         self.given: set[int] = set()
         self.learning = self.draining = self.stopped = False
         self.changed = asyncio.Condition()
-        self.history: list[dict[str, Any]] = []
 
     def health(self) -> str:
         """Answers when alive."""
@@ -141,9 +140,8 @@ class Evolution:
         self.counts["handed"] += len(groups)
         return Batch(self.step, groups, views, metrics=update_metrics(groups, kept, self.version))
 
-    async def stepped(self, step: int, version: int, metrics: dict[str, float]) -> dict[str, float]:
+    async def stepped(self, step: int, version: int) -> dict[str, float]:
         """The learner applied update ``step`` and published ``version``: serve it everywhere and go on."""
-        self.history.append({"step": step + 1, "version": version, **metrics})
         await self.fleet.load(version)
         async with self.changed:
             self.step, self.version, self.current = step + 1, version, None
@@ -165,10 +163,6 @@ class Evolution:
         async with self.changed:
             self.stopped = True
             self.changed.notify_all()
-
-    async def progress(self, since: int = 0) -> dict[str, Any]:
-        """Updates done, rows of metrics from number ``since`` on, counters and fleet statistics."""
-        return {"step": self.step, "history": self.history[since:], **await self.stats(), **self.fleet.stats()}
 
 
 async def _value(ref: ray.ObjectRef) -> Any:

@@ -116,7 +116,7 @@ class GroupStream:
         if self.rank:
             return {}
         version = ray.get(self.store.publish.remote(adapter, self.stage, step + 1, metrics))
-        return ray.get(self.source.stepped.remote(step, version, metrics))
+        return ray.get(self.source.stepped.remote(step, version))
 
 
 def work(job: dict[str, Any]) -> None:

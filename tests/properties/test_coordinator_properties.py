@@ -100,7 +100,7 @@ async def learn(coordinator: Any, config: Config, world: int, chance: random.Ran
         shares = await asyncio.gather(*(coordinator.next_batch(rank, world, step) for rank in range(world)))
         taken.append(shares)
         await asyncio.sleep(chance.random() * 0.004)
-        await coordinator.stepped(step, 11 + step, {})
+        await coordinator.stepped(step, 11 + step)
     assert await coordinator.next_batch(0, world, config.rft.steps) is None
     return taken
 
@@ -187,7 +187,7 @@ def test_a_learner_that_comes_back_goes_on_with_the_questions_after_its_checkpoi
             batch = await asyncio.wait_for(coordinator.next_batch(0, 1, step), 60)
             used += sorted(g.question.id for g in batch.groups)
             cursor = batch.cursor
-            await coordinator.stepped(step, 11 + step, {})
+            await coordinator.stepped(step, 11 + step)
         return used
 
     source = read_questions(config.data.train, seed=config.run.seed)
@@ -205,7 +205,7 @@ def test_a_stop_ends_the_wait_of_every_rank_but_not_half_a_batch() -> None:
         second = await asyncio.wait_for(coordinator.next_batch(1, 2, 0), 10)
         assert first is not None
         assert second is not None, "one rank has its share, so the other gets its own: the optimizer step needs both"
-        await coordinator.stepped(0, 11, {})
+        await coordinator.stepped(0, 11)
         assert await asyncio.wait_for(coordinator.next_batch(0, 2, 1), 10) is None
 
     asyncio.run(run())

@@ -112,7 +112,7 @@ def learn(coordinator: Any, steps: int, world: int, version: int, after: Callabl
         shares = ray.get([coordinator.next_batch.remote(rank, world, step) for rank in range(world)], timeout=240)
         taken.append(shares)
         version = after(step) if after else version
-        ray.get(coordinator.stepped.remote(step, version, {}), timeout=120)
+        ray.get(coordinator.stepped.remote(step, version), timeout=120)
     assert ray.get(coordinator.next_batch.remote(0, world, steps), timeout=60) is None
     return taken
 
@@ -226,7 +226,7 @@ def test_a_generator_killed_during_rollouts_costs_no_group_and_doubles_none(plac
         batches = []
         for step in range(2):
             batches.append(ray.get(coordinator.next_batch.remote(0, 1, step), timeout=240))
-            ray.get(coordinator.stepped.remote(step, version, {}), timeout=120)
+            ray.get(coordinator.stepped.remote(step, version), timeout=120)
         progress = ray.get(coordinator.progress.remote())
         wait_until_alive(victim)
         give_up = time.monotonic() + 60

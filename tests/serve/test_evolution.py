@@ -62,11 +62,10 @@ def test_ranks_share_a_batch_and_steps_follow_each_other(evolution: ActorHandle)
     later = evolution.next_batch.remote(0, 1, 1)
     submit(evolution, "f", "g", "h")
     assert ray.wait([later], timeout=0.3)[0] == []  # step 1 exists only when step 0 is applied
-    ray.get(evolution.stepped.remote(0, 1, {"policy/loss": 0.5}))
+    ray.get(evolution.stepped.remote(0, 1))
     assert names(ray.get(later, timeout=10)) == ["e", "f", "g", "h"]
-    progress = ray.get(evolution.progress.remote())
-    assert (progress["step"], progress["version"], progress["updates"], progress["handed"]) == (1, 1, 1, 8)
-    assert progress["history"] == [{"step": 1, "version": 1, "policy/loss": 0.5}]
+    stats = ray.get(evolution.stats.remote())
+    assert (stats["version"], stats["updates"], stats["handed"]) == (1, 1, 8)
 
 
 def test_a_full_queue_drops_the_oldest(evolution: ActorHandle) -> None:
@@ -88,9 +87,9 @@ def test_draining_gives_what_is_left_and_then_none(evolution: ActorHandle) -> No
     ray.get(evolution.drain.remote())
     assert submit(evolution, "late") == [False]
     assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)) == ["a", "b", "c", "d"]
-    ray.get(evolution.stepped.remote(0, 1, {}))
+    ray.get(evolution.stepped.remote(0, 1))
     assert names(ray.get(evolution.next_batch.remote(0, 1, 1), timeout=10)) == ["e"]
-    ray.get(evolution.stepped.remote(1, 2, {}))
+    ray.get(evolution.stepped.remote(1, 2))
     assert ray.get(evolution.next_batch.remote(0, 1, 2), timeout=10) is None
 
 
@@ -134,7 +133,7 @@ def test_a_stop_never_splits_the_ranks(evolution: ActorHandle) -> None:
     ray.get(evolution.stop.remote())
     second = ray.get(evolution.next_batch.remote(1, 2, 0), timeout=10)
     assert (names(first), names(second)) == (["a", "c"], ["b", "d"])
-    ray.get(evolution.stepped.remote(0, 1, {}))
+    ray.get(evolution.stepped.remote(0, 1))
     assert ray.get([evolution.next_batch.remote(rank, 2, 1) for rank in range(2)], timeout=10) == [None, None]
 
 

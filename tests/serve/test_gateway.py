@@ -394,7 +394,7 @@ def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
         assert sum(t.advantage for t in group.trajectories) == pytest.approx(0, abs=1e-3)
         assert group.trajectories[3].advantage < 0 < group.trajectories[0].advantage
         assert [len(views[t.id]) for t in group.trajectories] == [2, 2, 2, 2]
-    ray.get(deployed.evolution.stepped.remote(0, 5, {"policy/loss": 0.1}))
+    ray.get(deployed.evolution.stepped.remote(0, 5))
     assert deployed.ask("say 7", learn=False).json()["policy_version"] == 5
     with deployed.client() as client:
         status = client.get("/v1/evolution").json()
