@@ -1,0 +1,56 @@
+"""The quickstart tells its whole story, only shorter: SFT, RFT, evaluation, HTTP, adaptation, report."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SHORT = [
+    *("sft.steps=60", "rft.steps=3", "rft.questions=8", "evaluate.questions=20", "evaluate.trajectories=4"),
+    *("evolution.batch=2", "evolution.gate=0.3", "quickstart.stream=12", "quickstart.shift_questions=10"),
+]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_the_quickstart_runs_from_end_to_end(job: Callable[..., subprocess.Popen], tmp_path: Path) -> None:
+    process = job("quickstart", "configs/nano/quickstart.yaml", *SHORT, f"run.dir={tmp_path}/run", f"serve.port={free_port()}")
+    try:
+        printed, told = process.communicate(timeout=800)
+    finally:
+        process.kill()
+    assert process.returncode == 0, told[-3000:]
+    assert "Traceback" not in told
+
+    folder = tmp_path / "run"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [arm["name"] for arm in summary["arms"]] == ["direct", "sft", "rft", "evolved"]
+    for arm in summary["arms"]:
+        assert arm["n"] == 20
+        assert 0 <= arm["ci95"][0] <= arm["accuracy"] <= arm["ci95"][1] <= 1
+        assert arm["name"] in printed
+    direct = summary["arms"][0]
+    assert (direct["rapr"], direct["turns"]) == (0.0, 1.0), "the direct arm has no operations"
+    assert {"install", "sft", "rft", "evaluate", "serve"} <= set(summary["seconds"])
+    assert set(summary["paired"]["rft_minus_sft"]) >= {"mean", "ci95"}
+    assert summary["shift"]["requests"] == 12
+    assert summary["seed"] == 42
+
+    report = (folder / "report.html").read_text()
+    assert str(folder / "report.html") in printed
+    assert report.count("data:image/") >= 4, "pictures are inside the page"
+    assert "http://" not in report.replace("http://www.w3.org", "")
+    steps = [json.loads(line)["step"] for line in (folder / "rft" / "events.jsonl").read_text().splitlines() if '"step/' in line]
+    assert steps == [1, 2, 3]
+    assert (folder / "rft" / "rollouts.jsonl").read_text().count("\n") == 2 * 3
