@@ -13,9 +13,6 @@ from pixelis.operations.media import load_image
 from pixelis.records import Group
 from pixelis.telemetry.report import EpisodePage, write_report
 
-Chosen = tuple[str, Group, Any]
-"""Title, group of one episode, reference to its views (in a list, so that it stays a reference)."""
-
 
 def choose(arm: str, groups: list[Group], views: list[ray.ObjectRef], count: int) -> list[tuple[str, Group, ray.ObjectRef]]:
     """Episodes worth looking at: the first right ones and the first wrong ones, about half each."""
