@@ -22,6 +22,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt torch setuptools wheel
 	@echo "[3/3] installing Pixelis and its dependencies (1-4 minutes)"
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	@# rapidocr wants opencv's plain build, which shares a folder with the contrib build that has the tracker: the latter goes last.
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt --force-reinstall --no-deps opencv-contrib-python-headless
 	@echo $$(( $$(date +%s) - $$(cat $(VENV)/install-started) )) > $(VENV)/install-seconds
 	@touch $@
 

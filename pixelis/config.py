@@ -28,6 +28,7 @@ PATHS = (
     ("data", "evaluate"),
     ("data", "demonstrations"),
     ("learner", "deepspeed"),
+    ("toolbox", "segmenter"),
 )
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -89,6 +90,8 @@ class Dialogue(Section):
     )
     input: PixelRange = Field(PixelRange(), description="pixel budget of a question's picture")
     crop: PixelRange = Field(PixelRange(), description="pixel budget of an observation's picture")
+    frame: PixelRange = Field(PixelRange(), description="pixel budget of a frame of a clip")
+    frames: int = Field(8, ge=1, description="frames of a clip that the policy sees at first, evenly spread")
     max_turns: int = Field(3, ge=1, description="policy turns in training")
     max_turns_test: int = Field(3, ge=1, description="policy turns in evaluation and serving")
     max_turn_tokens: int = Field(32, ge=1, description="new tokens in one policy turn")
@@ -111,12 +114,23 @@ class Engine(Section):
 
 
 class Toolbox(Section):
-    operations: list[str] = Field(["zoom_in"], description="pixel operations that the policy may call")
-    workers: int = Field(1, ge=1, description="toolbox actors")
+    operations: list[str] = Field(
+        ["zoom_in"],
+        description="pixel operations that the policy may call; an own one as `package.module:Class`",
+    )
+    workers: int = Field(1, ge=1, description="toolbox actors of each generator")
     cpus: float = Field(0.25, ge=0, description="CPUs that each toolbox reserves")
     deadline_s: float = Field(30.0, gt=0, description="seconds an operation may take")
+    memory_bytes: int = Field(2_000_000_000, ge=100_000_000, description="memory an operation may take beyond the idle toolbox")
+    cache_bytes: int = Field(256_000_000, ge=0, description="results kept by each generator for calls that repeat")
     max_image_bytes: int = Field(20_000_000, ge=1, description="largest encoded image")
     max_image_pixels: int = Field(50_000_000, ge=1, description="largest decoded image, checked before decoding")
+    max_video_bytes: int = Field(500_000_000, ge=1, description="largest encoded clip")
+    max_video_seconds: float = Field(3600.0, gt=0, description="longest clip")
+    max_video_frames: int = Field(200_000, ge=1, description="most frames of a clip")
+    max_frames: int = Field(8, ge=1, description="most frames that one select_frames shows")
+    max_track_frames: int = Field(300, ge=2, description="most frames that one track_object follows")
+    segmenter: str = Field("grabcut", description="`grabcut`, or a folder with a SAM or SAM 2 checkpoint of transformers")
 
 
 class Data(Section):
@@ -426,12 +440,12 @@ def _keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, Any, 
 def absolute(config: Config) -> Config:
     """The configuration with every path made absolute: workers run in other folders, and on other machines, than the driver.
 
-    `nano` and `cards:` sources are names, not paths.
+    `nano`, `grabcut` and `cards:` sources are names, not paths.
     """
     values = config.model_dump()
     for section, key in PATHS:
         text = values[section][key]
-        if text and text != "nano" and not text.startswith("cards:"):
+        if text and text not in ("nano", "grabcut") and not text.startswith("cards:"):
             values[section][key] = str(Path(text).expanduser().absolute())
     return Config.model_validate(values)
 

@@ -18,6 +18,9 @@ SCHEMA_VERSION = 1
 Box = tuple[float, float, float, float]
 """x0, y0, x1, y1 with x0 < x1 and y0 < y1, each 0..1 of a *named* observation."""
 
+Point = tuple[float, float]
+"""x, y, each 0..1 of a *named* observation."""
+
 
 def new_id(prefix: str) -> str:
     """A fresh id such as ``traj_3f9c…``."""
@@ -33,15 +36,23 @@ class Record(BaseModel):
 class Media(Record):
     """A picture or clip that a question brings along.
 
-    ``uri`` is a file path, a ``data:`` URL, a ``cards:`` name (the embedded picture world) or ``sha256:HEX`` for pixels
-    that were handed over in memory. Sizes in pixels; ``None`` until somebody decoded it.
+    ``uri`` is a file path, a ``data:`` URL or a ``cards:`` name (the embedded picture world). A clip may also be a list of
+    pictures, ``frames``, shown ``fps`` a second. Sizes in pixels; ``None`` until somebody decoded it.
     """
 
     id: str
-    uri: str
+    uri: str = ""
     kind: Literal["image", "video"] = "image"
+    frames: list[str] | None = None
+    fps: Annotated[float, Field(gt=0)] = 1.0
     width: int | None = None
     height: int | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Media:
+        if bool(self.uri) == bool(self.frames) or (self.frames and self.kind != "video"):
+            raise ValueError("media has a `uri`, or is a video with a list of `frames`")
+        return self
 
 
 class Question(Record):
@@ -71,20 +82,27 @@ class Action(Record):
 class ImageView(Record):
     """An image as the policy saw it: where it comes from and the size it was shown at.
 
-    ``box`` is relative to ``parent``; a question's own picture has neither. ``source_size`` is the size in pixels of the
-    full-resolution region, ``view_size`` that of the resized view; both (width, height).
+    ``box`` is relative to ``parent``; a question's own picture has neither. A frame of a clip has the clip as ``parent``, its
+    number from 0 as ``frame`` and its ``time`` in seconds; a ``box`` is then of the frame. ``source_size`` is the size in pixels
+    of the full-resolution region, ``view_size`` that of the resized view; both (width, height).
     """
 
     id: str
     uri: str = ""
     parent: str | None = None
+    frame: int | None = None
+    time: float | None = None
     box: Box | None = None
     source_size: tuple[int, int] = (0, 0)
     view_size: tuple[int, int] = (0, 0)
 
 
 class Observation(Record):
-    """What an operation gave back. ``id`` is assigned on success only."""
+    """What an operation gave back. ``id`` is assigned on success only; ``seconds`` is its cost.
+
+    ``text`` is what the policy reads, its coordinates in the policy's own scale. ``data`` is for rewards, evaluation and pages:
+    plain values, with places 0..1 of the question's own picture or of a frame of its clip.
+    """
 
     status: Literal["ok", "error"]
     id: str | None = None
@@ -166,6 +184,11 @@ class Trajectory(Record):
     def observations(self) -> list[Observation]:
         """Results of the operations in order."""
         return [turn.observation for turn in self.turns if turn.observation is not None]
+
+    @property
+    def objects(self) -> dict[str, dict[str, Any]]:
+        """Objects and tracks that operations found so far, by their id."""
+        return {found["id"]: found for o in self.observations if o.status == "ok" for found in o.data.get("objects", [])}
 
     @property
     def operations_ok(self) -> int:

@@ -22,6 +22,9 @@ from pixelis.records import Action, Group, ImageView, Observation, Question
 Views = dict[str, list[np.ndarray]]
 """Trajectory id -> the uint8 views of its images, in the order of ``Trajectory.images``."""
 
+Objects = dict[str, dict[str, Any]]
+"""What earlier operations of an episode found, by id."""
+
 
 @ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=1024, concurrency_groups={"health": 2})
 class Generator:
@@ -38,7 +41,10 @@ class Generator:
         operations = select(config.toolbox.operations)
         self.renderer = Renderer(self.engine.tokenizer, self.engine.spec, config.dialogue, operations)
         self.tools = RemoteTools(
-            [ray.get_actor(name) for name in toolboxes], self.engine.spec.multiple, config.toolbox.deadline_s
+            [ray.get_actor(name) for name in toolboxes],
+            self.engine.spec.multiple,
+            self.renderer.coordinates,
+            config.toolbox.deadline_s,
         )
         self.started, self.loading = False, asyncio.Lock()
 
@@ -117,10 +123,10 @@ class Generator:
 class RemoteTools:
     """Toolbox actors as the agent's tools; calls made in the same tick of the event loop travel together."""
 
-    def __init__(self, toolboxes: list[ActorHandle], multiple: int, deadline_s: float):
-        self.toolboxes, self.multiple, self.deadline_s = toolboxes, multiple, deadline_s
+    def __init__(self, toolboxes: list[ActorHandle], multiple: int, kind: str, deadline_s: float):
+        self.toolboxes, self.multiple, self.kind, self.deadline_s = toolboxes, multiple, kind, deadline_s
         self.turn = 0
-        self.waiting: list[tuple[Action, list[ImageView], ray.ObjectRef, asyncio.Future]] = []
+        self.waiting: list[tuple[Action, list[ImageView], Objects, ray.ObjectRef, asyncio.Future]] = []
 
     def _next(self) -> ActorHandle:
         self.turn += 1
@@ -139,13 +145,13 @@ class RemoteTools:
         return BoundTools(self, pictures)
 
     async def submit(
-        self, action: Action, images: list[ImageView], pictures: ray.ObjectRef
+        self, action: Action, images: list[ImageView], objects: Objects, pictures: ray.ObjectRef
     ) -> tuple[Observation, list[np.ndarray]]:
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         if not self.waiting:
             loop.call_soon(self._flush)
-        self.waiting.append((action, images, pictures, done))
+        self.waiting.append((action, images, objects, pictures, done))
         return await done
 
     def _flush(self) -> None:
@@ -155,12 +161,12 @@ class RemoteTools:
             task = asyncio.get_running_loop().create_task(self._execute(batch[start : start + share]))
             task.add_done_callback(lambda t: t.cancelled() or t.exception())
 
-    async def _execute(self, batch: list[tuple[Action, list[ImageView], ray.ObjectRef, asyncio.Future]]) -> None:
+    async def _execute(self, batch: list[tuple[Action, list[ImageView], Objects, ray.ObjectRef, asyncio.Future]]) -> None:
         groups: dict[ray.ObjectRef, int] = {}
-        calls = [Call(action, images, groups.setdefault(ref, len(groups))) for action, images, ref, _ in batch]
-        futures = [entry[3] for entry in batch]
+        calls = [Call(action, images, objects, groups.setdefault(ref, len(groups))) for action, images, objects, ref, _ in batch]
+        futures = [entry[4] for entry in batch]
         try:
-            reply = self._next().execute.remote(calls, self.multiple, *groups)
+            reply = self._next().execute.remote(calls, self.multiple, self.kind, *groups)
             results = await asyncio.wait_for(_result(reply), self.deadline_s)
         except TimeoutError:
             text = f"the operation took longer than {self.deadline_s:g} s"
@@ -178,9 +184,9 @@ class BoundTools:
     def __init__(self, tools: RemoteTools, pictures: ray.ObjectRef):
         self.tools, self.pictures = tools, pictures
 
-    async def execute(self, action: Action, images: list[ImageView], trajectory_id: str) -> tuple[Observation, list[np.ndarray]]:
+    async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> tuple[Observation, list[np.ndarray]]:
         """Run one operation on the Toolbox pool; every failure is an error observation."""
-        return await self.tools.submit(action, images, self.pictures)
+        return await self.tools.submit(action, images, objects, self.pictures)
 
 
 async def _result(ref: ray.ObjectRef) -> Any:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import ray
 
 from pixelis.config import Config
-from pixelis.dialogue.pixels import PixelBudget, fit
-from pixelis.operations import execute
-from pixelis.operations.media import load_image
+from pixelis.dialogue.pixels import PixelBudget
+from pixelis.operations import Scene, execute, select
+from pixelis.operations.media import first_look, open_media
+from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Media, Observation
 
-Pictures = dict[str, np.ndarray]
-"""Full-resolution uint8 HxWx3 arrays by media id."""
+Pictures = dict[str, np.ndarray | Clip]
+"""Full-resolution uint8 [H, W, 3] pictures and clips by media id."""
 
 
 @dataclass(slots=True)
@@ -25,6 +27,7 @@ class Call:
 
     action: Action
     images: list[ImageView]
+    objects: dict[str, dict[str, Any]]
     group: int
 
 
@@ -34,8 +37,10 @@ class Toolbox:
 
     def __init__(self, config: Config):
         self.config = config
-        self.input = PixelBudget(config.dialogue.input.min_pixels, config.dialogue.input.max_pixels)
-        self.crop = PixelBudget(config.dialogue.crop.min_pixels, config.dialogue.crop.max_pixels)
+        d = config.dialogue
+        self.crop = PixelBudget(d.crop.min_pixels, d.crop.max_pixels)
+        self.frame = PixelBudget(d.frame.min_pixels, d.frame.max_pixels)
+        self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
 
     def health(self) -> str:
         """Answers when alive."""
@@ -47,24 +52,27 @@ class Toolbox:
         ``multiple`` is what both sides of a view are divisible by (patch x merge). Raises BadImage for what cannot be decoded
         under the caps.
         """
-        caps = self.config.toolbox
-        pictures, images, views = {}, [], []
-        for item in media:
-            picture = load_image(item.uri, caps.max_image_bytes, caps.max_image_pixels)
-            view = fit(picture, self.input, multiple)
-            pictures[item.id] = picture
-            views.append(view)
-            size, shown = picture.shape[1::-1], view.shape[1::-1]
-            uri = item.uri if not item.uri.startswith("data:") else ""
-            images.append(ImageView(id=item.id, uri=uri, source_size=size, view_size=shown))
-        return pictures, (images, views)
+        opened = {item.id: open_media(item, self.config.toolbox) for item in media}
+        return opened, first_look(opened, self.config.dialogue, multiple)
 
-    def execute(self, calls: Sequence[Call], multiple: int, *groups: Pictures) -> list[tuple[Observation, list[np.ndarray]]]:
+    def execute(
+        self, calls: Sequence[Call], multiple: int, kind: str, *groups: Pictures
+    ) -> list[tuple[Observation, list[np.ndarray]]]:
         """Run a batch of calls; each gives an observation (errors included) and the views it shows."""
         out = []
         for call in calls:
             start = time.perf_counter()
-            observation, views = execute(call.action, call.images, groups[call.group], self.crop, multiple)
+            scene = Scene(
+                media=groups[call.group],
+                images=call.images,
+                objects=call.objects,
+                budget=self.crop,
+                frame_budget=self.frame,
+                multiple=multiple,
+                kind=kind,
+                settings=self.config.toolbox,
+            )
+            observation, views = execute(call.action, scene, self.operations)
             observation.seconds = time.perf_counter() - start
             out.append((observation, views))
         return out

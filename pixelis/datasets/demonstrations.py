@@ -8,12 +8,12 @@ import numpy as np
 
 from pixelis.config import Config
 from pixelis.dialogue.agent import name_observation
-from pixelis.dialogue.pixels import PixelBudget, fit
+from pixelis.dialogue.pixels import PixelBudget
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.spec import ModelSpec
 from pixelis.errors import DataFailure
-from pixelis.operations import execute, select
-from pixelis.operations.media import load_image
+from pixelis.operations import Scene, execute, select
+from pixelis.operations.media import first_look, open_media
 from pixelis.records import Action, ImageView, Question, StopReason, Trajectory
 
 
@@ -27,22 +27,13 @@ class Player:
         self.spec = ModelSpec.load(model_folder)
         tokenizer = AutoTokenizer.from_pretrained(model_folder)
         self.renderer = Renderer(tokenizer, self.spec, config.dialogue, select(config.toolbox.operations))
-        d = config.dialogue
-        self.input = PixelBudget(d.input.min_pixels, d.input.max_pixels)
-        self.crop = PixelBudget(d.crop.min_pixels, d.crop.max_pixels)
 
     def play(self, row: dict[str, Any]) -> tuple[Trajectory, list[np.ndarray]]:
         """The trajectory of a row and the uint8 views of its images; DataFailure when an operation refuses or it is too long."""
         fields = {key: value for key, value in row.items() if key != "turns"}
         question = Question.model_validate(fields)
-        pictures, images, views = {}, [], []
-        caps = self.config.toolbox
-        for media in question.media:
-            picture = load_image(media.uri, caps.max_image_bytes, caps.max_image_pixels)
-            view = fit(picture, self.input, self.spec.multiple)
-            pictures[media.id] = picture
-            views.append(view)
-            images.append(ImageView(id=media.id, source_size=picture.shape[1::-1], view_size=view.shape[1::-1]))
+        media = {item.id: open_media(item, self.config.toolbox) for item in question.media}
+        images, views = first_look(media, self.config.dialogue, self.spec.multiple)
         trajectory = Trajectory(question_id=question.id, turns=self.renderer.prompt(question, images), images=images)
         successes = 0
         for step in row["turns"]:
@@ -52,7 +43,7 @@ class Player:
                 continue
             action = _action(step)
             trajectory.turns.append(self.renderer.assistant(action, step.get("think"), images))
-            observation, shown = execute(action, images, pictures, self.crop, self.spec.multiple)
+            observation, shown = execute(action, self._scene(media, trajectory, images), self.renderer.operations)
             if observation.status != "ok":
                 raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code=observation.code or "operation")
             data = {**observation.data, "op": action.op, "target": action.target}
@@ -65,6 +56,19 @@ class Player:
         if len(trajectory.token_ids()) > self.config.dialogue.max_context:
             raise DataFailure(f"{question.id} is longer than dialogue.max_context", code="over_context")
         return trajectory, views
+
+    def _scene(self, media: dict[str, Any], trajectory: Trajectory, images: list[ImageView]) -> Scene:
+        d = self.config.dialogue
+        return Scene(
+            media=media,
+            images=images,
+            objects=trajectory.objects,
+            budget=PixelBudget(d.crop.min_pixels, d.crop.max_pixels),
+            frame_budget=PixelBudget(d.frame.min_pixels, d.frame.max_pixels),
+            multiple=self.spec.multiple,
+            kind=self.renderer.coordinates,
+            settings=self.config.toolbox,
+        )
 
 
 def _action(step: dict[str, Any]) -> Action:

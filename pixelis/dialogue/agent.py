@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -31,9 +31,12 @@ class Tools(Protocol):
     """Runs pixel operations for the agent."""
 
     async def execute(
-        self, action: Action, images: list[ImageView], trajectory_id: str
+        self, action: Action, images: list[ImageView], objects: dict[str, dict[str, Any]]
     ) -> tuple[Observation, list[np.ndarray]]:
-        """Result of an action on the views so far: an observation without ids, and the uint8 views of its images."""
+        """Result of an action on the views so far and the objects found so far.
+
+        Returns an observation without ids, and the uint8 views of its images.
+        """
         ...
 
 
@@ -172,7 +175,7 @@ async def _play(
 async def _operate(tools: Tools, action: Action, trajectory: Trajectory) -> tuple[Observation, list[np.ndarray]]:
     """Run an action; on success give the observation and its images their ids. A failure of the tool is an observation."""
     try:
-        observation, views = await tools.execute(action, list(trajectory.images), trajectory.id)
+        observation, views = await tools.execute(action, list(trajectory.images), trajectory.objects)
         if observation.status == "error":
             return observation.model_copy(update={"id": None, "images": []}), []
         if [view.shape for view in views] != [(i.view_size[1], i.view_size[0], 3) for i in observation.images]:

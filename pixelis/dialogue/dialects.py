@@ -9,77 +9,28 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pixelis.dialogue.spec import Coordinates
 from pixelis.errors import OperationError
-from pixelis.operations.geometry import as_box
 from pixelis.operations.operation import Operation
-from pixelis.records import Action, Box, ImageView
+from pixelis.operations.scale import WIRE, Scale
+from pixelis.records import Action
 
 DEFAULT_TARGET = "img0"
+
+
+def default_target(sizes: Mapping[str, Any] | None) -> str:
+    """What a call without a target is about: the first picture, or the first clip of a question without pictures."""
+    return DEFAULT_TARGET if not sizes or DEFAULT_TARGET in sizes else next(iter(sizes))
 
 
 class Tag(str):
     """Text written by the dialect itself, which may become one special token; other text never does."""
 
     __slots__ = ()
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The numbers in which a model writes boxes, and how they map to 0..1 of a view.
-
-    ``thousand``: whole numbers 0..1000. ``pixels``: whole pixels of the view as the model saw it, ``sizes`` holds (width, height)
-    by image id; up to ``slack`` pixels beyond the border are let through (the operation clamps). None in ``sizes`` means that
-    the images of the episode are not known and targets are not checked.
-    """
-
-    kind: Coordinates
-    sizes: Mapping[str, tuple[int, int]] | None = None
-    slack: int = 0
-
-    @classmethod
-    def of(cls, kind: Coordinates, images: Sequence[ImageView], slack: int = 0) -> Scale:
-        """The scale for an episode with these views."""
-        return cls(kind, {image.id: image.view_size for image in images} if images else None, slack if kind == "pixels" else 0)
-
-    def extent(self, target: str) -> tuple[int, int]:
-        """Largest x and y of a target; ``bad_target`` when the image does not exist."""
-        if self.sizes is not None and target not in self.sizes:
-            raise OperationError(f"no image {target[:20]}, use {', '.join(list(self.sizes)[:8])}", code="bad_target")
-        if self.kind == "thousand":
-            return 1000, 1000
-        width, height = (self.sizes or {}).get(target, (0, 0))
-        if width < 1 or height < 1:
-            raise OperationError(f"the size of {target[:20]} is not known", code="bad_target")
-        return width, height
-
-    def read(self, value: Any, target: str) -> Box:
-        """Numbers on the wire -> Box; ``bad_box`` or ``out_of_range``."""
-        extent = self.extent(target)
-        if not isinstance(value, list) or len(value) != 4:
-            raise OperationError("bbox_2d is four numbers x0,y0,x1,y1", code="bad_box")
-        for i, v in enumerate(value):
-            limit = extent[i % 2]
-            if type(v) is not int:
-                raise OperationError(f"bbox_2d holds whole numbers 0..{limit}", code="bad_box")
-            if not -self.slack <= v <= limit + self.slack:
-                raise OperationError(f"bbox_2d must be between 0 and {limit}", code="out_of_range")
-        x0, y0, x1, y1 = value
-        if x0 >= x1 or y0 >= y1:
-            raise OperationError("bbox_2d needs x0 < x1 and y0 < y1", code="bad_box")
-        return x0 / extent[0], y0 / extent[1], x1 / extent[0], y1 / extent[1]
-
-    def write(self, box: Box, target: str) -> list[int]:
-        """Box -> nearest numbers on the wire; ``too_small`` when it has no area on that grid."""
-        extent = self.extent(target)
-        x0, y0, x1, y1 = (round(v * extent[i % 2]) for i, v in enumerate(as_box(box)))
-        if x0 >= x1 or y0 >= y1:
-            raise OperationError("the box is smaller than one step of the coordinates", code="too_small")
-        return [x0, y0, x1, y1]
 
 
 @dataclass(frozen=True)
@@ -97,7 +48,7 @@ class _Qwen:
     """``<think>..</think>`` then ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or ``<answer>..</answer>``.
 
     The format of Qwen's agents. An optional ``target`` argument names the image, ``img0`` when it is left out; a canonical
-    ``box`` is written ``bbox_2d``.
+    ``box``, ``point`` or ``center`` is written ``bbox_2d``, ``point_2d`` or ``center_2d``.
     """
 
     name: str = "qwen"
@@ -112,11 +63,11 @@ class _Qwen:
             return [*parts, Tag("<answer>"), said, Tag("</answer>")]
         arguments: dict[str, Any] = {}
         for key, value in said.arguments.items():
-            if key == "box":
-                arguments["bbox_2d"] = scale.write(value, said.target)
+            if key in WIRE:
+                arguments[WIRE[key]] = scale.write(value, said.target)
             else:
                 arguments[key] = value
-        if said.target != DEFAULT_TARGET:
+        if said.target != default_target(scale.sizes):
             arguments["target"] = said.target
         call = json.dumps({"name": said.op, "arguments": arguments}, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return [*parts, Tag("<tool_call>"), call, Tag("</tool_call>")]
@@ -156,12 +107,18 @@ class _Qwen:
     def schema(self, operation: type[Operation], kind: Coordinates) -> dict[str, Any]:
         """The JSON schema of a call, as Qwen's tool prompt wants it."""
         schema = operation.Arguments.model_json_schema()
-        properties, required = dict(schema.get("properties", {})), list(schema.get("required", []))
-        if "box" in properties:
-            unit = "0 to 1000 of the image" if kind == "thousand" else "pixels of the image as shown"
-            properties = {"bbox_2d": _box_schema(unit), **{k: v for k, v in properties.items() if k != "box"}}
-            required = ["bbox_2d" if name == "box" else name for name in required]
-        properties["target"] = {"type": "string", "description": f"id of the image: img0, obs1, ...; {DEFAULT_TARGET} by default"}
+        unit = "0 to 1000 of the image" if kind == "thousand" else "pixels of the image as shown"
+        properties = {}
+        for name, described in schema.get("properties", {}).items():
+            place = _place_schema(name, unit)
+            if place and "description" in described:
+                place["description"] = f"{described['description']}: {place['description']}"
+            properties[WIRE.get(name, name)] = place or _plain(described)
+        required = [WIRE.get(name, name) for name in schema.get("required", [])]
+        properties["target"] = {
+            "type": "string",
+            "description": "id of the image or video: img0, obs1, vid0, ...; default: the first",
+        }
         parameters = {"type": "object", "properties": properties, "required": required}
         function = {"name": operation.name, "description": operation.description, "parameters": parameters}
         return {"type": "function", "function": function}
@@ -183,17 +140,20 @@ class _Qwen:
         if not isinstance(arguments, dict):
             raise OperationError("arguments is an object", code="bad_arguments")
         arguments = dict(arguments)
-        target = arguments.pop("target", DEFAULT_TARGET)
+        target = arguments.pop("target", default_target(scale.sizes))
         if not isinstance(target, str):
             raise OperationError("target is the id of an image", code="bad_target")
         scale.extent(target)
-        if "box" in arguments:
-            raise OperationError("box is unknown, write bbox_2d", code="bad_arguments")
         fields = operations[name].Arguments.model_fields
-        if "bbox_2d" in arguments and "box" in fields:
-            arguments["box"] = scale.read(arguments.pop("bbox_2d"), target)
-        elif "box" in fields and fields["box"].is_required():
-            raise OperationError("bbox_2d is missing", code="bad_arguments")
+        for field_name, wire in WIRE.items():
+            if field_name in arguments:
+                raise OperationError(f"{field_name} is unknown, write {wire}", code="bad_arguments")
+            if field_name not in fields:
+                continue
+            if (place := arguments.pop(wire, None)) is not None:
+                arguments[field_name] = scale.read(wire, place, target)
+            elif fields[field_name].is_required():
+                raise OperationError(f"{wire} is missing", code="bad_arguments")
         checked = operations[name].check(arguments)
         return Action(op=name, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
 
@@ -235,11 +195,19 @@ def strict_json(text: str) -> Any:
         raise OperationError("the call is nested too deeply", code="bad_json") from None
 
 
-def _box_schema(unit: str) -> dict[str, Any]:
-    return {
-        "type": "array",
-        "items": {"type": "integer"},
-        "minItems": 4,
-        "maxItems": 4,
-        "description": f"left, top, right, bottom of the region in {unit}",
-    }
+def _place_schema(name: str, unit: str) -> dict[str, Any] | None:
+    """The wire schema of an argument that is a place, None for others."""
+    if name not in WIRE:
+        return None
+    count, what = (4, "left, top, right, bottom") if name == "box" else (2, "x, y")
+    shape = {"type": "array", "items": {"type": "integer"}, "minItems": count, "maxItems": count}
+    return {**shape, "description": f"{what} in {unit}"}
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    """A property without what tells the policy nothing: titles, and the null of an optional argument."""
+    schema = {key: value for key, value in schema.items() if key != "title"}
+    kinds = [kind for kind in schema.get("anyOf", []) if kind.get("type") != "null"]
+    if len(kinds) == 1 and len(kinds) < len(schema["anyOf"]):
+        schema = {**kinds[0], **{key: value for key, value in schema.items() if key != "anyOf" and value is not None}}
+    return schema

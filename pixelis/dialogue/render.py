@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pixelis.config import Dialogue
-from pixelis.dialogue.dialects import DIALECTS, Reply, Scale, Tag
+from pixelis.dialogue.dialects import DIALECTS, Reply, Tag
 from pixelis.dialogue.spec import ModelSpec, is_control, token_id
 from pixelis.errors import BadInput
 from pixelis.operations.operation import Operation
+from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Observation, Question, Turn
 
 if TYPE_CHECKING:

@@ -3,88 +3,104 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from pixelis.dialogue.pixels import PixelBudget
-from pixelis.errors import BadConfig, OperationError
+from pixelis.errors import BadConfig, BadImage, OperationError
 from pixelis.operations import geometry
-from pixelis.operations.operation import Operation, Result
+from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Shown, Target
 from pixelis.operations.zoom_in import ZoomIn
 from pixelis.records import Action, ImageView, Observation
 
-__all__ = ["OPERATIONS", "Operation", "Result", "execute", "select"]
+__all__ = ["OPERATIONS", "Operation", "OperationArguments", "Result", "Scene", "Shown", "Target", "execute", "select"]
 
 log = logging.getLogger(__name__)
 
 OPERATIONS: dict[str, type[Operation]] = {operation.name: operation for operation in (ZoomIn,)}
-"""Every operation by the name the policy calls it."""
+"""Every operation of ours by the name the policy calls it."""
 
 
 def select(names: Iterable[str]) -> list[type[Operation]]:
-    """The operations of these names in order; BadConfig for one that does not exist."""
-    chosen = []
+    """The operations of these names in order; ``package.module:Class`` is one of the user's own.
+
+    Raises BadConfig for one that does not exist or is no operation, and for two of one name.
+    """
+    chosen: dict[str, type[Operation]] = {}
     for name in names:
-        if name not in OPERATIONS:
+        operation = _own(name) if ":" in name else OPERATIONS.get(name)
+        if operation is None:
             near = difflib.get_close_matches(name, OPERATIONS, n=1)
             raise BadConfig(
                 f"toolbox.operations: there is no operation {name!r}",
                 fix=f"did you mean {near[0]}?" if near else "choose from " + ", ".join(OPERATIONS),
             )
-        chosen.append(OPERATIONS[name])
-    return chosen
+        if operation.name in chosen:
+            raise BadConfig(f"toolbox.operations: two operations are called {operation.name!r}", fix="keep one of them")
+        chosen[operation.name] = operation
+    return list(chosen.values())
+
+
+def _own(path: str) -> type[Operation]:
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever the user's module raises while it is imported
+        raise BadConfig(
+            f"toolbox.operations: {path} cannot be imported: {type(error).__name__}: {error}",
+            fix="write package.module:Class, with the package installed or on PYTHONPATH of every node",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Operation)):
+        raise BadConfig(f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation")
+    missing = [field for field in ("name", "description", "Arguments") if not hasattr(found, field)]
+    if missing or found.run.__func__ is Operation.run.__func__:  # type: ignore[attr-defined]
+        raise BadConfig(f"toolbox.operations: {path} lacks {', '.join([*missing, 'run'])}", fix="see docs/operations.md")
+    return found
 
 
 def execute(
-    action: Action,
-    images: Sequence[ImageView],
-    pictures: Mapping[str, np.ndarray],
-    crop_budget: PixelBudget,
-    multiple: int,
+    action: Action, scene: Scene, operations: Mapping[str, type[Operation]] | None = None
 ) -> tuple[Observation, list[np.ndarray]]:
     """Carry out one action of an episode; never raises: what goes wrong is an observation with a named code.
 
-    ``images`` are all views of the episode so far, ``pictures`` the full-resolution uint8 [H, W, 3] arrays of the question's
-    own pictures by id. Returns the observation and the views (uint8, sides in steps of ``multiple``) that its ``images``
-    describe; ids stay empty, the agent gives them. ``data`` holds op, target and what the operation adds.
+    ``operations`` are those on offer by name, all of ours by default. Returns the observation and the views (uint8 [h, w, 3])
+    that its ``images`` describe; ids stay empty, the agent gives them. ``data`` holds op, target and what the operation adds.
     """
     try:
-        return _execute(action, images, pictures, crop_budget, multiple)
-    except OperationError as error:
+        return _execute(action, scene, OPERATIONS if operations is None else operations)
+    except (OperationError, BadImage) as error:
         return Observation(status="error", code=error.code, text=error.message), []
+    except MemoryError:
+        return Observation(status="error", code="out_of_memory", text=f"{action.op} needs too much memory"), []
     except Exception as error:  # a broken operation must cost one observation, not the episodes beside it
         log.exception("operation %s crashed", action.op)
         return Observation(status="error", code="crashed", text=f"{action.op} failed: {type(error).__name__}"), []
 
 
-def _execute(
-    action: Action, images: Sequence[ImageView], pictures: Mapping[str, np.ndarray], budget: PixelBudget, multiple: int
-) -> tuple[Observation, list[np.ndarray]]:
-    operation = OPERATIONS.get(action.op)
+def _execute(action: Action, scene: Scene, operations: Mapping[str, type[Operation]]) -> tuple[Observation, list[np.ndarray]]:
+    operation = operations.get(action.op)
     if operation is None:
-        raise OperationError(f"no operation {action.op[:30]}, use {', '.join(OPERATIONS)}", code="unknown_op")
+        raise OperationError(f"no operation {action.op[:30]}, use {', '.join(operations)}", code="unknown_op")
     arguments = operation.check(action.arguments)
-    target = geometry.chain(images, action.target)
-    root = target[0].id
-    if root not in pictures:
-        raise OperationError(f"the picture {root} is not loaded", code="crashed")
-    picture = pictures[root]
-    result = operation.run(arguments, target, picture, budget, multiple)
-    described, views = [], []
-    for box, view in result.images:
-        height, width = picture.shape[:2]
-        left, top, right, bottom = geometry.to_pixels(geometry.to_root(target, box), width, height)
-        described.append(
-            ImageView(
-                id="",
-                parent=action.target,
-                box=box,
-                source_size=(right - left, bottom - top),
-                view_size=(view.shape[1], view.shape[0]),
-            )
-        )
-        views.append(view)
+    target = scene.target(action.target)
+    result = operation.run(arguments, target, scene)
+    described = [_describe(shown, target) for shown in result.images]
     data = {"op": action.op, "target": action.target, **result.data}
-    return Observation(status="ok", text=result.text, images=described, data=data), views
+    return Observation(status="ok", text=result.text, images=described, data=data), [shown.view for shown in result.images]
+
+
+def _describe(shown: Shown, target: Target) -> ImageView:
+    view_size = (shown.view.shape[1], shown.view.shape[0])
+    if shown.frame is not None:
+        clip = target.clip
+        left, top, right, bottom = geometry.to_pixels(shown.box or geometry.WHOLE, clip.width, clip.height)
+        parent = target.root
+    else:
+        left, top, right, bottom = target.pixels(shown.box or geometry.WHOLE)
+        parent = target.id
+    size = (right - left, bottom - top)
+    return ImageView(
+        id="", parent=parent, frame=shown.frame, time=shown.time, box=shown.box, source_size=size, view_size=view_size
+    )

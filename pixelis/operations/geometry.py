@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pixelis.errors import OperationError
-from pixelis.records import Box, ImageView
+from pixelis.records import Box, ImageView, Point
 
 MIN_SIDE = 4
 """A region with a side below this many full-resolution pixels shows nothing."""
@@ -23,17 +23,32 @@ def as_box(value: Any) -> Box:
     """Four finite numbers in order as a Box; OperationError ``bad_box`` otherwise. Says nothing about the range."""
     if not isinstance(value, (list, tuple)) or len(value) != 4:
         raise OperationError("a box is four numbers x0,y0,x1,y1", code="bad_box")
-    if any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in value):
-        raise OperationError("a box holds numbers only", code="bad_box")
-    try:
-        x0, y0, x1, y1 = (float(v) for v in value)
-    except OverflowError:
-        raise OperationError("a box holds finite numbers only", code="bad_box") from None
-    if not all(math.isfinite(v) for v in (x0, y0, x1, y1)):
-        raise OperationError("a box holds finite numbers only", code="bad_box")
+    x0, y0, x1, y1 = _finite(value, "a box", "bad_box")
     if x0 >= x1 or y0 >= y1:
         raise OperationError("a box needs x0 < x1 and y0 < y1", code="bad_box")
     return x0, y0, x1, y1
+
+
+def as_point(value: Any) -> Point:
+    """Two finite numbers 0..1 as a Point; OperationError ``bad_point`` or ``out_of_range`` otherwise."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise OperationError("a point is two numbers x,y", code="bad_point")
+    x, y = _finite(value, "a point", "bad_point")
+    if not (0 <= x <= 1 and 0 <= y <= 1):
+        raise OperationError("the point lies outside the picture", code="out_of_range")
+    return x, y
+
+
+def _finite(values: Sequence[Any], what: str, code: str) -> list[float]:
+    if any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
+        raise OperationError(f"{what} holds numbers only", code=code)
+    try:
+        numbers = [float(v) for v in values]
+    except OverflowError:
+        numbers = [math.inf]
+    if not all(math.isfinite(v) for v in numbers):
+        raise OperationError(f"{what} holds finite numbers only", code=code)
+    return numbers
 
 
 def clamp(box: Box) -> Box:
@@ -67,12 +82,15 @@ def relative(outer: Box, inner: Box) -> Box:
 
 
 def chain(images: Sequence[ImageView], target: str) -> list[ImageView]:
-    """The views from the question's picture to ``target``; ``bad_target`` for an unknown id or a broken chain."""
+    """The views from the question's picture, or from a frame of its clip, to ``target``.
+
+    ``bad_target`` for an unknown id or a broken chain.
+    """
     known = {image.id: image for image in images}
     if target not in known:
         raise OperationError(f"no image {target[:20]}, use {_names(images)}", code="bad_target")
     links = [known[target]]
-    while (parent := links[-1].parent) is not None:
+    while (parent := links[-1].parent) is not None and links[-1].frame is None:
         if parent not in known or len(links) > len(known):
             raise OperationError(f"{target} has no picture behind it", code="bad_target")
         links.append(known[parent])
@@ -85,6 +103,11 @@ def to_root(target: Sequence[ImageView], box: Box = WHOLE) -> Box:
         if view.box is not None:
             box = compose(view.box, box)
     return box
+
+
+def point_in(outer: Box, inner: Point) -> Point:
+    """A point of a region as a point of what the region was cut from."""
+    return outer[0] + inner[0] * (outer[2] - outer[0]), outer[1] + inner[1] * (outer[3] - outer[1])
 
 
 def to_pixels(box: Box, width: int, height: int) -> tuple[int, int, int, int]:

@@ -8,17 +8,67 @@ import contextlib
 import io
 import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from pixelis.config import Dialogue, Toolbox
+from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.errors import BadImage, BadInput, MissingFile
+from pixelis.operations.video import Clip, open_clip
+from pixelis.records import ImageView, Media
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What is opened. Formats that run an interpreter (EPS, PDF, SVG) are not among them."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
+
+
+def open_media(media: Media, settings: Toolbox) -> np.ndarray | Clip:
+    """A question's picture (uint8 [H, W, 3], RGB) or clip under the caps of ``settings``; raises BadImage."""
+    if media.kind == "video":
+        return open_clip(media.frames or media.uri, settings, fps=media.fps)
+    return load_image(media.uri, settings.max_image_bytes, settings.max_image_pixels)
+
+
+def first_look(
+    opened: Mapping[str, np.ndarray | Clip], dialogue: Dialogue, multiple: int
+) -> tuple[list[ImageView], list[np.ndarray]]:
+    """What the policy sees of a question's media at first: each picture whole, of a clip ``dialogue.frames`` frames.
+
+    Returns the views described and as uint8 [h, w, 3], sides in steps of ``multiple``. Frames are called vid0.0, vid0.1, ...
+    """
+    picture_budget = PixelBudget(dialogue.input.min_pixels, dialogue.input.max_pixels)
+    frame_budget = PixelBudget(dialogue.frame.min_pixels, dialogue.frame.max_pixels)
+    images, views = [], []
+    for name, item in opened.items():
+        if isinstance(item, Clip):
+            numbers = spread(len(item.times), dialogue.frames)
+            for place, (number, frame) in enumerate(zip(numbers, item.frames(numbers), strict=True)):
+                views.append(fit(frame, frame_budget, multiple))
+                images.append(
+                    ImageView(
+                        id=f"{name}.{place}",
+                        parent=name,
+                        frame=number,
+                        time=float(item.times[number]),
+                        source_size=(item.width, item.height),
+                        view_size=(views[-1].shape[1], views[-1].shape[0]),
+                    )
+                )
+        else:
+            views.append(fit(item, picture_budget, multiple))
+            size, shown = (item.shape[1], item.shape[0]), (views[-1].shape[1], views[-1].shape[0])
+            images.append(ImageView(id=name, source_size=size, view_size=shown))
+    return images, views
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Up to ``most`` whole numbers of range(count), evenly spread, each in the middle of its share."""
+    most = min(count, most)
+    return [(2 * i + 1) * count // (2 * most) for i in range(most)]
 
 
 def load_image(source: str | bytes | Path, max_bytes: int, max_pixels: int) -> np.ndarray:

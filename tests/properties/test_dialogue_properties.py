@@ -10,11 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pixelis.dialogue.agent import Limits, run_episode
-from pixelis.dialogue.dialects import DIALECTS, Scale
+from pixelis.dialogue.dialects import DIALECTS
 from pixelis.dialogue.pixels import PixelBudget
 from pixelis.engines import Completion, SamplingParams
 from pixelis.errors import OperationError
-from pixelis.operations import OPERATIONS, execute, geometry
+from pixelis.operations import OPERATIONS, Scene, execute, geometry
+from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Question, StopReason
 
 NAMES = st.sampled_from(["nano", "large"])
@@ -103,9 +104,9 @@ def _line(call: tuple[int, ...]) -> str:
 
 
 class _Tools:
-    async def execute(self, action, images, trajectory_id):
+    async def execute(self, action, images, objects):
         picture = np.zeros((300, 400, 3), np.uint8)
-        return execute(action, images, {"img0": picture}, PixelBudget(16 * 16, 64 * 64), 16)
+        return execute(action, Scene({"img0": picture}, images, budget=PixelBudget(16 * 16, 64 * 64), multiple=16))
 
 
 @quick
@@ -181,7 +182,7 @@ def test_crops_of_crops_show_exactly_the_pixels_their_boxes_name(path, width, he
     images, here = [ImageView(id="img0")], picture
     for i, box in enumerate(path):
         action = Action(op="zoom_in", target=images[-1].id, arguments={"box": list(box)})
-        observation, views = execute(action, images, {"img0": picture}, PixelBudget(1, 10**6), 1)
+        observation, views = execute(action, Scene({"img0": picture}, images, budget=PixelBudget(1, 10**6)))
         if observation.status == "error":
             assert observation.code in ("too_small", "out_of_range")
             return
@@ -206,4 +207,4 @@ def test_writing_a_box_moves_it_by_half_a_step_at_most(x, y, side):
     box = (x, y, x + side, y + side)
     scale = Scale.of("thousand", [])
     assume(side * 1000 >= 2)
-    np.testing.assert_allclose(scale.read(scale.write(box, "img0"), "img0"), box, atol=0.0005 + 1e-9)
+    np.testing.assert_allclose(scale.read("bbox_2d", scale.write(box, "img0"), "img0"), box, atol=0.0005 + 1e-9)

@@ -14,7 +14,7 @@ from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.engines import Completion, SamplingParams
 from pixelis.errors import DeadlineExceeded, InfraFailure
-from pixelis.operations import execute
+from pixelis.operations import Scene, execute
 from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory
 
 PICTURE = np.random.default_rng(1).integers(0, 256, (800, 1000, 3), dtype=np.uint8)
@@ -37,9 +37,9 @@ class RealTools:
         self.budget, self.multiple = PixelBudget(step * step * 16, step * step * 16), step
         self.asked: list[Action] = []
 
-    async def execute(self, action: Action, images: list[ImageView], trajectory_id: str):
+    async def execute(self, action: Action, images: list[ImageView], objects: dict):
         self.asked.append(action)
-        return execute(action, images, {"img0": PICTURE}, self.budget, self.multiple)
+        return execute(action, Scene({"img0": PICTURE}, images, budget=self.budget, multiple=self.multiple))
 
 
 class Failing:
@@ -48,7 +48,7 @@ class Failing:
     def __init__(self, result):
         self.result = result
 
-    async def execute(self, action, images, trajectory_id):
+    async def execute(self, action, images, objects):
         if isinstance(self.result, BaseException):
             raise self.result
         return self.result

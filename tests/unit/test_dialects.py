@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from pixelis.dialogue.dialects import DIALECTS, Scale
+from pixelis.dialogue.dialects import DIALECTS
 from pixelis.errors import OperationError
 from pixelis.operations import OPERATIONS, ZoomIn
+from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView
 
 QWEN = DIALECTS["qwen"]

@@ -10,7 +10,7 @@ import pytest
 from pixelis import operations
 from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.errors import BadConfig, OperationError
-from pixelis.operations import OPERATIONS, execute, geometry, select
+from pixelis.operations import OPERATIONS, Scene, execute, geometry, select
 from pixelis.records import Action, ImageView
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (800, 1000, 3), dtype=np.uint8)
@@ -20,7 +20,7 @@ NATIVE = PixelBudget(1, 10_000_000)
 
 def zoom(box, target="img0", images=(ROOT,), picture=PICTURE, budget=NATIVE, multiple=1, **extra):
     action = Action(op="zoom_in", target=target, arguments={"box": box, **extra})
-    return execute(action, list(images), {"img0": picture}, budget, multiple)
+    return execute(action, Scene({"img0": picture}, list(images), budget=budget, multiple=multiple))
 
 
 def test_zoom_shows_the_full_resolution_pixels_of_the_box():
@@ -95,7 +95,7 @@ def test_same_crop_as_the_training_world_draws():
 def test_refused_arguments_are_error_observations(arguments: dict, code: str):
     wide = np.zeros((800, 1000, 3), np.uint8) if code != "bad_box" else np.zeros((4000, 1000, 3), np.uint8)
     action = Action(op="zoom_in", arguments=arguments)
-    observation, views = execute(action, [ROOT], {"img0": wide}, NATIVE, 1)
+    observation, views = execute(action, Scene({"img0": wide}, [ROOT]))
     assert (observation.status, observation.code, observation.id, observation.images, views) == ("error", code, None, [], [])
     assert observation.text
 
@@ -107,8 +107,8 @@ def test_targets_that_lead_nowhere():
     assert zoom(box, "obs9")[0].code == "bad_target"
     assert zoom(box, "obs1", [ROOT, orphan])[0].code == "bad_target"
     assert zoom(box, "a", circle)[0].code == "bad_target"
-    assert zoom(box, "img1", [ImageView(id="img1")])[0].code == "crashed"
-    assert execute(Action(op="paint"), [ROOT], {"img0": PICTURE}, NATIVE, 1)[0].code == "unknown_op"
+    assert zoom(box, "img1", [ImageView(id="img1")])[0].code == "bad_target"
+    assert execute(Action(op="paint"), Scene({"img0": PICTURE}, [ROOT]))[0].code == "unknown_op"
 
 
 def test_a_crashing_operation_costs_one_observation(monkeypatch):
@@ -119,12 +119,12 @@ def test_a_crashing_operation_costs_one_observation(monkeypatch):
 
         @classmethod
         def run(cls, *args):
-            raise MemoryError("no secrets in here")
+            raise ValueError("no secrets in here")
 
     monkeypatch.setitem(OPERATIONS, "broken", Broken)
-    observation, views = execute(Action(op="broken"), [ROOT], {"img0": PICTURE}, NATIVE, 1)
+    observation, views = execute(Action(op="broken"), Scene({"img0": PICTURE}, [ROOT]))
     assert (observation.status, observation.code, views) == ("error", "crashed", [])
-    assert "MemoryError" in observation.text
+    assert "ValueError" in observation.text
     assert "secrets" not in observation.text
 
 
@@ -132,8 +132,9 @@ def test_execute_and_its_results_can_be_sent_to_another_process():
     def sent(thing):
         return pickle.loads(pickle.dumps(thing))
 
-    function, action = sent((execute, Action(op="zoom_in", arguments={"box": [0.1, 0.1, 0.5, 0.5]})))
-    observation, views = sent(function(action, [ROOT], {"img0": PICTURE}, NATIVE, 1))
+    action = Action(op="zoom_in", arguments={"box": [0.1, 0.1, 0.5, 0.5]})
+    function, action, scene = sent((execute, action, Scene({"img0": PICTURE}, [ROOT])))
+    observation, views = sent(function(action, scene))
     assert observation.status == "ok"
     assert views[0].dtype == np.uint8
 
