@@ -148,7 +148,7 @@ class Renderer:
         schemas = "\n".join(json.dumps(self.dialect.schema(o, self.coordinates)) for o in self.operations.values())
         before, after = TOOLS.format(rule=ANSWER_RULE, images="\0", schemas=schemas).split("\0")
         # Ids come with the question, so they are plain text between our own.
-        return [Tag(before), ", ".join(view.id for view in views) or "none", Tag(after)]
+        return [Tag(before), ", ".join(_named(view) for view in views) or "none", Tag(after)]
 
     def _pads(self, views: Sequence[ImageView]) -> list[str | int]:
         parts: list[str | int] = []
@@ -189,6 +189,14 @@ class Renderer:
             start = position = match.start() + 1
         pieces.append(text[start:])
         return [t for piece in pieces if piece for t in self.tokenizer.encode(piece, add_special_tokens=False)]
+
+
+def _named(view: ImageView) -> str:
+    """A view's id, and for a frame of a clip what it is a frame of."""
+    if view.frame is None:
+        return view.id
+    when = f" at {view.time:.2f} s" if view.time is not None else ""
+    return f"{view.id} (frame {view.frame} of the video {view.parent}{when})"
 
 
 def _clean(text: str) -> str:

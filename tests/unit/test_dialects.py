@@ -8,7 +8,8 @@ import pytest
 
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.errors import OperationError
-from pixelis.operations import OPERATIONS, ZoomIn
+from pixelis.operations import OPERATIONS, Operation, OperationArguments, Result
+from pixelis.operations.operation import BoxArgument, PointArgument
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView
 
@@ -148,7 +149,7 @@ def test_well_formed_is_one_thought_and_one_act(text: str, fine: bool):
 
 def test_schema_describes_what_the_parser_accepts():
     for kind, unit in (("thousand", "1000"), ("pixels", "pixels")):
-        function = QWEN.schema(ZoomIn, kind)["function"]
+        function = QWEN.schema(OPERATIONS["zoom_in"], kind)["function"]
         assert function["name"] == "zoom_in"
         assert function["description"]
         assert set(function["parameters"]["properties"]) == {"bbox_2d", "target"}
@@ -161,3 +162,74 @@ def test_a_box_below_the_grid_cannot_be_written():
     with pytest.raises(OperationError) as error:
         QWEN.render(Action(op="zoom_in", arguments={"box": [0.1, 0.1, 0.1001, 0.2]}), THOUSAND)
     assert error.value.code == "too_small"
+
+
+class Place(Operation):
+    """An operation of a user's own that takes a point."""
+
+    name = "place"
+    description = "Look at a place."
+
+    class Arguments(OperationArguments):
+        point: PointArgument
+        box: BoxArgument | None = None
+        radius: int | None = None
+
+    @classmethod
+    def run(cls, arguments, target, scene):
+        return Result(str(arguments.point))
+
+
+def test_points_are_written_and_read_in_the_scale_of_the_model():
+    action = Action(op="place", target="obs1", arguments={"point": [0.25, 0.5], "radius": 3})
+    for scale, numbers in ((THOUSAND, [250, 500]), (PIXELS, [70, 70])):
+        text = "".join(QWEN.render(action, scale))
+        assert json.loads(text[11:-12])["arguments"] == {"point_2d": numbers, "radius": 3, "target": "obs1"}
+        assert QWEN.parse(text, {"place": Place}, scale).action == action
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ('{"point_2d":[1]}', "bad_point"),
+        ('{"point_2d":[1,2,3]}', "bad_point"),
+        ('{"point_2d":[0.5,0.5]}', "bad_point"),
+        ('{"point_2d":[1,1001]}', "out_of_range"),
+        ('{"point":[0.5,0.5]}', "bad_arguments"),
+        ('{"radius":3}', "bad_arguments"),
+        ('{"point_2d":null}', "bad_arguments"),
+        ('{"point_2d":[1,2],"radius":"3"}', "bad_arguments"),
+        ('{"point_2d":[1,2],"bbox_2d":[9,2,3,4]}', "bad_box"),
+    ],
+)
+def test_broken_points_get_a_named_error(arguments, code):
+    assert QWEN.parse(call(arguments, '"place"'), {"place": Place}, THOUSAND).error.code == code
+
+
+def test_an_optional_place_may_be_left_out_or_null():
+    for text in ('{"point_2d":[1,2]}', '{"point_2d":[1,2],"bbox_2d":null}'):
+        assert QWEN.parse(call(text, '"place"'), {"place": Place}, THOUSAND).action.arguments == {"point": [0.001, 0.002]}
+
+
+def test_the_schema_names_places_as_the_model_writes_them():
+    schema = QWEN.schema(Place, "thousand")["function"]["parameters"]
+    assert list(schema["properties"]) == ["point_2d", "bbox_2d", "radius", "target"]
+    assert schema["required"] == ["point_2d"]
+    assert schema["properties"]["point_2d"]["maxItems"] == 2
+    assert "0 to 1000" in schema["properties"]["bbox_2d"]["description"]
+    assert schema["properties"]["radius"] == {"type": "integer"}
+
+
+FRAMES = [ImageView(id=f"vid0.{i}", parent="vid0", frame=9 * i, time=0.3 * i, view_size=(280, 140)) for i in range(2)]
+
+
+def test_a_question_of_a_clip_alone_is_about_the_clip_by_default():
+    text = call('{"bbox_2d":[0,0,140,70]}')
+    by_frame = call('{"bbox_2d":[0,0,140,70],"target":"vid0.1"}')
+    scale = Scale.of("pixels", FRAMES)
+    assert QWEN.parse(text, OPERATIONS, scale).action.target == "vid0"
+    assert QWEN.parse(by_frame, OPERATIONS, scale).action == Action(
+        op="zoom_in", target="vid0.1", arguments={"box": [0.0, 0.0, 0.5, 0.5]}
+    )
+    assert "".join(QWEN.render(QWEN.parse(text, OPERATIONS, scale).action, scale)) == text
+    assert QWEN.parse(text, OPERATIONS, Scale.of("pixels", [*VIEWS, *FRAMES])).action.target == "img0"
