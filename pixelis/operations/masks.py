@@ -1,0 +1,189 @@
+"""Masks of objects: the pixels of a window, and COCO's run lengths over the whole picture.
+
+A mask is kept as the boolean window that holds it, so that its cost follows the object and not the picture. COCO's run-length code
+(pycocotools) goes down the columns of the whole picture: counts of pixels outside, inside, outside, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import cv2
+import numpy as np
+from pycocotools import mask as coco
+
+from pixelis.errors import OperationError
+from pixelis.records import Box
+
+MAX_PIXELS = 200_000_000
+"""Largest picture that a mask may claim to cover."""
+MAX_COUNTS = 4_000_000
+"""Longest code of a mask, in characters of its string or numbers of its list."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask over a picture of ``height`` x ``width``: bool ``inside`` is its window, whose corner is at ``left``, ``top``."""
+
+    inside: np.ndarray
+    left: int
+    top: int
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, inside: np.ndarray, left: int = 0, top: int = 0, height: int | None = None, width: int | None = None) -> Mask:
+        """The mask with its window cut down to what it holds: bool [h, w] at ``left``, ``top`` of the picture.
+
+        OperationError ``nothing_found`` for an empty one.
+        """
+        height, width = height or top + inside.shape[0], width or left + inside.shape[1]
+        x, y, w, h = cv2.boundingRect(inside.astype(np.uint8))
+        if not (w and h):
+            raise OperationError("the mask is empty", code="nothing_found")
+        return cls(inside[y : y + h, x : x + w].astype(bool), left + x, top + y, height, width)
+
+    @cached_property
+    def area(self) -> int:
+        """Pixels inside."""
+        return int(np.count_nonzero(self.inside))
+
+    @property
+    def edges(self) -> tuple[int, int, int, int]:
+        """Left, top, right, bottom in pixels of the picture."""
+        return self.left, self.top, self.left + self.inside.shape[1], self.top + self.inside.shape[0]
+
+    @property
+    def box(self) -> Box:
+        """The bounding box, 0..1 of the picture."""
+        left, top, right, bottom = self.edges
+        return left / self.width, top / self.height, right / self.width, bottom / self.height
+
+    def full(self) -> np.ndarray:
+        """bool [height, width] over the whole picture."""
+        whole = np.zeros((self.height, self.width), bool)
+        left, top, right, bottom = self.edges
+        whole[top:bottom, left:right] = self.inside
+        return whole
+
+    def encode(self) -> dict[str, Any]:
+        """COCO's compressed run lengths over the whole picture: {"size": [height, width], "counts": str}."""
+        starts, ends = self._runs()
+        counts = np.diff(np.stack([starts, ends], 1).ravel(), prepend=0)
+        if ends[-1] < self.height * self.width:
+            counts = np.append(counts, self.height * self.width - ends[-1])
+        size = [self.height, self.width]
+        code = coco.frPyObjects({"size": size, "counts": counts.astype(np.uint32)}, *size)
+        return {"size": size, "counts": code["counts"].decode()}
+
+    def _runs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Start and end of each run of pixels inside, numbered down the columns of the whole picture."""
+        columns = np.zeros((self.inside.shape[1], self.inside.shape[0] + 2), np.int8)
+        columns[:, 1:-1] = self.inside.T
+        change = np.diff(columns, axis=1)
+        column, row = np.nonzero(change == 1)
+        starts = (self.left + column) * self.height + self.top + row
+        column, row = np.nonzero(change == -1)
+        ends = (self.left + column) * self.height + self.top + row
+        apart = starts[1:] != ends[:-1]  # a run at the foot of a column goes on at the head of the next
+        return starts[np.append(True, apart)], ends[np.append(apart, True)]
+
+
+def encode(inside: np.ndarray) -> dict[str, Any]:
+    """COCO's compressed run lengths of a bool [height, width] mask over the whole picture; ``nothing_found`` for an empty one."""
+    return Mask.of(inside).encode()
+
+
+def decode(code: Any, height: int | None = None, width: int | None = None) -> Mask:
+    """The mask of an untrusted COCO code, compressed (a string) or not (a list), checked before memory is taken for it.
+
+    ``height``, ``width``: the picture that it must cover. OperationError ``bad_arguments`` for what is no such code or is of
+    another size, ``limit`` beyond MAX_PIXELS or MAX_COUNTS, ``nothing_found`` for an empty mask.
+    """
+    size = _size(code)
+    if height is not None and width is not None and size != (height, width):
+        raise OperationError(
+            f"the mask is {size[0]}x{size[1]}, the picture {height}x{width} (height x width)", code="bad_arguments"
+        )
+    height, width = size
+    counts = _counts(code["counts"])
+    # Single counts first: their sum may overflow otherwise.
+    if (counts.size and (counts.min() < 0 or counts.max() > height * width)) or int(counts.sum()) != height * width:
+        raise OperationError(f"the mask's counts do not add up to {height}x{width} pixels", code="bad_arguments")
+    ends = np.cumsum(counts)
+    inside = counts[1::2] > 0
+    starts, ends = ends[0 : 2 * inside.size : 2][inside], ends[1::2][inside]
+    if not starts.size:
+        raise OperationError("the mask is empty", code="nothing_found")
+    return _window(starts, ends, height, width)
+
+
+def _window(starts: np.ndarray, ends: np.ndarray, height: int, width: int) -> Mask:
+    first, last = starts // height, (ends - 1) // height
+    left, right = int(first[0]), int(last[-1]) + 1
+    if (first != last).any():  # some run goes over the foot of a column
+        top, bottom = 0, height
+    else:
+        top, bottom = int((starts % height).min()), int(((ends - 1) % height).max()) + 1
+    # The runs as +1 and -1, summed up down the columns that the window spans.
+    steps = np.zeros((right - left) * height + 1, np.int8)
+    steps[starts - left * height] += 1
+    steps[ends - left * height] -= 1
+    whole = np.cumsum(steps[:-1], dtype=np.int8).reshape(right - left, height).T
+    return Mask.of(whole[top:bottom] > 0, left, top, height, width)
+
+
+def _size(code: Any) -> tuple[int, int]:
+    if not isinstance(code, Mapping) or not {"size", "counts"} <= set(code):
+        raise OperationError('a mask is {"size": [height, width], "counts": ...}', code="bad_arguments")
+    size = code["size"]
+    if not isinstance(size, (list, tuple)) or len(size) != 2 or any(type(n) is not int or n < 1 for n in size):
+        raise OperationError("the mask's size is two whole numbers height, width", code="bad_arguments")
+    if size[0] * size[1] > MAX_PIXELS:
+        raise OperationError(f"the mask covers more than {MAX_PIXELS} pixels", code="limit")
+    return size[0], size[1]
+
+
+def _counts(code: Any) -> np.ndarray:
+    """int64 run lengths of a compressed string or a list; OperationError ``bad_arguments`` or ``limit``."""
+    if not isinstance(code, (str, bytes, list, tuple)):
+        raise OperationError("the mask's counts are a string or a list of whole numbers", code="bad_arguments")
+    if len(code) > MAX_COUNTS:
+        raise OperationError(f"the mask's counts are longer than {MAX_COUNTS}", code="limit")
+    if isinstance(code, (str, bytes)):
+        return _unpack(code)
+    if any(type(n) is not int or not 0 <= n <= MAX_PIXELS for n in code):
+        raise OperationError("the mask's counts are whole numbers from 0", code="bad_arguments")
+    return np.asarray(code, np.int64)
+
+
+def _unpack(code: str | bytes) -> np.ndarray:
+    """Run lengths of COCO's string: 5 bits a character, the lowest first, 0x20 says more follow, differences two runs back.
+
+    pycocotools has the same decoder in C but trusts its input (it reads past the end of a cut string), so this one goes first.
+    """
+    broken = OperationError("the mask's counts are no COCO run-length string", code="bad_arguments")
+    try:
+        text = code.encode("ascii") if isinstance(code, str) else code
+    except UnicodeEncodeError:
+        raise broken from None
+    digits = np.frombuffer(text, np.uint8).astype(np.int64) - 48
+    if not digits.size:
+        return np.zeros(0, np.int64)
+    last = (digits & 0x20) == 0
+    if digits.min() < 0 or digits.max() > 63 or not last[-1]:
+        raise broken
+    starts = np.append(0, np.flatnonzero(last)[:-1] + 1)
+    lengths = np.diff(np.append(starts, digits.size))
+    if lengths.max() > 7:
+        raise broken
+    shifts = 5 * (np.arange(digits.size) - np.repeat(starts, lengths))
+    values = np.add.reduceat((digits & 0x1F) << shifts, starts)
+    negative = (digits[last] & 0x10) != 0
+    values -= np.where(negative, np.int64(1) << (5 * lengths), 0)
+    values[1::2] = np.cumsum(values[1::2])
+    values[2::2] = np.cumsum(values[2::2])
+    return values

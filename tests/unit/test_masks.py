@@ -1,0 +1,144 @@
+"""Masks: COCO's run lengths both ways against pycocotools, and codes that lie."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from pycocotools import mask as coco
+
+from pixelis.errors import OperationError
+from pixelis.operations import masks
+from pixelis.operations.masks import Mask, decode, encode
+
+SMALL = hnp.arrays(bool, st.tuples(st.integers(1, 12), st.integers(1, 12)))
+
+
+def theirs(mask: np.ndarray) -> dict:
+    code = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
+    return {"size": [int(n) for n in code["size"]], "counts": code["counts"].decode()}
+
+
+@given(SMALL)
+def test_the_code_is_pycocotools_and_comes_back(mask: np.ndarray):
+    if not mask.any():
+        with pytest.raises(OperationError, match="empty") as caught:
+            encode(mask)
+        assert caught.value.code == "nothing_found"
+        return
+    code = encode(mask)
+    assert code == theirs(mask)
+    back = decode(code, *mask.shape)
+    np.testing.assert_array_equal(back.full(), mask)
+    x, y, w, h = coco.toBbox({**code, "counts": code["counts"].encode()})
+    assert back.edges == (x, y, x + w, y + h)
+    assert back.area == mask.sum()
+
+
+@given(SMALL, st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
+def test_a_window_codes_as_its_whole_picture(inside: np.ndarray, left: int, top: int, right: int, bottom: int):
+    if inside.any():
+        whole = np.pad(inside, ((top, bottom), (left, right)))
+        mask = Mask.of(inside, left, top, *whole.shape)
+        assert mask.encode() == theirs(whole)
+        np.testing.assert_array_equal(mask.full(), whole)
+        box = np.argwhere(whole)
+        assert mask.edges == (*box.min(0)[::-1], *(box.max(0)[::-1] + 1))
+
+
+def test_uncompressed_counts_are_read_too():
+    back = decode({"size": [2, 3], "counts": [1, 2, 3]})
+    np.testing.assert_array_equal(back.full(), [[0, 1, 0], [1, 0, 0]])
+    assert decode({"size": [2, 3], "counts": [0, 2, 0, 1, 3]}).area == 3
+
+
+def test_a_large_picture_costs_what_its_object_costs():
+    mask = Mask.of(np.ones((300, 200), bool), 4000, 3000, 7000, 7000)
+    began = time.perf_counter()
+    code = mask.encode()
+    back = decode(code, 7000, 7000)
+    assert time.perf_counter() - began < 0.2  # coding the 49 million pixels takes longer than that
+    assert back.edges == (4000, 3000, 4200, 3300)
+    assert back.area == 60_000
+
+
+def of(counts, size=(3, 4)):
+    return {"size": list(size), "counts": counts}
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (None, "bad_arguments"),
+        ("52203", "bad_arguments"),
+        ([1, 2], "bad_arguments"),
+        ({}, "bad_arguments"),
+        ({"size": [3, 4]}, "bad_arguments"),
+        (of("52203", ("3", 4)), "bad_arguments"),
+        (of("52203", (True, 4)), "bad_arguments"),
+        (of("52203", (3.0, 4.0)), "bad_arguments"),
+        (of("52203", (0, 4)), "bad_arguments"),
+        (of("52203", (-3, -4)), "bad_arguments"),
+        (of("52203", (3, 4, 1)), "bad_arguments"),
+        (of("52203", (10**9, 10**9)), "limit"),
+        (of([10**18], (10**9, 10**9)), "limit"),
+        (of("0" * 4_000_001), "limit"),
+        (of(12), "bad_arguments"),
+        (of(["3", 9]), "bad_arguments"),
+        (of([3, -1, 10]), "bad_arguments"),
+        (of([3, 9.0]), "bad_arguments"),
+        (of([3, 8]), "bad_arguments"),
+        (of([3, 10]), "bad_arguments"),
+        (of([2**62, 2**62, 2**62, 2**62]), "bad_arguments"),
+        (of("3:"), "bad_arguments"),
+        (of("P"), "bad_arguments"),  # says that more follows, and nothing does
+        (of("oooooooooooooooooooooooooo0"), "bad_arguments"),
+        (of("ooooooN" * 8), "bad_arguments"),
+        (of("OOOOO"), "bad_arguments"),
+        (of("\x00\x01"), "bad_arguments"),
+        (of("µ"), "bad_arguments"),
+        (of("\ud800"), "bad_arguments"),
+        (of(b"\xff\xfe"), "bad_arguments"),
+        (of("<"), "nothing_found"),
+        (of([12]), "nothing_found"),
+        (of([5, 0, 7]), "nothing_found"),
+        (of(""), "bad_arguments"),
+        (of([]), "bad_arguments"),
+    ],
+)
+def test_codes_that_lie(code, kind: str):
+    with pytest.raises(OperationError) as caught:
+        decode(code)
+    assert caught.value.code == kind, caught.value
+    assert len(caught.value.message) < 100
+
+
+@given(st.text(alphabet=st.characters(min_codepoint=40, max_codepoint=120), max_size=40))
+def test_any_string_is_a_mask_or_an_error(text: str):
+    try:
+        mask = decode(of(text, (6, 7)))
+    except OperationError:
+        return
+    assert 0 < mask.area <= 42
+    again = coco.decode({"size": [6, 7], "counts": text.encode()})
+    np.testing.assert_array_equal(mask.full(), again)
+
+
+def test_a_mask_of_another_picture():
+    with pytest.raises(OperationError, match="3x4, the picture 4x3") as caught:
+        decode(of([3, 9]), 4, 3)
+    assert caught.value.code == "bad_arguments"
+
+
+def test_a_bomb_takes_no_memory():
+    """A few characters may claim all of MAX_PIXELS: the window is made only for columns that hold something."""
+    height, width = 14_000, 14_000
+    assert height * width < masks.MAX_PIXELS
+    began = time.perf_counter()
+    mask = decode({"size": [height, width], "counts": [height * (width - 1), 5, height - 5]})
+    assert time.perf_counter() - began < 0.1
+    assert mask.area == 5
