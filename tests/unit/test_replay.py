@@ -1,0 +1,70 @@
+"""Selective sample replay: what is kept, for how long, and how often it comes back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pixelis.policy.replay import SampleReplay, informative
+from pixelis.records import Group, ImageView, Question, Trajectory
+
+
+def group(name: str, advantages: list[float | None], accuracies: list[float] | None = None) -> Group:
+    out = Group(id=name, question=Question(id=f"q-{name}", question="?"))
+    for i, advantage in enumerate(advantages):
+        accuracy = accuracies[i] if accuracies else 0.0
+        out.trajectories.append(
+            Trajectory(
+                id=f"{name}-{i}",
+                question_id=out.question.id,
+                group_id=name,
+                advantage=advantage,
+                reward=accuracy,
+                rewards={"accuracy": accuracy},
+                images=[ImageView(id="img0", view_size=(10, 10))],
+            )
+        )
+    return out
+
+
+def test_only_rollouts_that_teach_are_kept():
+    replay = SampleReplay(capacity=10)
+    assert replay.add(group("a", [0.5, 0.0, None, -0.5]), "views", 0) == 2
+    drawn = replay.draw(10, 0, np.random.default_rng(0))
+    assert sorted(kept.group.trajectories[0].id for kept in drawn) == ["a-0", "a-3"]
+    assert all(kept.views == "views" and len(kept.group.trajectories) == 1 for kept in drawn)
+
+
+def test_a_draw_never_repeats_a_rollout_and_follows_the_size_of_the_advantage():
+    replay = SampleReplay(capacity=10)
+    replay.add(group("a", [1.0, 0.1, 0.1, 0.1]), None, 0)
+    rng, seen = np.random.default_rng(0), Counter[str]()
+    for _ in range(2000):
+        ids = [kept.group.trajectories[0].id for kept in replay.draw(1, 0, rng)]
+        seen.update(ids)
+        assert len({kept.group.trajectories[0].id for kept in replay.draw(4, 0, rng)}) == 4
+    assert seen["a-0"] / 2000 == pytest.approx(1.0001 / 1.3004, abs=0.04)
+
+
+def test_age_capacity_and_bytes_are_bounded():
+    replay = SampleReplay(capacity=3, max_age=2)
+    for step in range(4):
+        replay.add(group(f"g{step}", [1.0, -1.0]), None, step)
+    assert [kept.group.trajectories[0].id for kept in replay.kept] == ["g2-1", "g3-0", "g3-1"]
+    assert replay.draw(9, 6, np.random.default_rng(0)) == []
+    assert replay.bytes == 0
+    small = SampleReplay(capacity=100, max_bytes=700)
+    small.add(group("g", [1.0] * 5), None, 0)
+    assert len(small) == 2
+    assert small.bytes == 600
+
+
+def test_uniform_accuracy_is_not_informative_whatever_the_shaped_reward_says():
+    mixed, right = group("m", [1.0, -1.0], [1.0, 0.0]), group("r", [0.1, -0.1], [1.0, 1.0])
+    right.trajectories[0].reward = 1.1  # a format bonus
+    assert informative(mixed)
+    assert not informative(right)
+    mixed.trajectories[1].reward = None  # unscored: what is left is uniform
+    assert not informative(mixed)
