@@ -1,8 +1,10 @@
 """Clips: encoded bytes or pictures, the exact time of every frame, and any frame by number.
 
-One decoder, PyAV, reads every container. A clip is indexed once, when it is opened: the packets are counted (never the header
-believed) and the decoder is asked whether one packet is one frame; where it is not (packed B-frames, field pairs, hidden frames),
-the whole clip is decoded once to number its frames. Later reads start at the key frame before and recognise a frame by its time.
+One decoder, PyAV, reads every container: decord gives wrong frames without a word on random access to open groups of pictures,
+HEVC, intra refresh, MPEG-4 with B-frames and transport streams, and other colours for interlaced and 10-bit clips. A clip is
+indexed once, when it is opened: the packets are counted (never the header believed) and the decoder is asked whether one packet
+is one frame; where it is not (packed B-frames, field pairs, hidden frames), the whole clip is decoded once to number its frames.
+Later reads start at the key frame before and recognise a frame by its time.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import base64
 import binascii
 import hashlib
 import io
+import itertools
 import re
 import struct
 import threading
@@ -31,6 +34,9 @@ FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,flv,asf
 
 FRAMES_KEPT, BYTES_KEPT = 100, 128_000_000
 """Decoded frames that a process remembers: a zoom into a frame usually follows its selection."""
+
+ENTERED = {"mov", "matroska", "avi", "flv", "nut", "ivf"}
+"""Containers with an index of their own: after a seek every packet has its right time. Others are read from the start."""
 
 _PICTURES = "pictures"
 _HEAD = 24
@@ -150,7 +156,7 @@ def _file(path: Path, limit: int) -> np.ndarray:
 
 
 def _data_url(url: str, limit: int) -> bytes:
-    head, _, body = url[:200].partition(",")
+    head = url[:200].partition(",")[0]
     if not head.lower().rstrip().endswith(";base64"):
         raise BadImage("the data: URL is not base64", code="video_undecodable", fix="write data:video/mp4;base64,...")
     if (size := (len(url) - len(head) - 1) * 3 // 4) > limit + 3:
@@ -253,7 +259,7 @@ class _Bytes(io.RawIOBase):
     """A file over an array, without a copy of it."""
 
     def __init__(self, data: np.ndarray):
-        self._view, self._at = memoryview(data).cast("B"), 0
+        self._view, self._at = data.data.cast("B"), 0
 
     def readable(self) -> bool:
         return True
@@ -285,7 +291,7 @@ class _Source:
         options = {"format_whitelist": FORMATS, "protocol_whitelist": "none"}
         self.errors: tuple[type[Exception], ...] = (av.FFmpegError, ValueError, EOFError, RuntimeError)
         try:
-            self.container = av.open(_Bytes(data), options=options, metadata_errors="ignore", buffer_size=1 << 16)
+            self.container: Any = av.open(_Bytes(data), options=options, metadata_errors="ignore", buffer_size=1 << 16)
         except (*self.errors, OSError) as error:
             raise _undecodable(getattr(error, "strerror", None) or error) from None
         self.stream = self._choose()
@@ -355,6 +361,7 @@ def _index(data: np.ndarray, sha256: str, settings: Toolbox) -> Clip:
     times, keys, first = numbered or _by_frames(data, found, settings)
     height, width = first.shape[:2]
     _check_length(times[-1] - times[0], settings.max_video_seconds)
+    keys = keys if container in ENTERED else ()
     return Clip((data,), np.array(times, np.float64), width, height, container, sha256, keys)
 
 
@@ -428,7 +435,7 @@ def _by_frames(data: np.ndarray, found: _Packets, settings: Toolbox) -> Numbered
     if first is None:
         raise _undecodable("none of its packets holds a frame")
     times = [time for time in stamps if time is not None]
-    if len(times) < len(stamps) or not 1 / 1000 < rate < 1000 or any(b <= a for a, b in zip(times, times[1:], strict=False)):
+    if len(times) < len(stamps) or not 1 / 1000 < rate < 1000 or any(b <= a for a, b in itertools.pairwise(times)):
         return [number / (rate if 1 / 1000 < rate < 1000 else 25) for number in range(len(stamps))], (), first
     known = {time: number for number, time in enumerate(times)}
     keys = tuple(sorted(known[time] for time in found.keys if time is not None and time in known))
@@ -463,7 +470,9 @@ def _turn(frame: Any) -> Callable[[np.ndarray], np.ndarray] | None:
 class _Reader:
     """Decodes frames of a clip by number. A number ahead in the same stretch goes on from where the decoder is."""
 
-    def __init__(self, data: np.ndarray, times: Sequence[float], keys: tuple[int, ...], max_pixels: int, size: Any = None):
+    def __init__(
+        self, data: np.ndarray, times: Sequence[float] | np.ndarray, keys: tuple[int, ...], max_pixels: int, size: Any = None
+    ):
         self._data, self._times, self._keys, self._limit, self._size = data, times, keys, max_pixels, size
         self._numbers = {float(time): number for number, time in enumerate(times)} if keys else {}
         self._source: _Source | None = None
