@@ -19,6 +19,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pixelis.errors import BadConfig, MissingFile
+from pixelis.presets import ALGORITHMS
+from pixelis.reward_presets import REWARD_PRESETS
 
 PATHS = (
     ("run", "dir"),
@@ -30,6 +32,7 @@ PATHS = (
     ("learner", "deepspeed"),
     ("toolbox", "segmenter"),
 )
+REWARD_MEANS = ("own", "own_limit_s", "own_children", "scorer", "math", "judge", "workers", "cpus")
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -167,51 +170,305 @@ class Sft(Section):
 
 
 class Advantage(Section):
-    baseline: Literal["mean", "none"] = Field("mean", description="what is subtracted within a group")
-    scale: Literal["std", "none"] = Field("std", description="what the difference is divided by")
+    baseline: Literal["mean", "loo", "greedy", "batch", "none", "pass_at_k", "second_best"] = Field(
+        "mean",
+        description="what is subtracted: mean of the group, of its other rollouts, reward of a greedy rollout, mean of the "
+        "batch, nothing; pass_at_k and second_best are advantages of their own",
+    )
+    scale: Literal["std", "mad", "batch_std", "none"] = Field(
+        "std", description="what the difference is divided by; batch_std whitens over the whole batch"
+    )
     eps: float = Field(1e-4, gt=0, description="added to the divisor")
-    min_group: int = Field(2, ge=2, description="scored rollouts a group needs to be used")
+    k: int = Field(4, ge=1, description="attempts that pass_at_k is about")
+    batch_over: Literal["sequence", "token"] = Field(
+        "sequence", description="whether a rollout counts once or by its tokens in the statistics of the batch"
+    )
+    min_group: int = Field(2, ge=1, description="scored rollouts a group needs to be used")
+    exclude: list[Literal["no_action", "length", "over_turn", "over_context", "over_images", "deadline", "error"]] = Field(
+        [], description="stop reasons of rollouts that are left out of statistics and loss, as unscored ones always are"
+    )
+    excluded_count: bool = Field(False, description="excluded rollouts count in the statistics with reward 0 (Mini-o3's code)")
+
+    @model_validator(mode="after")
+    def _possible(self) -> Advantage:
+        in_group = self.baseline in ("mean", "loo", "pass_at_k", "second_best")
+        if in_group and self.min_group < 2:
+            raise ValueError(f"baseline {self.baseline} compares rollouts of a group: set min_group to 2 or more")
+        if self.scale in ("std", "mad") and not in_group:
+            raise ValueError(f"scale {self.scale} is of a group but baseline {self.baseline} is not: set scale=none or batch_std")
+        if self.scale == "mad" and self.baseline not in ("mean", "loo"):
+            raise ValueError(f"scale mad does not go with baseline {self.baseline}: set scale=std")
+        return self
 
 
 class Loss(Section):
+    surrogate: Literal["clip", "cispo", "sapo", "reinforce"] = Field(
+        "clip", description="PPO clipping, clipped weight on log-probs (CISPO), soft gate (SAPO), or no ratio at all"
+    )
+    ratio: Literal["token", "sequence", "sequence_token"] = Field(
+        "token", description="ratio of each token, or the geometric mean of the sequence (GSPO; sequence_token: GSPO-token)"
+    )
+    proximal: Literal["learner", "behaviour"] = Field(
+        "learner", description="denominator of the ratio: the weights before the batch's first step, or the engine's log-probs"
+    )
     clip_low: float = Field(0.2, gt=0, description="ratio clipped below 1 - clip_low")
     clip_high: float = Field(0.2, gt=0, description="ratio clipped above 1 + clip_high")
-    aggregate: Literal["token", "sequence"] = Field(
-        "token", description="mean over all tokens of the batch, or over sequences of token means"
+    dual_clip: float = Field(0.0, ge=0, description="c: with a negative advantage the loss is at most c times it; 0 is off")
+    sapo_positive: float = Field(1.0, gt=0, description="temperature of the soft gate for positive advantages")
+    sapo_negative: float = Field(1.05, gt=0, description="temperature of the soft gate for negative advantages")
+    aggregate: Literal["token", "sequence", "constant"] = Field(
+        "token", description="mean over all tokens of the batch, over sequences of token means, or sum over a constant length"
     )
-    kl: float = Field(0.0, ge=0, description="weight of the k3 KL term to the starting policy")
-    importance_cap: float = Field(2.0, gt=0, description="truncation of learner / engine importance weights")
+    constant_tokens: int = Field(
+        0, ge=0, description="length that aggregate=constant divides by; 0: dialogue.max_turns * dialogue.max_turn_tokens"
+    )
+    kl: float = Field(0.0, ge=0, description="weight of the KL divergence to the starting policy")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="estimator of the KL divergence of each token")
+    kl_in: Literal["loss", "reward"] = Field("loss", description="a term of the loss, or taken off the reward (by k1)")
+    entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    importance: Literal["truncate", "mask", "none"] = Field(
+        "truncate", description="learner / engine weights outside their bounds: cut to the bound, or the tokens are left out"
+    )
+    importance_level: Literal["token", "sequence", "geometric"] = Field(
+        "token", description="weight of each token, product over the sequence, or its geometric mean"
+    )
+    importance_cap: float = Field(2.0, gt=0, description="upper bound of learner / engine importance weights")
+    importance_floor: float = Field(0.0, ge=0, description="lower bound of them")
+
+    @model_validator(mode="after")
+    def _possible(self) -> Loss:
+        if self.dual_clip and (self.surrogate != "clip" or self.dual_clip <= 1 + self.clip_high):
+            raise ValueError("dual_clip needs surrogate=clip and a value above 1 + clip_high")
+        if self.surrogate == "reinforce" and self.ratio != "token":
+            raise ValueError(f"surrogate reinforce has no ratio, but ratio={self.ratio}")
+        if self.kl > 0 and self.kl_in == "reward" and self.kl_estimator != "k1":
+            raise ValueError(f"a KL taken off the reward is summed by k1, not {self.kl_estimator}: set kl_estimator=k1")
+        if self.importance_floor >= self.importance_cap:
+            raise ValueError(f"importance_floor {self.importance_floor} is not below importance_cap {self.importance_cap}")
+        return self
 
 
 class Rft(Section):
+    algorithm: str | None = Field(
+        None, description=f"named settings of rft.advantage and rft.loss, explicit keys win: {', '.join(ALGORITHMS)}"
+    )
     steps: int = Field(40, ge=1, description="optimizer steps")
     questions: int = Field(32, ge=1, description="questions in a step")
-    group: int = Field(8, ge=2, description="rollouts of a question")
+    group: int = Field(8, ge=1, description="rollouts of a question")
     staleness: int = Field(0, ge=0, description="steps that rollouts may lag behind the learner; 0 is exact on-policy")
     sampling: Sampling = Sampling()
     advantage: Advantage = Advantage()
     loss: Loss = Loss()
     evaluate_every: int = Field(0, ge=0, description="steps between held-out evaluations; 0 is never")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        """Fill in what the named algorithm sets and nothing else does, so that the printed configuration is the resolved one."""
+        name = values.get("algorithm") if isinstance(values, dict) else None
+        if not isinstance(name, str):
+            return values
+        if name not in ALGORITHMS:
+            near = difflib.get_close_matches(name, ALGORITHMS, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(ALGORITHMS)}"
+            raise ValueError(f"no algorithm `{name}` ({hint})")
+        given = {k: v.model_dump(exclude_unset=True) if isinstance(v, Section) else v for k, v in values.items()}
+        return _merge({part: dict(keys) for part, keys in ALGORITHMS[name].items()}, given)
+
 
 class Curiosity(Section):
+    form: Literal["paper", "repo"] = Field("paper", description="bonus of Pixel-Reasoner's paper or of its code")
+    counts: Literal["executed", "requested"] = Field("executed", description="calls that count, for rate, bonus and cost")
     target: float = Field(0.3, ge=0, le=1, description="H: rate of pixel reasoning below which a call earns a bonus")
-    alpha: float = Field(0.5, ge=0, description="weight of the bonus")
+    alpha: float = Field(0.5, ge=0, description="weight of the bonus in the paper's form")
     free_calls: int = Field(1, ge=0, description="N: calls that cost nothing")
     beta: float = Field(0.05, ge=0, description="cost of each further call")
 
 
 class RewardWeights(Section):
     accuracy: float = Field(1.0, description="weight of the answer's score, 0..1")
-    format: float = Field(0.0, description="weight of well-formed turns, 0 or 1")
+    wrong: float = Field(0.0, description="weight of the score less 1, -1..0: 1 beside accuracy gives +1 and -1")
+    format: float = Field(
+        0.0, description="weight of well-formed turns, 0 or 1 (-1 or 0 for rewards.format balanced and boxed_once)"
+    )
     curiosity: float = Field(0.0, description="weight of the Pixel-Reasoner bonus and call cost")
+    curiosity_bonus: float = Field(0.0, description="weight of the bonus alone")
+    efficiency: float = Field(0.0, description="weight of the call cost alone, at most 0")
+    tool_if_correct: float = Field(0.0, description="weight of 1 for an executed operation and a right answer")
+    tool_penalty: float = Field(0.0, description="weight of minus the score for any call")
+    unrepaired_error_zero: float = Field(0.0, description="weight of minus the score when the last call failed: 1 takes it back")
+    overlong: float = Field(0.0, description="weight of the soft overlong punishment, -1..0 (DAPO)")
+    length: float = Field(0.0, description="weight of brevity within the group, -0.5..0.5, from rewards.length_start on")
+    step_markers: float = Field(0.0, description="weight of visible steps in the reasoning, 0..1")
+    majority_vote: float = Field(0.0, description="weight of agreeing with the group's majority, 0..1 (TTRL)")
+    coherence: float = Field(0.0, description="weight of sensible sequences of operations, -1..1 (Pixelis)")
+    curiosity_dynamics: float = Field(0.0, description="weight of what a trained dynamics model did not foresee, 0..1 (Pixelis)")
+    tool_misuse: float = Field(0.0, description="weight of the tool penalties, at most 0 (Pixelis)")
+
+
+FormatKind = Literal["dialect", "think_answer", "caption", "turns", "think_boxed", "balanced", "boxed_once"]
+
+
+class TaskRewards(Section):
+    weights: RewardWeights = RewardWeights()
+    format: FormatKind = Field("dialect", description="what well-formed means")
+
+
+class Overlong(Section):
+    max_tokens: int = Field(20480, ge=1, description="generated tokens of an episode that cost 1")
+    buffer: int = Field(4096, ge=1, description="tokens before that over which the cost grows")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Overlong:
+        if self.buffer > self.max_tokens:
+            raise ValueError(f"buffer {self.buffer} is above max_tokens {self.max_tokens}")
+        return self
+
+
+class VoteReward(Section):
+    min_share: float = Field(0.0, ge=0, le=1, description="least share of the rollouts that a majority needs")
+    tie: Literal["first", "abstain"] = Field(
+        "first", description="equal counts: the answer seen first, or no reward for the group"
+    )
+
+
+class Dynamics(Section):
+    state: int = Field(768, ge=1, description="size of a state vector of the embedder")
+    action: int = Field(128, ge=32, description="size of an action vector")
+    hidden: int = Field(256, ge=1, description="size of the hidden layers")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout while learning")
+    lr: float = Field(1e-3, gt=0, description="learning rate of AdamW")
+    epochs: int = Field(4, ge=1, description="passes over the transitions of a step")
+    eta: float = Field(0.5, gt=0, description="weight of the prediction error")
+    beta: float = Field(0.2, ge=0, le=1, description="share of the forward loss; the rest is the inverse loss")
+    scale: float = Field(0.1, gt=0, description="weight of the intrinsic reward")
+
+
+class Normalise(Section):
+    terms: list[str] = Field([], description="terms that become z-scores of running statistics; never a penalty")
+    min_samples: int = Field(10, ge=2, description="values seen before a term is normalised")
+    min_std: float = Field(0.1, gt=0, description="smallest standard deviation")
+    clip: float = Field(3.0, gt=0, description="largest z-score")
+    freeze_after: int = Field(0, ge=0, description="values after which the statistics stand still; 0 is never")
+
+
+class Curriculum(Section):
+    kind: Literal["none", "trigger", "steps"] = Field(
+        "none", description="weights of accuracy, curiosity_dynamics and coherence: fixed, by progress, or by step"
+    )
+    trigger: list[tuple[float, float, float]] = Field(
+        [(1, 0, 0), (1, 0, 0.1), (1, 0.05, 0.1)],
+        min_length=3,
+        max_length=3,
+        description="weights of the three phases by progress",
+    )
+    steps: list[tuple[int, float, float, float]] = Field(
+        [(0, 1, 0, 0), (5000, 0.7, 0.2, 0.1), (10000, 0.5, 0.3, 0.2)],
+        min_length=1,
+        description="first step and weights of a phase",
+    )
+    window: int = Field(100, ge=1, description="steps of the moving averages")
+    check_every: int = Field(100, ge=1, description="steps between looks at the triggers")
+    min_samples: int = Field(1000, ge=0, description="scored rollouts before the first advance")
+    success: float = Field(0.7, description="success rate above which phase 1 ends")
+    first_steps: int = Field(10_000, ge=1, description="steps after which phase 1 ends anyway")
+    slope: float = Field(0.001, description="slope of coherence over five looks that is no improvement any more")
+    patience: int = Field(5, ge=1, description="looks in a row below the slope after which phase 2 ends")
+    combined: float = Field(0.65, description="success rate times coherence above which phase 2 ends")
+    second_steps: int = Field(20_000, ge=1, description="steps after which phase 2 ends anyway")
+
+
+class MathScorer(Section):
+    children: int = Field(2, ge=1, description="processes that compare formulas, for each scorer actor")
+    limit_s: float = Field(5.0, gt=0, description="seconds a comparison may take before its process is killed")
+    memory_bytes: int = Field(2_000_000_000, ge=500_000_000, description="address space of such a process")
+
+
+class Judge(Section):
+    required: bool = Field(False, description="a missing url, model or key stops the run at its start")
+    url: str | None = Field(None, description="base of an OpenAI-compatible API, e.g. http://judge:8000/v1")
+    model: str = Field("", description="model that judges")
+    api_key_env: str = Field(
+        "PIXELIS_JUDGE_API_KEY", description="environment variable that holds the key; empty: no key is sent"
+    )
+    tries: int = Field(5, ge=1, description="requests for a verdict")
+    timeout_s: float = Field(30.0, gt=0, description="seconds a request may take")
+    budget_s: float = Field(120.0, gt=0, description="seconds that all tries for a verdict may take")
+    concurrency: int = Field(8, ge=1, description="requests at a time, for each scorer actor")
+    cache: bool = Field(True, description="keep verdicts in run.dir/judge.sqlite")
 
 
 class Rewards(Section):
+    preset: str | None = Field(None, description=f"named rewards, explicit keys win: {', '.join(REWARD_PRESETS)}")
     weights: RewardWeights = RewardWeights()
+    tasks: dict[str, TaskRewards] = Field({}, description="other weights and format for questions of a task (Question.task)")
+    own: dict[str, float] = Field(
+        {}, description="own rewards, `package.module:function`, and their weights; a list weighs each 1"
+    )
+    own_limit_s: float = Field(10.0, gt=0, description="seconds a call of an own reward may take before its process is killed")
+    own_children: int = Field(2, ge=1, description="processes that run own rewards, for each scorer actor")
+    scorer: str | None = Field(None, description="scorer of every question, in place of the one it names")
+    format: FormatKind = Field("dialect", description="what well-formed means")
     curiosity: Curiosity = Curiosity()
+    tool_above: float = Field(0.5, ge=0, lt=1, description="score above which a tool bonus is paid")
+    max_answer_chars: int = Field(0, ge=0, description="an answer as long as this is wrong and badly formed; 0: any length")
+    length_start: int = Field(0, ge=0, description="step before which the length term is 0")
+    overlong: Overlong = Overlong()
+    vote: VoteReward = VoteReward()
+    dynamics: Dynamics = Dynamics()
+    normalise: Normalise = Normalise()
+    curriculum: Curriculum = Curriculum()
+    clip: float = Field(0.0, ge=0, description="largest absolute reward; 0: any")
+    math: MathScorer = MathScorer()
+    judge: Judge = Judge()
     workers: int = Field(1, ge=1, description="scorer actors")
     cpus: float = Field(0.25, ge=0, description="CPUs that each scorer reserves")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        """Fill in what the preset sets and nothing else does, so that the printed configuration is the resolved one."""
+        if not isinstance(values, dict):
+            return values
+        if isinstance(values.get("own"), (list, tuple)):
+            values = {**values, "own": {str(name): 1.0 for name in values["own"]}}
+        name = values.get("preset")
+        if not isinstance(name, str):
+            return values
+        if name not in REWARD_PRESETS:
+            near = difflib.get_close_matches(name, REWARD_PRESETS, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(REWARD_PRESETS)}"
+            raise ValueError(f"no preset `{name}` ({hint})")
+        given = {k: v.model_dump(exclude_unset=True) if isinstance(v, Section) else v for k, v in values.items()}
+        return _merge(REWARD_PRESETS[name], given)
+
+    @property
+    def mixtures(self) -> list[RewardWeights]:
+        """Every set of weights that may be in force."""
+        return [self.weights, *(task.weights for task in self.tasks.values())]
+
+    @property
+    def stateful(self) -> bool:
+        """True when scoring depends on what was scored before."""
+        learns = any(w.curiosity_dynamics for w in self.mixtures)
+        return bool(self.normalise.terms) or self.curriculum.kind != "none" or learns
+
+    @model_validator(mode="after")
+    def _possible(self) -> Rewards:
+        never = {"efficiency", "tool_penalty", "tool_misuse", "unrepaired_error_zero", "overlong", "wrong"}
+        for name in self.normalise.terms:
+            if name not in RewardWeights.model_fields:
+                near = difflib.get_close_matches(name, RewardWeights.model_fields, n=1)
+                raise ValueError(f"normalise.terms: no term `{name}`" + (f" (did you mean `{near[0]}`?)" if near else ""))
+            if name in never:
+                raise ValueError(f"normalise.terms: {name} is a penalty and is never normalised")
+        for name in self.own:
+            module, colon, function = name.partition(":")
+            if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
+                raise ValueError(f"own: `{name}` is not written package.module:function")
+        if self.stateful and self.workers > 1:
+            raise ValueError("normalise, curriculum and curiosity_dynamics keep running state: set workers=1")
+        return self
 
 
 class Evaluate(Section):
@@ -287,6 +544,16 @@ class Config(Section):
     cluster: Cluster = Cluster()
 
     @model_validator(mode="after")
+    def _constant_length(self) -> Config:
+        """The length that Dr. GRPO divides by depends on the dialogue; resolved here, so that a dry run prints it."""
+        loss = self.rft.loss
+        if loss.aggregate == "constant" and not loss.constant_tokens:
+            length = self.dialogue.max_turns * self.dialogue.max_turn_tokens
+            resolved = self.rft.model_copy(update={"loss": loss.model_copy(update={"constant_tokens": length})})
+            object.__setattr__(self, "rft", resolved)
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> Config:
         d, problems = self.dialogue, []
         if d.max_turn_tokens >= d.max_context:
@@ -304,6 +571,8 @@ class Config(Section):
             problems.append(f"sft.batch {self.sft.batch} is not divisible by learner.workers {self.learner.workers}")
         if self.rft.advantage.min_group > self.rft.group:
             problems.append(f"rft.advantage.min_group {self.rft.advantage.min_group} is above rft.group {self.rft.group}")
+        if self.rft.advantage.baseline == "pass_at_k" and self.rft.advantage.k >= self.rft.group:
+            problems.append(f"rft.advantage.k {self.rft.advantage.k} is not below rft.group {self.rft.group}")
         if self.engine.name == "vllm" and not self.policy.full and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
         if self.policy.full and self.policy.adapter:
@@ -330,7 +599,8 @@ def load(path: str | Path | None = None, overrides: list[str] | None = None) -> 
     Raises BadConfig naming the key's path for unknown keys, wrong types and contradictions; MissingFile for no file.
     """
     values = _read(Path(path), seen=()) if path else {}
-    for override in overrides or []:
+    # A preset replaces the rewards that the file describes; overrides beside it refine it, in whatever order they stand.
+    for override in sorted(overrides or [], key=lambda text: not text.startswith("rewards.preset=")):
         key, eq, text = override.partition("=")
         if not eq or not key:
             raise BadConfig(f"`{override}` is no override", fix="write it as key.path=value, for example learner.lr=3e-4")
@@ -341,6 +611,8 @@ def load(path: str | Path | None = None, overrides: list[str] | None = None) -> 
             if not isinstance(node, dict):
                 raise BadConfig(f"`{key}`: `{name}` is a value, not a section")
         node[last] = _scalar(text)
+        if key == "rewards.preset":
+            values["rewards"] = _below_preset(node) | {last: node[last]}
     return parse(values)
 
 
@@ -381,7 +653,18 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise BadConfig(f"{path.name} holds {type(values).__name__}, not sections")
     parent = values.pop("extends", None)
-    return _merge(_read(path.parent / str(parent), (*seen, path)), values) if parent else values
+    if not parent:
+        return values
+    base = _read(path.parent / str(parent), (*seen, path))
+    above, below = values.get("rewards"), base.get("rewards")
+    if isinstance(above, dict) and above.get("preset") and isinstance(below, dict):
+        base["rewards"] = _below_preset(below)
+    return _merge(base, values)
+
+
+def _below_preset(rewards: dict[str, Any]) -> dict[str, Any]:
+    """What stays of a file's rewards when something above it names a preset: means and own rewards, not weights and shapes."""
+    return {key: value for key, value in rewards.items() if key in REWARD_MEANS}
 
 
 def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:

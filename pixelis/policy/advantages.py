@@ -1,39 +1,200 @@
-"""Advantages of the rollouts of one question, relative to each other (GRPO, arXiv 2402.03300)."""
+"""Advantages: how much better a rollout was than what could be expected. A switchboard of small pure functions.
+
+An advantage belongs to a whole trajectory. A rollout without a reward (unscored) or excluded by its stop reason has none (None):
+it counts neither in the statistics nor in the loss. Sources stand beside each function; the named combinations in
+`pixelis.presets`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pixelis.errors import DataFailure
+from pixelis.errors import BadConfig, DataFailure
 
 if TYPE_CHECKING:
     from pixelis import config
+    from pixelis.records import Group
+
+Values = Sequence[float | None]
+Sum = Callable[[list[float]], list[float]]
+"""Adds up each number over all workers; the identity when one worker holds the whole batch."""
 
 
-def group_advantages(rewards: Sequence[float | None], settings: config.Advantage) -> list[float | None]:
-    """(r - mean) / (std + eps) over the scored rollouts of one group; `settings` can switch off the mean or the divisor.
+def assign_advantages(
+    groups: Sequence[Group],
+    settings: config.Advantage,
+    *,
+    greedy: Values | None = None,
+    kl: Sequence[Sequence[float]] | None = None,
+    kl_weight: float = 0.0,
+    sum_workers: Sum = list,
+) -> dict[str, float]:
+    """Set `advantage` of every trajectory of a batch (None: not trained on); returns metrics of the batch.
 
-    rewards: one per rollout, None for an unscored one, which gets None and does not count. With fewer than `min_group` scored
-    rollouts every entry is None: the group is not used. std is the sample's (n - 1), as in TRL and verl. When the scored rewards
-    are equal up to rounding, the advantages are exactly 0. Raises DataFailure for a reward that is not finite: it must have been
-    counted as unscored before.
+    greedy: per group the reward of a greedy rollout, for baseline `greedy`. kl: per group and rollout the sum of k1 over its
+    policy tokens (`Trainer.kl_to_reference`), taken off the reward with `kl_weight` (as TRL's RLOO; REINFORCE++ gives each token
+    the part of the sum that follows it, whose gradient has the same expectation). sum_workers: needed when each worker holds a
+    part of the batch and the statistics are the batch's. Raises what `batch_advantages` raises.
     """
-    scored = [r for r in rewards if r is not None]
-    bad = [r for r in scored if not math.isfinite(r)]
-    if bad:
-        raise DataFailure(f"a reward of {bad[0]} reached the advantages", code="non_finite_reward")
-    if len(scored) < settings.min_group:
-        return [None] * len(rewards)
-    mean = math.fsum(scored) / len(scored)
-    spread = max(scored) - min(scored)
+    rewards = [group_rewards(group, settings) for group in groups]
+    if kl is not None:
+        rewards = [
+            [None if r is None else r - kl_weight * k for r, k in zip(group, sums, strict=True)]
+            for group, sums in zip(rewards, kl, strict=True)
+        ]
+    excluded = [[t.stop_reason.value in settings.exclude for t in g.trajectories] for g in groups]
+    tokens = [[sum(t.loss_mask()) for t in g.trajectories] for g in groups] if settings.batch_over == "token" else None
+    found = batch_advantages(rewards, settings, greedy=greedy, tokens=tokens, sum_workers=sum_workers)
+    for group, advantages, out in zip(groups, found, excluded, strict=True):
+        for trajectory, advantage, is_out in zip(group.trajectories, advantages, out, strict=True):
+            trajectory.advantage = None if is_out else advantage
+    return advantage_metrics([[t.advantage for t in g.trajectories] for g in groups])
+
+
+def group_rewards(group: Group, settings: config.Advantage) -> list[float | None]:
+    """The rewards that count in a group's statistics: None for an unscored rollout and for one whose stop reason is excluded.
+
+    With `excluded_count` an excluded rollout counts with reward 0, although it gets no advantage (Mini-o3's code, arXiv
+    2509.07969; its paper leaves it out, which is the default).
+    """
+    left_out = 0.0 if settings.excluded_count else None
+    return [left_out if t.stop_reason.value in settings.exclude else t.reward for t in group.trajectories]
+
+
+def usable(rewards: Values, settings: config.Advantage) -> bool:
+    """Whether a group with these rewards gives advantages at all; a group that does not is dropped and counted."""
+    scored = sum(r is not None for r in rewards)
+    # Every subset of k rollouts is the same one when there are only k.
+    return scored >= settings.min_group and not (settings.baseline == "pass_at_k" and scored <= settings.k)
+
+
+def group_advantages(rewards: Values, settings: config.Advantage, greedy: float | None = None) -> list[float | None]:
+    """`batch_advantages` of one group. Raises BadConfig for settings that need the statistics of the whole batch."""
+    if settings.baseline == "batch" or settings.scale == "batch_std":
+        raise BadConfig("these advantages need the rewards of the whole batch", fix="call assign_advantages with all groups")
+    return batch_advantages([rewards], settings, greedy=[greedy])[0]
+
+
+def batch_advantages(
+    groups: Sequence[Values],
+    settings: config.Advantage,
+    *,
+    greedy: Values | None = None,
+    tokens: Sequence[Sequence[int]] | None = None,
+    sum_workers: Sum = list,
+) -> list[list[float | None]]:
+    """(reward - baseline) / (scale + eps) for the groups of a batch, in the shape they came in; groups may differ in size.
+
+    groups: rewards, None for a rollout that does not count and gets None. A group that is not `usable`, or whose greedy reward is
+    None where one is needed, gets None throughout. tokens: policy tokens of each rollout, for `batch_over=token`. Equal rewards
+    (up to rounding) give exactly 0 wherever the baseline is of the group. Raises DataFailure for a reward that is not finite (it
+    must have been counted as unscored before) and BadConfig when greedy rewards or token counts are missing.
+    """
+    if settings.baseline == "greedy" and (greedy is None or len(greedy) != len(groups)):
+        raise BadConfig("baseline greedy needs the reward of a greedy rollout for every group", fix="set another baseline")
+    kept: list[list[float | None]] = []
+    for index, rewards in enumerate(groups):
+        bad = [r for r in rewards if r is not None and not math.isfinite(r)]
+        if bad:
+            raise DataFailure(f"a reward of {bad[0]} reached the advantages", code="non_finite_reward")
+        reference = greedy[index] if settings.baseline == "greedy" and greedy is not None else 0.0
+        if reference is None or not usable(rewards, settings):
+            kept.append([None] * len(rewards))
+            continue
+        scored = iter(_of_group([r for r in rewards if r is not None], settings, reference))
+        kept.append([None if r is None else next(scored) for r in rewards])
+    if settings.baseline != "batch" and settings.scale != "batch_std":
+        return kept
+    if settings.batch_over == "token" and tokens is None:
+        raise BadConfig("batch_over token needs the token count of every rollout", fix="set rft.advantage.batch_over=sequence")
+    return _over_batch(kept, settings, tokens if settings.batch_over == "token" else None, sum_workers)
+
+
+def _of_group(rewards: list[float], settings: config.Advantage, greedy: float) -> list[float]:
+    """Advantages of the rewards that count in one group, before anything that concerns the whole batch."""
+    if settings.baseline == "greedy":
+        return [r - greedy for r in rewards]
+    if settings.baseline in ("batch", "none"):
+        return rewards
+    count = len(rewards)
+    mean = math.fsum(rewards) / count
     # (n * 0.1) / n is not 0.1: without this, rounding noise divided by eps would look like a signal.
-    equal = spread <= 1e-9 * max(1.0, abs(mean))
-    center = mean if settings.baseline == "mean" else 0.0
-    divisor = 1.0
+    if max(rewards) - min(rewards) <= 1e-9 * max(1.0, abs(mean)):
+        return [0.0] * count
+    deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / (count - 1)) if settings.scale == "std" else 0.0
+    centred = [r - mean for r in rewards]
+    if settings.baseline == "loo":
+        # r - mean of the others (RLOO, arXiv 2402.14740).
+        centred = [c * count / (count - 1) for c in centred]
+    elif settings.baseline == "second_best":
+        best = max(range(count), key=rewards.__getitem__)
+        runner_up = max(r for i, r in enumerate(rewards) if i != best)
+        centred = [rewards[best] - runner_up if i == best else 0.0 for i in range(count)]
+    elif settings.baseline == "pass_at_k":
+        centred, deviation = pass_at_k(rewards, settings.k)
     if settings.scale == "std":
-        divisor = math.sqrt(math.fsum((r - mean) ** 2 for r in scored) / (len(scored) - 1)) + settings.eps
-    if equal and settings.baseline == "mean":
-        return [None if r is None else 0.0 for r in rewards]
-    return [None if r is None else (r - center) / divisor for r in rewards]
+        return [c / (deviation + settings.eps) for c in centred]
+    if settings.scale == "mad":
+        # The mean absolute deviation: the median one is 0 when fewer than half of the answers are right.
+        divisor = math.fsum(abs(r - mean) for r in rewards) / count + settings.eps
+        return [c / divisor for c in centred]
+    return centred
+
+
+def pass_at_k(rewards: Sequence[float], k: int) -> tuple[list[float], float]:
+    """Advantages for the best of k attempts, and the standard deviation of that best, over all k-subsets of n > k rollouts.
+
+    A_i = mean of max(subset) over the subsets that hold i, less its mean R over all subsets. For rewards of 0 and 1 this is the
+    analytic advantage of Pass@k training (arXiv 2508.10751): with N_neg wrong answers R = 1 - C(N_neg, k) / C(n, k), right ones
+    get 1 - R, wrong ones 1 - R - C(N_neg - 1, k - 1) / C(n - 1, k - 1), the deviation is sqrt(R (1 - R)). The closed form over
+    sorted rewards extends it to any values; k = 1 is the reward less its mean.
+    """
+    count = len(rewards)
+    order = sorted(range(count), key=rewards.__getitem__)
+    ranked = [rewards[i] for i in order]
+    subsets, holding = math.comb(count, k), math.comb(count - 1, k - 1)
+    best = [math.comb(place, k - 1) / subsets for place in range(count)]  # P(the one at this place is the best of a subset)
+    mean = math.fsum(p * r for p, r in zip(best, ranked, strict=True))
+    deviation = math.sqrt(math.fsum(p * (r - mean) ** 2 for p, r in zip(best, ranked, strict=True)))
+    advantages = [0.0] * count
+    above = 0.0  # subsets that hold this rollout and whose best is one above it
+    for place in range(count - 1, -1, -1):
+        own = math.comb(place, k - 1) / holding * (ranked[place] - mean)
+        advantages[order[place]] = own + above
+        if k > 1 and place:
+            above += math.comb(place - 1, k - 2) / holding * (ranked[place] - mean)
+    return advantages, deviation
+
+
+def _over_batch(
+    groups: list[list[float | None]], settings: config.Advantage, tokens: Sequence[Sequence[int]] | None, sum_workers: Sum
+) -> list[list[float | None]]:
+    """Less the mean of the batch and, for `batch_std`, over its standard deviation (REINFORCE++, arXiv 2501.03262)."""
+    weights = tokens or [[1] * len(group) for group in groups]
+    rollouts = [pair for group, row in zip(groups, weights, strict=True) for pair in zip(group, row, strict=True)]
+    pairs = [(a, w) for a, w in rollouts if a is not None]
+    total, weight = sum_workers([math.fsum(a * w for a, w in pairs), float(sum(w for _, w in pairs))])
+    mean = total / weight if weight else 0.0
+    # A second pass: the difference of two large sums of squares would lose the digits that matter.
+    (squares,) = sum_workers([math.fsum(w * (a - mean) ** 2 for a, w in pairs)])
+    deviation = math.sqrt(squares / max(weight - 1.0, 1.0))
+    if deviation <= 1e-9 * max(1.0, abs(mean)):
+        return [[None if a is None else 0.0 for a in group] for group in groups]
+    divisor = deviation + settings.eps if settings.scale == "batch_std" else 1.0
+    return [[None if a is None else (a - mean) / divisor for a in group] for group in groups]
+
+
+def advantage_metrics(groups: Sequence[Values]) -> dict[str, float]:
+    """What became of a batch: groups dropped as too small, groups without a signal, rollouts not trained on, size of the rest."""
+    used = [a for group in groups for a in group if a is not None]
+    rollouts = sum(len(group) for group in groups)
+    return {
+        "advantage/dropped_groups": float(sum(all(a is None for a in group) for group in groups)),
+        "advantage/silent_groups": float(sum(any(a is not None for a in g) and not any(g) for g in groups)),
+        "advantage/left_out": (rollouts - len(used)) / rollouts if rollouts else 0.0,
+        "advantage/abs_mean": math.fsum(map(abs, used)) / len(used) if used else 0.0,
+        "advantage/max": max(used, default=0.0),
+        "advantage/min": min(used, default=0.0),
+    }

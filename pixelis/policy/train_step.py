@@ -20,7 +20,7 @@ from pixelis.policy import checkpoint
 from pixelis.policy.adapters import FILES, Adapter, add_lora, load_adapter, lora_parameters
 from pixelis.policy.forward import FeatureCache, Features, concatenate, encode_views, use_packed_attention
 from pixelis.policy.log_probs import banned_mask, token_log_probs
-from pixelis.policy.losses import Totals, policy_loss, sft_loss, token_weights
+from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, sft_loss, token_weights
 from pixelis.policy.model import default_device, fingerprint, load_model, resolve
 from pixelis.policy.packing import Batch, collate, pack
 from pixelis.policy.samples import CAUSES, TrainSample, unusable
@@ -138,28 +138,34 @@ class Trainer:
         """Learning rate of the coming step."""
         return learning_rate(self.learner, self.step_count, self.total_steps)
 
-    def step(self, samples: Sequence[TrainSample], kind: Kind = "policy") -> dict[str, float]:
+    def step(
+        self, samples: Sequence[TrainSample], kind: Kind = "policy", old: Sequence[np.ndarray] | None = None
+    ) -> dict[str, float]:
         """One optimizer step on this worker's share of a batch; metrics of the whole batch, equal on all workers.
 
-        Unusable samples are dropped and counted by cause (`learner/dropped_CAUSE`). Trajectories with an advantage of exactly 0
-        count in the denominators but are not computed (without a KL term they have no gradient). When loss or gradient is not
-        finite the step is skipped and counted; the third in a row raises InfraFailure. Raises DataFailure when no worker has a
-        usable sample.
+        old: `log_probs` of the samples before the first of several steps on one batch of rollouts, which the ratio is to (None:
+        this is the only step). Unusable samples are dropped and counted by cause (`learner/dropped_CAUSE`). Trajectories with an
+        advantage of exactly 0 count in the denominators but are not computed (without a KL term or an entropy bonus they have no
+        gradient). When loss or gradient is not finite the step is skipped and counted; the third in a row raises InfraFailure.
+        Raises DataFailure when no worker has a usable sample.
         """
         started = time.perf_counter()
         if self.policy.lora.dropout > 0:
             # Seeded per step, so that a resumed run drops the same.
             torch.manual_seed(hash((self.seed, self.step_count, dist.get_rank())) & 0x7FFFFFFF)
         causes: Counter[str] = Counter()
-        usable = []
-        for sample in samples:
+        usable, active, before = [], [], []
+        silent = kind == "policy" and self.loss.entropy == 0 and (self.loss.kl == 0 or self.loss.kl_in == "reward")
+        for index, sample in enumerate(samples):
             cause = unusable(sample, self.spec, self.learner.row_tokens)
-            if cause is None:
-                usable.append(sample)
-            else:
+            if cause is not None:
                 causes[cause] += 1
-        silent = kind == "policy" and self.loss.kl == 0
-        active = [s for s in usable if s.advantage != 0 or not silent]
+                continue
+            usable.append(sample)
+            if sample.advantage != 0 or not silent:
+                active.append(sample)
+                if old is not None:
+                    before.append(torch.from_numpy(old[index]))
         bins = pack([len(s.tokens) for s in active], self.learner.rows * self.learner.row_tokens)
         counts = [float(len(bins)), float(sum(s.policy_tokens for s in usable)), float(len(usable)), float(len(active))]
         most, tokens, sequences, trained = (int(c) for c in sum_over_workers(counts, largest=1))
@@ -169,14 +175,16 @@ class Trainer:
         norm: float | None = 0.0
         if most:
             batches = [collate([active[i] for i in members], self.spec) for members in bins]
-            references = self._reference_log_probs(batches) if kind == "policy" and self.reference is not None else None
+            references = self._reference_log_probs(batches) if kind == "policy" and self._kl_in_loss else None
+            olds = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else None
             totals = Totals(tokens, sequences)
             for i in range(most):
                 # Workers with fewer micro-batches keep step with an empty one, so that all take part in the same collectives.
                 batch = batches[i] if i < len(batches) else collate([self._nothing()], self.spec)
                 weight = 1.0 if i < len(batches) else 0.0
                 reference = references[i] if references and i < len(batches) else None
-                self._backward(batch.to(self.device), kind, totals, reference, weight, sums)
+                first = olds[i] if olds and i < len(batches) else None
+                self._backward(batch.to(self.device), kind, totals, reference, first, weight, sums)
             norm = self.zero.apply(self.lr())
         metrics = self._metrics(kind, sums, trained)
         metrics |= {
@@ -218,6 +226,7 @@ class Trainer:
         kind: Kind,
         totals: Totals,
         reference: torch.Tensor | None,
+        old: torch.Tensor | None,
         weight: float,
         sums: defaultdict[str, float],
     ) -> None:
@@ -225,12 +234,21 @@ class Trainer:
         sequence = batch.sequence[batch.mask]
         found: dict[str, torch.Tensor] = {}
         aggregate = self.loss.aggregate if kind == "policy" else "token"
-        weights = weight * token_weights(sequence, batch.policy_tokens, aggregate, totals)
+        weights = weight * token_weights(sequence, batch.policy_tokens, aggregate, totals, self.loss.constant_tokens)
         if kind == "sft":
             loss = sft_loss(new, weights)
         else:
-            advantages = batch.advantages[sequence]
-            loss, found = policy_loss(new, batch.behaviour[batch.mask], advantages, weights, self.loss, reference=reference)
+            loss, found = policy_loss(
+                new,
+                batch.behaviour[batch.mask],
+                batch.advantages[sequence],
+                weights,
+                self.loss,
+                old=old,
+                reference=reference,
+                entropy=entropy,
+                spans=Spans(sequence, batch.policy_tokens),
+            )
         value = float(loss.detach())
         if not math.isfinite(value):
             # An infinite loss can have a finite gradient; make sure that the step is seen as broken on every worker.
@@ -241,23 +259,21 @@ class Trainer:
             sums["policy_tokens"] += len(new)
             sums["entropy"] += float(entropy.sum())
             sums["nll"] -= float(new.detach().sum())
-            for name, tensor in found.items():
-                sums[name] += float(tensor)
-            if kind == "policy":
-                sums["drift_max"] = max(sums["drift_max"], float((new.detach() - batch.behaviour[batch.mask]).abs().max()))
+            if found:
+                for name, number in zip(found, torch.stack(list(found.values())).tolist(), strict=True):
+                    sums[name] = max(sums[name], number) if name.endswith("_max") else sums[name] + number
 
     def _metrics(self, kind: Kind, sums: Mapping[str, float], trained: int) -> dict[str, float]:
         names = ["entropy", "nll"]
         if kind == "policy":
-            names += ["clipped", "importance", "importance_capped", "drift", "approx_kl"]
-            names += ["kl"] if self.reference is not None else []
-        local = [sums.get(n, 0.0) for n in ("drift_max", "loss", "policy_tokens", *names)]
-        drift_max, loss, tokens, *rest = sum_over_workers(local, largest=1)
+            names = metric_names(self.loss, self._kl_in_loss) + names
+        largest = sum(name.endswith("_max") for name in names)
+        local = [sums.get(n, 0.0) for n in (*names, "loss", "policy_tokens")]
+        *found, loss, tokens = sum_over_workers(local, largest=largest)
         metrics = {"policy/loss": loss}
         if trained and tokens:
-            metrics |= {f"policy/{name}": value / tokens for name, value in zip(names, rest, strict=True)}
-            if kind == "policy":
-                metrics["policy/drift_max"] = drift_max
+            for place, (name, value) in enumerate(zip(names, found, strict=True)):
+                metrics[f"policy/{name}"] = value if place < largest else value / tokens
         return metrics
 
     def _causes(self, causes: Counter[str]) -> dict[str, float]:
@@ -290,6 +306,22 @@ class Trainer:
             for i, part in zip(members, np.split(parts, np.cumsum(sizes)[:-1]), strict=True):
                 out[i] = part
         return out
+
+    def kl_to_reference(self, samples: Sequence[TrainSample]) -> list[float]:
+        """Sum over the policy tokens of k1 = behaviour - reference log-probability, for each sample: what `rft.loss.kl_in=reward`
+        takes off its reward. An estimate without bias of the KL divergence between the policy that wrote it and the reference.
+
+        Raises BadConfig when there is no reference.
+        """
+        if self.reference is None:
+            raise BadConfig("no reference policy to measure the divergence from", fix="set rft.loss.kl above 0")
+        with self._weights_of(self.reference):
+            found = self.log_probs(samples)
+        return [float((s.log_probs[s.mask] - own).sum(dtype=np.float64)) for s, own in zip(samples, found, strict=True)]
+
+    @property
+    def _kl_in_loss(self) -> bool:
+        return self.reference is not None and self.loss.kl_in == "loss"
 
     @torch.no_grad()
     def _reference_log_probs(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
