@@ -152,8 +152,8 @@ def test_schema_describes_what_the_parser_accepts():
         function = QWEN.schema(OPERATIONS["zoom_in"], kind)["function"]
         assert function["name"] == "zoom_in"
         assert function["description"]
-        assert set(function["parameters"]["properties"]) == {"bbox_2d", "target"}
-        assert function["parameters"]["required"] == ["bbox_2d"]
+        assert set(function["parameters"]["properties"]) == {"bbox_2d", "center_2d", "factor", "padding", "target"}
+        assert function["parameters"]["required"] == []
         assert unit in function["parameters"]["properties"]["bbox_2d"]["description"]
         assert "$defs" not in json.dumps(function)
 

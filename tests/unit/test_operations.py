@@ -84,7 +84,7 @@ def test_same_crop_as_the_training_world_draws():
         ({"box": [False, 0.1, True, 0.5]}, "bad_box"),
         ({"box": [0.1, 0.1, 10**400, 0.5]}, "bad_box"),
         ({"box": [0.1, 0.1, 0.5]}, "bad_box"),
-        ({"box": None}, "bad_box"),
+        ({"box": None}, "bad_arguments"),
         ({"box": [1.0, 0.1, 1.2, 0.5]}, "out_of_range"),
         ({"box": [120, 340, 220, 440]}, "out_of_range"),
         ({"box": [-0.5, 0.1, -0.2, 0.5]}, "out_of_range"),
