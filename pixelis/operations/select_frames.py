@@ -1,0 +1,113 @@
+"""SELECT_FRAMES: look at the frames of a clip that are asked for, by number, by time or at a steady rate."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from pixelis.dialogue.pixels import fit
+from pixelis.errors import BadInput, OperationError
+from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Shown, Target
+from pixelis.operations.video import Clip
+
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class SelectFramesArguments(OperationArguments):
+    """``frames``: numbers from 0. ``times``: seconds. ``rate``: frames a second from ``start`` to ``end`` seconds."""
+
+    frames: list[int] | None = None
+    times: list[Seconds] | None = None
+    rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    start: Seconds | None = None
+    end: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> SelectFramesArguments:
+        if sum(way is not None for way in (self.frames, self.times, self.rate)) != 1:
+            raise ValueError("give exactly one of frames, times and rate")
+        if self.rate is None and (self.start is not None or self.end is not None):
+            raise ValueError("start and end go with rate")
+        if self.frames == [] or self.times == []:
+            raise ValueError("the list is empty")
+        return self
+
+
+class SelectFrames(Operation):
+    """Exact frames whatever the container, in the order asked; one that is named twice is shown once."""
+
+    name = "select_frames"
+    description = (
+        "Show frames of a video. Name them by frame number from 0 (frames), by seconds (times), or take `rate` frames a second "
+        "between start and end seconds. Returns each frame with its number and time."
+    )
+    Arguments = SelectFramesArguments
+
+    @classmethod
+    def run(cls, arguments: SelectFramesArguments, target: Target, scene: Scene) -> Result:
+        """One view for each frame, fit to the frame budget.
+
+        OperationError ``not_a_video``, ``out_of_range`` that names the range, ``limit`` for more than ``max_frames``.
+        """
+        clip, most = target.clip, scene.settings.max_frames
+        asked = _asked(arguments, clip, most)
+        numbers = list(dict.fromkeys(asked))
+        images = []
+        for number, frame in zip(numbers, clip.frames(numbers), strict=True):
+            try:
+                view = fit(frame, scene.frame_budget, scene.multiple)
+            except BadInput as error:
+                raise OperationError(error.message, code="too_small") from None
+            images.append(Shown(view, None, number, float(clip.times[number])))
+        shown = ", ".join(f"{image.frame} at {image.time:.2f} s" for image in images)
+        text = f"{target.root} has {len(clip.times)} frames, {clip.duration:.2f} s. Shown: {shown}."
+        if len(numbers) < len(asked):
+            text += f" {len(asked) - len(numbers)} of those asked were the same frame."
+        return Result(text, images, {"frames": [{"index": image.frame, "time": image.time} for image in images]})
+
+
+def _asked(arguments: SelectFramesArguments, clip: Clip, most: int) -> list[int]:
+    first, last = float(clip.times[0]), float(clip.times[-1])
+    if arguments.frames is not None:
+        _check_count(len(set(arguments.frames)), most)
+        for number in arguments.frames:
+            if not 0 <= number < len(clip.times):
+                raise OperationError(f"no frame {str(number)[:20]}; the frames are 0..{len(clip.times) - 1}", code="out_of_range")
+        return arguments.frames
+    if arguments.times is not None:
+        _check_count(len(set(arguments.times)), most)
+        for time in arguments.times:
+            _check_time(time, clip)
+        return [clip.at(time) for time in arguments.times]
+    start = first if arguments.start is None else arguments.start
+    end = last if arguments.end is None else arguments.end
+    if end < start:
+        raise OperationError(f"start {start:g} s comes after end {end:g} s", code="out_of_range")
+    _check_time(start, clip)
+    _check_time(end, clip)
+    rate = arguments.rate or 1.0
+    steps = (end - start) * rate + 1e-6
+    if steps >= most:
+        # Rounded down to three digits, so that the rate that is named does fit.
+        fits = _round_down((most - 1) / (end - start))
+        problem = f"{'more than 10000' if steps > 1e4 else math.floor(steps) + 1} frames asked, at most {most}"
+        raise OperationError(f"{problem}: use rate {fits:g} or less, or a shorter range", code="limit")
+    return [clip.at(start + step / rate) for step in range(math.floor(steps) + 1)]
+
+
+def _check_count(count: int, most: int) -> None:
+    if count > most:
+        raise OperationError(f"{count} frames asked, at most {most} in one call", code="limit")
+
+
+def _check_time(time: float, clip: Clip) -> None:
+    end = float(clip.times[0]) + clip.duration
+    if not min(0.0, float(clip.times[0])) <= time <= end + 1e-6:
+        raise OperationError(f"no moment {time:g} s; the clip goes from {clip.times[0]:.2f} to {end:.2f} s", code="out_of_range")
+
+
+def _round_down(value: float) -> float:
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return math.floor(value * 10**digits) / 10**digits
