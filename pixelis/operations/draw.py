@@ -230,7 +230,7 @@ class _Pen:
         sx, sy = (x1 - x0) * found.width / self.width, (y1 - y0) * found.height / self.height
         shift_x = x0 * found.width + (left + 0.5) * sx - 0.5 - found.left
         shift_y = y0 * found.height + (top + 0.5) * sy - 0.5 - found.top
-        mask = found.inside.view(np.uint8)
+        mask: np.ndarray = found.inside.view(np.uint8)
         if (sx, sy) != (1, 1) or (right - left, bottom - top) != mask.shape[::-1]:
             way = np.array([[sx, 0, shift_x], [0, sy, shift_y]])
             mask = cv2.warpAffine(mask, way, (right - left, bottom - top), flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP)

@@ -1,0 +1,526 @@
+"""Try a pixel operation on a picture or clip: python -m pixelis.jobs.operate MEDIA OPERATION [name=value ...]
+
+The observation goes to stdout as JSON, and with pictures into a folder. What the policy would read is its `text`, with places
+in 0..1000; places in `data` and those you write are 0..1 of the picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import hashlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# What is imported here decides how soon --help answers: the operations and their libraries come when they are needed.
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pixelis.config import Toolbox
+    from pixelis.operations import Operation, Scene
+    from pixelis.operations.video import Clip
+    from pixelis.records import Action, Observation
+
+EXAMPLES = """examples:
+  python -m pixelis.jobs.operate photo.jpg read_text
+  python -m pixelis.jobs.operate photo.jpg zoom_in box=0.1,0.2,0.4,0.5
+  python -m pixelis.jobs.operate photo.jpg segment_object_at point=0.5,0.6
+  python -m pixelis.jobs.operate photo.jpg get_properties object=3f9ac1d2 --after runs/operate/photo/segment_object_at.json
+  python -m pixelis.jobs.operate clip.mp4 track_object box=0.2,0.3,0.4,0.6 end=90
+  python -m pixelis.jobs.operate clip.mp4 select_frames times=0,1.5,3
+  python -m pixelis.jobs.operate clip.mp4 read_text --frame 45
+  python -m pixelis.jobs.operate frames/ track_object box=0.2,0.3,0.4,0.6 --fps 25
+  python -m pixelis.jobs.operate photo.jpg my_pkg.mod:Rotate angle=90
+  python -m pixelis.jobs.operate photo.jpg segment_object_at point=0.5,0.6 toolbox.segmenter=models/sam-vit-base
+
+exit code: 0 done, 1 the operation answered with an error (the JSON holds its code), 2 it was not called rightly
+"""
+PLACES = ("box", "point", "center")
+
+
+class Usage(Exception):
+    """The command line cannot be carried out; the message says what to write instead."""
+
+
+@dataclass
+class Request:
+    """A command line taken apart. ``given``: the operation's arguments as written."""
+
+    media: str
+    operation: str
+    given: dict[str, str]
+    overrides: list[str] = field(default_factory=list)
+    out: Path | None = None
+    after: list[Path] = field(default_factory=list)
+    target: str | None = None
+    frame: int | None = None
+    fps: float = 25.0
+    view: int | None = None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of `python -m pixelis.jobs.operate`; returns the exit code."""
+    arguments = _parser().parse_intermixed_args(argv)
+    try:
+        with _stdout_kept() as say:
+            from pixelis.errors import PixelisError
+
+            try:
+                if arguments.list or arguments.words == ["list"]:
+                    say(_listed())
+                    return 0
+                return _operate(_request(arguments), say)
+            except PixelisError as error:
+                raise Usage(str(error)) from None
+    except Usage as error:
+        print(f"operate: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pixelis.jobs.operate",
+        description=__doc__,
+        epilog=EXAMPLES,
+        usage="%(prog)s MEDIA OPERATION [name=value ...] [toolbox.name=value ...] [options]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="MEDIA OPERATION name=value", help="a picture, a clip or a folder of frames; then"
+    )
+    parser.add_argument("--list", action="store_true", help="the operations, what they do and their arguments")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where pictures and JSON go (default runs/operate/NAME)")
+    parser.add_argument(
+        "--after",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="RESULT.json",
+        help="an earlier result: its object ids and views",
+    )
+    parser.add_argument("--target", metavar="ID", help="an earlier view to work on (obs1), brought by --after")
+    parser.add_argument("--frame", type=int, metavar="N", help="work on frame N of a clip, counted from 0")
+    parser.add_argument("--fps", type=float, default=25.0, help="frames a second of a folder of frames (default 25)")
+    parser.add_argument("--view", type=int, metavar="SIDE", help="show what a policy sees with SIDE x SIDE pixels a view (448)")
+    return parser
+
+
+def _request(arguments: argparse.Namespace) -> Request:
+    words = [w for w in arguments.words if "=" not in w or w.startswith(("data:", "cards:")) or os.path.exists(w)]
+    pairs = dict(w.split("=", 1) for w in arguments.words if w not in words)
+    if not words:
+        raise Usage("name a picture or clip and an operation; --help shows examples, --list the operations")
+    if len(words) == 1:
+        raise Usage(f"what should be done with {words[0]}? name an operation: {', '.join(_names())}")
+    media, operation, *rest = words
+    if _normal(media) in _names() and not os.path.exists(media):
+        media, operation = operation, media  # the other way round is as clear
+    if rest:
+        raise Usage(
+            f"what is {rest[0]}? One picture or clip at a time (frames of a clip: the folder that holds them), "
+            "and arguments as name=value without spaces, for example box=0.1,0.2,0.4,0.5"
+        )
+    overrides = [f"{key}={value}" for key, value in pairs.items() if "." in key]
+    foreign = [o for o in overrides if not o.startswith("toolbox.")]
+    if foreign:
+        raise Usage(f"{foreign[0]}: only toolbox.* settings matter here")
+    given = {key: value for key, value in pairs.items() if "." not in key}
+    a = arguments
+    if a.view is not None and a.view < 32:
+        raise Usage("--view is at least 32 pixels")
+    return Request(media, operation, given, overrides, a.out, a.after, a.target, a.frame, a.fps, a.view)
+
+
+def _operate(request: Request, say: Callable[[str], None]) -> int:
+    from pixelis.config import load
+    from pixelis.errors import BadImage
+    from pixelis.records import Action, Observation
+
+    settings = load(overrides=request.overrides).toolbox
+    operation = _operation(request.operation)
+    unknown = [name for name in request.given if name not in operation.Arguments.model_fields]
+    if unknown:
+        raise Usage(_unknown(unknown[0], operation))
+    try:
+        media, about = _open(request, settings)
+    except BadImage as error:
+        observation = Observation(status="error", code=error.code, text=error.message)
+        print(f"operate: {error}", file=sys.stderr)
+        say(_json({"op": operation.name, **observation.model_dump(mode="json"), "pictures": []}))
+        return 1
+    scene, target, number = _scene(request, media, about, settings)
+    arguments = _arguments(operation, request.given, scene, target)
+    action = Action(op=operation.name, target=target, arguments=arguments)
+    start = time.perf_counter()
+    observation, views = _execute(action, scene, operation, settings.deadline_s)
+    observation.seconds = round(time.perf_counter() - start, 4)
+    folder = request.out or Path("runs/operate") / _name(request.media)
+    pictures: list[Path] = []
+    if observation.status == "ok":
+        from pixelis.dialogue.agent import name_observation
+        from pixelis.operations.pictures import write_pictures
+
+        observation = name_observation(observation, number - 1)
+        folder.mkdir(parents=True, exist_ok=True)
+        pictures = write_pictures(folder, action, observation, views, scene)
+    result = {
+        "media": about,
+        "op": operation.name,
+        "target": target,
+        "arguments": action.model_dump(mode="json")["arguments"],
+        **observation.model_dump(mode="json"),
+        "pictures": [str(path) for path in pictures],
+    }
+    said = _json(result)
+    say(said)
+    if observation.status == "error":
+        print(f"operate: {observation.code}: {observation.text}", file=sys.stderr)
+        if hint := _hint(observation, scene, request, folder):
+            print(f"  {hint}", file=sys.stderr)
+        return 1
+    written = folder / f"{operation.name}.json"
+    written.write_text(said + "\n", encoding="utf-8")
+    if observation.text:
+        print(observation.text, file=sys.stderr)
+    print(f"{operation.name} took {observation.seconds:.2f} s; written:", file=sys.stderr)
+    for path in [written, *pictures]:
+        print(f"  {path}", file=sys.stderr)
+    return 0
+
+
+def _json(result: Mapping[str, Any]) -> str:
+    """One value a line, lists of numbers on one; strings hold no bare line breaks, so only lists match."""
+    text = json.dumps(result, indent=1, ensure_ascii=False)
+    return re.sub(r"\[\s+([-+.\deE,\s]+?)\s+\]", lambda found: "[" + " ".join(found[1].split()) + "]", text)
+
+
+def _names() -> list[str]:
+    from pixelis.operations import OPERATIONS
+
+    return list(OPERATIONS)
+
+
+def _normal(name: str) -> str:
+    return name.strip().lower().replace("-", "_")
+
+
+def _operation(name: str) -> type[Operation]:
+    from pixelis.operations import OPERATIONS, select
+
+    if ":" in name:
+        sys.path.insert(0, os.getcwd())
+        try:
+            return select([name])[0]
+        finally:
+            sys.path.remove(os.getcwd())
+    if (normal := _normal(name)) in OPERATIONS:
+        return OPERATIONS[normal]
+    near = difflib.get_close_matches(normal, OPERATIONS, n=1, cutoff=0.5)
+    did = f"did you mean {near[0]}? " if near else ""
+    raise Usage(
+        f"there is no operation {name}; {did}The operations are {', '.join(OPERATIONS)}; an own one is package.module:Class"
+    )
+
+
+def _listed() -> str:
+    from pixelis.operations import OPERATIONS
+
+    out = []
+    for operation in OPERATIONS.values():
+        out += [f"{operation.name}", f"  {operation.description}", *_described(operation), ""]
+    return "\n".join(out) + "Places are 0..1 of the picture: box=left,top,right,bottom, point=x,y."
+
+
+def _described(operation: type[Operation]) -> list[str]:
+    """One line for each argument: name, form, meaning, default."""
+    schema = operation.Arguments.model_json_schema()
+    required, out = set(schema.get("required", [])), []
+    for name, described in schema.get("properties", {}).items():
+        form = {"box": "x0,y0,x1,y1", "point": "x,y", "center": "x,y"}.get(name) or _form(described)
+        default = described.get("default")
+        need = "required" if name in required else "optional" if default is None else f"default {json.dumps(default)}"
+        meaning = f": {described['description']}" if "description" in described else ""
+        out.append(f"    {name}={form} ({need}){meaning}")
+    return out
+
+
+def _form(schema: Mapping[str, Any]) -> str:
+    kinds = [k for k in schema.get("anyOf", [schema]) if k.get("type") != "null"]
+    names = {"integer": "N", "number": "X", "string": "TEXT", "boolean": "true|false", "array": "A,B,...", "object": "{...}"}
+    return "|".join("|".join(map(str, k["enum"])) if "enum" in k else names.get(k.get("type", ""), "VALUE") for k in kinds)
+
+
+def _unknown(name: str, operation: type[Operation]) -> str:
+    fields = operation.Arguments.model_fields
+    wire = {"bbox_2d": "box", "bbox": "box", "region": "box", "point_2d": "point", "center_2d": "center"}
+    near = [wire[name]] if wire.get(name) in fields else difflib.get_close_matches(name, fields, n=1)
+    did = f"did you mean {near[0]}? " if near else ""
+    known = "\n".join(_described(operation)) or "    none"
+    return f"{operation.name} has no argument {name}; {did}It takes\n{known}"
+
+
+def _open(request: Request, settings: Toolbox) -> tuple[np.ndarray | Clip, dict[str, Any]]:
+    """The picture or clip, and what the result says about it."""
+    from pixelis.operations.media import open_media
+    from pixelis.operations.video import Clip
+    from pixelis.records import Media
+
+    source, path = request.media, Path(request.media)
+    inline = source.startswith(("data:", "cards:"))
+    if re.match(r"https?://", source):
+        raise Usage(f"{source}: nothing is fetched from the network; save it to a file first")
+    if path.is_dir():
+        frames = sorted((p for p in path.iterdir() if p.suffix.lower() in PICTURES), key=_natural)
+        if not frames:
+            raise Usage(f"the folder {path} holds no pictures")
+        media = Media(id="vid0", kind="video", frames=[str(p) for p in frames], fps=request.fps)
+    elif not inline and not path.exists():
+        folder = path.parent if path.parent.is_dir() else Path(".")
+        near = difflib.get_close_matches(path.name, [p.name for p in folder.iterdir()], n=1)
+        raise Usage(f"there is no file {path}" + (f"; did you mean {folder / near[0]}?" if near else ""))
+    elif source.startswith("data:video/") or not (inline or _is_picture(path, request)):
+        media = Media(id="vid0", kind="video", uri=source)
+    else:
+        media = Media(id="img0", uri=source)
+    opened = open_media(media, settings)
+    about: dict[str, Any] = {"id": media.id, "source": source if len(source) < 500 else source[:40] + "..."}
+    if isinstance(opened, Clip):
+        about |= {
+            "width": opened.width,
+            "height": opened.height,
+            "frames": len(opened.times),
+            "seconds": round(opened.duration, 3),
+        }
+        about["sha256"] = opened.sha256
+    else:
+        about |= {"width": opened.shape[1], "height": opened.shape[0], "sha256": hashlib.sha256(opened.tobytes()).hexdigest()}
+    return opened, about
+
+
+PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
+
+
+def _natural(path: Path) -> list[Any]:
+    """Frames by number: frame2 before frame10."""
+    return [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in re.split(r"(\d+)", path.name) if piece]
+
+
+def _is_picture(path: Path, request: Request) -> bool:
+    """Looks at the content: names lie. An animation is a clip for the operations that need one."""
+    from PIL import Image
+
+    from pixelis.operations.media import FORMATS
+
+    moving = request.frame is not None or _normal(request.operation) in ("track_object", "select_frames")
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            return not (moving and getattr(image, "n_frames", 1) > 1)
+    except Exception:  # any decoder's complaint means the same: this is no picture we know
+        return path.suffix.lower() in PICTURES
+
+
+def _scene(request: Request, media: np.ndarray | Clip, about: dict[str, Any], settings: Toolbox) -> tuple[Scene, str, int]:
+    """The scene after the earlier results, the id to work on, and the number of the observation to come."""
+    from pixelis.dialogue.pixels import PixelBudget
+    from pixelis.operations import Scene
+    from pixelis.operations.operation import UNBOUNDED
+    from pixelis.operations.video import Clip
+    from pixelis.records import ImageView
+
+    root, size = str(about["id"]), (int(about["width"]), int(about["height"]))
+    images, target = [], request.target or root
+    if isinstance(media, Clip):
+        number, count = request.frame or 0, len(media.times)
+        if not 0 <= number < count:
+            raise Usage(f"--frame {number}: the clip has frames 0..{count - 1}")
+        name = f"frame{number}"
+        images.append(
+            ImageView(id=name, parent=root, frame=number, time=float(media.times[number]), source_size=size, view_size=size)
+        )
+        target = request.target or (name if request.frame is not None else root)
+    else:
+        if request.frame is not None:
+            raise Usage(f"--frame: {request.media} is a picture, not a clip")
+        images.append(ImageView(id=root, source_size=size, view_size=size))
+    objects: dict[str, dict[str, Any]] = {}
+    number = 1
+    for path in request.after:
+        earlier = _earlier(path, about)
+        objects |= {found["id"]: found for found in earlier.data.get("objects", [])}
+        known = {image.id for image in images}
+        images += [image for image in earlier.images if image.id not in known]
+        if (made := re.fullmatch(r"obs(\d+)", earlier.id or "")) is not None:
+            number = max(number, int(made[1]) + 1)
+    budget, multiple = UNBOUNDED, 1
+    if request.view:
+        multiple = next((m for m in (28, 32) if request.view % m == 0), 16)
+        budget = PixelBudget(max(1, request.view**2 // 4), request.view**2)
+    scene = Scene(
+        media={root: media},
+        images=images,
+        objects=objects,
+        budget=budget,
+        frame_budget=budget,
+        multiple=multiple,
+        settings=settings,
+    )
+    if target != root and target not in {image.id for image in images}:
+        raise Usage(f"--target {target}: the views are {', '.join(i.id for i in images)}; --after RESULT.json brings more")
+    return scene, target, number
+
+
+def _earlier(path: Path, about: Mapping[str, Any]) -> Observation:
+    from pydantic import ValidationError
+
+    from pixelis.records import Observation
+
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        made_of = raw["media"]["sha256"]
+        observation = Observation.model_validate({key: raw[key] for key in Observation.model_fields if key in raw})
+        found = observation.data.get("objects", [])
+        if not all(isinstance(o, dict) and isinstance(o.get("id"), str) for o in found):
+            raise ValueError("objects without an id")
+    except OSError as error:
+        raise Usage(f"--after {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, ValidationError):
+        raise Usage(f"--after {path}: this is no result of operate") from None
+    if made_of != about["sha256"]:
+        raise Usage(
+            f"--after {path}: that result is about other pixels ({raw['media'].get('source')}), its ids mean nothing here"
+        )
+    return observation
+
+
+def _arguments(operation: type[Operation], given: Mapping[str, str], scene: Scene, target: str) -> dict[str, Any]:
+    """The arguments as values; Usage for missing ones and for places that are not 0..1."""
+    schema = operation.Arguments.model_json_schema()
+    missing = [name for name in schema.get("required", []) if name not in given]
+    if missing:
+        raise Usage(f"{operation.name} needs {', '.join(missing)}; it takes\n" + "\n".join(_described(operation)))
+    values: dict[str, Any] = {}
+    for name, written in given.items():
+        values[name] = _value(written, schema["properties"][name])
+        if name in PLACES:
+            _check_place(name, written, values[name], scene, target)
+    return values
+
+
+def _value(written: str, schema: Mapping[str, Any]) -> Any:
+    kinds = {str(kind.get("type")): kind for kind in schema.get("anyOf", [schema])}
+    if "array" in kinds and ("," in written or "string" not in kinds):
+        texts = kinds["array"].get("items", {}).get("type") == "string"
+        pieces = [piece.strip() for piece in written.strip().strip("[]()").split(",")]
+        return [piece if texts else _scalar(piece) for piece in pieces if piece]
+    return written if "string" in kinds else _scalar(written)
+
+
+def _scalar(written: str) -> Any:
+    try:
+        return json.loads(written)
+    except ValueError:
+        return written
+
+
+def _check_place(name: str, written: str, value: Any, scene: Scene, target: str) -> None:
+    """Usage that offers the right numbers for a place written in pixels, in 0..1000 or as left, top, width, height."""
+    count = 4 if name == "box" else 2
+    if not isinstance(value, list) or len(value) != count or not all(type(v) in (int, float) for v in value):
+        raise Usage(f"{name}={written}: write {count} numbers 0..1 with commas and no spaces, " + EXAMPLE[count].format(name))
+    about = scene.target(target)
+    if about.is_clip:
+        width, height = about.clip.width, about.clip.height
+    else:
+        left, top, right, bottom = about.pixels()
+        width, height = right - left, bottom - top
+    if max(value) > 1:
+        fits = all(v <= extent for v, extent in zip(value, (width, height) * 2, strict=False))
+        offer = ""
+        if max(value) > 2 and (fits or max(value) <= 1000):
+            extents = (width, height) * 2 if fits else (1000,) * 4
+            numbers = ",".join(f"{v / extent:.4g}" for v, extent in zip(value, extents, strict=False))
+            offer = f"; if these are {'pixels' if fits else '0..1000'}, write {name}={numbers}"
+        raise Usage(f"{name}={written}: places are 0..1 of the picture, which is {width}x{height} pixels{offer}")
+    if name == "box" and (value[0] >= value[2] or value[1] >= value[3]):
+        offer = ""
+        if 0 < value[2] <= 1 - value[0] and 0 < value[3] <= 1 - value[1]:
+            numbers = ",".join(f"{v:.4g}" for v in (value[0], value[1], value[0] + value[2], value[1] + value[3]))
+            offer = f"; if these are left, top, width, height, write box={numbers}"
+        raise Usage(f"box={written}: a box is left,top,right,bottom{offer}")
+
+
+EXAMPLE = {4: "for example {}=0.1,0.2,0.4,0.5", 2: "for example {}=0.5,0.6"}
+
+
+def _execute(action: Action, scene: Scene, operation: type[Operation], deadline_s: float) -> tuple[Observation, list[np.ndarray]]:
+    from pixelis.errors import OperationError
+    from pixelis.operations import execute
+
+    def ring(*_: object) -> None:
+        raise OperationError(f"{action.op} took more than {deadline_s:g} seconds", code="timeout")
+
+    # Rings between two Python instructions, so a library may overrun: the pool of a run kills, a person has Ctrl-C.
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, deadline_s)
+    try:
+        return execute(action, scene, {operation.name: operation})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _hint(observation: Observation, scene: Scene, request: Request, folder: Path) -> str:
+    """What to do about an error, where the operation cannot know it."""
+    if observation.code == "not_a_picture":
+        return "add --frame N to work on one frame of the clip, for example --frame 0"
+    if observation.code == "not_a_video":
+        return "this operation wants a clip or a folder of frames"
+    if observation.code == "unknown_object" and (wanted := request.given.get("object")):
+        for path in sorted(folder.glob("*.json")):
+            if f'"{wanted}"' in path.read_text(encoding="utf-8", errors="replace"):
+                return f"it was found in an earlier result: add --after {path}"
+        return "bring the result that found it with --after RESULT.json"
+    if observation.code == "timeout":
+        return "give it more time with toolbox.deadline_s=120"
+    return ""
+
+
+def _name(media: str) -> str:
+    """The folder's name for a source: photo.jpg -> photo."""
+    if media.startswith(("data:", "cards:")):
+        return re.sub(r"[^\w.-]+", "-", media)[:60].strip("-")
+    return Path(media).resolve().stem or "media"
+
+
+@contextmanager
+def _stdout_kept() -> Iterator[Callable[[str], None]]:
+    """Nothing but what is said through the yielded function reaches stdout: libraries print what they like."""
+    sys.stdout.flush()
+    real, kept = sys.stdout, os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    said: list[str] = []
+    try:
+        yield said.append
+    finally:
+        sys.stdout = real
+        os.dup2(kept, 1)
+        os.close(kept)
+        if said:
+            print("\n".join(said), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

