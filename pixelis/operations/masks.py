@@ -1,7 +1,7 @@
 """Masks of objects: the pixels of a window, and COCO's run lengths over the whole picture.
 
-A mask is kept as the boolean window that holds it, so that its cost follows the object and not the picture. COCO's run-length code
-(pycocotools) goes down the columns of the whole picture: counts of pixels outside, inside, outside, ...
+A mask is kept as the boolean window that holds it, so that its cost follows the object and not the picture. COCO's run-length
+code (pycocotools) goes down the columns of the whole picture: counts of pixels outside, inside, outside, ...
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def decode(code: Any, height: int | None = None, width: int | None = None) -> Ma
     size = _size(code)
     if height is not None and width is not None and size != (height, width):
         raise OperationError(
-            f"the mask is {size[0]}x{size[1]}, the picture {height}x{width} (height x width)", code="bad_arguments"
+            f"the mask is {size[0]}x{size[1]} (height x width), the picture {height}x{width}", code="bad_arguments"
         )
     height, width = size
     counts = _counts(code["counts"])

@@ -1,0 +1,149 @@
+"""The segmenter with weights: a SAM or SAM 2 checkpoint of transformers, from a local folder.
+
+The image processors of transformers need torchvision for SAM 2, so the few lines of resizing, normalising and padding are here;
+for SAM they equal ``SamImageProcessorPil``. torch and transformers are imported when a checkpoint is first used.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from pixelis.errors import BadConfig, MissingFile, OperationError
+from pixelis.operations.masks import Mask
+
+if TYPE_CHECKING:
+    import torch
+
+    from pixelis.operations.segmenters import Edges, Segment
+
+KINDS = {"sam": "SamModel", "sam2": "Sam2Model", "sam2_video": "Sam2Model"}
+"""``model_type`` of a checkpoint -> its class in transformers. Published SAM 2 is ``sam2_video``, which holds all of ``sam2``."""
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Sam:
+    """A loaded checkpoint: its model on its device, the side of its input, and how pixels are normalised."""
+
+    model: Any
+    padded: bool
+    side: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that a picture is resized to: SAM keeps the aspect and pads, SAM 2 stretches to a square."""
+        if not self.padded:
+            return self.side, self.side
+        scale = self.side / max(height, width)
+        return int(height * scale + 0.5), int(width * scale + 0.5)
+
+    def pixel_values(self, picture: np.ndarray) -> torch.Tensor:
+        """uint8 [H, W, 3] -> float32 [1, 3, side, side], normalised, zero where padded."""
+        import torch
+
+        height, width = self.size(*picture.shape[:2])
+        resized = Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR)
+        values = (np.asarray(resized, np.float32) / 255 - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
+        values = np.pad(values, ((0, self.side - height), (0, self.side - width), (0, 0)))
+        return torch.from_numpy(values.transpose(2, 0, 1)[None].copy())
+
+    def predict(self, picture: np.ndarray, places: np.ndarray, box: bool) -> tuple[np.ndarray, float]:
+        """The mask of a point [1, 2] or of a box's corners [2, 2] (x, y in pixels): bool [H, W] and its predicted IoU."""
+        import torch
+
+        rows, columns = picture.shape[:2]
+        height, width = self.size(rows, columns)
+        at = torch.from_numpy((places * [width / columns, height / rows]).astype(np.float32))
+        prompt = {"input_boxes": at.reshape(1, 1, 4)} if box else {"input_points": at.reshape(1, 1, 1, 2)}
+        device = next(self.model.parameters()).device
+        with torch.inference_mode():
+            inputs = {"pixel_values": self.pixel_values(picture), **prompt}
+            # A box says what is meant; a point may mean a part or the whole, so the best of three masks is taken.
+            found = self.model(**{k: v.to(device) for k, v in inputs.items()}, multimask_output=not box)
+            scores = found.iou_scores[0, 0].float()
+            best = int(scores.argmax())
+            logits = found.pred_masks[0, 0, best].float()[None, None]
+            if self.padded:
+                logits = torch.nn.functional.interpolate(logits, (self.side, self.side), mode="bilinear", align_corners=False)
+                logits = logits[..., :height, :width]
+        large = cv2.resize(logits[0, 0].cpu().numpy(), (columns, rows), interpolation=cv2.INTER_LINEAR)
+        return large > 0, float(scores[best].clamp(0, 1))
+
+
+def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, folder: str) -> Segment:
+    """The object at a point or in a box (pixels of the picture) as the checkpoint sees it within ``region``.
+
+    OperationError ``nothing_found`` for an empty mask; MissingFile or BadConfig for a folder that cannot be used.
+    """
+    from pixelis.operations.segmenters import Segment
+
+    left, top, right, bottom = region
+    if box is not None:  # a box may reach beyond what the model looks at by the rounding of its edges
+        left, top, right, bottom = min(left, box[0]), min(top, box[1]), max(right, box[2]), max(bottom, box[3])
+    places = np.reshape(np.asarray(point if box is None else box, np.float64), (-1, 2)) - (left, top)
+    inside, score = load(folder).predict(picture[top:bottom, left:right], places, box is not None)
+    if not inside.any():
+        raise OperationError("the segmenter found no object there: move the point or give a box", code="nothing_found")
+    return Segment(Mask.of(inside, left, top, *picture.shape[:2]), round(score, 3), "sam")
+
+
+@functools.lru_cache(maxsize=1)
+def load(folder: str) -> Sam:
+    """The checkpoint of a folder, loaded once in a process; on the GPU where there is one.
+
+    MissingFile when there is no such folder, BadConfig when it holds another kind of model or only part of its weights.
+    """
+    config = _json(Path(folder) / "config.json", folder)
+    kind = config.get("model_type")
+    if kind not in KINDS:
+        raise BadConfig(
+            f"toolbox.segmenter: {folder} holds a model of type {kind!r}", fix="give a checkpoint of type " + ", ".join(KINDS)
+        )
+    import torch
+    import transformers
+
+    try:
+        model, info = getattr(transformers, KINDS[kind]).from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    except Exception as error:  # transformers and safetensors raise nearly anything on a damaged checkpoint
+        reason = " ".join(str(error).split())[:200]
+        raise BadConfig(
+            f"toolbox.segmenter: {folder} cannot be loaded: {reason}", fix="save the model again with save_pretrained"
+        ) from error
+    if missing := info["missing_keys"]:
+        raise BadConfig(
+            f"toolbox.segmenter: {folder} lacks {len(missing)} weights, such as {min(missing)}",
+            fix="copy the whole checkpoint: a segmenter with random weights answers nonsense",
+        )
+    padded = kind == "sam"
+    side = model.config.vision_config.image_size if padded else model.config.prompt_encoder_config.image_size
+    prepare = Path(folder) / "preprocessor_config.json"
+    settings = _json(prepare, folder) if prepare.is_file() else {}
+    mean, std = settings.get("image_mean", IMAGENET_MEAN), settings.get("image_std", IMAGENET_STD)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Sam(model.eval().to(device), padded, side if isinstance(side, int) else int(side[0]), tuple(mean), tuple(std))
+
+
+def _json(path: Path, folder: str) -> dict[str, Any]:
+    if not path.is_file():
+        raise MissingFile(
+            f"toolbox.segmenter: there is no {path}",
+            fix="write grabcut, or the folder of a SAM or SAM 2 checkpoint saved with save_pretrained",
+        )
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        raise BadConfig(f"toolbox.segmenter: {path} is not JSON", fix=f"copy the checkpoint to {folder} again") from None
+    if not isinstance(found, dict):
+        raise BadConfig(f"toolbox.segmenter: {path} is no configuration", fix=f"copy the checkpoint to {folder} again")
+    return found
