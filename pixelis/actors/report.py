@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 
-from pixelis.config import Config
-from pixelis.operations.media import load_image
-from pixelis.records import Group
+from pixelis.config import Config, Toolbox
+from pixelis.errors import BadImage
+from pixelis.operations.draw import shrink
+from pixelis.operations.media import open_media
+from pixelis.operations.video import Clip
+from pixelis.records import Group, Media, Trajectory
+from pixelis.telemetry.findings import frame_key, wanted_frames
 from pixelis.telemetry.report import EpisodePage, write_report
+
+log = logging.getLogger(__name__)
+
+FRAME_PIXELS = 1280
+"""Longest side of a frame that is kept for a page: an episode may show dozens."""
 
 
 def choose(arm: str, groups: list[Group], views: list[ray.ObjectRef], count: int) -> list[tuple[str, Group, ray.ObjectRef]]:
@@ -33,6 +43,23 @@ def write(config: Config, folder: str, summary: dict[str, Any], curves: list[dic
         views: list[np.ndarray] = ray.get(ref)[trajectory.id]
         pictures = {image.id: view for image, view in zip(trajectory.images, views, strict=True)}
         for media in group.question.media:
-            pictures[media.id] = load_image(media.uri, config.toolbox.max_image_bytes, config.toolbox.max_image_pixels)
+            pictures |= _opened(media, trajectory, config.toolbox)
         episodes.append(EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title))
     return str(write_report(Path(folder), summary, curves, episodes))
+
+
+def _opened(media: Media, trajectory: Trajectory, settings: Toolbox) -> dict[str, np.ndarray]:
+    """A picture in full, or of a clip those frames that the page shows; nothing when the source is gone, which the page says."""
+    frames = wanted_frames(trajectory).get(media.id, [])
+    if media.kind == "video" and not frames:
+        return {}
+    try:
+        opened = open_media(media, settings)
+        if not isinstance(opened, Clip):
+            return {media.id: opened}
+        known = [n for n in frames if n < len(opened.times)]
+        shown = zip(known, opened.frames(known), strict=True)
+        return {frame_key(media.id, number): shrink(frame, FRAME_PIXELS) for number, frame in shown}
+    except BadImage as error:
+        log.warning("the report goes without %s: %s", media.id, error.message)
+        return {}

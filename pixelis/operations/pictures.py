@@ -13,13 +13,15 @@ from PIL import Image
 from pixelis.operations import draw, geometry
 from pixelis.operations.operation import Scene, Target
 from pixelis.operations.video import Clip
-from pixelis.records import Action, Observation
+from pixelis.records import Action, Box, Observation
 
 LONGEST = 2560
 """Longer side of a picture that is drawn on."""
 FILM_LONGEST = 960
 FILM_FRAMES = 600
 SHEET_FRAMES = 12
+PLACED = ("objects", "lines", "tracks", "boxes")
+"""What of an observation's data has a place."""
 
 
 def write_pictures(
@@ -36,7 +38,10 @@ def write_pictures(
         name = "view" if len(views) == 1 else f"view{place}"
         name = name if shown.frame is None else f"frame{shown.frame}"
         written.append(_save(folder / f"{op}.{name}.png", view))
-    found = what_to_draw(action, observation, target, scene.objects)
+    found = what_to_draw(observation.data, action.arguments, scene.objects, target.box)
+    if observation.images and not any(observation.data.get(key) for key in PLACED):
+        boxes = [target.to_root(v.box) for v in observation.images if v.parent == target.id and v.box is not None]
+        found["boxes"] = [box for box in boxes if box != geometry.WHOLE]
     tracks = [t for t in observation.data.get("tracks", []) if t.get("frames")]
     if tracks and isinstance(target.media, Clip):
         written += _track(folder, op, target, found, sorted({n for t in tracks for n in t["frames"]}))
@@ -55,24 +60,21 @@ def write_pictures(
 
 
 def what_to_draw(
-    action: Action, observation: Observation, target: Target, objects: Mapping[str, dict[str, Any]]
+    data: Mapping[str, Any], arguments: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]], region: Box
 ) -> dict[str, Any]:
-    """An observation's data as `draw.annotate` reads it, with the places that its views show as ``boxes``.
+    """What `draw.annotate` is to draw of an observation's data.
 
-    When it found nothing that has a place, the object or region that it was asked about is drawn.
+    When it found nothing that has a place, that is the object or the box it was asked about; ``arguments`` and ``objects`` are
+    those of the call, ``region`` its target as a box of the whole picture or frame.
     """
-    found = {key: observation.data.get(key, []) for key in ("objects", "lines", "tracks")}
-    boxes: list[Any] = []
+    found = {key: data.get(key, []) for key in PLACED}
     if not any(found.values()):
-        for view in observation.images:
-            if view.parent == target.id and view.box is not None and view.box != geometry.WHOLE:
-                boxes.append(target.to_root(view.box))
-        asked = action.arguments.get("object")
+        asked = arguments.get("object")
         if isinstance(asked, str) and asked in objects:
             found["objects"] = [objects[asked]]
-        elif not boxes and (box := draw.as_place(action.arguments.get("box"))) is not None:
-            boxes.append(target.to_root(box))
-    return {**found, "boxes": boxes}
+        elif (box := draw.as_place(arguments.get("box"))) is not None:
+            found["boxes"] = [geometry.compose(region, box)]
+    return found
 
 
 def frame_label(number: int | None, seconds: float | None) -> str:

@@ -1,6 +1,6 @@
 """One episode as a person looks at it:
 
-the picture with boxes where the policy zoomed, each turn's text, the crops, the rewards.
+the picture or frames with boxes where the policy zoomed, each turn's text, what the operations found, the rewards.
 """
 
 from __future__ import annotations
@@ -16,15 +16,22 @@ from PIL import Image
 
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import geometry
-from pixelis.records import Box, ImageView, Question, StopReason, Trajectory, Turn
+from pixelis.operations.pictures import frame_label
+from pixelis.records import Box, ImageView, Media, Question, StopReason, Trajectory, Turn
+from pixelis.telemetry.findings import drawn, findings, pixels_of, shots, words
 from pixelis.telemetry.words import MAX_TEXT, number, safe, text
 
 PAGE_PIXELS = 640
 """Longest side of a picture on a page."""
 LOSSLESS_PIXELS = 128
 """Pictures up to this side are kept exactly: they are what the policy saw, pixel by pixel."""
+SHOT_PIXELS = 360
+"""Longest side of a frame of a clip."""
 BOX_COLOURS = 4
 PADS = re.compile(r"(?:<\|(?:image|video)_pad\|>)+")
+
+Marks = Mapping[str, tuple[int, str, Box]]
+"""Where the policy zoomed: observation id -> (number on the page, id of the picture or frame, box there)."""
 
 STOPS = {
     StopReason.ANSWER: "gave an answer",
@@ -43,7 +50,8 @@ class EpisodePage:
     """An episode with its pixels.
 
     `pictures`: image id -> uint8 [height, width, 3]; the question's own pictures (`img0`) at full size, observations (`obs1`)
-    as the policy saw them; a missing one is said to be missing. `truth`: accepted answers, by default the question's. `title`:
+    and frames (`vid0.0`) as the policy saw them, and frames of clips at full size under `findings.frame_key` (those named by
+    `findings.wanted_frames`); a missing one is said to be missing. `truth`: accepted answers, by default the question's. `title`:
     what is special about this episode, for example the arm it comes from.
     """
 
@@ -110,39 +118,77 @@ def data_url(picture: np.ndarray, longest: int = PAGE_PIXELS) -> str:
 
 
 def _marks(images: Sequence[ImageView]) -> dict[str, tuple[int, str, Box]]:
-    """Observation id -> (its number on the page, the question's picture, the box there)."""
+    """Observation id -> (its number on the page, the question's picture or the frame, the box there)."""
     marks: dict[str, tuple[int, str, Box]] = {}
     for view in images:
-        if view.parent is None:
+        if view.parent is None or (view.frame is not None and view.box is None):
             continue
         try:
             links = geometry.chain(images, view.id)
         except OperationError:  # a broken chain has no place in the picture; the crop is still shown
             continue
+        if links[0].frame is not None and links[0].box is not None:  # a part of a frame that is not on the page
+            continue
         marks[view.id] = (len(marks) + 1, links[0].id, geometry.to_root(links))
     return marks
 
 
-def _scenes(page: EpisodePage, marks: Mapping[str, tuple[int, str, Box]]) -> str:
+def _scenes(page: EpisodePage, marks: Marks) -> str:
     out = []
     # An episode whose prompt did not fit has no images, but the question still has its own.
-    for view in page.trajectory.images or [ImageView(id=media.id) for media in page.question.media]:
+    views = page.trajectory.images or [ImageView(id=media.id) for media in page.question.media if media.kind == "image"]
+    for view in views:
         if view.parent is not None:
             continue
         picture = page.pictures.get(view.id)
         if picture is None:
             out.append(f'<p class="missing">The picture {text(view.id)} was not kept.</p>')
             continue
-        here = [(n, box) for n, root, box in marks.values() if root == view.id]
         height, width = picture.shape[:2]
-        boxes = "".join(_drawn(n, box) for n, box in here)
+        boxes, count = _boxes(view.id, marks)
         looked = {0: "The policy did not zoom in.", 1: "The box is where the policy zoomed in."}.get(
-            len(here), "The numbered boxes are where the policy zoomed in, in order."
+            count, "The numbered boxes are where the policy zoomed in, in order."
         )
-        image = f'<img alt="the picture {safe(view.id)} with {len(here)} boxes" src="{data_url(picture)}">'
+        image = f'<img alt="the picture {safe(view.id)} with {count} boxes" src="{data_url(picture)}">'
         caption = f"<figcaption>The whole picture, {width} × {height} pixels. {looked}</figcaption>"
         out.append(f'<figure><div class="frame">{image}{boxes}</div>{caption}</figure>{_first_look(view, picture)}')
+    shown = {name for turn in page.trajectory.turns if turn.role == "user" for name in turn.images}
+    clips: dict[str, list[ImageView]] = {}
+    for view in page.trajectory.images:
+        if view.parent is not None and view.frame is not None and (view.id in shown or not shown):
+            clips.setdefault(view.parent, []).append(view)
+    for clip, frames in clips.items():
+        width, height = frames[0].source_size
+        seen = "{} × {}".format(*frames[0].view_size)
+        size = f", {width} × {height} pixels" if width and height else ""
+        out.append(
+            f"<h4>The clip {text(clip)}{size}</h4>{shots([_shot(v, page, marks) for v in frames])}"
+            f'<p class="caption">The frames that the policy sees at first, each at {seen} pixels.</p>'
+        )
+    out += [f'<p class="missing">The clip {text(m.id)} was not kept.</p>' for m in page.question.media if _unseen(m, clips)]
     return "".join(out)
+
+
+def _unseen(media: Media, clips: Mapping[str, list[ImageView]]) -> bool:
+    return media.kind == "video" and media.id not in clips
+
+
+def _boxes(name: str, marks: Marks) -> tuple[str, int]:
+    """The numbered boxes on a picture or frame, and how many they are."""
+    here = [(n, box) for n, root, box in marks.values() if root == name]
+    return "".join(_drawn(n, box) for n, box in here), len(here)
+
+
+def _shot(view: ImageView, page: EpisodePage, marks: Marks) -> tuple[str, str]:
+    """A view of a frame, with the boxes of later zooms when it shows all of it, and its caption."""
+    picture = page.pictures.get(view.id)
+    if view.parent is not None and view.box is None:
+        picture = pixels_of(page.pictures, page.trajectory.images, view.parent, view.frame)
+    caption = f"{text(view.id, 40)}: {frame_label(view.frame, view.time)}"
+    if picture is None:
+        return '<p class="missing">not kept</p>', caption
+    image = f'<img alt="{safe(frame_label(view.frame, view.time))}" src="{data_url(picture, SHOT_PIXELS)}">'
+    return f'<div class="frame">{image}{_boxes(view.id, marks)[0]}</div>', caption
 
 
 def _drawn(n: int, box: Box) -> str:
@@ -164,14 +210,14 @@ def _first_look(view: ImageView, picture: np.ndarray) -> str:
     )
 
 
-def _turns(page: EpisodePage, marks: Mapping[str, tuple[int, str, Box]]) -> str:
+def _turns(page: EpisodePage, marks: Marks) -> str:
     out, policy_turns = [], 0
-    for turn in page.trajectory.turns:
+    for place, turn in enumerate(page.trajectory.turns):
         if turn.is_policy:
             policy_turns += 1
             out.append(f'<li class="policy"><h4>Turn {policy_turns}: the policy {_deed(turn, page)}</h4>{_raw(turn)}</li>')
         elif turn.role == "tool":
-            out.append(_reply(turn, page, marks))
+            out.append(_reply(place, page, marks))
         else:
             out.append(f'<li class="prompt">{_folded(turn, "prompt")}</li>')
     return "".join(out)
@@ -186,7 +232,8 @@ def _deed(turn: Turn, page: EpisodePage) -> str:
     return "answers" if last and page.trajectory.answer is not None else "says"
 
 
-def _reply(turn: Turn, page: EpisodePage, marks: Mapping[str, tuple[int, str, Box]]) -> str:
+def _reply(place: int, page: EpisodePage, marks: Marks) -> str:
+    turn = page.trajectory.turns[place]
     observation = turn.observation
     if observation is not None and observation.status == "error":
         code = text(observation.code or "error", 80)
@@ -195,9 +242,12 @@ def _reply(turn: Turn, page: EpisodePage, marks: Mapping[str, tuple[int, str, Bo
         )
     views = {view.id: view for view in page.trajectory.images}
     ids = turn.images or ([view.id for view in observation.images] if observation is not None else [])
-    figures = []
+    figures, frames = [_found(place, page)], []
     for name in ids:
         mark = marks.get(name)
+        if name in views and views[name].frame is not None:
+            frames.append(_shot(views[name], page, marks))
+            continue
         label = f'<span class="mark b{(mark[0] - 1) % BOX_COLOURS}">{mark[0]}</span> ' if mark else ""
         picture = page.pictures.get(name)
         if picture is None:
@@ -210,9 +260,25 @@ def _reply(turn: Turn, page: EpisodePage, marks: Mapping[str, tuple[int, str, Bo
             f'<figure class="small"><img class="pixels" alt="what {safe(name)} shows" src="{data_url(picture)}">'
             f"<figcaption>{label}{text(name)}: {source}seen at {picture.shape[1]} × {picture.shape[0]}.</figcaption></figure>"
         )
-    if not figures:
+    figures += [shots(frames)] if frames else []
+    figures += [words(observation)] if observation is not None else []
+    if not any(figures):
         return f'<li class="tool"><h4>The operation replies</h4>{_raw(turn)}</li>'
     return f'<li class="tool"><h4>The operation replies</h4>{"".join(figures)}{_folded(turn, "reply")}</li>'
+
+
+def _found(place: int, page: EpisodePage) -> str:
+    """The picture or frames with what an observation found drawn on them."""
+    drawings = []
+    for finding in findings(page.trajectory, place):
+        picture = drawn(finding, page.pictures, page.trajectory.images)
+        if picture is not None:
+            image = f'<img alt="{safe(finding.caption)}" src="{data_url(picture)}">'
+            drawings.append((image, finding.caption))
+    if len(drawings) == 1:
+        image, caption = drawings[0]
+        return f'<figure class="found">{image}<figcaption>{caption.capitalize()}.</figcaption></figure>'
+    return shots(drawings) if drawings else ""
 
 
 def _folded(turn: Turn, what: str) -> str:

@@ -84,6 +84,20 @@ pre{margin:.35rem 0 0;padding:.55rem .7rem;background:var(--bg);border:1px solid
 .small{display:flex;gap:12px;align-items:center;margin:.6rem 0}
 .small img{width:128px;height:auto;flex:none;border:1px solid var(--line);border-radius:4px}
 .pixels{image-rendering:pixelated}
+.shots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(46%,150px),1fr));gap:10px;margin:.6rem 0}
+.shots figure{min-width:0}
+.shots img,.found img{width:100%;height:auto;display:block;border:1px solid var(--line);border-radius:4px}
+.shots .frame{margin:0}
+.shots figcaption{font-size:.8rem;line-height:1.35;margin-top:3px}
+.found{margin:.6rem 0}
+.read{margin:.5rem 0;padding-left:2.2em}
+.turns .read li{border:0;padding:0;display:list-item}
+.read li::marker{color:var(--soft);font-size:.8rem}
+.swatch{display:inline-block;width:.9em;height:.9em;border-radius:3px;border:1px solid var(--line);margin-right:.35em;
+  vertical-align:-.1em}
+dl.facts{grid-template-columns:repeat(auto-fill,minmax(min(46%,130px),1fr));gap:.35rem 1rem;margin:.2rem 0 .7rem}
+.facts dt{font-size:.8rem;line-height:1.3}
+.facts dd{font-size:.9rem}
 .missing{color:var(--soft);font-style:italic}
 .turns{list-style:none;margin:0;padding:0;display:grid;gap:12px;align-content:start}
 .turns li{border-left:3px solid var(--line);padding-left:12px;min-width:0}
