@@ -26,8 +26,8 @@ MODELS = {"Det": "PP-OCRv6_det_small.onnx", "Rec": "PP-OCRv6_rec_small.onnx"}
 
 COARSE_PIXELS = 2_000_000
 """What the look at a whole picture may cost, about 0.8 s on one core."""
-FINE_PIXELS = 12_000_000
-"""What the look at the fine detail of a large picture may cost at most, about 5 s."""
+FINE_PIXELS = 10_000_000
+"""What the look at the fine detail of a large picture may cost at most, about 4 s."""
 SMALL_PIXELS = 400_000
 MAX_UPSCALE = 3.0
 TILE, OVERLAP = 1024, 64

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pixelis import operations
 from pixelis.dialogue.pixels import PixelBudget, fit
@@ -71,9 +74,85 @@ def test_same_crop_as_the_training_world_draws():
     np.testing.assert_array_equal(views[0], cards.world("validation").crop(scene, box))
 
 
+def zoom_with(target="img0", images=(ROOT,), **arguments):
+    scene = Scene({"img0": PICTURE}, list(images), budget=NATIVE)
+    return execute(Action(op="zoom_in", target=target, arguments=arguments), scene)
+
+
+def test_a_plain_box_says_nothing_and_an_adjusted_one_says_what_is_shown():
+    plain, _ = zoom_with(box=[0.1003, 0.25, 0.3, 0.5])  # rounded to pixel edges, as every box is
+    assert (plain.text, plain.data["adjusted"]) == ("", False)
+    assert plain.data["pixels"] == [100, 200, 300, 400]
+    assert (plain.data["zoom_level"], plain.data["source_size"], plain.data["view_size"]) == (1.0, [200, 200], [200, 200])
+    clamped, _ = zoom_with(box=[-0.2, 0.5, 0.3, 1.7])
+    assert clamped.text == "shows 0,500,300,1000 of img0, 300x400 px, at 300x400"
+    assert clamped.data["adjusted"]
+
+
+def test_centre_and_factor():
+    observation, views = zoom_with(center=[0.5, 0.5], factor=4)
+    np.testing.assert_array_equal(views[0], PICTURE[300:500, 375:625])
+    assert observation.text == "shows 375,375,625,625 of img0, 250x200 px, at 250x200"
+    corner, views = zoom_with(center=[0.0, 1.0], factor=4)  # keeps its size and moves inside
+    np.testing.assert_array_equal(views[0], PICTURE[600:800, 0:250])
+    assert corner.images[0].box == (0.0, 0.75, 0.25, 1.0)
+
+
+def test_padding_adds_a_share_of_the_target_within_it():
+    observation, views = zoom_with(box=[0.5, 0.5, 0.7, 0.6], padding=0.1)
+    np.testing.assert_array_equal(views[0], PICTURE[320:560, 400:800])
+    assert observation.data["pixels"] == [400, 320, 800, 560]
+    assert observation.text.startswith("shows 400,400,800,700 of img0")
+    edge, _ = zoom_with(box=[0.0, 0.9, 0.2, 1.0], padding=0.5)
+    assert edge.images[0].box == (0.0, 0.4, 0.7, 1.0)
+    crop = ImageView(id="obs1", parent="img0", box=(0.2, 0.2, 0.4, 0.4), source_size=(200, 160), view_size=(64, 64))
+    inner, views = zoom_with("obs1", (ROOT, crop), box=[0.0, 0.0, 0.5, 0.5], padding=0.25)
+    np.testing.assert_array_equal(views[0], PICTURE[160:280, 200:350])
+    assert inner.images[0].box == pytest.approx((0.0, 0.0, 0.75, 0.75))
+    assert zoom_with(box=[0.1, 0.25, 0.3, 0.5], padding=0)[0].text == ""
+
+
+def test_small_crops_are_enlarged_to_what_the_model_needs():
+    observation, views = zoom([0.0, 0.0, 0.01, 0.01], budget=PixelBudget(112 * 112, 448 * 448), multiple=28)
+    height, width = views[0].shape[:2]
+    assert height % 28 == width % 28 == 0
+    assert 112 * 112 <= height * width <= 448 * 448
+    assert observation.data["zoom_level"] == pytest.approx((height * width / 80) ** 0.5, abs=1e-3)
+
+
+share = st.floats(0, 1, allow_nan=False)
+
+
+@settings(deadline=None, max_examples=100)
+@given(share, share, st.floats(1.0001, 200), st.floats(0, 0.5))
+def test_any_zoom_shows_just_the_pixels_it_says(x: float, y: float, factor: float, padding: float):
+    observation, views = zoom_with(center=[x, y], factor=factor, padding=padding)
+    left, top, right, bottom = observation.data["pixels"]
+    np.testing.assert_array_equal(views[0], PICTURE[top:bottom, left:right])
+    (image,) = observation.images
+    assert image.source_size == (right - left, bottom - top)
+    # Looked at again, the whole of the view is the same region.
+    again, _ = zoom_with("obs1", (ROOT, image.model_copy(update={"id": "obs1"})), box=[0, 0, 1, 1])
+    assert again.data["pixels"] == observation.data["pixels"]
+    assert left - 1 <= x * 1000 <= right + 1
+    assert top - 1 <= y * 800 <= bottom + 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
+        ({"center": [0.5, 0.5]}, "bad_arguments"),
+        ({"factor": 2.0}, "bad_arguments"),
+        ({"box": [0.1, 0.1, 0.5, 0.5], "factor": 2.0}, "bad_arguments"),
+        ({"box": [0.1, 0.1, 0.5, 0.5], "center": [0.5, 0.5], "factor": 2.0}, "bad_arguments"),
+        *(
+            ({"center": [0.5, 0.5], "factor": f}, "bad_arguments")
+            for f in (1, 0, -2, 1001, float("nan"), float("inf"), "2", True)
+        ),
+        *(({"box": [0.1, 0.1, 0.5, 0.5], "padding": p}, "bad_arguments") for p in (-0.1, 0.6, float("nan"), "0.1")),
+        ({"center": [1.5, 0.5], "factor": 2}, "out_of_range"),
+        ({"center": [0.5], "factor": 2}, "bad_point"),
+        ({"center": [0.5, 0.5], "factor": 900}, "too_small"),
         ({"box": [0.1, 0.1, 0.104, 0.5]}, "bad_box"),
         ({"box": [0.1, 0.1, 0.1001, 0.1001]}, "too_small"),
         ({"box": [0.9979, 0.9, 1.5, 1.0]}, "too_small"),
