@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis import config
-from pixelis.policy.advantages import group_advantages
-from pixelis.policy.losses import Totals, policy_loss, token_weights
+from pixelis.policy.advantages import batch_advantages, group_advantages
+from pixelis.policy.losses import Spans, Totals, policy_loss, token_weights
 from pixelis.policy.packing import pack, segment
+from pixelis.presets import ALGORITHMS
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 rewards = st.lists(st.one_of(st.none(), st.floats(-5, 5)), max_size=12)
@@ -72,6 +73,81 @@ def test_the_loss_does_not_depend_on_how_the_batch_is_cut(cuts: int, seed: int, 
     cut = sum(policy_loss(new[p], behaviour[p], advantages[p], weights[p], setting, reference=reference[p])[0] for p in parts)
     assert float(cut) == pytest.approx(float(whole), rel=1e-4, abs=1e-4)
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+BASELINES = st.sampled_from(["mean", "loo", "pass_at_k"])
+batches = st.lists(st.lists(st.one_of(st.none(), st.sampled_from([0.0, 1.0]), st.floats(-5, 5)), max_size=7), max_size=5)
+
+
+def flat(groups: list[list[float | None]]) -> list[float]:
+    return [a for group in groups for a in group if a is not None]
+
+
+@given(batches, BASELINES, st.floats(-3, 3))
+def test_a_baseline_of_the_group_sums_to_zero_and_ignores_a_shift(groups: list, baseline: str, shift: float):
+    setting = config.Advantage(baseline=baseline, scale="none", k=2)
+    found = batch_advantages(groups, setting)
+    for rewards, advantages in zip(groups, found, strict=True):
+        assert [a is None for a in advantages] in ([r is None for r in rewards], [True] * len(rewards))
+        assert math.isclose(math.fsum(flat([advantages])), 0, abs_tol=1e-7)
+        if sum(r is not None for r in rewards) < 2:
+            assert flat([advantages]) == []
+    moved = batch_advantages([[None if r is None else r + shift for r in g] for g in groups], setting)
+    assert flat(moved) == pytest.approx(flat(found), abs=1e-6)
+
+
+@given(batches, st.sampled_from(sorted(ALGORITHMS)), st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_advantages_follow_their_rollouts_in_any_order(groups: list, name: str, random: object):
+    # Which of two equal best rollouts is "the best" is the one thing that depends on the order.
+    groups = [list(dict.fromkeys(g)) if name == "second_best" else g for g in groups]
+    setting = config.load(None, [f"rft.algorithm={name}"]).rft.advantage
+    extra = {"greedy": [0.5] * len(groups), "tokens": [[3] * len(g) for g in groups]}
+    found = batch_advantages(groups, setting, **extra)
+    orders = [list(range(len(g))) for g in groups]
+    for order in orders:
+        random.shuffle(order)  # type: ignore[attr-defined]
+    shuffled = [[g[i] for i in order] for g, order in zip(groups, orders, strict=True)]
+    for row, other, order in zip(found, batch_advantages(shuffled, setting, **extra), orders, strict=True):
+        assert [a is None for a in other] == [row[i] is None for i in order]
+        assert flat([other]) == pytest.approx(flat([[row[i] for i in order]]), rel=1e-6, abs=1e-6)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 4), st.sampled_from(sorted(ALGORITHMS)), st.sampled_from(["token", "sequence"]))
+@settings(deadline=None, max_examples=60)
+def test_no_algorithm_sees_how_the_batch_is_cut_into_micro_batches(seed: int, cuts: int, name: str, level: str):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 9, (6,), generator=generator)
+    sequence = torch.repeat_interleave(torch.arange(6), sizes)
+    new, behaviour, old, reference, entropy = (torch.randn(int(sizes.sum()), generator=generator) * 0.3 for _ in range(5))
+    advantages = torch.randn(6, generator=generator)
+    overrides = [f"rft.algorithm={name}", f"rft.loss.importance_level={level}", "rft.loss.entropy=0.01"]
+    setting = config.load(None, overrides).rft.loss
+    new.requires_grad_()
+
+    def of(members: torch.Tensor) -> torch.Tensor:
+        """The loss of a micro-batch of these sequences, in this order."""
+        places = torch.cat([(sequence == m).nonzero()[:, 0] for m in members])
+        within = torch.repeat_interleave(torch.arange(len(members)), sizes[members])
+        weights = token_weights(within, sizes[members], setting.aggregate, Totals(int(sizes.sum()), 6), setting.constant_tokens)
+        return policy_loss(
+            new[places],
+            behaviour[places],
+            advantages[members][within],
+            weights,
+            setting,
+            old=old[places],
+            reference=reference[places],
+            entropy=entropy[places],
+            spans=Spans(within, sizes[members]),
+        )[0]
+
+    whole = of(torch.arange(6))
+    order = torch.randperm(6, generator=generator)
+    cut = sum((of(part) for part in order.chunk(cuts)), torch.zeros(()))
+    assert float(cut.detach()) == pytest.approx(float(whole.detach()), rel=1e-4, abs=1e-5)
+    (a,), (b,) = torch.autograd.grad(whole, new), torch.autograd.grad(cut, new)
+    assert torch.allclose(a, b, atol=1e-5)
 
 
 @given(st.integers(0, 2**31))

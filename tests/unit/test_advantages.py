@@ -1,12 +1,37 @@
-"""Group-relative advantages."""
+"""Advantages: the group's, the batch's, and who is left out. The named algorithms' formulas are in test_algorithms.py."""
 
 from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from pixelis.config import Advantage
-from pixelis.errors import DataFailure
-from pixelis.policy.advantages import group_advantages
+from pixelis.errors import BadConfig, DataFailure
+from pixelis.policy.advantages import assign_advantages, batch_advantages, group_advantages, group_rewards, pass_at_k, usable
+from pixelis.records import Group, Question, StopReason, Trajectory, Turn
+
+WHITEN = Advantage(baseline="none", scale="batch_std", eps=1e-12, min_group=1)
+
+
+def group(rewards: list[float | None], stops: list[StopReason] | None = None, lengths: list[int] | None = None) -> Group:
+    question = Question(id="q", question="?")
+    made = []
+    for i, reward in enumerate(rewards):
+        size = lengths[i] if lengths else 2
+        turns = [
+            Turn(role="user", text="?", tokens=[1]),
+            Turn(role="assistant", text="1", tokens=[2] * size, log_probs=[0.0] * size),
+        ]
+        stop = stops[i] if stops else StopReason.ANSWER
+        made.append(Trajectory(question_id="q", group_id="g", turns=turns, reward=reward, stop_reason=stop))
+    return Group(id="g", question=question, trajectories=made)
+
+
+def advantages_of(g: Group) -> list[float | None]:
+    return [t.advantage for t in g.trajectories]
 
 
 def test_grpo_subtracts_the_mean_and_divides_by_the_sample_deviation():
@@ -43,3 +68,129 @@ def test_too_small_a_group_is_not_used():
 def test_a_reward_that_is_not_finite_is_refused(bad: float):
     with pytest.raises(DataFailure, match="reached the advantages"):
         group_advantages([1.0, bad], Advantage())
+
+
+def test_leaving_one_out_compares_with_the_others():
+    found = group_advantages([1.0, 0.0, None, 0.5], Advantage(baseline="loo", scale="none"))
+    assert found == pytest.approx([0.75, -0.75, None, 0.0])
+
+
+def test_mean_absolute_deviation_is_not_zero_for_lopsided_groups():
+    found = group_advantages([1.0, 0.0, 0.0, 0.0], Advantage(scale="mad", eps=1e-12))
+    assert found == pytest.approx([2.0, -2 / 3, -2 / 3, -2 / 3])
+
+
+def test_greedy_baseline_needs_a_greedy_reward_and_drops_a_group_whose_is_unscored():
+    setting = Advantage(baseline="greedy", scale="none", min_group=1)
+    assert batch_advantages([[1.0, None, 0.0], [1.0], [0.5]], setting, greedy=[0.5, None, 0.5]) == [
+        [0.5, None, -0.5],
+        [None],
+        [0.0],
+    ]
+    assert group_advantages([1.0], setting, greedy=0.25) == [0.75]
+    assert group_advantages([1.0], setting) == [None]
+    with pytest.raises(BadConfig, match="greedy rollout for every group"):
+        batch_advantages([[1.0]], setting)
+
+
+def test_statistics_of_the_batch_are_refused_group_by_group():
+    for setting in (WHITEN, Advantage(baseline="batch", scale="none")):
+        with pytest.raises(BadConfig, match="whole batch"):
+            group_advantages([1.0, 0.0], setting)
+
+
+def test_whitening_gives_the_batch_mean_zero_and_deviation_one():
+    found = batch_advantages([[1.0, 0.0, 2.0], [5.0], [None, 3.0]], WHITEN)
+    used = [a for row in found for a in row if a is not None]
+    assert math.fsum(used) == pytest.approx(0.0, abs=1e-12)
+    assert math.fsum(a * a for a in used) == pytest.approx(len(used) - 1)
+    assert found[2][0] is None
+
+
+def test_by_token_a_long_rollout_counts_for_as_much_as_it_trains():
+    by_token = WHITEN.model_copy(update={"batch_over": "token"})
+    found = batch_advantages([[1.0, 0.0], [0.0]], by_token, tokens=[[6, 1], [2]])
+    assert 6 * found[0][0] + found[0][1] + 2 * found[1][0] == pytest.approx(0.0, abs=1e-12)
+    repeated = batch_advantages([[1.0] * 6 + [0.0] * 3], WHITEN)
+    assert found[0][0] == pytest.approx(repeated[0][0])
+    with pytest.raises(BadConfig, match="token count"):
+        batch_advantages([[1.0, 0.0]], by_token)
+
+
+def test_a_batch_on_several_workers_has_the_statistics_of_the_whole():
+    parts: list[list[list[float | None]]] = [[[1.0, 0.0, 2.0], [5.0, 1.0]], [[None, 3.0, 0.5]], []]
+    barrier, sent = threading.Barrier(len(parts)), [[0.0]] * len(parts)
+
+    def worker(rank: int) -> list[list[float | None]]:
+        def all_reduce(values: list[float]) -> list[float]:
+            sent[rank] = values
+            barrier.wait(timeout=10)
+            total = [math.fsum(column) for column in zip(*sent, strict=True)]
+            barrier.wait(timeout=10)
+            return total
+
+        return batch_advantages(parts[rank], WHITEN, sum_workers=all_reduce)
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        found = [a for part in pool.map(worker, range(len(parts))) for g in part for a in g]
+    whole = [a for g in batch_advantages([g for part in parts for g in part], WHITEN) for a in g]
+    assert found == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(("right", "k"), [(1, 2), (3, 4), (7, 4), (8, 4), (0, 4), (4, 1)])
+def test_pass_at_k_is_the_papers_formula_for_binary_rewards(right: int, k: int):
+    n, wrong = 8, 8 - right
+    mean = 1 - math.comb(wrong, k) / math.comb(n, k)
+    low = 1 - mean - (math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1) if wrong else 0)
+    found, deviation = pass_at_k([0.0] * wrong + [1.0] * right, k)
+    assert found == pytest.approx([low] * wrong + [1 - mean] * right, abs=1e-12)
+    assert deviation == pytest.approx(math.sqrt(mean * (1 - mean)), abs=1e-7)
+
+
+def test_pass_at_k_needs_more_than_k_scored_rollouts():
+    setting = Advantage(baseline="pass_at_k", k=2)
+    assert group_advantages([1.0, 0.0, None], setting) == [None] * 3
+    assert not usable([1.0, 0.0, None], setting)
+    assert usable([1.0, 0.0, 0.0], setting)
+
+
+def test_second_best_only_teaches_the_one_best_rollout():
+    setting = Advantage(baseline="second_best", scale="none")
+    assert group_advantages([0.2, 1.0, 0.5], setting) == [0.0, 0.5, 0.0]
+    assert group_advantages([1.0, 1.0, 0.5], setting) == [0.0, 0.0, 0.0]
+
+
+def test_an_excluded_rollout_is_out_of_statistics_and_loss():
+    cut = [StopReason.ANSWER, StopReason.ANSWER, StopReason.OVER_TURN]
+    setting = Advantage(scale="none", exclude=["over_turn"])
+    metrics = assign_advantages([g := group([1.0, 0.0, 0.0], cut)], setting)
+    assert advantages_of(g) == [0.5, -0.5, None]
+    assert metrics["advantage/left_out"] == pytest.approx(1 / 3)
+    # Mini-o3's code: out of the loss, but the others are measured against its zero.
+    leaky = setting.model_copy(update={"excluded_count": True})
+    assign_advantages([g := group([1.0, 0.0, 0.7], cut)], leaky)
+    assert advantages_of(g) == pytest.approx([2 / 3, -1 / 3, None])
+    assert group_rewards(g, leaky) == [1.0, 0.0, 0.0]
+
+
+def test_a_batch_is_assigned_and_its_dropped_groups_are_counted():
+    groups = [group([1.0, 0.0]), group([1.0, None]), group([0.5, 0.5]), group([])]
+    metrics = assign_advantages(groups, Advantage(scale="none"))
+    assert [advantages_of(g) for g in groups] == [[0.5, -0.5], [None, None], [0.0, 0.0], []]
+    assert metrics["advantage/dropped_groups"] == 2
+    assert metrics["advantage/silent_groups"] == 1
+    assert metrics["advantage/abs_mean"] == 0.25
+    assert (metrics["advantage/min"], metrics["advantage/max"]) == (-0.5, 0.5)
+
+
+def test_divergence_comes_off_the_reward_before_anything_is_compared():
+    g = group([1.0, None, 1.0])
+    assign_advantages([g], Advantage(baseline="loo", scale="none"), kl=[[2.0, 9.0, 6.0]], kl_weight=0.1)
+    assert advantages_of(g) == pytest.approx([0.4, None, -0.4])
+
+
+def test_tokens_are_counted_from_the_trajectories():
+    g = group([1.0, 0.0], lengths=[3, 1])
+    assign_advantages([g], WHITEN.model_copy(update={"batch_over": "token"}))
+    first, second = advantages_of(g)
+    assert 3 * first + second == pytest.approx(0.0, abs=1e-12)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from pixelis import config
+from pixelis.errors import BadConfig
 from pixelis.policy.log_probs import banned_mask, project
-from pixelis.policy.losses import Totals, k3, policy_loss, sft_loss, token_weights
+from pixelis.policy.losses import DIVERGENCES, Spans, Totals, entropy_bonus, k3, policy_loss, sft_loss, token_weights
 
 ON = config.Loss()
 
@@ -25,6 +26,13 @@ def test_token_weights_sum_to_the_share_of_the_batch():
     assert by_token.tolist() == [1 / 8] * 4
     by_sequence = token_weights(sequence, sizes, "sequence", Totals(tokens=8, sequences=4))
     assert by_sequence.tolist() == pytest.approx([1 / 12, 1 / 12, 1 / 12, 1 / 4])
+
+
+def test_a_constant_length_weighs_every_token_the_same_whatever_its_sequence():
+    sequence, sizes = torch.tensor([0, 0, 0, 1]), torch.tensor([3, 1])
+    assert token_weights(sequence, sizes, "constant", Totals(8, 4), 10).tolist() == pytest.approx([1 / 40] * 4)
+    with pytest.raises(BadConfig, match=r"rft\.loss\.constant_tokens"):
+        token_weights(sequence, sizes, "constant", Totals(8, 4))
 
 
 def test_sft_is_the_mean_negative_log_likelihood():
@@ -86,6 +94,65 @@ def test_the_kl_term_is_never_negative_and_pulls_to_the_reference():
     assert torch.allclose(new.grad, 0.5 * (1 - d.exp()), atol=1e-6)
     assert float(sums["kl"]) >= 0
     assert (k3(new.detach(), reference) >= 0).all()
+
+
+def test_what_the_gradient_of_each_divergence_estimates():
+    """Summed over a whole vocabulary: k2 follows KL(new || ref), k3 KL(ref || new), k1 nothing at all."""
+    torch.manual_seed(0)
+    logits, reference = torch.randn(11, requires_grad=True), torch.log_softmax(torch.randn(11), -1)
+    p = torch.softmax(logits, -1)
+    reverse = (p * (p.log() - reference)).sum()
+    forward = (reference.exp() * (reference - p.log())).sum()
+    expected = {"k1": torch.zeros(11)}
+    expected |= {k: torch.autograd.grad(v, logits, retain_graph=True)[0] for k, v in {"k2": reverse, "k3": forward}.items()}
+    for name, estimator in DIVERGENCES.items():
+        mean = (p.detach() * estimator(torch.log_softmax(logits, -1), reference)).sum()
+        assert torch.allclose(torch.autograd.grad(mean, logits)[0], expected[name], atol=1e-6)
+        if name != "k2":
+            assert float(mean.detach()) == pytest.approx(float(reverse.detach()), abs=1e-6)
+
+
+def test_the_entropy_bonus_has_the_gradient_of_the_entropy_in_expectation():
+    torch.manual_seed(0)
+    logits = torch.randn(11, requires_grad=True)
+    log_p = torch.log_softmax(logits, -1)
+    entropy = -(log_p.exp() * log_p).sum()
+    expected = torch.autograd.grad(entropy, logits, retain_graph=True)[0]
+    drawn = (log_p.exp().detach() * entropy_bonus(log_p, entropy.expand(11))).sum()
+    assert float(drawn.detach()) == pytest.approx(float(entropy.detach()), abs=1e-6)
+    assert torch.allclose(torch.autograd.grad(drawn, logits)[0], expected, atol=1e-6)
+
+
+def test_the_entropy_bonus_lowers_the_loss_by_its_weight():
+    new, entropy = tensor(-1.0, -2.0), tensor(0.5, 1.5)
+    setting = config.Loss(entropy=0.1)
+    loss, _ = policy_loss(new, new, torch.zeros(2), torch.full((2,), 0.5), setting, entropy=entropy)
+    assert float(loss) == pytest.approx(-0.1)
+    with pytest.raises(ValueError, match="needs the entropies"):
+        policy_loss(new, new, torch.zeros(2), torch.ones(2), setting)
+
+
+def test_to_the_behaviour_the_ratio_takes_over_from_the_importance_weights():
+    new = tensor(-1.0, -1.0)
+    behaviour = new - tensor(math.log(1.5), math.log(0.5))
+    setting = config.Loss(proximal="behaviour", clip_high=0.2, importance_cap=1.1)
+    loss, sums = policy_loss(new, behaviour, tensor(1.0, 1.0), torch.ones(2), setting)
+    assert float(loss) == pytest.approx(-1.2 - 0.5)
+    assert float(sums["importance"]) == 2
+    assert float(sums["ratio_max"]) == pytest.approx(1.5)
+    assert float(sums["ratio_inverse_max"]) == pytest.approx(2.0)
+
+
+def test_spans_sum_and_average_each_sequence():
+    spans = Spans(torch.tensor([0, 0, 1, 3]), torch.tensor([2, 1, 0, 1]))
+    assert spans.sum(tensor(1.0, 2.0, 3.0, 4.0)).tolist() == [3.0, 3.0, 0.0, 4.0]
+    assert spans.mean(tensor(1.0, 2.0, 3.0, 4.0)).tolist() == [1.5, 1.5, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("keys", [{"ratio": "sequence"}, {"importance_level": "sequence"}])
+def test_what_concerns_sequences_says_that_it_needs_them(keys: dict[str, str]):
+    with pytest.raises(ValueError, match=r"needs? the spans"):
+        policy_loss(tensor(-1.0), tensor(-1.0), torch.ones(1), torch.ones(1), config.Loss(**keys))
 
 
 def test_far_off_log_probs_give_finite_numbers():
