@@ -65,7 +65,6 @@ class Actors:
     """The actors that one job placed, by role; ``names`` are those of the generators."""
 
     store: Any = None
-    toolboxes: list[ActorHandle] = field(default_factory=list)
     generators: list[ActorHandle] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     scorers: list[ActorHandle] = field(default_factory=list)
@@ -74,7 +73,7 @@ class Actors:
     def all(self) -> list[ActorHandle]:
         """Every actor placed."""
         single = [a for a in (self.coordinator, self.store) if a is not None]
-        return [*self.generators, *self.scorers, *self.toolboxes, *single]
+        return [*self.generators, *self.scorers, *single]
 
 
 def preflight(config: Config, *, learner: bool, rollouts: bool) -> None:
@@ -85,7 +84,7 @@ def preflight(config: Config, *, learner: bool, rollouts: bool) -> None:
     if rollouts:
         wanted += [
             ("engine (generators)", config.engine.workers, config.engine.cpus, config.engine.gpus),
-            ("toolbox", config.toolbox.workers, config.toolbox.cpus, 0),
+            ("toolboxes (of the generators)", config.engine.workers * config.toolbox.workers, config.toolbox.cpus, 0),
             ("rewards (scorers)", config.rewards.workers, config.rewards.cpus, 0),
         ]
     if learner:
@@ -103,7 +102,7 @@ def preflight(config: Config, *, learner: bool, rollouts: bool) -> None:
 
 @contextmanager
 def placed(config: Config, *, learner: bool = True, initial: str | None = None) -> Iterator[Actors]:
-    """Place store, toolboxes, scorers, generators and coordinator; end exactly these on the way out.
+    """Place store, scorers, generators (with their toolboxes) and coordinator; end exactly these on the way out.
 
     ``initial`` is a checkpoint folder with the adapter to publish as the first version. Raises InfraFailure when an actor is
     not ready within ``cluster.placement_timeout_s``.
@@ -112,7 +111,6 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None) 
     from pixelis.actors.generator import Generator
     from pixelis.actors.policy_store import PolicyStore
     from pixelis.actors.scorer import Scorer
-    from pixelis.actors.toolbox import Toolbox
 
     connect(config)
     preflight(config, learner=learner, rollouts=True)
@@ -122,14 +120,13 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None) 
         def names(role: str, count: int) -> list[str]:
             return [f"{config.run.name}-{job}-{role}-{index}" for index in range(count)]
 
-        (store,), toolboxes = names("store", 1), names("toolbox", config.toolbox.workers)
+        (store,) = names("store", 1)
         actors.names = names("generator", config.engine.workers)
         actors.store = spawn(PolicyStore, config.run.dir, initial, name=store)
-        actors.toolboxes = [spawn(Toolbox, config, name=name, num_cpus=config.toolbox.cpus) for name in toolboxes]
         actors.scorers = [spawn(Scorer, config, num_cpus=config.rewards.cpus) for _ in range(config.rewards.workers)]
         engine = {"num_cpus": config.engine.cpus, "num_gpus": config.engine.gpus}
         actors.generators = [
-            spawn(Generator, config, store, toolboxes, index, name=name, **engine) for index, name in enumerate(actors.names)
+            spawn(Generator, config, store, index, name=name, **engine) for index, name in enumerate(actors.names)
         ]
         actors.coordinator = spawn(Coordinator, config, actors.generators, actors.scorers, actors.store, num_cpus=0)
         wait_ready(actors, config.cluster.placement_timeout_s)
@@ -149,8 +146,7 @@ def wait_ready(actors: Actors, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     asked = {
         "policy store": [actors.store.promoted.remote()],
-        "generator": [actor.health.remote() for actor in actors.generators],
-        "toolbox": [actor.health.remote() for actor in actors.toolboxes],
+        "generator": [actor.ready.remote() for actor in actors.generators],
         "scorer": [actor.health.remote() for actor in actors.scorers],
     }
     for role, refs in asked.items():

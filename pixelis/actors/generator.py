@@ -8,30 +8,25 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.actor import ActorHandle
 
-from pixelis.actors.toolbox import Call
+from pixelis.actors.pool import ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.render import Renderer
 from pixelis.engines import SamplingParams
-from pixelis.errors import DeadlineExceeded
 from pixelis.operations import select
-from pixelis.records import Action, Group, ImageView, Observation, Question
+from pixelis.records import Group, Question
 
 Views = dict[str, list[np.ndarray]]
 """Trajectory id -> the uint8 views of its images, in the order of ``Trajectory.images``."""
 
-Objects = dict[str, dict[str, Any]]
-"""What earlier operations of an episode found, by id."""
-
 
 @ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=1024, concurrency_groups={"health": 2})
 class Generator:
-    """Runs episodes of the current policy; never decodes a picture itself."""
+    """Runs episodes of the current policy; toolboxes of its own, which end with it, decode pictures and operate on them."""
 
-    def __init__(self, config: Config, store: str, toolboxes: list[str], index: int = 0):
-        # Names, not handles: a handle among its arguments would live in the object store and could make a restart impossible.
+    def __init__(self, config: Config, store: str, index: int = 0):
+        # A name, not a handle: a handle among its arguments would live in the object store and could make a restart impossible.
         self.config, self.store, self.index = config, ray.get_actor(store), index
         from pixelis.engines.hf import HfEngine
         from pixelis.policy.model import resolve
@@ -40,12 +35,7 @@ class Generator:
         self.engine = HfEngine(folder, config.policy, config.engine, seed=config.run.seed + index)
         operations = select(config.toolbox.operations)
         self.renderer = Renderer(self.engine.tokenizer, self.engine.spec, config.dialogue, operations)
-        self.tools = RemoteTools(
-            [ray.get_actor(name) for name in toolboxes],
-            self.engine.spec.multiple,
-            self.renderer.coordinates,
-            config.toolbox.deadline_s,
-        )
+        self.tools = ToolboxPool(config, self.engine.spec.multiple, self.renderer.coordinates)
         self.started, self.loading = False, asyncio.Lock()
 
     async def _start(self) -> None:
@@ -68,13 +58,18 @@ class Generator:
                 await self._load(version)
             return self.engine.version
 
+    async def ready(self) -> None:
+        """Returns once the toolboxes answer as well."""
+        await self.tools.ready()
+
     @ray.method(concurrency_group="health")
     async def health(self) -> dict[str, Any]:
-        """The engine's version and load; answers while the engine is busy."""
+        """The engine's version and load, and the state of the toolboxes; answers while the engine is busy."""
         return {
             "index": self.index,
             "pid": os.getpid(),
             "node": ray.get_runtime_context().get_node_id(),
+            "toolbox": self.tools.health(),
             **(await self.engine.health()),
         }
 
@@ -95,7 +90,7 @@ class Generator:
         sessions = [await self.engine.open(group_id) for _ in range(n)]
         try:
             version = self.engine.version
-            pictures, (images, views) = await self.tools.open(question)
+            opened, (images, views) = await self.tools.open(question.media)
             episodes = await asyncio.gather(
                 *(
                     run_episode(
@@ -104,7 +99,7 @@ class Generator:
                         question,
                         images,
                         views,
-                        self.tools.bound(pictures) if operations else None,
+                        self.tools.bound(opened) if operations else None,
                         limits,
                         SamplingParams(sampling.temperature, sampling.top_p, d.max_turn_tokens, sampling.seed + i),
                         group_id=group_id,
@@ -118,76 +113,3 @@ class Generator:
                 session.close()
         group = Group(id=group_id, question=question, trajectories=[e.trajectory for e in episodes], policy_version=version)
         return group, {e.trajectory.id: e.views for e in episodes}
-
-
-class RemoteTools:
-    """Toolbox actors as the agent's tools; calls made in the same tick of the event loop travel together."""
-
-    def __init__(self, toolboxes: list[ActorHandle], multiple: int, kind: str, deadline_s: float):
-        self.toolboxes, self.multiple, self.kind, self.deadline_s = toolboxes, multiple, kind, deadline_s
-        self.turn = 0
-        self.waiting: list[tuple[Action, list[ImageView], Objects, ray.ObjectRef, asyncio.Future]] = []
-
-    def _next(self) -> ActorHandle:
-        self.turn += 1
-        return self.toolboxes[self.turn % len(self.toolboxes)]
-
-    async def open(self, question: Question) -> tuple[ray.ObjectRef, Any]:
-        """Reference to the full-resolution pictures, and their (images, views)."""
-        pictures, views = self._next().open.options(num_returns=2).remote(question.media, self.multiple)
-        try:
-            return pictures, await asyncio.wait_for(_result(views), self.deadline_s)
-        except TimeoutError:
-            raise DeadlineExceeded(f"no toolbox opened the pictures of {question.id} in {self.deadline_s:g} s") from None
-
-    def bound(self, pictures: ray.ObjectRef) -> BoundTools:
-        """The tools of one group of episodes."""
-        return BoundTools(self, pictures)
-
-    async def submit(
-        self, action: Action, images: list[ImageView], objects: Objects, pictures: ray.ObjectRef
-    ) -> tuple[Observation, list[np.ndarray]]:
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-        if not self.waiting:
-            loop.call_soon(self._flush)
-        self.waiting.append((action, images, objects, pictures, done))
-        return await done
-
-    def _flush(self) -> None:
-        batch, self.waiting = self.waiting, []
-        share = max(1, -(-len(batch) // len(self.toolboxes)))
-        for start in range(0, len(batch), share):
-            task = asyncio.get_running_loop().create_task(self._execute(batch[start : start + share]))
-            task.add_done_callback(lambda t: t.cancelled() or t.exception())
-
-    async def _execute(self, batch: list[tuple[Action, list[ImageView], Objects, ray.ObjectRef, asyncio.Future]]) -> None:
-        groups: dict[ray.ObjectRef, int] = {}
-        calls = [Call(action, images, objects, groups.setdefault(ref, len(groups))) for action, images, objects, ref, _ in batch]
-        futures = [entry[4] for entry in batch]
-        try:
-            reply = self._next().execute.remote(calls, self.multiple, self.kind, *groups)
-            results = await asyncio.wait_for(_result(reply), self.deadline_s)
-        except TimeoutError:
-            text = f"the operation took longer than {self.deadline_s:g} s"
-            results = [(Observation(status="error", code="timeout", text=text), [])] * len(batch)
-        except ray.exceptions.RayError:
-            results = [(Observation(status="error", code="crashed", text="the operation crashed"), [])] * len(batch)
-        for future, result in zip(futures, results, strict=True):
-            if not future.done():
-                future.set_result(result)
-
-
-class BoundTools:
-    """What an episode sees as its tools: the operations on its own pictures."""
-
-    def __init__(self, tools: RemoteTools, pictures: ray.ObjectRef):
-        self.tools, self.pictures = tools, pictures
-
-    async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> tuple[Observation, list[np.ndarray]]:
-        """Run one operation on the Toolbox pool; every failure is an error observation."""
-        return await self.tools.submit(action, images, objects, self.pictures)
-
-
-async def _result(ref: ray.ObjectRef) -> Any:
-    return await ref

@@ -1,10 +1,22 @@
-"""The Toolbox actor: opens pictures and runs pixel operations off the generators."""
+"""The Toolbox actor: opens media and runs pixel operations in a process that ends itself rather than hang.
+
+A watchdog thread ends a call that takes too long, even one that never gives the interpreter back, and a limit of the system turns
+exhausted memory into an error. What happens when the process is gone is the business of the pool in front of it.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
+import hashlib
+import os
+import resource
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +24,7 @@ import ray
 
 from pixelis.config import Config
 from pixelis.dialogue.pixels import PixelBudget
+from pixelis.errors import BadImage
 from pixelis.operations import Scene, execute, select
 from pixelis.operations.media import first_look, open_media
 from pixelis.operations.video import Clip
@@ -19,6 +32,15 @@ from pixelis.records import Action, ImageView, Media, Observation
 
 Pictures = dict[str, np.ndarray | Clip]
 """Full-resolution uint8 [H, W, 3] pictures and clips by media id."""
+Objects = dict[str, dict[str, Any]]
+"""What earlier operations of an episode found, by id."""
+Look = tuple[list[ImageView], list[np.ndarray]]
+"""The views of a question's media at first: described, and as uint8 arrays."""
+Outcome = tuple[Observation, list[np.ndarray]]
+
+RESULT_BYTES = 128_000_000
+"""Most bytes of what one call may give back."""
+LINUX = sys.platform == "linux"
 
 
 @dataclass(slots=True)
@@ -27,52 +49,112 @@ class Call:
 
     action: Action
     images: list[ImageView]
-    objects: dict[str, dict[str, Any]]
-    group: int
+    objects: Objects
+    group: int = 0
 
 
-@ray.remote(max_restarts=-1, max_task_retries=2)
+@ray.remote(max_restarts=-1, max_task_retries=0)
 class Toolbox:
     """Stateless between calls; pictures come and go by reference."""
 
-    def __init__(self, config: Config):
-        self.config = config
+    def __init__(self, config: Config, multiple: int, kind: str):
+        self.config, self.multiple, self.kind = config, multiple, kind
         d = config.dialogue
         self.crop = PixelBudget(d.crop.min_pixels, d.crop.max_pixels)
         self.frame = PixelBudget(d.frame.min_pixels, d.frame.max_pixels)
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
+        if LINUX:
+            # A forked child holds this process's sockets: while it lives, Ray does not see that we died.
+            os.register_at_fork(after_in_child=lambda: ctypes.CDLL(None).prctl(1, 9))
+        self.idle = _data_bytes()
 
-    def health(self) -> str:
-        """Answers when alive."""
-        return "ok"
+    def health(self) -> tuple[int, str]:
+        """Process id and node; answers when alive."""
+        return os.getpid(), ray.get_runtime_context().get_node_id()
 
-    def open(self, media: list[Media], multiple: int) -> tuple[Pictures, tuple[list[ImageView], list[np.ndarray]]]:
-        """Two returns: full-resolution pictures by id, and the views the policy gets with their sizes.
+    def open(self, media: list[Media], limit_s: float) -> tuple[Pictures, tuple[Look, dict[str, str]]]:
+        """Two returns: full-resolution pictures by id; what the policy sees of them at first, and their content hashes by id.
 
-        ``multiple`` is what both sides of a view are divisible by (patch x merge). Raises BadImage for what cannot be decoded
-        under the caps.
+        Raises BadImage for what cannot be decoded under the caps.
         """
-        opened = {item.id: open_media(item, self.config.toolbox) for item in media}
-        return opened, first_look(opened, self.config.dialogue, multiple)
+        with self._guarded(limit_s):
+            try:
+                opened = {item.id: open_media(item, self.config.toolbox) for item in media}
+                look = first_look(opened, self.config.dialogue, self.multiple)
+                return opened, (look, {item.id: _identity(item, opened[item.id]) for item in media})
+            except MemoryError:
+                problem = ("takes too much memory to decode", "out_of_memory")
+        raise unopened(media, *problem)
 
-    def execute(
-        self, calls: Sequence[Call], multiple: int, kind: str, *groups: Pictures
-    ) -> list[tuple[Observation, list[np.ndarray]]]:
-        """Run a batch of calls; each gives an observation (errors included) and the views it shows."""
-        out = []
-        for call in calls:
-            start = time.perf_counter()
-            scene = Scene(
-                media=groups[call.group],
-                images=call.images,
-                objects=call.objects,
-                budget=self.crop,
-                frame_budget=self.frame,
-                multiple=multiple,
-                kind=kind,
-                settings=self.config.toolbox,
-            )
+    def execute(self, calls: Sequence[Call], limit_s: float, *groups: Pictures) -> tuple[list[tuple[Outcome, int]], bool]:
+        """Run calls one after another; an outcome (errors included) and its bytes for each.
+
+        Beside them: whether calls left so much memory or so many threads behind that this process should end.
+        """
+        with self._guarded(limit_s):
+            done = [self._one(call, groups[call.group]) for call in calls]
+        return done, _data_bytes() > self.idle + self.config.toolbox.memory_bytes // 2
+
+    def _one(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
+        start, name = time.perf_counter(), call.action.op[:30]
+        scene = Scene(
+            media=pictures,
+            images=call.images,
+            objects=call.objects,
+            budget=self.crop,
+            frame_budget=self.frame,
+            multiple=self.multiple,
+            kind=self.kind,
+            settings=self.config.toolbox,
+        )
+        try:
             observation, views = execute(call.action, scene, self.operations)
-            observation.seconds = time.perf_counter() - start
-            out.append((observation, views))
-        return out
+            # Data that are not plain are found here, where their operation is known.
+            size = sum(view.nbytes for view in views) + len(observation.model_dump_json())
+            if size > RESULT_BYTES:
+                observation, views = failed("limit", f"{name} gave {size} bytes, more than {RESULT_BYTES}")
+        except MemoryError:
+            observation, views = failed("out_of_memory", f"{name} needs too much memory")
+        except BaseException as error:  # an operation that exits must not take the process along
+            observation, views = failed("crashed", f"{name} failed: {type(error).__name__}")
+        if observation.status == "error":
+            size = len(observation.text)
+        observation.seconds = time.perf_counter() - start
+        return (observation, views), size
+
+    @contextmanager
+    def _guarded(self, limit_s: float) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        if LINUX:
+            resource.setrlimit(resource.RLIMIT_DATA, (self.idle + self.config.toolbox.memory_bytes, before[1]))
+        faulthandler.dump_traceback_later(limit_s, exit=True)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _data_bytes() -> int:
+    """Writable private memory of this process, what RLIMIT_DATA counts; 0 where the system does not tell."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize() if LINUX else 0
+
+
+def _identity(media: Media, opened: np.ndarray | Clip) -> str:
+    """What tells the content of one picture or clip from that of another: a hash of its encoded source."""
+    if isinstance(opened, Clip):
+        return opened.sha256
+    if media.uri.startswith(("data:", "cards:")):
+        return hashlib.sha256(media.uri.encode()).hexdigest()
+    with open(media.uri, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def failed(code: str, text: str) -> Outcome:
+    return Observation(status="error", code=code, text=text), []
+
+
+def unopened(media: Sequence[Media], problem: str, code: str) -> BadImage:
+    kind = "video" if any(item.kind == "video" for item in media) else "image"
+    names = ", ".join(item.id for item in media)
+    return BadImage(f"{names} {problem}", code=f"{kind}_{code}", fix="check the file, or raise the limits of `toolbox`")

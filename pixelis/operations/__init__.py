@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -18,6 +19,9 @@ from pixelis.records import Action, ImageView, Observation
 __all__ = ["OPERATIONS", "Operation", "OperationArguments", "Result", "Scene", "Shown", "Target", "execute", "select"]
 
 log = logging.getLogger(__name__)
+
+_EXHAUSTED = re.compile(r"insufficient memory|can't (allocate|start new thread)|bad.?alloc|failed to allocate", re.IGNORECASE)
+"""How OpenCV, torch, onnxruntime and the threads of Python say that there is no memory left."""
 
 OPERATIONS: dict[str, type[Operation]] = {operation.name: operation for operation in (ZoomIn,)}
 """Every operation of ours by the name the policy calls it."""
@@ -75,6 +79,8 @@ def execute(
     except MemoryError:
         return Observation(status="error", code="out_of_memory", text=f"{action.op} needs too much memory"), []
     except Exception as error:  # a broken operation must cost one observation, not the episodes beside it
+        if _EXHAUSTED.search(str(error)):
+            return Observation(status="error", code="out_of_memory", text=f"{action.op} needs too much memory"), []
         log.exception("operation %s crashed", action.op)
         return Observation(status="error", code="crashed", text=f"{action.op} failed: {type(error).__name__}"), []
 
