@@ -243,8 +243,8 @@ class _Pen:
         """The border of a mask."""
         mask, left, top = found
         contours, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top))
-        cv2.drawContours(self.canvas, contours, -1, (0, 0, 0), self.line + 1)
-        cv2.drawContours(self.canvas, contours, -1, colour, max(1, self.line - 1))
+        cv2.drawContours(self.canvas, contours, -1, (0, 0, 0), self.line + 2)
+        cv2.drawContours(self.canvas, contours, -1, colour, self.line)
 
     def keep_free(self, box: Box) -> None:
         """Labels should not cover this place."""

@@ -146,8 +146,8 @@ def _scenes(page: EpisodePage, marks: Marks) -> str:
             continue
         height, width = picture.shape[:2]
         boxes, count = _boxes(view.id, marks)
-        looked = {0: "The policy did not zoom in.", 1: "The box is where the policy zoomed in."}.get(
-            count, "The numbered boxes are where the policy zoomed in, in order."
+        looked = {0: "The policy did not look closer.", 1: "The box is where the policy looked closer."}.get(
+            count, "The numbered boxes are where the policy looked closer, in order."
         )
         image = f'<img alt="the picture {safe(view.id)} with {count} boxes" src="{data_url(picture)}">'
         caption = f"<figcaption>The whole picture, {width} × {height} pixels. {looked}</figcaption>"

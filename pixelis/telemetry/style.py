@@ -72,6 +72,7 @@ pre{margin:.35rem 0 0;padding:.55rem .7rem;background:var(--bg);border:1px solid
 .episode h3{margin:0}
 .question{font-size:1.12rem;font-weight:600;margin:.5rem 0 .2rem;white-space:pre-wrap}
 .episode-body{display:grid;grid-template-columns:minmax(0,5fr) minmax(0,4fr);gap:22px;margin-top:14px}
+.scenes{align-self:start;position:sticky;top:12px}
 .frame{position:relative;line-height:0;margin-bottom:6px}
 .frame img{width:100%;height:auto;border-radius:4px}
 .box{position:absolute;border:3px solid var(--b);outline:1.5px solid #000;box-shadow:inset 0 0 0 1.5px #fff}
@@ -113,6 +114,7 @@ dd{margin:0;overflow-wrap:anywhere}
   h2{margin-top:2.2rem}
   .episode{padding:14px}
   .episode-body{grid-template-columns:minmax(0,1fr)}
+  .scenes{position:static}
   table thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
   table tr{display:block;padding:.6rem 0;border-bottom:1px solid var(--line)}
   table th,table td{display:block;border:0;padding:.1rem 0}

@@ -127,7 +127,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(["objects", "boxes", "lines", "tracks"]), anything, max_size=4))
 def test_odd_data_draws_nothing_or_something_but_never_fails(data):
     assert annotate(ground(40, 50), data).shape == (40, 50, 3)
