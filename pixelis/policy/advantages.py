@@ -27,7 +27,7 @@ def assign_advantages(
     settings: config.Advantage,
     *,
     greedy: Values | None = None,
-    kl: Sequence[Sequence[float]] | None = None,
+    kl: Sequence[Values] | None = None,
     kl_weight: float = 0.0,
     sum_workers: Sum = list,
 ) -> dict[str, float]:
@@ -35,13 +35,14 @@ def assign_advantages(
 
     greedy: per group the reward of a greedy rollout, for baseline `greedy`. kl: per group and rollout the sum of k1 over its
     policy tokens (`Trainer.kl_to_reference`), taken off the reward with `kl_weight` (as TRL's RLOO; REINFORCE++ gives each token
-    the part of the sum that follows it, whose gradient has the same expectation). sum_workers: needed when each worker holds a
+    the part of the sum that follows it, whose gradient has the same expectation), None for a rollout that cannot be trained on
+    and so does not count. sum_workers: needed when each worker holds a
     part of the batch and the statistics are the batch's. Raises what `batch_advantages` raises.
     """
     rewards = [group_rewards(group, settings) for group in groups]
     if kl is not None:
         rewards = [
-            [None if r is None else r - kl_weight * k for r, k in zip(group, sums, strict=True)]
+            [None if r is None or k is None else r - kl_weight * k for r, k in zip(group, sums, strict=True)]
             for group, sums in zip(rewards, kl, strict=True)
         ]
     excluded = [[t.stop_reason.value in settings.exclude for t in g.trajectories] for g in groups]

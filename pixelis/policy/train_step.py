@@ -296,28 +296,42 @@ class Trainer:
 
     @torch.no_grad()
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """Log-probabilities of the policy tokens of each sample under the current weights, float32 [tokens of the sample]."""
+        """Log-probabilities of the policy tokens of each sample under the current weights, float32 [tokens of the sample].
+
+        An unusable sample has none: float32 [0].
+        """
         out: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
-        for members in pack([len(s.tokens) for s in samples], self.learner.rows * self.learner.row_tokens):
+        usable = [i for i, s in enumerate(samples) if unusable(s, self.spec, self.learner.row_tokens) is None]
+        bins = pack([len(samples[i].tokens) for i in usable], self.learner.rows * self.learner.row_tokens)
+        for bin_ in bins:
+            members = [usable[i] for i in bin_]
             batch = collate([samples[i] for i in members], self.spec).to(self.device)
             new, _ = self.zero.engine.module(batch, self._see(batch))
             parts = new.cpu().numpy()
             sizes = [samples[i].policy_tokens for i in members]
             for i, part in zip(members, np.split(parts, np.cumsum(sizes)[:-1]), strict=True):
                 out[i] = part
+        if self.zero.stage == 3:
+            # Each forward pass gathers the parameters: workers with fewer batches have to take part in all of them.
+            for _ in range(len(bins), int(sum_over_workers([float(len(bins))], largest=1)[0])):
+                batch = collate([self._nothing()], self.spec).to(self.device)
+                self.zero.engine.module(batch, self._see(batch))
         return out
 
-    def kl_to_reference(self, samples: Sequence[TrainSample]) -> list[float]:
-        """Sum over the policy tokens of k1 = behaviour - reference log-probability, for each sample: what `rft.loss.kl_in=reward`
-        takes off its reward. An estimate without bias of the KL divergence between the policy that wrote it and the reference.
+    def kl_to_reference(self, samples: Sequence[TrainSample]) -> list[float | None]:
+        """What `rft.loss.kl_in=reward` takes off each reward: k1 = behaviour - reference log-probability, summed over the tokens.
 
-        Raises BadConfig when there is no reference.
+        An estimate without bias of the KL divergence from the policy that wrote the sample to the reference; it can
+        be below 0. None for an unusable sample. Raises BadConfig when there is no reference.
         """
         if self.reference is None:
             raise BadConfig("no reference policy to measure the divergence from", fix="set rft.loss.kl above 0")
         with self._weights_of(self.reference):
             found = self.log_probs(samples)
-        return [float((s.log_probs[s.mask] - own).sum(dtype=np.float64)) for s, own in zip(samples, found, strict=True)]
+        return [
+            float((s.log_probs[s.mask] - own).sum(dtype=np.float64)) if len(own) else None
+            for s, own in zip(samples, found, strict=True)
+        ]
 
     @property
     def _kl_in_loss(self) -> bool:

@@ -184,9 +184,9 @@ def test_a_batch_is_assigned_and_its_dropped_groups_are_counted():
 
 
 def test_divergence_comes_off_the_reward_before_anything_is_compared():
-    g = group([1.0, None, 1.0])
-    assign_advantages([g], Advantage(baseline="loo", scale="none"), kl=[[2.0, 9.0, 6.0]], kl_weight=0.1)
-    assert advantages_of(g) == pytest.approx([0.4, None, -0.4])
+    g = group([1.0, None, 1.0, 0.0])
+    assign_advantages([g], Advantage(baseline="loo", scale="none"), kl=[[2.0, 9.0, 6.0, None]], kl_weight=0.1)
+    assert advantages_of(g) == pytest.approx([0.4, None, -0.4, None])
 
 
 def test_tokens_are_counted_from_the_trajectories():

@@ -207,6 +207,67 @@ def test_the_kl_term_measures_the_distance_from_the_starting_policy():
         assert learner.step(samples)["policy/kl"] == pytest.approx(0, abs=1e-9)
 
 
+def test_the_ratio_is_to_the_log_probs_before_the_first_of_several_steps():
+    samples = batch()
+    samples[1].views, samples[2].advantage = [], 0.0  # one that is dropped and one that is not computed
+    small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
+    with trainer(learner=small) as first, trainer(learner=small) as alone:
+        old = first.log_probs(samples)
+        assert [len(o) for o in old] == [s.policy_tokens if s.views else 0 for s in samples]
+        given, not_given = first.step(samples, old=old), alone.step(samples)
+        assert given["policy/loss"] == pytest.approx(not_given["policy/loss"], abs=1e-5)
+        assert (given["policy/clipped"], not_given["policy/ratio_max"]) == (0, 1)
+        assert given["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
+        # Seen from log-probs 1 lower, every token is e times likelier now: with a positive advantage it has to be clipped.
+        again = first.step(samples, old=[o - 1 for o in first.log_probs(samples)])
+        assert again["policy/ratio"] == pytest.approx(np.e, abs=1e-3)
+        trained = [s for s in samples if s.views and s.advantage]
+        likelier = sum(s.policy_tokens for s in trained if s.advantage > 0) / sum(s.policy_tokens for s in trained)
+        assert again["policy/clipped_high"] == pytest.approx(likelier)
+
+
+@pytest.mark.parametrize("name", ["dr_grpo", "rloo", "reinforce_pp_baseline", "gspo", "gspo_token", "cispo", "sapo"])
+def test_an_algorithm_steps_the_same_however_its_batch_is_packed(name: str):
+    loss = config.load(None, [f"rft.algorithm={name}", "rft.loss.importance_level=sequence", "rft.loss.entropy=0.01"]).rft.loss
+    samples, seen = batch(4), []
+    for rows, row_tokens in ((2, 512), (1, 96)):
+        with trainer(loss=loss, learner=LEARNER.model_copy(update={"row_tokens": row_tokens, "rows": rows})) as learner:
+            old = [o + 0.01 for o in learner.log_probs(samples)]
+            seen.append(learner.step(samples, old=old))
+    whole, cut = seen
+    assert cut["learner/micro_batches"] > whole["learner/micro_batches"]
+    assert set(cut) == set(whole)
+    for key in whole:
+        if key.startswith("policy/") and np.isfinite(whole[key]):
+            assert cut[key] == pytest.approx(whole[key], rel=1e-3, abs=1e-5), key
+
+
+def test_the_divergence_for_the_reward_is_that_of_the_recorded_log_probs():
+    loss = config.load(None, ["rft.algorithm=rloo"]).rft.loss
+    samples = batch()
+    samples[1].views = []
+    with trainer(loss=loss, adapter=random_adapter()) as learner:
+        before = learner.log_probs(samples)
+        expected = [float((s.log_probs[s.mask] - b).sum()) if len(b) else None for s, b in zip(samples, before, strict=True)]
+        metrics = learner.step(samples)
+        assert "policy/kl" not in metrics  # it is no term of the loss
+        for found, want in zip(learner.kl_to_reference(samples), expected, strict=True):
+            assert found == (None if want is None else pytest.approx(want, abs=1e-3))
+    with trainer() as without, pytest.raises(BadConfig, match="no reference"):
+        without.kl_to_reference(samples)
+
+
+def test_an_entropy_bonus_trains_samples_without_advantage():
+    samples = batch(3)
+    for sample in samples:
+        sample.advantage = 0.0
+    with trainer(loss=config.Loss(entropy=0.1)) as learner:
+        metrics = learner.step(samples)
+        assert metrics["learner/trained_sequences"] == 3
+        assert metrics["policy/loss"] == pytest.approx(-0.1 * metrics["policy/entropy"], rel=1e-5)
+        assert metrics["policy/grad_norm"] > 0
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_all_parameters_reaches_the_vision_tower(family: str):
     with trainer(family, policy=policy(family, full=True), learner=LEARNER.model_copy(update={"lr": 1e-3})) as learner:
