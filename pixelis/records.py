@@ -150,7 +150,10 @@ class StopReason(enum.StrEnum):
 
 
 class Trajectory(Record):
-    """One episode: prompt turns, policy turns, observations, answer, rewards."""
+    """One episode: prompt turns, policy turns, observations, answer, rewards.
+
+    ``rewards`` are the raw terms by name, ``weighted`` what each adds to ``reward``; ``unscored`` says why there is none.
+    """
 
     schema_version: int = SCHEMA_VERSION
     id: str = Field(default_factory=lambda: new_id("traj"))
@@ -163,6 +166,7 @@ class Trajectory(Record):
     stop_reason: StopReason = StopReason.ERROR
     policy_version: int = 0
     rewards: dict[str, float] = Field(default_factory=dict)
+    weighted: dict[str, float] = Field(default_factory=dict)
     reward: float | None = None
     unscored: str | None = None
     advantage: float | None = None

@@ -1,95 +1,456 @@
 """Reward terms of a group of rollouts, and their weighted sum.
 
-Every term is kept raw under its name; ``reward`` is the weighted sum. A trajectory whose accuracy cannot be known is marked
-``unscored`` with the cause and has no reward: a failure is never a 0 that the learner would learn from.
+Every term is kept raw under its name, and what it adds to the reward beside it. A rollout whose reward cannot be known is marked
+``unscored`` with the cause and has none: a failure is never a 0 that the learner would learn from.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from pixelis.config import Curiosity, Rewards
-from pixelis.dialogue.dialects import DIALECTS
-from pixelis.records import Group, StopReason, Trajectory
-from pixelis.rewards.scorers import SCORERS
+from pixelis.config import Curiosity, Rewards, RewardWeights
+from pixelis.errors import DataFailure, PixelisError
+from pixelis.records import Group, Question, StopReason, Trajectory, Turn
+from pixelis.rewards import coherence as sequences
+from pixelis.rewards.formats import FORMATS, PUNISHING, completion
+from pixelis.rewards.scorers import LOWEST, SLOW, canonical, case_of, find_scorer, letter
+from pixelis.rewards.tools import Tools, finite, shared_tools
+
+if TYPE_CHECKING:
+    from pixelis.rewards.dynamics import Dynamics, States
 
 log = logging.getLogger(__name__)
 
+_MARKERS = re.compile(r"(Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,)")
 BROKEN = (StopReason.ERROR, StopReason.DEADLINE)
 """Episodes that the system, not the policy, ended: excluded from rewards and from the group's statistics."""
+ALWAYS = ("accuracy", "format", "curiosity")
+"""Terms that are logged whatever they weigh."""
 
 
-def accuracy(trajectory: Trajectory, truths: Sequence[str], scorer: str = "exact") -> float:
-    """Score of the answer against the truths, 0..1; 0 when the policy gave no answer. KeyError for an unknown scorer."""
-    return float(SCORERS[scorer](trajectory.answer, truths))
+# -- what an episode did --------------------------------------------------------------------------------------------
 
 
-def format(trajectory: Trajectory) -> float:
-    """1.0 when the episode ended with an answer and every turn of the policy is well-formed in its dialect, else 0.0."""
-    dialect = DIALECTS[trajectory.dialect]
-    turns = [turn for turn in trajectory.turns if turn.is_policy]
-    fine = all(turn.error is None and dialect.well_formed(turn.text) for turn in turns)
-    return float(bool(turns) and fine and trajectory.stop_reason is StopReason.ANSWER)
+def tries_call(turn: Turn) -> bool:
+    """True for a policy turn that calls an operation or tries to."""
+    return turn.is_policy and (turn.action is not None or turn.error not in (None, "bad_token"))
 
 
-def pixel_reasoning_rate(trajectories: Sequence[Trajectory]) -> float:
-    """RaPR: share of the trajectories with at least one operation that executed; 0.0 for none."""
-    return sum(t.operations_ok > 0 for t in trajectories) / len(trajectories) if trajectories else 0.0
+def calls(trajectory: Trajectory, counts: str) -> int:
+    """Operations that ``executed``, or that were ``requested``: failed, unreadable and cut-off calls too."""
+    return trajectory.operations_ok if counts == "executed" else sum(tries_call(turn) for turn in trajectory.turns)
 
 
-def curiosity(trajectory: Trajectory, rate: float, settings: Curiosity) -> float:
-    """Bonus for looking closer while the group rarely does, minus the cost of many calls.
+def ends_in_error(trajectory: Trajectory) -> bool:
+    """True when the last call of the episode failed and no later one repaired it."""
+    for i in reversed(range(len(trajectory.turns))):
+        turn = trajectory.turns[i]
+        if tries_call(turn):
+            reply = trajectory.turns[i + 1].observation if i + 1 < len(trajectory.turns) else None
+            return turn.error is not None or (reply is not None and reply.status == "error")
+    return False
 
-    alpha * max(H - RaPR, 0) * [n >= 1] + beta * min(N - n, 0), with n the operations of this trajectory that executed and
-    RaPR the rate over its group (Pixel-Reasoner, arXiv 2505.15966, the paper's form; defaults H 0.3, N 1, alpha 0.5, beta 0.05).
+
+def pixel_reasoning_rate(trajectories: Sequence[Trajectory], counts: str = "executed") -> float:
+    """RaPR: share of the trajectories with at least one operation; 0.0 for none."""
+    return sum(calls(t, counts) > 0 for t in trajectories) / len(trajectories) if trajectories else 0.0
+
+
+# -- what a term may look at ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Context:
+    """The group around a trajectory, and what scoring depends on beyond it.
+
+    ``states`` are an embedder's vectors by trajectory id, see ``pixelis.rewards.dynamics.Dynamics``. ``mixture`` are weights by
+    term that replace the configured ones, and ``normalise`` turns (term, raw value) into what is weighed.
     """
-    calls = trajectory.operations_ok
-    bonus = settings.alpha * max(settings.target - rate, 0.0) * (calls >= 1)
-    return bonus + settings.beta * min(settings.free_calls - calls, 0)
+
+    group: Group
+    settings: Rewards
+    tools: Tools
+    truths: Sequence[str]
+    step: int = 0
+    states: Mapping[str, States] = field(default_factory=dict)
+    dynamics: Dynamics | None = None
+    mixture: Mapping[str, float] = field(default_factory=dict)
+    normalise: Callable[[str, float], float] = lambda name, value: value
+
+    @property
+    def question(self) -> Question:
+        """What the group is about."""
+        return self.group.question
+
+    @cached_property
+    def whole(self) -> list[Trajectory]:
+        """Episodes that the system did not break: those that group statistics are about."""
+        return [t for t in self.group.trajectories if t.stop_reason not in BROKEN]
+
+    @cached_property
+    def rate(self) -> float:
+        """RaPR of the group."""
+        return pixel_reasoning_rate(self.whole, self.settings.curiosity.counts)
+
+    @cached_property
+    def weights(self) -> dict[str, float]:
+        """Weights by term for this question."""
+        task = self.settings.tasks.get(self.question.task)
+        return {**(task or self.settings).weights.model_dump(), **self.mixture}
+
+    @cached_property
+    def format_kind(self) -> str:
+        """What well-formed means for this question."""
+        return (self.settings.tasks.get(self.question.task) or self.settings).format
+
+    @cached_property
+    def lengths(self) -> dict[str, int]:
+        """Characters that the policy wrote, by trajectory."""
+        return {t.id: len(completion(t)) for t in self.whole}
+
+    @cached_property
+    def scores(self) -> dict[str, float | DataFailure]:
+        """Score of each answer against the truths, or why it is unknown."""
+        if not self.truths:
+            return dict.fromkeys((t.id for t in self.whole), DataFailure("the question has no truth", code="no_truth"))
+        return self._grade(self.truths)
+
+    @cached_property
+    def agreement(self) -> dict[str, float | DataFailure]:
+        """Score of each answer against the answer of the majority; nothing looks at a truth."""
+        vote, votes, first = self.settings.vote, Counter[str](), dict[str, str]()
+        for trajectory in self.whole:
+            if trajectory.answer is not None and (key := self._ballot(trajectory.answer)):
+                votes[key] += 1
+                first.setdefault(key, trajectory.answer)
+        ranked = votes.most_common(2)  # stable: the first of equal counts is the first seen
+        cause = None
+        if not ranked:
+            cause = "no_majority"
+        elif vote.tie == "abstain" and len(ranked) > 1 and ranked[0][1] == ranked[1][1]:
+            cause = "tie"
+        elif ranked[0][1] < vote.min_share * len(self.whole):
+            cause = "no_majority"
+        if cause:
+            return dict.fromkeys((t.id for t in self.whole), DataFailure("the rollouts do not agree", code=cause))
+        return self._grade([first[ranked[0][0]]])
+
+    def score(self, trajectory: Trajectory) -> float:
+        """Score of the answer; DataFailure when it is unknown."""
+        return _known(self.scores[trajectory.id])
+
+    def _scorer(self) -> str:
+        return self.settings.scorer or self.question.scorer
+
+    def _ballot(self, answer: str) -> str:
+        if self._scorer() == "mc_letter":
+            options = case_of(self.question, answer, ()).options
+            return letter(answer, options) or canonical(answer)
+        return canonical(answer)
+
+    def too_long(self, trajectory: Trajectory) -> bool:
+        """True for an answer beyond ``rewards.max_answer_chars``."""
+        limit = self.settings.max_answer_chars
+        return bool(limit) and len(trajectory.answer or "") >= limit
+
+    def _grade(self, truths: Sequence[str]) -> dict[str, float | DataFailure]:
+        """Every different answer once; those of slow scorers beside each other."""
+        name = self._scorer()
+        scorer = find_scorer(name)
+
+        def grade(answer: str | None) -> float | DataFailure:
+            try:
+                value = finite(scorer(case_of(self.question, answer, truths), self.tools))
+            except DataFailure as failure:
+                return failure
+            except PixelisError:
+                raise
+            except Exception as error:  # whatever a scorer trips over is a cause to count, not a reward
+                log.exception("scorer %s failed on question %s", name, self.question.id)
+                return DataFailure(f"{type(error).__name__}: {error}", code="scorer_failed")
+            if isinstance(value, float) and not LOWEST.get(name, 0.0) - 1e-9 <= value <= 1.0 + 1e-9:
+                return DataFailure(f"scorer {name} gave {value}", code="out_of_range")
+            return value
+
+        answers = list(dict.fromkeys(t.answer for t in self.whole if not self.too_long(t)))
+        run = self.tools.threads.map if name in SLOW and len(answers) > 1 else map
+        found = dict(zip(answers, run(grade, answers), strict=True))
+        return {t.id: 0.0 if self.too_long(t) else found[t.answer] for t in self.whole}
 
 
-def score_group(group: Group, settings: Rewards, truths: Sequence[str] | None = None) -> Group:
-    """A copy of a complete group with ``rewards``, ``reward`` or ``unscored`` on each trajectory.
+def _known(value: float | DataFailure) -> float:
+    if isinstance(value, DataFailure):
+        raise value
+    return value
 
-    ``truths`` replaces the question's answers (a pseudo-label): then the question's own are not looked at.
+
+# -- terms ----------------------------------------------------------------------------------------------------------
+
+
+def accuracy(trajectory: Trajectory, context: Context) -> float:
+    """Score of the answer by the question's scorer; 0 when the policy gave no answer."""
+    return context.score(trajectory)
+
+
+def wrong(trajectory: Trajectory, context: Context) -> float:
+    """The score less 1: what is missing to a right answer (with accuracy, DAPO's +1 and -1)."""
+    return context.score(trajectory) - 1.0
+
+
+def well_formed(trajectory: Trajectory, context: Context) -> float:
+    """What ``rewards.format`` says; an answer that is too long is badly formed."""
+    if context.too_long(trajectory):
+        return -1.0 if context.format_kind in PUNISHING else 0.0
+    return FORMATS[context.format_kind](trajectory)
+
+
+def bonus(trajectory: Trajectory, rate: float, settings: Curiosity, video: bool = False) -> float:
+    """What a call earns while the group's RaPR, ``rate``, is below H; 0 for an episode without one.
+
+    paper: alpha * max(H - RaPR, 0), Pixel-Reasoner, arXiv 2505.15966 (H 0.3, alpha 0.5).
+    repo: max(H - RaPR, 0) / k / RaPR * 0.25 with k = 2 for pictures and 1.5 for videos, its code.
+    """
+    if not calls(trajectory, settings.counts):
+        return 0.0
+    lack = max(settings.target - rate, 0.0)
+    if settings.form == "paper":
+        return settings.alpha * lack
+    return lack / (1.5 if video else 2.0) / rate * 0.25 if rate else 0.0
+
+
+def cost(trajectory: Trajectory, settings: Curiosity) -> float:
+    """beta * min(N - n, 0): each call beyond the free ones costs (Pixel-Reasoner: N 1, beta 0.05)."""
+    return settings.beta * min(settings.free_calls - calls(trajectory, settings.counts), 0)
+
+
+def curiosity(trajectory: Trajectory, context: Context) -> float:
+    """Bonus and cost of Pixel-Reasoner."""
+    return curiosity_bonus(trajectory, context) + efficiency(trajectory, context)
+
+
+def curiosity_bonus(trajectory: Trajectory, context: Context) -> float:
+    """The bonus alone."""
+    video = any(media.kind == "video" for media in context.question.media)
+    return bonus(trajectory, context.rate, context.settings.curiosity, video)
+
+
+def efficiency(trajectory: Trajectory, context: Context) -> float:
+    """The cost alone."""
+    return cost(trajectory, context.settings.curiosity)
+
+
+def tool_if_correct(trajectory: Trajectory, context: Context) -> float:
+    """1.0 for an executed operation and a score above ``rewards.tool_above`` (DeepEyes, arXiv 2505.14362)."""
+    return float(context.score(trajectory) > context.settings.tool_above and trajectory.operations_ok > 0)
+
+
+def tool_penalty(trajectory: Trajectory, context: Context) -> float:
+    """Minus the score when any call was made (Mini-o3's tool_call_penalty)."""
+    return -context.score(trajectory) if calls(trajectory, "requested") else 0.0
+
+
+def unrepaired_error_zero(trajectory: Trajectory, context: Context) -> float:
+    """Minus the score when the last call failed and was not repaired (Pixel-Reasoner's code)."""
+    return -context.score(trajectory) if ends_in_error(trajectory) else 0.0
+
+
+def overlong(trajectory: Trajectory, context: Context) -> float:
+    """0 up to max - buffer generated tokens, then down to -1 at max and beyond (DAPO, arXiv 2503.14476)."""
+    settings = context.settings.overlong
+    tokens = sum(len(turn.tokens) for turn in trajectory.turns if turn.is_policy)
+    return -min(max(tokens - (settings.max_tokens - settings.buffer), 0) / settings.buffer, 1.0)
+
+
+def length(trajectory: Trajectory, context: Context) -> float:
+    """0.5 - (characters - least) / (most - least) of the group, at most 0 for a wrong answer; 0 before ``length_start``.
+
+    Kimi k1.5, arXiv 2501.12599, as Reason-RFT uses it. A score of 0.5 or less is a wrong answer.
+    """
+    shortest, longest = min(context.lengths.values()), max(context.lengths.values())
+    right = context.score(trajectory) > 0.5
+    if context.step < context.settings.length_start or shortest == longest:
+        return 0.0
+    value = 0.5 - (context.lengths[trajectory.id] - shortest) / (longest - shortest)
+    return value if right else min(0.0, value)
+
+
+def step_markers(trajectory: Trajectory, context: Context) -> float:
+    """A third for each visible step ("Step 1:", "1.", bullets, "First,"), at most 1 (Reason-RFT)."""
+    return min(1.0, len(_MARKERS.findall(completion(trajectory))) / 3)
+
+
+def majority_vote(trajectory: Trajectory, context: Context) -> float:
+    """Score of the answer against that of the majority (TTRL, arXiv 2504.16084); truths are not looked at."""
+    return _known(context.agreement[trajectory.id])
+
+
+def coherence(trajectory: Trajectory, context: Context) -> float:
+    """Whether operations follow each other sensibly (Pixelis); states add how far each step moves."""
+    states = context.states.get(trajectory.id)
+    return sequences.coherence(trajectory, states[1:] if states else None)[0]
+
+
+def curiosity_dynamics(trajectory: Trajectory, context: Context) -> float:
+    """What the dynamics model did not foresee (Pixelis); DataFailure ``no_states`` without an embedder's vectors."""
+    if context.dynamics is None or trajectory.id not in context.states:
+        raise DataFailure("no states came with the group", code="no_states")
+    return context.dynamics.curiosity(trajectory, context.states[trajectory.id])
+
+
+def tool_misuse(trajectory: Trajectory, context: Context) -> float:
+    """Penalties for misused operations (Pixelis)."""
+    return sequences.misuse(sequences.violations(trajectory, context.question))
+
+
+@dataclass(frozen=True)
+class Term:
+    """A function and the range its values must lie in."""
+
+    value: Callable[[Trajectory, Context], float]
+    low: float
+    high: float
+
+
+INFINITE = float("inf")
+TERMS: dict[str, Term] = {
+    "accuracy": Term(accuracy, -0.5, 1.0),
+    "wrong": Term(wrong, -1.5, 0.0),
+    "format": Term(well_formed, -1.0, 1.0),
+    "curiosity": Term(curiosity, -INFINITE, INFINITE),
+    "curiosity_bonus": Term(curiosity_bonus, 0.0, INFINITE),
+    "efficiency": Term(efficiency, -INFINITE, 0.0),
+    "tool_if_correct": Term(tool_if_correct, 0.0, 1.0),
+    "tool_penalty": Term(tool_penalty, -1.0, 0.5),
+    "unrepaired_error_zero": Term(unrepaired_error_zero, -1.0, 0.5),
+    "overlong": Term(overlong, -1.0, 0.0),
+    "length": Term(length, -0.5, 0.5),
+    "step_markers": Term(step_markers, 0.0, 1.0),
+    "majority_vote": Term(majority_vote, -0.5, 1.0),
+    "coherence": Term(coherence, -1.0, 1.0),
+    "curiosity_dynamics": Term(curiosity_dynamics, 0.0, 1.0),
+    "tool_misuse": Term(tool_misuse, -INFINITE, 0.0),
+}
+"""Terms by the name that ``rewards.weights`` weighs them under."""
+
+
+def measured(settings: Rewards, mixture: Mapping[str, float] | None = None) -> list[str]:
+    """Names of the terms that are computed: those that weigh something anywhere, and a few that are always logged."""
+    weighed = {name for weights in settings.mixtures for name, weight in weights.model_dump().items() if weight}
+    return [name for name in RewardWeights.model_fields if name in weighed or name in ALWAYS or name in (mixture or {})]
+
+
+# -- groups ---------------------------------------------------------------------------------------------------------
+
+
+def score_group(group: Group, settings: Rewards, truths: Sequence[str] | None = None, tools: Tools | None = None) -> Group:
+    """A copy of a complete group with ``rewards``, ``weighted``, and ``reward`` or ``unscored`` on each trajectory.
+
+    ``truths`` replaces the question's answers (a pseudo-label): then the question's own are not looked at. BadInput
+    ``unknown_scorer`` for a question whose scorer does not exist, ``no_judge`` for one that needs a judge when there is none.
     """
     accepted = list(truths if truths is not None else group.question.answers or [])
-    whole = [t for t in group.trajectories if t.stop_reason not in BROKEN]
-    rate = pixel_reasoning_rate(whole)
-    weights = settings.weights.model_dump()
+    return score_in(Context(group, settings, tools or shared_tools(settings), accepted))
+
+
+def score_in(context: Context) -> Group:
+    """The scored copy of the context's group."""
+    find_scorer(context.settings.scorer or context.group.question.scorer)
+    own = _own_rewards(context)
     scored = []
-    for trajectory in group.trajectories:
-        terms: dict[str, float] = {}
+    for trajectory in context.group.trajectories:
+        raw: dict[str, float] = {}
+        weighted: dict[str, float] = {}
         if trajectory.stop_reason in BROKEN:
             cause: str | None = trajectory.unscored or trajectory.stop_reason.value
         else:
-            cause = _measure(trajectory, terms, accepted, group.question.scorer, rate, settings)
-        reward = None if cause else sum(weights[name] * value for name, value in terms.items())
-        update = {"rewards": terms, "reward": reward, "unscored": cause, "advantage": None}
+            cause = _measure(trajectory, context, own, raw, weighted)
+        reward = None if cause else _clipped(math.fsum(weighted.values()), context.settings.clip)
+        if reward is not None and not math.isfinite(reward):
+            reward, cause = None, "not_finite"
+        if cause:
+            context.tools.note(cause)
+            weighted = {}
+        update = {"rewards": raw, "weighted": weighted, "reward": reward, "unscored": cause, "advantage": None}
         scored.append(trajectory.model_copy(update=update))
-    return group.model_copy(update={"trajectories": scored})
+    return context.group.model_copy(update={"trajectories": scored})
 
 
 def _measure(
-    trajectory: Trajectory, terms: dict[str, float], truths: list[str], scorer: str, rate: float, settings: Rewards
+    trajectory: Trajectory,
+    context: Context,
+    own: Mapping[str, Mapping[str, float | DataFailure]],
+    raw: dict[str, float],
+    weighted: dict[str, float],
 ) -> str | None:
-    """Fill in the terms that can be computed; returns the cause when one of them cannot."""
-    if trajectory.dialect not in DIALECTS:
-        return "unknown_dialect"
-    terms["format"] = format(trajectory)
-    terms["curiosity"] = curiosity(trajectory, rate, settings.curiosity)
-    if not truths:
-        return "no_truth"
-    if scorer not in SCORERS:
-        return "unknown_scorer"
-    try:
-        value = accuracy(trajectory, truths, scorer)
-    except Exception:  # whatever a scorer trips over is a cause to count, not a reward
-        log.exception("scorer %s failed on trajectory %s", scorer, trajectory.id)
-        return "scorer_failed"
-    if not math.isfinite(value):
-        return "not_finite"
-    terms["accuracy"] = value
-    return None
+    """Fill in the terms that can be computed and what they add; returns the cause when one that weighs something cannot."""
+    cause = None
+    for name in measured(context.settings, context.mixture):
+        term, weight = TERMS[name], context.weights[name]
+        try:
+            value = _known(finite(term.value(trajectory, context)))
+            if not term.low - 1e-9 <= value <= term.high + 1e-9:
+                raise DataFailure(f"{name} is {value}", code="out_of_range")
+        except DataFailure as failure:
+            if weight:
+                cause = cause or failure.code
+            continue
+        raw[name] = value
+        if weight:
+            weighted[name] = weight * context.normalise(name, value)
+    for name, values in own.items():
+        found = values[trajectory.id]
+        if isinstance(found, DataFailure):
+            if context.settings.own[name]:
+                cause = cause or f"own_reward:{found.code}"
+            continue
+        raw[name] = found
+        weighted[name] = context.settings.own[name] * found
+    return cause
+
+
+def _own_rewards(context: Context) -> dict[str, dict[str, float | DataFailure]]:
+    """Values of the user's own functions by name and trajectory."""
+    whole = context.whole
+    if not whole:
+        return {}
+    out = {}
+    for name in context.settings.own:
+        values = context.tools.own(name, whole, context.question, context.step)
+        out[name] = {t.id: value for t, value in zip(whole, values, strict=True)}
+    return out
+
+
+def _clipped(value: float, limit: float) -> float:
+    return max(-limit, min(limit, value)) if limit else value
+
+
+def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What to log: ``reward/TERM`` raw, ``reward_weighted/TERM``, shares ``unscored/CAUSE``, counts ``misuse/NAME``.
+
+    Means are over the trajectories that have the value, so that questions of many kinds may share a batch.
+    """
+    trajectories = [t for group in groups for t in group.trajectories]
+    if not trajectories:
+        return {}
+    seen: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        if trajectory.reward is not None:
+            seen.setdefault("reward/total", []).append(trajectory.reward)
+        for name, value in trajectory.rewards.items():
+            seen.setdefault(f"reward/{name}", []).append(value)
+        for name, value in trajectory.weighted.items():
+            seen.setdefault(f"reward_weighted/{name}", []).append(value)
+    out = {name: math.fsum(values) / len(values) for name, values in seen.items()}
+    for cause, count in Counter(t.unscored for t in trajectories if t.unscored).items():
+        out[f"unscored/{cause}"] = count / len(trajectories)
+    if "reward/tool_misuse" in out:
+        found = sum((sequences.violations(t, g.question) for g in groups for t in g.trajectories), Counter[str]())
+        out.update({f"misuse/{name}": float(count) for name, count in found.items()})
+    return out

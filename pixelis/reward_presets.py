@@ -1,0 +1,85 @@
+"""Named rewards: what `rewards.preset: NAME` sets in `rewards`. Explicit keys win over these.
+
+`paper` is what a publication states, `repo` what its code does; where a repository has a defect (a sample judged by another
+group's flags, exceptions that become rewards) the preset does what the code means. A preset says how terms are weighed, never
+how an answer is compared: that is named by each question (`Question.scorer`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+PIXELIS: dict[str, Any] = {
+    "weights": {"accuracy": 1.0, "curiosity_dynamics": 0.05, "coherence": 0.1, "tool_misuse": 1.0},
+    "clip": 10.0,
+}
+NORMALISED = {"terms": ["accuracy", "curiosity_dynamics", "coherence"]}
+
+
+def _pixelis(curiosity: float, coherence: float, **more: Any) -> dict[str, Any]:
+    weights = {**PIXELIS["weights"], "curiosity_dynamics": curiosity, "coherence": coherence}
+    terms = [name for name in NORMALISED["terms"] if weights[name]]
+    return {**PIXELIS, "weights": weights, "normalise": {"terms": terms}, **more}
+
+
+REWARD_PRESETS: dict[str, dict[str, Any]] = {
+    # Pixel-Reasoner, arXiv 2505.15966: a bonus while the group rarely looks closer, a cost for each call after the first.
+    "pr-paper": {
+        "weights": {"accuracy": 1.0, "curiosity_bonus": 1.0, "efficiency": 1.0},
+        "curiosity": {"form": "paper", "counts": "executed", "target": 0.3, "alpha": 0.5, "free_calls": 1, "beta": 0.05},
+    },
+    "pr-repo": {
+        "weights": {"accuracy": 1.0, "unrepaired_error_zero": 1.0, "curiosity_bonus": 1.0, "efficiency": 1.0},
+        "curiosity": {"form": "repo", "counts": "requested", "target": 0.3, "free_calls": 1, "beta": 0.05},
+    },
+    # Reason-RFT, arXiv 2503.20752; the step markers and the length reward are what its options add.
+    "rr-count": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer"},
+    "rr-geo": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer"},
+    "rr-caption": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "caption"},
+    "rr-trance": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer"},
+    "rr-long": {
+        "weights": {"accuracy": 1.0, "format": 1.0, "step_markers": 1.0, "length": 0.05},
+        "format": "think_answer",
+        "length_start": 800,
+    },
+    # TTRL, arXiv 2504.16084: no truth is looked at.
+    "ttrl": {"weights": {"accuracy": 0.0, "majority_vote": 1.0}, "vote": {"min_share": 0.0, "tie": "first"}},
+    # Mini-o3, arXiv 2509.07969: with `rft.algorithm: mini_o3`, which leaves out episodes that a limit cut off.
+    "mini-o3": {"weights": {"accuracy": 1.0}, "format": "turns", "judge": {"required": True}},
+    "mini-o3-default": {
+        "weights": {"accuracy": 1.0, "format": 1.0, "tool_penalty": 0.1},
+        "format": "turns",
+        "judge": {"required": True},
+    },
+    "r1v": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer"},
+    # DeepEyes, arXiv 2505.14362: tools pay only with a right answer.
+    "deepeyes-paper": {
+        "weights": {"accuracy": 1.0, "format": 1.0, "tool_if_correct": 1.0},
+        "format": "balanced",
+        "tool_above": 0.0,
+        "judge": {"required": True},
+    },
+    "deepeyes-repo": {
+        "weights": {"accuracy": 0.8, "format": 0.2, "tool_if_correct": 1.2},
+        "format": "balanced",
+        "tool_above": 0.5,
+        "max_answer_chars": 1000,
+        "tasks": {"math": {"weights": {"accuracy": 1.2, "format": 0.4}, "format": "boxed_once"}},
+        "judge": {"required": True},
+    },
+    # EasyR1.
+    "easyr1-math": {"weights": {"accuracy": 0.9, "format": 0.1}, "format": "think_boxed"},
+    "easyr1-r1v": {"weights": {"accuracy": 0.5, "format": 0.5}, "format": "think_answer"},
+    # DAPO, arXiv 2503.14476: +1 or -1, and up to -1 for the length.
+    "easyr1-dapo": {
+        "weights": {"accuracy": 1.0, "wrong": 1.0, "overlong": 1.0},
+        "overlong": {"max_tokens": 20480, "buffer": 4096},
+    },
+    # Pixelis, arXiv 2603.25091: staged; the arms of its ablation are the stages, each from the start.
+    "pixelis": _pixelis(0.05, 0.1, curriculum={"kind": "trigger"}),
+    "pixelis-steps": _pixelis(0.3, 0.2, curriculum={"kind": "steps"}),
+    "pixelis-base": _pixelis(0.0, 0.0),
+    "pixelis-coherence": _pixelis(0.0, 0.1),
+    "pixelis-curiosity": _pixelis(0.05, 0.0),
+    "pixelis-full": _pixelis(0.05, 0.1),
+}

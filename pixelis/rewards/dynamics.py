@@ -1,0 +1,172 @@
+"""Curiosity as surprise: a small model of what an operation will show, trained on what operations did show.
+
+Source: Pixelis, arXiv 2603.25091, after the intrinsic curiosity module, arXiv 1705.05363. Imports torch: import it late.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pixelis import config
+from pixelis.errors import DataFailure
+from pixelis.records import Action, Trajectory
+
+OPERATIONS = ("zoom_in", "segment_object_at", "read_text", "get_properties", "track_object", "select_frames", "answer")
+"""Places 0..6 of an action vector; 7 is any other operation, 8 a turn that does nothing."""
+PLACE, TEXT = 10, 20
+"""First places of coordinates (box, point, center) and of the digest of the other arguments."""
+
+States = Sequence[Sequence[float]]
+
+
+class Dynamics(nn.Module):
+    """Encoder phi, forward model f and inverse model g over states of an embedder, with their optimiser.
+
+    A trajectory with T policy turns has T + 1 states: before the first turn, and after each turn and its observation.
+    """
+
+    def __init__(self, settings: config.Dynamics, seed: int = 0):
+        super().__init__()
+        s = self.settings = settings
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.encoder = nn.Sequential(
+                nn.Linear(s.state, s.hidden), nn.ReLU(), nn.Linear(s.hidden, s.state), nn.LayerNorm(s.state)
+            )
+            self.forward_model = nn.Sequential(
+                *(nn.Linear(s.state + s.action, s.hidden), nn.ReLU(), nn.Dropout(s.dropout)),
+                *(nn.Linear(s.hidden, s.hidden), nn.ReLU(), nn.Dropout(s.dropout)),
+                nn.Linear(s.hidden, s.state),
+            )
+            self.inverse_model = nn.Sequential(
+                nn.Linear(2 * s.state, s.hidden), nn.ReLU(), nn.Dropout(s.dropout), nn.Linear(s.hidden, s.action)
+            )
+        self.optimizer = torch.optim.AdamW(self.parameters(), lr=s.lr)
+        self.seed, self.updates = seed, 0
+        self.lock = threading.Lock()
+        self.eval()
+
+    @torch.no_grad()
+    def curiosity(self, trajectory: Trajectory, states: States) -> float:
+        """Mean over the transitions of scale * eta * mean squared error of the foreseen state, 0..1; 0 without transitions."""
+        before, actions, after = self._transitions([(trajectory, states)])
+        if not len(before):
+            return 0.0
+        with self.lock:
+            errors = (self._foreseen(before, actions) - self.encoder(after)).square().mean(dim=-1)
+        return min(1.0, self.settings.scale * self.settings.eta * float(errors.mean()))
+
+    def update(self, batch: Sequence[tuple[Trajectory, States]]) -> dict[str, float]:
+        """Learn from the transitions of a step: beta * forward + (1 - beta) * inverse loss; returns the losses, first and last.
+
+        The same batches in the same order give the same weights. Without transitions nothing happens.
+        """
+        before, actions, after = self._transitions(batch)
+        if not len(before):
+            return {}
+        seen: list[tuple[float, float]] = []
+        with self.lock, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed * 1_000_003 + self.updates)
+            self.train()
+            for _ in range(self.settings.epochs):
+                target = self.encoder(after)
+                # A target that learned along would be easiest to foresee when it said nothing.
+                forward = functional.mse_loss(self._foreseen(before, actions), target.detach())
+                known = self.inverse_model(torch.cat([self.encoder(before), target], dim=-1))
+                inverse = functional.mse_loss(known, actions)
+                loss = self.settings.beta * forward + (1 - self.settings.beta) * inverse
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                norm = nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+                if torch.isfinite(norm):
+                    self.optimizer.step()
+                seen.append((forward.item(), inverse.item()))
+            self.eval()
+        self.updates += 1
+        first, last = seen[0], seen[-1]
+        return {
+            "dynamics/forward_loss": last[0],
+            "dynamics/inverse_loss": last[1],
+            "dynamics/forward_loss_before": first[0],
+            "dynamics/transitions": float(len(before)),
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and the optimiser's moments by name, for safetensors."""
+        out = {f"model.{name}": tensor.contiguous() for name, tensor in self.state_dict().items()}
+        for index, moments in self.optimizer.state_dict()["state"].items():
+            for name, tensor in moments.items():
+                out[f"optimizer.{index}.{name}"] = tensor.contiguous()
+        out["updates"] = torch.tensor(self.updates)
+        return out
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from ``tensors``."""
+        self.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer."):
+                _, index, moment = name.split(".", 2)
+                state.setdefault(int(index), {})[moment] = tensor.clone()
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        self.updates = int(tensors["updates"])
+
+    def _foreseen(self, before: Tensor, actions: Tensor) -> Tensor:
+        return self.forward_model(torch.cat([self.encoder(before), actions], dim=-1))
+
+    def _transitions(self, batch: Sequence[tuple[Trajectory, States]]) -> tuple[Tensor, Tensor, Tensor]:
+        before: list[Sequence[float]] = []
+        after: list[Sequence[float]] = []
+        actions: list[list[float]] = []
+        for trajectory, states in batch:
+            check_states(trajectory, states, self.settings.state)
+            turns = [turn for turn in trajectory.turns if turn.is_policy]
+            before += states[:-1]
+            after += states[1:]
+            actions += [encode_action(turn.action, trajectory.answer, self.settings.action) for turn in turns]
+        shape = (len(before), self.settings.state)
+        return (
+            torch.tensor(before, dtype=torch.float32).reshape(shape),
+            torch.tensor(actions, dtype=torch.float32).reshape(len(actions), self.settings.action),
+            torch.tensor(after, dtype=torch.float32).reshape(shape),
+        )
+
+
+def check_states(trajectory: Trajectory, states: States, size: int) -> None:
+    """DataFailure ``bad_states`` unless there is one finite vector of ``size`` numbers more than policy turns."""
+    if len(states) != trajectory.policy_turns + 1:
+        raise DataFailure(f"{len(states)} states for {trajectory.policy_turns} turns", code="bad_states")
+    if any(len(state) != size for state in states):
+        raise DataFailure(f"a state has {len(states[0])} numbers, rewards.dynamics.state is {size}", code="bad_states")
+    if not all(math.isfinite(value) for state in states for value in state):
+        raise DataFailure("a state is not finite", code="bad_states")
+
+
+def encode_action(action: Action | None, answer: str | None, size: int) -> list[float]:
+    """A turn as a vector: one place for its operation, its coordinates (0..1), and a digest of its other arguments.
+
+    The same call always gives the same vector. Without an action it is an answer, or a turn that does nothing.
+    """
+    out = [0.0] * size
+    if action is None:
+        out[OPERATIONS.index("answer") if answer is not None else 8] = 1.0
+        return out
+    out[OPERATIONS.index(action.op) if action.op in OPERATIONS else 7] = 1.0
+    at = PLACE
+    for name, length in (("box", 4), ("point", 2), ("center", 2)):
+        place = action.arguments.get(name)
+        if isinstance(place, (list, tuple)) and len(place) == length:
+            out[at : at + length] = [float(v) for v in place]
+        at += length
+    for name, value in sorted(action.arguments.items()):
+        if name not in ("box", "point", "center"):
+            out[TEXT + zlib.crc32(json.dumps([name, value], sort_keys=True).encode()) % (size - TEXT)] += 1.0
+    return out

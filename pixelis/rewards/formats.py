@@ -1,0 +1,87 @@
+"""What a well-formed episode is: one small function of its text for each of the conventions in use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from pixelis.dialogue.dialects import DIALECTS
+from pixelis.errors import DataFailure
+from pixelis.records import StopReason, Trajectory
+
+_THINK_ANSWER = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
+_CAPTION = re.compile(r"<summary>.*?</summary>\s*<caption>.*?</caption>\s*<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
+_THINK_BOXED = re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
+_BOX = re.compile(r"\\boxed\{([^}]+)\}", re.DOTALL)
+_CALL_TURN = re.compile(r"\s*<think>(.*?)</think>\s*<(tool_call|grounding)>(.*?)</\2>\s*", re.DOTALL)
+_LAST_TURN = re.compile(r"\s*<think>(.*?)</think>\s*<(answer)>(.*?)</answer>\s*", re.DOTALL)
+_TAGS = re.compile(r"</?(?:think|tool_call|grounding|answer)>")
+
+
+def completion(trajectory: Trajectory) -> str:
+    """All that the policy wrote, turn after turn."""
+    return "".join(turn.text for turn in trajectory.turns if turn.is_policy)
+
+
+def dialect(trajectory: Trajectory) -> float:
+    """1.0 when the episode ended with an answer and every turn of the policy is well-formed in its dialect, else 0.0."""
+    if trajectory.dialect not in DIALECTS:
+        raise DataFailure(f"no dialect {trajectory.dialect}", code="unknown_dialect")
+    spoken = DIALECTS[trajectory.dialect]
+    turns = [turn for turn in trajectory.turns if turn.is_policy]
+    fine = all(turn.error is None and spoken.well_formed(turn.text) for turn in turns)
+    return float(bool(turns) and fine and trajectory.stop_reason is StopReason.ANSWER)
+
+
+def think_answer(trajectory: Trajectory) -> float:
+    """1.0 for a think block, white space, an answer block, and nothing around them (R1-V, Reason-RFT, EasyR1's r1v)."""
+    return float(_THINK_ANSWER.fullmatch(completion(trajectory)) is not None)
+
+
+def caption(trajectory: Trajectory) -> float:
+    """1.0 for summary, caption, think and answer blocks in this order and nothing around them (Reason-RFT)."""
+    return float(_CAPTION.fullmatch(completion(trajectory)) is not None)
+
+
+def turns(trajectory: Trajectory) -> float:
+    """1.0 when each turn but the last is one thought and one call, and the last one thought and an answer (Mini-o3)."""
+    texts = [turn.text for turn in trajectory.turns if turn.is_policy]
+    if not texts:
+        return 0.0
+    matches = [*(_CALL_TURN.fullmatch(text) for text in texts[:-1]), _LAST_TURN.fullmatch(texts[-1])]
+    return float(all(m is not None and not _TAGS.search(m[1]) and not _TAGS.search(m[3]) for m in matches))
+
+
+def think_boxed(trajectory: Trajectory) -> float:
+    r"""1.0 for a text that starts with a think block and has a ``\boxed{}`` after it (EasyR1's math)."""
+    text = re.sub(r"\s*(<|>|/)\s*", r"\1", completion(trajectory))
+    return float(_THINK_BOXED.fullmatch(text) is not None)
+
+
+def balanced(trajectory: Trajectory) -> float:
+    """0.0 when think tags, and answer tags after the last thought, are opened as often as closed, else -1.0 (DeepEyes)."""
+    text = completion(trajectory)
+    rest = text.rpartition("</think>")[2]
+    fine = text.count("<think>") == text.count("</think>") and rest.count("<answer>") == rest.count("</answer>")
+    return 0.0 if fine else -1.0
+
+
+def boxed_once(trajectory: Trajectory) -> float:
+    r"""0.0 when think tags are balanced and exactly one ``\boxed{}`` follows the last thought, else -1.0 (DeepEyes' math)."""
+    text = completion(trajectory)
+    fine = text.count("<think>") == text.count("</think>") and len(_BOX.findall(text.rpartition("</think>")[2])) == 1
+    return 0.0 if fine else -1.0
+
+
+FORMATS: dict[str, Callable[[Trajectory], float]] = {
+    "dialect": dialect,
+    "think_answer": think_answer,
+    "caption": caption,
+    "turns": turns,
+    "think_boxed": think_boxed,
+    "balanced": balanced,
+    "boxed_once": boxed_once,
+}
+"""Formats by the name that ``rewards.format`` asks for."""
+PUNISHING = frozenset({"balanced", "boxed_once"})
+"""Formats that take away for errors and give nothing for order: -1 or 0."""

@@ -1,0 +1,68 @@
+"""Running statistics of reward terms, so that a term can be weighed by how unusual it is. Source: Pixelis, arXiv 2603.25091."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pixelis import config
+
+
+class Normaliser:
+    """z-scores by Welford's running mean and deviation. What is observed counts from the next ``commit`` on.
+
+    So all rollouts of a step are measured alike, whatever the order they came in, and a group scored twice counts once.
+    """
+
+    def __init__(self, settings: config.Normalise):
+        self.settings = settings
+        self.statistics: dict[str, tuple[int, float, float]] = dict.fromkeys(settings.terms, (0, 0.0, 0.0))
+        self.pending: dict[str, dict[str, list[float]]] = {}
+
+    def __call__(self, name: str, value: float) -> float:
+        """(value - mean) / deviation, clipped; the value itself for other terms and before ``min_samples`` were seen."""
+        count, mean, squares = self.statistics.get(name, (0, 0.0, 0.0))
+        if count < self.settings.min_samples:
+            return value
+        deviation = max(math.sqrt(squares / count), self.settings.min_std)
+        return max(-self.settings.clip, min(self.settings.clip, (value - mean) / deviation))
+
+    def observe(self, group: str, values: Mapping[str, Sequence[float]]) -> None:
+        """Remember the raw values of a group's terms."""
+        self.pending[group] = {name: list(values.get(name, ())) for name in self.statistics}
+
+    def commit(self) -> None:
+        """Count what was observed, in the order of the groups' names: the same groups give the same statistics, bit by bit."""
+        for _, values in sorted(self.pending.items()):
+            for name, seen in values.items():
+                for value in seen:
+                    self.statistics[name] = self._counted(*self.statistics[name], value)
+        self.pending.clear()
+
+    def _counted(self, count: int, mean: float, squares: float, value: float) -> tuple[int, float, float]:
+        if self.settings.freeze_after and count >= self.settings.freeze_after:
+            return count, mean, squares
+        count += 1
+        before, mean = mean, mean + (value - mean) / count
+        return count, mean, squares + (value - before) * (value - mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; what was not committed is not part of it."""
+        return {name: list(values) for name, values in self.statistics.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict``; terms that it does not know start anew."""
+        for name in self.statistics:
+            if name in state:
+                count, mean, squares = state[name]
+                self.statistics[name] = (int(count), float(mean), float(squares))
+        self.pending.clear()
+
+    def metrics(self) -> dict[str, float]:
+        """Mean and deviation of each term."""
+        out = {}
+        for name, (count, mean, squares) in self.statistics.items():
+            out[f"normalise/{name}_mean"] = mean
+            out[f"normalise/{name}_std"] = math.sqrt(squares / count) if count else 0.0
+        return out

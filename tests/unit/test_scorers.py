@@ -1,0 +1,276 @@
+"""Scorers against their contracts: what is right, partly right, wrong, and what cannot be scored."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.errors import DataFailure
+from pixelis.records import Question
+from pixelis.rewards import scorers
+from pixelis.rewards.scorers import SCORERS, Case, anls, case_of, cer, exact, find_scorer, func_seq, letter, numeric_band
+
+ABC = ("a red car", "a dog", "Cat")
+
+
+class Noting:
+    """Tools that only count; the slow scorers have tests of their own."""
+
+    def __init__(self, verdict: float = 0.0):
+        self.noted: list[str] = []
+        self.asked: list[str] = []
+        self.verdict = verdict
+
+    def note(self, status: str) -> None:
+        self.noted.append(status)
+
+    def math(self, answer, truths):
+        self.asked.append("math")
+        if self.verdict < 0:
+            raise DataFailure("slow", code="timeout")
+        return self.verdict
+
+    def judge(self, question, truths, answer):
+        self.asked.append("judge")
+        return max(self.verdict, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truths", "score"),
+    [
+        ("7", ["7"], 1.0),
+        (" Seven\n Dwarfs ", ["seven dwarfs"], 1.0),
+        ("STRASSE", ["Straße"], 1.0),
+        ("cafe\u0301", ["café"], 1.0),
+        ("1", ["7", "1"], 1.0),
+        ("17", ["7"], 0.0),
+        ("", ["7"], 0.0),
+        (None, ["7"], 0.0),
+        (None, ["None"], 0.0),
+    ],
+)
+def test_exact(answer, truths, score):
+    assert exact(answer, truths) == score
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "found"),
+    [
+        ("B", (), "B"),
+        (" b ", (), "B"),
+        ("(c)", (), "C"),
+        ("B.", (), "B"),
+        ("B: because", (), "B"),
+        ("(B) a dog", (), "B"),
+        ("B. a dog", ABC, "B"),
+        ("a dog", ABC, "B"),
+        ("  CAT ", ABC, "C"),
+        ("a red car", ABC, "A"),
+        ("<answer>A</answer> no, <answer>C</answer>", (), "C"),
+        (r"so \boxed{B}", (), "B"),
+        (r"\boxed{\text{x}} then \boxed{(D)}", (), "D"),
+        ("I compared (A) with (B)", (), "B"),
+        ("The answer is C.", (), "C"),
+        ("the answer is D", (), "D"),
+        ("E", ABC, None),
+        ("the answer is D", ABC, None),
+        ("A cat", (), None),
+        ("it is a dog", (), None),
+        ("", (), None),
+        ("42", (), None),
+    ],
+)
+def test_letter(text, options, found):
+    assert letter(text, options) == found
+
+
+def test_mc_letter():
+    tools = Noting()
+    scorer = SCORERS["mc_letter"]
+    assert scorer(Case("b", ("B",)), tools) == 1.0
+    assert scorer(Case("a dog", ("B",), options=ABC), tools) == 1.0
+    assert scorer(Case("(B)", ("a dog",), options=ABC), tools) == 1.0
+    assert scorer(Case("A", ("B",)), tools) == 0.0
+    assert scorer(Case(None, ("B",)), tools) == 0.0
+    assert tools.noted == []
+    assert scorer(Case("no idea at all", ("B",)), tools) == 0.0
+    assert tools.noted == ["parse_fail"]
+    with pytest.raises(DataFailure) as caught:
+        scorer(Case("B", ("a zebra",), options=ABC), tools)
+    assert caught.value.code == "truth_unparsable"
+
+
+def test_options_come_from_the_row_or_the_text():
+    named = Question(id="q", question="?", meta={"options": {"A": "one", "B": "two"}})
+    assert case_of(named, "x", ["y"]).options == ("one", "two")
+    written = Question(id="q", question="Which?\nA. a dog\n(B) a cat\nC) a red car  ")
+    assert case_of(written, "x", ["y"]).options == ("a dog", "a cat", "a red car")
+    assert case_of(Question(id="q", question="How many?"), "x", ["y"]).options == ()
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "score"),
+    [
+        ("100", "100", 1.0),
+        ("104", "100", 1.0),
+        ("105", "100", 1.0),
+        ("112.5", "100", 0.5),
+        ("87.5", "100", 0.5),
+        ("110", "100", 0.5 * (math.cos(math.pi / 3) + 1)),
+        ("120", "100", 0.0),
+        ("121", "100", 0.0),
+        ("-100", "100", 0.0),
+        ("0", "0", 1.0),
+        ("0.05", "0", 1.0),
+        ("0.125", "0", 0.5),
+        ("0.3", "0", 0.0),
+        ("1,000", "1000", 1.0),
+        ("$12.50", "12.5", 1.0),
+        ("50%", "50 %", 1.0),
+        ("blue", "Blue", 1.0),
+        ("blue", "12", 0.0),
+        ("nan", "12", 0.0),
+        ("inf", "12", 0.0),
+        ("12 apples", "12", 0.0),
+        (None, "12", 0.0),
+    ],
+)
+def test_numeric_band(answer, truth, score):
+    assert numeric_band(answer, [truth]) == pytest.approx(score)
+    assert numeric_band(answer, ["1e9", truth]) == pytest.approx(score)
+
+
+def test_count():
+    tools, scorer = Noting(), SCORERS["count"]
+    assert [scorer(Case(a, ("7",)), tools) for a in ("7", "7.0", "+7", "8", "7.2", None)] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    assert tools.noted == []
+    assert scorer(Case("seven", ("7",)), tools) == 0.0
+    assert tools.noted == ["parse_fail"]
+    with pytest.raises(DataFailure):
+        scorer(Case("7", ("many",)), tools)
+
+
+TRUTH = "change_size(1, small) change_color(2, 'red')"
+
+
+@pytest.mark.parametrize(
+    ("answer", "score", "seen"),
+    [
+        (TRUTH, 1.0, 1.0),
+        ("change_color(2, red); change_size(1,small)", 1.0, 1.0),
+        ("change_size(1, small)", 0.5, 0.5),
+        ("change_size(1, large) change_color(2, red)", 0.75, 0.75),
+        ("change_size(3, small) change_color(2, red)", 0.75, 0.75),
+        ("change_size(3, large) change_color(2, red)", 0.625, 0.625),
+        ("change_shape(1, small)", 0.0, 0.0),
+        (f"{TRUTH} change_size(1, small) change_size(1, small)", 0.5, 1.0),
+        (f"{TRUTH} change_shape(4, cube) change_shape(5, cube)", 0.5, 0.5),
+        ("nothing", 0.0, 0.0),
+        (None, 0.0, 0.0),
+    ],
+)
+def test_func_seq(answer, score, seen):
+    assert func_seq(answer, [TRUTH]) == pytest.approx(score)
+    assert func_seq(answer, [TRUTH], unique=False) == pytest.approx(seen)
+
+
+def test_func_seq_variants():
+    answer = "change_size(3, large) change_color(2, blue) change_shape(1, cube)"
+    truth = "change_size(1, small) change_color(2, red) change_shape(1, cube)"
+    tools, case = Noting(), Case(answer, (truth,))
+    assert SCORERS["func_seq"](case, tools) == pytest.approx((1 + 0.5 + 0.25) / 3)
+    assert SCORERS["func_seq_full"](case, tools) == pytest.approx(1 / 3)
+    assert SCORERS["func_seq_penalty"](case, tools) == pytest.approx((1 - 0.25 - 0.5) / 3)
+    worst = Case("change_size(3, large)", ("change_size(1, small)",))
+    assert SCORERS["func_seq_penalty"](worst, tools) == scorers.LOWEST["func_seq_penalty"] == -0.5
+    with pytest.raises(DataFailure):
+        func_seq(TRUTH, ["no triples"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "truths", "score"),
+    [
+        ("hello", ["hello"], 1.0),
+        (" HELLO\n", ["hello"], 1.0),
+        ("hellp", ["hello"], 0.8),
+        ("help", ["hello"], 0.6),
+        ("hat", ["hello"], 0.0),
+        ("hellp", ["x", "hello", "help"], 0.8),
+        ("ab", ["a"], 0.5),
+        ("", ["hello"], 0.0),
+        (None, ["hello"], 0.0),
+    ],
+)
+def test_anls(answer, truths, score):
+    assert anls(answer, truths) == pytest.approx(score)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "score"),
+    [
+        ("STOP", "STOP", 1.0),
+        ("ST0P", "STOP", 0.75),
+        ("stop", "STOP", 0.0),
+        ("x" * 20, "STOP", 0.0),
+        ("", "", 1.0),
+        (None, "", 0.0),
+    ],
+)
+def test_cer(answer, truth, score):
+    assert cer(answer, [truth]) == pytest.approx(score)
+
+
+def test_iou():
+    tools, scorer = Noting(), SCORERS["iou"]
+    assert scorer(Case("[0, 0, 2, 2]", ("[1, 1, 3, 3]",)), tools) == pytest.approx(1 / 7)
+    assert scorer(Case("[0, 0, 2, 2]", ("[5, 5, 6, 6]", "[0,0,2,2]")), tools) == 1.0
+    assert scorer(Case("[0, 0, 1, 1]", ("[2, 2, 3, 3]",)), tools) == 0.0
+    assert tools.noted == []
+    for nonsense in ("here", "[1, 2, 3]", "[3, 3, 1, 1]", "[0, 0, NaN, 1]", "[0, 0, true, 1]", '["0", 0, 1, 1]', "[" * 100_000):
+        assert scorer(Case(nonsense, ("[0, 0, 1, 1]",)), tools) == 0.0
+    assert len(tools.noted) == 7
+    with pytest.raises(DataFailure):
+        scorer(Case("[0, 0, 1, 1]", ("the door",)), tools)
+
+
+def test_math_asks_only_when_the_text_differs():
+    tools = Noting(verdict=1.0)
+    assert SCORERS["math"](Case(" 1/2", ("1/2",)), tools) == 1.0
+    assert SCORERS["math"](Case(None, ("1/2",)), tools) == SCORERS["math"](Case("  ", ("1/2",)), tools) == 0.0
+    assert tools.asked == []
+    assert SCORERS["math"](Case("0.5", ("1/2",)), tools) == 1.0
+    assert tools.asked == ["math"]
+
+
+def test_the_judge_is_asked_only_after_the_rules():
+    tools, scorer = Noting(verdict=1.0), SCORERS["judge"]
+    assert scorer(Case("Red", ("red",)), tools) == 1.0
+    assert scorer(Case("B", ("a dog",), options=ABC), tools) == 1.0
+    assert scorer(Case("A", ("a dog",), options=ABC), tools) == 0.0
+    assert scorer(Case(None, ("red",)), tools) == scorer(Case(" ", ("red",)), tools) == 0.0
+    assert scorer(Case("red " * 250, ("red",)), tools) == 0.0
+    assert tools.asked == []
+    assert scorer(Case("crimson", ("red",)), tools) == 1.0
+    assert tools.asked == ["judge"]
+
+
+def test_math_with_a_judge_behind():
+    tools = Noting(verdict=1.0)
+    assert SCORERS["math_judge"](Case("x", ("y",)), tools) == 1.0
+    assert tools.asked == ["math"]
+    tools = Noting(verdict=-1.0)
+    assert SCORERS["math_judge"](Case("x", ("y",)), tools) == 0.0
+    assert (tools.asked, tools.noted) == (["math", "judge"], ["math_timeout"])
+
+
+@given(st.sampled_from(sorted(set(SCORERS) - scorers.SLOW)), st.text(max_size=60), st.text(min_size=1, max_size=30))
+def test_whatever_is_said_gives_a_score_in_range_or_a_data_failure(name, answer, truth):
+    try:
+        score = find_scorer(name)(Case(answer, (truth,)), Noting())
+    except DataFailure:
+        return
+    assert isinstance(score, float)
+    assert scorers.LOWEST.get(name, 0.0) <= score <= 1.0
