@@ -180,7 +180,7 @@ class _Pen:
         self.height, self.width = canvas.shape[:2]
         side = math.sqrt(self.height * self.width)
         self.line = max(2, round(side / 420))
-        self.font = max(11, min(64, round(side / 52)))
+        self.font = max(14, min(64, round(side / 52)))
         self.taken: list[Pixels] = []
 
     def pixels(self, box: Box) -> Pixels | None:

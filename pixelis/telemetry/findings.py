@@ -22,12 +22,14 @@ TRACK_PIXELS = 320
 TRACK_FRAMES = 6
 MAX_LINES = 60
 MAX_VALUES = 8
+PLAIN_UNITS = ("", "ratio", "bool", "name", "names", "count", "1")
+"""Units that say nothing beside the value."""
 MAX_OBJECTS = 12
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One drawing: ``data`` of an observation on a region of a picture, or of a frame of a clip."""
+    """One drawing: ``data`` of an observation on a region of a picture, or of a frame of a clip (``view`` if it has one)."""
 
     root: str
     frame: int | None
@@ -35,13 +37,14 @@ class Finding:
     region: Box
     data: Mapping[str, Any]
     longest: int = FOUND_PIXELS
+    view: str = ""
 
     @property
     def caption(self) -> str:
         """What it shows, as plain text."""
         if self.frame is not None:
-            return frame_label(self.frame, self.time)
-        return "found in this region" if self.region != geometry.WHOLE else "found in the whole picture"
+            return (f"{self.view}: " if self.view else "") + frame_label(self.frame, self.time)
+        return "What was found in this region" if self.region != geometry.WHOLE else "What was found"
 
 
 def frame_key(clip: str, frame: int) -> str:
@@ -67,12 +70,15 @@ def findings(trajectory: Trajectory, place: int) -> list[Finding]:
         return []
     tracks = _mappings(data["tracks"])
     if tracks:
-        numbers = sorted({n for t in tracks for n in t.get("frames") or [] if type(n) is int and n >= 0})
+        numbers = [view.frame for view in observation.images if view.frame is not None]
+        if len(numbers) < 2:  # the operation showed no choice of its own
+            every = sorted({n for t in tracks for n in _list(t.get("frames")) if _whole(n) is not None})
+            numbers = spread(every, TRACK_FRAMES)
         times = _times(trajectory, root, observation)
+        names = {view.frame: view.id for view in observation.images}
         # A track is seen on frames, so that its last box does not hide the object behind a line.
         return [
-            Finding(root, n, times.get(n), geometry.WHOLE, {"tracks": tracks}, TRACK_PIXELS)
-            for n in spread(numbers, TRACK_FRAMES)
+            Finding(root, n, times.get(n), geometry.WHOLE, {"tracks": tracks}, TRACK_PIXELS, names.get(n, "")) for n in numbers
         ]
     for thing in _mappings(data["objects"])[:1]:
         if isinstance(thing.get("root"), str) and (thing["root"], thing.get("frame")) != (root, frame):
@@ -151,7 +157,7 @@ def _object(thing: Mapping[str, Any]) -> str:
 
 
 def _track(track: Mapping[str, Any]) -> str:
-    frames = [n for n in track.get("frames") or [] if type(n) is int] if isinstance(track.get("frames"), (list, tuple)) else []
+    frames = [n for n in _list(track.get("frames")) if _whole(n) is not None]
     over = f" over frames {min(frames)} to {max(frames)}" if frames else ""
     said = f"<p>Track <b>{text(track.get('id', ''), 40)}</b>: {text(track.get('status', ''), 40)}{over}</p>"
     statistics = track.get("statistics")
@@ -171,27 +177,30 @@ def _values(values: Mapping[Any, Any]) -> str:
 
 
 def _unit(unit: str) -> str:
-    return "" if unit in ("", "ratio", "name", "1") else f" <small>{text(unit.replace('^2', '²'), 30)}</small>"
+    return "" if unit in PLAIN_UNITS else f" <small>{text(unit.replace('^2', '²'), 30)}</small>"
 
 
-def _value(value: Any, depth: int = 0) -> str:
+def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if (plain := as_number(value)) is not None:
         return number(plain)
-    if isinstance(value, (list, tuple)) and depth < 2:
-        more = f" … {len(value)} values" if len(value) > MAX_VALUES else ""
-        return ", ".join(_value(v, depth + 1) for v in value[:MAX_VALUES]) + more
-    if isinstance(value, Mapping) and depth < 2:
-        more = f" … {len(value)} values" if len(value) > MAX_VALUES else ""
-        shown = list(value.items())[:MAX_VALUES]
-        return ", ".join(f"{text(k, 40)} {_value(v, depth + 1)}" for k, v in shown) + more
+    if isinstance(value, (list, tuple)):
+        if len(value) > MAX_VALUES or any(isinstance(v, (list, tuple, Mapping)) for v in value):
+            return f"{_leaves(value)} values"
+        return ", ".join(_value(v) for v in value) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{text(k, 40)} {_value(v)}" for k, v in list(value.items())[:MAX_VALUES])
     return text(value, 200)
+
+
+def _leaves(value: Any, depth: int = 0) -> int:
+    return sum(_leaves(v, depth + 1) for v in value) if isinstance(value, (list, tuple)) and depth < 4 else 1
 
 
 def _swatch(value: Any, unit: str) -> str:
     """A patch of the colour, for three numbers 0..255."""
-    if unit != "0..255" or not isinstance(value, (list, tuple)) or len(value) != 3:
+    if unit not in ("0..255", "RGB 0..255") or not isinstance(value, (list, tuple)) or len(value) != 3:
         return ""
     channels = [as_number(v) for v in value]
     if any(c is None or not 0 <= c <= 255 for c in channels):
@@ -237,6 +246,10 @@ def _times(trajectory: Trajectory, root: str, observation: Observation) -> dict[
 
 def _whole(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
+
+
+def _list(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, (list, tuple)) else []
 
 
 def _mappings(values: Any) -> list[Mapping[str, Any]]:

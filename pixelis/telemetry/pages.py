@@ -243,10 +243,12 @@ def _reply(place: int, page: EpisodePage, marks: Marks) -> str:
     views = {view.id: view for view in page.trajectory.images}
     ids = turn.images or ([view.id for view in observation.images] if observation is not None else [])
     figures, frames = [_found(place, page)], []
+    tracked = bool(figures[0]) and observation is not None and bool(observation.data.get("tracks"))
     for name in ids:
         mark = marks.get(name)
         if name in views and views[name].frame is not None:
-            frames.append(_shot(views[name], page, marks))
+            if not tracked:  # else they are there already, with the track on them
+                frames.append(_shot(views[name], page, marks))
             continue
         label = f'<span class="mark b{(mark[0] - 1) % BOX_COLOURS}">{mark[0]}</span> ' if mark else ""
         picture = page.pictures.get(name)
@@ -274,10 +276,10 @@ def _found(place: int, page: EpisodePage) -> str:
         picture = drawn(finding, page.pictures, page.trajectory.images)
         if picture is not None:
             image = f'<img alt="{safe(finding.caption)}" src="{data_url(picture)}">'
-            drawings.append((image, finding.caption))
+            drawings.append((image, text(finding.caption, 80)))
     if len(drawings) == 1:
         image, caption = drawings[0]
-        return f'<figure class="found">{image}<figcaption>{caption.capitalize()}.</figcaption></figure>'
+        return f'<figure class="found">{image}<figcaption>{caption}</figcaption></figure>'
     return shots(drawings) if drawings else ""
 
 
