@@ -114,6 +114,17 @@ class Engine(Section):
     gpus: float = Field(0, ge=0, description="GPUs that each generator reserves")
     threads: int = Field(1, ge=1, description="CPU threads of each generator")
     max_rows: int = Field(256, ge=1, description="episodes decoded together")
+    deadline_s: float = Field(600.0, gt=0, description="vllm: seconds one turn of an episode, or one load of a version, may take")
+    tensor_parallel: int = Field(1, ge=1, description="vllm: GPUs that share one model")
+    gpu_memory: float = Field(0.9, gt=0, le=1, description="vllm: share of a GPU's memory for weights, keys and values")
+    kv_cache_bytes: int | None = Field(
+        None, ge=1, description="vllm: memory for keys and values; none: what gpu_memory leaves (on CPU 1 GiB)"
+    )
+    eager: bool = Field(False, description="vllm: no CUDA graphs (slower, starts sooner)")
+    adapters: Literal["swap", "merge"] = Field(
+        "swap", description="vllm: apply LoRA adapters beside the weights, or merge them into the weights at each load"
+    )
+    max_loras: int = Field(2, ge=1, description="vllm: LoRA adapters held at once (the new one is read beside the old)")
 
 
 class Toolbox(Section):
@@ -248,6 +259,20 @@ class Loss(Section):
         return self
 
 
+class DynamicSampling(Section):
+    filter: Literal["none", "accuracy"] = Field(
+        "none", description="accuracy: groups whose rollouts are all right or all wrong are replaced by new questions (DAPO)"
+    )
+    most: float = Field(3.0, ge=1, description="questions tried for a batch, as a multiple of rft.questions; then it is smaller")
+
+
+class Replay(Section):
+    capacity: int = Field(0, ge=0, description="rollouts kept to fill up smaller batches (selective sample replay); 0 is off")
+    alpha: float = Field(1.0, ge=0, description="a kept rollout is drawn with probability ~ |advantage| ** alpha")
+    max_age: int = Field(8, ge=1, description="steps that a rollout is kept")
+    max_bytes: int = Field(1_000_000_000, ge=1, description="bytes of views that kept rollouts may hold in the object store")
+
+
 class Rft(Section):
     algorithm: str | None = Field(
         None, description=f"named settings of rft.advantage and rft.loss, explicit keys win: {', '.join(ALGORITHMS)}"
@@ -259,6 +284,8 @@ class Rft(Section):
     sampling: Sampling = Sampling()
     advantage: Advantage = Advantage()
     loss: Loss = Loss()
+    dynamic: DynamicSampling = DynamicSampling()
+    replay: Replay = Replay()
     evaluate_every: int = Field(0, ge=0, description="steps between held-out evaluations; 0 is never")
 
     @model_validator(mode="before")
@@ -569,6 +596,8 @@ class Config(Section):
             problems.append(f"rft.questions {self.rft.questions} is not divisible by learner.workers {self.learner.workers}")
         if self.sft.batch % self.learner.workers:
             problems.append(f"sft.batch {self.sft.batch} is not divisible by learner.workers {self.learner.workers}")
+        if self.rft.replay.capacity and self.rft.loss.kl > 0 and self.rft.loss.kl_in == "reward":
+            problems.append("rft.replay keeps advantages, but rft.loss.kl_in=reward makes them anew from the present weights")
         if self.rft.advantage.min_group > self.rft.group:
             problems.append(f"rft.advantage.min_group {self.rft.advantage.min_group} is above rft.group {self.rft.group}")
         if self.rft.advantage.baseline == "pass_at_k" and self.rft.advantage.k >= self.rft.group:

@@ -128,7 +128,7 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None) 
         actors.generators = [
             spawn(Generator, config, store, index, name=name, **engine) for index, name in enumerate(actors.names)
         ]
-        actors.coordinator = spawn(Coordinator, config, actors.generators, actors.scorers, actors.store, num_cpus=0)
+        actors.coordinator = spawn(Coordinator, config, actors.generators, actors.scorers, num_cpus=0)
         wait_ready(actors, config.cluster.placement_timeout_s)
         yield actors
     finally:

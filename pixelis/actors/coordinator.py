@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
+import json
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +20,29 @@ from ray.actor import ActorHandle
 
 from pixelis.actors.cluster import own_error
 from pixelis.actors.fleet import Fleet
+from pixelis.actors.rollouts import Batch, Rollouts
 from pixelis.config import Config
 from pixelis.datasets.questions import read_questions
 from pixelis.engines import SamplingParams
-from pixelis.errors import BadInput, DataFailure, PixelisError
+from pixelis.errors import DataFailure, PixelisError
 from pixelis.evaluation.metrics import summarise
-from pixelis.policy.advantages import group_advantages
 from pixelis.records import Group, Question
 from pixelis.telemetry.events import EventLog
 
-MAX_GROUP_FAILURES = 0.5
-"""Share of a batch's groups that may fail for data reasons before the run stops with an error."""
-
-
-@dataclass
-class Batch:
-    """What the learner gets: groups with advantages, and beside them a reference to the views of each.
-
-    ``cursor`` is the number of the next question, kept in checkpoints.
-    """
-
-    step: int
-    groups: list[Group] = field(default_factory=list)
-    views: list[ray.ObjectRef] = field(default_factory=list)
-    cursor: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    def share(self, rank: int, world: int) -> Batch:
-        """Rank ``rank``'s part of ``world``: whole groups, round robin."""
-        part = slice(rank, None, world)
-        return Batch(self.step, self.groups[part], self.views[part], self.cursor, self.metrics)
+__all__ = ["Batch", "Coordinator"]
 
 
 @ray.remote(max_restarts=0, max_concurrency=1024)
 class Coordinator:
     """Moves records and references only; pixels and tensors pass it by."""
 
-    def __init__(self, config: Config, generators: list[ActorHandle], scorers: list[ActorHandle], store: ActorHandle):
-        self.config, self.scorers, self.store = config, scorers, store
+    def __init__(self, config: Config, generators: list[ActorHandle], scorers: list[ActorHandle]):
+        self.config, self.scorers = config, scorers
         self.fleet = Fleet(generators)
-        self.scorer = itertools.cycle(scorers)
+        self.rollouts = Rollouts(config, self.fleet, scorers)
         self.step = 0
-        self.cursor = 0
+        self.consumed = Consumed()
+        self.made_at: dict[int, int] = {}  # version -> the step after which it was published
         self.ready: dict[int, Batch] = {}
         self.handed: Counter[int] = Counter()
         self.stopped = False
@@ -73,15 +54,16 @@ class Coordinator:
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    async def begin(self, step: int, cursor: int, version: int) -> None:
-        """(Re)start production at ``step`` with question number ``cursor``; called by the learner when it starts."""
+    async def begin(self, step: int, state: dict[str, Any], version: int) -> None:
+        """(Re)start production at ``step`` from the state of a checkpoint; called by the learner when it starts."""
         if self.producer is not None:
             self.producer.cancel()
-        self.step, self.cursor = step, cursor
+        self.step, self.consumed = step, Consumed.of(state)
+        self.made_at = {version: step}
         self.ready.clear()
         self.handed.clear()
         await self.fleet.load(version)
-        self.producer = asyncio.get_running_loop().create_task(self._produce(step, cursor))
+        self.producer = asyncio.get_running_loop().create_task(self._produce(step))
         self.producer.add_done_callback(self._producer_done)
 
     def _producer_done(self, task: asyncio.Task) -> None:
@@ -96,43 +78,26 @@ class Coordinator:
             self.error = error
             self.changed.notify_all()
 
-    async def _produce(self, step: int, cursor: int) -> None:
+    async def _produce(self, step: int) -> None:
         """Roll out batch after batch, as far ahead as the staleness bound allows."""
-        questions = read_questions(self.config.data.train, seed=self.config.run.seed, start=cursor, limit=self.config.data.limit)
+        questions = self._questions()
         async with asyncio.TaskGroup() as batches:
             for number in range(step, self.config.rft.steps):
                 async with self.changed:
                     await self.changed.wait_for(lambda n=number: n <= self.step + self.config.rft.staleness)  # type: ignore[misc]
-                batches.create_task(self._roll_batch(number, questions))
+                batches.create_task(self._roll(number, questions))
 
-    async def _roll_batch(self, number: int, questions: Any) -> None:
-        """One batch: its own questions, replaced when a group cannot be used, so that group integrity is by construction."""
-        r = self.config.rft
-        start, failures = time.monotonic(), Counter[str]()
-        wanted, groups, cursor = r.questions, [], self.cursor
-        while wanted:
-            chosen = list(itertools.islice(questions, wanted))
-            if cursor == self.cursor:  # else a later batch has drawn: a run resumed here draws the replacements again
-                cursor += len(chosen)
-            self.cursor += len(chosen)
-            if not chosen:
-                raise DataFailure(f"{self.config.data.train} gave no question", fix="check data.train and data.limit")
-            results = await asyncio.gather(*(self._group(q, number) for q in chosen))
-            groups += [result for result in results if not isinstance(result, str)]
-            failures.update(result for result in results if isinstance(result, str))
-            wanted = r.questions - len(groups)
-            if sum(failures.values()) > max(r.questions * MAX_GROUP_FAILURES, 4):
-                raise DataFailure(f"too many unusable groups in step {number}: {dict(failures)}", fix="look at events.jsonl")
-        batch = Batch(step=number, groups=[g for g, _ in groups], views=[v for _, v in groups], cursor=cursor)
-        seconds = time.monotonic() - start
-        total = sum(len(t.token_ids()) for g in batch.groups for t in g.trajectories)
-        batch.metrics = {
-            **batch_metrics(batch.groups),
-            "rollout/seconds": seconds,
-            "rollout/tokens_per_s": total / seconds,
-            "rollout/unusable_groups": float(sum(failures.values())),
-            "rollout/staleness": float(number - self.step),
-        }
+    def _questions(self) -> Iterator[tuple[int, Question]]:
+        """The questions that no batch has learnt from, with their numbers in the stream."""
+        start, ahead = self.consumed.cursor, set(self.consumed.ahead)
+        data = self.config.data
+        questions = read_questions(data.train, seed=self.config.run.seed, start=start, limit=data.limit)
+        return ((number, question) for number, question in enumerate(questions, start) if number not in ahead)
+
+    async def _roll(self, number: int, questions: Iterator[tuple[int, Question]]) -> None:
+        batch = await self.rollouts.batch(number, questions)
+        ages = [number - self.made_at.get(g.policy_version, number) for g in batch.groups]
+        batch.metrics |= {"rollout/staleness": float(max(ages)), "rollout/staleness_mean": sum(ages) / len(ages)}
         self._keep(batch)
         async with self.changed:
             self.ready[number] = batch
@@ -144,25 +109,13 @@ class Coordinator:
         with (Path(self.config.run.dir) / "rollouts.jsonl").open("a", encoding="utf-8") as lines:
             lines.writelines(group.model_dump_json() + "\n" for group in chosen)
 
-    async def _group(self, question: Question, number: int) -> tuple[Group, ray.ObjectRef] | str:
-        """A scored group with advantages and the reference to its views, or the name of why it cannot be used."""
-        r = self.config.rft
-        seed = (self.config.run.seed * 1_000_003 + number) & 0x7FFFFFFF
-        sampling = SamplingParams(r.sampling.temperature, r.sampling.top_p, self.config.dialogue.max_turn_tokens, seed)
-        group_id = f"s{number:06d}-{question.id}"
-        try:
-            group, views = await self.fleet.rollout(
-                question, group_id, r.group, sampling, bool(self.config.toolbox.operations), self.config.dialogue.max_turns
-            )
-            group = await next(self.scorer).score.remote(group)
-        except (DataFailure, BadInput) as error:
-            return (own_error(error) or error).code
-        advantages = group_advantages([t.reward for t in group.trajectories], r.advantage)
-        if all(a is None for a in advantages):
-            return group.trajectories[0].unscored or "group_too_small"
-        for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
-            trajectory.advantage = advantage
-        return group, views
+    def _consume(self, batch: Batch) -> None:
+        """Note what the learner is handed: in the state of its checkpoints, and by id in ``run.dir/consumed.jsonl``."""
+        self.consumed.add(batch.numbers)
+        batch.state = {"questions": self.consumed.state()}
+        row = {"step": batch.step, "numbers": batch.numbers, "ids": [group.question.id for group in batch.groups]}
+        with (Path(self.config.run.dir) / "consumed.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row) + "\n")
 
     async def next_batch(self, rank: int, world: int, step: int) -> Batch | None:
         """Rank ``rank``'s share of batch ``step``: whole groups, round robin; None when the run is over.
@@ -180,6 +133,8 @@ class Coordinator:
                 if self.stopped:
                     return None
             whole = self.ready[step]
+            if not self.handed[step]:
+                self._consume(whole)
             self.handed[step] += 1
             if self.handed[step] >= world:
                 del self.ready[step], self.handed[step]
@@ -190,6 +145,7 @@ class Coordinator:
 
         Returns the metrics of a held-out evaluation when ``rft.evaluate_every`` says that one is due.
         """
+        self.made_at[version] = step + 1
         await self.fleet.load(version)
         found = {}
         every = self.config.rft.evaluate_every
@@ -234,12 +190,10 @@ class Coordinator:
 
         async def one(question: Question) -> tuple[Group, ray.ObjectRef]:
             async with gate:
-                group, views = await self.fleet.rollout(
-                    question, f"{name}-{question.id}", 1, sampling, operations, d.max_turns_test
-                )
-                group = await next(self.scorer).score.remote(group)
+                group_id = f"{name}-{question.id}"
+                rolled = await self.rollouts.episodes(question, group_id, 1, sampling, None, operations, d.max_turns_test)
                 self.evaluated[name] += 1
-                return group, views
+                return rolled.group, rolled.views
 
         questions = list(itertools.islice(read_questions(source, seed=seed, epochs=1), count))
         if not questions:
@@ -248,23 +202,25 @@ class Coordinator:
         return [g for g, _ in results], [v for _, v in results]
 
 
-def batch_metrics(groups: list[Group]) -> dict[str, float]:
-    """What happened in a batch of groups: reward terms, rate of pixel reasoning, stop reasons, uniform groups."""
-    trajectories = [t for g in groups for t in g.trajectories]
-    summary = summarise(trajectories)
-    out = {
-        "train/accuracy": summary["accuracy"],
-        "rollout/rapr": summary["rapr"],
-        "rollout/tool_error_rate": summary["tool_error_rate"],
-        "rollout/turns": summary["turns"],
-    }
-    for reason, count in summary["stop_reasons"].items():
-        out[f"stop/{reason}"] = count / len(trajectories)
-    scored = [t for t in trajectories if t.reward is not None]
-    if scored:
-        out["reward/total"] = sum(t.reward or 0.0 for t in scored) / len(scored)
-        for term in scored[0].rewards:
-            out[f"reward/{term}"] = sum(t.rewards[term] for t in scored) / len(scored)
-    uniform = [g for g in groups if len({t.reward for t in g.trajectories}) == 1]
-    out["group/uniform"] = len(uniform) / len(groups)
-    return out
+class Consumed:
+    """Numbers of the questions that were learnt from: all below ``cursor``, and those ``ahead`` of it."""
+
+    def __init__(self, cursor: int = 0, ahead: set[int] | None = None):
+        self.cursor, self.ahead = cursor, ahead or set()
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Consumed:
+        """As a checkpoint kept it."""
+        kept = state.get("questions") or {}
+        return cls(kept.get("cursor", 0), set(kept.get("ahead", [])))
+
+    def add(self, numbers: list[int]) -> None:
+        """Batches in flight draw from one stream, so what one has used need not be in one piece."""
+        self.ahead.update(number for number in numbers if number >= self.cursor)
+        while self.cursor in self.ahead:
+            self.ahead.remove(self.cursor)
+            self.cursor += 1
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"cursor": self.cursor, "ahead": sorted(self.ahead)}

@@ -16,11 +16,11 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from pixelis.actors.coordinator import Batch
 from pixelis.actors.fleet import Fleet
+from pixelis.actors.rollouts import Batch
 from pixelis.config import Config
 from pixelis.evolution.updates import DropOldest, as_group
-from pixelis.policy.advantages import group_advantages
+from pixelis.policy.advantages import assign_advantages
 from pixelis.records import Group, UpdateTask
 
 
@@ -87,7 +87,7 @@ class Evolution:
 
     # -- from the learner -------------------------------------------------------------------------------------------
 
-    async def begin(self, step: int, cursor: int, version: int) -> None:
+    async def begin(self, step: int, state: dict[str, Any], version: int) -> None:
         """The learner (re)starts at ``step`` with ``version``; a batch it was given but did not finish is given again."""
         await self.fleet.load(version)
         async with self.changed:
@@ -122,15 +122,13 @@ class Evolution:
         return self.current is not None
 
     def _batch(self, waiting: list[Waiting], world: int) -> Batch | None:
+        all_groups = [as_group(item.task) for item in waiting]
+        assign_advantages(all_groups, self.config.rft.advantage)
         groups, views, kept = [], [], []
-        for item in waiting:
-            group = as_group(item.task)
-            advantages = group_advantages([t.reward for t in group.trajectories], self.config.rft.advantage)
-            if all(a is None for a in advantages):
+        for item, group in zip(waiting, all_groups, strict=True):
+            if all(t.advantage is None for t in group.trajectories):
                 self.counts["unusable"] += 1
                 continue
-            for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
-                trajectory.advantage = advantage
             groups.append(group)
             views.append(item.views)
             kept.append(item.task)

@@ -16,12 +16,14 @@ import ray.train
 from ray.actor import ActorHandle
 
 from pixelis.actors.cluster import own_error
-from pixelis.config import Config
+from pixelis.config import Config, Rft
 from pixelis.errors import InfraFailure
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
+from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.samples import TrainSample, from_trajectory
 from pixelis.policy.zero import sum_over_workers
+from pixelis.records import Group
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import Tracker, publish
 
@@ -82,33 +84,41 @@ class DemonstrationStream:
 
 
 class GroupStream:
-    """Groups of scored trajectories from an actor that hands out batches: the Coordinator (RFT) or Evolution (traffic)."""
+    """Groups of scored trajectories from an actor that hands out batches: the Coordinator (RFT) or Evolution (traffic).
+
+    With ``rft`` a KL that it takes off the reward is measured here, where the reference weights are.
+    """
 
     kind: Literal["sft", "policy"] = "policy"
 
-    def __init__(self, source: ActorHandle, store: ActorHandle, stage: str, steps: int):
-        self.source, self.store, self.stage, self.steps = source, store, stage, steps
+    def __init__(self, source: ActorHandle, store: ActorHandle, stage: str, steps: int, rft: Rft | None = None):
+        self.source, self.store, self.stage, self.steps, self.rft = source, store, stage, steps, rft
 
     def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
         """Publish what the checkpoint holds and let the source start there."""
         context = ray.train.get_context()
         self.rank, self.world = context.get_world_rank(), context.get_world_size()
-        adapter = trainer.adapter()
+        self.trainer, adapter = trainer, trainer.adapter()
         if self.rank == 0:
             version = ray.get(self.store.publish.remote(adapter, self.stage, step, restart=True))
-            ray.get(self.source.begin.remote(step, state.get("cursor", 0), version))
+            ray.get(self.source.begin.remote(step, state, version))
 
     def next(self, step: int) -> Work | None:
         """This rank's groups of the batch, as samples whose views are read from the object store."""
         batch = ray.get(self.source.next_batch.remote(self.rank, self.world, step))
         if batch is None:
             return None
-        samples = []
-        for group, views in zip(batch.groups, ray.get(batch.views), strict=True):
-            for trajectory in group.trajectories:
-                if trajectory.advantage is not None:
-                    samples.append(from_trajectory(trajectory, views[trajectory.id]))
-        return Work(samples, batch.metrics, {"cursor": batch.cursor})
+        views = ray.get(batch.views)
+        samples = _samples(batch.groups, views)
+        metrics = batch.metrics
+        if self.rft is not None and (loss := self.rft.loss).kl > 0 and loss.kl_in == "reward":
+            divergence = iter(self.trainer.kl_to_reference(samples))
+            kl = [[(next(divergence) or 0.0) if t.advantage is not None else 0.0 for t in g.trajectories] for g in batch.groups]
+            metrics = metrics | assign_advantages(
+                batch.groups, self.rft.advantage, greedy=batch.greedy, kl=kl, kl_weight=loss.kl, sum_workers=sum_over_workers
+            )
+            samples = _samples(batch.groups, views)
+        return Work(samples, metrics, batch.state)
 
     def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> dict[str, float]:
         """Publish the new weights and let the generators load them."""
@@ -117,6 +127,16 @@ class GroupStream:
             return {}
         version = ray.get(self.store.publish.remote(adapter, self.stage, step + 1, metrics))
         return ray.get(self.source.stepped.remote(step, version))
+
+
+def _samples(groups: list[Group], views: list[dict[str, Any]]) -> list[TrainSample]:
+    """What is trained on: every trajectory that has an advantage."""
+    return [
+        from_trajectory(trajectory, shown[trajectory.id])
+        for group, shown in zip(groups, views, strict=True)
+        for trajectory in group.trajectories
+        if trajectory.advantage is not None
+    ]
 
 
 def work(job: dict[str, Any]) -> None:

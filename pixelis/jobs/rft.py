@@ -18,7 +18,7 @@ SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/seconds", "l
 
 def run(config: Config, actors: cluster.Actors) -> Path:
     """Train to ``rft.steps`` or to a stop, on actors that are already placed; returns the last checkpoint."""
-    stream = learner.GroupStream(actors.coordinator, actors.store, stage="rft", steps=config.rft.steps)
+    stream = learner.GroupStream(actors.coordinator, actors.store, "rft", config.rft.steps, config.rft)
     return made_steps(
         watch(
             config,

@@ -77,7 +77,7 @@ class Scorer:
     def __init__(self) -> None:
         self.score = Method(self._score)
 
-    async def _score(self, group: Group) -> Group:
+    async def _score(self, group: Group, step: int | None) -> Group:
         await asyncio.sleep(0)
         scored = [
             t.model_copy(update={"reward": float(i % 2), "rewards": {"accuracy": 1.0}}) for i, t in enumerate(group.trajectories)
@@ -95,7 +95,7 @@ def settings_of(**rft: Any) -> Config:
 async def learn(coordinator: Any, config: Config, world: int, chance: random.Random) -> list[list[Batch]]:
     """A learner of ``world`` ranks that publishes version 10 + step after each batch."""
     taken = []
-    await coordinator.begin(0, 0, 10)
+    await coordinator.begin(0, {}, 10)
     for step in range(config.rft.steps):
         shares = await asyncio.gather(*(coordinator.next_batch(rank, world, step) for rank in range(world)))
         taken.append(shares)
@@ -125,7 +125,7 @@ def test_any_timing_gives_whole_groups_once_and_no_staler_than_allowed(
     members = [Generator(chance, deaths, refused) for _ in range(generators)]
 
     async def run() -> list[list[Batch]]:
-        coordinator = REAL(config, members, [Scorer()], None)
+        coordinator = REAL(config, members, [Scorer()])
         return await asyncio.wait_for(learn(coordinator, config, world, chance), 60)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -142,11 +142,13 @@ def test_any_timing_gives_whole_groups_once_and_no_staler_than_allowed(
             assert 10 + step - staleness <= one.policy_version <= 10 + step
     assert set(used.values()) == {1}, "no question twice"
     source = read_questions(config.data.train, seed=config.run.seed)
-    first = [next(source).id for _ in range(taken[-1][-1].cursor)] if staleness == 0 else []
-    if staleness == 0:
-        left_out = [name for name in first if name not in used]
-        assert set(used) <= set(first)
-        assert all(random.Random(name).random() < refused for name in left_out), "only refused questions are left out"
+    end = taken[-1][-1].state["questions"]
+    first = [next(source).id for _ in range(max([end["cursor"] - 1, *end["ahead"]]) + 1)]
+    assert set(used) <= set(first)
+    consumed = set(first[: end["cursor"]]) | {first[number] for number in end["ahead"]}
+    left_out = consumed - set(used)
+    assert set(used) <= consumed
+    assert all(random.Random(name).random() < refused for name in left_out), "only refused questions are left out"
 
 
 @settings(max_examples=15, deadline=None)
@@ -162,7 +164,7 @@ def test_an_error_in_any_batch_reaches_the_learner_and_never_leaves_it_waiting(s
             return await super()._group(question, group_id, n)
 
     async def run() -> None:
-        coordinator = REAL(config, [Breaks(chance), Breaks(chance)], [Scorer()], None)
+        coordinator = REAL(config, [Breaks(chance), Breaks(chance)], [Scorer()])
         await asyncio.wait_for(learn(coordinator, config, 1, chance), 60)
 
     with pytest.raises(PixelisError, match="a bug in a generator"):
@@ -177,16 +179,16 @@ def test_a_learner_that_comes_back_goes_on_with_the_questions_after_its_checkpoi
     config = settings_of(questions=3, group=2, staleness=staleness, steps=5)
 
     async def run() -> list[str]:
-        coordinator = REAL(config, [Generator(chance), Generator(chance)], [Scorer()], None)
-        await coordinator.begin(0, 0, 10)
-        used, cursor = [], 0
+        coordinator = REAL(config, [Generator(chance), Generator(chance)], [Scorer()])
+        await coordinator.begin(0, {}, 10)
+        used, state = [], {}
         for step in range(5):
             if step == at:  # what was in flight or not handed out is given up
                 await asyncio.sleep(chance.random() * 0.01)
-                await coordinator.begin(step, cursor, 10 + step)
+                await coordinator.begin(step, state, 10 + step)
             batch = await asyncio.wait_for(coordinator.next_batch(0, 1, step), 60)
             used += sorted(g.question.id for g in batch.groups)
-            cursor = batch.cursor
+            state = batch.state
             await coordinator.stepped(step, 11 + step)
         return used
 
@@ -198,8 +200,8 @@ def test_a_stop_ends_the_wait_of_every_rank_but_not_half_a_batch() -> None:
     config = settings_of(questions=2, group=2, steps=3)
 
     async def run() -> None:
-        coordinator = REAL(config, [Generator(random.Random(1))], [Scorer()], None)
-        await coordinator.begin(0, 0, 10)
+        coordinator = REAL(config, [Generator(random.Random(1))], [Scorer()])
+        await coordinator.begin(0, {}, 10)
         first = await coordinator.next_batch(0, 2, 0)
         await coordinator.stop()
         second = await asyncio.wait_for(coordinator.next_batch(1, 2, 0), 10)

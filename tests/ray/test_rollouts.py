@@ -46,7 +46,7 @@ class Placed:
         """A fresh coordinator before the same generators, scorers and store."""
         config = self.config.model_copy(update={"rft": self.config.rft.model_copy(update=rft)})
         a = self.actors
-        return cluster.spawn(Coordinator, config, a.generators, a.scorers, a.store, num_cpus=0)
+        return cluster.spawn(Coordinator, config, a.generators, a.scorers, num_cpus=0)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def check_group(group: Group, views: dict[str, list[np.ndarray]], size: int) -> 
 
 def learn(coordinator: Any, steps: int, world: int, version: int, after: Callable[[int], int] | None = None) -> list[list[Batch]]:
     """What a learner of ``world`` ranks asks for, step by step; ``after`` gives the version it published."""
-    ray.get(coordinator.begin.remote(0, 0, version), timeout=120)
+    ray.get(coordinator.begin.remote(0, {}, version), timeout=120)
     taken = []
     for step in range(steps):
         shares = ray.get([coordinator.next_batch.remote(rank, world, step) for rank in range(world)], timeout=240)
@@ -139,7 +139,7 @@ def test_groups_stay_whole_and_questions_are_used_once(
     wanted = [next(source).id for _ in range(questions * steps)]
     assert Counter(used) == Counter(wanted)
     if staleness == 0:
-        assert taken[-1][0].cursor == questions * steps
+        assert taken[-1][0].state == {"questions": {"cursor": questions * steps, "ahead": []}}
 
 
 def test_views_of_a_group_are_one_object_and_the_question_picture_one_array(placed: Placed) -> None:
@@ -217,7 +217,7 @@ def test_a_generator_killed_during_rollouts_costs_no_group_and_doubles_none(plac
     victim = placed.actors.generators[0]
     version = ray.get(placed.actors.store.promoted.remote())
     with alone(placed.coordinator(questions=12, group=4, steps=2)) as coordinator:
-        ray.get(coordinator.begin.remote(0, 0, version), timeout=120)
+        ray.get(coordinator.begin.remote(0, {}, version), timeout=120)
         before = pid_of(victim)
         give_up = time.monotonic() + 60
         while ray.get(victim.health.remote())["sessions"] == 0 and time.monotonic() < give_up:
@@ -257,7 +257,7 @@ def test_what_is_wrong_with_the_questions_is_told_and_not_retried(placed: Placed
         data = placed.config.data.model_copy(update={"train": str(source)})
         other = Placed(placed.config.model_copy(update={"data": data}), placed.actors, placed.adapter)
         with alone(other.coordinator()) as coordinator:
-            ray.get(coordinator.begin.remote(0, 0, 0), timeout=60)
+            ray.get(coordinator.begin.remote(0, {}, 0), timeout=60)
             with pytest.raises(kind) as caught:
                 ray.get(coordinator.next_batch.remote(0, 1, 0), timeout=60)
             told = cluster.own_error(caught.value)

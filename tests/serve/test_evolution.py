@@ -37,7 +37,7 @@ def task(name: str, rewards: tuple[float | None, ...] = (1.0, 1.0, 0.0)) -> Upda
 @pytest.fixture
 def evolution(ray_cluster: None) -> Iterator[ActorHandle]:
     actor = Evolution.remote(load(None, ["evolution.batch=4", "evolution.queue=6"]), [])
-    ray.get(actor.begin.remote(0, 0, 0))
+    ray.get(actor.begin.remote(0, {}, 0))
     yield actor
     ray.kill(actor)
 
@@ -78,7 +78,7 @@ def test_a_full_queue_drops_the_oldest(evolution: ActorHandle) -> None:
 def test_a_restarted_learner_gets_its_unfinished_batch_again(evolution: ActorHandle) -> None:
     submit(evolution, *"abcd")
     once = ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)
-    ray.get(evolution.begin.remote(0, 0, 0))
+    ray.get(evolution.begin.remote(0, {}, 0))
     assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)) == names(once)
 
 
@@ -98,7 +98,7 @@ def test_every_generator_holds_the_version_that_the_learner_starts_from(ray_clus
     ray.get(generator.load.remote(40))
     evolution = Evolution.remote(load(None, []), [generator])
     assert ray.get(evolution.stats.remote())["learning"] == 0
-    ray.get(evolution.begin.remote(3, 0, 43))
+    ray.get(evolution.begin.remote(3, {}, 43))
     stats = ray.get(evolution.stats.remote())
     assert (stats["learning"], stats["version"]) == (1, 43)
     assert ray.get(generator.health.remote())["version"] == 43

@@ -386,7 +386,7 @@ def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
     assert until(lambda: deployed.stats()["received"] == before["received"] + 4)
     assert deployed.stats()["queue"] == 4
     assert deployed.stats()["dropped"] == before["dropped"] + before["queue"]
-    ray.get(deployed.evolution.begin.remote(0, 0, 0))
+    ray.get(deployed.evolution.begin.remote(0, {}, 0))
     batch = ray.get(deployed.evolution.next_batch.remote(0, 1, 0), timeout=10)
     assert len(batch.groups) == len(batch.views) == 2
     for group, views in zip(batch.groups, ray.get(batch.views), strict=True):

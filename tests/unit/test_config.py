@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis import config
@@ -23,6 +23,7 @@ def test_overrides_reach_their_key_and_keep_the_rest() -> None:
     assert c.rewards.weights.accuracy == 1.0
 
 
+@settings(deadline=None)
 @given(
     lr=st.floats(1e-8, 1.0),
     steps=st.integers(1, 10**6),

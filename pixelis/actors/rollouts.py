@@ -1,0 +1,187 @@
+"""From questions to a batch: groups are rolled out, scored, selected, and given their advantages.
+
+Every group is rolled out, scored and kept or dropped as a whole, so its rollouts share one question, one baseline and one fate
+whatever the sizes of batches, groups and worker counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import ray
+from ray.actor import ActorHandle
+
+from pixelis.actors.cluster import own_error
+from pixelis.actors.fleet import Fleet
+from pixelis.config import Config
+from pixelis.engines import SamplingParams
+from pixelis.errors import BadInput, DataFailure
+from pixelis.evaluation.batches import batch_metrics
+from pixelis.policy.advantages import assign_advantages, group_rewards, usable
+from pixelis.policy.replay import SampleReplay, informative
+from pixelis.records import Group, Question
+
+MAX_GROUP_FAILURES = 0.5
+"""Share of a batch's groups that may fail for data reasons before the run stops with an error."""
+
+
+@dataclass
+class Batch:
+    """What the learner gets: groups with advantages, and beside them a reference to the views of each.
+
+    ``numbers`` are those of the questions drawn for it; ``state`` says where a run that goes on after it begins.
+    """
+
+    step: int
+    groups: list[Group] = field(default_factory=list)
+    views: list[ray.ObjectRef] = field(default_factory=list)
+    greedy: list[float | None] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    state: dict = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def share(self, rank: int, world: int) -> Batch:
+        """Rank ``rank``'s part of ``world``: whole groups, round robin."""
+        part = slice(rank, None, world)
+        return Batch(self.step, self.groups[part], self.views[part], self.greedy[part], self.numbers, self.state, self.metrics)
+
+
+@dataclass
+class Rolled:
+    """A scored group, the reference to its views, and the reward of a greedy rollout where the baseline needs one."""
+
+    group: Group
+    views: ray.ObjectRef
+    greedy: float | None = None
+
+
+class Rollouts:
+    """Makes batches from a stream of numbered questions on a fleet of generators."""
+
+    def __init__(self, config: Config, fleet: Fleet, scorers: Sequence[ActorHandle]):
+        self.config, self.fleet = config, fleet
+        self.scorer = itertools.cycle(scorers)
+        replay = config.rft.replay
+        self.replay = SampleReplay(replay.capacity, replay.alpha, replay.max_age, replay.max_bytes)
+
+    async def batch(self, step: int, questions: Iterator[tuple[int, Question]]) -> Batch:
+        """Batch ``step``: as many groups as asked for, less when too few can be used; what is missing is filled by replay.
+
+        A group that fails, is too small or teaches nothing is replaced at once by a new question. Raises DataFailure when too
+        many fail or the questions run out.
+        """
+        r = self.config.rft
+        started, failures, dull = time.monotonic(), Counter[str](), []
+        kept: dict[int, Rolled] = {}
+        running: dict[asyncio.Task[Rolled | str], int] = {}
+        numbers: list[int] = []
+
+        def draw() -> None:
+            drawn = next(questions, None)
+            if drawn is None:
+                raise DataFailure(f"{self.config.data.train} gave no question", fix="check data.train and data.limit")
+            running[asyncio.get_running_loop().create_task(self.group(drawn[1], step))] = len(numbers)
+            numbers.append(drawn[0])
+
+        try:
+            for _ in range(r.questions):
+                draw()
+            while running:
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    place, rolled = running.pop(task), task.result()
+                    if isinstance(rolled, str):
+                        failures[rolled] += 1
+                        if sum(failures.values()) > max(r.questions * MAX_GROUP_FAILURES, 4):
+                            raise DataFailure(
+                                f"too many unusable groups in step {step}: {dict(failures)}", fix="look at events.jsonl"
+                            )
+                        draw()
+                    elif r.dynamic.filter == "accuracy" and not informative(rolled.group):
+                        dull.append(rolled)
+                        if len(numbers) < r.dynamic.most * r.questions:
+                            draw()
+                    else:
+                        kept[place] = rolled
+        finally:
+            for task in running:
+                task.cancel()
+        # The order in which questions were drawn, not the one in which they happened to end.
+        chosen = [kept[place] for place in sorted(kept)]
+        batch = self._assemble(step, chosen, dull, numbers)
+        seconds = time.monotonic() - started
+        everything = [rolled.group for rolled in [*chosen, *dull]]
+        batch.metrics |= {
+            **batch_metrics(everything),
+            "rollout/seconds": seconds,
+            "rollout/tokens_per_s": sum(len(t.token_ids()) for g in everything for t in g.trajectories) / seconds,
+            "rollout/unusable_groups": float(sum(failures.values())),
+            "group/kept": len(chosen) / max(len(everything), 1),
+        }
+        batch.metrics |= {f"unusable/{cause}": float(count) for cause, count in failures.items()}
+        return batch
+
+    def _assemble(self, step: int, chosen: list[Rolled], dull: list[Rolled], numbers: list[int]) -> Batch:
+        """Advantages over the whole batch, then replayed rollouts, which keep theirs."""
+        r, metrics = self.config.rft, {}
+        missing = r.questions - len(chosen)
+        replayed = self.replay.draw(missing * r.group, step, np.random.default_rng([self.config.run.seed, step]))
+        if not chosen and not replayed:
+            chosen = dull[: r.questions]  # nothing to learn from, but the step is made and counted
+        groups, greedy = [rolled.group for rolled in chosen], [rolled.greedy for rolled in chosen]
+        if groups:
+            metrics = assign_advantages(groups, r.advantage, greedy=greedy)
+        for rolled in chosen:
+            self.replay.add(rolled.group, rolled.views, step)
+        metrics["group/replayed"] = float(len(replayed))
+        return Batch(
+            step,
+            groups + [kept.group for kept in replayed],
+            [rolled.views for rolled in chosen] + [kept.views for kept in replayed],
+            greedy + [None] * len(replayed),
+            numbers,
+            metrics=metrics,
+        )
+
+    async def group(self, question: Question, step: int) -> Rolled | str:
+        """A scored group of one question, or the name of why it cannot be used."""
+        r, d = self.config.rft, self.config.dialogue
+        seed = (self.config.run.seed * 1_000_003 + step) & 0x7FFFFFFF
+        sampling = SamplingParams(r.sampling.temperature, r.sampling.top_p, d.max_turn_tokens, seed)
+        group_id = f"s{step:06d}-{question.id}"
+        try:
+            wanted = [self.episodes(question, group_id, r.group, sampling, step=step)]
+            if r.advantage.baseline == "greedy":
+                at_zero = SamplingParams(0.0, 1.0, d.max_turn_tokens, seed)
+                wanted.append(self.episodes(question, f"{group_id}-greedy", 1, at_zero, step=step))
+            rolled, *greedy = await asyncio.gather(*wanted)
+        except (DataFailure, BadInput) as error:
+            return (own_error(error) or error).code
+        if greedy:
+            rolled.greedy = greedy[0].group.trajectories[0].reward
+        rewards = group_rewards(rolled.group, r.advantage)
+        if not usable(rewards, r.advantage) or (greedy and rolled.greedy is None):
+            return next((t.unscored for t in rolled.group.trajectories if t.unscored), "group_too_small")
+        return rolled
+
+    async def episodes(
+        self,
+        question: Question,
+        group_id: str,
+        n: int,
+        sampling: SamplingParams,
+        step: int | None = None,
+        operations: bool | None = None,
+        max_turns: int | None = None,
+    ) -> Rolled:
+        """``n`` scored episodes of one question; raises InfraFailure, and DataFailure or BadInput of the question."""
+        offered = bool(self.config.toolbox.operations) if operations is None else operations
+        turns = max_turns or self.config.dialogue.max_turns
+        group, views = await self.fleet.rollout(question, group_id, n, sampling, offered, turns)
+        return Rolled(await next(self.scorer).score.remote(group, step), views)

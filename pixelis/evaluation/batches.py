@@ -1,0 +1,63 @@
+"""What a training batch shows: reward terms raw and weighted, difficulty of its groups, use of tools, how episodes ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pixelis.evaluation.metrics import operation_counts, summarise
+from pixelis.records import Group, Trajectory
+
+BINS = ((0.0, "none"), (0.25, "quarter"), (0.5, "half"), (0.75, "three_quarters"), (0.9999, "most"), (1.0, "all"))
+"""Upper edges of a group's share of right answers, and what the bin is called."""
+
+
+def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Metrics of a batch of scored groups; empty for no groups.
+
+    ``group/right_*`` are the shares of groups by their rate of right answers, ``group/saturated`` those that are all right or all
+    wrong: they have no gradient from accuracy. ``rollout/calls`` counts requested operations per episode.
+    """
+    trajectories = [t for g in groups for t in g.trajectories]
+    if not trajectories:
+        return {}
+    summary = summarise(trajectories)
+    out = {
+        "rollout/rapr": summary["rapr"],
+        "rollout/tool_error_rate": summary["tool_error_rate"],
+        "rollout/calls": sum(operation_counts(t)[0] for t in trajectories) / len(trajectories),
+        "rollout/turns": summary["turns"],
+        "rollout/tokens": sum(sum(t.loss_mask()) for t in trajectories) / len(trajectories),
+        "rollout/unscored": sum(t.reward is None for t in trajectories) / len(trajectories),
+    }
+    if summary["accuracy"] is not None:
+        out["train/accuracy"] = summary["accuracy"]
+    for reason, count in summary["stop_reasons"].items():
+        out[f"stop/{reason}"] = count / len(trajectories)
+    return out | _rewards(trajectories) | _difficulty(groups)
+
+
+def _rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    scored = [t for t in trajectories if t.reward is not None]
+    if not scored:
+        return {}
+    out = {"reward/total": sum(t.reward or 0.0 for t in scored) / len(scored)}
+    for area, terms in (("reward", [t.rewards for t in scored]), ("reward_weighted", [t.weighted for t in scored])):
+        for name in sorted({name for values in terms for name in values}):
+            found = [values[name] for values in terms if name in values]
+            out[f"{area}/{name}"] = sum(found) / len(found)
+    return out
+
+
+def _difficulty(groups: Sequence[Group]) -> dict[str, float]:
+    rates = []
+    for group in groups:
+        scores = [t.rewards["accuracy"] for t in group.trajectories if "accuracy" in t.rewards]
+        if scores:
+            rates.append(sum(scores) / len(scores))
+    if not rates:
+        return {}
+    bins = dict.fromkeys((name for _, name in BINS), 0)
+    for rate in rates:
+        bins[next(name for edge, name in BINS if rate <= edge + 1e-9)] += 1
+    out = {f"group/right_{name}": count / len(rates) for name, count in bins.items()}
+    return out | {"group/saturated": out["group/right_none"] + out["group/right_all"]}
