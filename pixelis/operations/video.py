@@ -147,12 +147,15 @@ def _read(source: str | bytes | Path, limit: int) -> np.ndarray:
 def _file(path: Path, limit: int) -> np.ndarray:
     try:
         if not path.is_file():
-            raise BadImage(f"no clip {path}", code="video_not_found", fix="paths are relative to where the job runs")
+            raise BadImage(
+                f"no clip {str(path)[-100:]!r}", code="video_not_found", fix="paths are relative to where the job runs"
+            )
         if (size := path.stat().st_size) > limit:
             raise _too_many_bytes(size, limit)
         return np.fromfile(path, np.uint8)
     except (OSError, ValueError) as error:
-        raise BadImage(f"the clip cannot be read: {error}", code="video_not_found") from None
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise BadImage(f"the clip cannot be read: {reason}", code="video_not_found") from None
 
 
 def _data_url(url: str, limit: int) -> bytes:

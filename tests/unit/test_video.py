@@ -1,0 +1,389 @@
+"""Clips: any frame exactly, whatever the container; caps and hostile files as named errors."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import pickle
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import skimage.data
+from clips import BIKES, BUNNY, CARPHONE, encode, footage, packed_avi
+from PIL import Image
+
+from pixelis.config import Toolbox
+from pixelis.errors import BadImage, OperationError
+from pixelis.operations import video
+from pixelis.operations.video import Clip, open_clip
+
+SETTINGS = Toolbox()
+OPEN_GROUPS = {"bf": "3", "g": "20", "x264-params": "open-gop=1:scenecut=0"}
+UNEVEN = [int(t) for t in np.cumsum(np.random.default_rng(1).integers(15, 120, 72))]
+
+CONTAINERS = {
+    "mp4 h264 with B-frames": lambda: encode(footage(), options={"bf": "3", "g": "24"}),
+    "mp4 h264 open groups": lambda: encode(footage(), options=OPEN_GROUPS),
+    "mp4 h264 intra refresh": lambda: encode(footage(), options={"g": "20", "x264-params": "intra-refresh=1"}),
+    "mp4 h264 interlaced": lambda: encode(footage(), options={"bf": "2", "g": "20", "x264-params": "interlaced=1"}),
+    "mp4 h264 10 bit": lambda: encode(footage(), options={"g": "24"}, pixels="yuv420p10le"),
+    "mp4 uneven times": lambda: encode(footage(), options={"bf": "3", "g": "24"}, milliseconds=UNEVEN),
+    "mp4 hevc": lambda: encode(footage(), codec="libx265", options={"g": "20", "x265-params": "log-level=none"}),
+    "mp4 mpeg4 with B-frames": lambda: encode(footage(), codec="mpeg4", options={"bf": "2", "g": "12"}),
+    "mov h264": lambda: encode(footage(), "mov", options={"bf": "2", "g": "12"}),
+    "mov mjpeg": lambda: encode(footage(), "mov", "mjpeg", pixels="yuvj420p"),
+    "mkv h264 open groups": lambda: encode(footage(), "matroska", options=OPEN_GROUPS),
+    "mkv uneven times": lambda: encode(footage(), "matroska", options={"bf": "3", "g": "24"}, milliseconds=UNEVEN),
+    "mkv ffv1": lambda: encode(footage(), "matroska", "ffv1"),
+    "webm vp8": lambda: encode(footage(), "webm", "libvpx", {"auto-alt-ref": "1", "lag-in-frames": "16", "g": "24"}),
+    "webm vp9": lambda: encode(footage(), "webm", "libvpx-vp9", {"lag-in-frames": "16", "g": "24", "cpu-used": "8"}),
+    "avi mpeg4": lambda: encode(footage(), "avi", "mpeg4", {"g": "12"}),
+    "avi mpeg4 with B-frames": lambda: encode(footage(), "avi", "mpeg4", {"bf": "2", "g": "12"}),
+    "avi packed B-frames": lambda: packed_avi(footage()),
+    "avi h264": lambda: encode(footage(), "avi", options={"bf": "2", "g": "24"}),
+    "mpg mpeg1": lambda: encode(footage(), "mpeg", "mpeg1video", {"bf": "2", "g": "12"}),
+    "mpg mpeg2": lambda: encode(footage(), "vob", "mpeg2video", {"bf": "2", "g": "12"}),
+    "ts h264": lambda: encode(footage(), "mpegts", options={"bf": "2", "g": "12"}),
+    "ts mpeg2": lambda: encode(footage(), "mpegts", "mpeg2video", {"bf": "2", "g": "12"}),
+    "flv h264": lambda: encode(footage(), "flv", options={"bf": "2", "g": "12"}),
+    "wmv": lambda: encode(footage(), "asf", "wmv2", {"g": "12"}),
+    "gif": lambda: encode(footage(), "gif", "gif", pixels="rgb8"),
+    "raw h264": lambda: encode(footage(), "h264", options={"bf": "2", "g": "12"}),
+}
+DECORD_FAILS_SEQUENTIALLY = {"mp4 h264 interlaced", "mp4 h264 10 bit", "ts h264", "ts mpeg2", "gif", "raw h264"}
+"""Where decord 0.6 opens nothing, numbers frames otherwise or makes other colours; elsewhere only its random access is wrong."""
+
+
+def _forget() -> None:
+    video._FRAMES.__init__()  # type: ignore[misc]
+
+
+def _decoded(data: bytes) -> list[np.ndarray]:
+    """Every frame by decoding the file from its first byte to its last."""
+    with av.open(io.BytesIO(data)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+def _code(source: object, **caps: float) -> str:
+    def use() -> None:
+        clip = open_clip(source, Toolbox(**caps))  # type: ignore[arg-type]
+        list(clip.frames(range(len(clip.times))))
+
+    with pytest.raises(BadImage) as caught:
+        use()
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 300
+    return caught.value.code
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_any_frame_in_any_order_is_that_of_plain_decoding(name):
+    data = CONTAINERS[name]()
+    expected = _decoded(data)
+    clip = open_clip(data, SETTINGS)
+    assert len(clip.times) == len(expected) == 72
+    assert (clip.width, clip.height) == (160, 96)
+    assert np.all(np.diff(clip.times) > 0)
+    _forget()
+    assert all(np.array_equal(frame, expected[i]) for i, frame in enumerate(clip.frames(range(72))))
+    _forget()
+    order = np.random.default_rng(0).permutation(72)
+    assert [int(i) for i in order if not np.array_equal(clip.frame(int(i)), expected[i])] == []
+
+
+@pytest.mark.parametrize("name", [name for name in CONTAINERS if name not in DECORD_FAILS_SEQUENTIALLY])
+def test_decord_reads_the_same_pixels_from_first_to_last(name, capfd):
+    decord = pytest.importorskip("decord")
+    data = CONTAINERS[name]()
+    reader = decord.VideoReader(io.BytesIO(data), num_threads=1)
+    clip = open_clip(data, SETTINGS)
+    assert len(reader) == len(clip.times)
+    assert all(np.array_equal(frame, reader[i].asnumpy()) for i, frame in enumerate(clip.frames(range(len(clip.times)))))
+
+
+@pytest.mark.parametrize("path", [BIKES, CARPHONE], ids=lambda path: path.stem)
+def test_real_files_equal_decord(path):
+    decord = pytest.importorskip("decord")
+    clip, reader = open_clip(path, SETTINGS), decord.VideoReader(str(path), num_threads=1)
+    assert len(clip.times) == len(reader)
+    assert np.allclose(clip.times, reader.get_frame_timestamp(range(len(reader)))[:, 0], atol=1e-3)
+    assert all(
+        np.array_equal(frame, reader[i].asnumpy())
+        for i, frame in enumerate(clip.frames(range(0, len(reader), 3)))
+        for i in [3 * i]
+    )
+
+
+def test_times_are_those_of_the_file():
+    assert open_clip(encode(footage(), options={"bf": "3"}), SETTINGS).times == pytest.approx(np.arange(72) / 25)
+    for container in ("mp4", "matroska"):
+        clip = open_clip(encode(footage(), container, options={"bf": "3"}, milliseconds=UNEVEN), SETTINGS)
+        assert clip.times == pytest.approx(np.array(UNEVEN) / 1000, abs=1e-3)
+        assert clip.at(float(clip.times[10]) + 0.005) == clip.at(float(clip.times[10])) == 10
+        assert clip.at(-5) == 0
+        assert clip.at(1e9) == 71
+    assert open_clip(BUNNY, SETTINGS).duration == pytest.approx(5.28, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "turn"),
+    [((0, 1, -1, 0), -1), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)],
+    ids=["90 clockwise", "180", "90 counterclockwise"],
+)
+def test_rotation_is_applied(matrix, turn):
+    data = bytearray(encode(footage()))
+    track = data.index(b"tkhd")
+    a, b, c, d = (value * 65536 for value in matrix)
+    for place, value in enumerate((a, b, 0, c, d, 0)):
+        start = track + 4 + 40 + 4 * place
+        data[start : start + 4] = value.to_bytes(4, "big", signed=True)
+    clip = open_clip(bytes(data), SETTINGS)
+    expected = np.rot90(_decoded(bytes(data))[5], turn)
+    assert clip.frame(5).shape == (clip.height, clip.width, 3) == expected.shape
+    assert np.array_equal(clip.frame(5), expected)
+
+
+def test_frames_are_read_only_remembered_and_checked():
+    clip = open_clip(encode(footage()), SETTINGS)
+    frame = clip.frame(3)
+    assert clip.frame(3) is frame
+    assert not frame.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        frame[0, 0] = 0
+    for bad in (-1, 72, 10**30, True, 2.0):
+        with pytest.raises(OperationError, match=r"0\.\.71") as caught:
+            clip.frame(bad)  # type: ignore[arg-type]
+        assert caught.value.code == "out_of_range"
+    with pytest.raises(OperationError):
+        clip.frames([0, 99])  # before anything is decoded
+
+
+def test_the_memory_of_frames_is_capped(monkeypatch):
+    clip = open_clip(encode(footage()), SETTINGS)
+    monkeypatch.setattr(video, "BYTES_KEPT", 5 * 160 * 96 * 3)
+    _forget()
+    list(clip.frames(range(72)))
+    assert len(video._FRAMES._kept) == 5
+
+
+def test_consecutive_frames_are_decoded_once(monkeypatch):
+    clip = open_clip(encode(footage(), options={"g": "24", "bf": "2"}), SETTINGS)
+    _forget()
+    starts = []
+    original = video._Reader.start
+    monkeypatch.setattr(video._Reader, "start", lambda self, key: (starts.append(key), original(self, key))[1])
+    list(clip.frames(range(72)))
+    assert len(starts) <= 2
+    starts.clear()
+    _forget()
+    list(clip.frames([60, 65, 70]))
+    assert len(starts) <= 1
+    assert all(48 <= key <= 60 for key in starts)
+
+
+def test_a_clip_travels_without_a_copy_of_its_bytes():
+    data = encode(footage())
+    clip = open_clip(data, SETTINGS)
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(clip, protocol=5, buffer_callback=buffers.append)
+    assert len(head) < 2000
+    assert sorted(len(buffer.raw()) for buffer in buffers) == sorted([len(data), 72 * 8])
+    other = pickle.loads(head, buffers=buffers)
+    _forget()
+    assert np.array_equal(other.frame(40), clip.frame(40))
+    assert np.shares_memory(clip.data[0], np.frombuffer(data, np.uint8))
+
+
+def test_sources_agree(tmp_path):
+    data = encode(footage())
+    (tmp_path / "clip.bin").write_bytes(data)
+    url = "data:video/mp4;base64," + base64.b64encode(data).decode()
+    clips = [open_clip(source, SETTINGS) for source in (data, str(tmp_path / "clip.bin"), tmp_path / "clip.bin", url)]
+    assert len({clip.sha256 for clip in clips}) == 1
+    assert all(clip.container == "mov" and len(clip.times) == 72 for clip in clips)
+
+
+# Frame lists
+
+
+def _png(pixels: np.ndarray) -> str:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def test_pictures_are_a_clip(tmp_path):
+    Image.fromarray(footage()[2]).save(tmp_path / "2.png")
+    clip = open_clip([_png(footage()[0]), _png(footage()[1]), str(tmp_path / "2.png")], SETTINGS, fps=4)
+    assert clip.times.tolist() == [0, 0.25, 0.5]
+    assert clip.duration == 0.75
+    assert all(np.array_equal(frame, footage()[i]) for i, frame in zip((2, 0, 1), clip.frames([2, 0, 1]), strict=True))
+    assert clip.sha256 != open_clip([_png(footage()[0])] * 3, SETTINGS, fps=4).sha256
+
+
+def test_bad_pictures_of_a_list(tmp_path):
+    small = _png(footage()[0][:50])
+    assert _code([_png(footage()[0]), small]) == "video_frames_differ"
+    assert _code([]) == "video_empty"
+    assert _code([_png(footage()[0]), "data:image/png;base64,aGVsbG8="]) == "video_undecodable"
+    assert _code(["data:image/png;base64,aGVsbG8="]) == "image_undecodable"
+    assert _code(["http://127.0.0.1/1.png"]) == "video_scheme"
+    assert _code([str(tmp_path / "none.png")]) == "video_not_found"
+    assert _code([small] * 11, max_video_frames=10) == "video_too_many_frames"
+    assert _code([small] * 11, max_video_seconds=5) == "video_too_long"
+    assert _code([small] * 11, max_video_bytes=len(small) * 5) == "video_too_many_bytes"
+    assert _code([small], max_image_pixels=100) == "image_too_many_pixels"
+
+
+# Bad input
+
+
+def test_caps_are_checked_first(monkeypatch):
+    data = encode(footage())
+    assert _code(data, max_video_frames=71) == "video_too_many_frames"
+    assert _code(data, max_video_seconds=2) == "video_too_long"
+    assert _code(data, max_image_pixels=160 * 96 - 1) == "video_too_many_pixels"
+    monkeypatch.setattr(video, "_Source", None)  # nothing is opened
+    assert _code(data, max_video_bytes=1000) == "video_too_many_bytes"
+    url = "data:video/mp4;base64," + base64.b64encode(data).decode()
+    assert _code(url, max_video_bytes=1000) == "video_too_many_bytes"
+
+
+def test_frames_are_counted_not_believed():
+    """An AVI whose header claims 9 frames has those that its packets hold."""
+    data = bytearray(encode(footage(), "avi", "mpeg4", {"g": "12"}))
+    place = data.index(b"avih") + 8 + 16
+    assert int.from_bytes(data[place : place + 4], "little") == 72
+    data[place : place + 4] = (9).to_bytes(4, "little")
+    assert len(open_clip(bytes(data), SETTINGS).times) == 72
+    assert _code(bytes(data), max_video_frames=71) == "video_too_many_frames"
+
+
+def _sound() -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as output:
+        stream = output.add_stream("aac", rate=44100, layout="mono")
+        for number in range(20):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = 44100, number * 1024, Fraction(1, 44100)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def _still(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(skimage.data.astronaut()).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "video_empty"),
+        (b"this is no video\n" * 100, "video_undecodable"),
+        (bytes(100_000), "video_undecodable"),
+        (np.random.default_rng(0).bytes(100_000), "video_undecodable"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'><image href='/etc/hostname'/></svg>", "video_undecodable"),
+    ],
+    ids=["empty", "text", "zeros", "noise", "svg"],
+)
+def test_what_is_no_video(data, code, tmp_path):
+    assert _code(data) == code
+    (tmp_path / "clip.mp4").write_bytes(data)
+    assert _code(tmp_path / "clip.mp4") == code
+
+
+def test_sound_and_stills_are_no_clips():
+    assert _code(_sound()) == "video_no_picture"
+    assert _code(_still("PNG")) == _code(_still("JPEG")) == "video_undecodable"
+
+
+def test_an_animated_gif_is_a_clip():
+    file = io.BytesIO()
+    pictures = [Image.fromarray(frame) for frame in footage()[:9]]
+    pictures[0].save(file, "GIF", save_all=True, append_images=pictures[1:], duration=70)
+    clip = open_clip(file.getvalue(), SETTINGS)
+    assert clip.times == pytest.approx(np.arange(9) * 0.07)
+
+
+@pytest.mark.parametrize(
+    "source", ["http://127.0.0.1/a.mp4", "file:///etc/hostname", "concat:/etc/hostname", "rtsp://x/y", "c:/a"]
+)
+def test_no_urls(source):
+    assert _code(source) == "video_scheme"
+
+
+def test_paths_that_are_no_files(tmp_path):
+    for source in ("none.mp4", str(tmp_path), "a\0b", str(tmp_path / "img%03d.png"), "x" * 5000):
+        assert _code(source) == "video_not_found"
+    assert _code("data:video/mp4;base64,@@@") == _code("data:video/mp4,abc") == _code("data:") == "video_undecodable"
+
+
+def test_containers_that_name_other_files_are_refused(tmp_path):
+    (tmp_path / "real.mp4").write_bytes(encode(footage()))
+    (tmp_path / "part.ts").write_bytes(encode(footage(), "mpegts"))
+    playlist = "#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:3\n#EXTINF:3,\n{}\n#EXT-X-ENDLIST\n"
+    hostile = [
+        playlist.format(tmp_path / "part.ts"),
+        playlist.format("part.ts"),
+        f"ffconcat version 1.0\nfile '{tmp_path / 'real.mp4'}'\n",
+        "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n",
+        '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>file:///etc/</BaseURL></MPD>',
+    ]
+    for number, text in enumerate(hostile):
+        (tmp_path / f"{number}.mp4").write_text(text)
+        assert _code(tmp_path / f"{number}.mp4") == "video_undecodable"
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska", "mpegts", "avi"])
+def test_cut_and_damaged_files_never_crash(container):
+    data = encode(footage(), container, "mpeg4" if container == "avi" else "libx264", {"g": "12"})
+    dice = np.random.default_rng(0)
+    for trial in range(12):
+        broken = bytearray(data[: len(data) * (trial + 1) // 12])
+        for place in dice.integers(0, len(broken), trial * 8):
+            broken[place] = dice.integers(256)
+        with contextlib.suppress(BadImage):
+            clip = open_clip(bytes(broken), SETTINGS)
+            for number in (0, len(clip.times) - 1, len(clip.times) // 2):
+                assert clip.frame(number).shape == (clip.height, clip.width, 3)
+
+
+def test_a_file_that_is_cut_off_ends_with_its_last_whole_frame():
+    data = encode(footage(), "matroska", options={"g": "12"})
+    clip = open_clip(data[: len(data) // 2], SETTINGS)
+    assert 20 < len(clip.times) < 60
+    whole = open_clip(data, SETTINGS)
+    assert all(np.array_equal(a, b) for a, b in zip(clip.frames(range(20)), whole.frames(range(20)), strict=True))
+
+
+def test_a_bomb_is_not_decoded():
+    """A clip of huge pictures is refused from its header, in little memory."""
+    script = (
+        "import resource, sys\nfrom pixelis.config import Toolbox\nfrom pixelis.errors import BadImage\n"
+        "from pixelis.operations.video import open_clip\nimport av, PIL.Image\n"
+        "data = sys.stdin.buffer.read()\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    open_clip(data, Toolbox())\nexcept BadImage as error:\n    print(error.code)\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
+    )
+    data = encode([np.zeros((8000, 8000, 3), np.uint8)], "mov", "mjpeg", pixels="yuvj420p")
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=data, capture_output=True, cwd=Path(__file__).parents[2], check=True
+    )
+    code, grown = done.stdout.decode().split()
+    assert code == "video_too_many_pixels"
+    assert int(grown) < 40
+
+
+def test_the_sketch_of_a_clip_is_enough():
+    """Only the named fields are needed: a clip without key frames is read from its start."""
+    clip = open_clip(encode(footage()), SETTINGS)
+    bare = Clip(clip.data, clip.times, clip.width, clip.height, clip.container, "bare")
+    assert all(np.array_equal(bare.frame(i), clip.frame(i)) for i in (70, 3, 40))
