@@ -202,7 +202,6 @@ def test_loss_and_gradient_are_those_of_the_formula(name: str, seed: int):
     settings = named(name, "rft.loss.importance=none").loss
     loss, gradient, sums = ours(batch, settings)
     assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-5, abs=1e-6)
-    # GSPO's ratio is near 1, where float32 keeps 1e-7 of it: a token at the very edge of the clip range would show. None is here.
     agree(gradient, torch.cat(gradients))
     if settings.surrogate == "clip":
         assert 0 < float(sums["clipped"]) < len(gradient)

@@ -123,6 +123,26 @@ def test_the_entropy_bonus_has_the_gradient_of_the_entropy_in_expectation():
     assert torch.allclose(torch.autograd.grad(drawn, logits)[0], expected, atol=1e-6)
 
 
+def test_the_entropy_bonus_is_silent_where_nothing_can_be_gained():
+    """The entropy as baseline: under a uniform distribution every token is as surprising as expected."""
+    new = torch.full((3,), -math.log(8)).requires_grad_()
+    entropy_bonus(new, torch.full((3,), math.log(8))).sum().backward()
+    assert torch.allclose(new.grad, torch.zeros(3), atol=1e-6)
+
+
+def test_gspo_token_differs_from_gspo_once_advantages_differ_within_a_sequence():
+    new = tensor(-1.0, -2.0).requires_grad_()
+    spans, advantages = Spans(torch.tensor([0, 0]), torch.tensor([2])), tensor(1.0, 3.0)
+    gradients = {}
+    for kind in ("sequence", "sequence_token"):
+        setting = config.Loss(ratio=kind, clip_high=9.0)
+        loss, _ = policy_loss(new, new, advantages, torch.ones(2), setting, old=new.detach() - 0.5, spans=spans)
+        gradients[kind] = torch.autograd.grad(loss, new)[0]
+    scale = math.exp(0.5)
+    assert gradients["sequence"].tolist() == pytest.approx([-2 * scale] * 2)
+    assert gradients["sequence_token"].tolist() == pytest.approx([-scale, -3 * scale])
+
+
 def test_the_entropy_bonus_lowers_the_loss_by_its_weight():
     new, entropy = tensor(-1.0, -2.0), tensor(0.5, 1.5)
     setting = config.Loss(entropy=0.1)
