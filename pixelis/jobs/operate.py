@@ -10,16 +10,20 @@ import argparse
 import difflib
 import hashlib
 import json
+import logging
 import os
 import re
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pixelis.jobs.arguments import Usage, described_arguments, read_arguments, unknown_argument
 
 # What is imported here decides how soon --help answers: the operations and their libraries come when they are needed.
 if TYPE_CHECKING:
@@ -44,11 +48,6 @@ EXAMPLES = """examples:
 
 exit code: 0 done, 1 the operation answered with an error (the JSON holds its code), 2 it was not called rightly
 """
-PLACES = ("box", "point", "center")
-
-
-class Usage(Exception):
-    """The command line cannot be carried out; the message says what to write instead."""
 
 
 @dataclass
@@ -152,7 +151,7 @@ def _operate(request: Request, say: Callable[[str], None]) -> int:
     operation = _operation(request.operation)
     unknown = [name for name in request.given if name not in operation.Arguments.model_fields]
     if unknown:
-        raise Usage(_unknown(unknown[0], operation))
+        raise Usage(unknown_argument(unknown[0], operation))
     try:
         media, about = _open(request, settings)
     except BadImage as error:
@@ -161,7 +160,7 @@ def _operate(request: Request, say: Callable[[str], None]) -> int:
         say(_json({"op": operation.name, **observation.model_dump(mode="json"), "pictures": []}))
         return 1
     scene, target, number = _scene(request, media, about, settings)
-    arguments = _arguments(operation, request.given, scene, target)
+    arguments = read_arguments(operation, request.given, scene, target)
     action = Action(op=operation.name, target=target, arguments=arguments)
     start = time.perf_counter()
     observation, views = _execute(action, scene, operation, settings.deadline_s)
@@ -239,36 +238,8 @@ def _listed() -> str:
 
     out = []
     for operation in OPERATIONS.values():
-        out += [f"{operation.name}", f"  {operation.description}", *_described(operation), ""]
+        out += [f"{operation.name}", f"  {operation.description}", *described_arguments(operation), ""]
     return "\n".join(out) + "Places are 0..1 of the picture: box=left,top,right,bottom, point=x,y."
-
-
-def _described(operation: type[Operation]) -> list[str]:
-    """One line for each argument: name, form, meaning, default."""
-    schema = operation.Arguments.model_json_schema()
-    required, out = set(schema.get("required", [])), []
-    for name, described in schema.get("properties", {}).items():
-        form = {"box": "x0,y0,x1,y1", "point": "x,y", "center": "x,y"}.get(name) or _form(described)
-        default = described.get("default")
-        need = "required" if name in required else "optional" if default is None else f"default {json.dumps(default)}"
-        meaning = f": {described['description']}" if "description" in described else ""
-        out.append(f"    {name}={form} ({need}){meaning}")
-    return out
-
-
-def _form(schema: Mapping[str, Any]) -> str:
-    kinds = [k for k in schema.get("anyOf", [schema]) if k.get("type") != "null"]
-    names = {"integer": "N", "number": "X", "string": "TEXT", "boolean": "true|false", "array": "A,B,...", "object": "{...}"}
-    return "|".join("|".join(map(str, k["enum"])) if "enum" in k else names.get(k.get("type", ""), "VALUE") for k in kinds)
-
-
-def _unknown(name: str, operation: type[Operation]) -> str:
-    fields = operation.Arguments.model_fields
-    wire = {"bbox_2d": "box", "bbox": "box", "region": "box", "point_2d": "point", "center_2d": "center"}
-    near = [wire[name]] if wire.get(name) in fields else difflib.get_close_matches(name, fields, n=1)
-    did = f"did you mean {near[0]}? " if near else ""
-    known = "\n".join(_described(operation)) or "    none"
-    return f"{operation.name} has no argument {name}; {did}It takes\n{known}"
 
 
 def _open(request: Request, settings: Toolbox) -> tuple[np.ndarray | Clip, dict[str, Any]]:
@@ -404,81 +375,42 @@ def _earlier(path: Path, about: Mapping[str, Any]) -> Observation:
     return observation
 
 
-def _arguments(operation: type[Operation], given: Mapping[str, str], scene: Scene, target: str) -> dict[str, Any]:
-    """The arguments as values; Usage for missing ones and for places that are not 0..1."""
-    schema = operation.Arguments.model_json_schema()
-    missing = [name for name in schema.get("required", []) if name not in given]
-    if missing:
-        raise Usage(f"{operation.name} needs {', '.join(missing)}; it takes\n" + "\n".join(_described(operation)))
-    values: dict[str, Any] = {}
-    for name, written in given.items():
-        values[name] = _value(written, schema["properties"][name])
-        if name in PLACES:
-            _check_place(name, written, values[name], scene, target)
-    return values
-
-
-def _value(written: str, schema: Mapping[str, Any]) -> Any:
-    kinds = {str(kind.get("type")): kind for kind in schema.get("anyOf", [schema])}
-    if "array" in kinds and ("," in written or "string" not in kinds):
-        texts = kinds["array"].get("items", {}).get("type") == "string"
-        pieces = [piece.strip() for piece in written.strip().strip("[]()").split(",")]
-        return [piece if texts else _scalar(piece) for piece in pieces if piece]
-    return written if "string" in kinds else _scalar(written)
-
-
-def _scalar(written: str) -> Any:
-    try:
-        return json.loads(written)
-    except ValueError:
-        return written
-
-
-def _check_place(name: str, written: str, value: Any, scene: Scene, target: str) -> None:
-    """Usage that offers the right numbers for a place written in pixels, in 0..1000 or as left, top, width, height."""
-    count = 4 if name == "box" else 2
-    if not isinstance(value, list) or len(value) != count or not all(type(v) in (int, float) for v in value):
-        raise Usage(f"{name}={written}: write {count} numbers 0..1 with commas and no spaces, " + EXAMPLE[count].format(name))
-    about = scene.target(target)
-    if about.is_clip:
-        width, height = about.clip.width, about.clip.height
-    else:
-        left, top, right, bottom = about.pixels()
-        width, height = right - left, bottom - top
-    if max(value) > 1:
-        fits = all(v <= extent for v, extent in zip(value, (width, height) * 2, strict=False))
-        offer = ""
-        if max(value) > 2 and (fits or max(value) <= 1000):
-            extents = (width, height) * 2 if fits else (1000,) * 4
-            numbers = ",".join(f"{v / extent:.4g}" for v, extent in zip(value, extents, strict=False))
-            offer = f"; if these are {'pixels' if fits else '0..1000'}, write {name}={numbers}"
-        raise Usage(f"{name}={written}: places are 0..1 of the picture, which is {width}x{height} pixels{offer}")
-    if name == "box" and (value[0] >= value[2] or value[1] >= value[3]):
-        offer = ""
-        if 0 < value[2] <= 1 - value[0] and 0 < value[3] <= 1 - value[1]:
-            numbers = ",".join(f"{v:.4g}" for v in (value[0], value[1], value[0] + value[2], value[1] + value[3]))
-            offer = f"; if these are left, top, width, height, write box={numbers}"
-        raise Usage(f"box={written}: a box is left,top,right,bottom{offer}")
-
-
-EXAMPLE = {4: "for example {}=0.1,0.2,0.4,0.5", 2: "for example {}=0.5,0.6"}
-
-
 def _execute(action: Action, scene: Scene, operation: type[Operation], deadline_s: float) -> tuple[Observation, list[np.ndarray]]:
-    from pixelis.errors import OperationError
+    from pixelis.errors import OperationError, PixelisError
     from pixelis.operations import execute
 
     def ring(*_: object) -> None:
         raise OperationError(f"{action.op} took more than {deadline_s:g} seconds", code="timeout")
 
+    crash = _Crash()
+    log = logging.getLogger("pixelis.operations")
+    log.addHandler(crash)
+    log.propagate = False
     # Rings between two Python instructions, so a library may overrun: the pool of a run kills, a person has Ctrl-C.
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, deadline_s)
     try:
-        return execute(action, scene, {operation.name: operation})
+        observation, views = execute(action, scene, {operation.name: operation})
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        log.removeHandler(crash)
+        log.propagate = True
+    if isinstance(crash.error, PixelisError):  # a setting, a file or a package: what is to be done stands in the error
+        raise crash.error
+    if crash.error is not None:
+        traceback.print_exception(crash.error)
+    return observation, views
+
+
+class _Crash(logging.Handler):
+    """Keeps the error for which an operation crashed, which the observation only names."""
+
+    error: BaseException | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.error = record.exc_info[1]
 
 
 def _hint(observation: Observation, scene: Scene, request: Request, folder: Path) -> str:

