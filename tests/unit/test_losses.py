@@ -136,7 +136,8 @@ def test_gspo_token_differs_from_gspo_once_advantages_differ_within_a_sequence()
     gradients = {}
     for kind in ("sequence", "sequence_token"):
         setting = config.Loss(ratio=kind, clip_high=9.0)
-        loss, _ = policy_loss(new, new, advantages, torch.ones(2), setting, old=new.detach() - 0.5, spans=spans)
+        old = new.detach() - 0.5
+        loss, _ = policy_loss(new, old, advantages, torch.ones(2), setting, old=old, spans=spans)
         gradients[kind] = torch.autograd.grad(loss, new)[0]
     scale = math.exp(0.5)
     assert gradients["sequence"].tolist() == pytest.approx([-2 * scale] * 2)
