@@ -91,9 +91,10 @@ def _asked(arguments: SelectFramesArguments, clip: Clip, most: int) -> list[int]
     steps = (end - start) * rate + 1e-6
     if steps >= most:
         # Rounded down to three digits, so that the rate that is named does fit.
-        fits = _round_down((most - 1) / (end - start))
-        problem = f"{'more than 10000' if steps > 1e4 else math.floor(steps) + 1} frames asked, at most {most}"
-        raise OperationError(f"{problem}: use rate {fits:g} or less, or a shorter range", code="limit")
+        fits = _round_down((most - 1) / (end - start)) if end > start else 0.0
+        count = "more than 10000" if steps > 1e4 else str(math.floor(steps) + 1)
+        advice = f"use rate {fits:g} or less, or a shorter range" if fits > 0 else "use times"
+        raise OperationError(f"{count} frames asked, at most {most}: {advice}", code="limit")
     return [clip.at(start + step / rate) for step in range(math.floor(steps) + 1)]
 
 
