@@ -36,6 +36,8 @@ STRIP_BUDGET = 120_000
 """Total length of the lines that are read, in pixels at STRIP_HEIGHT: about 9 s."""
 TRUSTED_HEIGHT = 14
 """Text this high in the small look is read from there; smaller text is looked for again in the detail."""
+HUGE_HEIGHT = 100
+"""Lines thicker than this in the small look are looked for from further away."""
 LEAST, LEAST_SHORT, LEAST_SYMBOL = 0.55, 0.8, 0.95
 """Confidence of a line of three and more letters, of one or two, and of none, for `plausible`."""
 DOUBT = 0.85
@@ -94,6 +96,10 @@ class Engine:
         if area < SMALL_PIXELS:
             scale = min(math.sqrt(SMALL_PIXELS / area), MAX_UPSCALE)
         coarse = self._quads(picture, scale)
+        if any(thickness(quad) * scale > HUGE_HEIGHT for quad in coarse):
+            # The detector breaks huge letters into pieces; seen from further away they are a line.
+            far = [quad for quad in self._quads(picture, scale / 3) if thickness(quad) * scale > 0.8 * HUGE_HEIGHT]
+            coarse = np.array([*far, *(quad for quad in coarse if _covered(quad, far) < 0.5)], np.float32)
         fine_scale = min(1.0, math.sqrt(FINE_PIXELS / area))
         if fine_scale < 1.25 * scale:
             return coarse
@@ -146,11 +152,13 @@ class Engine:
         image = picture if (h, w) == (height, width) else cv2.resize(picture, (w, h), interpolation=kind)
         wanted = None if detail_below is None else _detail(image, detail_below / scale)
         map_ = np.zeros((h, w), np.float32)
-        for top, bottom, y0, y1 in _tiles(h):
-            for left, right, x0, x1 in _tiles(w):
+        # Letters larger than a tile's overlap break at its edge: a whole look is never cut.
+        tile = max(h, w) if wanted is None else TILE
+        for top, bottom, y0, y1 in _tiles(h, tile):
+            for left, right, x0, x1 in _tiles(w, tile):
                 if wanted is None or wanted[y0:y1, x0:x1].any():
-                    tile = self._probabilities(image[top:bottom, left:right])
-                    map_[y0:y1, x0:x1] = tile[y0 - top : y1 - top, x0 - left : x1 - left]
+                    seen = self._probabilities(image[top:bottom, left:right])
+                    map_[y0:y1, x0:x1] = seen[y0 - top : y1 - top, x0 - left : x1 - left]
         quads, _ = self._detector.postprocess_op(map_[None, None], (height, width))
         return np.asarray(quads, np.float32).reshape(-1, 4, 2)
 
@@ -220,11 +228,11 @@ def _turns(quad: np.ndarray) -> list[int]:
     return [0, 1, 3] if height < 3 * width else [1, 3]
 
 
-def _tiles(length: int) -> list[tuple[int, int, int, int]]:
+def _tiles(length: int, tile: int) -> list[tuple[int, int, int, int]]:
     """Overlapping stretches of a side: from, to, and the part in the middle that each is asked for."""
-    if length <= TILE + 2 * OVERLAP:
+    if length <= tile + 2 * OVERLAP:
         return [(0, length, 0, length)]
-    count = math.ceil(length / TILE)
+    count = math.ceil(length / tile)
     edges = [round(i * length / count) for i in range(count + 1)]
     return [(max(0, a - OVERLAP), min(length, b + OVERLAP), a, b) for a, b in itertools.pairwise(edges)]
 

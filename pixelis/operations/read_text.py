@@ -61,7 +61,7 @@ class ReadText(Operation):
             "engine": ocr.NAME,
             "pixels": list(edges),
         }
-        return Result(text=_told(lines, unread, target, scene), data=data)
+        return Result(text=told(lines, unread, target, scene), data=data)
 
 
 def read(picture: np.ndarray, edges: tuple[int, int, int, int]) -> tuple[list[ocr.Line], int]:
@@ -227,7 +227,7 @@ def _gutter(boxes: np.ndarray) -> float | None:
         left, right = boxes[boxes[:, 2] <= x], boxes[boxes[:, 0] >= x]
         across = len(boxes) - len(left) - len(right)
         few = min(len(left), len(right))
-        if few < 3 or across > few / 3:
+        if few < 3 or across > few / 2:
             continue
         prose = all(np.median((side[:, 2] - side[:, 0]) / (side[:, 3] - side[:, 1])) > 6 for side in (left, right))
         shared = min(left[:, 3].max(), right[:, 3].max()) - max(left[:, 1].min(), right[:, 1].min())
@@ -253,7 +253,7 @@ def _rows(boxes: np.ndarray, chosen: list[int]) -> list[int]:
     return [i for row in rows for i in sorted(row, key=lambda i: boxes[i][0])]
 
 
-def _told(lines: list[dict[str, Any]], unread: int, target: Target, scene: Scene) -> str:
+def told(lines: list[dict[str, Any]], unread: int, target: Target, scene: Scene) -> str:
     """What the policy reads: one line each with its box in the policy's own numbers, cut at MAX_TEXT characters."""
     if not lines and not unread:
         return "no text found"

@@ -1,0 +1,276 @@
+"""Reading real scans, photos with text drawn on them, tight crops, turned and large pages; and what the policy is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+import skimage.data
+from PIL import Image, ImageDraw, ImageFont
+
+from pixelis.errors import MissingDependency, OperationError
+from pixelis.operations import Scene, execute, ocr
+from pixelis.operations.read_text import ReadText, reading_order, told
+from pixelis.records import Action, ImageView
+
+FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+PAGE = np.repeat(skimage.data.page()[..., None], 3, axis=2)
+PAGE_TEXT = (
+    "Region-based segmentation Let us first determine markers of the coins and the background. These markers are pixels that we "
+    "can label unambiguously as either object or background. Here, the markers are found at the two extreme parts of the "
+    "histogram of grey values: markers np.zeros_like(coins)"
+)
+
+
+def view_of(picture: np.ndarray, name="img0", **links) -> ImageView:
+    size = (picture.shape[1], picture.shape[0])
+    return ImageView(id=name, source_size=size, view_size=size, **links)
+
+
+def read(picture: np.ndarray, box=None, target="img0", images=None, kind="thousand"):
+    scene = Scene({"img0": picture}, images or [view_of(picture)], kind=kind)
+    return ReadText.run(ReadText.check({} if box is None else {"box": box}), scene.target(target), scene)
+
+
+def plain(text: str) -> str:
+    return re.sub(r"[^0-9a-z]", "", text.lower())
+
+
+def said(result) -> str:
+    return plain(" ".join(line["text"] for line in result.data["lines"]))
+
+
+def recall(words, text: str) -> float:
+    """Share of the words that stand in the text, each used up by one word; spaces, case and punctuation do not count."""
+    found = 0
+    for word in map(plain, words):
+        if word in text:
+            found += 1
+            text = text.replace(word, "|", 1)
+    return found / len(words)
+
+
+def draw(picture: np.ndarray, words, size: int, font="DejaVuSans.ttf", colour=(0, 0, 0), gap=14, at=(12, 12), columns=3):
+    """Words drawn in a grid over a picture, and where each stands: left, top, right, bottom."""
+    image = Image.fromarray(picture)
+    pen, face = ImageDraw.Draw(image), ImageFont.truetype(str(FONTS / font), size)
+    boxes, (x, y) = [], at
+    for i, word in enumerate(words):
+        pen.text((x, y), word, font=face, fill=colour, stroke_width=size // 14, stroke_fill=tuple(255 - c for c in colour))
+        boxes.append(pen.textbbox((x, y), word, font=face, stroke_width=size // 14))
+        x += int(face.getlength(word)) + 3 * gap
+        if i % columns == columns - 1:
+            x, y = at[0], y + size + gap
+    return np.asarray(image), boxes
+
+
+def page(lines, size=18, width=700, turn=0) -> np.ndarray:
+    image = Image.new("RGB", (width, 40 + int(1.6 * size) * len(lines)), "white")
+    pen, face = ImageDraw.Draw(image), ImageFont.truetype(str(FONTS / "DejaVuSerif.ttf"), size)
+    for i, line in enumerate(lines):
+        pen.text((20, 20 + int(1.6 * size) * i), line, font=face, fill="black")
+    return np.ascontiguousarray(np.rot90(np.asarray(image), turn))
+
+
+STORY = [
+    "The quick brown fox jumped over a lazy dog.",
+    "Every platform shows the time of departure,",
+    "coffee and sugar are sold near the entrance,",
+    "and the invoice number is 4711 for 89.50 euros.",
+]
+
+
+def test_a_scanned_page():
+    result = read(PAGE)
+    assert recall(PAGE_TEXT.split(), said(result)) >= 0.95
+    text = [line["text"] for line in result.data["lines"]]
+    assert text[0].startswith("Region-based")
+    assert plain(text[1]) == plain("Let us first determine markers of the coins and the")
+    assert result.data["num_lines"] == len(text)
+    assert result.data["num_words"] == sum(len(line["words"]) for line in result.data["lines"])
+    assert 0.9 < result.data["confidence"] <= 1
+    json.dumps(result.data)
+    assert not result.images
+
+
+def test_each_word_of_the_scanned_page_cut_out_tightly():
+    words = [word for line in read(PAGE).data["lines"] for word in line["words"] if len(plain(word["text"])) > 1][::2]
+    height, width = PAGE.shape[:2]
+    alone = inside = 0
+    for word in words:
+        x0, y0, x1, y1 = word["box"]
+        crop = PAGE[round(y0 * height) : round(y1 * height), round(x0 * width) : round(x1 * width)]
+        alone += plain(word["text"]) in said(read(np.ascontiguousarray(crop)))
+        inside += plain(word["text"]) in said(read(PAGE, word["box"]))
+    assert len(words) > 20
+    assert alone / len(words) >= 0.9
+    assert inside / len(words) >= 0.9
+
+
+WORDS = ["Platform", "coffee", "89.50", "EXIT", "Market", "Street", "invoice", "2026", "lazily", "jumped", "every", "North"]
+
+
+@pytest.mark.parametrize(
+    ("photo", "size", "font", "colour"),
+    [
+        ("astronaut", 40, "DejaVuSans-Bold.ttf", (255, 255, 255)),
+        ("coffee", 28, "DejaVuSerif.ttf", (255, 230, 60)),
+        ("rocket", 16, "DejaVuSans.ttf", (255, 255, 255)),
+        ("chelsea", 20, "DejaVuSansMono.ttf", (0, 0, 0)),
+    ],
+)
+def test_words_over_photos_whole_and_cut_out_tightly(photo: str, size: int, font: str, colour):
+    picture, boxes = draw(getattr(skimage.data, photo)(), WORDS, size, font, colour, columns=2)
+    fits = [(w, b) for w, b in zip(WORDS, boxes, strict=True) if b[2] < picture.shape[1] and b[3] < picture.shape[0]]
+    assert len(fits) >= 10
+    assert recall([word for word, _ in fits], said(read(picture))) >= 0.9
+    height, width = picture.shape[:2]
+    alone = [plain(w) == said(read(np.ascontiguousarray(picture[t:b, x0:x1]))) for w, (x0, t, x1, b) in fits]
+    inside = [plain(w) == said(read(picture, [x0 / width, t / height, x1 / width, b / height])) for w, (x0, t, x1, b) in fits]
+    assert np.mean(alone) >= 0.9
+    assert np.mean(inside) >= 0.9
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2, 3])
+def test_a_page_on_its_side_or_head_is_read_in_order(turn: int):
+    result = read(page(STORY, turn=turn))
+    assert [plain(line["text"]) for line in result.data["lines"]] == [plain(line) for line in STORY]
+
+
+def test_a_skewed_page_is_read_in_order():
+    image = Image.fromarray(page(STORY)).rotate(8, expand=True, fillcolor="white", resample=Image.Resampling.BICUBIC)
+    assert [plain(line["text"]) for line in read(np.asarray(image)).data["lines"]] == [plain(line) for line in STORY]
+
+
+def test_words_stand_where_they_were_drawn():
+    picture, boxes = draw(np.full((200, 700, 3), 255, np.uint8), WORDS[:9], 24)
+    result = read(picture)
+    found = {plain(w["text"]): w["box"] for line in result.data["lines"] for w in line["words"]}
+    for word, (x0, y0, x1, y1) in zip(WORDS[:9], boxes, strict=True):
+        a, b, c, d = np.array(found[plain(word)]) * [700, 200, 700, 200]
+        shared = max(0, min(x1, c) - max(x0, a)) * max(0, min(y1, d) - max(y0, b))
+        assert shared / ((x1 - x0) * (y1 - y0)) > 0.8
+        assert max(abs(a - x0), abs(c - x1)) < 14
+
+
+def test_only_text_in_the_region_is_returned_and_places_are_of_the_target():
+    picture = page(STORY)
+    height = picture.shape[0]
+    result = read(picture, [0, 49 / height, 1, 76 / height])
+    (line,) = result.data["lines"]
+    assert plain(line["text"]) == plain(STORY[1])
+    crop = view_of(picture[40:80], "obs1", parent="img0", box=(0.0, 40 / height, 0.5, 80 / height))
+    inner = read(picture, target="obs1", images=[view_of(picture), crop])
+    assert "number" not in inner.text
+    (line,) = inner.data["lines"]
+    assert STORY[1].startswith(line["text"][:20])
+    assert line["box"][2] <= 0.52
+    left, top, right, bottom = map(int, inner.text.split()[0].split(","))
+    assert left < 80
+    assert right > 950
+    assert top < 500 < bottom
+
+
+def test_no_text_is_a_success():
+    for photo in (skimage.data.brick(), skimage.data.grass(), skimage.data.moon()):
+        result = read(np.repeat(photo[..., None], 3, axis=2))
+        assert (result.text, result.data["lines"], result.data["num_words"]) == ("no text found", [], 0)
+    assert read(np.zeros((8, 8, 3), np.uint8)).text == "no text found"
+
+
+def test_small_text_on_a_large_page_is_found_in_bounded_time():
+    image = Image.new("RGB", (3000, 4000), "white")
+    pen, face = ImageDraw.Draw(image), ImageFont.truetype(str(FONTS / "DejaVuSans.ttf"), 15)
+    pen.text((2100, 3500), "Footnote 4711 in small letters", font=face, fill="black")
+    pen.text((300, 300), "HEADLINE", font=ImageFont.truetype(str(FONTS / "DejaVuSans.ttf"), 400), fill="black")
+    result = read(np.asarray(image))
+    assert [plain(line["text"]) for line in result.data["lines"]] == ["headline", plain("Footnote 4711 in small letters")]
+
+
+def test_long_text_is_cut_for_the_policy():
+    picture = np.zeros((100, 100, 3), np.uint8)
+    scene = Scene({"img0": picture}, [view_of(picture)])
+    line = {"text": "a line of some length", "confidence": 0.99, "box": [0.1, 0.1, 0.9, 0.2], "words": []}
+    text = told([line] * 100, 5, scene.target("img0"), scene)
+    assert len(text) <= 2000
+    shown = len(text.splitlines()) - 1
+    assert text.splitlines()[0] == "100,100,900,200 a line of some length"
+    assert text.endswith(f"... and {105 - shown} more lines; zoom in to read them")
+    assert len(told([{**line, "text": "x" * 5000}], 0, scene.target("img0"), scene)) <= 2000
+
+
+def test_uncertain_lines_are_marked():
+    picture = np.zeros((100, 100, 3), np.uint8)
+    scene = Scene({"img0": picture}, [view_of(picture)])
+    line = {"text": "EXIT", "confidence": 0.7, "box": [0.1, 0.1, 0.9, 0.2], "words": []}
+    assert told([line], 0, scene.target("img0"), scene).endswith("EXIT (?)")
+
+
+def test_the_same_picture_reads_the_same():
+    picture, _ = draw(skimage.data.astronaut(), WORDS, 20)
+    assert read(picture).data == read(picture).data
+
+
+def lines_at(*boxes) -> list[ocr.Line]:
+    return [
+        ocr.Line(name, 1.0, np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float32), [0.5], [1.0])
+        for name, x0, y0, x1, y1 in boxes
+    ]
+
+
+def order(lines) -> str:
+    return " ".join(line.text for line in reading_order(lines))
+
+
+def test_columns_are_read_one_after_the_other():
+    left = [(f"l{i}", 0, 40 + 20 * i, 200, 55 + 20 * i) for i in range(5)]
+    right = [(f"r{i}", 230, 42 + 20 * i, 430, 57 + 20 * i) for i in range(5)]
+    title, foot = ("title", 50, 0, 380, 20), ("foot", 0, 200, 430, 215)
+    mixed = lines_at(foot, *right, title, *left[::-1])
+    assert order(mixed) == "title l0 l1 l2 l3 l4 r0 r1 r2 r3 r4 foot"
+
+
+def test_a_receipt_is_read_row_by_row():
+    goods = [(f"g{i}", 0, 20 * i, 90, 15 + 20 * i) for i in range(5)]
+    prices = [(f"p{i}", 300, 20 * i + 2, 340, 17 + 20 * i) for i in range(5)]
+    assert order(lines_at(*prices, *goods)) == "g0 p0 g1 p1 g2 p2 g3 p3 g4 p4"
+
+
+def test_refusals_of_the_arguments():
+    assert (
+        execute(
+            Action(op="read_text", arguments={"box": [0.1, 0.1, 0.1001, 0.2]}),
+            Scene({"img0": PAGE}, [view_of(PAGE)]),
+            {"read_text": ReadText},
+        )[0].code
+        == "too_small"
+    )
+    for arguments, code in (({"box": [0, 0, 2]}, "bad_box"), ({"language": "en"}, "bad_arguments")):
+        with pytest.raises(OperationError) as error:
+            ReadText.check(arguments)
+        assert error.value.code == code
+
+
+def test_a_missing_model_is_named_and_never_fetched(monkeypatch):
+    monkeypatch.setitem(ocr.MODELS, "Rec", "not_there.onnx")
+    with pytest.raises(MissingDependency, match="not_there") as error:
+        ocr.Engine()
+    assert "rapidocr" in error.value.fix
+
+
+def test_reading_opens_no_connection_and_prints_nothing():
+    code = (
+        "import socket, numpy as np\n"
+        "def closed(*a, **k): raise AssertionError('a connection')\n"
+        "socket.socket.connect = socket.create_connection = closed\n"
+        "from pixelis.operations import ocr\n"
+        "ocr.engine().find(np.zeros((64, 64, 3), np.uint8))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
