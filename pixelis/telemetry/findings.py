@@ -11,7 +11,7 @@ import numpy as np
 
 from pixelis.errors import OperationError
 from pixelis.operations import draw, geometry
-from pixelis.operations.pictures import frame_label, spread, what_to_draw
+from pixelis.operations.pictures import PLACED, frame_label, spread, what_to_draw
 from pixelis.records import Action, Box, ImageView, Observation, Trajectory
 from pixelis.telemetry.metrics import as_number
 from pixelis.telemetry.words import number, text
@@ -29,7 +29,10 @@ MAX_OBJECTS = 12
 
 @dataclass(frozen=True)
 class Finding:
-    """One drawing: ``data`` of an observation on a region of a picture, or of a frame of a clip (``view`` if it has one)."""
+    """One drawing: ``data`` of an observation on a region of a picture, or of a frame of a clip (``view`` if it has one).
+
+    ``asked``: it shows what the call was about, since nothing with a place was found.
+    """
 
     root: str
     frame: int | None
@@ -38,12 +41,15 @@ class Finding:
     data: Mapping[str, Any]
     longest: int = FOUND_PIXELS
     view: str = ""
+    asked: bool = False
 
     @property
     def caption(self) -> str:
         """What it shows, as plain text."""
         if self.frame is not None:
             return (f"{self.view}: " if self.view else "") + frame_label(self.frame, self.time)
+        if self.asked:
+            return "What the call is about"
         return "What was found in this region" if self.region != geometry.WHOLE else "What was found"
 
 
@@ -68,6 +74,7 @@ def findings(trajectory: Trajectory, place: int) -> list[Finding]:
     data = what_to_draw(observation.data, {} if marked else action.arguments, objects, region)
     if not any(data.values()):
         return []
+    asked = not any(observation.data.get(key) for key in PLACED)
     tracks = _mappings(data["tracks"])
     if tracks:
         numbers = [view.frame for view in observation.images if view.frame is not None]
@@ -84,7 +91,7 @@ def findings(trajectory: Trajectory, place: int) -> list[Finding]:
         if isinstance(thing.get("root"), str) and (thing["root"], thing.get("frame")) != (root, frame):
             root, frame, region = thing["root"], _whole(thing.get("frame")), geometry.WHOLE
     time = next((v.time for v in trajectory.images if v.parent == root and v.frame == frame), None) if frame is not None else None
-    return [Finding(root, frame, time, _around(region), data)]
+    return [Finding(root, frame, time, _around(region), data, asked=asked)]
 
 
 def wanted_frames(trajectory: Trajectory) -> dict[str, list[int]]:

@@ -91,6 +91,7 @@ pre{margin:.35rem 0 0;padding:.55rem .7rem;background:var(--bg);border:1px solid
 .shots .frame{margin:0}
 .shots figcaption{font-size:.8rem;line-height:1.35;margin-top:3px}
 .found{margin:.6rem 0}
+.found figcaption{margin-top:3px}
 .read{margin:.5rem 0;padding-left:2.2em}
 .turns .read li{border:0;padding:0;display:list-item}
 .read li::marker{color:var(--soft);font-size:.8rem}
