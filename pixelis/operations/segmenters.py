@@ -65,6 +65,14 @@ def segment(
     return sam.segment(picture, region, point, box, settings.segmenter)
 
 
+def check(settings: Toolbox) -> None:
+    """Load what ``toolbox.segmenter`` names, so that a wrong folder is told when a job starts: MissingFile or BadConfig."""
+    if settings.segmenter != "grabcut":
+        from pixelis.operations import sam
+
+        sam.load(settings.segmenter)
+
+
 def by_point(picture: np.ndarray, region: Edges, point: tuple[float, float], seed: int = 0) -> Segment:
     """The region around a point that stands out best; see the module."""
     left, top, right, bottom = region

@@ -404,10 +404,10 @@ def test_small_and_thin_pictures():
 
 def test_a_large_picture_is_measured_in_time():
     picture = np.random.default_rng(0).integers(0, 256, (3000, 4000, 3), dtype=np.uint8)
-    began = time.perf_counter()
+    began = time.process_time()
     observation, _ = call(picture)
     assert observation.status == "ok"
-    assert time.perf_counter() - began < 5  # well below one second on an idle core
+    assert time.process_time() - began < 5  # well below one second on an idle core
 
 
 def test_the_policy_does_not_read_of_masks():

@@ -58,10 +58,10 @@ def test_uncompressed_counts_are_read_too():
 
 def test_a_large_picture_costs_what_its_object_costs():
     mask = Mask.of(np.ones((300, 200), bool), 4000, 3000, 7000, 7000)
-    began = time.perf_counter()
+    began = time.process_time()
     code = mask.encode()
     back = decode(code, 7000, 7000)
-    assert time.perf_counter() - began < 0.2  # coding the 49 million pixels takes longer than that
+    assert time.process_time() - began < 0.2  # coding the 49 million pixels takes longer than that
     assert back.edges == (4000, 3000, 4200, 3300)
     assert back.area == 60_000
 
@@ -138,7 +138,7 @@ def test_a_bomb_takes_no_memory():
     """A few characters may claim all of MAX_PIXELS: the window is made only for columns that hold something."""
     height, width = 14_000, 14_000
     assert height * width < masks.MAX_PIXELS
-    began = time.perf_counter()
+    began = time.process_time()
     mask = decode({"size": [height, width], "counts": [height * (width - 1), 5, height - 5]})
-    assert time.perf_counter() - began < 0.1
+    assert time.process_time() - began < 0.1
     assert mask.area == 5

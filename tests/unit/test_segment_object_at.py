@@ -333,12 +333,16 @@ def test_folders_that_hold_no_segmenter(checkpoints, tmp_path: Path):
     picture = skimage.data.coffee()
 
     def broken(folder: Path | str) -> Exception:
+        with pytest.raises((MissingFile, BadConfig)):
+            segmenters.check(Toolbox(segmenter=str(folder)))
         with pytest.raises((MissingFile, BadConfig)) as caught:
             segmenters.segment(picture, (0, 0, 600, 400), (9.0, 9.0), None, Toolbox(segmenter=str(folder)))
         assert caught.value.fix
         assert "toolbox.segmenter" in caught.value.message
         return caught.value
 
+    segmenters.check(Toolbox())
+    segmenters.check(Toolbox(segmenter=str(checkpoints["sam2"])))
     assert isinstance(broken(tmp_path / "nowhere"), MissingFile)
     assert isinstance(broken("mobile_sam"), MissingFile)
     other = tmp_path / "other"
