@@ -34,7 +34,7 @@ test: install lint  ## every check and test
 	@$(PY) -m pytest
 
 lint: install  ## ruff, mypy and the dependency rules
-	@$(VENV)/bin/ruff check pixelis tests
+	@$(VENV)/bin/ruff check pixelis tests benchmarks docs
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo
 

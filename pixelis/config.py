@@ -129,7 +129,7 @@ class Engine(Section):
 
 class Toolbox(Section):
     operations: list[str] = Field(
-        ["zoom_in"],
+        ["zoom_in", "segment_object_at", "get_properties", "read_text", "track_object", "select_frames"],
         description="pixel operations that the policy may call; an own one as `package.module:Class`",
     )
     workers: int = Field(1, ge=1, description="toolbox actors of each generator")

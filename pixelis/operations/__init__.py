@@ -10,9 +10,14 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from pixelis.errors import BadConfig, BadImage, OperationError
+from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.operations import geometry
+from pixelis.operations.get_properties import GetProperties
 from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Shown, Target
+from pixelis.operations.read_text import ReadText
+from pixelis.operations.segment_object_at import SegmentObjectAt
+from pixelis.operations.select_frames import SelectFrames
+from pixelis.operations.track_object import TrackObject
 from pixelis.operations.zoom_in import ZoomIn
 from pixelis.records import Action, ImageView, Observation
 
@@ -23,7 +28,9 @@ log = logging.getLogger(__name__)
 _EXHAUSTED = re.compile(r"insufficient memory|can't (allocate|start new thread)|bad.?alloc|failed to allocate", re.IGNORECASE)
 """How OpenCV, torch, onnxruntime and the threads of Python say that there is no memory left."""
 
-OPERATIONS: dict[str, type[Operation]] = {operation.name: operation for operation in (ZoomIn,)}
+OPERATIONS: dict[str, type[Operation]] = {
+    operation.name: operation for operation in (ZoomIn, SegmentObjectAt, GetProperties, ReadText, TrackObject, SelectFrames)
+}
 """Every operation of ours by the name the policy calls it."""
 
 
@@ -74,7 +81,7 @@ def execute(
     """
     try:
         return _execute(action, scene, OPERATIONS if operations is None else operations)
-    except (OperationError, BadImage) as error:
+    except (OperationError, BadInput) as error:
         return Observation(status="error", code=error.code, text=error.message), []
     except MemoryError:
         return Observation(status="error", code="out_of_memory", text=f"{action.op} needs too much memory"), []
