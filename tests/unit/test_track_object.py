@@ -1,0 +1,314 @@
+"""TRACK_OBJECT: real photos with a known motion over real footage, what is lost, statistics, and bad calls."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import pickle
+
+import cv2
+import numpy as np
+import pytest
+import skimage.data
+from clips import BIKES, BUNNY, CARPHONE, Moving, encode, footage, overlap, paste
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pixelis.config import Toolbox
+from pixelis.dialogue.pixels import PixelBudget
+from pixelis.errors import MissingDependency, OperationError
+from pixelis.operations import Result, Scene, execute
+from pixelis.operations.track_object import TrackObject, motion
+from pixelis.operations.video import Clip, open_clip
+from pixelis.records import Action, ImageView
+
+SETTINGS = Toolbox()
+CAT, FACE = (lambda: skimage.data.chelsea()[20:260, 80:330]), (lambda: skimage.data.astronaut()[60:230, 150:300])
+BIKES_SIZE = {"width": 640, "height": 272}
+
+
+@functools.cache
+def arc() -> tuple[Clip, Moving]:
+    """A face swings over footage of a road and grows by half; its frames are encoded with loss."""
+    ground = footage(BIKES, 50, **BIKES_SIZE)
+    moving = paste(ground, FACE(), lambda t: (0.25 + 0.5 * t, 0.5 + 0.2 * math.sin(2 * math.pi * t)), lambda t: 70 + 35 * t)
+    return open_clip(encode(moving[0], options={"crf": "23"}), SETTINGS), moving
+
+
+def scene(clip: Clip, objects: dict | None = None, **more) -> Scene:
+    size = (clip.width, clip.height)
+    images = [
+        ImageView(id="vid0.0", parent="vid0", frame=0, time=0.0, source_size=size, view_size=size),
+        ImageView(id="vid0.1", parent="vid0", frame=20, time=0.8, source_size=size, view_size=size),
+        ImageView(id="obs1", parent="vid0.0", box=(0.0, 0.0, 0.5, 1.0), source_size=size, view_size=size),
+        ImageView(id="img0", source_size=(60, 50), view_size=(60, 50)),
+    ]
+    return Scene({"vid0": clip, "img0": np.zeros((50, 60, 3), np.uint8)}, images, objects or {}, **more)
+
+
+def run(where: Scene, target: str = "vid0", /, **arguments) -> Result:
+    return TrackObject.run(TrackObject.check(arguments), where.target(target), where)
+
+
+def share(clip: Clip, box) -> list[float]:
+    return [box[0] / clip.width, box[1] / clip.height, box[2] / clip.width, box[3] / clip.height]
+
+
+def pixels(clip: Clip, track: dict) -> list[list[float]]:
+    return [[x0 * clip.width, y0 * clip.height, x1 * clip.width, y1 * clip.height] for x0, y0, x1, y1 in track["boxes"]]
+
+
+def mean_overlap(clip: Clip, track: dict, truth) -> float:
+    """Over all frames after the first that show the object; a frame without a box counts 0."""
+    found = dict(zip(track["frames"], pixels(clip, track), strict=True))
+    shown = [(number, box) for number, box in enumerate(truth) if box is not None and number > track["frames"][0]]
+    return sum(overlap(found[number], box) if number in found else 0.0 for number, box in shown) / len(shown)
+
+
+@functools.cache
+def tracked() -> Result:
+    clip, (_, truth) = arc()
+    return run(scene(clip), box=share(clip, truth[0]))
+
+
+def test_a_known_motion_is_followed():
+    clip, (_, truth) = arc()
+    track = tracked().data["tracks"][0]
+    assert track["status"] == "completed"
+    assert track["frames"] == list(range(50))
+    assert mean_overlap(clip, track, truth) > 0.75
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "size", "photo", "move", "grow"),
+    [
+        (
+            BUNNY,
+            (1280, 720),
+            FACE,
+            lambda t: (0.2 + 0.6 * t, 0.5 + 0.25 * math.sin(2 * math.pi * t)),
+            lambda t: 140 * (1 + 0.6 * t),
+        ),
+        (BUNNY, (1280, 720), CAT, lambda t: (0.4 + 0.2 * t, 0.5), lambda t: 330 * (0.7 + 0.6 * t)),
+        (BIKES, (640, 272), CAT, lambda t: (0.8 - 0.6 * t, 0.35 + 0.3 * t), lambda t: 90 * (1 - 0.4 * t)),
+        (BIKES, (640, 272), FACE, lambda t: (0.1 + 0.8 * t, 0.5 + 0.3 * math.sin(9 * t)), lambda t: 28),
+        (CARPHONE, (176, 144), CAT, lambda t: (0.5 + 0.25 * math.cos(6 * t), 0.5 + 0.2 * math.sin(6 * t)), lambda t: 45),
+    ],
+    ids=["face on 720p", "large cat on 720p", "shrinking cat", "small face", "cat on qcif"],
+)
+def test_known_motions_over_real_footage(path, size, photo, move, grow):
+    frames, truth = paste(footage(path, 110, *size), photo(), move, grow)
+    clip = open_clip(encode(frames, options={"crf": "20", "preset": "veryfast"}), SETTINGS)
+    track = run(scene(clip), box=share(clip, truth[0])).data["tracks"][0]
+    assert track["status"] == "completed"
+    assert mean_overlap(clip, track, truth) > 0.65
+
+
+@pytest.mark.parametrize("way", ["leaves", "vanishes"])
+def test_what_is_gone_is_lost(way):
+    ground = footage(BIKES, 60, **BIKES_SIZE)
+    if way == "leaves":
+        frames, truth = paste(ground, FACE(), lambda t: (0.5 + 0.9 * t, 0.5), lambda t: 80)
+        last = max(number for number, box in enumerate(truth) if box is not None)
+    else:
+        frames, truth = paste(ground, FACE(), lambda t: (0.3 + 0.2 * t, 0.5), lambda t: 80)
+        frames[26:], last = ground[26:], 25
+    clip = open_clip(encode(frames), SETTINGS)
+    result = run(scene(clip), box=share(clip, truth[0]))
+    track = result.data["tracks"][0]
+    assert track["status"] == "lost"
+    assert abs(track["frames"][-1] - last) <= 5
+    assert f"not seen after frame {track['frames'][-1]}" in result.text
+    assert len(track["boxes"]) == len(track["frames"]) == len(track["scores"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "first", "last", "box"),
+    [(CARPHONE, 0, 118, (59, 14, 115, 95)), (CARPHONE, 0, 118, (82, 106, 140, 122)), (BUNNY, 60, 130, (380, 80, 640, 600))],
+    ids=["face in a car", "bow tie", "bunny"],
+)
+def test_real_tracks_are_not_cut(path, first, last, box):
+    clip = open_clip(path, SETTINGS)
+    track = run(scene(clip), box=share(clip, box), start=first, end=last).data["tracks"][0]
+    assert track["status"] == "completed"
+    assert len(track["frames"]) == last - first + 1
+
+
+def test_equal_calls_give_equal_results():
+    clip, (_, truth) = arc()
+    again = run(scene(clip), box=share(clip, truth[0]))
+    assert again.text == tracked().text
+    assert again.data == tracked().data
+    assert all(np.array_equal(a.view, b.view) for a, b in zip(again.images, tracked().images, strict=True))
+
+
+def test_what_is_reported():
+    clip, _ = arc()
+    result = tracked()
+    track, found = result.data["tracks"][0], result.data["objects"][0]
+    assert json.loads(json.dumps(result.data)) == result.data
+    assert pickle.loads(pickle.dumps(result)).text == result.text
+    assert (found["kind"], found["frame"], found["box"], found["method"]) == ("track", 49, track["boxes"][-1], "csrt")
+    assert found["id"] == track["id"]
+    assert len(found["id"]) == 8
+    assert all(0 <= score <= 1 for score in track["scores"])
+    assert all(0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1 for x0, y0, x1, y1 in track["boxes"])
+    assert len(result.text) < 1200
+    assert result.text.startswith(f"track {track['id']}: completed, frames 0 to 49 of vid0 (1.96 s).")
+    assert result.text.count("[") == 12
+    assert [image.frame for image in result.images] == [0, 16, 33, 49]
+    shown = result.images[-1]
+    x0, y0, x1, y1 = (round(v) for v in pixels(clip, track)[-1])
+    changed = np.abs(shown.view.astype(int) - clip.frame(49)).max(axis=2) > 60
+    edges = [changed[y0, x0:x1], changed[y1 - 1, x0:x1], changed[y0:y1, x0], changed[y0:y1, x1 - 1]]
+    assert all(edge.mean() > 0.8 for edge in edges)
+
+
+def test_statistics_are_those_of_the_true_motion():
+    clip, (_, truth) = arc()
+    told = {name: item["value"] for name, item in tracked().data["tracks"][0]["statistics"].items()}
+    real = {name: item["value"] for name, item in motion(truth, clip.times.tolist()).items()}
+    assert told["displacement"] == pytest.approx(real["displacement"], rel=0.1)
+    assert told["path_length"] == pytest.approx(real["path_length"], rel=0.2)
+    assert told["direction"] == pytest.approx(real["direction"], abs=5)
+    assert not told["is_stationary"]
+
+
+def test_motion_of_a_known_path():
+    boxes = [(3 * i, 4 * i, 3 * i + 20, 4 * i + 30) for i in range(11)]
+    told = motion(boxes, [i / 10 for i in range(11)])
+    assert told["path_length"] == told["total_distance"] == told["displacement"] == {"value": 50.0, "unit": "px"}
+    assert told["average_velocity"] == told["max_velocity"] == {"value": 5.0, "unit": "px/frame"}
+    assert told["average_speed"] == told["max_speed"] == {"value": 50.0, "unit": "px/s"}
+    assert told["direction"] == {"value": round(math.degrees(math.atan2(4, 3)), 3), "unit": "deg"}
+    assert told["is_stationary"]["value"] is False
+    assert motion(boxes[:2], [0, 1])["is_stationary"]["value"] is True
+    assert motion(boxes[:1], [0])["average_velocity"]["value"] == 0
+    circle = [
+        (100 * math.cos(a), 100 * math.sin(a), 100 * math.cos(a) + 9, 100 * math.sin(a) + 9)
+        for a in np.linspace(0, 2 * math.pi, 60)
+    ]
+    assert motion(circle, list(range(60)))["is_stationary"]["value"] is False
+
+
+@given(st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 1000)), min_size=1, max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_a_path_is_never_shorter_than_its_displacement(corners):
+    told = motion([(x, y, x + 10, y + 10) for x, y in corners], [0.04 * i for i in range(len(corners))])
+    assert told["displacement"]["value"] <= told["path_length"]["value"] + 1e-2
+    assert told["average_velocity"]["value"] <= told["max_velocity"]["value"] + 1e-2
+    assert all(not isinstance(item["value"], float) or math.isfinite(item["value"]) for item in told.values())
+
+
+def test_going_on_from_a_track():
+    clip, (_, truth) = arc()
+    capped = Toolbox(max_track_frames=15)
+    first = run(scene(clip, settings=capped), box=share(clip, truth[0]))
+    track, found = first.data["tracks"][0], first.data["objects"][0]
+    assert track["status"] == "active"
+    assert track["frames"] == list(range(15))
+    assert f"go on with object={found['id']}" in first.text
+    second = run(scene(clip, {found["id"]: found}, settings=capped), object=found["id"], end=28)
+    assert second.data["tracks"][0]["frames"] == list(range(14, 29))
+    assert second.data["tracks"][0]["status"] == "completed"
+    assert mean_overlap(clip, second.data["tracks"][0], truth[:29]) > 0.65
+
+
+def test_from_an_object_a_frame_or_a_crop():
+    clip, (_, truth) = arc()
+    record = {"id": "0123abcd", "kind": "object", "root": "vid0", "frame": 20, "box": share(clip, truth[20])}
+    by_object = run(scene(clip, {"0123abcd": record}), object="0123abcd", end=26)
+    by_frame = run(scene(clip), "vid0.1", box=share(clip, truth[20]), end=26)
+    assert by_object.data["tracks"] == by_frame.data["tracks"]
+    x0, y0, x1, y1 = share(clip, truth[0])
+    crop = run(scene(clip), "obs1", box=[2 * x0, y0, 2 * x1, y1], end=6).data["tracks"][0]
+    assert crop["boxes"][0] == pytest.approx([x0, y0, x1, y1], abs=2e-6)
+
+
+def test_views_fit_the_budget_of_frames():
+    clip, (_, truth) = arc()
+    where = scene(clip, frame_budget=PixelBudget(16, 64 * 64), multiple=8)
+    result = run(where, box=share(clip, truth[0]), end=3)
+    assert all(view.view.shape[0] * view.view.shape[1] <= 64 * 64 for view in result.images)
+
+
+def test_out_of_range():
+    clip, (_, truth) = arc()
+    box = share(clip, truth[0])
+    for arguments, words in (
+        ({"start": 50}, "0..49"),
+        ({"start": -1}, "0..49"),
+        ({"start": 10**30}, "0..49"),
+        ({"end": 50}, "1..49"),
+        ({"end": 0}, "1..49"),
+        ({"start": 9, "end": 3}, "10..49"),
+        ({"start": 49}, "last one"),
+    ):
+        with pytest.raises(OperationError, match=words) as caught:
+            run(scene(clip), box=box, **arguments)
+        assert caught.value.code == "out_of_range"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({}, "bad_arguments"),
+        ({"box": [0.1, 0.1, 0.3, 0.3], "object": "0123abcd"}, "bad_arguments"),
+        ({"box": [0.1, 0.1, 0.3, 0.3], "start": True}, "bad_arguments"),
+        ({"box": [0.1, 0.1, 0.3, 0.3], "end": 2.5}, "bad_arguments"),
+        ({"box": [0.1, 0.1, 0.3, 0.3], "speed": 2}, "bad_arguments"),
+        ({"object": 7}, "bad_arguments"),
+        ({"object": "ffffffff"}, "unknown_object"),
+        ({"box": [0.3, 0.1, 0.1, 0.3]}, "bad_box"),
+        ({"box": [0.1, 0.1, 0.1, 0.3]}, "bad_box"),
+        ({"box": [0.1, 0.1, float("nan"), 0.3]}, "bad_box"),
+        ({"box": [True, 0, 1, 1]}, "bad_box"),
+        ({"box": [0.1, 0.1, 0.101, 0.3]}, "too_small"),
+        ({"box": [1.1, 0.1, 1.3, 0.3]}, "out_of_range"),
+    ],
+    ids=str,
+)
+def test_bad_calls(arguments, code):
+    clip, _ = arc()
+    observation, _ = execute(
+        Action(op="track_object", target="vid0", arguments=arguments), scene(clip), {"track_object": TrackObject}
+    )
+    assert (observation.status, observation.code) == ("error", code)
+    assert len(observation.text) < 200
+
+
+def test_a_still_picture_cannot_be_tracked():
+    clip, _ = arc()
+    record = {"id": "0123abcd", "kind": "object", "root": "img0", "frame": None, "box": [0, 0, 1, 1]}
+    with pytest.raises(OperationError) as caught:
+        run(scene(clip), "img0", box=[0.1, 0.1, 0.5, 0.5])
+    assert caught.value.code == "not_a_video"
+    with pytest.raises(OperationError, match="img0") as caught:
+        run(scene(clip, {"0123abcd": record}), object="0123abcd")
+    assert caught.value.code == "bad_target"
+
+
+@pytest.mark.parametrize("box", [(0, 0, 1, 1), (0, 0, 0.03, 0.07), (0.96, 0.9, 1, 1), (0, 0.4, 1, 0.5)], ids=str)
+@pytest.mark.parametrize("look", ["grey", "noise"])
+def test_odd_boxes_give_a_track_or_a_named_error(box, look):
+    dice = np.random.default_rng(0)
+    frames = [
+        np.full((96, 160, 3), 128, np.uint8) if look == "grey" else dice.integers(0, 256, (96, 160, 3), np.uint8)
+        for _ in range(6)
+    ]
+    clip = open_clip(encode(frames, "matroska", "ffv1"), SETTINGS)
+    action = Action(op="track_object", target="vid0", arguments={"box": list(box)})
+    observation, _ = execute(action, scene(clip), {"track_object": TrackObject})
+    assert observation.status == "ok" or observation.code == "nothing_found"
+
+
+def test_without_the_tracker_the_error_names_the_fix(monkeypatch):
+    clip, (_, truth) = arc()
+    for name in ("TrackerCSRT_create", "TrackerCSRT"):
+        monkeypatch.delattr(cv2, name, raising=False)
+    with pytest.raises(MissingDependency) as caught:
+        run(scene(clip), box=share(clip, truth[0]))
+    assert "opencv-contrib-python-headless" in str(caught.value.fix)
