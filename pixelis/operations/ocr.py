@@ -36,8 +36,6 @@ STRIP_BUDGET = 120_000
 """Total length of the lines that are read, in pixels at STRIP_HEIGHT: about 9 s."""
 TRUSTED_HEIGHT = 14
 """Text this high in the small look is read from there; smaller text is looked for again in the detail."""
-HUGE_HEIGHT = 100
-"""Lines thicker than this in the small look are looked for from further away."""
 LEAST, LEAST_SHORT, LEAST_SYMBOL = 0.55, 0.8, 0.95
 """Confidence of a line of three and more letters, of one or two, and of none, for `plausible`."""
 DOUBT = 0.85
@@ -96,10 +94,6 @@ class Engine:
         if area < SMALL_PIXELS:
             scale = min(math.sqrt(SMALL_PIXELS / area), MAX_UPSCALE)
         coarse = self._quads(picture, scale)
-        if any(thickness(quad) * scale > HUGE_HEIGHT for quad in coarse):
-            # The detector breaks huge letters into pieces; seen from further away they are a line.
-            far = [quad for quad in self._quads(picture, scale / 3) if thickness(quad) * scale > 0.8 * HUGE_HEIGHT]
-            coarse = np.array([*far, *(quad for quad in coarse if _covered(quad, far) < 0.5)], np.float32)
         fine_scale = min(1.0, math.sqrt(FINE_PIXELS / area))
         if fine_scale < 1.25 * scale:
             return coarse
