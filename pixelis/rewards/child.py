@@ -12,6 +12,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import struct
@@ -91,10 +92,15 @@ def _warm_math(request: dict[str, Any]) -> bool:
 
 
 def _formula(text: str) -> list[Any]:
+    """What math-verify reads in a text; one without LaTeX marks is read as prose with a number, or as a bare formula."""
     from math_verify import parse
 
-    found = parse(text, parsing_timeout=None, raise_on_error=True)
-    return found or ([] if "$" in text else parse(f"${text}$", parsing_timeout=None, raise_on_error=True))
+    texts = [text]
+    if not any(mark in text for mark in ("$", "\\boxed", "\\(", "\\[")):
+        letters = re.sub(r"\\[A-Za-z]+", " ", text)
+        bare = re.search(r"[A-Za-z(\[{]", letters) and not re.search(r"[A-Za-z]{3}", letters)
+        texts = [f"${text}$", text] if bare else [text, f"${text}$"]
+    return next((found for t in texts if (found := parse(t, parsing_timeout=None, raise_on_error=True))), [])
 
 
 def _math(request: dict[str, Any]) -> float:

@@ -6,6 +6,7 @@ name, under which a checkpoint is kept: `base`, `coherence` and, at the end of t
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -129,7 +130,7 @@ class Curriculum:
 
 
 def _mean(values: Sequence[float] | deque[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    return math.fsum(values) / len(values) if values else 0.0
 
 
 def _slope(values: deque[float]) -> float:

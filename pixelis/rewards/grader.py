@@ -25,7 +25,8 @@ from pixelis.rewards.tools import Tools
 if TYPE_CHECKING:
     from pixelis.rewards.dynamics import Dynamics, States
 
-FORMAT = "pixelis.rewards.1"
+KEY = "pixelis.rewards.1"
+"""Where a state file keeps what is no tensor; one key only, as safetensors writes several in any order."""
 
 
 @dataclass
@@ -147,7 +148,7 @@ class Grader:
     def state(self) -> bytes:
         """All that later scores depend on, as one safetensors file; groups since the last ``advance`` are not part of it."""
         plain = {"normaliser": self.normaliser.state_dict(), "curriculum": self.curriculum.state_dict()}
-        metadata = {"format": FORMAT, "state": json.dumps(plain)}
+        metadata = {KEY: json.dumps(plain)}
         with self.lock:
             if self.dynamics is None:
                 from safetensors.numpy import save as save_plain
@@ -162,7 +163,7 @@ class Grader:
         try:
             (size,) = struct.unpack("<Q", state[:8])
             metadata = json.loads(state[8 : 8 + size])["__metadata__"]
-            plain: dict[str, Any] = json.loads(metadata["state"])
+            plain: dict[str, Any] = json.loads(metadata[KEY])
             with self.lock:
                 self.normaliser.load_state_dict(plain["normaliser"])
                 self.curriculum.load_state_dict(plain["curriculum"])

@@ -1,0 +1,226 @@
+"""The judge against a real HTTP server that answers, stalls, refuses and talks nonsense."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from test_rewards import episode, group
+
+from pixelis import config
+from pixelis.config import Rewards
+from pixelis.errors import BadConfig, DataFailure
+from pixelis.rewards.judge import Judge, read_verdict
+from pixelis.rewards.terms import score_group
+from pixelis.rewards.tools import Tools
+
+KEY = "TEST_JUDGE_KEY"
+
+
+def verdict(score, why: str = "same") -> str:
+    return json.dumps({"score": score, "why": why})
+
+
+class Server:
+    """Plays a list of replies, the last one again and again: text, (status, headers), or seconds to stall."""
+
+    def __init__(self):
+        self.replies: list = [verdict(1)]
+        self.requests: list[dict] = []
+        self.headers: list[dict] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                reply = outer.replies[min(len(outer.requests), len(outer.replies) - 1)]
+                outer.requests.append({"path": self.path, **body})
+                outer.headers.append(dict(self.headers))
+                if isinstance(reply, float):
+                    time.sleep(reply)
+                    reply = verdict(1)
+                status, extra, content = 200, {}, reply
+                if isinstance(reply, tuple):
+                    (status, extra), content = reply, "busy"
+                data = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
+                if isinstance(reply, bytes):
+                    data = reply
+                try:
+                    self.send_response(status)
+                    for name, value in {**extra, "Content-Length": str(len(data))}.items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(data)
+                except OSError:
+                    pass  # the client has given up
+
+            def log_message(self, *args):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+
+
+@pytest.fixture
+def judge(server, monkeypatch):
+    monkeypatch.setenv(KEY, "sesame")
+    opened = []
+
+    def build(*replies, cache=None, **settings) -> Judge:
+        server.replies = list(replies) or server.replies
+        values = {"url": server.url, "model": "tiny", "api_key_env": KEY, "timeout_s": 5, "budget_s": 20, **settings}
+        opened.append(Judge(config.Judge(**values), cache))
+        return opened[-1]
+
+    yield build
+    for one in opened:
+        one.close()
+
+
+def code_of(judge: Judge, answer: str = "crimson") -> str:
+    with pytest.raises(DataFailure) as caught:
+        judge.score("Which colour?", ["red"], answer)
+    return caught.value.code
+
+
+def test_a_verdict(server, judge):
+    assert judge(verdict(1)).score("Which colour?", ["red"], "crimson") == 1.0
+    (request,) = server.requests
+    assert (request["path"], request["model"], request["temperature"]) == ("/v1/chat/completions", "tiny", 0.0)
+    assert json.loads(request["messages"][1]["content"]) == {
+        "accepted": ["red"],
+        "question": "Which colour?",
+        "student": "crimson",
+    }
+    assert server.headers[0]["Authorization"] == "Bearer sesame"
+
+
+def test_busy_and_broken_servers_are_asked_again(server, judge):
+    started = time.monotonic()
+    answers = [(429, {"Retry-After": "0.2"}), (500, {}), b"<html>", verdict(0)]
+    assert judge(*answers).score("Which colour?", ["red"], "blue") == 0.0
+    assert [r["temperature"] for r in server.requests] == [0.0, 0.2, 0.4, 0.6]
+    assert 0.2 < time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        *[
+            "1",
+            "right",
+            '{"score": 2, "why": ""}',
+            '{"score": "1"}',
+            '{"score": true}',
+            '{"score": NaN}',
+            '{"why": "x"}',
+            "[1]",
+            "",
+        ],
+        *['{"score": 1, "why": "x", "more": 1}', 'Sure! {"score": 1, "why": "x"}', '{"score": 0.5, "why": ""}'],
+    ],
+)
+def test_nonsense_is_no_verdict(server, judge, nonsense):
+    with pytest.raises(ValueError):
+        read_verdict(json.dumps({"choices": [{"message": {"content": nonsense}}]}).encode())
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"null", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', b"[" * 99999]
+)
+def test_no_completion_is_no_verdict(body):
+    with pytest.raises(ValueError):
+        read_verdict(body)
+
+
+def test_thoughts_and_fences_around_a_verdict_are_cut_off():
+    for text in (verdict(1, "x"), f"<think>hm</think>\n{verdict(1, 'x')}", f"```json\n{verdict(1, 'x')}\n```"):
+        assert read_verdict(json.dumps({"choices": [{"message": {"content": text}}]}).encode()) == (1.0, "x")
+
+
+def test_what_never_gets_better_is_a_named_failure(server, judge):
+    assert code_of(judge("nonsense", tries=3)) == "judge_garbage"
+    assert len(server.requests) == 3
+    assert code_of(judge((500, {}), tries=2)) == "judge_error"
+    assert code_of(judge((429, {"Retry-After": "0"}), tries=2)) == "judge_busy"
+    server.requests.clear()
+    assert code_of(judge((401, {}), tries=5)) == "judge_refused"
+    assert len(server.requests) == 1
+
+
+def test_a_stalling_judge_costs_its_time_and_no_more(server, judge):
+    started = time.monotonic()
+    assert code_of(judge(3.0, timeout_s=0.3, tries=2)) == "judge_timeout"
+    assert time.monotonic() - started < 2.0
+    started = time.monotonic()
+    assert code_of(judge(3.0, timeout_s=5, budget_s=0.5, tries=5)) == "judge_timeout"
+    assert time.monotonic() - started < 0.5 + 1.0
+
+
+def test_a_server_that_is_not_there(judge):
+    assert code_of(judge(url="http://127.0.0.1:9/v1", tries=2)) == "judge_error"
+
+
+def test_verdicts_are_kept_in_memory_and_on_disk(server, judge, tmp_path):
+    cache = tmp_path / "run" / "judge.sqlite"
+    first = judge(verdict(1), cache=cache)
+    assert [first.score("?", ["red"], "crimson") for _ in range(3)] == [1.0] * 3
+    assert (first.asked, first.cached, len(server.requests)) == (1, 2, 1)
+    again = judge(verdict(0), cache=cache)
+    assert again.score("?", ["red"], "crimson") == 1.0
+    assert len(server.requests) == 1
+    assert again.score("?", ["red"], "blue") == 0.0
+    other = judge(verdict(0), cache=cache, model="larger")
+    assert other.score("?", ["red"], "crimson") == 0.0
+
+
+def test_a_failure_is_not_kept(server, judge):
+    one = judge("nonsense", verdict(1), tries=1)
+    assert code_of(one) == "judge_garbage"
+    assert one.score("Which colour?", ["red"], "crimson") == 1.0
+
+
+def test_a_group_is_judged_by_rule_first_and_each_answer_once(server, monkeypatch):
+    monkeypatch.setenv(KEY, "sesame")
+    server.replies = [verdict(1)]
+    settings = Rewards(judge={"url": server.url, "model": "tiny", "api_key_env": KEY})
+    tools = Tools(settings)
+    answers = ["Red", "crimson", "crimson", None, "x" * 1000]
+    scored = score_group(group(*[episode(a) for a in answers], answers=["red"], scorer="judge"), settings, tools=tools)
+    tools.close()
+    assert [t.reward for t in scored.trajectories] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert len(server.requests) == 1
+
+
+def test_an_unknown_verdict_is_unscored(server, monkeypatch):
+    monkeypatch.setenv(KEY, "sesame")
+    server.replies = ["nonsense"]
+    settings = Rewards(judge={"url": server.url, "model": "tiny", "api_key_env": KEY, "tries": 2})
+    tools = Tools(settings)
+    scored = score_group(group(episode("red"), episode("crimson"), answers=["red"], scorer="judge"), settings, tools=tools)
+    tools.close()
+    assert [(t.reward, t.unscored) for t in scored.trajectories] == [(1.0, None), (None, "judge_garbage")]
+
+
+def test_a_judge_that_is_needed_and_absent_stops_the_run_at_its_start(monkeypatch):
+    monkeypatch.delenv(KEY, raising=False)
+    url = {"url": "http://judge:8000/v1", "model": "tiny", "api_key_env": KEY}
+    with pytest.raises(BadConfig, match=KEY):
+        Tools(Rewards(judge=url)).check()
+    with pytest.raises(BadConfig, match=r"rewards\.judge\.url"):
+        Tools(Rewards(preset="mini-o3")).check()
+    Tools(Rewards(judge={**url, "api_key_env": ""})).check()
+    Tools(Rewards(preset="mini-o3", judge={"required": False})).check()
+    Tools(Rewards(preset="r1v")).check()
