@@ -33,7 +33,7 @@ QUICK_CALLS = 64
 QUICK_SHARE = 0.25
 """Share of the deadline that such a batch gets; when it fails its calls are tried one by one in what is left."""
 GRACE_S = 0.5
-"""Seconds after a call's limit in which the watchdog must have ended it."""
+"""Seconds after a call's limit in which the alarm must have ended its process."""
 PING_S = 0.1
 """Seconds between questions to a starting worker whether it is alive."""
 
@@ -303,7 +303,8 @@ class ToolboxPool:
                 self._answer(job, outcome, size, shared=len(jobs) > 1)
         except (TimeoutError, RayActorError):
             code = "timeout" if time.monotonic() - start >= limit else "crashed"
-        except Exception as error:  # what the method raised (BadImage), or lost pictures
+        except Exception as raised:  # by the method (BadImage), or lost pictures
+            error = own_error(raised) or raised
             for job in jobs:
                 self.failures[getattr(error, "code", type(error).__name__)] += 1
                 self._forget(job).done.set_exception(error)
@@ -339,7 +340,12 @@ class ToolboxPool:
     async def _ask(self, worker: _Worker, jobs: list[_Job], limit_s: float) -> tuple[list[tuple[Any, int]], bool]:
         if isinstance(jobs[0].work, list):
             ref, reply = worker.handle.open.options(num_returns=2).remote(jobs[0].work, limit_s)
-            return [((ref, await reply), 0)], False
+            try:
+                return [((ref, await reply), 0)], False
+            except RayError:
+                with contextlib.suppress(RayError):
+                    await ref  # or Ray logs it as an error that nobody saw
+                raise
         groups: dict[ray.ObjectRef, int] = {}
         for job in jobs:
             assert isinstance(job.work, Call)

@@ -1,7 +1,7 @@
 """The Toolbox actor: opens media and runs pixel operations in a process that ends itself rather than hang.
 
-A watchdog thread ends a call that takes too long, even one that never gives the interpreter back, and a limit of the system turns
-exhausted memory into an error. What happens when the process is gone is the business of the pool in front of it.
+An alarm of the system ends a call that takes too long, even one that never gives the interpreter back, and a limit of the system
+turns exhausted memory into an error. What happens when the process is gone is the business of the pool in front of it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import faulthandler
 import hashlib
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -63,6 +64,9 @@ class Toolbox:
         self.crop = PixelBudget(d.crop.min_pixels, d.crop.max_pixels)
         self.frame = PixelBudget(d.frame.min_pixels, d.frame.max_pixels)
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
+        # The alarm writes where the call hangs to the worker's log and then does what it does by default: it ends the process.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        faulthandler.register(signal.SIGALRM, chain=True)
         if LINUX:
             # A forked child holds this process's sockets: while it lives, Ray does not see that we died.
             os.register_at_fork(after_in_child=lambda: ctypes.CDLL(None).prctl(1, 9))
@@ -127,11 +131,11 @@ class Toolbox:
         before = resource.getrlimit(resource.RLIMIT_DATA)
         if LINUX:
             resource.setrlimit(resource.RLIMIT_DATA, (self.idle + self.config.toolbox.memory_bytes, before[1]))
-        faulthandler.dump_traceback_later(limit_s, exit=True)
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
         try:
             yield
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_REAL, 0)
             resource.setrlimit(resource.RLIMIT_DATA, before)
 
 

@@ -1,0 +1,372 @@
+"""The pool of toolboxes: whatever happens to a process, every call is answered in time and the pool is whole again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hostile
+import numpy as np
+import pytest
+import ray
+from PIL import Image
+from skimage import data as photos
+
+from pixelis.actors.pool import Opened, ToolboxPool
+from pixelis.config import Config, parse
+from pixelis.dialogue.pixels import PixelBudget
+from pixelis.errors import BadConfig, BadImage, InfraFailure
+from pixelis.operations import Scene, execute
+from pixelis.records import Action, ImageView, Media, Observation
+
+pytestmark = pytest.mark.slow
+
+DEADLINE_S = 2.0
+HERE = Path(__file__).parent
+Box = tuple[float, float, float, float]
+Make = Callable[..., "Bench"]
+
+
+class Bench:
+    """A pool with one 1080p photo opened, driven from the loop of the test module."""
+
+    def __init__(self, runner: asyncio.Runner, config: Config, picture: Path, env: dict[str, str]):
+        path = os.pathsep.join([str(HERE), str(HERE.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        options = {"runtime_env": {"env_vars": {"PYTHONPATH": path, **env}}}
+        self.runner, self.config = runner, config
+        self.pool = ToolboxPool(config, 32, "thousand", **options)
+        self.pixels = np.array(Image.open(picture))
+        self.opened: Opened
+        self.opened, (self.images, self.views) = self.run(self.pool.open([Media(id="img0", uri=str(picture))]))
+
+    def run(self, work: Any) -> Any:
+        return self.runner.run(work)
+
+    async def call(self, op: str, images: list[ImageView] | None = None, objects: Any = None, **arguments: Any) -> Any:
+        return await self.pool.execute(Action(op=op, arguments=arguments), images or self.images, objects or {}, self.opened)
+
+    async def all(self, calls: list[tuple[str, dict[str, Any]]]) -> list[tuple[Observation, list[np.ndarray]]]:
+        return await asyncio.gather(*(self.call(op, **arguments) for op, arguments in calls))
+
+    def expected(self, box: Box) -> tuple[Observation, list[np.ndarray]]:
+        crop = self.config.dialogue.crop
+        budget = PixelBudget(crop.min_pixels, crop.max_pixels)
+        return execute(
+            Action(op="zoom_in", arguments={"box": box}), Scene({"img0": self.pixels}, self.images, budget=budget, multiple=32)
+        )
+
+    def check_zoom(self, result: tuple[Observation, list[np.ndarray]], box: Box) -> None:
+        observation, views = result
+        wanted, pixels = self.expected(box)
+        assert (observation.status, observation.data) == ("ok", wanted.data)
+        assert np.array_equal(views[0], pixels[0])
+
+    def wait_whole(self, timeout_s: float = 15.0) -> None:
+        async def whole() -> None:
+            async with asyncio.timeout(timeout_s):
+                while self.pool.health()["alive"] < self.pool.health()["size"]:
+                    await asyncio.sleep(0.02)
+
+        self.run(whole())
+
+
+@pytest.fixture(scope="module")
+def make(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    picture = tmp_path_factory.mktemp("photo") / "photo.png"
+    Image.fromarray(photos.astronaut()).resize((1920, 1080)).save(picture)
+    benches = []
+    with asyncio.Runner() as runner:
+
+        def build(env: dict[str, str] | None = None, **toolbox: Any) -> Bench:
+            settings = {"operations": ["zoom_in", *hostile.ALL], "deadline_s": DEADLINE_S, "memory_bytes": 250_000_000, **toolbox}
+            benches.append(Bench(runner, parse({"toolbox": settings}), picture, env or {}))
+            return benches[-1]
+
+        yield build
+        for bench in benches:
+            bench.pool.close()
+
+
+@pytest.fixture(scope="module")
+def bench(make: Make) -> Bench:
+    """One worker: every call meets the process that the call before it left behind."""
+    return make(workers=1)
+
+
+def boxes(count: int, seed: int = 0) -> list[Box]:
+    rng = np.random.default_rng(seed)
+    return [(x, y, x + 0.1 + w, y + 0.1 + h) for x, y, w, h in rng.uniform(0, 0.4, (count, 4)).tolist()]
+
+
+ENDINGS = {
+    "sleep": "timeout",
+    "hold": "timeout",
+    "stop": "timeout",
+    "fork": "timeout",
+    "leave": "crashed",
+    "exit": "crashed",
+    "segfault": "crashed",
+    "raise": "crashed",
+    "strange": "crashed",
+    "scribble": "crashed",
+    "eat_numpy": "out_of_memory",
+    "eat_python": "out_of_memory",
+    "eat_cv2": "out_of_memory",
+    "huge": "limit",
+    "refuse": "bad_arguments",
+    "threads": None,
+    "leak": None,
+    "shout": None,
+}
+
+
+@pytest.mark.parametrize("op", ENDINGS)
+def test_a_hostile_call_is_named_in_time_and_the_next_call_is_right(bench: Bench, op: str) -> None:
+    bench.wait_whole()
+    started = time.monotonic()
+    observation, views = bench.run(bench.call(op))
+    assert time.monotonic() - started < DEADLINE_S + 1
+    assert observation.code == ENDINGS[op]
+    assert observation.status == ("error" if ENDINGS[op] else "ok")
+    assert views == []
+    box = boxes(1, seed=len(op))[0]
+    bench.check_zoom(bench.run(bench.call("zoom_in", box=box)), box)
+    bench.wait_whole()
+
+
+def test_what_is_left_behind_ends_the_process_and_not_the_next_call(bench: Bench) -> None:
+    """A leak of 30 MB fits the limit; the process is renewed before many add up to it."""
+    before = bench.pool.health()["restarts"]
+    codes = Counter(bench.run(bench.call("leak", tag=i + 1))[0].code for i in range(20))
+    assert codes == {None: 20}
+    assert bench.pool.health()["restarts"] > before
+
+
+def test_neighbours_of_a_culprit_get_their_own_results(bench: Bench) -> None:
+    bench.wait_whole()
+    wanted = boxes(24, seed=3)
+    calls: list[tuple[str, dict[str, Any]]] = [("zoom_in", {"box": box}) for box in wanted]
+    calls.insert(7, ("quick_leave", {}))
+    calls.insert(15, ("quick_sleep", {}))
+    results = bench.run(bench.all(calls))
+    assert results.pop(15)[0].code == "timeout"
+    assert results.pop(7)[0].code == "crashed"
+    for result, box in zip(results, wanted, strict=True):
+        bench.check_zoom(result, box)
+
+
+def test_equal_calls_are_run_once(bench: Bench) -> None:
+    before = bench.pool.health()
+    together = bench.run(bench.all([("where", {"tag": 1})] * 8))
+    later = bench.run(bench.call("where", tag=1))
+    other = bench.run(bench.call("where", tag=2))
+    after = bench.pool.health()
+    assert after["hits"] - before["hits"] == 8
+    assert {id(observation) for observation, _ in [*together, later]} == {id(together[0][0])}
+    assert later[0].seconds >= 0.05, "what it cost when it was run"
+    assert other[0] is not later[0]
+    box = boxes(1, seed=11)[0]
+    first, again = bench.run(bench.call("zoom_in", box=box)), bench.run(bench.call("zoom_in", box=box))
+    assert again[1][0] is first[1][0]
+    assert not first[1][0].flags.writeable
+    assert first[1][0].base is None or first[1][0].base.nbytes <= 2 * first[1][0].nbytes, "it does not hold a batch"
+
+
+def test_results_are_shared_only_where_everything_they_depend_on_is_equal(bench: Bench, tmp_path: Path) -> None:
+    def text(**changes: Any) -> tuple[str, int]:
+        hits = bench.pool.health()["hits"]
+        observation, _ = bench.run(bench.call("where", **changes))
+        assert observation.status == "ok"
+        return observation.text, bench.pool.health()["hits"] - hits
+
+    crop = ImageView(id="obs1", parent="img0", box=(0.1, 0.1, 0.5, 0.5), source_size=(768, 432), view_size=(64, 64))
+    text(tag=50)
+    assert text(tag=50, images=[*bench.images, crop])[1] == 1, "a view that the call does not name changes nothing"
+    mirrored = tmp_path / "mirrored.png"
+    Image.fromarray(bench.pixels[:, ::-1]).save(mirrored)
+    opened, (images, _) = bench.run(bench.pool.open([Media(id="img0", uri=str(mirrored))]))
+    assert opened.identity != bench.opened.identity
+
+    def on(target: str, views: list[ImageView], where: Opened) -> int:
+        hits = bench.pool.health()["hits"]
+        action = Action(op="where", target=target, arguments={"tag": 50})
+        assert bench.run(bench.pool.execute(action, views, {}, where))[0].status == "ok"
+        return bench.pool.health()["hits"] - hits
+
+    assert on("img0", images, opened) == 0, "another picture under the same name"
+    assert on("obs1", [*bench.images, crop], bench.opened) == 0
+    assert on("obs1", [*bench.images, crop], bench.opened) == 1
+    moved = crop.model_copy(update={"box": (0.2, 0.1, 0.6, 0.5)})
+    assert on("obs1", [*bench.images, moved], bench.opened) == 0, "another region under the same name"
+
+
+def test_the_cache_keeps_to_its_bytes(make: Make) -> None:
+    small, none = make(workers=1, cache_bytes=40_000), make(workers=1, cache_bytes=0)
+    calls: list[tuple[str, dict[str, Any]]] = [("zoom_in", {"box": box}) for box in boxes(12)]
+    small.run(small.all(calls))
+    assert 0 < small.pool.health()["cached_bytes"] <= 40_000
+    for _ in range(2):
+        none.run(none.all(calls[:1] * 3))
+    assert none.pool.health()["hits"] == none.pool.health()["cached_bytes"] == 0
+
+
+def test_a_picture_is_stored_once_however_many_calls_read_it(make: Make) -> None:
+    bench = make(workers=2, cache_bytes=0)
+    before = stored_bytes()
+    opened, _ = bench.run(bench.pool.open([Media(id="img0", uri=bench_uri(bench))]))
+    one = stored_bytes() - before
+    assert bench.pixels.nbytes <= one < 1.1 * bench.pixels.nbytes
+    bench.opened = opened
+    results = bench.run(bench.all([("where", {"tag": i}) for i in range(20)]))
+    assert len({observation.text for observation, _ in results}) == 2, "both processes had a share"
+    assert not any(observation.data["writable"] for observation, _ in results)
+    bench.run(bench.all([("zoom_in", {"box": box}) for box in boxes(40)]))
+    added = stored_bytes() - before - one
+    assert added < 40 * 64 * 64 * 3 * 1.5, "views alone"
+
+
+def bench_uri(bench: Bench) -> str:
+    """A file of its own with the bench's picture, so that it is opened anew."""
+    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"pixelis-test-{os.getpid()}.png"
+    Image.fromarray(bench.pixels).save(path)
+    return str(path)
+
+
+def stored_bytes() -> int:
+    """All bytes that were ever put into the object store of this node."""
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    state = get_state_from_address(ray.get_runtime_context().gcs_address)
+    return int(get_memory_info_reply(state).store_stats.cumulative_created_bytes)
+
+
+def test_media_that_cannot_be_decoded_cost_their_question_alone(make: Make, tmp_path: Path) -> None:
+    bench = make(workers=1, env={"HOSTILE_OPEN": "1"})
+    torn = tmp_path / "torn.png"
+    torn.write_bytes(Path(bench_uri(bench)).read_bytes()[:5000])
+    endings = {
+        str(torn): "image_undecodable",
+        str(tmp_path / "none.png"): "image_not_found",
+        "hang.png": "image_timeout",
+        "crash.png": "image_crashed",
+        "eat.png": "image_out_of_memory",
+    }
+    for uri, code in endings.items():
+        started = time.monotonic()
+        with pytest.raises(BadImage) as caught:
+            bench.run(bench.pool.open([Media(id="img0", uri=uri)]))
+        assert time.monotonic() - started < DEADLINE_S + 1
+        assert caught.value.code == code
+        box = boxes(1, seed=len(code))[0]
+        bench.check_zoom(bench.run(bench.call("zoom_in", box=box)), box)
+
+
+def test_a_call_that_nobody_waits_for_is_not_run(bench: Bench) -> None:
+    async def abandon() -> None:
+        busy = asyncio.create_task(bench.call("where", tag=100))
+        await asyncio.sleep(0.01)
+        late = [asyncio.create_task(bench.call("where", tag=101)) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        for task in late:
+            task.cancel()
+        await busy
+        await bench.call("where", tag=102)
+        assert not any(key[2] == '{"tag":101}' for key in bench.pool.cache)  # type: ignore[index]
+        assert bench.pool.flights == {}
+
+    bench.run(abandon())
+
+
+def test_what_keeps_a_pool_from_starting_is_told(make: Make) -> None:
+    good = make(workers=1)
+    with pytest.raises(BadConfig):
+        ToolboxPool(parse({"toolbox": {"operations": ["nowhere:Class"]}}), 32, "thousand")
+    config = good.config
+    # The workers of this one do not have the folder with the operations.
+    pool = ToolboxPool(config, 32, "thousand", runtime_env={"env_vars": {"PYTHONPATH": str(HERE.parent.parent)}})
+    try:
+        with pytest.raises(BadConfig, match="cannot be imported"):
+            good.run(pool.ready())
+        with pytest.raises(BadConfig, match="cannot be imported"):
+            good.run(pool.open([Media(id="img0", uri="cards:?")]))
+    finally:
+        pool.close()
+    update = {"cluster": config.cluster.model_copy(update={"placement_timeout_s": 1.0})}
+    pool = ToolboxPool(config.model_copy(update=update), 32, "thousand", resources={"nowhere": 1})
+    try:
+        with pytest.raises(InfraFailure, match="no toolbox for 1 s"):
+            good.run(pool.open([Media(id="img0", uri="cards:?")]))
+    finally:
+        pool.close()
+
+
+@ray.remote(num_cpus=0)
+class Owner:
+    """Holds a pool as a generator does."""
+
+    def __init__(self, config: Config):
+        self.pool = ToolboxPool(config, 32, "thousand")
+
+    async def pids(self) -> list[int]:
+        await self.pool.ready()
+        return [worker.pid for worker in self.pool.workers]
+
+
+def test_toolboxes_end_with_their_generator(ray_cluster: None) -> None:
+    owner = Owner.remote(parse({"toolbox": {"workers": 2}}))
+    pids = ray.get(owner.pids.remote(), timeout=60)
+    assert len(set(pids)) == 2
+    ray.kill(owner)
+    give_up = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_thousand_mixed_calls(make: Make) -> None:
+    """Good calls and three in a hundred that hang, crash or eat memory, 64 episodes at a time."""
+    bench = make(workers=3)
+    bench.run(bench.pool.ready())
+    fresh = max(resident(worker.pid) for worker in bench.pool.workers)
+    rng, wanted = random.Random(5), boxes(1000, seed=5)
+    bad = ["sleep", "hold", "quick_sleep", "leave", "quick_leave", "segfault", "eat_numpy", "raise", "strange", "huge"]
+    endings = {**ENDINGS, "quick_sleep": "timeout", "quick_leave": "crashed"}
+    ops = ["zoom_in"] * 960 + ["where"] * 10 + bad * 3
+    rng.shuffle(ops)
+    answers: dict[int, tuple[Observation, list[np.ndarray]]] = {}
+
+    async def one(i: int, op: str, gate: asyncio.Semaphore) -> None:
+        async with gate:
+            result = await bench.call(op, **({"box": wanted[i]} if op == "zoom_in" else {"tag": i}))
+        assert answers.setdefault(i, result) is result
+
+    async def everything() -> None:
+        gate = asyncio.Semaphore(64)
+        await asyncio.gather(*(one(i, op, gate) for i, op in enumerate(ops)))
+
+    started = time.monotonic()
+    bench.run(everything())
+    assert time.monotonic() - started < 120, "about 25 s on two idle cores"
+    assert sorted(answers) == list(range(1000))
+    for i, op in enumerate(ops):
+        if op == "zoom_in":
+            bench.check_zoom(answers[i], wanted[i])
+        else:
+            assert answers[i][0].code == endings.get(op), op
+    bench.wait_whole()
+    health = bench.pool.health()
+    assert health["calls"] == 1000
+    assert health["waiting"] == 0
+    assert health["failures"]["timeout"] == 9
+    assert max(resident(worker.pid) for worker in bench.pool.workers) < fresh + 250_000_000
+    assert bench.pool.flights == {}
