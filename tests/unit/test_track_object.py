@@ -108,7 +108,7 @@ def test_known_motions_over_real_footage(path, size, photo, move, grow):
 
 @pytest.mark.parametrize("way", ["leaves", "vanishes"])
 def test_what_is_gone_is_lost(way):
-    ground = footage(BIKES, 60, **BIKES_SIZE)
+    ground = footage(BIKES, 48, **BIKES_SIZE)
     if way == "leaves":
         frames, truth = paste(ground, FACE(), lambda t: (0.5 + 0.9 * t, 0.5), lambda t: 80)
         last = max(number for number, box in enumerate(truth) if box is not None)
@@ -139,10 +139,10 @@ def test_real_tracks_are_not_cut(path, first, last, box):
 
 def test_equal_calls_give_equal_results():
     clip, (_, truth) = arc()
-    again = run(scene(clip), box=share(clip, truth[0]))
-    assert again.text == tracked().text
-    assert again.data == tracked().data
-    assert all(np.array_equal(a.view, b.view) for a, b in zip(again.images, tracked().images, strict=True))
+    once, again = (run(scene(clip), box=share(clip, truth[0]), end=8) for _ in range(2))
+    assert again.text == once.text
+    assert again.data == once.data
+    assert all(np.array_equal(a.view, b.view) for a, b in zip(again.images, once.images, strict=True))
 
 
 def test_what_is_reported():
