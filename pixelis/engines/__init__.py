@@ -14,6 +14,12 @@ import numpy as np
 from pixelis.errors import BadInput
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerBase
+
+    from pixelis.config import Config
+    from pixelis.dialogue.spec import ModelSpec
     from pixelis.policy.adapters import Adapter
 
 
@@ -39,6 +45,17 @@ class SamplingParams:
             raise BadInput(f"top_p {self.top_p} is outside (0, 1]")
         if self.max_tokens < 1:
             raise BadInput(f"max_tokens {self.max_tokens}: an answer has at least one token")
+
+
+def check_request(tokens: Sequence[int], views: Sequence[np.ndarray], vocab: int) -> None:
+    """BadInput unless there are tokens, all of the vocabulary, and the views are pictures."""
+    if not len(tokens):
+        raise BadInput("no new tokens: the policy would speak twice in a row")
+    if min(tokens) < 0 or max(tokens) >= vocab:
+        raise BadInput(f"token {min(tokens) if min(tokens) < 0 else max(tokens)} is not in the vocabulary")
+    for view in views:
+        if view.ndim != 3 or view.shape[2] != 3 or view.dtype != np.uint8:
+            raise BadInput(f"a view is uint8 [h, w, 3], not {view.dtype} {list(view.shape)}")
 
 
 @dataclass(slots=True)
@@ -77,6 +94,8 @@ class Engine(Protocol):
     """Writes turns for many sessions at once, all with one version of the policy."""
 
     version: int
+    tokenizer: PreTrainedTokenizerBase
+    spec: ModelSpec
 
     async def open(self, prefix_key: str | None = None) -> Session:
         """A new session; waits while a `load` is pending.
@@ -96,3 +115,17 @@ class Engine(Protocol):
     async def aclose(self) -> None:
         """Fail what is waiting and free the engine; may be called twice."""
         ...
+
+
+def start_engine(config: Config, folder: str | Path, seed: int = 0) -> Engine:
+    """The engine that `engine.name` asks for, with the model of `folder`; blocks until it can serve.
+
+    Raises MissingDependency for vllm without vLLM, and what the engines raise.
+    """
+    if config.engine.name == "vllm":
+        from pixelis.engines.vllm import VllmEngine
+
+        return VllmEngine(folder, config.policy, config.engine, config.dialogue, seed)
+    from pixelis.engines.hf import HfEngine
+
+    return HfEngine(folder, config.policy, config.engine, seed)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pixelis.engines import Completion, SamplingParams
+from pixelis.engines import Completion, SamplingParams, check_request
 from pixelis.engines.decoding import Decoder, Past, Row
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.policy.adapters import BaseWeights, merge_into
@@ -57,13 +57,7 @@ class HfSession:
             raise InfraFailure("the session is closed", code="session_closed")
         if self.waiting is not None:
             raise BadInput("a session writes one turn at a time: await the last `generate` first")
-        if not len(tokens):
-            raise BadInput("no new tokens: the policy would speak twice in a row")
-        if min(tokens) < 0 or max(tokens) >= self.engine.spec.vocab:
-            raise BadInput(f"token {min(tokens) if min(tokens) < 0 else max(tokens)} is not in the vocabulary")
-        for view in views:
-            if view.ndim != 3 or view.shape[2] != 3 or view.dtype != np.uint8:
-                raise BadInput(f"a view is uint8 [h, w, 3], not {view.dtype} {list(view.shape)}")
+        check_request(tokens, views, self.engine.spec.vocab)
         # Sessions of one key are samples of one prompt: equal seeds must not make them equal.
         stream = (self.engine.seed, self.engine.version, sampling.seed, self.ordinal, self.turns)
         row = Row(tokens, views, sampling, self.past, self.prefix_key, tuple(s & 0xFFFFFFFFFFFFFFFF for s in stream))

@@ -195,7 +195,7 @@ def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> 
     adapter that does not fit or is not finite; then nothing was changed.
     """
     parameters = dict(model.named_parameters())
-    updates = _updates(parameters, adapter) if adapter is not None else {}
+    updates = weight_updates(parameters, adapter) if adapter is not None else {}
     with torch.no_grad():
         for name in set(base) - set(updates):
             parameters[name].copy_(base[name])
@@ -210,7 +210,14 @@ def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> 
             weight.copy_(original.float() + product if original.dtype != torch.float32 else original + product)
 
 
-def _updates(parameters: Mapping[str, nn.Parameter], adapter: Adapter) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
+def weight_updates(
+    parameters: Mapping[str, torch.Tensor], adapter: Adapter
+) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
+    """Name of each parameter that the adapter changes -> (B scaled, A) to add to it, or (new value, None).
+
+    parameters: those of the base model; only their shapes are read. Raises BadInput for an adapter that does not fit or is not
+    finite.
+    """
     updates: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
     if adapter.kind == "full":
         for name, array in adapter.tensors.items():

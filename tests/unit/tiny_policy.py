@@ -26,11 +26,11 @@ torch.set_num_threads(1)
 
 @functools.cache
 def folder(family: str) -> Path:
-    """A model folder on disk; heads share keys, the view table has four patches a side, deepstack is on (Qwen3-VL)."""
+    """A model folder on disk; heads (32 wide, the least that vLLM takes on CPU) share keys, deepstack is on (Qwen3-VL)."""
     root = Path(tempfile.mkdtemp(prefix=f"pixelis-{family}-"))
     atexit.register(shutil.rmtree, root, True)
     tokenizer = build_tokenizer()
-    sizes = {"hidden": 64, "heads": 4, "kv_heads": 2, "layers": 2, "feedforward": 96, "vision_hidden": 32, "vision_layers": 2}
+    sizes = {"hidden": 64, "heads": 2, "kv_heads": 1, "layers": 2, "feedforward": 96, "vision_hidden": 32, "vision_layers": 2}
     model = build(tokenizer, family, seed=3, **sizes)  # type: ignore[arg-type]
     model.save_pretrained(root)
     tokenizer.save_pretrained(root)

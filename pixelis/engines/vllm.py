@@ -1,0 +1,488 @@
+"""The production engine: vLLM's AsyncLLM behind the protocol of `engines`.
+
+vLLM schedules, batches and caches in a process of its own. A session keeps its whole episode and sends it with every turn; the
+prefix cache makes what was read before cheap, in the same session and in others with the same prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pixelis.config import VLLM_LORA_RANKS
+from pixelis.dialogue.positions import mrope_positions
+from pixelis.dialogue.spec import ModelSpec, load_tokenizer
+from pixelis.engines import Completion, SamplingParams, check_request
+from pixelis.engines.vllm_files import BaseFile, Scratch, link_model, write_peft
+from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError
+from pixelis.policy.model import fingerprint, pick_dtype
+from pixelis.policy.samples import view_digest
+
+if TYPE_CHECKING:
+    from pixelis import config
+    from pixelis.policy.adapters import Adapter
+
+COOLEST, HOTTEST = 0.01, 2.0
+"""The temperatures above 0 that vLLM samples at."""
+
+_CPU_ENVIRONMENT = {
+    # One child process instead of two; several engines on one machine must not bind themselves to the same cores.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCHDYNAMO_DISABLE": "1",
+}
+_CPU_BLOCK = 32
+_CPU_CACHE_BYTES = 2**30
+log = logging.getLogger(__name__)
+
+
+class VllmSession:
+    """One episode; see `engines.Session`. It holds the episode's ids and pictures, vLLM the keys and values."""
+
+    def __init__(self, engine: VllmEngine, prefix_key: str | None, ordinal: int):
+        self.engine, self.prefix_key, self.ordinal = engine, prefix_key, ordinal
+        self.ids: list[int] = []
+        self.short: list[int] = []
+        self.pictures: list[Image.Image] = []
+        self.digests: list[str] = []
+        self.position = self.turns = self.origin = 0
+        self.closed = False
+        self.task: asyncio.Task[Completion] | None = None
+
+    async def generate(self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams) -> Completion:
+        """Read what is new, then write one turn; see `engines.Session.generate`.
+
+        An episode that leaves no room in the engine's context is answered at once: no tokens, `length`.
+        """
+        if self.closed:
+            raise InfraFailure("the session is closed", code="session_closed")
+        if self.task is not None:
+            raise BadInput("a session writes one turn at a time: await the last `generate` first")
+        spec = self.engine.spec
+        check_request(tokens, views, spec.vocab)
+        if sampling.temperature and not COOLEST <= sampling.temperature <= HOTTEST:
+            raise BadInput(f"vLLM samples at temperatures 0 and {COOLEST} to {HOTTEST}, not at {sampling.temperature:g}")
+        self.engine.check_views(len(self.pictures), views)
+        grids = [spec.grid(view.shape[0], view.shape[1]) for view in views]
+        _, position = mrope_positions(np.asarray(tokens), grids, spec.image_token, spec.merge, self.position)
+        before = len(self.ids), len(self.short), len(self.pictures)
+        # One pad for each picture: vLLM puts in the others, and what it made of the prompt is compared with ours afterwards.
+        self.short += collapse(tokens, [spec.image_tokens(*view.shape[:2]) for view in views], spec.image_token)
+        self.ids += (int(token) for token in tokens)
+        self.pictures += [Image.fromarray(view) for view in views]
+        self.digests += [view_digest(view).hex() for view in views]
+        if not self.turns:
+            self.origin = _number(self.ids, self.digests)
+        self.task = asyncio.get_running_loop().create_task(self.engine.complete(self, sampling))
+        try:
+            completion = await self.task
+        except asyncio.CancelledError:
+            self._forget(*before)
+            current = asyncio.current_task()
+            if self.closed and not (current is not None and current.cancelling()):
+                raise InfraFailure("the session was closed", code="session_closed") from None
+            self.close()
+            raise
+        except BaseException:
+            self._forget(*before)
+            raise
+        finally:
+            self.task = None
+        self.ids += completion.tokens
+        self.short += completion.tokens
+        self.position = position + len(completion.tokens)
+        self.turns += 1
+        return completion
+
+    def close(self) -> None:
+        """Forget the episode; a turn being written is abandoned."""
+        if not self.closed:
+            self.closed = True
+            if self.task is not None:
+                self.task.cancel()
+            self.engine._closed(self)
+
+    def _forget(self, ids: int, short: int, pictures: int) -> None:
+        """Be as before the call that failed, so that it can be made again."""
+        del self.ids[ids:], self.short[short:], self.pictures[pictures:], self.digests[pictures:]
+
+
+class VllmEngine:
+    """Generation with vLLM; see `engines.Engine`.
+
+    model_folder: a Hugging Face folder. dialogue: its pixel budgets, number of images and context are the most that the engine
+    takes. seed: mixed into every session's stream of random numbers. Raises MissingDependency without vLLM, BadInput and
+    MissingFile for a model that does not fit, InfraFailure when vLLM does not start.
+    """
+
+    def __init__(
+        self, model_folder: str | Path, policy: config.Policy, engine: config.Engine, dialogue: config.Dialogue, seed: int = 0
+    ):
+        if importlib.util.find_spec("vllm") is None:
+            raise MissingDependency("engine.name=vllm wants vLLM, which is not installed", fix="pip install 'pixelis[vllm]'")
+        folder = Path(model_folder)
+        self.tokenizer = load_tokenizer(folder)
+        self.spec = ModelSpec.load(folder, self.tokenizer)
+        self.base_sha256, self.seed, self.version = fingerprint(folder), seed, 0
+        self.max_context, self.max_images, self.deadline_s = dialogue.max_context, dialogue.max_images, engine.deadline_s
+        self.max_pixels = max(budget.max_pixels for budget in (dialogue.input, dialogue.crop, dialogue.frame))
+        # vLLM adapts the layers of the language model, but not the output layer of these two families.
+        self.merges = policy.full or engine.adapters == "merge" or "lm_head" in policy.lora.targets
+        self._base = BaseFile(folder)
+        self._scratch = Scratch()
+        self._sessions: set[VllmSession] = set()
+        self._keys: dict[str, list[int]] = {}
+        self._may_open, self._idle, self._load_lock = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._may_open.set()
+        self._idle.set()
+        self._lora: Any = None
+        self._merged = self._shut = False
+        self._broken: str | None = None
+        self._loads = self._requests = self._pending = 0
+        self.rows_done = self.failures = self.tokens_read = self.tokens_reused = self.tokens_written = 0
+        self.busy_s = self._since = 0.0
+        try:
+            self._llm = self._start(folder, policy, engine)
+        except BaseException:
+            self._scratch.remove()
+            raise
+
+    def _start(self, folder: Path, policy: config.Policy, engine: config.Engine) -> Any:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # read when vLLM is imported
+        on_gpu = torch.cuda.is_available()
+        ours = {"VLLM_NO_USAGE_STATS": "1", **({} if on_gpu else {**_CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(engine.threads)})}
+        with _environment(ours):
+            from vllm import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
+
+            from pixelis.engines import vllm_worker
+
+            self.dtype = pick_dtype(policy.dtype, torch.device("cuda" if on_gpu else "cpu"))
+            tile = self.spec.multiple**2
+            arguments: dict[str, Any] = {
+                "model": str(link_model(folder, self._scratch.path / "model", self.spec, tile, max(tile, self.max_pixels))),
+                "dtype": str(self.dtype).removeprefix("torch."),
+                "seed": self.seed % 2**31,
+                "max_model_len": self.max_context,
+                "max_num_seqs": engine.max_rows,
+                "tensor_parallel_size": engine.tensor_parallel,
+                "gpu_memory_utilization": engine.gpu_memory,
+                "kv_cache_memory_bytes": engine.kv_cache_bytes or (None if on_gpu else _CPU_CACHE_BYTES),
+                "enforce_eager": engine.eager or not on_gpu,
+                "enable_prefix_caching": True,
+                "limit_mm_per_prompt": {"image": self.max_images, "video": 0},
+                "logprobs_mode": "processed_logprobs",
+                "generation_config": "vllm",
+                "worker_extension_cls": f"{vllm_worker.__name__}.Extension",
+                "additional_config": {vllm_worker.BANNED: list(self.spec.banned)},
+            }
+            if not on_gpu:
+                # Full blocks only are reused: vLLM's 128 on CPU would be a whole small prompt.
+                arguments |= {"block_size": _CPU_BLOCK, "distributed_executor_backend": "uni"}
+            if self.merges:
+                from vllm.config import WeightTransferConfig
+
+                arguments["weight_transfer_config"] = WeightTransferConfig(backend=vllm_worker.TRANSFER)
+            else:
+                rank = next(r for r in VLLM_LORA_RANKS if r >= policy.lora.rank)
+                arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": engine.max_loras}
+            try:
+                settings = AsyncEngineArgs(**arguments).create_engine_config()
+                ban = vllm_worker.BanV2 if settings.use_v2_model_runner and on_gpu else vllm_worker.Ban
+                settings.model_config.logits_processors = [f"{ban.__module__}:{ban.__qualname__}"]
+                return AsyncLLM.from_vllm_config(settings, disable_log_stats=True)
+            except Exception as error:
+                raise InfraFailure(f"vLLM did not start: {error}", code="engine_start") from error
+
+    async def open(self, prefix_key: str | None = None) -> VllmSession:
+        """A new session; waits while a `load` is pending."""
+        while not self._may_open.is_set():
+            await self._may_open.wait()
+        self._check_alive()
+        counts = self._keys.setdefault(prefix_key, [0, 0]) if prefix_key is not None else [0, 0]
+        session = VllmSession(self, prefix_key, counts[0])
+        counts[0] += 1
+        counts[1] += 1
+        self._sessions.add(session)
+        self._idle.clear()
+        return session
+
+    async def load(self, version: int, adapter: Adapter | None) -> None:
+        """Switch to `version` once no session is open. On BadInput the engine stays as it was."""
+        if adapter is not None and adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
+            raise BadInput("the adapter belongs to another base model", code="foreign_adapter", fix="use the same policy.model")
+        if adapter is not None and not self.merges and (adapter.kind == "full" or "lm_head.A" in adapter.tensors):
+            raise BadInput("vLLM swaps adapters of the language model's layers only", fix="set engine.adapters=merge")
+        async with self._load_lock:
+            self._may_open.clear()
+            try:
+                await self._idle.wait()
+                self._check_alive()
+                if adapter is not None:
+                    await asyncio.to_thread(self._base.updates, adapter)
+                self._loads += 1
+                await self._guarded(self._merge(adapter) if self.merges else self._swap(version, adapter), "load of a version")
+                self.version = version
+            finally:
+                self._may_open.set()
+
+    async def _swap(self, version: int, adapter: Adapter | None) -> None:
+        """Hand vLLM the adapter as a file in shared memory, under a name it has never seen, and drop the one before."""
+        from vllm.lora.request import LoRARequest
+
+        old, new = self._lora, None
+        if adapter is not None:
+            folder = self._scratch.path / f"v{version}-{self._loads}"
+            await asyncio.to_thread(write_peft, adapter, folder)
+            # The name is part of the prefix cache's keys: no version reads what another has computed.
+            new = LoRARequest(folder.name, self._loads, str(folder))
+            try:
+                await self._llm.add_lora(new)
+            except Exception:
+                await asyncio.to_thread(_remove, folder)
+                raise
+        self._lora = new
+        if old is not None:
+            await self._llm.remove_lora(old.lora_int_id)
+            await asyncio.to_thread(_remove, Path(old.lora_path))
+
+    async def _merge(self, adapter: Adapter | None) -> None:
+        """Give vLLM whole weights through its transfer phases, then forget everything computed with the old ones."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        if adapter is None and not self._merged:
+            return
+        path = self._scratch.path / f"merged-{self._loads}.safetensors"
+        if adapter is not None:
+            await asyncio.to_thread(self._base.write_merged, adapter, path, self.dtype)
+        try:
+            await self._llm.pause_generation(mode="wait", clear_cache=True)
+            await self._llm.start_weight_update()
+            info = {"base": str(self._base.folder), "changes": str(path) if adapter is not None else None}
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+            await self._llm.finish_weight_update()
+            await self._llm.reset_prefix_cache()
+            await self._llm.reset_mm_cache()
+            await self._llm.reset_encoder_cache()
+            await self._llm.resume_generation()
+        except Exception as error:
+            # Half of the old and half of the new weights: nothing may be generated with them.
+            self._broken = f"an update of the weights failed: {error}"
+            raise
+        finally:
+            path.unlink(missing_ok=True)
+        self._merged = adapter is not None
+
+    async def pause(self) -> None:
+        """Hold all requests where they are, with what they have computed, until `resume`."""
+        await self._guarded(self._llm.pause_generation(mode="keep", clear_cache=False), "pause")
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._guarded(self._llm.resume_generation(), "resume")
+
+    async def _guarded(self, work: Any, what: str) -> None:
+        """Await a command to vLLM for `deadline_s` at most; its failures become InfraFailure."""
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                await work
+        except PixelisError:
+            raise
+        except TimeoutError:
+            raise DeadlineExceeded(f"vLLM did not finish a {what} in {self.deadline_s:g} s") from None
+        except Exception as error:
+            raise InfraFailure(f"vLLM failed in a {what}: {error!r}", code="engine_failed") from error
+
+    async def health(self) -> dict[str, object]:
+        """Version, load and counters; tokens_reused counts prompt tokens that came from the prefix cache."""
+        busy = time.perf_counter() - self._since if self._pending else 0.0
+        return {
+            "engine": "vllm",
+            "alive": self._dead() is None,
+            "version": self.version,
+            "sessions": len(self._sessions),
+            "pending": self._pending,
+            "busy": self._pending > 0,
+            "loading": not self._may_open.is_set(),
+            "rows": self.rows_done,
+            "failures": self.failures,
+            "busy_s": round(self.busy_s + busy, 3),
+            "tokens_read": self.tokens_read,
+            "tokens_reused": self.tokens_reused,
+            "tokens_written": self.tokens_written,
+        }
+
+    async def aclose(self) -> None:
+        """Fail what waits, close all sessions and stop vLLM."""
+        if not self._shut:
+            self._shut = True
+            tasks = [session.task for session in self._sessions if session.task is not None]
+            for session in list(self._sessions):
+                session.close()
+            if tasks:
+                await asyncio.wait(tasks, timeout=5)
+            llm, self._llm = self._llm, None
+            await asyncio.to_thread(llm.shutdown)
+            self._scratch.remove()
+
+    def check_views(self, before: int, views: Sequence[np.ndarray]) -> None:
+        """BadInput for views that vLLM would resize or refuse; `before` is the number of earlier ones."""
+        if before + len(views) > self.max_images:
+            raise BadInput(f"{before + len(views)} images in an episode: dialogue.max_images is {self.max_images}")
+        for view in views:
+            if view.shape[0] * view.shape[1] > max(self.max_pixels, self.spec.multiple**2):
+                raise BadInput(
+                    f"a view of {view.shape[0]} x {view.shape[1]} is above the largest budget, {self.max_pixels} pixels"
+                )
+
+    async def complete(self, session: VllmSession, sampling: SamplingParams) -> Completion:
+        """One turn of an episode whose prompt the session holds."""
+        self._check_alive()
+        room = self.max_context - len(session.ids)
+        if room < 1:
+            return Completion([], [], "length")
+        if not self._pending:
+            self._since = time.perf_counter()
+        self._pending += 1
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                output = await self._ask(session, sampling, min(room, sampling.max_tokens))
+            completion = self._read(session, output)
+        except asyncio.CancelledError:
+            raise
+        except TimeoutError:
+            self.failures += 1
+            raise DeadlineExceeded(f"a turn took longer than engine.deadline_s, {self.deadline_s:g} s") from None
+        except PixelisError:
+            self.failures += 1
+            raise
+        except Exception as error:
+            self.failures += 1
+            raise self._translated(error) from error
+        finally:
+            self._pending -= 1
+            if not self._pending:
+                self.busy_s += time.perf_counter() - self._since
+        self.rows_done += 1
+        self.tokens_written += len(completion.tokens)
+        reused = output.num_cached_tokens or 0
+        self.tokens_reused += reused
+        self.tokens_read += len(session.ids) - reused
+        return completion
+
+    async def _ask(self, session: VllmSession, sampling: SamplingParams, room: int) -> Any:
+        from vllm import SamplingParams as VllmParams
+        from vllm import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        prompt: dict[str, Any] = {"prompt_token_ids": list(session.short)}
+        if session.pictures:
+            prompt["multi_modal_data"] = {"image": list(session.pictures)}
+            prompt["multi_modal_uuids"] = {"image": list(session.digests)}
+        # Sessions of one key are samples of one prompt: equal seeds must not make them equal.
+        stream = (self.seed, self.version, sampling.seed, session.ordinal, session.turns, session.origin)
+        settings = VllmParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=room,
+            seed=_number(stream) % 2**63,
+            stop_token_ids=[self.spec.stop],
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._requests += 1
+        output = None
+        answers = self._llm.generate(TokensPrompt(**prompt), settings, str(self._requests), lora_request=self._lora)
+        async for answer in answers:
+            output = answer
+        if output is None or not output.finished:
+            raise InfraFailure("vLLM ended a request without an answer", code="engine_failed")
+        return output
+
+    def _read(self, session: VllmSession, output: Any) -> Completion:
+        """vLLM's answer as ours. Raises InfraFailure when it read another prompt than we meant, or broke the answer off."""
+        if list(output.prompt_token_ids) != session.ids:
+            raise InfraFailure("vLLM made another prompt of the episode's tokens and pictures", code="prompt_mismatch")
+        said = output.outputs[0]
+        tokens = [int(token) for token in said.token_ids]
+        log_probs = [float(entry[token].logprob) for token, entry in zip(tokens, said.logprobs or [], strict=True)]
+        if said.finish_reason not in ("stop", "length"):
+            raise InfraFailure(f"vLLM ended a request with {said.finish_reason!r}", code="engine_failed")
+        return Completion(tokens, log_probs, "stop" if tokens[-1] == self.spec.stop else "length")
+
+    def _translated(self, error: Exception) -> PixelisError:
+        from vllm.exceptions import VLLMClientError
+
+        if isinstance(error, (ValueError, TypeError, VLLMClientError)):
+            return BadInput(f"vLLM refused the request: {error}")
+        return InfraFailure(f"vLLM failed: {self._dead() or repr(error)}", code="engine_failed")
+
+    def _dead(self) -> str | None:
+        if self._shut:
+            return "it was shut down"
+        if self._broken is not None:
+            return self._broken
+        return "its process died" if self._llm.errored else None
+
+    def _check_alive(self) -> None:
+        if self._shut:
+            raise InfraFailure("the engine is shut down", code="engine_closed")
+        if (reason := self._dead()) is not None:
+            raise InfraFailure(f"vLLM is gone: {reason}", code="engine_dead", fix="restart the generator")
+
+    def _closed(self, session: VllmSession) -> None:
+        self._sessions.discard(session)
+        if session.prefix_key is not None:
+            counts = self._keys[session.prefix_key]
+            counts[1] -= 1
+            if not counts[1]:
+                del self._keys[session.prefix_key]
+        if not self._sessions:
+            self._idle.set()
+
+
+def collapse(tokens: Sequence[int], sizes: Sequence[int], image_token: int) -> list[int]:
+    """The tokens with each picture's run of image tokens (`sizes`, in order) shortened to one."""
+    short, place, images = [], 0, iter(sizes)
+    while place < len(tokens):
+        short.append(int(tokens[place]))
+        place += next(images) if tokens[place] == image_token else 1
+    return short
+
+
+def _number(*values: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest(), "big")
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """The process environment with these values, for vLLM's child to inherit; afterwards as it was (vLLM adds to it too)."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
