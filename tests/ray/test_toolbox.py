@@ -41,7 +41,7 @@ class Bench:
         options = {"runtime_env": {"env_vars": {"PYTHONPATH": path, **env}}}
         self.runner, self.config = runner, config
         self.pool = ToolboxPool(config, 32, "thousand", **options)
-        self.pixels = np.array(Image.open(picture))
+        self.uri, self.pixels = str(picture), np.array(Image.open(picture))
         self.opened: Opened
         self.opened, (self.images, self.views) = self.run(self.pool.open([Media(id="img0", uri=str(picture))]))
 
@@ -219,7 +219,7 @@ def test_the_cache_keeps_to_its_bytes(make: Make) -> None:
 def test_a_picture_is_stored_once_however_many_calls_read_it(make: Make) -> None:
     bench = make(workers=2, cache_bytes=0)
     before = stored_bytes()
-    opened, _ = bench.run(bench.pool.open([Media(id="img0", uri=bench_uri(bench))]))
+    opened, _ = bench.run(bench.pool.open([Media(id="img0", uri=bench.uri)]))
     one = stored_bytes() - before
     assert bench.pixels.nbytes <= one < 1.1 * bench.pixels.nbytes
     bench.opened = opened
@@ -229,13 +229,6 @@ def test_a_picture_is_stored_once_however_many_calls_read_it(make: Make) -> None
     bench.run(bench.all([("zoom_in", {"box": box}) for box in boxes(40)]))
     added = stored_bytes() - before - one
     assert added < 40 * 64 * 64 * 3 * 1.5, "views alone"
-
-
-def bench_uri(bench: Bench) -> str:
-    """A file of its own with the bench's picture, so that it is opened anew."""
-    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"pixelis-test-{os.getpid()}.png"
-    Image.fromarray(bench.pixels).save(path)
-    return str(path)
 
 
 def stored_bytes() -> int:
@@ -249,7 +242,7 @@ def stored_bytes() -> int:
 def test_media_that_cannot_be_decoded_cost_their_question_alone(make: Make, tmp_path: Path) -> None:
     bench = make(workers=1, env={"HOSTILE_OPEN": "1"})
     torn = tmp_path / "torn.png"
-    torn.write_bytes(Path(bench_uri(bench)).read_bytes()[:5000])
+    torn.write_bytes(Path(bench.uri).read_bytes()[:5000])
     endings = {
         str(torn): "image_undecodable",
         str(tmp_path / "none.png"): "image_not_found",
@@ -356,7 +349,7 @@ def test_a_thousand_mixed_calls(make: Make) -> None:
 
     started = time.monotonic()
     bench.run(everything())
-    assert time.monotonic() - started < 120, "about 25 s on two idle cores"
+    assert time.monotonic() - started < 120, "70 s were seen on two cores that ten processes wanted"
     assert sorted(answers) == list(range(1000))
     for i, op in enumerate(ops):
         if op == "zoom_in":
