@@ -53,6 +53,7 @@ class Grader:
             from pixelis.rewards.dynamics import Dynamics
 
             self.dynamics = Dynamics(settings.dynamics, seed)
+        self.step = -1
         self.seen: dict[str, Group] = {}
         self.transitions: dict[str, list[tuple[Trajectory, States]]] = {}
         self.lock = threading.Lock()
@@ -87,7 +88,7 @@ class Grader:
             self.settings,
             self.tools,
             list(truths if truths is not None else group.question.answers or []),
-            self.curriculum.step + 1 if step is None else step,
+            self.step + 1 if step is None else step,
             states or {},
             self.dynamics,
             mixture,
@@ -112,8 +113,9 @@ class Grader:
         Calling it again for the same step changes nothing.
         """
         with self.lock:
-            if step <= self.curriculum.step or not self.settings.stateful:
+            if step <= self.step:
                 return Advance(metrics=self._metrics())
+            self.step = step
             self.normaliser.commit()
             metrics = self._learn()
             trajectories = [t for _, group in sorted(self.seen.items()) for t in group.trajectories]
@@ -147,7 +149,7 @@ class Grader:
 
     def state(self) -> bytes:
         """All that later scores depend on, as one safetensors file; groups since the last ``advance`` are not part of it."""
-        plain = {"normaliser": self.normaliser.state_dict(), "curriculum": self.curriculum.state_dict()}
+        plain = {"step": self.step, "normaliser": self.normaliser.state_dict(), "curriculum": self.curriculum.state_dict()}
         metadata = {KEY: json.dumps(plain)}
         with self.lock:
             if self.dynamics is None:
@@ -165,6 +167,7 @@ class Grader:
             metadata = json.loads(state[8 : 8 + size])["__metadata__"]
             plain: dict[str, Any] = json.loads(metadata[KEY])
             with self.lock:
+                self.step = int(plain["step"])
                 self.normaliser.load_state_dict(plain["normaliser"])
                 self.curriculum.load_state_dict(plain["curriculum"])
                 self.seen.clear()

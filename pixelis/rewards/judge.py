@@ -63,7 +63,6 @@ class Judge:
         self.client = httpx.Client(
             headers=headers,
             timeout=settings.timeout_s,
-            trust_env=False,
             limits=httpx.Limits(max_connections=settings.concurrency),
         )
         self.turn = threading.Semaphore(settings.concurrency)

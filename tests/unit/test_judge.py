@@ -66,7 +66,8 @@ class Server:
 
 
 @pytest.fixture
-def server():
+def server(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = Server()
     yield server
     server.http.shutdown()
