@@ -142,8 +142,7 @@ class Grader:
         return self.dynamics.update(usable)
 
     def _metrics(self) -> dict[str, float]:
-        counts = {f"scorer/{name}": float(count) for name, count in sorted(self.tools.counts.items())}
-        return {**self.normaliser.metrics(), **self.curriculum.metrics(), **counts}
+        return {**self.normaliser.metrics(), **self.curriculum.metrics(), **self.tools.metrics()}
 
     # -- state for checkpoints --------------------------------------------------------------------------------------
 

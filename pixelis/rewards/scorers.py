@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rapidfuzz.distance import Levenshtein
+from rapidfuzz.distance import Indel, Levenshtein
 
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Question
@@ -82,6 +82,17 @@ def exact(answer: str | None, truths: Sequence[str]) -> float:
     if answer is None:
         return 0.0
     return float(canonical(answer) in {canonical(truth) for truth in truths})
+
+
+def partial(answer: str | None, truths: Sequence[str]) -> float:
+    """1 for the same text, else half its similarity (1 - insertions and deletions / characters of both), best of the truths.
+
+    Pixelis' task reward with partial credit, arXiv 2603.25091.
+    """
+    if answer is None:
+        return 0.0
+    best = max(Indel.normalized_similarity(canonical(answer), canonical(truth)) for truth in truths)
+    return exact(answer, truths) or 0.5 * best
 
 
 def anls(answer: str | None, truths: Sequence[str], threshold: float = 0.5) -> float:
@@ -328,6 +339,7 @@ def math_judged(case: Case, tools: Tools) -> float:
 
 SCORERS: dict[str, Scorer] = {
     "exact": lambda case, tools: exact(case.answer, case.truths),
+    "partial": lambda case, tools: partial(case.answer, case.truths),
     "mc_letter": mc_letter,
     "math": math_equal,
     "numeric_band": lambda case, tools: numeric_band(case.answer, case.truths),

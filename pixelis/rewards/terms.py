@@ -167,7 +167,8 @@ class Context:
 
         def grade(answer: str | None) -> float | DataFailure:
             try:
-                value = finite(scorer(case_of(self.question, answer, truths), self.tools))
+                with self.tools.timed(name):
+                    value = finite(scorer(case_of(self.question, answer, truths), self.tools))
             except DataFailure as failure:
                 return failure
             except PixelisError:

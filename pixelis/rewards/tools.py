@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import math
 import os
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,14 @@ PUBLIC = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUA
 class Tools:
     """Everything is opened when first needed and closed by ``close``; all methods may be called from many threads.
 
-    ``counts`` counts causes and statuses by name. ``run_dir`` is where the judge's verdicts are kept, None for memory only.
+    ``counts`` counts causes and statuses by name; ``seconds`` are calls, total and longest of each scorer
+    and own reward. ``run_dir`` is where the judge's verdicts are kept, None for memory only.
     """
 
     def __init__(self, settings: Rewards, run_dir: str | Path | None = None):
         self.settings, self.run_dir = settings, run_dir
         self.counts: Counter[str] = Counter()
+        self.seconds: dict[str, tuple[int, float, float]] = {}
         self._opened: dict[str, Any] = {}
         self._lock = threading.RLock()
 
@@ -46,6 +50,30 @@ class Tools:
         """Count a status."""
         with self._lock:
             self.counts[status] += 1
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to ``seconds``."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            spent = time.monotonic() - started
+            with self._lock:
+                calls, total, longest = self.seconds.get(name, (0, 0.0, 0.0))
+                self.seconds[name] = (calls + 1, total + spent, max(longest, spent))
+
+    def metrics(self) -> dict[str, float]:
+        """Counts, mean and longest seconds of scorers and own rewards, and how many processes were replaced."""
+        with self._lock:
+            out = {f"scorer/{name}": float(count) for name, count in sorted(self.counts.items())}
+            for name, (calls, total, longest) in sorted(self.seconds.items()):
+                out[f"scorer_seconds/{name}_mean"] = total / calls
+                out[f"scorer_seconds/{name}_max"] = longest
+            for name in ("math", "own"):
+                if name in self._opened:
+                    out[f"scorer/{name}_replaced"] = float(self._opened[name].replaced)
+        return out
 
     def math(self, answer: str, truths: Sequence[str]) -> float:
         """1.0 when the formulas are equal; DataFailure ``timeout``, ``crashed``, ``truth_unparsable``, ``raised``."""
@@ -68,9 +96,10 @@ class Tools:
 
         def ask(part: list[dict[str, Any]]) -> list[float | DataFailure]:
             try:
-                value = self.own_reward_children.call(
-                    {"do": "own", "name": name, "trajectories": part, "question": row, "step": step}
-                )
+                with self.timed(name):
+                    value = self.own_reward_children.call(
+                        {"do": "own", "name": name, "trajectories": part, "question": row, "step": step}
+                    )
             except DataFailure as failure:
                 return [failure] * len(part)
             values = value if self.takes_group[name] else [value]

@@ -83,6 +83,9 @@ def test_faults_of_own_rewards_cost_their_samples_only(monkeypatch, longest):
         assert grader.tools.own_reward_children.idle == 2
         assert longest[0] < LIMIT_S + 1.0
         assert spent < 60
+        metrics = grader.advance(0).metrics
+        assert metrics["scorer/own_replaced"] == wanted["own_reward:timeout"] + wanted["own_reward:crashed"]
+        assert metrics["scorer_seconds/exact_max"] < LIMIT_S
         for group in scored:
             rewards = [t.reward for t in group.trajectories]
             assert all(r is None or math.isfinite(r) for r in rewards)

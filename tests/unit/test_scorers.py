@@ -190,6 +190,11 @@ def test_func_seq_variants():
         func_seq(TRUTH, ["no triples"])
 
 
+@pytest.mark.parametrize(("answer", "score"), [("Seven", 1.0), ("seve", 0.5 * 8 / 9), ("xyz", 0.0), ("", 0.0), (None, 0.0)])
+def test_partial(answer, score):
+    assert SCORERS["partial"](Case(answer, ("one", "seven")), Noting()) == pytest.approx(score)
+
+
 @pytest.mark.parametrize(
     ("answer", "truths", "score"),
     [
