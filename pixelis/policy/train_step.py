@@ -303,6 +303,8 @@ class Trainer:
         out: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
         usable = [i for i, s in enumerate(samples) if unusable(s, self.spec, self.learner.row_tokens) is None]
         bins = pack([len(samples[i].tokens) for i in usable], self.learner.rows * self.learner.row_tokens)
+        # Under ZeRO-3 each forward pass gathers the parameters: workers with fewer batches have to take part in all of them.
+        most = int(sum_over_workers([float(len(bins))], largest=1)[0]) if self.zero.stage == 3 else len(bins)
         for bin_ in bins:
             members = [usable[i] for i in bin_]
             batch = collate([samples[i] for i in members], self.spec).to(self.device)
@@ -311,11 +313,9 @@ class Trainer:
             sizes = [samples[i].policy_tokens for i in members]
             for i, part in zip(members, np.split(parts, np.cumsum(sizes)[:-1]), strict=True):
                 out[i] = part
-        if self.zero.stage == 3:
-            # Each forward pass gathers the parameters: workers with fewer batches have to take part in all of them.
-            for _ in range(len(bins), int(sum_over_workers([float(len(bins))], largest=1)[0])):
-                batch = collate([self._nothing()], self.spec).to(self.device)
-                self.zero.engine.module(batch, self._see(batch))
+        for _ in range(len(bins), most):
+            batch = collate([self._nothing()], self.spec).to(self.device)
+            self.zero.engine.module(batch, self._see(batch))
         return out
 
     def kl_to_reference(self, samples: Sequence[TrainSample]) -> list[float | None]:
