@@ -18,7 +18,7 @@ from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines import Completion, SamplingParams
 from pixelis.nano.tokenizer import build_tokenizer
-from pixelis.operations import OPERATIONS
+from pixelis.operations import select
 from pixelis.records import ImageView
 
 QWEN_SPECIAL = (
@@ -83,10 +83,10 @@ def large_folder() -> Path:
 
 @functools.cache
 def renderer(name: str) -> Renderer:
-    """The renderer of ``nano`` or ``large`` with every operation."""
+    """The renderer of ``nano`` or ``large``, which offers zoom_in: the schemas of all would fill a short context."""
     folder = {"nano": nano_folder, "large": large_folder}[name]()
     tokenizer = load_tokenizer(folder)
-    return Renderer(tokenizer, ModelSpec.load(folder, tokenizer), Dialogue(), list(OPERATIONS.values()))
+    return Renderer(tokenizer, ModelSpec.load(folder, tokenizer), Dialogue(), select(["zoom_in"]))
 
 
 def shown(name: str, image: str = "img0", tiles: tuple[int, int] = (4, 4)) -> ImageView:

@@ -64,6 +64,8 @@ class Toolbox:
         self.crop = PixelBudget(d.crop.min_pixels, d.crop.max_pixels)
         self.frame = PixelBudget(d.frame.min_pixels, d.frame.max_pixels)
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
+        for operation in self.operations.values():
+            operation.ready(config.toolbox)
         # The alarm writes where the call hangs to the worker's log and then does what it does by default: it ends the process.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         faulthandler.register(signal.SIGALRM, chain=True)

@@ -149,6 +149,7 @@ def _operate(request: Request, say: Callable[[str], None]) -> int:
 
     settings = load(overrides=request.overrides).toolbox
     operation = _operation(request.operation)
+    operation.ready(settings)
     unknown = [name for name in request.given if name not in operation.Arguments.model_fields]
     if unknown:
         raise Usage(unknown_argument(unknown[0], operation))

@@ -62,21 +62,28 @@ def engine() -> Engine:
     return Engine()
 
 
+def model_files() -> dict[str, Path]:
+    """The models inside the installed package; raises MissingDependency.
+
+    rapidocr would fetch a missing model from the network: it is given paths, and only ones that exist.
+    """
+    spec = find_spec("rapidocr")
+    if spec is None or spec.origin is None or find_spec("onnxruntime") is None:
+        raise MissingDependency("read_text needs rapidocr and onnxruntime", fix="pip install rapidocr onnxruntime")
+    paths = {part: Path(spec.origin).parent / "models" / name for part, name in MODELS.items()}
+    for path in paths.values():
+        if not path.is_file():
+            raise MissingDependency(
+                f"the installed rapidocr lacks its model {path.name}", fix="pip install --force-reinstall 'rapidocr>=3.10,<3.11'"
+            )
+    return paths
+
+
 class Engine:
     """Detector and recogniser on one CPU thread, from the model files inside the package: nothing is ever downloaded."""
 
     def __init__(self) -> None:
-        spec = find_spec("rapidocr")
-        if spec is None or spec.origin is None or find_spec("onnxruntime") is None:
-            raise MissingDependency("read_text needs rapidocr and onnxruntime", fix="pip install rapidocr onnxruntime")
-        paths = {part: Path(spec.origin).parent / "models" / name for part, name in MODELS.items()}
-        # rapidocr would fetch a missing model from the network: it is given paths, and only ones that exist.
-        for path in paths.values():
-            if not path.is_file():
-                raise MissingDependency(
-                    f"the installed rapidocr lacks its model {path.name}",
-                    fix="pip install --force-reinstall 'rapidocr>=3.10,<3.11'",
-                )
+        paths = model_files()
         import rapidocr
 
         logging.getLogger("RapidOCR").setLevel(logging.CRITICAL)

@@ -176,6 +176,10 @@ class Operation:
             raise OperationError(f"{where[:40]} {problem}".strip(), code="bad_arguments") from None
 
     @classmethod
+    def ready(cls, settings: Toolbox) -> None:
+        """Check when a job starts that what the operation needs is there; MissingDependency, MissingFile or BadConfig."""
+
+    @classmethod
     def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:
         """Carry it out on ``target``; raises OperationError."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 from pydantic import Field
 
+from pixelis.config import Toolbox
 from pixelis.operations import geometry, ocr
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target
 from pixelis.records import Box
@@ -37,6 +38,11 @@ class ReadText(Operation):
         "best from a smaller region."
     )
     Arguments = ReadTextArguments
+
+    @classmethod
+    def ready(cls, settings: Toolbox) -> None:
+        """The models are installed."""
+        ocr.model_files()
 
     @classmethod
     def run(cls, arguments: ReadTextArguments, target: Target, scene: Scene) -> Result:

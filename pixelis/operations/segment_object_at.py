@@ -9,9 +9,10 @@ import cv2
 import numpy as np
 from pydantic import model_validator
 
+from pixelis.config import Toolbox
 from pixelis.dialogue.pixels import fit
 from pixelis.errors import BadInput, OperationError
-from pixelis.operations import geometry
+from pixelis.operations import geometry, segmenters
 from pixelis.operations.masks import Mask
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Shown, Target
 from pixelis.operations.segmenters import Segment, segment, shrink
@@ -46,6 +47,11 @@ class SegmentObjectAt(Operation):
         "Returns the object's id (for get_properties and track_object), its box, its share of the image, and the outline drawn."
     )
     Arguments = SegmentArguments
+
+    @classmethod
+    def ready(cls, settings: Toolbox) -> None:
+        """The checkpoint of ``toolbox.segmenter`` can be loaded."""
+        segmenters.check(settings)
 
     @classmethod
     def run(cls, arguments: SegmentArguments, target: Target, scene: Scene) -> Result:

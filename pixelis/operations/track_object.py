@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 from pydantic import model_validator
 
+from pixelis.config import Toolbox
 from pixelis.dialogue.pixels import fit
 from pixelis.errors import BadInput, MissingDependency, OperationError
 from pixelis.operations import geometry
@@ -76,6 +77,11 @@ class TrackObject(Operation):
         "object found before. Returns its box over the frames up to end, its status (completed, lost, active) and its motion."
     )
     Arguments = TrackObjectArguments
+
+    @classmethod
+    def ready(cls, settings: Toolbox) -> None:
+        """OpenCV has the tracker."""
+        _csrt()
 
     @classmethod
     def run(cls, arguments: TrackObjectArguments, target: Target, scene: Scene) -> Result:

@@ -372,6 +372,16 @@ def test_an_actor_that_cannot_be_made_is_one_clear_error(placed: Placed, tmp_pat
     assert "Traceback" not in str(caught.value)
 
 
+def test_a_backend_that_is_missing_is_told_when_the_job_starts(placed: Placed, tmp_path: Path) -> None:
+    toolbox = placed.config.toolbox.model_copy(update={"segmenter": str(tmp_path / "sam")})
+    run = placed.config.run.model_copy(update={"dir": str(tmp_path)})
+    engine = placed.config.engine.model_copy(update={"workers": 1, "cpus": 0})
+    config = placed.config.model_copy(update={"toolbox": toolbox, "run": run, "engine": engine})
+    with pytest.raises(BadInput, match="toolbox.segmenter") as caught, cluster.placed(config, learner=False):
+        pass
+    assert caught.value.fix
+
+
 def test_a_job_that_does_not_fit_says_which_part(placed: Placed) -> None:
     config = placed.config.model_copy(update={"engine": placed.config.engine.model_copy(update={"workers": 40, "cpus": 1})})
     with pytest.raises(InfraFailure) as caught:

@@ -88,7 +88,7 @@ def test_a_missing_file_says_what_to_name_instead(tmp_path: Path) -> None:
         ({"id": "x"}, ("line 3", "column question")),
         ({"id": "x", "question": 5}, ("line 3", "column question")),
         ({"id": "x", "question": "?", "answers": "7"}, ("line 3", "column answers")),
-        ({"id": "x", "question": "?", "media": [{"id": "img0"}]}, ("line 3", "column media.0.uri")),
+        ({"id": "x", "question": "?", "media": [{"id": "img0"}]}, ("line 3", "column media.0")),
         ({"id": "x", "question": "?", "anwsers": []}, ("line 3", "column anwsers")),
         ({"id": "q1", "question": "?"}, ("line 3", "'q1'", "twice")),
         ([1, 2], ("line 3",)),

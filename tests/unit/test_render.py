@@ -108,7 +108,9 @@ def test_awkward_characters_survive_or_are_replaced():
 
 def test_system_turn_offers_the_tools_only_to_models_that_do_not_know_them():
     assert [t.role for t in renderer("nano").prompt(ask("x"), [shown("nano")])] == ["user"]
-    system, user = renderer("large").prompt(ask("x"), [shown("large")])
+    r = renderer("large")
+    everything = Renderer(r.tokenizer, r.spec, Dialogue(), list(OPERATIONS.values()))
+    system, user = everything.prompt(ask("x"), [shown("large")])
     schemas = system.text.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()
     assert [json.loads(s)["function"]["name"] for s in schemas] == list(OPERATIONS)
     assert "img0" in system.text
@@ -116,7 +118,6 @@ def test_system_turn_offers_the_tools_only_to_models_that_do_not_know_them():
     without = renderer("large").prompt(ask("x"), [shown("large")], operations=False)[0]
     assert "<tool_call>" not in without.text
     assert "<answer>" in without.text
-    r = renderer("large")
     quiet = Renderer(r.tokenizer, r.spec, Dialogue(system="none"), list(OPERATIONS.values()))
     assert [t.role for t in quiet.prompt(ask("x"), [shown("large")])] == ["user"]
 
@@ -234,3 +235,11 @@ def test_spec_says_what_is_wrong_with_a_folder(tmp_path):
     (tmp_path / "config.json").write_bytes((nano_folder() / "config.json").read_bytes())
     with pytest.raises(MissingFile, match="tokenizer"):
         load_tokenizer(tmp_path)
+
+
+def test_frames_of_a_clip_are_named_with_their_number_and_time():
+    frames = [
+        shown("large", f"vid0.{i}").model_copy(update={"parent": "vid0", "frame": 30 * i, "time": 1.001 * i}) for i in range(2)
+    ]
+    system = renderer("large").prompt(ask("x"), frames)[0].text
+    assert "vid0.0 (frame 0 of the video vid0 at 0.00 s), vid0.1 (frame 30 of the video vid0 at 1.00 s)" in system
