@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
+VLLM   := $(VENV)/vllm
 export OMP_NUM_THREADS ?= 1
 export DS_BUILD_OPS := 0
 export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
@@ -30,8 +31,17 @@ $(VENV)/installed: pyproject.toml constraints.txt
 quickstart: install  ## train, evaluate and serve the embedded model (about ten minutes on two cores)
 	@$(PY) -m pixelis.jobs.quickstart configs/nano/quickstart.yaml
 
-test: install lint  ## every check and test
+test: install lint $(VLLM)/installed  ## every check and test
 	@$(PY) -m pytest
+	@$(VLLM)/bin/python -m pytest tests/engines -m slow
+
+# vLLM's CPU build, for its tests only: a second environment on top of the first, so that nothing else meets its versions.
+$(VLLM)/installed: $(VENV)/installed tests/engines/requirements.txt
+	@echo "installing the CPU build of vLLM for its tests"
+	@test -x $(VLLM)/bin/python || $(PY) -m venv --without-pip $(VLLM)
+	@$(VLLM)/bin/python -c 'import sys, sysconfig; open(sysconfig.get_path("purelib") + "/base.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")' "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@$(PY) -m pip --python $(VLLM)/bin/python install -qq --disable-pip-version-check --no-deps -r tests/engines/requirements.txt
+	@touch $@
 
 lint: install  ## ruff, mypy and the dependency rules
 	@$(VENV)/bin/ruff check pixelis tests benchmarks docs

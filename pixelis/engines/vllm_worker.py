@@ -6,8 +6,6 @@ vLLM imports this module by name (logits processor, worker extension); nothing o
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -137,14 +135,3 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
 
 
 WeightTransferEngineFactory.register_engine(TRANSFER, FileTransfer)
-
-
-def _leave_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-
-
-def watch_parent() -> None:
-    """End this process when its parent is gone: a killed generator must not leave an engine behind that holds its memory."""
-    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), name="watch-parent", daemon=True).start()
