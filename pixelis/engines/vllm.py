@@ -179,6 +179,8 @@ class VllmEngine:
                 "max_model_len": self.max_context,
                 "max_num_seqs": engine.max_rows,
                 "tensor_parallel_size": engine.tensor_parallel,
+                # Never Ray's own: inside an actor it would claim the GPUs that the actor holds already.
+                "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
                 "gpu_memory_utilization": engine.gpu_memory,
                 "kv_cache_memory_bytes": engine.kv_cache_bytes or (None if on_gpu else _CPU_CACHE_BYTES),
                 "enforce_eager": engine.eager or not on_gpu,
@@ -191,7 +193,7 @@ class VllmEngine:
             }
             if not on_gpu:
                 # Full blocks only are reused: vLLM's 128 on CPU would be a whole small prompt.
-                arguments |= {"block_size": _CPU_BLOCK, "distributed_executor_backend": "uni"}
+                arguments["block_size"] = _CPU_BLOCK
             if self.merges:
                 from vllm.config import WeightTransferConfig
 
@@ -278,9 +280,9 @@ class VllmEngine:
             await self._llm.reset_mm_cache()
             await self._llm.reset_encoder_cache()
             await self._llm.resume_generation()
-        except Exception as error:
+        except BaseException as error:
             # Half of the old and half of the new weights: nothing may be generated with them.
-            self._broken = f"an update of the weights failed: {error}"
+            self._broken = f"an update of the weights failed: {error!r}"
             raise
         finally:
             path.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ vLLM imports this module by name (logits processor, worker extension); nothing o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +23,7 @@ BANNED = "pixelis_banned"
 
 
 class Extension:
-    """Mixed into vLLM's worker; importing its module is what makes the transfer below known there."""
-
-    def engine_pid(self) -> int:
-        """Process id of this worker."""
-        return os.getpid()
+    """Mixed into vLLM's worker: nothing in itself, but importing its module makes the transfer below known there."""
 
 
 class _Ban:
