@@ -280,6 +280,7 @@ class Rft(Section):
     steps: int = Field(40, ge=1, description="optimizer steps")
     questions: int = Field(32, ge=1, description="questions in a step")
     group: int = Field(8, ge=1, description="rollouts of a question")
+    minibatches: int = Field(1, ge=1, description="optimizer steps that a batch is cut into")
     staleness: int = Field(0, ge=0, description="steps that rollouts may lag behind the learner; 0 is exact on-policy")
     sampling: Sampling = Sampling()
     advantage: Advantage = Advantage()
@@ -473,6 +474,11 @@ class Rewards(Section):
     def mixtures(self) -> list[RewardWeights]:
         """Every set of weights that may be in force."""
         return [self.weights, *(task.weights for task in self.tasks.values())]
+
+    @property
+    def needs_states(self) -> bool:
+        """True when an embedder has to look at every episode."""
+        return self.curriculum.kind != "none" or any(w.curiosity_dynamics or w.coherence for w in self.mixtures)
 
     @property
     def stateful(self) -> bool:

@@ -1,4 +1,4 @@
-"""Named algorithms: what `rft.algorithm: NAME` sets in `rft.advantage` and `rft.loss`. Explicit keys win over these.
+"""Named algorithms: what `rft.algorithm: NAME` sets in the parts of `rft`. Explicit keys win over these.
 
 Constants are those of the paper, or of the code where only that has them; the source stands beside each name. `grpo` with no
 algorithm named is the default of `config.Advantage` and `config.Loss`: mean and std, token mean, no KL term.
@@ -25,10 +25,11 @@ ALGORITHMS: dict[str, Preset] = {
         "advantage": {"baseline": "mean", "scale": "none"},
         "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "constant", "kl": 0.0},
     },
-    # arXiv 2503.14476: clip-higher and token mean. Its overlong punishment is a reward term, its group filter part of the loop.
+    # arXiv 2503.14476: clip-higher, token mean, groups without a signal replaced. Its overlong punishment is a reward term.
     "dapo": {
         "advantage": {**GROUP, "eps": 1e-4},
         "loss": {"clip_low": 0.2, "clip_high": 0.28, "aggregate": "token", "kl": 0.0},
+        "dynamic": {"filter": "accuracy"},
     },
     # Back to basics, arXiv 2402.14740: KL in the reward, REINFORCE on whole sequences (one is an action: no length in it).
     "rloo": {
@@ -95,10 +96,12 @@ ALGORITHMS: dict[str, Preset] = {
         "loss": {"clip_low": 0.2, "clip_high": 0.3, "aggregate": "token", "kl": 0.0},
     },
     # What the systems that people come from run.
-    # arXiv 2505.15966: mean only, its own clip-higher, token mean.
+    # arXiv 2505.15966: mean only, its own clip-higher, token mean; groups without a signal are replaced by kept rollouts.
     "pixel_reasoner": {
         "advantage": {"baseline": "mean", "scale": "none"},
         "loss": {"clip_low": 0.2, "clip_high": 0.35, "aggregate": "token", "kl": 0.0},
+        "dynamic": {"filter": "accuracy", "most": 1.0},
+        "replay": {"capacity": 4096, "alpha": 1.0},
     },
     # arXiv 2503.20752, and R1-V: TRL's GRPO of early 2025.
     "reason_rft": {

@@ -68,11 +68,12 @@ class Actors:
     generators: list[ActorHandle] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     scorers: list[ActorHandle] = field(default_factory=list)
+    embedder: Any = None
     coordinator: Any = None
 
     def all(self) -> list[ActorHandle]:
         """Every actor placed."""
-        single = [a for a in (self.coordinator, self.store) if a is not None]
+        single = [a for a in (self.coordinator, self.embedder, self.store) if a is not None]
         return [*self.generators, *self.scorers, *single]
 
 
@@ -86,6 +87,7 @@ def preflight(config: Config, *, learner: bool, rollouts: bool) -> None:
             ("engine (generators)", config.engine.workers, config.engine.cpus, config.engine.gpus),
             ("toolboxes (of the generators)", config.engine.workers * config.toolbox.workers, config.toolbox.cpus, 0),
             ("rewards (scorers)", config.rewards.workers, config.rewards.cpus, 0),
+            ("embedder", int(config.rewards.needs_states), config.engine.cpus, config.engine.gpus),
         ]
     if learner:
         wanted.append(("learner", config.learner.workers, config.learner.cpus, config.learner.gpus))
@@ -93,7 +95,7 @@ def preflight(config: Config, *, learner: bool, rollouts: bool) -> None:
     for resource, column in (("CPU", 2), ("GPU", 3)):
         total = sum(row[1] * float(row[column]) for row in wanted)
         if total > have.get(resource, 0) and not config.cluster.autoscaling:
-            parts = ", ".join(f"{row[0]} {row[1]} x {row[column]:g}" for row in wanted if row[column])
+            parts = ", ".join(f"{row[0]} {row[1]} x {row[column]:g}" for row in wanted if row[1] and row[column])
             raise InfraFailure(
                 f"the job wants {total:g} {resource} ({parts}) but the cluster has {have.get(resource, 0):g}",
                 fix="lower the workers or their cpus/gpus in the configuration, add nodes, or set cluster.autoscaling=true",
@@ -108,6 +110,7 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None) 
     not ready within ``cluster.placement_timeout_s``.
     """
     from pixelis.actors.coordinator import Coordinator
+    from pixelis.actors.embedder import Embedder
     from pixelis.actors.generator import Generator
     from pixelis.actors.policy_store import PolicyStore
     from pixelis.actors.scorer import Scorer
@@ -128,7 +131,9 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None) 
         actors.generators = [
             spawn(Generator, config, store, index, name=name, **engine) for index, name in enumerate(actors.names)
         ]
-        actors.coordinator = spawn(Coordinator, config, actors.generators, actors.scorers, num_cpus=0)
+        if config.rewards.needs_states:
+            actors.embedder = spawn(Embedder, config, num_cpus=config.engine.cpus, num_gpus=config.engine.gpus)
+        actors.coordinator = spawn(Coordinator, config, actors.generators, actors.scorers, actors.embedder, num_cpus=0)
         wait_ready(actors, config.cluster.placement_timeout_s)
         yield actors
     finally:
@@ -148,8 +153,11 @@ def wait_ready(actors: Actors, timeout_s: float) -> None:
         "policy store": [actors.store.promoted.remote()],
         "generator": [actor.ready.remote() for actor in actors.generators],
         "scorer": [actor.health.remote() for actor in actors.scorers],
+        "embedder": [actors.embedder.health.remote()] if actors.embedder is not None else [],
     }
     for role, refs in asked.items():
+        if not refs:
+            continue
         ready, late = ray.wait(refs, num_returns=len(refs), timeout=max(0.0, deadline - time.monotonic()))
         try:
             ray.get(ready)

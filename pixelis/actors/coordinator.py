@@ -8,6 +8,7 @@ weights of the one before are loaded: exact on-policy.
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 from collections import Counter
@@ -20,7 +21,7 @@ from ray.actor import ActorHandle
 
 from pixelis.actors.cluster import own_error
 from pixelis.actors.fleet import Fleet
-from pixelis.actors.rollouts import Batch, Rollouts
+from pixelis.actors.rollouts import Batch, Rollouts, Stepped
 from pixelis.config import Config
 from pixelis.datasets.questions import read_questions
 from pixelis.engines import SamplingParams
@@ -29,17 +30,23 @@ from pixelis.evaluation.metrics import summarise
 from pixelis.records import Group, Question
 from pixelis.telemetry.events import EventLog
 
-__all__ = ["Batch", "Coordinator"]
+__all__ = ["Batch", "Coordinator", "Stepped"]
 
 
 @ray.remote(max_restarts=0, max_concurrency=1024)
 class Coordinator:
     """Moves records and references only; pixels and tensors pass it by."""
 
-    def __init__(self, config: Config, generators: list[ActorHandle], scorers: list[ActorHandle]):
+    def __init__(
+        self,
+        config: Config,
+        generators: list[ActorHandle],
+        scorers: list[ActorHandle],
+        embedder: ActorHandle | None = None,
+    ):
         self.config, self.scorers = config, scorers
         self.fleet = Fleet(generators)
-        self.rollouts = Rollouts(config, self.fleet, scorers)
+        self.rollouts = Rollouts(config, self.fleet, scorers, embedder)
         self.step = 0
         self.consumed = Consumed()
         self.made_at: dict[int, int] = {}  # version -> the step after which it was published
@@ -62,6 +69,8 @@ class Coordinator:
         self.made_at = {version: step}
         self.ready.clear()
         self.handed.clear()
+        if kept := state.get("rewards"):
+            await asyncio.gather(*(scorer.load.remote(base64.b64decode(kept)) for scorer in self.scorers))
         await self.fleet.load(version)
         self.producer = asyncio.get_running_loop().create_task(self._produce(step))
         self.producer.add_done_callback(self._producer_done)
@@ -140,25 +149,33 @@ class Coordinator:
                 del self.ready[step], self.handed[step]
         return whole.share(rank, world)
 
-    async def stepped(self, step: int, version: int) -> dict[str, float]:
+    async def stepped(self, step: int, version: int) -> Stepped:
         """The learner finished batch ``step`` and published ``version``: load it everywhere and go on.
 
-        Returns the metrics of a held-out evaluation when ``rft.evaluate_every`` says that one is due.
+        Returns what the rewards tell, and the metrics of a held-out evaluation when ``rft.evaluate_every`` says that one is due.
         """
         self.made_at[version] = step + 1
         await self.fleet.load(version)
-        found = {}
+        told = await asyncio.gather(*(scorer.advance.remote(step) for scorer in self.scorers))
+        found = {name: value for advance in told for name, value in advance.metrics.items()}
+        boundary = next((advance.boundary for advance in told if advance.boundary), None)
         every = self.config.rft.evaluate_every
         if every and (step + 1) % every == 0:
             groups, _ = await self.evaluate(
                 self.config.data.evaluate, self.config.evaluate.questions, version, self.config.evaluate.operations
             )
             summary = summarise(groups)
-            found = {f"evaluate/{key}": summary[key] for key in ("accuracy", "rapr", "tool_error_rate", "turns")}
+            found |= {f"evaluate/{key}": summary[key] for key in ("accuracy", "rapr", "tool_error_rate", "turns")}
         async with self.changed:
             self.step = step + 1
             self.changed.notify_all()
-        return found
+        return Stepped(found, boundary)
+
+    async def keep(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the questions: the running state of the rewards, when they have one."""
+        if not self.config.rewards.stateful:
+            return {}
+        return {"rewards": base64.b64encode(await self.scorers[0].state.remote()).decode()}
 
     async def stop(self) -> None:
         """End production; the learner gets None and writes its last checkpoint."""

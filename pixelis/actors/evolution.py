@@ -17,7 +17,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis.actors.fleet import Fleet
-from pixelis.actors.rollouts import Batch
+from pixelis.actors.rollouts import Batch, Stepped
 from pixelis.config import Config
 from pixelis.evolution.updates import DropOldest, as_group
 from pixelis.policy.advantages import assign_advantages
@@ -138,7 +138,7 @@ class Evolution:
         self.counts["handed"] += len(groups)
         return Batch(self.step, groups, views, metrics=update_metrics(groups, kept, self.version))
 
-    async def stepped(self, step: int, version: int) -> dict[str, float]:
+    async def stepped(self, step: int, version: int) -> Stepped:
         """The learner applied update ``step`` and published ``version``: serve it everywhere and go on."""
         await self.fleet.load(version)
         async with self.changed:
@@ -146,6 +146,10 @@ class Evolution:
             self.given.clear()
             self.counts["updates"] += 1
             self.changed.notify_all()
+        return Stepped()
+
+    async def keep(self) -> dict[str, Any]:
+        """Nothing: what was not learnt from is not kept."""
         return {}
 
     # -- from the job -----------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ import ray.train
 from ray.actor import ActorHandle
 
 from pixelis.actors.cluster import own_error
-from pixelis.config import Config, Rft
+from pixelis.actors.rollouts import Stepped
+from pixelis.config import Config, Loss, Rft
 from pixelis.errors import InfraFailure
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
@@ -49,8 +50,12 @@ class Stream(Protocol):
     def next(self, step: int) -> Work | None:
         """This rank's share of batch ``step``; None ends the run."""
 
-    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> dict[str, float]:
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Stepped:
         """Called in every rank after the optimizer step that used batch ``step``; returns what else is known by then."""
+        ...
+
+    def keep(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the state of the last batch; asked of the first rank only."""
         ...
 
 
@@ -78,8 +83,12 @@ class DemonstrationStream:
             return None
         return Work(samples_of(batch), {}, {})
 
-    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> dict[str, float]:
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Stepped:
         """Nothing to publish while demonstrations are learnt: the checkpoint is the result."""
+        return Stepped()
+
+    def keep(self) -> dict[str, Any]:
+        """Demonstrations are numbered by steps."""
         return {}
 
 
@@ -120,13 +129,17 @@ class GroupStream:
             samples = _samples(batch.groups, views)
         return Work(samples, metrics, batch.state)
 
-    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> dict[str, float]:
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Stepped:
         """Publish the new weights and let the generators load them."""
         adapter = trainer.adapter()
         if self.rank:
-            return {}
+            return Stepped()
         version = ray.get(self.store.publish.remote(adapter, self.stage, step + 1, metrics))
         return ray.get(self.source.stepped.remote(step, version))
+
+    def keep(self) -> dict[str, Any]:
+        """What the source adds to a checkpoint."""
+        return ray.get(self.source.keep.remote())
 
 
 def _samples(groups: list[Group], views: list[dict[str, Any]]) -> list[TrainSample]:
@@ -145,38 +158,62 @@ def work(job: dict[str, Any]) -> None:
 
     config: Config = job["config"]
     stream: Stream = job["stream"]
+    parts = config.rft.minibatches if stream.kind == "policy" else 1
     trainer = Trainer(
         config.policy,
         config.learner.model_copy(update={"lr": job["lr"]}),
-        config.rft.loss.model_copy(update={"kl": job["kl"]}),
-        total_steps=stream.steps,
+        job["loss"],
+        total_steps=stream.steps * parts,
         seed=config.run.seed,
         temperature=job["temperature"],
         adapter=load_adapter(config.policy.adapter) if config.policy.adapter else None,
     )
     latest = checkpoint.latest(config.run.dir)
     state = trainer.restore(latest) if latest is not None else {}
-    step = saved = trainer.step_count
+    step = saved = checkpoint.step_of(latest) if latest is not None else 0
+
+    def save(folder: str) -> None:
+        trainer.save(folder, {**state, **(stream.keep() if trainer.is_first else {})}, name=step)
+
     log, tracker = EventLog(config.run.dir), Tracker(config) if trainer.is_first else None
     stream.begin(step, trainer, state)
     while not asked_to_stop(config) and (item := stream.next(step)) is not None:
-        metrics = {**item.metrics, **trainer.step(item.samples, stream.kind)}
+        metrics = {**item.metrics, **update(trainer, item.samples, stream.kind, parts)}
         state = item.state
-        metrics |= stream.done(step, trainer, metrics)
+        told = stream.done(step, trainer, metrics)
+        metrics |= told.metrics
         step += 1
         if tracker is not None:
             log.write(f"step/{stream.kind}", step=step, **metrics)
             tracker.log(step, metrics)
             publish(metrics, {"run": config.run.name})
         if step % config.learner.checkpoint_every == 0:
-            trainer.save(config.run.dir, state)
+            save(config.run.dir)
             saved = step
+        if sum_over_workers([float(told.boundary is not None)])[0]:
+            save(str(Path(config.run.dir) / "phases" / (told.boundary or "")))
     if step > saved:
-        trainer.save(config.run.dir, state)
+        save(config.run.dir)
     log.close()
     if tracker is not None:
         tracker.close()
     trainer.close()
+
+
+def update(trainer: Any, samples: list[TrainSample], kind: Literal["sft", "policy"], parts: int) -> dict[str, float]:
+    """Learn from a batch in ``parts`` optimizer steps; the ratio of each is to the weights before the first. Metrics: means."""
+    if parts == 1:
+        return trainer.step(samples, kind)
+    old = trainer.log_probs(samples)
+    found = []
+    for part in range(parts):
+        mine = slice(part, None, parts)
+        if sum_over_workers([float(len(samples[mine]))])[0]:
+            found.append(trainer.step(samples[mine], kind, old=old[mine]))
+    names = {name for metrics in found for name in metrics}
+    totals = {name: sum(metrics.get(name, 0.0) for metrics in found) for name in names}
+    summed = ("learner/tokens", "learner/sequences", "learner/trained_sequences", "learner/micro_batches", "learner/seconds")
+    return {name: total if name in summed else total / len(found) for name, total in totals.items()}
 
 
 def asked_to_stop(config: Config) -> bool:
@@ -189,13 +226,13 @@ def fit(
     stream: Stream,
     *,
     lr: float | None = None,
-    kl: float = 0.0,
+    loss: Loss | None = None,
     temperature: float = 1.0,
     datasets: dict[str, Any] | None = None,
 ) -> Path | None:
     """Run the learner to the end of its stream; returns the last checkpoint of the run, None when there is no step in it.
 
-    ``temperature`` is the one the stream's rollouts are sampled at; ``kl`` weighs the pull to the starting policy.
+    ``temperature`` is the one the stream's rollouts are sampled at; ``loss`` is that of policy updates.
     Raises the error that stopped it.
     """
     from ray.data import ExecutionOptions
@@ -212,7 +249,7 @@ def fit(
             "config": config,
             "stream": stream,
             "lr": lr or learner.lr,
-            "kl": kl,
+            "loss": loss or Loss(),
             "temperature": temperature,
         },
         scaling_config=ScalingConfig(

@@ -53,6 +53,14 @@ class Batch:
 
 
 @dataclass
+class Stepped:
+    """What is known after a step: metrics, and the name to keep a checkpoint under when a phase of the rewards has ended."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    boundary: str | None = None
+
+
+@dataclass
 class Rolled:
     """A scored group, the reference to its views, and the reward of a greedy rollout where the baseline needs one."""
 
@@ -64,9 +72,12 @@ class Rolled:
 class Rollouts:
     """Makes batches from a stream of numbered questions on a fleet of generators."""
 
-    def __init__(self, config: Config, fleet: Fleet, scorers: Sequence[ActorHandle]):
-        self.config, self.fleet = config, fleet
+    def __init__(self, config: Config, fleet: Fleet, scorers: Sequence[ActorHandle], embedder: ActorHandle | None = None):
+        self.config, self.fleet, self.embedder = config, fleet, embedder
         self.scorer = itertools.cycle(scorers)
+        # Without labels nothing but the vote may decide what is learnt from.
+        weights = config.rewards.weights
+        self.term = "majority_vote" if weights.majority_vote and not weights.accuracy else "accuracy"
         replay = config.rft.replay
         self.replay = SampleReplay(replay.capacity, replay.alpha, replay.max_age, replay.max_bytes)
 
@@ -103,7 +114,7 @@ class Rollouts:
                                 f"too many unusable groups in step {step}: {dict(failures)}", fix="look at events.jsonl"
                             )
                         draw()
-                    elif r.dynamic.filter == "accuracy" and not informative(rolled.group):
+                    elif r.dynamic.filter == "accuracy" and not informative(rolled.group, self.term):
                         dull.append(rolled)
                         if len(numbers) < r.dynamic.most * r.questions:
                             draw()
@@ -184,4 +195,5 @@ class Rollouts:
         offered = bool(self.config.toolbox.operations) if operations is None else operations
         turns = max_turns or self.config.dialogue.max_turns
         group, views = await self.fleet.rollout(question, group_id, n, sampling, offered, turns)
-        return Rolled(await next(self.scorer).score.remote(group, step), views)
+        more = [self.embedder.states.remote(group, views)] if self.embedder is not None else []
+        return Rolled(await next(self.scorer).score.remote(group, step, *more), views)

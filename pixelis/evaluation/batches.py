@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pixelis.evaluation.metrics import operation_counts, summarise
-from pixelis.records import Group, Trajectory
+from pixelis.records import Group
+from pixelis.rewards.terms import reward_metrics
 
 BINS = ((0.0, "none"), (0.25, "quarter"), (0.5, "half"), (0.75, "three_quarters"), (0.9999, "most"), (1.0, "all"))
 """Upper edges of a group's share of right answers, and what the bin is called."""
@@ -33,19 +34,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
         out["train/accuracy"] = summary["accuracy"]
     for reason, count in summary["stop_reasons"].items():
         out[f"stop/{reason}"] = count / len(trajectories)
-    return out | _rewards(trajectories) | _difficulty(groups)
-
-
-def _rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    scored = [t for t in trajectories if t.reward is not None]
-    if not scored:
-        return {}
-    out = {"reward/total": sum(t.reward or 0.0 for t in scored) / len(scored)}
-    for area, terms in (("reward", [t.rewards for t in scored]), ("reward_weighted", [t.weighted for t in scored])):
-        for name in sorted({name for values in terms for name in values}):
-            found = [values[name] for values in terms if name in values]
-            out[f"{area}/{name}"] = sum(found) / len(found)
-    return out
+    return out | reward_metrics(groups) | _difficulty(groups)
 
 
 def _difficulty(groups: Sequence[Group]) -> dict[str, float]:

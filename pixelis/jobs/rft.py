@@ -24,7 +24,7 @@ def run(config: Config, actors: cluster.Actors) -> Path:
             config,
             "rft",
             config.rft.steps,
-            lambda: learner.fit(config, stream, kl=config.rft.loss.kl, temperature=config.rft.sampling.temperature),
+            lambda: learner.fit(config, stream, loss=config.rft.loss, temperature=config.rft.sampling.temperature),
             lambda: last_step(Path(config.run.dir), "step/policy", SHOWN),
             stop=actors.coordinator.stop.remote,
         )

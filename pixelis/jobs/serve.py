@@ -47,7 +47,9 @@ def evolve(config: Config, actors: cluster.Actors, evolution: ray.actor.ActorHan
     # Traffic has no end that a warm-up or a schedule could be a share of.
     steady = config.model_copy(update={"learner": config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})})
     e = config.evolution
-    return learner.fit(steady, stream, lr=e.lr, kl=e.kl, temperature=config.serve.sampling.temperature)
+    # The guard against drifting away is this stage's own, wherever the offline algorithm has its KL.
+    loss = config.rft.loss.model_copy(update={"kl": e.kl, "kl_in": "loss", "kl_estimator": "k3"})
+    return learner.fit(steady, stream, lr=e.lr, loss=loss, temperature=config.serve.sampling.temperature)
 
 
 def main() -> None:

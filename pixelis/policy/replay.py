@@ -75,12 +75,12 @@ class SampleReplay:
             self.bytes -= self.kept.popleft().bytes
 
 
-def informative(group: Group) -> bool:
-    """False for a group whose *accuracy* is the same in every scored rollout: it teaches nothing (DAPO, arXiv 2503.14476).
+def informative(group: Group, term: str = "accuracy") -> bool:
+    """False for a group whose raw ``term`` is the same in every scored rollout: it teaches nothing (DAPO, arXiv 2503.14476).
 
     The raw accuracy counts, not the shaped reward: else all-wrong groups pass on their format or length and train on noise.
     """
-    scores = {t.rewards.get("accuracy") for t in group.trajectories if t.reward is not None}
+    scores = {t.rewards.get(term) for t in group.trajectories if t.reward is not None}
     return len(scores) > 1
 
 

@@ -23,6 +23,7 @@ from pixelis.config import Config, parse
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import DataFailure, InfraFailure, PixelisError
 from pixelis.records import Group, Question, Trajectory
+from pixelis.rewards.grader import Advance
 
 REAL: Any = Coordinator.__ray_metadata__.modified_class
 
@@ -75,7 +76,10 @@ class Scorer:
     """Rewards that differ within a group."""
 
     def __init__(self) -> None:
-        self.score = Method(self._score)
+        self.score, self.advance = Method(self._score), Method(self._advance)
+
+    async def _advance(self, step: int) -> Advance:
+        return Advance()
 
     async def _score(self, group: Group, step: int | None) -> Group:
         await asyncio.sleep(0)

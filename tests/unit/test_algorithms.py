@@ -357,7 +357,7 @@ def test_a_dry_run_prints_what_the_name_means_and_reads_it_back(name: str):
         assert {k: printed[part][k] for k in keys} == keys
     assert config.parse(yaml.safe_load(whole.to_yaml())) == whole
     assert config.absolute(whole).rft == whole.rft
-    assert set(ALGORITHMS[name]) <= {"advantage", "loss"}
+    assert set(ALGORITHMS[name]) <= {"advantage", "loss", "dynamic", "replay"}
 
 
 def test_explicit_keys_win_over_the_name():

@@ -1,0 +1,75 @@
+"""Where an episode stands after each turn, as the frozen base model sees it: states for coherence and curiosity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pixelis.errors import DataFailure
+from pixelis.policy.forward import PACKED, VisionLanguageModel, concatenate, encode_views, hidden_states
+from pixelis.policy.packing import collate, pack
+from pixelis.policy.samples import TrainSample, from_trajectory, unusable
+
+if TYPE_CHECKING:
+    from pixelis.dialogue.spec import ModelSpec
+    from pixelis.records import Trajectory
+
+
+def turn_ends(trajectory: Trajectory) -> list[int]:
+    """Places of the tokens at which a state is taken: the last one before the first policy turn, and the last one of each policy
+    turn together with the observation that follows it.
+    """
+    ends: list[int] = []
+    length = 0
+    for turn in trajectory.turns:
+        if turn.is_policy:
+            ends.append(length - 1)
+        length += len(turn.tokens)
+    # What lies before a policy turn is the state after the one before it; the end of the episode is the last state.
+    return [*ends, length - 1]
+
+
+@torch.no_grad()
+def turn_states(
+    model: VisionLanguageModel,
+    spec: ModelSpec,
+    trajectories: Sequence[Trajectory],
+    views: Sequence[Sequence[np.ndarray]],
+    row_tokens: int,
+) -> list[np.ndarray | None]:
+    """Hidden states of the last layer at ``turn_ends``, float32 [policy turns + 1, hidden size] for each trajectory.
+
+    views: uint8 [h, w, 3] of each trajectory's images. None for a trajectory without policy turns or one the model cannot take.
+    """
+    out: list[np.ndarray | None] = [None] * len(trajectories)
+    samples: list[tuple[int, TrainSample, list[int]]] = []
+    for index, (trajectory, shown) in enumerate(zip(trajectories, views, strict=True)):
+        if trajectory.policy_turns == 0:
+            continue
+        try:
+            sample = from_trajectory(trajectory.model_copy(update={"advantage": 0.0}), list(shown))
+        except DataFailure:
+            continue
+        if unusable(sample, spec, row_tokens) is None:
+            samples.append((index, sample, turn_ends(trajectory)))
+    device = next(model.parameters()).device
+    ours = model.model.language_model.config._attn_implementation == PACKED
+    for members in pack([len(sample.tokens) for _, sample, _ in samples], row_tokens):
+        batch = collate([samples[i][1] for i in members], spec).to(device)
+        features = None
+        if batch.views:
+            features = concatenate(encode_views(model, spec, batch.views)).rows(batch.image_rows)
+        extra = {"segments": batch.segments} if ours else {}
+        hidden = hidden_states(
+            model, batch.tokens[None], batch.positions[:, None], features, spec.image_token, use_cache=False, **extra
+        )[0]
+        start = 0
+        for i in members:
+            index, sample, ends = samples[i]
+            places = torch.tensor(ends, device=device) + start
+            out[index] = hidden.index_select(0, places).float().cpu().numpy()
+            start += len(sample.tokens)
+    return out

@@ -1,0 +1,74 @@
+"""States of episodes: one before the first turn and one after each, whatever else shares the pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny_policy import policy
+
+from pixelis.policy.embed import turn_ends, turn_states
+from pixelis.policy.forward import use_packed_attention
+from pixelis.policy.model import load_model
+from pixelis.records import ImageView, Trajectory, Turn
+
+
+def tiny_model(family: str):
+    model, _, spec = load_model(policy(family), "cpu")
+    use_packed_attention(model)
+    return model, spec
+
+
+def episode(seed: int, turns: int, spec) -> tuple[Trajectory, list[np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    side = spec.multiple * 2
+    view = rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
+
+    def words(count: int) -> list[int]:
+        return [int(t) for t in rng.integers(7, 40, count)]
+
+    pads = [spec.vision_start, *[spec.image_token] * spec.image_tokens(side, side), spec.vision_end]
+    made = [Turn(role="user", tokens=[*words(3), *pads, *words(4)], images=["img0"])]
+    for number in range(turns):
+        said = words(5)
+        made.append(Turn(role="assistant", tokens=said, log_probs=[-1.0] * len(said)))
+        if number < turns - 1:
+            made.append(Turn(role="tool", tokens=words(6)))
+    image = ImageView(id="img0", view_size=(side, side))
+    return Trajectory(question_id="q", turns=made, images=[image]), [view]
+
+
+def test_a_state_is_taken_before_each_policy_turn_and_at_the_end() -> None:
+    trajectory = Trajectory(
+        question_id="q",
+        turns=[
+            Turn(role="user", tokens=[1] * 10),
+            Turn(role="assistant", tokens=[2] * 4),
+            Turn(role="tool", tokens=[3] * 7),
+            Turn(role="assistant", tokens=[4] * 5),
+        ],
+    )
+    assert turn_ends(trajectory) == [9, 20, 25]
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_states_do_not_depend_on_what_is_packed_beside_them(family: str) -> None:
+    model, spec = tiny_model(family)
+    episodes = [episode(seed, turns, spec) for seed, turns in ((0, 2), (1, 3), (2, 1))]
+    together = turn_states(model, spec, [t for t, _ in episodes], [v for _, v in episodes], 512)
+    for (trajectory, views), states in zip(episodes, together, strict=True):
+        alone = turn_states(model, spec, [trajectory], [views], 512)[0]
+        assert states is not None
+        assert alone is not None
+        assert states.shape == (trajectory.policy_turns + 1, model.config.text_config.hidden_size)
+        np.testing.assert_allclose(states, alone, atol=2e-5)
+
+
+def test_what_the_model_cannot_take_has_no_states() -> None:
+    model, spec = tiny_model("qwen3_vl")
+    good, views = episode(0, 2, spec)
+    silent = good.model_copy(update={"turns": good.turns[:1]})
+    states = turn_states(model, spec, [good, silent, good], [views, views, []], 512)
+    assert states[0] is not None
+    assert states[1] is states[2] is None
+    assert not torch.is_grad_enabled() or states[0].dtype == np.float32
