@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from conftest import Running, start
+from running import Running, start
 from tiny_policy import FAMILIES, LORA, Maker, folder, policy, random_adapter, stock, stock_log_probs
 
 from pixelis.engines import Completion, Engine, SamplingParams, Session

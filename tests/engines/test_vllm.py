@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import DIALOGUE, Running, start
+from running import DIALOGUE, Running, start
 from test_parity import GREEDY, SIZES, Play, check_greedy, play_all, plays
 from tiny_policy import Maker, policy
 

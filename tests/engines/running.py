@@ -1,0 +1,73 @@
+"""One engine for each test module and kind, on an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pixelis import config
+from pixelis.dialogue.spec import ModelSpec
+from pixelis.engines import Engine
+
+DIALOGUE = config.Dialogue(
+    input=config.PixelRange(min_pixels=256, max_pixels=16384),
+    crop=config.PixelRange(min_pixels=256, max_pixels=16384),
+    max_context=512,
+    max_images=8,
+)
+
+
+@dataclass
+class Running:
+    """An engine with the event loop that it lives on."""
+
+    engine: Any
+    runner: asyncio.Runner
+    family: str
+    folder: Path
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.engine.spec
+
+    @property
+    def swaps(self) -> bool:
+        """Whether adapters stay beside the weights."""
+        return not getattr(self.engine, "merges", True)
+
+    def run(self, body: Callable[[Any], Awaitable[None]], seconds: float = 60) -> None:
+        """Run an async test body; the engine is left without sessions, on the bare model."""
+
+        async def whole() -> None:
+            try:
+                await asyncio.wait_for(body(self.engine), seconds)
+            finally:
+                for session in list(self.engine._sessions):
+                    session.close()
+
+        self.runner.run(whole())
+
+
+def start(name: str, folder: Path, policy: config.Policy, family: str, **values: Any) -> Iterator[Running]:
+    """Start an engine, yield it, stop it."""
+    engine: Engine
+    settings = config.Engine(name=name, **values)  # type: ignore[arg-type]
+    with asyncio.Runner() as runner:
+        if name == "hf":
+            from pixelis.engines.hf import HfEngine
+
+            engine = HfEngine(folder, policy, settings)
+        else:
+            pytest.importorskip("vllm", reason="vLLM's CPU build is not installed (make test installs it)")
+            from pixelis.engines.vllm import VllmEngine
+
+            engine = VllmEngine(folder, policy, settings, DIALOGUE)
+        try:
+            yield Running(engine, runner, family, folder)
+        finally:
+            runner.run(engine.aclose())
