@@ -298,11 +298,14 @@ def question_rows(split: str, count: int, seed: int = 0, shift: str = "") -> Ite
         yield question_row(split, seed, index, shift)
 
 
-def demonstration_rows(split: str, count: int, seed: int, direct_share: float) -> Iterator[dict]:
+def demonstration_rows(split: str, count: int, seed: int, direct_share: float, aim: float = 0.0) -> Iterator[dict]:
     """Question rows with `turns`: zoom in, then answer; a share of `direct_share` answers without looking closer.
 
-    Boxes are in 0..1 of the picture on the 20/1000 grid, centred on the card to within half a grid step or one step.
+    Boxes are in 0..1 of the picture on the 20/1000 grid, centred on the card to within half a grid step or one step, and up to
+    ``aim`` (0..1 of the picture) beside it: a policy that learns from far misses zooms in without seeing what it is asked for.
     """
+    if not 0 <= aim <= 1:
+        raise BadInput(f"aim is {aim}: it must lie between 0 and 1")
     if not 0 <= direct_share <= 1:
         raise BadInput(f"direct_share is {direct_share}: it must lie between 0 and 1")
     for index in range(count):
@@ -313,7 +316,7 @@ def demonstration_rows(split: str, count: int, seed: int, direct_share: float) -
             row["turns"] = [answer]
         else:
             card = scene_of(split, seed, index).asked
-            move = rng.uniform(-0.008, 0.008, 2)
+            move = rng.uniform(-0.008, 0.008, 2) + aim * rng.uniform(-1, 1, 2)
             zoom = {
                 # Words that the base has said before: adapters below lm_head can then say them without doubt.
                 "think": f"The {card.colour} frame is here",

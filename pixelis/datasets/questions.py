@@ -51,7 +51,11 @@ def read_demonstrations(source: str, count: int, seed: int, direct_share: float)
     if source.startswith("cards:"):
         fields = _cards_fields(source)
         split, own_seed = fields.get("split", "train"), int(fields.get("seed", seed))
-        return list(cards.demonstration_rows(split, count, own_seed, direct_share))
+        aim = fields.get("aim", "0")
+        try:
+            return list(cards.demonstration_rows(split, count, own_seed, direct_share, float(aim)))
+        except ValueError:
+            raise BadInput(f"{source}: aim={aim} is no number") from None
     rows = []
     for number, row in _json_lines(Path(source)):
         fields = dict(row) if isinstance(row, dict) else {}

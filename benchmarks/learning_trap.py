@@ -1,0 +1,135 @@
+"""The learning trap: does reinforcement find out that looking closer pays, when the first zooms do not?
+
+    python -m benchmarks.learning_trap [--steps 25] [--seeds 42 1337 2024] [--dir runs/trap]
+
+Two starting policies, both from demonstrations of which 70 % answer at once: `precise` ones zoom in on the asked card,
+`imprecise` ones up to 0.15 of the picture beside it. From each, GRPO with three rewards: plain (accuracy and format),
+Pixel-Reasoner (arXiv 2505.15966) and Pixelis (curiosity by a trained dynamics model, coherence, penalties of misuse). Prints
+held-out accuracy and rate of pixel reasoning (RaPR) of every run, writes the curves to DIR/trap.html and everything to
+DIR/trap.json. Finished runs are taken from DIR, so it may be stopped and started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import machine
+from pixelis.actors import cluster
+from pixelis.config import Config, absolute, load
+from pixelis.jobs import evaluate, rft, sft
+from pixelis.jobs.driver import driver, run_folder
+from pixelis.jobs.quickstart import newest
+from pixelis.policy import checkpoint
+from pixelis.telemetry import charts, events
+from pixelis.telemetry.style import STYLE
+
+AIMS = {"precise": 0.0, "imprecise": 0.15}
+REWARDS = {
+    "plain": ["rewards.weights.accuracy=1.0", "rewards.weights.format=0.1", "rewards.weights.curiosity=0"],
+    "pixel_reasoner": ["rewards.preset=pr-paper"],
+    "pixelis": ["rewards.preset=pixelis-full", "rewards.dynamics.state=96"],
+}
+CURVES = ("train/accuracy", "rollout/rapr")
+
+
+def config_of(folder: Path, seed: int, *overrides: str) -> Config:
+    """A nano configuration in its own folder."""
+    shared = [f"run.dir={folder}", f"run.seed={seed}", "evaluate.questions=300", "telemetry.rollouts=0"]
+    return absolute(load("configs/nano/base.yaml", [*shared, *overrides]))
+
+
+def start(folder: Path, aim: str, seed: int) -> Path:
+    """The SFT policy that runs begin with."""
+    config = config_of(
+        folder,
+        seed,
+        f"data.demonstrations=cards:?split=train&aim={AIMS[aim]}",
+        "sft.steps=150",
+        "learner.lr=2e-3",
+        "learner.schedule=cosine",
+    )
+    return checkpoint.latest(folder) or sft.run(config)
+
+
+def train(folder: Path, reward: str, seed: int, steps: int, adapter: Path) -> dict[str, Any]:
+    """One run from ``adapter``: held-out summaries before and after, and the curves of training."""
+    done = folder / "result.json"
+    if done.exists():
+        return json.loads(done.read_text(encoding="utf-8"))
+    config = config_of(
+        folder,
+        seed,
+        *REWARDS[reward],
+        f"policy.adapter={adapter}",
+        f"rft.steps={steps}",
+        "rft.questions=16",
+        "rft.group=8",
+        "learner.lr=1e-3",
+        "learner.schedule=cosine",
+    )
+    with run_folder(config), cluster.placed(config, initial=str(adapter)) as actors:
+        before = evaluate.measure(config, actors, "before", 0).summary
+        rft.run(config, actors)
+        after = evaluate.measure(config, actors, "after", newest(actors, "rft")).summary
+    rows = events.read(config.run.dir, "step/policy")
+    result = {"before": before, "after": after, "curves": {name: [row.get(name) for row in rows] for name in CURVES}}
+    done.write_text(json.dumps(result), encoding="utf-8")
+    return result
+
+
+def report(folder: Path, results: dict[str, dict[str, list[dict[str, Any]]]], seeds: list[int], steps: int) -> None:
+    """Print the table, write the JSON and a page with the mean curves."""
+    print(f"\n{machine()}; {steps} steps of 16 questions x 8 rollouts, seeds {seeds}, 300 held-out questions, greedy\n")
+    print(f"{'start':10} {'reward':15} {'accuracy before':>16} {'accuracy after (each seed)':>34} {'RaPR after':>22}")
+    for aim, rewards in results.items():
+        for reward, runs in rewards.items():
+            before = statistics.mean(run["before"]["accuracy"] for run in runs)
+            after = [run["after"]["accuracy"] for run in runs]
+            rapr = " ".join(f"{run['after']['rapr']:.2f}" for run in runs)
+            each = " ".join(f"{value:.3f}" for value in after)
+            print(f"{aim:10} {reward:15} {before:16.3f} {statistics.mean(after):12.3f} ({each}) {rapr:>22}")
+    (folder / "trap.json").write_text(json.dumps({"machine": machine(), "seeds": seeds, "results": results}), encoding="utf-8")
+    head = f"<!doctype html><meta charset=utf-8><title>The learning trap</title><style>{STYLE}</style>"
+    parts = [f"{head}<main><h1>The learning trap</h1>"]
+    for aim, rewards in results.items():
+        for name in CURVES:
+            lines = {
+                reward: [statistics.mean(values) for values in zip(*(run["curves"][name] for run in runs), strict=False)]
+                for reward, runs in rewards.items()
+            }
+            parts.append(f"<h2>{aim} start: {name}, mean of {len(seeds)} seeds</h2>{charts_of(lines)}")
+    (folder / "trap.html").write_text("\n".join(parts), encoding="utf-8")
+    print(f"\n{folder / 'trap.html'}\n{folder / 'trap.json'}")
+
+
+def charts_of(lines: dict[str, list[float]]) -> str:
+    """Curves of one metric over steps."""
+    series = {name: list(enumerate(values, 1)) for name, values in lines.items()}
+    return charts.line_chart(series, share=True) + charts.legend(series, share=True)
+
+
+def main() -> None:
+    """Entry point of `python -m benchmarks.learning_trap`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1337, 2024])
+    parser.add_argument("--dir", type=Path, default=Path("runs/trap"))
+    args = parser.parse_args()
+    folder = args.dir.absolute()
+    results: dict[str, dict[str, list[dict[str, Any]]]] = {aim: {reward: [] for reward in REWARDS} for aim in AIMS}
+    with driver("learning_trap"):
+        for seed in args.seeds:
+            for aim in AIMS:
+                adapter = start(folder / f"{aim}-{seed}" / "sft", aim, seed)
+                for reward in REWARDS:
+                    run = folder / f"{aim}-{seed}" / reward
+                    results[aim][reward].append(train(run, reward, seed, args.steps, adapter))
+        report(folder, results, args.seeds, args.steps)
+
+
+if __name__ == "__main__":
+    main()
