@@ -107,6 +107,8 @@ class Coordinator:
         batch = await self.rollouts.batch(number, questions)
         ages = [number - self.made_at.get(g.policy_version, number) for g in batch.groups]
         batch.metrics |= {"rollout/staleness": float(max(ages)), "rollout/staleness_mean": sum(ages) / len(ages)}
+        if self.config.toolbox.operations and batch.metrics.get("rollout/calls") == 0:
+            self.log.write("alarm", step=number, text="no episode of this batch called an operation")
         self._keep(batch)
         async with self.changed:
             self.ready[number] = batch

@@ -13,7 +13,7 @@ from pixelis.actors import cluster, learner
 from pixelis.config import Config, from_command_line
 from pixelis.jobs.driver import driver, last_step, made_steps, run_folder, watch
 
-SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/seconds", "learner/seconds")
+SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/calls", "rollout/seconds", "learner/seconds")
 
 
 def run(config: Config, actors: cluster.Actors) -> Path:
