@@ -40,6 +40,10 @@ LEAST, LEAST_SHORT, LEAST_SYMBOL = 0.55, 0.8, 0.95
 """Confidence of a line of three and more letters, of one or two, and of none, for `plausible`."""
 DOUBT = 0.85
 """A line read with less confidence is tried upside down as well."""
+SHORT, CERTAIN, STEADY = 4, 0.98, 0.8
+"""A line of up to so many letters that is less than certain must read alike when cut tighter and wider, with this confidence."""
+NUDGE = 0.06
+"""How much tighter and wider, in heights of the line."""
 
 
 @dataclass(slots=True)
@@ -134,7 +138,20 @@ class Engine:
             if line.confidence > best[i][1].confidence + 0.05:
                 best[i] = (turn, line)
         lines = [best[i][1] for i in kept]
-        return [line for line in lines if line.confidence >= least and plausible(line)], len(quads) - len(kept)
+        lines = [line for line in lines if line.confidence >= least and plausible(line)]
+        return self._steady(picture, lines), len(quads) - len(kept)
+
+    def _steady(self, picture: np.ndarray, lines: list[Line]) -> list[Line]:
+        """Without short lines that read otherwise, or barely, when cut anew: most seen in textures do, hardly any text."""
+        short = [line for line in lines if _letters(line) <= SHORT and line.confidence < CERTAIN]
+        cuts = [_grown(line.quad, share) for line in short for share in (-NUDGE, NUDGE)]
+        again = iter(self._recognise(picture, cuts))
+        shaky = []
+        for line in short:
+            alike = [other.confidence for other in (next(again), next(again)) if other.text.lower() == line.text.lower()]
+            if (line.confidence + sum(alike)) / 3 < STEADY:
+                shaky.append(line)
+        return [line for line in lines if not any(line is other for other in shaky)]
 
     def _best(self, picture: np.ndarray, quads: np.ndarray, turns: dict[int, list[int]]) -> dict[int, tuple[int, Line]]:
         """For each quad the turn (quarters, counter-clockwise) that reads with most confidence."""
@@ -186,9 +203,13 @@ class Engine:
 
 def plausible(line: Line) -> bool:
     """True when a line is sure enough to be text: foliage, bricks and the like read as a letter or two, or as a bullet."""
-    letters = sum(character.isalnum() for character in line.text)
+    letters = _letters(line)
     least = LEAST_SHORT if letters <= 2 else LEAST
     return bool(line.text.strip()) and line.confidence >= (least if letters else LEAST_SYMBOL)
+
+
+def _letters(line: Line) -> int:
+    return sum(character.isalnum() for character in line.text)
 
 
 def thickness(quad: np.ndarray) -> float:
@@ -211,6 +232,14 @@ def strip(picture: np.ndarray, quad: np.ndarray) -> np.ndarray:
     flat = np.array([[0, 0], [length, 0], [length, STRIP_HEIGHT], [0, STRIP_HEIGHT]], np.float32)
     matrix = cv2.getPerspectiveTransform(corners.astype(np.float32), flat)
     return cv2.warpPerspective(patch, matrix, (length, STRIP_HEIGHT), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
+
+
+def _grown(quad: np.ndarray, share: float) -> np.ndarray:
+    """A quad with ``share`` of its height more on every side."""
+    width, height = (max(1e-6, side) for side in _sides(quad))
+    along, down = (quad[1] - quad[0]) / width, (quad[3] - quad[0]) / height
+    signs = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]], np.float32)
+    return (quad + share * height * (signs[:, :1] * along + signs[:, 1:] * down)).astype(np.float32)
 
 
 def _sides(quad: np.ndarray) -> tuple[float, float]:

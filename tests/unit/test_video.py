@@ -15,7 +15,7 @@ import av
 import numpy as np
 import pytest
 import skimage.data
-from clips import BIKES, BUNNY, CARPHONE, encode, footage, packed_avi
+from clips import BIKES, BUNNY, CARPHONE, CONTAINERS, DECORD_FAILS_SEQUENTIALLY, UNEVEN, encode, footage
 from PIL import Image
 
 from pixelis.config import Toolbox
@@ -24,40 +24,6 @@ from pixelis.operations import video
 from pixelis.operations.video import Clip, open_clip
 
 SETTINGS = Toolbox()
-OPEN_GROUPS = {"bf": "3", "g": "20", "x264-params": "open-gop=1:scenecut=0"}
-UNEVEN = [int(t) for t in np.cumsum(np.random.default_rng(1).integers(15, 120, 72))]
-
-CONTAINERS = {
-    "mp4 h264 with B-frames": lambda: encode(footage(), options={"bf": "3", "g": "24"}),
-    "mp4 h264 open groups": lambda: encode(footage(), options=OPEN_GROUPS),
-    "mp4 h264 intra refresh": lambda: encode(footage(), options={"g": "20", "x264-params": "intra-refresh=1"}),
-    "mp4 h264 interlaced": lambda: encode(footage(), options={"bf": "2", "g": "20", "x264-params": "interlaced=1"}),
-    "mp4 h264 10 bit": lambda: encode(footage(), options={"g": "24"}, pixels="yuv420p10le"),
-    "mp4 uneven times": lambda: encode(footage(), options={"bf": "3", "g": "24"}, milliseconds=UNEVEN),
-    "mp4 hevc": lambda: encode(footage(), codec="libx265", options={"g": "20", "x265-params": "log-level=none"}),
-    "mp4 mpeg4 with B-frames": lambda: encode(footage(), codec="mpeg4", options={"bf": "2", "g": "12"}),
-    "mov h264": lambda: encode(footage(), "mov", options={"bf": "2", "g": "12"}),
-    "mov mjpeg": lambda: encode(footage(), "mov", "mjpeg", pixels="yuvj420p"),
-    "mkv h264 open groups": lambda: encode(footage(), "matroska", options=OPEN_GROUPS),
-    "mkv uneven times": lambda: encode(footage(), "matroska", options={"bf": "3", "g": "24"}, milliseconds=UNEVEN),
-    "mkv ffv1": lambda: encode(footage(), "matroska", "ffv1"),
-    "webm vp8": lambda: encode(footage(), "webm", "libvpx", {"auto-alt-ref": "1", "lag-in-frames": "16", "g": "24"}),
-    "webm vp9": lambda: encode(footage(), "webm", "libvpx-vp9", {"lag-in-frames": "16", "g": "24", "cpu-used": "8"}),
-    "avi mpeg4": lambda: encode(footage(), "avi", "mpeg4", {"g": "12"}),
-    "avi mpeg4 with B-frames": lambda: encode(footage(), "avi", "mpeg4", {"bf": "2", "g": "12"}),
-    "avi packed B-frames": lambda: packed_avi(footage()),
-    "avi h264": lambda: encode(footage(), "avi", options={"bf": "2", "g": "24"}),
-    "mpg mpeg1": lambda: encode(footage(), "mpeg", "mpeg1video", {"bf": "2", "g": "12"}),
-    "mpg mpeg2": lambda: encode(footage(), "vob", "mpeg2video", {"bf": "2", "g": "12"}),
-    "ts h264": lambda: encode(footage(), "mpegts", options={"bf": "2", "g": "12"}),
-    "ts mpeg2": lambda: encode(footage(), "mpegts", "mpeg2video", {"bf": "2", "g": "12"}),
-    "flv h264": lambda: encode(footage(), "flv", options={"bf": "2", "g": "12"}),
-    "wmv": lambda: encode(footage(), "asf", "wmv2", {"g": "12"}),
-    "gif": lambda: encode(footage(), "gif", "gif", pixels="rgb8"),
-    "raw h264": lambda: encode(footage(), "h264", options={"bf": "2", "g": "12"}),
-}
-DECORD_FAILS_SEQUENTIALLY = {"mp4 h264 interlaced", "mp4 h264 10 bit", "ts h264", "ts mpeg2", "gif", "raw h264"}
-"""Where decord 0.6 opens nothing, numbers frames otherwise or makes other colours; elsewhere only its random access is wrong."""
 
 
 def _forget() -> None:

@@ -1,0 +1,124 @@
+"""What the pool of toolboxes adds to a direct call, on a local Ray: time, bytes stored, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks import operation_sets as sets
+from benchmarks.harness import Report, percentile
+from pixelis.config import parse
+from pixelis.dialogue.pixels import PixelBudget
+from pixelis.operations import Scene, execute
+from pixelis.records import Action, Media
+
+
+def run(report: Report, quick: bool) -> None:
+    """Starts a Ray cluster of its own on this machine, with a token, and stops it."""
+    os.environ.pop("RAY_ADDRESS", None)
+    with tempfile.TemporaryDirectory() as folder:
+        token = Path(folder) / "token"
+        token.write_text(secrets.token_hex(32))
+        # Ray reads both when it is imported.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token))
+        import ray
+
+        from pixelis.actors.cluster import connect
+
+        photo = Path(folder) / "photo.png"
+        Image.fromarray(sets.photo("astronaut")).resize((1920, 1080)).save(photo)
+        config = parse(
+            {
+                "cluster": {"cpus": 4, "object_store_bytes": 300_000_000},
+                "toolbox": {"workers": 1, "cache_bytes": 0},
+            }
+        )
+        connect(config)
+        try:
+            asyncio.run(_measure(report, config, str(photo), 200 if quick else 1000))
+        finally:
+            ray.shutdown()
+
+
+async def _measure(report: Report, config: Any, photo: str, count: int) -> None:
+    from pixelis.actors.pool import ToolboxPool
+
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))}
+    pool = ToolboxPool(config, 32, "thousand", runtime_env={"env_vars": env})
+    try:
+        start = time.perf_counter()
+        await pool.ready()
+        report.row("pool: first worker ready, s", time.perf_counter() - start)
+        before = _stored()
+        opened, (images, _) = await pool.open([Media(id="img0", uri=photo)])
+        pixels = np.asarray(Image.open(photo))
+        one = _stored() - before
+        dice = np.random.default_rng(0)
+        boxes = [(x, y, x + 0.1 + w, y + 0.1 + h) for x, y, w, h in dice.uniform(0, 0.4, (count + 256, 4)).tolist()]
+        actions = [Action(op="zoom_in", arguments={"box": box}) for box in boxes]
+        crop = config.dialogue.crop
+        scene = Scene({"img0": pixels}, images, budget=PixelBudget(crop.min_pixels, crop.max_pixels), multiple=32)
+        for action in actions[:20]:
+            await pool.execute(action, images, {}, opened)
+        # In turns: a busy machine slows both.
+        direct, pooled = [], []
+        for action in actions[:count]:
+            start = time.perf_counter()
+            execute(action, scene)
+            middle = time.perf_counter()
+            observation, _ = await pool.execute(action, images, {}, opened)
+            pooled.append(1e3 * (time.perf_counter() - middle))
+            direct.append(1e3 * (middle - start))
+            assert observation.status == "ok"
+        for share in (0.5, 0.9):
+            added = percentile([a - b for a, b in zip(pooled, direct, strict=True)], share)
+            note = f"wall clock, 1080p; direct {percentile(direct, share):.2f} ms, pool {percentile(pooled, share):.2f} ms"
+            report.row(f"pool: added to a zoom, p{100 * share:.0f}, ms", added, "<= 3" if share == 0.5 else "", note)
+        views = _stored() - before - one
+        report.row(
+            "pool: bytes stored of a picture / its pixels", one / pixels.nbytes, "1", f"then {views} bytes of {count} calls"
+        )
+        many = actions[count : count + 256]
+        start = time.perf_counter()
+        for action in many:
+            await pool.execute(action, images, {}, opened)
+        alone = time.perf_counter() - start
+        start = time.perf_counter()
+        await asyncio.gather(*(pool.execute(action, images, {}, opened) for action in many))
+        together = time.perf_counter() - start
+        note = f"{1e3 * alone:.0f} ms one by one, {1e3 * together:.0f} ms at once"
+        report.row("pool: 256 quick calls at once / one by one", together / alone, "< 1", note)
+        await _restart(report, pool, actions[0], images, opened)
+    finally:
+        pool.close()
+
+
+async def _restart(report: Report, pool: Any, action: Action, images: Any, opened: Any) -> None:
+    """Kill the only worker's process and wait for the next answer."""
+    os.kill(pool.workers[0].pid, 9)
+    start = time.perf_counter()
+    observation, _ = await pool.execute(action, images, {}, opened)
+    answered = time.perf_counter() - start
+    if observation.status == "error":
+        observation, _ = await pool.execute(action, images, {}, opened)
+    assert observation.status == "ok", observation.text
+    note = f"the call that met the dead process was answered after {answered:.2f} s"
+    report.row("pool: kill to next good answer, s", time.perf_counter() - start, "", note)
+
+
+def _stored() -> int:
+    """All bytes ever put into the object store of this node."""
+    import ray
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    state = get_state_from_address(ray.get_runtime_context().gcs_address)
+    return int(get_memory_info_reply(state).store_stats.cumulative_created_bytes)

@@ -1,0 +1,41 @@
+"""The six pixel operations: how right, how fast, and what the pool costs. See benchmarks/README.md."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.harness import Report
+
+PARTS = ("quality", "speed", "pool")
+
+
+def main() -> None:
+    """Rows on stderr as they are measured, one JSON line on stdout."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.operations", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="quality, speed, pool; default all")
+    parser.add_argument("--quick", action="store_true", help="a part of each set, about two minutes in all")
+    parser.add_argument("--photos", type=Path, help="folder with the examples of Debian's opencv-doc: more real pictures")
+    parser.add_argument("--sam", metavar="FOLDER", help="a SAM or SAM 2 checkpoint of transformers, measured beside grabcut")
+    given = parser.parse_args()
+    if unknown := set(given.parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    report = Report("Pixel operations")
+    for part in given.parts or PARTS:
+        if part == "quality":
+            from benchmarks import operation_quality
+
+            operation_quality.run(report, given.photos, given.sam, given.quick)
+        elif part == "speed":
+            from benchmarks import operation_speed
+
+            operation_speed.run(report, given.quick)
+        else:
+            from benchmarks import operation_pool
+
+            operation_pool.run(report, given.quick)
+    report.close()
+
+
+if __name__ == "__main__":
+    main()
