@@ -608,6 +608,14 @@ class Config(Section):
             problems.append(f"rft.advantage.min_group {self.rft.advantage.min_group} is above rft.group {self.rft.group}")
         if self.rft.advantage.baseline == "pass_at_k" and self.rft.advantage.k >= self.rft.group:
             problems.append(f"rft.advantage.k {self.rft.advantage.k} is not below rft.group {self.rft.group}")
+        sampled = {
+            "rft": self.rft.sampling.temperature,
+            "evaluate": self.evaluate.sampling.temperature,
+            "serve": self.serve.sampling.temperature,
+        }
+        for name, temperature in sampled.items():
+            if self.engine.name == "vllm" and not (temperature == 0 or 0.01 <= temperature <= 2):
+                problems.append(f"{name}.sampling.temperature {temperature}: vLLM takes 0, or 0.01 to 2")
         if self.engine.name == "vllm" and not self.policy.full and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
         if self.policy.full and self.policy.adapter:

@@ -20,7 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from pixelis import errors
 from pixelis.config import Config
-from pixelis.errors import BadConfig, InfraFailure, PixelisError
+from pixelis.errors import InfraFailure, PixelisError
 
 WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
 
@@ -79,8 +79,6 @@ class Actors:
 
 def preflight(config: Config, *, learner: bool, rollouts: bool) -> None:
     """Compare what the job asks for with what the cluster has; InfraFailure naming the bundle that cannot fit."""
-    if rollouts and config.engine.name != "hf":
-        raise BadConfig(f"engine.name {config.engine.name} is not built yet", fix="set engine.name=hf")
     wanted: list[tuple[str, int, float, float]] = []
     if rollouts:
         wanted += [

@@ -13,7 +13,7 @@ from pixelis.actors.pool import ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.render import Renderer
-from pixelis.engines import SamplingParams
+from pixelis.engines import SamplingParams, start_engine
 from pixelis.operations import select
 from pixelis.records import Group, Question
 
@@ -28,11 +28,9 @@ class Generator:
     def __init__(self, config: Config, store: str, index: int = 0):
         # A name, not a handle: a handle among its arguments would live in the object store and could make a restart impossible.
         self.config, self.store, self.index = config, ray.get_actor(store), index
-        from pixelis.engines.hf import HfEngine
         from pixelis.policy.model import resolve
 
-        folder = resolve(config.policy.model)
-        self.engine = HfEngine(folder, config.policy, config.engine, seed=config.run.seed + index)
+        self.engine = start_engine(config, resolve(config.policy.model), config.run.seed + index)
         operations = select(config.toolbox.operations)
         self.renderer = Renderer(self.engine.tokenizer, self.engine.spec, config.dialogue, operations)
         self.tools = ToolboxPool(config, self.engine.spec.multiple, self.renderer.coordinates)
@@ -52,11 +50,17 @@ class Generator:
 
     async def load(self, version: int) -> int:
         """Switch to ``version`` once no episode is running; returns the version now loaded."""
+        await self._alive()
         async with self.loading:
             # A fresh engine calls its bare model version 0, which may be the name of an adapter.
             if not self.started or self.engine.version != version:
                 await self._load(version)
             return self.engine.version
+
+    async def _alive(self) -> None:
+        """End this process when its engine has died: Ray starts a fresh one, and the fleet issues the work again."""
+        if (await self.engine.health()).get("alive") is False:
+            os._exit(1)
 
     async def ready(self) -> None:
         """Returns once the toolboxes answer as well."""
@@ -85,6 +89,7 @@ class Generator:
     ) -> tuple[Group, Views]:
         """``n`` episodes of one question: the group's record, and beside it the views (the caller owns both)."""
         await self._start()
+        await self._alive()
         d = self.config.dialogue
         limits = Limits(max_turns or d.max_turns, d.max_turn_tokens, d.max_context, d.max_images)
         sessions = [await self.engine.open(group_id) for _ in range(n)]
@@ -111,5 +116,6 @@ class Generator:
         finally:
             for session in sessions:
                 session.close()
+        await self._alive()  # a death in between has cut the episodes off: they are not the policy's, they are made again
         group = Group(id=group_id, question=question, trajectories=[e.trajectory for e in episodes], policy_version=version)
         return group, {e.trajectory.id: e.views for e in episodes}
