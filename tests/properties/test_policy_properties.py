@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis import config
+from pixelis.config.algorithms import ALGORITHMS
 from pixelis.policy.advantages import batch_advantages, group_advantages
 from pixelis.policy.losses import Spans, Totals, policy_loss, token_weights
 from pixelis.policy.packing import pack, segment
-from pixelis.presets import ALGORITHMS
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 rewards = st.lists(st.one_of(st.none(), st.floats(-5, 5)), max_size=12)

@@ -12,10 +12,10 @@ import torch
 import yaml
 
 from pixelis import config
+from pixelis.config.algorithms import ALGORITHMS
 from pixelis.errors import BadConfig
 from pixelis.policy.advantages import batch_advantages
 from pixelis.policy.losses import SURROGATES, Spans, Totals, metric_names, policy_loss, token_weights
-from pixelis.presets import ALGORITHMS
 from pixelis.records import StopReason
 
 

@@ -10,10 +10,10 @@ from test_rewards import A, T
 
 from pixelis import config
 from pixelis.config import Rewards
+from pixelis.config.reward_presets import REWARD_PRESETS
 from pixelis.errors import BadConfig
 from pixelis.policy.advantages import group_advantages
 from pixelis.records import Action, Group, Media, Observation, Question, StopReason, Trajectory, Turn
-from pixelis.reward_presets import REWARD_PRESETS
 from pixelis.rewards.grader import Grader
 from pixelis.rewards.terms import score_group
 

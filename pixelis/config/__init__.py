@@ -1,0 +1,89 @@
+"""Typed configuration: one YAML file, dotted overrides on the command line, nothing else.
+
+``python -m pixelis.jobs.rft configs/nano/rft.yaml learner.lr=3e-4 --dry-run`` prints the resolved configuration. A file may
+name another with ``extends: other.yaml`` (relative to itself); later values win. Unknown keys, wrong types and
+contradictions are errors that name the key's path. The defaults are those of the embedded model on a laptop.
+"""
+
+from __future__ import annotations
+
+from pixelis.config.load import describe, from_command_line, load, parse
+from pixelis.config.parts import (
+    Cluster,
+    Data,
+    Dialogue,
+    Engine,
+    Evaluate,
+    Evolution,
+    Learner,
+    Lora,
+    PixelRange,
+    Policy,
+    Quickstart,
+    Run,
+    Sampling,
+    Serve,
+    Sft,
+    Telemetry,
+    Toolbox,
+)
+from pixelis.config.rewards import (
+    Curiosity,
+    Curriculum,
+    Dynamics,
+    Judge,
+    MathScorer,
+    Normalise,
+    Overlong,
+    Rewards,
+    RewardWeights,
+    TaskRewards,
+    VoteReward,
+)
+from pixelis.config.rft import Advantage, DynamicSampling, Loss, Replay, Rft
+from pixelis.config.section import Section
+from pixelis.config.whole import VLLM_LORA_RANKS, Config, absolute
+
+__all__ = [
+    "VLLM_LORA_RANKS",
+    "Advantage",
+    "Cluster",
+    "Config",
+    "Curiosity",
+    "Curriculum",
+    "Data",
+    "Dialogue",
+    "DynamicSampling",
+    "Dynamics",
+    "Engine",
+    "Evaluate",
+    "Evolution",
+    "Judge",
+    "Learner",
+    "Lora",
+    "Loss",
+    "MathScorer",
+    "Normalise",
+    "Overlong",
+    "PixelRange",
+    "Policy",
+    "Quickstart",
+    "Replay",
+    "RewardWeights",
+    "Rewards",
+    "Rft",
+    "Run",
+    "Sampling",
+    "Section",
+    "Serve",
+    "Sft",
+    "TaskRewards",
+    "Telemetry",
+    "Toolbox",
+    "VoteReward",
+    "absolute",
+    "describe",
+    "from_command_line",
+    "load",
+    "parse",
+]

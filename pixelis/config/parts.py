@@ -1,0 +1,199 @@
+"""What jobs, models, engines, tools, data and services are told; reinforcement and rewards have files of their own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pixelis.config.section import Section
+
+
+class Run(Section):
+    name: str = Field("run", description="name of this run in logs and reports")
+    dir: str = Field("runs/run", description="folder of checkpoints, events and reports; re-running with it resumes")
+    seed: int = Field(42, description="seed of data order, sampling and initialisation")
+    resume: bool = Field(True, description="continue from the last complete checkpoint in run.dir")
+
+
+class Lora(Section):
+    rank: int = Field(16, ge=1, description="rank of the adapters")
+    alpha: int = Field(32, ge=1, description="scale numerator: the update is alpha / rank * B A")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapter's input")
+    targets: list[str] = Field(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        description="names of the linear layers that get an adapter (language model only)",
+    )
+
+
+class Policy(Section):
+    model: str = Field("nano", description="`nano`, or a folder with a Hugging Face Qwen2.5-VL or Qwen3-VL model")
+    adapter: str | None = Field(None, description="checkpoint folder whose adapter to start from")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on GPUs that have it, else float32")
+    attention: Literal["auto", "sdpa", "flash_attention_2"] = Field(
+        "auto", description="auto: flash-attn when installed on a GPU, else sdpa"
+    )
+    full: bool = Field(False, description="train all parameters instead of adapters")
+    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
+    lora: Lora = Lora()
+
+
+class PixelRange(Section):
+    min_pixels: int = Field(4096, ge=1, description="smallest area of a view in pixels")
+    max_pixels: int = Field(4096, ge=1, description="largest area of a view in pixels")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PixelRange:
+        if self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}")
+        return self
+
+
+class Dialogue(Section):
+    dialect: Literal["qwen"] = Field("qwen", description="wire format of actions and answers")
+    system: Literal["auto", "none"] = Field(
+        "auto", description="auto: tool schemas in a system turn, none for the embedded model; none: never"
+    )
+    coordinates: Literal["auto", "thousand", "pixels"] = Field(
+        "auto",
+        description="boxes the model writes: 0..1000 (Qwen3-VL), absolute pixels of the view (Qwen2.5-VL), auto by architecture",
+    )
+    input: PixelRange = Field(PixelRange(), description="pixel budget of a question's picture")
+    crop: PixelRange = Field(PixelRange(), description="pixel budget of an observation's picture")
+    frame: PixelRange = Field(PixelRange(), description="pixel budget of a frame of a clip")
+    frames: int = Field(8, ge=1, description="frames of a clip that the policy sees at first, evenly spread")
+    max_turns: int = Field(3, ge=1, description="policy turns in training")
+    max_turns_test: int = Field(3, ge=1, description="policy turns in evaluation and serving")
+    max_turn_tokens: int = Field(32, ge=1, description="new tokens in one policy turn")
+    max_context: int = Field(512, ge=16, description="tokens of a whole episode")
+    max_images: int = Field(8, ge=1, description="images in a whole episode")
+
+
+class Sampling(Section):
+    temperature: float = Field(1.0, ge=0, description="0 is greedy")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus; 1 keeps all")
+
+
+class Engine(Section):
+    name: Literal["hf", "vllm"] = Field("hf", description="generation engine")
+    workers: int = Field(1, ge=1, description="generator actors")
+    cpus: float = Field(0.5, ge=0, description="CPUs that each generator reserves")
+    gpus: float = Field(0, ge=0, description="GPUs that each generator reserves")
+    threads: int = Field(1, ge=1, description="CPU threads of each generator")
+    max_rows: int = Field(256, ge=1, description="episodes decoded together")
+    deadline_s: float = Field(600.0, gt=0, description="vllm: seconds one turn of an episode, or one load of a version, may take")
+    tensor_parallel: int = Field(1, ge=1, description="vllm: GPUs that share one model")
+    gpu_memory: float = Field(0.9, gt=0, le=1, description="vllm: share of a GPU's memory for weights, keys and values")
+    kv_cache_bytes: int | None = Field(
+        None, ge=1, description="vllm: memory for keys and values; none: what gpu_memory leaves (on CPU 1 GiB)"
+    )
+    eager: bool = Field(False, description="vllm: no CUDA graphs (slower, starts sooner)")
+    adapters: Literal["swap", "merge"] = Field(
+        "swap", description="vllm: apply LoRA adapters beside the weights, or merge them into the weights at each load"
+    )
+    max_loras: int = Field(2, ge=1, description="vllm: LoRA adapters held at once (the new one is read beside the old)")
+
+
+class Toolbox(Section):
+    operations: list[str] = Field(
+        ["zoom_in", "segment_object_at", "get_properties", "read_text", "track_object", "select_frames"],
+        description="pixel operations that the policy may call; an own one as `package.module:Class`",
+    )
+    workers: int = Field(1, ge=1, description="toolbox actors of each generator")
+    cpus: float = Field(0.25, ge=0, description="CPUs that each toolbox reserves")
+    deadline_s: float = Field(30.0, gt=0, description="seconds an operation may take")
+    memory_bytes: int = Field(2_000_000_000, ge=100_000_000, description="memory an operation may take beyond the idle toolbox")
+    cache_bytes: int = Field(256_000_000, ge=0, description="results kept by each generator for calls that repeat")
+    max_image_bytes: int = Field(20_000_000, ge=1, description="largest encoded image")
+    max_image_pixels: int = Field(50_000_000, ge=1, description="largest decoded image, checked before decoding")
+    max_video_bytes: int = Field(500_000_000, ge=1, description="largest encoded clip")
+    max_video_seconds: float = Field(3600.0, gt=0, description="longest clip")
+    max_video_frames: int = Field(200_000, ge=1, description="most frames of a clip")
+    max_frames: int = Field(8, ge=1, description="most frames that one select_frames shows")
+    max_track_frames: int = Field(300, ge=2, description="most frames that one track_object follows")
+    segmenter: str = Field("grabcut", description="`grabcut`, or a folder with a SAM or SAM 2 checkpoint of transformers")
+
+
+class Data(Section):
+    train: str = Field("cards:?split=train", description="questions to train on: `cards:` or a JSON-lines file of questions")
+    evaluate: str = Field("cards:?split=test&seed=7", description="held-out questions")
+    demonstrations: str = Field("cards:?split=train", description="demonstrations for sft: `cards:` or a JSON-lines file")
+    direct_share: float = Field(0.7, ge=0, le=1, description="share of `cards:` demonstrations that answer without an operation")
+    limit: int = Field(0, ge=0, description="use only the first N questions; 0 is all")
+
+
+class Learner(Section):
+    workers: int = Field(1, ge=1, description="learner processes")
+    cpus: float = Field(0.5, ge=0, description="CPUs that each learner process reserves")
+    gpus: float = Field(0, ge=0, description="GPUs that each learner process reserves")
+    threads: int = Field(1, ge=1, description="CPU threads of each learner process")
+    lr: float = Field(1e-3, gt=0, description="peak learning rate")
+    warmup: float = Field(0.05, ge=0, le=1, description="share of the steps that warm up linearly")
+    schedule: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")
+    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW moments")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
+    clip_norm: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    row_tokens: int = Field(1024, ge=16, description="tokens of a packed row")
+    rows: int = Field(4, ge=1, description="packed rows in one forward pass")
+    zero_stage: Literal[0, 1, 2, 3] = Field(1, description="DeepSpeed ZeRO stage")
+    deepspeed: str | None = Field(None, description="DeepSpeed JSON file to merge in")
+    checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
+    keep: int = Field(3, ge=1, description="checkpoints kept")
+    max_failures: int = Field(2, ge=0, description="restarts from the last checkpoint before the run fails")
+
+
+class Sft(Section):
+    steps: int = Field(150, ge=1, description="optimizer steps")
+    batch: int = Field(16, ge=1, description="demonstrations in a step")
+
+
+class Evaluate(Section):
+    questions: int = Field(500, ge=1, description="held-out questions")
+    sampling: Sampling = Field(Sampling(temperature=0.0), description="how answers are drawn")
+    operations: bool = Field(True, description="false: the direct arm, answers without any operation")
+    trajectories: int = Field(12, ge=0, description="episodes kept with pictures in the report")
+
+
+class Serve(Section):
+    host: str = Field("127.0.0.1", description="address to bind; anything but loopback needs an API key")
+    port: int = Field(8000, ge=1, le=65535, description="port of the HTTP gateway")
+    api_key_env: str = Field("PIXELIS_API_KEY", description="environment variable that holds the API key")
+    samples: int = Field(8, ge=1, description="k: samples of a request that vote")
+    sampling: Sampling = Field(Sampling(temperature=1.0), description="how the votes are drawn")
+    max_body_bytes: int = Field(16_000_000, ge=1024, description="largest request body")
+    max_question_chars: int = Field(4000, ge=1, description="longest question")
+    max_queue: int = Field(64, ge=1, description="requests waiting before the gateway answers 429")
+    timeout_s: float = Field(60.0, gt=0, description="seconds a request may take")
+
+
+class Evolution(Section):
+    enabled: bool = Field(True, description="learn from served traffic")
+    gate: float = Field(0.7, ge=0, le=1, description="least confidence (inclusive) of a verdict that becomes an update")
+    batch: int = Field(16, ge=1, description="update tasks in one optimizer step")
+    queue: int = Field(256, ge=1, description="update tasks that wait; the oldest is dropped beyond")
+    lr: float = Field(3e-4, gt=0, description="learning rate of online updates")
+    kl: float = Field(0.01, ge=0, description="weight of the k3 KL term to the policy that served")
+
+
+class Quickstart(Section):
+    sft_lr: float = Field(2e-3, gt=0, description="learning rate of the SFT stage")
+    rft_lr: float = Field(1e-3, gt=0, description="learning rate of the RFT stage")
+    shift: str = Field("rotate", description="how the online stream's pictures differ: noise, rotate, invert, ...")
+    stream: int = Field(160, ge=1, description="unlabelled requests in the online stream")
+    shift_questions: int = Field(300, ge=1, description="held-out questions of the shifted kind, before and after")
+
+
+class Telemetry(Section):
+    wandb: bool = Field(False, description="log to Weights & Biases (works offline)")
+    tensorboard: bool = Field(False, description="log to TensorBoard")
+    rollouts: int = Field(2, ge=0, description="groups of each step written to run.dir/rollouts.jsonl")
+    progress: bool = Field(True, description="progress lines in the driver")
+
+
+class Cluster(Section):
+    address: str | None = Field(None, description="Ray address; empty: RAY_ADDRESS if set, else a local cluster")
+    cpus: float | None = Field(None, description="CPUs of a local cluster; empty: all")
+    object_store_bytes: int = Field(1_000_000_000, ge=80_000_000, description="object store of a local cluster")
+    dashboard: bool = Field(False, description="start the Ray dashboard with a local cluster")
+    autoscaling: bool = Field(False, description="the cluster can grow: wait for nodes instead of failing")
+    placement_timeout_s: float = Field(120.0, gt=0, description="seconds to wait for the actors' resources")

@@ -1,0 +1,135 @@
+"""The whole configuration of any job, and what must agree across its parts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import yaml
+from pydantic import model_validator
+
+from pixelis.config.parts import (
+    Cluster,
+    Data,
+    Dialogue,
+    Engine,
+    Evaluate,
+    Evolution,
+    Learner,
+    Policy,
+    Quickstart,
+    Run,
+    Serve,
+    Sft,
+    Telemetry,
+    Toolbox,
+)
+from pixelis.config.rewards import Rewards
+from pixelis.config.rft import Rft
+from pixelis.config.section import Section
+
+PATHS = (
+    ("run", "dir"),
+    ("policy", "model"),
+    ("policy", "adapter"),
+    ("data", "train"),
+    ("data", "evaluate"),
+    ("data", "demonstrations"),
+    ("learner", "deepspeed"),
+    ("toolbox", "segmenter"),
+)
+VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+class Config(Section):
+    """The whole configuration of any job."""
+
+    run: Run = Run()
+    policy: Policy = Policy()
+    dialogue: Dialogue = Dialogue()
+    engine: Engine = Engine()
+    toolbox: Toolbox = Toolbox()
+    data: Data = Data()
+    learner: Learner = Learner()
+    sft: Sft = Sft()
+    rft: Rft = Rft()
+    rewards: Rewards = Rewards()
+    evaluate: Evaluate = Evaluate()
+    serve: Serve = Serve()
+    evolution: Evolution = Evolution()
+    quickstart: Quickstart = Quickstart()
+    telemetry: Telemetry = Telemetry()
+    cluster: Cluster = Cluster()
+
+    @model_validator(mode="after")
+    def _constant_length(self) -> Config:
+        """The length that Dr. GRPO divides by depends on the dialogue; resolved here, so that a dry run prints it."""
+        loss = self.rft.loss
+        if loss.aggregate == "constant" and not loss.constant_tokens:
+            length = self.dialogue.max_turns * self.dialogue.max_turn_tokens
+            resolved = self.rft.model_copy(update={"loss": loss.model_copy(update={"constant_tokens": length})})
+            object.__setattr__(self, "rft", resolved)
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        d, problems = self.dialogue, []
+        if d.max_turn_tokens >= d.max_context:
+            problems.append(
+                f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context {d.max_context}"
+            )
+        if self.learner.row_tokens < d.max_context:
+            problems.append(
+                f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: "
+                "an episode must fit a row"
+            )
+        if self.rft.questions % self.learner.workers:
+            problems.append(f"rft.questions {self.rft.questions} is not divisible by learner.workers {self.learner.workers}")
+        if self.sft.batch % self.learner.workers:
+            problems.append(f"sft.batch {self.sft.batch} is not divisible by learner.workers {self.learner.workers}")
+        if self.rft.replay.capacity and self.rft.loss.kl > 0 and self.rft.loss.kl_in == "reward":
+            problems.append("rft.replay keeps advantages, but rft.loss.kl_in=reward makes them anew from the present weights")
+        if self.rft.advantage.min_group > self.rft.group:
+            problems.append(f"rft.advantage.min_group {self.rft.advantage.min_group} is above rft.group {self.rft.group}")
+        if self.rft.advantage.baseline == "pass_at_k" and self.rft.advantage.k >= self.rft.group:
+            problems.append(f"rft.advantage.k {self.rft.advantage.k} is not below rft.group {self.rft.group}")
+        sampled = {
+            "rft": self.rft.sampling.temperature,
+            "evaluate": self.evaluate.sampling.temperature,
+            "serve": self.serve.sampling.temperature,
+        }
+        for name, temperature in sampled.items():
+            if self.engine.name == "vllm" and not (temperature == 0 or 0.01 <= temperature <= 2):
+                problems.append(f"{name}.sampling.temperature {temperature}: vLLM takes 0, or 0.01 to 2")
+        if self.engine.name == "vllm" and not self.policy.full and self.policy.lora.rank > max(VLLM_LORA_RANKS):
+            problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
+        if self.policy.full and self.policy.adapter:
+            problems.append("policy.full trains all parameters but policy.adapter names an adapter")
+        if not self.toolbox.operations and self.evaluate.operations:
+            problems.append("toolbox.operations is empty but evaluate.operations is true")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def to_yaml(self) -> str:
+        """The resolved configuration as YAML; loading it gives an equal Config."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=120)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the resolved configuration, checked by every actor at start."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+def absolute(config: Config) -> Config:
+    """The configuration with every path made absolute: workers run in other folders, and on other machines, than the driver.
+
+    `nano`, `grabcut` and `cards:` sources are names, not paths.
+    """
+    values = config.model_dump()
+    for section, key in PATHS:
+        text = values[section][key]
+        if text and text not in ("nano", "grabcut") and not text.startswith("cards:"):
+            values[section][key] = str(Path(text).expanduser().absolute())
+    return Config.model_validate(values)
