@@ -135,8 +135,8 @@ class Trainer:
                 raise BadInput(f"{name} holds values that are not finite", code="non_finite_adapter")
 
     def lr(self) -> float:
-        """Learning rate of the coming step."""
-        return learning_rate(self.learner, self.step_count, self.total_steps)
+        """Learning rate of the coming step. One that was skipped leaves it as it was."""
+        return learning_rate(self.learner, self.step_count - self.skipped, self.total_steps)
 
     def step(
         self, samples: Sequence[TrainSample], kind: Kind = "policy", old: Sequence[np.ndarray] | None = None
