@@ -2,8 +2,8 @@
 
     python -m benchmarks.every_preset [--dir runs/presets] [--adapter runs/nano/sft/checkpoints/step_00000150]
 
-Algorithms and reward presets run in pairs, so that each is seen at least once. Fails when a run makes no step, logs a value that is
-not finite, or lacks a term that its preset weighs. Presets that want a judge run without one: rules alone decide on digits.
+Algorithms and reward presets run in pairs, so that each is seen at least once. Fails when a run makes no step, logs a value that
+is not finite, or lacks a term that its preset weighs. Presets that want a judge run without one: rules alone decide on digits.
 """
 
 from __future__ import annotations
