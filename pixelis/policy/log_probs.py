@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -62,12 +62,7 @@ def project(
     """Log-probabilities of `targets` [M] and entropies [M] from the hidden states that predict them, [M, width]."""
 
     def head(h: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = lm_head(h).float() / temperature + banned
-        log_z = torch.logsumexp(logits, dim=-1)
-        log_prob = logits.gather(-1, target[:, None])[:, 0] - log_z
-        with torch.no_grad():
-            # 0 * -inf of the banned ids would be NaN; their share of the entropy is 0.
-            entropy = log_z - (torch.softmax(logits, -1) * logits.masked_fill(banned.isinf(), 0.0)).sum(-1)
+        log_prob, entropy = _TokenLogProbs.apply(lm_head(h), target, banned, temperature)
         return log_prob, entropy
 
     size = max(1, chunk_values // len(banned))
@@ -75,3 +70,38 @@ def project(
         return head(hidden, targets)
     pieces = [checkpoint(head, h, t, use_reentrant=False) for h, t in zip(hidden.split(size), targets.split(size), strict=True)]
     return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    """Logits [M, vocab], which are overwritten -> log-probabilities and entropies [M].
+
+    The values of `log_softmax` and its gather, in a third of the passes over the logits: the softmax is computed once, serves the
+    entropy too, and becomes the gradient in place.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scaled = logits.float()
+        if temperature != 1:
+            scaled.div_(temperature)
+        # Finite, as 0 * -inf in the entropy would be NaN; the exponential is 0 all the same.
+        scaled.add_(banned.clamp(min=-1e30))
+        scaled.sub_(scaled.amax(-1, keepdim=True))
+        weights = scaled.exp()
+        total = weights.sum(-1)
+        log_total = total.log()
+        log_prob = scaled.gather(-1, targets[:, None])[:, 0] - log_total + banned[targets]
+        entropy = log_total - scaled.mul_(weights).sum(-1) / total
+        ctx.save_for_backward(weights, total, targets)
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        ctx.mark_non_differentiable(entropy)
+        return log_prob, entropy
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        weights, total, targets = ctx.saved_tensors
+        gradient = gradient / ctx.temperature
+        weights.mul_((-gradient / total)[:, None]).scatter_add_(-1, targets[:, None], gradient[:, None])
+        return weights.to(ctx.dtype), None, None, None

@@ -1,0 +1,363 @@
+"""One GRPO step of the learner against TRL's `GRPOTrainer`: same model, tokens, old log-probabilities, advantages and settings.
+
+`python -m benchmarks.grpo_step` needs TRL, which Pixelis does not depend on: `pip install trl==1.16.* datasets`.
+
+TRL runs its own code from the prepared batch on (`training_step` with `_prepare_inputs` and `_compute_loss`, clipping, AdamW);
+only its generation is replaced by the given completions, padded as it pads them. Ours runs `Trainer.step`. No gradient
+checkpointing on either side, fp32, one thread. Before anything is timed, loss and gradients of both are compared. On a CPU TRL
+projects every position through the LM head (on GPUs with Triton only the completions), ours what the policy wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import numpy as np
+import torch
+import transformers
+
+from benchmarks.harness import Report, compare, seconds
+from pixelis import config
+from pixelis.engines import SamplingParams
+from pixelis.engines.hf import HfEngine
+from pixelis.errors import MissingDependency
+from pixelis.nano.architecture import build, save
+from pixelis.nano.tokenizer import build_tokenizer
+from pixelis.policy.samples import TrainSample
+from pixelis.policy.train_step import Trainer
+
+GROUP = 8
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+GOALS = {"uniform": 1.0, "zipf": 0.6}
+LR = 1e-6
+SIZES = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "feedforward": 704, "vision_hidden": 32, "vision_layers": 1}
+LORA = config.Lora(rank=16, alpha=32, targets=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Given completions: the learners' common input. old: of each completion's tokens."""
+
+    prompts: list[np.ndarray]
+    completions: list[np.ndarray]
+    old: list[np.ndarray]
+    advantages: np.ndarray
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence."""
+        return [len(p) + len(c) for p, c in zip(self.prompts, self.completions, strict=True)]
+
+    def samples(self) -> list[TrainSample]:
+        """As our learner takes them."""
+        out = []
+        for prompt, completion, old, advantage in zip(self.prompts, self.completions, self.old, self.advantages, strict=True):
+            mask = np.arange(len(prompt) + len(completion)) >= len(prompt)
+            log_probs = np.zeros(len(mask), np.float32)
+            log_probs[mask] = old
+            out.append(TrainSample(np.concatenate([prompt, completion]), mask, log_probs, float(advantage), []))
+        return out
+
+    def padded(self, pad: int) -> dict[str, torch.Tensor]:
+        """As TRL's `_generate_and_score_completions` returns them: prompts padded at the left, completions at the right."""
+        from trl.trainer.utils import pad as stack
+
+        def rows(values: list[np.ndarray], filler: float, side: str) -> torch.Tensor:
+            return stack([torch.from_numpy(v) for v in values], padding_value=filler, padding_side=side)
+
+        completion_mask = rows([np.ones_like(c) for c in self.completions], 0, "right")
+        return {
+            "prompt_ids": rows(self.prompts, pad, "left"),
+            "prompt_mask": rows([np.ones_like(p) for p in self.prompts], 0, "left"),
+            "completion_ids": rows(self.completions, pad, "right"),
+            "completion_mask": completion_mask,
+            "old_per_token_logps": rows(self.old, 0.0, "right"),
+            "advantages": torch.from_numpy(self.advantages),
+            "num_items_in_batch": completion_mask.sum(),
+        }
+
+
+def make_model(folder: Path, vocab: int) -> None:
+    """A random Qwen2.5-VL in a folder that both sides load."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens([f"<word{i}>" for i in range(vocab - len(tokenizer))])
+    save(build(tokenizer, "qwen2_5_vl", seed=0, **SIZES), tokenizer, folder)
+
+
+def completion_lengths(kind: str, count: int, longest: int, rng: np.random.Generator) -> np.ndarray:
+    """`uniform`: all equal (a quarter of the longest). `zipf`: P(n) ~ 1/n up to the longest, which occurs at least once."""
+    if kind == "uniform":
+        return np.full(count, longest // 4)
+    sizes = np.arange(longest // 32, longest + 1)
+    lengths = rng.choice(sizes, count, p=1 / sizes / (1 / sizes).sum())
+    lengths[rng.integers(count)] = longest
+    return lengths
+
+
+def draw(kind: str, groups: int, longest: int, words: np.ndarray, rng: np.random.Generator) -> Rollouts:
+    """Random prompts and completions; advantages normalised in each group from random rewards; no old log-probs yet."""
+    lengths = completion_lengths(kind, groups * GROUP, longest, rng)
+    sizes = np.full(groups, 48) if kind == "uniform" else rng.integers(24, 72, groups)
+    prompts = [rng.choice(words, n) for n in sizes for _ in range(GROUP)]
+    rewards = rng.normal(size=(groups, GROUP))
+    advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
+    completions = [rng.choice(words, n) for n in lengths]
+    return Rollouts(prompts, completions, [np.zeros(n, np.float32) for n in lengths], advantages.ravel().astype(np.float32))
+
+
+class Trl:
+    """`GRPOTrainer` around a prepared batch."""
+
+    def __init__(self, folder: Path, prompts: list[str], micro: int, lora: config.Lora | None, max_tokens: int):
+        from datasets import Dataset
+        from peft import LoraConfig
+        from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+        from trl import GRPOConfig, GRPOTrainer
+
+        self.steps = len(prompts) // micro
+        arguments = GRPOConfig(
+            output_dir=str(folder / "trl"),
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=self.steps,
+            num_generations=GROUP,
+            max_completion_length=max_tokens,
+            loss_type="dapo",
+            epsilon=0.2,
+            beta=0.0,
+            temperature=1.0,
+            learning_rate=LR,
+            lr_scheduler_type="constant",
+            adam_beta2=0.99,
+            weight_decay=0.0,
+            max_grad_norm=1.0,
+            gradient_checkpointing=False,
+            bf16=False,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        settings = None
+        if lora is not None:
+            pattern = rf".*language_model.*\.({'|'.join(lora.targets)})"
+            settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=pattern, bias="none")
+        self.rows = [{"prompt": p} for p in prompts]
+        self.trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=lambda completions, **_: np.random.default_rng(0).normal(size=len(completions)).tolist(),
+            args=arguments,
+            train_dataset=Dataset.from_list(self.rows),
+            processing_class=AutoTokenizer.from_pretrained(folder),
+            peft_config=settings,
+        )
+        self.trainer.create_optimizer()
+        self.model, self.trainer.optimizer = self.trainer.accelerator.prepare(self.trainer.model, self.trainer.optimizer)
+        self.trainer.model_wrapped = self.model
+        self.trainer.current_gradient_accumulation_steps = self.steps
+        self.model.train()
+
+    def give(self, batch: dict[str, torch.Tensor]) -> None:
+        """Train on this batch from now on, instead of generating."""
+        self.trainer._generate_and_score_completions = lambda _: dict(batch)
+
+    def backward(self) -> float:
+        """All micro-batches of one batch; returns the loss."""
+        return sum(float(self.trainer.training_step(self.model, self.rows, None)) for _ in range(self.steps))
+
+    def step(self) -> None:
+        """As in `Trainer._inner_training_loop`: backward passes, clipping, the optimizer's step."""
+        self.backward()
+        self.trainer.accelerator.clip_grad_norm_(self.model.parameters(), self.trainer.args.max_grad_norm)
+        self.trainer.optimizer.step()
+        self.model.zero_grad()
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The trainable ones under our names."""
+        out = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                name = name.removeprefix("base_model.model.")
+                out[name.replace(".lora_A.default.weight", ".A").replace(".lora_B.default.weight", ".B")] = parameter
+        return out
+
+
+def make_ours(folder: Path, lora: config.Lora | None, longest: int, zero_stage: int) -> Trainer:
+    """Our learner with TRL's settings."""
+    policy = config.Policy(model=str(folder), dtype="float32", full=lora is None, gradient_checkpointing=False, lora=lora or LORA)
+    learner = config.Learner(lr=LR, warmup=0.0, row_tokens=max(1024, longest), zero_stage=zero_stage)  # type: ignore[arg-type]
+    loss = config.Loss(aggregate="token", clip_low=0.2, clip_high=0.2, importance="none")
+    trainer = Trainer(policy, learner, loss, total_steps=10**6, device="cpu")
+    # TRL does not know ids that may not be sampled; the mask is still added, so the work is the same.
+    trainer.zero.engine.module.banned.zero_()
+    return trainer
+
+
+def gradients(trainer: Trainer, samples: list[TrainSample], old: list[np.ndarray]) -> tuple[float, dict[str, torch.Tensor]]:
+    """(loss, gradients before clipping) of one step of ours, which is taken."""
+    found: dict[str, torch.Tensor] = {}
+    apply = trainer.zero.apply
+
+    def keep(lr: float) -> float | None:
+        found.update({n: p.grad.clone() for n, p in trainer.zero.parameters.items() if p.grad is not None})
+        return apply(lr)
+
+    trainer.zero.apply = keep  # type: ignore[method-assign]
+    loss = trainer.step(samples, "policy", old)["policy/loss"]
+    trainer.zero.apply = apply  # type: ignore[method-assign]
+    return loss, found
+
+
+def difference(trainer: Trainer, trl: Trl, rollouts: Rollouts) -> tuple[float, float]:
+    """(of the losses, largest of the gradients relative to the largest gradient of its parameter's model)."""
+    with torch.no_grad():
+        theirs = trl.parameters()
+        for name, value in trainer.zero.weights().items():
+            theirs[name].copy_(torch.from_numpy(value))
+    expected = trl.backward()
+    loss, own = gradients(trainer, rollouts.samples(), rollouts.old)
+    largest = max(float(p.grad.abs().max()) for p in theirs.values() if p.grad is not None)
+    if missing := {n for n, p in theirs.items() if p.grad is not None} ^ set(own):
+        raise AssertionError(f"only one side has a gradient for {sorted(missing)[:3]}")
+    off = max(float((theirs[n].grad - g).abs().max()) for n, g in own.items()) / largest
+    trl.model.zero_grad()
+    return abs(loss - expected), off
+
+
+def flops(trainer: Trainer, rollouts: Rollouts, lora: bool) -> float:
+    """Multiply-adds x 2 of forward and backward on unpadded tokens; the LM head on completion tokens; attention causal.
+
+    Backward costs twice the forward, but once where weights are frozen (the adapters' own work is left out).
+    """
+    model: Any = trainer.model
+    linear = [m for m in model.model.language_model.modules() if isinstance(m, torch.nn.Linear)]
+    body = sum(m.weight.numel() for m in linear if min(m.weight.shape) > LORA.rank)
+    head = model.lm_head.weight.numel()
+    width, layers = SIZES["hidden"], SIZES["layers"]
+    written = sum(map(len, rollouts.completions))
+    dense = 2 * (body * sum(rollouts.lengths) + head * written)
+    attention = sum(2 * width * n * n * layers for n in rollouts.lengths)
+    return dense * (2 if lora else 3) + 3 * attention
+
+
+def gemm_rate() -> float:
+    """FLOP per second of one large fp32 product on this machine."""
+    a, b = torch.randn(2048, 768), torch.randn(768, 768)
+    torch.mm(a, b)
+    return 2 * 2048 * 768 * 768 / min(seconds(lambda: torch.mm(a, b)) for _ in range(20))
+
+
+def learner_rows(report: Report, folder: Path, arguments: argparse.Namespace, lora: config.Lora | None) -> None:
+    """Uniform and Zipf lengths, learner part only."""
+    name = "lora" if lora else "full"
+    words = np.arange(300, arguments.vocab)
+    count = arguments.groups * GROUP
+    trl = Trl(folder, [f"<word{i}>" for i in range(arguments.groups) for _ in range(GROUP)], arguments.micro, lora, 1)
+    trainer = make_ours(folder, lora, arguments.longest + 128, 0)
+    for kind in arguments.lengths:
+        rng = np.random.default_rng(arguments.seed)
+        drawn = draw(kind, arguments.groups, arguments.longest, words, rng)
+        now = trainer.log_probs(drawn.samples())
+        old = [(p + rng.normal(0, 0.15, len(p))).astype(np.float32) for p in now]
+        rollouts = Rollouts(drawn.prompts, drawn.completions, old, drawn.advantages)
+        batch = rollouts.padded(trl.trainer.processing_class.pad_token_id)
+        trl.give(batch)
+        loss, gradient = difference(trainer, trl, rollouts)
+        real, computed = sum(rollouts.lengths), count * (batch["prompt_ids"].shape[1] + batch["completion_ids"].shape[1])
+        report.row(f"{name} {kind}: |loss difference|", f"{loss:.1e}", "<= 1e-5")
+        report.row(f"{name} {kind}: largest gradient difference", f"{gradient:.1e}", "<= 1e-5", "of the largest gradient")
+        if not (loss <= 1e-5 and gradient <= 1e-5):
+            raise AssertionError(f"{name} {kind}: loss differs by {loss:.1e}, gradients by {gradient:.1e}")
+        samples = rollouts.samples()
+        ratio = compare(
+            lambda s=samples, o=old: trainer.step(s, "policy", o), trl.step, arguments.repeats, clock=CLOCKS[arguments.clock]
+        )
+        report.row(f"{name} {kind}: step, ours / TRL", ratio, f"<= {GOALS[kind]}")
+        work = flops(trainer, rollouts, lora is not None)
+        floor = work / gemm_rate()
+        note = f"{real} tokens, TRL computes {computed}; ours is {ratio.ours_s / floor:.2f}x the floor"
+        report.row(f"{name} {kind}: floor (FLOPs / GEMM rate), ms", 1e3 * floor, "", note)
+    trainer.close()
+
+
+async def roll(engine: HfEngine, trainer: Trainer, prompts: list[list[int]], rng: np.random.Generator, max_tokens: int) -> None:
+    """One whole step of ours: publish, generate, score, train."""
+    await engine.load(engine.version + 1, trainer.adapter())
+    sampling = SamplingParams(temperature=1.0, top_p=1.0, max_tokens=max_tokens, seed=engine.version)
+
+    async def one(place: int) -> TrainSample:
+        session = await engine.open(str(place // GROUP))
+        prompt = prompts[place]
+        done = await session.generate(prompt, [], sampling)
+        session.close()
+        mask = np.arange(len(prompt) + len(done.tokens)) >= len(prompt)
+        log_probs = np.zeros(len(mask), np.float32)
+        log_probs[mask] = done.log_probs
+        return TrainSample(np.asarray([*prompt, *done.tokens]), mask, log_probs, float(rng.normal()), [])
+
+    trainer.step(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
+
+
+def whole_row(report: Report, folder: Path, arguments: argparse.Namespace) -> None:
+    """Generation with transformers' `generate` in TRL and with the embedded engine in ours, then the step."""
+    texts = ["".join(f"<word{100 * i + j}>" for j in range(48)) for i in range(arguments.groups) for _ in range(GROUP)]
+    max_tokens = arguments.longest // 4
+    trl = Trl(folder, texts, arguments.micro, None, max_tokens)
+    trainer = make_ours(folder, None, arguments.longest + 128, 0)
+    prompts = [trl.trainer.processing_class(t)["input_ids"] for t in texts]
+    engine = HfEngine(folder, trainer.policy, config.Engine(max_rows=len(texts), threads=1))
+    rng = np.random.default_rng(arguments.seed)
+    with asyncio.Runner() as runner:
+        ours = lambda: runner.run(roll(engine, trainer, prompts, rng, max_tokens))  # noqa: E731
+        ratio = compare(ours, trl.step, arguments.repeats, clock=CLOCKS[arguments.clock])
+        runner.run(engine.aclose())
+    report.row("full uniform: generation and step, ours / TRL", ratio, "<= 1.0", f"{len(texts)} x up to {max_tokens} tokens")
+    trainer.close()
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="GRPO step of Pixelis against trl.GRPOTrainer")
+    parser.add_argument("--groups", type=int, default=4, help="prompts in a batch, 8 completions each")
+    parser.add_argument("--longest", type=int, default=384, help="tokens of the longest completion")
+    parser.add_argument("--vocab", type=int, default=4096)
+    parser.add_argument("--micro", type=int, default=8, help="TRL's per_device_train_batch_size")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: seconds of this process, for a busy machine")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lengths", nargs="+", choices=list(GOALS), default=list(GOALS))
+    parser.add_argument("--only", choices=["full", "lora", "whole"], help="one part of the table")
+    arguments = parser.parse_args()
+    try:
+        import trl
+    except ImportError:
+        raise MissingDependency(
+            "this compares with TRL, which is not installed", fix="pip install trl==1.16.* datasets"
+        ) from None
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    report = Report(f"GRPO step against TRL {trl.__version__}")
+    with tempfile.TemporaryDirectory(prefix="pixelis-grpo-") as scratch:
+        folder = Path(scratch)
+        make_model(folder, arguments.vocab)
+        report.row("GEMM, GFLOP/s", gemm_rate() / 1e9)
+        if arguments.only in (None, "full"):
+            learner_rows(report, folder, arguments, None)
+        if arguments.only in (None, "lora"):
+            learner_rows(report, folder, arguments, LORA)
+        if arguments.only in (None, "whole"):
+            whole_row(report, folder, arguments)
+    report.close()
+
+
+if __name__ == "__main__":
+    main()
