@@ -5,23 +5,18 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import cv2
-import numpy as np
 from pydantic import model_validator
 
 from pixelis.config import Toolbox
 from pixelis.dialogue.pixels import fit
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import geometry, segmenters
+from pixelis.operations.draw import annotate
 from pixelis.operations.masks import Mask
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Shown, Target
-from pixelis.operations.segmenters import Segment, segment, shrink
+from pixelis.operations.segmenters import Segment, segment
 from pixelis.records import Box
 
-TINT = np.array([255, 40, 200], np.float32)
-"""Magenta: rare in photos, and it shows on light and on dark."""
-LARGEST_OVERLAY = 1600
-"""Longest side in pixels of what is tinted before it is fit to the budget."""
 TRUST = {"grabcut": "grabcut, from colours and edges alone: approximate", "sam": "sam"}
 
 
@@ -66,7 +61,9 @@ class SegmentObjectAt(Operation):
         point = None if arguments.point is None else _pixel(arguments.point, target)
         found = segment(picture, region, point, box, scene.settings, scene.seed)
         record = describe(found, target)
-        return Result(_text(record, found.mask, target, scene), [_overlay(found.mask, target, scene)], {"objects": [record]})
+        return Result(
+            _text(record, found.mask, target, scene), [_overlay(record, found.mask, target, scene)], {"objects": [record]}
+        )
 
 
 def describe(found: Segment, target: Target) -> dict[str, Any]:
@@ -116,7 +113,7 @@ def _within(box: Box) -> Box:
     return x0, y0, x1, y1
 
 
-def _overlay(mask: Mask, target: Target, scene: Scene) -> Shown:
+def _overlay(record: dict[str, Any], mask: Mask, target: Target, scene: Scene) -> Shown:
     """The object and a quarter of its size around it, within the target: the mask tinted, its outline drawn."""
     picture = target.picture
     bounds = target.pixels()
@@ -125,21 +122,14 @@ def _overlay(mask: Mask, target: Target, scene: Scene) -> Shown:
     # A strip shows nothing and fits no budget: the view is at least a quarter as wide as high, and the other way round.
     x0, x1 = _span(left, right, max(2 * margin, (bottom - top) // 4), bounds[0], bounds[2])
     y0, y1 = _span(top, bottom, max(2 * margin, (right - left) // 4), bounds[1], bounds[3])
-    inside = np.zeros((y1 - y0, x1 - x0), np.float32)
-    a, b, c, d = max(left, x0), max(top, y0), min(right, x1), min(bottom, y1)
-    inside[b - y0 : d - y0, a - x0 : c - x0] = mask.inside[b - top : d - top, a - left : c - left]
-    view = shrink(picture[y0:y1, x0:x1], LARGEST_OVERLAY)
-    inside = shrink(inside, LARGEST_OVERLAY) if inside.shape != view.shape[:2] else inside
-    drawn = view + (inside * 0.35)[..., None] * (TINT - view)
-    outlines, _ = cv2.findContours((inside > 0.5).astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-    thickness = max(1, round(max(view.shape[:2]) / 250))
-    drawn = cv2.drawContours(np.ascontiguousarray(drawn.astype(np.uint8)), outlines, -1, TINT.tolist(), thickness)
     height, width = picture.shape[:2]
-    box = _within(target.from_root((x0 / width, y0 / height, x1 / width, y1 / height)))
+    shown = (x0 / width, y0 / height, x1 / width, y1 / height)
     try:
-        return Shown(fit(drawn, scene.budget, scene.multiple), box)
+        view = fit(picture[y0:y1, x0:x1], scene.budget, scene.multiple)
     except BadInput as error:
         raise OperationError(error.message, code="bad_box") from None
+    # Neither box nor id is drawn: in a small view they would hide the object.
+    return Shown(annotate(view, {"objects": [{"mask": record["mask"]}]}, shown), _within(target.from_root(shown)))
 
 
 def _span(start: int, stop: int, more: int, least: int, most: int) -> tuple[int, int]:

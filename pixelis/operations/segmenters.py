@@ -27,6 +27,8 @@ SOFT = 768
 """Longest side up to which the outline follows the picture's edges; beyond that it is only enlarged."""
 FAINT = 0.03
 """Least contrast (0..1) of a region to its surroundings."""
+COLLAPSED, MIDDLE = 0.1, 0.5
+"""A cut-out below this share of its box is tried again with the middle of the box, so much of each side, as surely the object."""
 LEAST = 12
 """A region of fewer pixels of the copy is noise."""
 
@@ -108,8 +110,14 @@ def by_box(picture: np.ndarray, box: Edges, seed: int = 0) -> Segment:
     if (x0, y0, x1, y1) == (0, 0, small.shape[1], small.shape[0]):  # no surroundings: the rim has to do
         labels[[0, -1]] = cv2.GC_PR_BGD
         labels[:, [0, -1]] = cv2.GC_PR_BGD
-    found = _grabcut(small, labels, seed, 4)
-    found = np.zeros(small.shape[:2], bool) if found is None else _largest(fill(found))
+    found = _cut_out(small, labels, seed)
+    if np.count_nonzero(found) < COLLAPSED * (x1 - x0) * (y1 - y0):
+        # The surroundings have all its colours: that its middle is the object has to be said.
+        middle = np.zeros(small.shape[:2], np.uint8)
+        axes = max(1, round((x1 - x0) * MIDDLE / 2)), max(1, round((y1 - y0) * MIDDLE / 2))
+        cv2.ellipse(middle, ((x0 + x1) // 2, (y0 + y1) // 2), axes, 0, 0, 360, 1, -1)
+        labels[(middle > 0) & (labels == cv2.GC_PR_FGD)] = cv2.GC_FGD
+        found = _cut_out(small, labels, seed)
     contrast = _contrast(found, cv2.cvtColor(small, cv2.COLOR_RGB2LAB))
     if np.count_nonzero(found) < LEAST or contrast < FAINT:
         raise OperationError("nothing in the box differs from its surroundings: give another box", code="nothing_found")
@@ -120,6 +128,11 @@ def by_box(picture: np.ndarray, box: Edges, seed: int = 0) -> Segment:
     score = 0.35 + 0.35 * min(tight, 1.0) + 0.25 * contrast
     mask = _enlarge(picture, region, found & inner)
     return Segment(mask, round(float(np.clip(score, 0.0, 1.0)), 3), "grabcut")
+
+
+def _cut_out(small: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
+    found = _grabcut(small, labels, seed, 4)
+    return np.zeros(small.shape[:2], bool) if found is None else _largest(fill(found))
 
 
 def shrink(pixels: np.ndarray, longest: int) -> np.ndarray:
