@@ -54,9 +54,9 @@ def run_folder(config: Config, *questions: str) -> Iterator[Path]:
     _claim(lock)
     try:
         if not config.run.resume:
-            for name in ("checkpoints", "versions", "train"):
+            for name in ("checkpoints", "versions", "train", "phases"):
                 shutil.rmtree(folder / name, ignore_errors=True)
-            for name in ("events.jsonl", "rollouts.jsonl"):
+            for name in ("events.jsonl", "rollouts.jsonl", "consumed.jsonl"):
                 (folder / name).unlink(missing_ok=True)
         _check_same_run(folder / "config.yaml", config)
         (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")

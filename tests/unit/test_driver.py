@@ -104,6 +104,7 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
     with jobs.run_folder(config) as folder:
         checkpoint.write(folder, 3, {}, {})
         EventLog(folder).write("step/sft", step=3)
+        (folder / "consumed.jsonl").write_text("{}\n")
         (folder / "STOP").touch()
     other = make(tmp_path / "run", lora={"rank": 2})
     with pytest.raises(BadConfig, match=r"policy\.lora") as caught, jobs.run_folder(other):
@@ -116,6 +117,7 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
     with jobs.run_folder(again):
         assert checkpoint.latest(folder) is None
         assert jobs.last_step(folder, "step/sft") == (0, {})
+        assert not (folder / "consumed.jsonl").exists(), "the new run has learnt from nothing yet"
 
 
 def test_what_cannot_be_read_is_told_before_anything_starts(tmp_path: Path) -> None:
