@@ -16,6 +16,7 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ class Trl:
 def make_ours(folder: Path, lora: config.Lora | None, longest: int, zero_stage: int) -> Trainer:
     """Our learner with TRL's settings."""
     policy = config.Policy(model=str(folder), dtype="float32", full=lora is None, gradient_checkpointing=False, lora=lora or LORA)
-    learner = config.Learner(lr=LR, warmup=0.0, row_tokens=max(1024, longest), zero_stage=zero_stage)  # type: ignore[arg-type]
+    learner = config.Learner(lr=LR, warmup=0.0, row_tokens=max(1024, longest), zero_stage=zero_stage)
     loss = config.Loss(aggregate="token", clip_low=0.2, clip_high=0.2, importance="none")
     trainer = Trainer(policy, learner, loss, total_steps=10**6, device="cpu")
     # TRL does not know ids that may not be sampled; the mask is still added, so the work is the same.
@@ -218,17 +219,17 @@ def gradients(trainer: Trainer, samples: list[TrainSample], old: list[np.ndarray
 
 
 def difference(trainer: Trainer, trl: Trl, rollouts: Rollouts) -> tuple[float, float]:
-    """(of the losses, largest of the gradients relative to the largest gradient of its parameter's model)."""
+    """(of the losses, largest of the gradients in units of the largest gradient)."""
     with torch.no_grad():
         theirs = trl.parameters()
         for name, value in trainer.zero.weights().items():
             theirs[name].copy_(torch.from_numpy(value))
     expected = trl.backward()
     loss, own = gradients(trainer, rollouts.samples(), rollouts.old)
-    largest = max(float(p.grad.abs().max()) for p in theirs.values() if p.grad is not None)
-    if missing := {n for n, p in theirs.items() if p.grad is not None} ^ set(own):
+    wanted = {n: p.grad for n, p in theirs.items() if p.grad is not None}
+    if missing := set(wanted) ^ set(own):
         raise AssertionError(f"only one side has a gradient for {sorted(missing)[:3]}")
-    off = max(float((theirs[n].grad - g).abs().max()) for n, g in own.items()) / largest
+    off = max(float((wanted[n] - g).abs().max()) for n, g in own.items()) / max(float(g.abs().max()) for g in wanted.values())
     trl.model.zero_grad()
     return abs(loss - expected), off
 

@@ -1,0 +1,189 @@
+"""How much of what the learner computes is real: packed rows against right padding, on multi-turn traces with pictures.
+
+    python -m benchmarks.packing [--clock cpu]
+
+`nano`: trajectories of the nano world, made by playing demonstrations (half of them zoom in). `zipf`: a synthetic mix of texts
+with P(length) ~ 1/length up to a whole row. Packing computes its linear layers on real tokens alone; inside attention samples of
+similar length share a bucket, padded to the longest of it. The anchor is transformers' attention on micro-batches in order of
+arrival, padded at the right to the longest of each, with the same features of the views: only the padding differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Sequence
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import numpy as np
+import torch
+
+from benchmarks.grpo_step import CLOCKS
+from benchmarks.harness import Report, compare
+from pixelis import config
+from pixelis.datasets.demonstrations import Player
+from pixelis.datasets.questions import read_demonstrations
+from pixelis.dialogue.spec import ModelSpec
+from pixelis.policy.adapters import add_lora
+from pixelis.policy.forward import FeatureCache, Features, concatenate, hidden_states, use_packed_attention
+from pixelis.policy.log_probs import banned_mask, project, token_log_probs
+from pixelis.policy.model import load_model, resolve
+from pixelis.policy.packing import Batch, collate, pack
+from pixelis.policy.samples import TrainSample, from_trajectory
+
+ROWS = config.Learner().rows
+PADDED_ROWS = 8
+
+
+def nano_traces(settings: config.Config, count: int) -> list[TrainSample]:
+    """Played demonstrations of the nano world."""
+    player = Player(settings, str(resolve("nano")))
+    rows = read_demonstrations("cards:?split=train", count, seed=0, direct_share=0.5)
+    return [
+        from_trajectory(trajectory.model_copy(update={"advantage": 1.0}), views) for trajectory, views in map(player.play, rows)
+    ]
+
+
+def zipf_texts(spec: ModelSpec, count: int, longest: int) -> list[TrainSample]:
+    """Random texts, half of each written by the policy."""
+    rng = np.random.default_rng(0)
+    words = np.setdiff1d(np.arange(7, spec.vocab), [*spec.banned, spec.image_token])
+    sizes = np.arange(16, longest + 1)
+    out = []
+    for n in rng.choice(sizes, count, p=1 / sizes / (1 / sizes).sum()):
+        mask = np.arange(n) >= n // 2
+        out.append(TrainSample(rng.choice(words, n), mask, np.zeros(n, np.float32), 1.0, []))
+    return out
+
+
+class Learner:
+    """The nano with adapters, once with packed and once with stock attention on the same parameters."""
+
+    def __init__(self) -> None:
+        policy = config.Policy(dtype="float32")
+        self.model, _, self.spec = load_model(policy, "cpu")
+        add_lora(self.model, policy.lora)
+        self.banned = banned_mask(self.spec.banned, self.spec.vocab)
+        self.text = self.model.model.language_model.config
+        self.cache = FeatureCache()
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+
+    def packed(self, batches: Sequence[Batch]) -> float:
+        """Negative log-likelihood of all policy tokens, with backward; packed rows."""
+        use_packed_attention(self.model)
+        total = 0.0
+        for batch in batches:
+            seen = self._see(batch)
+            log_probs, _ = token_log_probs(self.model, batch, seen, self.spec.image_token, self.banned)
+            total += self._backward(log_probs)
+        return total
+
+    def padded(self, batches: Sequence[tuple[Batch, torch.Tensor]]) -> float:
+        """The same by transformers' attention. batches: with the lengths of their samples; padding is made here."""
+        self.text._attn_implementation = "sdpa"
+        total = 0.0
+        for batch, lengths in batches:
+            inside = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+            tokens = torch.full(inside.shape, self.spec.pad)
+            tokens[inside] = batch.tokens
+            positions = torch.zeros(4, *inside.shape, dtype=torch.int64)
+            positions[:, inside] = batch.positions
+            mask = torch.zeros_like(inside)
+            mask[inside] = batch.mask
+            seen = self._see(batch)
+            rows = seen.rows(batch.image_rows) if seen is not None else None
+            image = self.spec.image_token
+            hidden = hidden_states(self.model, tokens, positions, rows, image, attention_mask=inside.long(), use_cache=False)
+            before = hidden[:, :-1][mask[:, 1:]]
+            total += self._backward(project(self.model.lm_head, before, tokens[mask], self.banned)[0])
+        return total
+
+    def gradient(self) -> torch.Tensor:
+        """All gradients in one vector; they are cleared."""
+        found = torch.cat([p.grad.ravel() for p in self.parameters if p.grad is not None])
+        for parameter in self.parameters:
+            parameter.grad = None
+        return found
+
+    def _see(self, batch: Batch) -> Features | None:
+        if not batch.views:
+            return None
+        return concatenate(self.cache.get(self.model, self.spec, batch.views, batch.digests))
+
+    def _backward(self, log_probs: torch.Tensor) -> float:
+        loss = -log_probs.sum()
+        loss.backward()
+        return float(loss.detach())
+
+
+def measure(report: Report, name: str, learner: Learner, samples: list[TrainSample], arguments: argparse.Namespace) -> None:
+    """All rows about one mix of lengths."""
+    lengths = [len(s.tokens) for s in samples]
+    real = sum(lengths)
+    report.row(
+        f"{name}: lengths", f"{min(lengths)} .. {max(lengths)}, mean {real / len(lengths):.0f}", "", f"{len(samples)} samples"
+    )
+    for rows, goal in ((1, ""), (ROWS, "<= 1.02")):
+        capacity = rows * arguments.row_tokens
+        bins, bound = len(pack(lengths, capacity)), math.ceil(real / capacity)
+        report.row(f"{name}: bins of {capacity} / lower bound", bins / bound, goal, f"{bins} / {bound}")
+    batches = [collate([samples[i] for i in members], learner.spec) for members in pack(lengths, capacity)]
+    report.row(f"{name}: real / computed tokens, packed", real / sum(len(b.tokens) for b in batches), ">= 0.95", "linear layers")
+    inside = sum(bucket.numel() for batch in batches for bucket in batch.segments.buckets)
+    report.row(f"{name}: real / computed tokens in attention", real / inside, "", "buckets of similar length")
+    groups = [samples[i : i + PADDED_ROWS] for i in range(0, len(samples), PADDED_ROWS)]
+    padded = [(collate(g, learner.spec), torch.tensor([len(s.tokens) for s in g])) for g in groups]
+    share = real / sum(len(sizes) * int(sizes.max()) for _, sizes in padded)
+    report.row(f"{name}: real / computed tokens, right padding", share, "", f"micro-batches of {PADDED_ROWS}")
+
+    losses, gradients = [], []
+    single = [(collate([s], learner.spec), torch.tensor([len(s.tokens)])) for s in samples[: arguments.checked]]
+    part = [samples[i] for i in range(len(single))]
+    together = [collate([part[i] for i in m], learner.spec) for m in pack([len(s.tokens) for s in part], capacity)]
+    written = sum(s.policy_tokens for s in part)
+    for work in (lambda: learner.packed(together), lambda: learner.padded(single)):
+        losses.append(work() / written)
+        gradients.append(learner.gradient())
+    loss = abs(losses[0] - losses[1])
+    gradient = float((gradients[0] - gradients[1]).abs().max() / gradients[1].abs().max())
+    report.row(f"{name}: |packed - unpadded| loss per token", f"{loss:.1e}", "<= 1e-5", "transformers, one sample at a time")
+    report.row(f"{name}: largest gradient difference", f"{gradient:.1e}", "<= 1e-5", "of the largest gradient")
+    if not (loss <= 1e-5 and gradient <= 1e-5):
+        raise AssertionError(f"{name}: packed and unpadded differ by {loss:.1e} in the loss, {gradient:.1e} in the gradient")
+
+    def ours() -> None:
+        learner.packed(batches)
+        learner.gradient()
+
+    def anchor() -> None:
+        learner.padded(padded)
+        learner.gradient()
+
+    ratio = compare(ours, anchor, arguments.repeats, clock=CLOCKS[arguments.clock])
+    report.row(f"{name}: forward and backward, packed / padded", ratio, "", f"padding alone would give {share:.3f}")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="Packed rows against right padding")
+    parser.add_argument("--traces", type=int, default=512, help="trajectories of the nano world")
+    parser.add_argument("--texts", type=int, default=128, help="texts of the synthetic mix")
+    parser.add_argument("--row-tokens", type=int, default=1024)
+    parser.add_argument("--checked", type=int, default=64, help="samples whose loss and gradient are compared")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: seconds of this process, for a busy machine")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    report = Report("Packing against right padding")
+    learner = Learner()
+    settings = config.load("configs/nano/base.yaml", [])
+    measure(report, "nano", learner, nano_traces(settings, arguments.traces), arguments)
+    measure(report, "zipf", learner, zipf_texts(learner.spec, arguments.texts, arguments.row_tokens), arguments)
+    report.close()
+
+
+if __name__ == "__main__":
+    main()
