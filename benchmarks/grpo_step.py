@@ -192,10 +192,10 @@ class Trl:
         return out
 
 
-def make_ours(folder: Path, lora: config.Lora | None, longest: int, zero_stage: int) -> Trainer:
+def make_ours(folder: Path, lora: config.Lora | None, longest: int) -> Trainer:
     """Our learner with TRL's settings."""
     policy = config.Policy(model=str(folder), dtype="float32", full=lora is None, gradient_checkpointing=False, lora=lora or LORA)
-    learner = config.Learner(lr=LR, warmup=0.0, row_tokens=max(1024, longest), zero_stage=zero_stage)
+    learner = config.Learner(lr=LR, warmup=0.0, row_tokens=max(1024, longest), zero_stage=0)
     loss = config.Loss(aggregate="token", clip_low=0.2, clip_high=0.2, importance="none")
     trainer = Trainer(policy, learner, loss, total_steps=10**6, device="cpu")
     # TRL does not know ids that may not be sampled; the mask is still added, so the work is the same.
@@ -263,7 +263,7 @@ def learner_rows(report: Report, folder: Path, arguments: argparse.Namespace, lo
     words = np.arange(300, arguments.vocab)
     count = arguments.groups * GROUP
     trl = Trl(folder, [f"<word{i}>" for i in range(arguments.groups) for _ in range(GROUP)], arguments.micro, lora, 1)
-    trainer = make_ours(folder, lora, arguments.longest + 128, 0)
+    trainer = make_ours(folder, lora, arguments.longest + 128)
     for kind in arguments.lengths:
         rng = np.random.default_rng(arguments.seed)
         drawn = draw(kind, arguments.groups, arguments.longest, words, rng)
@@ -279,9 +279,7 @@ def learner_rows(report: Report, folder: Path, arguments: argparse.Namespace, lo
         if not (loss <= 1e-5 and gradient <= 1e-5):
             raise AssertionError(f"{name} {kind}: loss differs by {loss:.1e}, gradients by {gradient:.1e}")
         samples = rollouts.samples()
-        ratio = compare(
-            lambda s=samples, o=old: trainer.step(s, "policy", o), trl.step, arguments.repeats, clock=CLOCKS[arguments.clock]
-        )
+        ratio = compare(partial(trainer.step, samples, "policy", old), trl.step, arguments.repeats, clock=CLOCKS[arguments.clock])
         report.row(f"{name} {kind}: step, ours / TRL", ratio, f"<= {GOALS[kind]}")
         work = flops(trainer, rollouts, lora is not None)
         floor = work / gemm_rate()
@@ -313,7 +311,7 @@ def whole_row(report: Report, folder: Path, arguments: argparse.Namespace) -> No
     texts = ["".join(f"<word{100 * i + j}>" for j in range(48)) for i in range(arguments.groups) for _ in range(GROUP)]
     max_tokens = arguments.longest // 4
     trl = Trl(folder, texts, arguments.micro, None, max_tokens)
-    trainer = make_ours(folder, None, arguments.longest + 128, 0)
+    trainer = make_ours(folder, None, arguments.longest + 128)
     prompts = [trl.trainer.processing_class(t)["input_ids"] for t in texts]
     engine = HfEngine(folder, trainer.policy, config.Engine(max_rows=len(texts), threads=1))
     rng = np.random.default_rng(arguments.seed)
