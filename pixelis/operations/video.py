@@ -15,10 +15,9 @@ import hashlib
 import io
 import itertools
 import re
-import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,7 @@ from PIL import Image
 
 from pixelis.config import Toolbox
 from pixelis.errors import BadImage, OperationError
-
-FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,flv,asf,ogg,gif,ivf,nut,dv"
-"""Demuxers that only ever read the bytes they are given: no playlists, no concatenation, no picture patterns, no SDP."""
+from pixelis.operations.container import Source, frame_pixels, undecodable
 
 FRAMES_KEPT, BYTES_KEPT = 100, 128_000_000
 """Decoded frames that a process remembers: a zoom into a frame usually follows its selection."""
@@ -102,7 +99,7 @@ class Clip:
 
         picture = load_image(self.data[number].tobytes(), 1 << 62, self.width * self.height)
         if picture.shape[:2] != (self.height, self.width):
-            raise _undecodable(f"picture {number} is {picture.shape[1]}x{picture.shape[0]}, not {self.width}x{self.height}")
+            raise undecodable(f"picture {number} is {picture.shape[1]}x{picture.shape[0]}, not {self.width}x{self.height}")
         return np.array(picture)
 
 
@@ -118,9 +115,6 @@ def open_clip(source: str | bytes | Path | Sequence[str], settings: Toolbox, fps
         data = _read(source, settings.max_video_bytes)
         return _index(data, hashlib.sha256(data.data).hexdigest(), settings)
     return _frame_list(list(source), settings, fps)
-
-
-# Bytes
 
 
 def _read(source: str | bytes | Path, limit: int) -> np.ndarray:
@@ -186,17 +180,6 @@ def _too_many_frames(limit: int) -> BadImage:
     )
 
 
-def _check_pixels(width: int, height: int, limit: int) -> None:
-    if width < 1 or height < 1:
-        raise BadImage(f"the frames are {width}x{height} pixels", code="video_empty")
-    if width * height > limit:
-        raise BadImage(
-            f"the frames are {width}x{height} = {width * height} pixels, more than {limit}",
-            code="video_too_many_pixels",
-            fix="send a smaller clip or raise toolbox.max_image_pixels",
-        )
-
-
 def _check_length(seconds: float, limit: float) -> None:
     if seconds > limit:
         raise BadImage(
@@ -204,18 +187,6 @@ def _check_length(seconds: float, limit: float) -> None:
             code="video_too_long",
             fix="cut the clip or raise toolbox.max_video_seconds",
         )
-
-
-def _undecodable(reason: object) -> BadImage:
-    text = " ".join(str(reason).split())[:160]
-    return BadImage(
-        f"the clip cannot be decoded: {text}",
-        code="video_undecodable",
-        fix="send a whole mp4, mov, mkv, webm, avi, mpg, ts or gif file",
-    )
-
-
-# Frame lists
 
 
 def _frame_list(sources: list[str], settings: Toolbox, fps: float) -> Clip:
@@ -241,7 +212,7 @@ def _frame_list(sources: list[str], settings: Toolbox, fps: float) -> Clip:
             with Image.open(io.BytesIO(encoded.data), formats=PICTURES) as picture:
                 size = sorted(picture.size)  # sides may be swapped by EXIF: the decoded frame is checked again
         except Exception as error:  # decoders raise nearly anything on damaged bytes
-            raise _undecodable(f"picture {number}: {type(error).__name__}") from None
+            raise undecodable(f"picture {number}: {type(error).__name__}") from None
         if size != sorted((width, height)):
             raise BadImage(
                 f"picture {number} is {size[0]}x{size[1]}, the first is {width}x{height}",
@@ -255,94 +226,6 @@ def _frame_list(sources: list[str], settings: Toolbox, fps: float) -> Clip:
     return Clip(tuple(data), times, width, height, _PICTURES, digest.hexdigest())
 
 
-# Files
-
-
-class _Bytes(io.RawIOBase):
-    """A file over an array, without a copy of it."""
-
-    def __init__(self, data: np.ndarray):
-        self._view, self._at = data.data.cast("B"), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        stop = len(self._view) if size is None or size < 0 else min(len(self._view), self._at + size)
-        chunk = bytes(self._view[self._at : stop])
-        self._at = max(self._at, stop)
-        return chunk
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = max(0, offset + (0, self._at, len(self._view))[whence])
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-
-class _Source:
-    """An open container and its video stream. ``time``: seconds of a packet or frame, None where it has no time stamp."""
-
-    def __init__(self, data: np.ndarray, max_pixels: int):
-        import av
-
-        # The bytes are the only input: whatever else a hostile file names is refused by FFmpeg itself.
-        options = {"format_whitelist": FORMATS, "protocol_whitelist": "none"}
-        self.errors: tuple[type[Exception], ...] = (av.FFmpegError, ValueError, EOFError, RuntimeError)
-        try:
-            self.container: Any = av.open(_Bytes(data), options=options, metadata_errors="ignore", buffer_size=1 << 16)
-        except (*self.errors, OSError) as error:
-            raise _undecodable(getattr(error, "strerror", None) or error) from None
-        self.stream = self._choose()
-        context = self.stream.codec_context
-        _check_pixels(context.width, context.height, max_pixels)
-        context.options = {**context.options, "max_pixels": str(max_pixels)}
-        context.thread_count = 1
-        self.base = float(self.stream.time_base) if self.stream.time_base else 0.0
-
-    def _choose(self) -> Any:
-        for stream in self.container.streams.video:
-            if "ATTACHED_PIC" not in str(stream.disposition).upper() and stream.codec_context is not None:
-                return stream
-        raise BadImage(
-            "the file has no moving picture, only sound or text" if self.container.streams else "the file is empty",
-            code="video_no_picture",
-            fix="send a clip with a video stream",
-        )
-
-    def time(self, item: Any) -> float | None:
-        return None if item.pts is None or not self.base else item.pts * self.base
-
-    def packets(self) -> Iterator[Any]:
-        """Packets of the stream up to the end, or to where the file is cut off."""
-        try:
-            for packet in self.container.demux(self.stream):
-                if packet.size or packet.pts is not None:
-                    yield packet
-        except self.errors:
-            return
-
-    def decode(self, packets: Iterator[Any]) -> Iterator[Any]:
-        """Frames of the packets and those held back until the end; a damaged packet costs its own frames only."""
-        context = self.stream.codec_context
-        for packet in packets:
-            try:
-                yield from packet.decode()
-            except self.errors:
-                continue
-        try:
-            yield from context.decode(None)
-        except self.errors:
-            return
-
-    def close(self) -> None:
-        self.container.close()
-
-
 @dataclass(frozen=True)
 class _Packets:
     times: list[float | None]
@@ -352,14 +235,14 @@ class _Packets:
 
 
 def _index(data: np.ndarray, sha256: str, settings: Toolbox) -> Clip:
-    source = _Source(data, settings.max_image_pixels)
+    source = Source(data, settings.max_image_pixels)
     try:
         container = source.container.format.name.split(",")[0]
         found = _demux(source, settings)
     finally:
         source.close()
     if not found.times:
-        raise _undecodable("it has no frames")
+        raise undecodable("it has no frames")
     numbered = _by_packets(data, found, settings) if found.plain else None
     times, keys, first = numbered or _by_frames(data, found, settings)
     height, width = first.shape[:2]
@@ -368,7 +251,7 @@ def _index(data: np.ndarray, sha256: str, settings: Toolbox) -> Clip:
     return Clip((data,), np.array(times, np.float64), width, height, container, sha256, keys)
 
 
-def _demux(source: _Source, settings: Toolbox) -> _Packets:
+def _demux(source: Source, settings: Toolbox) -> _Packets:
     times: list[float | None] = []
     keys: list[float | None] = []
     plain, low, high = True, np.inf, -np.inf
@@ -422,21 +305,21 @@ def _by_packets(data: np.ndarray, found: _Packets, settings: Toolbox) -> Numbere
 
 def _by_frames(data: np.ndarray, found: _Packets, settings: Toolbox) -> Numbered:
     """The same by decoding the whole clip: the frames are those that come out."""
-    source = _Source(data, settings.max_image_pixels)
+    source = Source(data, settings.max_image_pixels)
     stamps: list[float | None] = []
     first = None
     try:
         rate = float(source.stream.average_rate or 25)
         for frame in source.decode(source.packets()):
             if first is None:
-                first = _pixels(frame, None, settings.max_image_pixels)
+                first = frame_pixels(frame, None, settings.max_image_pixels)
             stamps.append(source.time(frame))
             if len(stamps) > settings.max_video_frames:
                 raise _too_many_frames(settings.max_video_frames)
     finally:
         source.close()
     if first is None:
-        raise _undecodable("none of its packets holds a frame")
+        raise undecodable("none of its packets holds a frame")
     times = [time for time in stamps if time is not None]
     if len(times) < len(stamps) or not 1 / 1000 < rate < 1000 or any(b <= a for a, b in itertools.pairwise(times)):
         return [number / (rate if 1 / 1000 < rate < 1000 else 25) for number in range(len(stamps))], (), first
@@ -444,30 +327,6 @@ def _by_frames(data: np.ndarray, found: _Packets, settings: Toolbox) -> Numbered
     keys = tuple(sorted(known[time] for time in found.keys if time is not None and time in known))
     usable = keys and keys[0] == 0 and None not in found.keys
     return times, keys if usable else (), first
-
-
-def _pixels(frame: Any, size: tuple[int, int] | None, limit: int) -> np.ndarray:
-    """A decoded frame as it is shown: uint8 [H, W, 3]; ``size`` (width, height) is what a stream that changes is brought to."""
-    _check_pixels(frame.width, frame.height, limit)
-    pixels = frame.to_ndarray(format="rgb24")
-    if (turn := _turn(frame)) is not None:
-        pixels = np.ascontiguousarray(turn(pixels))
-    if size is not None and (pixels.shape[1], pixels.shape[0]) != size:
-        pixels = np.array(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
-    return pixels
-
-
-def _turn(frame: Any) -> Callable[[np.ndarray], np.ndarray] | None:
-    """What the display matrix does to the picture, in quarter turns and mirrors; None for nothing."""
-    matrix = next((item for item in frame.side_data if item.type.name == "DISPLAYMATRIX"), None)
-    if matrix is None or len(raw := bytes(matrix)) < 36:
-        return None
-    a, b, _, c, d, *_ = struct.unpack("=9i", raw[:36])
-    if abs(a) + abs(d) >= abs(b) + abs(c):
-        steps = (slice(None, None, -1 if d < 0 else 1), slice(None, None, -1 if a < 0 else 1))
-        return None if a >= 0 and d >= 0 else lambda pixels: pixels[steps]
-    steps = (slice(None, None, -1 if b < 0 else 1), slice(None, None, -1 if c < 0 else 1))
-    return lambda pixels: pixels.transpose(1, 0, 2)[steps]
 
 
 class _Reader:
@@ -478,7 +337,7 @@ class _Reader:
     ):
         self._data, self._times, self._keys, self._limit, self._size = data, times, keys, max_pixels, size
         self._numbers = {float(time): number for number, time in enumerate(times)} if keys else {}
-        self._source: _Source | None = None
+        self._source: Source | None = None
         self._stream: Iterator[Any] = iter(())
         self._at = -1  # the last number that came out
         self.start(0)
@@ -501,7 +360,7 @@ class _Reader:
         source = self._open(fresh=True)
         self._stream = source.decode(source.packets())
 
-    def _entry(self, source: _Source, wanted: float) -> tuple[Any, Iterator[Any]] | None:
+    def _entry(self, source: Source, wanted: float) -> tuple[Any, Iterator[Any]] | None:
         """The first key packet after a seek, unless it comes after the one wanted."""
         packets = source.packets()
         for packet in packets:
@@ -510,12 +369,12 @@ class _Reader:
                 return (packet, packets) if time is not None and time <= wanted else None
         return None
 
-    def _open(self, fresh: bool = False) -> _Source:
+    def _open(self, fresh: bool = False) -> Source:
         if self._source is not None and fresh:
             self._source.close()
             self._source = None
         if self._source is None:
-            self._source = _Source(self._data, self._limit)
+            self._source = Source(self._data, self._limit)
         return self._source
 
     def next(self) -> tuple[float | None, Any] | None:
@@ -536,7 +395,7 @@ class _Reader:
             pixels = self._seek(number)
         if pixels is None:
             self.start(0)
-            raise _undecodable(f"frame {number} is damaged")
+            raise undecodable(f"frame {number} is damaged")
         return pixels
 
     def _seek(self, number: int) -> np.ndarray | None:
@@ -552,7 +411,7 @@ class _Reader:
         return None
 
     def pixels(self, frame: Any) -> np.ndarray:
-        return _pixels(frame, self._size, self._limit)
+        return frame_pixels(frame, self._size, self._limit)
 
     def close(self) -> None:
         if self._source is not None:
@@ -562,9 +421,6 @@ class _Reader:
 def _chain(head: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield head
     yield from rest
-
-
-# What a process remembers
 
 
 class _Frames:

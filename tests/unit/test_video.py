@@ -215,7 +215,7 @@ def test_caps_are_checked_first(monkeypatch):
     assert _code(data, max_video_frames=71) == "video_too_many_frames"
     assert _code(data, max_video_seconds=2) == "video_too_long"
     assert _code(data, max_image_pixels=160 * 96 - 1) == "video_too_many_pixels"
-    monkeypatch.setattr(video, "_Source", None)  # nothing is opened
+    monkeypatch.setattr(video, "Source", None)  # nothing is opened
     assert _code(data, max_video_bytes=1000) == "video_too_many_bytes"
     url = "data:video/mp4;base64," + base64.b64encode(data).decode()
     assert _code(url, max_video_bytes=1000) == "video_too_many_bytes"
