@@ -1,1 +1,14 @@
 """Measurements: every figure the project states comes from a command here. `python -m benchmarks.NAME --help`."""
+
+import atexit
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+
+if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # Ray reads it when it is imported: each run has a token of its own
+    _private = tempfile.mkdtemp(prefix="pixelis-benchmarks-")
+    atexit.register(shutil.rmtree, _private, True)
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{_private}/ray-token"}
+    Path(os.environ["RAY_AUTH_TOKEN_PATH"]).write_text(secrets.token_hex(32), encoding="utf-8")

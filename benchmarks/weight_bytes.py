@@ -1,0 +1,120 @@
+"""Publishing weights: bytes of an adapter against the formula and against all weights; one object, however many readers.
+
+    python -m benchmarks.weight_bytes
+
+Goal: bytes within 1 % of width * sum(rank * (in + out)) over the adapted layers; one put; at 7B at least 20 times fewer than all.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from benchmarks.harness import Report, compare, seconds
+from pixelis import config
+from pixelis.actors.policy_store import PolicyStore
+from pixelis.policy.adapters import Adapter, adapted_layers, adapter_bytes, save_tensors
+from pixelis.policy.model import load_model
+
+READERS = 4
+WIDTH = 4
+"""Bytes of a number of an adapter: they are published in float32, whatever the model computes in."""
+QWEN_7B = {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+"""Qwen2.5-VL-7B-Instruct's language model; its vision tower has the defaults of transformers."""
+
+
+def seven_billion() -> torch.nn.Module:
+    """Qwen2.5-VL-7B's shapes without a single number of it."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584}
+    made = Qwen2_5_VLConfig(text_config=QWEN_7B, vision_config=vision)
+    with torch.device("meta"):
+        return Qwen2_5_VLForConditionalGeneration(made)
+
+
+def of_shapes(shapes: dict[str, tuple[int, int]], rank: int) -> Adapter:
+    """An adapter of this rank, as the learner publishes it."""
+    rng = np.random.default_rng(0)
+    tensors = {}
+    for name, (out, inside) in shapes.items():
+        tensors[f"{name}.A"] = rng.standard_normal((rank, inside), np.float32)
+        tensors[f"{name}.B"] = rng.standard_normal((out, rank), np.float32)
+    return Adapter(tensors, 2 * rank, rank, "benchmark")
+
+
+@ray.remote(num_cpus=0)
+class Reader:
+    """Takes a version as a generator does."""
+
+    def __init__(self, store: Any):
+        self.store = store
+
+    def read(self, version: int) -> tuple[str, int, bool]:
+        """The object's id, its bytes, and whether they lie in shared memory rather than in a copy of ours."""
+        (ref,) = ray.get(self.store.get.remote(version))
+        adapter = ray.get(ref)
+        if adapter is None:
+            return ref.hex(), 0, True
+        return ref.hex(), adapter.nbytes, not any(a.flags.writeable for a in adapter.tensors.values())
+
+
+def main() -> None:
+    """Measure and report."""
+    report = Report("weight_bytes")
+    targets = config.Lora().targets
+    nano = load_model(config.Policy(model="nano"), "cpu")[0]
+    found = {}
+    for name, model, rank in (("nano", nano, 32), ("7B", seven_billion(), 16), ("7B", seven_billion(), 64)):
+        shapes = {n: (m.out_features, m.in_features) for n, m in adapted_layers(model, targets).items()}
+        formula = adapter_bytes(shapes, rank, WIDTH)
+        everything = sum(p.numel() * p.element_size() for p in model.parameters())
+        if name == "7B":
+            everything //= 2  # the meta model is float32, a server holds bfloat16
+        adapter = of_shapes(shapes, rank)
+        row = f"{name} rank {rank}"
+        report.row(
+            f"{row}: adapter MB", adapter.nbytes / 1e6, note=f"{len(shapes)} layers, all weights {everything / 1e6:.1f} MB"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            save_tensors(adapter, Path(folder))
+            on_disk = sum(f.stat().st_size for f in Path(folder).iterdir())
+        report.row(f"{row}: bytes / formula", adapter.nbytes / formula, "1.00 +- 1 %")
+        report.row(f"{row}: bytes on disk / formula", on_disk / formula, "1.00 +- 1 %" if name == "7B" else "")
+        report.row(f"{row}: all weights / adapter", everything / adapter.nbytes, ">= 20" if (name, rank) == ("7B", 16) else "")
+        found[row] = adapter
+
+    ray.init(address="local", num_cpus=2, object_store_memory=1_500_000_000, include_dashboard=False, log_to_driver=False)
+    with tempfile.TemporaryDirectory() as run:
+        store: Any = PolicyStore.remote(run, None, 2)  # type: ignore[attr-defined]
+        readers = [Reader.remote(store) for _ in range(READERS)]  # type: ignore[attr-defined]
+        adapter = found["7B rank 16"]
+        ray.get([r.read.remote(0) for r in readers])
+        took = seconds(lambda: ray.get(store.publish.remote(adapter, "rft", 1)))
+        read = ray.get([r.read.remote(1) for r in readers])
+        report.row("publish of 7B rank 16: seconds", took, note="hashed, written, flushed to disk, put")
+        report.row("objects read by 4 readers", len({i for i, _, _ in read}), "1")
+        report.row("readers that hold no copy", sum(shared for _, _, shared in read), str(READERS))
+        again = compare(
+            lambda: ray.get([r.read.remote(1) for r in readers]), lambda: ray.get(readers[0].read.remote(1)), repeats=5
+        )
+        report.row("4 readers at once / 1 reader", again)
+    ray.shutdown()
+    report.close()
+
+
+if __name__ == "__main__":
+    main()
