@@ -6,6 +6,7 @@ import difflib
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from pixelis.config.section import merge
 from pixelis.config.whole import Config, absolute
-from pixelis.errors import BadConfig, MissingFile
+from pixelis.errors import BadConfig, MissingFile, PixelisError
 
 REWARD_MEANS = ("own", "own_limit_s", "own_children", "scorer", "math", "judge", "workers", "cpus")
 
@@ -147,10 +148,17 @@ def describe() -> str:
     return "\n".join(lines)
 
 
-def from_command_line(doc: str, job: str, argv: list[str] | None = None, default: str | None = None) -> Config:
+def from_command_line(
+    doc: str,
+    job: str,
+    argv: list[str] | None = None,
+    default: str | None = None,
+    check: Callable[[Config], None] | None = None,
+) -> Config:
     """Read ``[CONFIG.yaml] [key=value ...] [--dry-run] [--help]`` of a job; exits on the two flags and on bad config.
 
-    ``default`` is the configuration file used when none is named.
+    ``default`` is the configuration file used when none is named. ``check`` looks at the configuration of a dry run once it is
+    printed; what it raises becomes a message, with exit code 2 for BadConfig.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if "--help" in args or "-h" in args:
@@ -172,6 +180,12 @@ def from_command_line(doc: str, job: str, argv: list[str] | None = None, default
         print(f"pixelis.jobs.{job}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     if "--dry-run" in args:
-        print(config.to_yaml(), end="")
+        print(config.to_yaml(), end="", flush=True)
+        try:
+            if check is not None:
+                check(config)
+        except PixelisError as error:
+            print(f"pixelis.jobs.{job}: {error}", file=sys.stderr)
+            raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
         raise SystemExit(0)
     return config

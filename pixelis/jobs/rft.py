@@ -12,6 +12,7 @@ from pathlib import Path
 from pixelis.actors import cluster, learner
 from pixelis.config import Config, from_command_line
 from pixelis.jobs.driver import driver, last_step, made_steps, run_folder, watch
+from pixelis.jobs.dry_run import checks
 
 SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/calls", "rollout/seconds", "learner/seconds")
 
@@ -33,7 +34,7 @@ def run(config: Config, actors: cluster.Actors) -> Path:
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.rft`."""
-    config = from_command_line(__doc__, "rft", default="configs/nano/rft.yaml")
+    config = from_command_line(__doc__, "rft", default="configs/nano/rft.yaml", check=checks("rft"))
     with (
         driver("rft"),
         run_folder(config, config.data.train),

@@ -10,6 +10,7 @@ from pathlib import Path
 from pixelis.actors import cluster, learner
 from pixelis.config import Config, from_command_line
 from pixelis.jobs.driver import driver, last_step, made_steps, run_folder, watch
+from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint
 
 
@@ -36,7 +37,7 @@ def run(config: Config) -> Path:
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.sft`."""
-    config = from_command_line(__doc__, "sft", default="configs/nano/sft.yaml")
+    config = from_command_line(__doc__, "sft", default="configs/nano/sft.yaml", check=checks("sft"))
     with driver("sft"):
         print(f"checkpoint: {run(config)}")
 

@@ -1,0 +1,509 @@
+"""What a configuration will need, from a model's config.json alone: what `--dry-run` of a job prints and refuses.
+
+The architecture is built on torch's meta device, so no weight is read or allocated. Parameters, adapters and optimizer states are
+counted exactly; activations are what one real layer saves for its backward pass, run on the meta device.
+
+Not counted, as they depend on the machine: the CUDA context, the allocator's fragmentation, buffers of NCCL and of cuBLAS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import torch
+from transformers import AttentionInterface
+
+from pixelis.config import VLLM_LORA_RANKS
+from pixelis.errors import BadConfig, MissingFile
+from pixelis.policy.adapters import adapted_layers, add_lora
+from pixelis.policy.log_probs import CHUNK_VALUES
+from pixelis.policy.model import FAMILIES, resolve
+from pixelis.policy.zero import settings as deepspeed_settings
+
+if TYPE_CHECKING:
+    from pixelis import config
+
+GIB = 2**30
+GPU_BYTES = 80 * GIB
+"""Memory of a GPU where none is there to ask: an A100 or H100 of 80 GB."""
+TIGHT = 0.9
+"""Share of a GPU's memory that what is counted may take: the rest is for what is not."""
+FEATURE_CACHE_BYTES = 256 * 2**20
+MEASURED_TOKENS = 256
+"""Tokens that the measured layer reads. What it saves grows in proportion: attention saves no square."""
+_MEASURED = "pixelis_measured"
+
+
+# -- the architecture -----------------------------------------------------------------------------------------------------------
+
+
+class Architecture:
+    """A model folder's architecture on the meta device. Raises MissingFile without config.json, BadConfig for another family."""
+
+    def __init__(self, name: str, dtype: torch.dtype = torch.bfloat16):
+        from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
+
+        self.folder = resolve(name)
+        self.config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        if self.config.model_type not in FAMILIES:
+            raise BadConfig(
+                f"policy.model: {self.folder.name} is a {self.config.model_type}", fix="use a Qwen2.5-VL or Qwen3-VL folder"
+            )
+        self.family: str = self.config.model_type
+        kind: Any = Qwen3VLForConditionalGeneration if self.family == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
+        self._build = lambda: kind._from_config(self.config, dtype=dtype)
+        self.dtype = dtype
+        self.model = self.fresh()
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        self.text, self.vision = self.config.get_text_config(), self.config.vision_config
+
+    def fresh(self) -> Any:
+        """Another copy of the model, to be changed."""
+        with torch.device("meta"):
+            return self._build()
+
+    def thin(self, lora: config.Lora | None = None) -> Any:
+        """A copy with a single layer and a single vision block, with adapters where asked for."""
+        model = self.fresh()
+        inner, visual = model.model.language_model, model.model.visual
+        inner.layers, visual.blocks = inner.layers[:1], visual.blocks[:1]
+        if lora is not None:
+            with torch.device("meta"):
+                add_lora(model, lora)
+        return model
+
+    @property
+    def width(self) -> int:
+        """Bytes of one number of the weights."""
+        return self.dtype.itemsize
+
+    @property
+    def multiple(self) -> int:
+        """Sides of a view are multiples of this many pixels; such a tile is one image token."""
+        return int(self.vision.patch_size) * int(self.vision.spatial_merge_size)
+
+    @property
+    def positions(self) -> int:
+        """Longest sequence that the model was made for."""
+        return int(self.text.max_position_embeddings)
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Keys and values of one token: 2 * layers * kv heads * head width * bytes (GQA, arXiv 2305.13245)."""
+        head = getattr(self.text, "head_dim", None) or self.text.hidden_size // self.text.num_attention_heads
+        return 2 * self.text.num_hidden_layers * self.text.num_key_value_heads * head * self.width
+
+    def shapes(self, targets: list[str]) -> dict[str, tuple[int, int]]:
+        """(out, in) of each layer that gets an adapter. Raises BadConfig for a target that the model does not have."""
+        return {name: (m.out_features, m.in_features) for name, m in adapted_layers(self.model, targets).items()}
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Parameters of the whole and of the vision tower."""
+        return self.parameters, sum(p.numel() for p in self.model.model.visual.parameters())
+
+
+class _Flash(torch.autograd.Function):
+    """Saves what a fused attention does: queries, keys, values, output and one number a query (arXiv 2205.14135, section 3.1)."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        out = query.new_empty(query.shape)
+        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise NotImplementedError("measured layers run forward only")
+
+
+def _attend(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, None]:
+    return _Flash.apply(query, key, value).transpose(1, 2), None
+
+
+AttentionInterface.register(_MEASURED, _attend)
+
+
+def saved_bytes(module: torch.nn.Module, run: Callable[[], Any]) -> int:
+    """Bytes of the distinct tensors that ``run`` keeps for a backward pass, without the parameters of ``module``."""
+    own = {p.untyped_storage()._cdata for p in module.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}  # holding them keeps their identities distinct
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = run()
+    del result
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def language_layer_bytes(model: Any, tokens: int) -> int:
+    """What one decoder layer saves for its backward pass over ``tokens`` tokens, with its adapters when it has any."""
+    inner = model.model.language_model
+    inner.config._attn_implementation = _MEASURED
+    hidden = torch.empty(1, MEASURED_TOKENS, inner.config.hidden_size, device="meta", dtype=model.dtype, requires_grad=True)
+    positions = torch.empty(3, 1, MEASURED_TOKENS, device="meta", dtype=torch.int64)
+    rotary = inner.rotary_emb(hidden, positions)
+    layer = inner.layers[0].train()
+    found = saved_bytes(layer, lambda: layer(hidden, position_embeddings=rotary, attention_mask=None))
+    return found * tokens // MEASURED_TOKENS
+
+
+def vision_block_bytes(model: Any, patches: int) -> int:
+    """What one block of the vision tower saves for its backward pass over ``patches`` patches."""
+    visual = model.model.visual
+    visual.config._attn_implementation = _MEASURED
+    block, settings = visual.blocks[0].train(), visual.config
+    hidden = torch.empty(MEASURED_TOKENS, settings.hidden_size, device="meta", dtype=model.dtype, requires_grad=True)
+    table = torch.empty(MEASURED_TOKENS, settings.hidden_size // settings.num_heads, device="meta")
+    bounds = torch.tensor([0, MEASURED_TOKENS], dtype=torch.int32)  # read as numbers, so not on the meta device
+    found = saved_bytes(block, lambda: block(hidden, cu_seqlens=bounds, position_embeddings=(table, table)))
+    return found * patches // MEASURED_TOKENS
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------------------
+
+
+def learner_dtype(policy: config.Policy, gpu: bool) -> torch.dtype:
+    """Type of the weights: what `model.pick_dtype` will find, as far as one can know before."""
+    if policy.dtype == "auto":
+        return torch.bfloat16 if gpu else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[policy.dtype]
+
+
+def learner_memory(arch: Architecture, policy: config.Policy, learner: config.Learner) -> tuple[dict[str, int], dict[str, int]]:
+    """(bytes on each learner's device, bytes in its host's memory) by part, at the peak of a step.
+
+    With P trainable and F frozen parameters, N workers, and `width` bytes a weight (ZeRO, arXiv 1910.02054, sections 3 and 5;
+    DeepSpeed's optimizers of stage 1 and up keep a float32 copy of the trainable parameters whatever the type of the weights):
+
+    - weights: (P + F) * width, over N at stage 3, where the gathered ones come on top (`stage3_max_live_parameters`). Adapters
+      are float32.
+    - gradients: P * width, over N at stages 2 and 3. Optimizer: two moments of 4 bytes, from stage 1 a float32 copy too, over N.
+    - buckets: `reduce_bucket_size` numbers of a gradient, twice with `overlap_comm`.
+    - activations of one packed pass of `rows * row_tokens` tokens: what all layers save, or with gradient checkpointing each
+      layer's input and what a single layer saves (arXiv 1604.06174); besides, the two widest gradients inside a layer.
+    - vision: a frozen tower keeps nothing but the block it is in, and up to 256 MiB of features; a trained one as above. The
+      passes are taken to be all pictures: `merge ** 2` patches for each token.
+    - logits: `log_probs.CHUNK_VALUES` of them, in the model's type, twice in float32 (probabilities and their logarithms), and
+      their gradient.
+    """
+    gpu = learner.gpus > 0
+    width, workers = arch.width, learner.workers
+    bfloat16 = policy.full and arch.dtype == torch.bfloat16
+    zero = deepspeed_settings(learner, bfloat16, torch.device("cuda" if gpu else "cpu"))["zero_optimization"]
+    stage = int(zero["stage"])
+    model = arch.thin(None if policy.full else policy.lora)
+    if policy.full:
+        trainable, frozen, kept = arch.parameters, 0, width
+    else:
+        shapes = arch.shapes(policy.lora.targets).values()
+        trainable, frozen, kept = policy.lora.rank * sum(o + i for o, i in shapes), arch.parameters, 4
+    over = workers if stage == 3 else 1
+    device = {
+        "weights": frozen * width // over if not policy.full else trainable * width // over,
+        "adapters": 0 if policy.full else trainable * 4 // over,
+        "gradients": trainable * kept // (workers if stage >= 2 else 1),
+        "optimizer": trainable * 8 // (workers if stage >= 1 else 1) + (trainable * 4 // workers if stage >= 1 else 0),
+    }
+    host = {"optimizer": 0, "weights": 0}
+    if offloaded(zero, "offload_optimizer"):
+        host["optimizer"], device["optimizer"] = device["optimizer"] + trainable * 4 // workers, 0  # gradients go there too
+    if offloaded(zero, "offload_param") and stage == 3:
+        host["weights"], device["weights"] = device["weights"], 0
+    if stage == 3 and workers > 1:
+        live = int(zero.get("stage3_max_live_parameters", 10**9)) + int(zero.get("stage3_prefetch_bucket_size", 5 * 10**7))
+        device["gathered"] = min(live, arch.parameters) * width
+    if stage >= 1:
+        bucket = min(int(zero.get("reduce_bucket_size", 5 * 10**8)), max(trainable, 1))
+        device["buckets"] = bucket * kept * (2 if zero.get("overlap_comm") else 1)
+    tokens = learner.rows * learner.row_tokens
+    layer, layers = language_layer_bytes(model, tokens), int(arch.text.num_hidden_layers)
+    widest = max(int(arch.text.intermediate_size), int(arch.text.hidden_size))
+    workspace = 2 * tokens * widest * (width if policy.full else 4)
+    inputs = layers * tokens * int(arch.text.hidden_size) * width
+    device["activations"] = workspace + (inputs + layer if policy.gradient_checkpointing else layers * layer)
+    patches = tokens * int(arch.vision.spatial_merge_size) ** 2
+    block, depth = vision_block_bytes(model, patches), int(arch.vision.depth)
+    if policy.full:
+        entering = depth * patches * int(arch.vision.hidden_size) * width
+        device["vision"] = entering + block if policy.gradient_checkpointing else depth * block
+    else:
+        device["vision"] = block + FEATURE_CACHE_BYTES
+    vocab = int(arch.text.vocab_size)
+    device["logits"] = min(max(CHUNK_VALUES, vocab), tokens * vocab) * (2 * width + 8)
+    return {k: v for k, v in device.items() if v}, {k: v for k, v in host.items() if v}
+
+
+def offloaded(zero: dict[str, Any], key: str) -> bool:
+    """Whether DeepSpeed's section sends this to the host."""
+    return (zero.get(key) or {}).get("device", "none") != "none"
+
+
+def generator_memory(arch: Architecture, policy: config.Policy, engine: config.Engine) -> dict[str, int]:
+    """Bytes on each GPU of a generator before any key or value, by part.
+
+    vLLM shares the weights among `tensor_parallel` GPUs and keeps `max_loras` slots of its rank in the weights' type beside them;
+    merged adapters take no slot. The embedded engine merges, and keeps the original of each layer that it changed.
+    """
+    out = {"weights": arch.parameters * arch.width // engine.tensor_parallel}
+    shapes = {} if policy.full else arch.shapes(policy.lora.targets)
+    if engine.name == "hf":
+        changed = arch.parameters if policy.full else sum(o * i for o, i in shapes.values())
+        return out | {"originals": changed * arch.width}
+    if not policy.full and not merges(policy, engine):
+        rank = served_rank(policy.lora.rank)
+        out["adapters"] = engine.max_loras * rank * sum(o + i for o, i in shapes.values()) * arch.width
+    return out
+
+
+def served_rank(rank: int) -> int:
+    """The rank that vLLM reserves for adapters of this one: the next that its kernels know."""
+    return next(r for r in VLLM_LORA_RANKS if r >= rank)
+
+
+def merges(policy: config.Policy, engine: config.Engine) -> bool:
+    """Whether vLLM gets whole weights instead of adapters (see `engines.vllm`)."""
+    return policy.full or engine.adapters == "merge" or "lm_head" in policy.lora.targets
+
+
+# -- checks ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the table. error: the run cannot work as configured; note: it works, but perhaps not as meant."""
+
+    level: Literal["ok", "note", "error"]
+    subject: str
+    text: str
+
+
+class Prompt(TypedDict):
+    """What a prompt holds: tokens of text, and how many pictures and clips."""
+
+    text: int
+    images: int
+    clips: int
+
+
+def table(findings: Iterable[Finding]) -> str:
+    """Findings as aligned lines."""
+    return "\n".join(f"  {f.level:5}  {f.subject:15}  {f.text}" for f in findings)
+
+
+def check(
+    config: config.Config, job: Literal["rft", "sft"], prompts: Sequence[Prompt] = (), gpu_bytes: int | None = None
+) -> list[Finding]:
+    """Everything that can be known before the first actor starts.
+
+    prompts: what some prompts of the job hold; gpu_bytes: memory of a GPU, default that of the present one, else 80 GiB. Without
+    the model's folder only what needs no model is checked. Raises BadConfig for another architecture or a wrong target.
+    """
+    out = _batch(config, job) + _learner(config, job)
+    try:
+        arch = Architecture(config.policy.model, learner_dtype(config.policy, config.learner.gpus > 0))
+    except MissingFile as error:
+        told = f"{error.message}: adapters, lengths and memory are not checked (its config.json is enough for that)"
+        return [*out, Finding("note", "model", told)]
+    size, seen = (f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M" for count in arch.counts)
+    out.append(Finding("ok", "model", f"{arch.family}, {size} parameters, {seen} of them in the vision tower"))
+    if not config.policy.full:
+        out.append(_adapters(config, arch, job))
+    out += _context(config, arch, prompts, job)
+    if job == "rft":
+        out += _states(config, arch)
+    out += _memory(config, arch, job, gpu_bytes or _present_gpu() or GPU_BYTES)
+    return out
+
+
+def _present_gpu() -> int:
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0
+
+
+def _batch(c: config.Config, job: str) -> list[Finding]:
+    workers = c.learner.workers
+    if job == "sft":
+        return [Finding("ok", "batch", f"{c.sft.batch} demonstrations over {workers} learners: {c.sft.batch // workers} each")]
+    rollouts, parts = c.rft.questions * c.rft.group, c.rft.minibatches
+    told = (
+        f"{c.rft.questions} questions x {c.rft.group} = {rollouts} rollouts over {workers} learners: {rollouts // workers} each"
+    )
+    out = [Finding("ok", "batch", told + (f", in {parts} optimizer steps" if parts > 1 else ""))]
+    if parts > rollouts // workers:
+        out.append(Finding("error", "batch", f"rft.minibatches {parts} is above the {rollouts // workers} rollouts of a learner"))
+    if c.rft.questions < c.engine.workers:
+        out.append(
+            Finding("note", "batch", f"rft.questions {c.rft.questions} is below engine.workers {c.engine.workers}: some are idle")
+        )
+    return out
+
+
+def _learner(c: config.Config, job: str) -> list[Finding]:
+    out = []
+    bfloat16 = c.policy.full and learner_dtype(c.policy, c.learner.gpus > 0) == torch.bfloat16
+    zero = deepspeed_settings(c.learner, bfloat16, torch.device("cpu"))["zero_optimization"]
+    stage = int(zero["stage"])
+    if c.learner.deepspeed and stage != c.learner.zero_stage:
+        file = Path(c.learner.deepspeed).name
+        out.append(
+            Finding("error", "deepspeed", f"learner.zero_stage is {c.learner.zero_stage}, but learner.deepspeed {file}: {stage}")
+        )
+    if job == "rft":
+        if c.rft.loss.kl > 0 and stage == 3:
+            out.append(Finding("error", "deepspeed", "rft.loss.kl swaps whole weights, which learner.zero_stage 3 does not hold"))
+        if c.rft.sampling.temperature <= 0:
+            out.append(Finding("error", "sampling", "rft.sampling.temperature 0 has no distribution to learn from"))
+        if c.engine.name == "vllm" and 0 < c.engine.gpus < c.engine.tensor_parallel:
+            out.append(
+                Finding("error", "engine", f"engine.tensor_parallel {c.engine.tensor_parallel} wants engine.gpus as many or more")
+            )
+    return out
+
+
+def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
+    lora = c.policy.lora
+    shapes = arch.shapes(lora.targets)
+    size = lora.rank * sum(o + i for o, i in shapes.values()) * 4
+    smallest = min(min(shape) for shape in shapes.values())
+    told = f"rank {lora.rank} on {len(shapes)} layers, {in_bytes(size)} a version"
+    if lora.rank > smallest:
+        return Finding("error", "adapters", f"policy.lora.rank {lora.rank} is above the {smallest} of a layer it adapts")
+    if job == "rft" and c.engine.name == "vllm":
+        if merges(c.policy, c.engine):
+            why = "" if c.engine.adapters == "merge" else " as lm_head is adapted"
+            return Finding("ok", "adapters", f"{told}, merged into vLLM's weights{why}")
+        rank = served_rank(lora.rank)
+        told += f", served by vLLM as rank {rank}"
+        if rank != lora.rank:
+            return Finding("note", "adapters", f"{told}: policy.lora.rank {rank} would cost vLLM the same")
+    return Finding("ok", "adapters", told)
+
+
+def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], job: str) -> list[Finding]:
+    d, tile, out = c.dialogue, arch.multiple**2, []
+    sizes = {}
+    for name, budget in (("input", d.input), ("crop", d.crop), ("frame", d.frame)):
+        sizes[name] = budget.max_pixels // tile
+        if not sizes[name]:
+            told = f"dialogue.{name}.max_pixels {budget.max_pixels} holds no tile of {arch.multiple} x {arch.multiple} pixels"
+            out.append(Finding("error", "pictures", told))
+    view, crop, clip = sizes["input"] + 2, sizes["crop"] + 2, d.frames * (sizes["frame"] + 2)
+    told = f"a full view takes {view - 2} tokens, a crop {crop - 2}, a clip's first look {d.frames} x {sizes['frame']} = {clip}"
+    out.append(Finding("ok", "pictures", told))
+    if d.frames > d.max_images:
+        out.append(Finding("error", "context", f"dialogue.frames {d.frames} is above dialogue.max_images {d.max_images}"))
+    if d.max_context > arch.positions:
+        told = f"dialogue.max_context {d.max_context} is above the {arch.positions} positions of policy.model"
+        out.append(Finding("error", "context", told))
+    first: Prompt = {"text": 0, "images": 1, "clips": 0}
+    longest = max(prompts, key=lambda p: p["text"] + p["images"] * view + p["clips"] * clip, default=first)
+    text = longest["text"]
+    shown = longest["images"] * view + longest["clips"] * clip
+    for what, tokens, keys in (
+        ("the pictures of the longest prompt", shown, "dialogue.input.max_pixels, dialogue.frame.max_pixels or dialogue.frames"),
+        ("a clip's first look", clip, "dialogue.frames or dialogue.frame.max_pixels"),
+    ):
+        if tokens + text + d.max_turn_tokens > d.max_context:
+            told = f"{what} ({tokens} tokens), its text ({text}) and one turn of dialogue.max_turn_tokens {d.max_turn_tokens}"
+            out.append(Finding("error", "context", f"{told} do not fit dialogue.max_context {d.max_context}: lower {keys}"))
+    turns = d.max_turns if job == "rft" else 1
+    whole = text + shown + turns * d.max_turn_tokens + (turns - 1) * crop
+    words = f"text {text}" if prompts else "text unknown"
+    told = f"longest prompt {text + shown} ({words}), with {turns} full turns and crops {whole}"
+    told += f" of dialogue.max_context {d.max_context}"
+    if job == "rft" and c.engine.name == "vllm":
+        told += " (vLLM's max_model_len)"
+    if whole > d.max_context:
+        out.append(Finding("note", "context", f"{told}: an episode that uses it all ends as over_context"))
+    else:
+        out.append(Finding("ok", "context", told))
+    return out
+
+
+def _states(c: config.Config, arch: Architecture) -> list[Finding]:
+    """The embedder's states are as wide as the language model."""
+    width, state = int(arch.text.hidden_size), c.rewards.dynamics.state
+    if not c.rewards.needs_states or width == state:
+        return []
+    return [Finding("error", "rewards", f"rewards.dynamics.state {state} is not the {width} of policy.model's hidden states")]
+
+
+def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> list[Finding]:
+    device, host = learner_memory(arch, c.policy, c.learner)
+    out = [_fits("learner", device, c.learner.gpus, gpu_bytes, "learner.zero_stage, policy.gradient_checkpointing, learner.rows")]
+    if c.policy.full and job == "rft":
+        version, store = arch.parameters * 4, c.cluster.object_store_bytes
+        told = f"a published version is {in_bytes(version)} in the object store"
+        small = f": more than cluster.object_store_bytes {in_bytes(store)} of a local cluster" if version > store else ""
+        out.append(Finding("note" if small else "ok", "version", told + small))
+    if host:
+        out.append(Finding("ok", "learner's host", f"{_parts(host)} for each learner"))
+    if job == "sft":
+        return out
+    asked = {"generators": c.engine.workers * c.engine.gpus, "learners": c.learner.workers * c.learner.gpus}
+    if c.rewards.needs_states:
+        asked["embedder"] = c.engine.gpus
+    if gpus := sum(asked.values()):
+        out.append(Finding("ok", "GPUs", f"{' + '.join(f'{count:g} for {name}' for name, count in asked.items())} = {gpus:g}"))
+    generator = arch
+    if (wanted := learner_dtype(c.policy, c.engine.gpus > 0)) != arch.dtype:
+        generator = Architecture(c.policy.model, wanted)
+    heads = int(arch.text.num_attention_heads)
+    if heads % c.engine.tensor_parallel:
+        told = f"engine.tensor_parallel {c.engine.tensor_parallel} does not divide the {heads} heads of policy.model"
+        out.append(Finding("error", "engine", told))
+    parts = generator_memory(generator, c.policy, c.engine)
+    shared = min(c.engine.tensor_parallel, int(arch.text.num_key_value_heads))
+    one = generator.kv_token_bytes * c.dialogue.max_context // shared
+    used, kv = sum(parts.values()), f"keys and values of an episode {in_bytes(one)}"
+    if not c.engine.gpus:
+        out.append(Finding("ok", "generator", f"{_parts(parts)}; {kv}"))
+        return out
+    share = c.engine.gpu_memory if c.engine.name == "vllm" else 1.0
+    room = c.engine.kv_cache_bytes or int(min(1.0, c.engine.gpus / c.engine.tensor_parallel) * share * gpu_bytes) - used
+    count = max(0, room // one)
+    told = f"{_parts(parts)}; {kv}, {count} fit the rest of {in_bytes(gpu_bytes)} at once"
+    if not count:
+        out.append(Finding("error", "generator", f"{told}: raise engine.tensor_parallel or lower dialogue.max_context"))
+    elif count < c.engine.max_rows:
+        wait = "others wait" if c.engine.name == "vllm" else "longer ones together run out of memory"
+        out.append(Finding("note", "generator", f"{told}, engine.max_rows is {c.engine.max_rows}: {wait}"))
+    else:
+        out.append(Finding("ok", "generator", told))
+    return out
+
+
+def _fits(subject: str, parts: dict[str, int], gpus: float, gpu_bytes: int, keys: str) -> Finding:
+    """A GPU's parts against its memory; states that cannot fit are an error, activations above it a note: they depend on data."""
+    if not gpus:
+        return Finding("ok", subject, f"{_parts(parts)} in the memory of its machine")
+    have = int(gpu_bytes * min(1.0, gpus))
+    total, fixed = sum(parts.values()), sum(parts.get(k, 0) for k in ("weights", "adapters", "gradients", "optimizer"))
+    told = f"{_parts(parts)} of {in_bytes(have)}"
+    if fixed > have:
+        return Finding("error", subject, f"{told}: does not fit, see {keys} and learner.deepspeed (offload)")
+    return Finding(
+        "note" if total > 0.95 * have else "ok", subject, told + (f": tight, see {keys}" if total > 0.95 * have else "")
+    )
+
+
+def _parts(parts: dict[str, int]) -> str:
+    return " + ".join(f"{name} {in_bytes(size)}" for name, size in parts.items()) + f" = {in_bytes(sum(parts.values()))}"
+
+
+def in_bytes(count: int) -> str:
+    """Bytes for people, in units of 1024."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.3g} {unit}" if size < 999.5 else f"{size:.0f} {unit}"

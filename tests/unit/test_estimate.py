@@ -1,0 +1,268 @@
+"""The estimate of a dry run against the public models' sizes, and against real models where they fit in a test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tiny_policy import LORA, Maker, folder, policy
+from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
+
+from pixelis import config
+from pixelis.errors import BadConfig
+from pixelis.jobs import rft, sft
+from pixelis.policy import estimate
+from pixelis.policy.adapters import adapter_bytes
+from pixelis.policy.forward import use_packed_attention
+from pixelis.policy.model import load_model
+from pixelis.policy.packing import segment
+from pixelis.policy.train_step import Trainer
+
+PUBLIC = {
+    "qwen2_5_vl": Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": 152064,
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 128000,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+        },
+        vision_config={
+            "depth": 32,
+            "hidden_size": 1280,
+            "num_heads": 16,
+            "intermediate_size": 3420,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": 3584,
+            "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+        tie_word_embeddings=False,
+    ),
+    "qwen3_vl": Qwen3VLConfig(
+        text_config={
+            "vocab_size": 151936,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 262144,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5e6,
+                "mrope_section": [24, 20, 20],
+                "mrope_interleaved": True,
+            },
+        },
+        vision_config={
+            "depth": 27,
+            "hidden_size": 1152,
+            "num_heads": 16,
+            "intermediate_size": 4304,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": 4096,
+            "deepstack_visual_indexes": [8, 16, 24],
+            "num_position_embeddings": 2304,
+        },
+        tie_word_embeddings=False,
+    ),
+}
+FOLDERS = {"qwen2_5_vl_7b": "qwen2_5_vl", "qwen3_vl_8b": "qwen3_vl"}
+RECIPES = [p for p in sorted(Path("configs").rglob("*.yaml")) if p.name.startswith(("rft", "sft", "cluster", "quickstart"))]
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Family -> a folder that holds nothing but the config.json of its public model."""
+    root = tmp_path_factory.mktemp("public")
+    for family, settings in PUBLIC.items():
+        settings.save_pretrained(root / family)
+    return {family: str(root / family) for family in PUBLIC}
+
+
+def recipe(path: str, public: dict[str, str], *more: str) -> config.Config:
+    family = FOLDERS.get(Path(path).parent.name)
+    return config.load(f"configs/{path}", [*([f"policy.model={public[family]}"] if family else []), *more])
+
+
+def test_the_public_models_have_their_parameters_and_layers(public: dict[str, str]) -> None:
+    found = {family: estimate.Architecture(name) for family, name in public.items()}
+    assert {f: a.counts for f, a in found.items()} == {
+        "qwen2_5_vl": (8_292_166_656, 676_550_144),
+        "qwen3_vl": (8_767_123_696, 576_388_336),
+    }
+    targets = config.Lora().targets
+    assert {f: len(a.shapes(targets)) for f, a in found.items()} == {"qwen2_5_vl": 28 * 7, "qwen3_vl": 36 * 7}
+    assert all(p.device.type == "meta" for a in found.values() for p in a.model.parameters())
+    # 2 * layers * kv heads * head width * 2 bytes
+    assert (found["qwen2_5_vl"].kv_token_bytes, found["qwen3_vl"].kv_token_bytes) == (57344, 147456)
+    with pytest.raises(BadConfig, match="did you mean q_proj"):
+        found["qwen3_vl"].shapes(["q_porj"])
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("full", [False, True])
+def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool) -> None:
+    settings = policy(family, full=full)
+    trainer = Trainer(settings, config.Learner(row_tokens=256, rows=1), total_steps=2)
+    maker = Maker(family)
+    trainer.step([maker.sample(), maker.sample()])
+    device, host = estimate.learner_memory(estimate.Architecture(settings.model, torch.float32), settings, trainer.learner)
+    trainable = set(map(id, trainer.zero.parameters.values()))
+    own = [(p.numel() * p.element_size(), id(p) in trainable) for p in trainer.model.parameters()]
+    weights, adapters = (sum(size for size, mine in own if mine is wanted) for wanted in (full, not full))
+    moments = sum(a.nbytes for name, a in trainer.zero.moments().items() if name != "step")
+    copies = sum(p.numel() * 4 for p in trainer.zero.engine.optimizer.single_partition_of_fp32_groups)
+    trainer.close()
+    assert (device["weights"], device.get("adapters", 0)) == (weights, 0 if full else adapters)
+    assert device["optimizer"] == moments + copies
+    assert host == {}
+    if not full:
+        shapes = estimate.Architecture(settings.model).shapes(LORA.targets)
+        assert adapters == adapter_bytes(shapes, LORA.rank)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_layer_saves_on_the_meta_device_what_it_saves_for_real(family: str) -> None:
+    real = load_model(policy(family), "cpu")[0]
+    use_packed_attention(real)
+    inner, tokens = real.model.language_model, estimate.MEASURED_TOKENS
+    hidden = torch.randn(1, tokens, inner.config.hidden_size, requires_grad=True)
+    rotary = inner.rotary_emb(hidden, torch.arange(tokens).expand(3, 1, -1))
+    layer = inner.layers[0].train()
+    parts = segment([tokens // 2] * 2)
+    found = estimate.saved_bytes(layer, lambda: layer(hidden, position_embeddings=rotary, attention_mask=None, segments=parts))
+    foreseen = estimate.language_layer_bytes(estimate.Architecture(str(folder(family)), torch.float32).thin(), tokens)
+    assert foreseen == pytest.approx(found, rel=0.15)
+
+
+def test_sharding_and_offload_move_what_they_say(public: dict[str, str]) -> None:
+    arch = estimate.Architecture(public["qwen3_vl"])
+    full = config.Policy(full=True, gradient_checkpointing=True, dtype="bfloat16")
+
+    def memory(stage: int, file: str | None = None) -> tuple[dict[str, int], dict[str, int]]:
+        learner = config.Learner(workers=4, gpus=1, zero_stage=stage, row_tokens=16384, rows=1)
+        return estimate.learner_memory(arch, full, learner.model_copy(update={"deepspeed": file}))
+
+    (one, _), (two, _), (three, _) = memory(1), memory(2), memory(3)
+    p = arch.parameters
+    assert (one["weights"], one["gradients"], one["optimizer"]) == (2 * p, 2 * p, 12 * p // 4)
+    assert (two["weights"], two["gradients"], two["optimizer"]) == (2 * p, p // 2, 12 * p // 4)
+    assert three["weights"] == p // 2
+    less, host = memory(2, "configs/deepspeed/zero2_offload.json")
+    assert "optimizer" not in less
+    assert host["optimizer"] == 4 * p
+    less, host = memory(3, "configs/deepspeed/zero3_offload.json")
+    assert "weights" not in less
+    assert host["weights"] == p // 2
+
+
+def test_checkpointing_keeps_the_inputs_of_layers_alone(public: dict[str, str]) -> None:
+    arch, learner = estimate.Architecture(public["qwen2_5_vl"]), config.Learner(gpus=1, row_tokens=8192, rows=1)
+    saved = {
+        on: estimate.learner_memory(arch, config.Policy(gradient_checkpointing=on, dtype="bfloat16"), learner)[0]["activations"]
+        for on in (True, False)
+    }
+    inputs = 28 * 8192 * 3584 * 2
+    assert inputs < saved[True] < saved[False] / 10
+
+
+@pytest.mark.parametrize("name", ["zero2", "zero2_offload", "zero3", "zero3_offload"])
+def test_deepspeed_takes_our_files(name: str) -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    section = json.loads(Path(f"configs/deepspeed/{name}.json").read_text())["zero_optimization"]
+    read = DeepSpeedZeroConfig(**section)
+    assert read.stage == int(name[4])
+    assert (read.offload_optimizer is not None) == name.endswith("offload")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["rft.minibatches=200"], "rft.minibatches 200 is above the 128 rollouts"),
+        (["learner.zero_stage=3"], "learner.zero_stage is 3, but learner.deepspeed zero2.json: 2"),
+        (["learner.zero_stage=3", "learner.deepspeed=null", "rft.loss.kl=0.1"], "rft.loss.kl swaps whole weights"),
+        (["rft.sampling.temperature=0"], "rft.sampling.temperature 0"),
+        (["engine.tensor_parallel=2"], "engine.tensor_parallel 2 wants engine.gpus"),
+        (["engine.tensor_parallel=3", "engine.gpus=3"], "engine.tensor_parallel 3 does not divide the 28 heads"),
+        (["dialogue.max_context=3000"], "the pictures of the longest prompt (2562 tokens)"),
+        (["dialogue.frames=39", "dialogue.max_images=38"], "dialogue.frames 39 is above dialogue.max_images 38"),
+        (["dialogue.frames=40"], "a clip's first look (16080 tokens)"),
+        (["dialogue.max_context=200000", "learner.row_tokens=200000"], "above the 128000 positions of policy.model"),
+        (
+            ["dialogue.crop.min_pixels=10", "dialogue.crop.max_pixels=700"],
+            "crop.max_pixels 700 holds no tile of 28 x 28",
+        ),
+        (["rewards.preset=pixelis"], "rewards.dynamics.state 768 is not the 3584"),
+        (["policy.full=true", "learner.zero_stage=1", "learner.deepspeed=null", "learner.workers=1"], "does not fit"),
+        (["engine.gpu_memory=0.2"], "0 fit the rest of 80 GiB at once: raise engine.tensor_parallel"),
+        (["policy.lora.targets=[q_proj,k_porj]"], "policy.lora.targets: the model has no layer 'k_porj'"),
+    ],
+)
+def test_a_contradiction_names_its_key(public: dict[str, str], overrides: list[str], told: str) -> None:
+    c = recipe("qwen2_5_vl_7b/rft.yaml", public, *overrides)
+    try:
+        wrong = [f.text for f in estimate.check(c, "rft", gpu_bytes=estimate.GPU_BYTES) if f.level == "error"]
+    except BadConfig as error:
+        wrong = [error.message]
+    assert any(told in text for text in wrong), wrong
+
+
+def test_vllm_ranks_are_told(public: dict[str, str]) -> None:
+    def adapters(*more: str) -> estimate.Finding:
+        findings = estimate.check(recipe("qwen3_vl_8b/rft.yaml", public, *more), "rft", gpu_bytes=estimate.GPU_BYTES)
+        return next(f for f in findings if f.subject == "adapters")
+
+    assert (adapters().level, "as rank 64" in adapters().text) == ("ok", True)
+    odd = adapters("policy.lora.rank=48")
+    assert (odd.level, "policy.lora.rank 64 would cost vLLM the same" in odd.text) == ("note", True)
+    assert "merged into vLLM's weights as lm_head" in adapters("policy.lora.targets=[q_proj,lm_head]").text
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=str)
+def test_every_recipe_passes_its_checks(public: dict[str, str], path: Path) -> None:
+    job = "sft" if path.name == "sft.yaml" else "rft"
+    c = recipe(str(path.relative_to("configs")), public)
+    findings = estimate.check(c, job, gpu_bytes=estimate.GPU_BYTES)  # type: ignore[arg-type]
+    assert [f.text for f in findings if f.level == "error"] == []
+    assert [f for f in findings if f.subject == "learner" and f.level == "note"] == [], estimate.table(findings)
+    if path.parent.name in FOLDERS and path.name not in ("sft.yaml", "cluster.yaml"):
+        assert next(f.text for f in findings if f.subject == "GPUs").endswith("= 8")
+
+
+def test_the_command_prints_yaml_and_the_table(public: dict[str, str], capsys: pytest.CaptureFixture, monkeypatch) -> None:
+    def run(job, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["job", *arguments, "--dry-run"])
+        with pytest.raises(SystemExit) as left:
+            job.main()
+        return left.value.code, *capsys.readouterr()
+
+    code, out, err = run(rft, "configs/nano/rft.yaml")
+    assert code == 0
+    assert yaml.safe_load(out)["policy"]["model"] == "nano"
+    assert "longest prompt 32 (text 14)" in err
+    code, out, err = run(sft, "configs/qwen2_5_vl_7b/sft.yaml", f"policy.model={public['qwen2_5_vl']}")
+    assert (code, yaml.safe_load(out)["run"]["name"]) == (0, "sft-qwen2_5_vl_7b")
+    assert "8.29 B parameters" in err
+    assert "generator" not in err
+    code, out, err = run(rft, "configs/nano/rft.yaml", "dialogue.frames=9")
+    assert (code, yaml.safe_load(out)["dialogue"]["frames"]) == (2, 9)
+    assert "pixelis.jobs.rft: dialogue.frames 9 is above dialogue.max_images 8" in err
+    code, _, err = run(rft, "configs/qwen3_vl_8b/rft.yaml")
+    assert code == 0
+    assert "no model in" in err
