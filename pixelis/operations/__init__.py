@@ -86,10 +86,18 @@ def execute(
     except MemoryError:
         return Observation(status="error", code="out_of_memory", text=f"{action.op} needs too much memory"), []
     except Exception as error:  # a broken operation must cost one observation, not the episodes beside it
+        if (told := _told(error)) is not None:
+            return Observation(status="error", code=told.code, text=told.message), []
         if _EXHAUSTED.search(str(error)):
             return Observation(status="error", code="out_of_memory", text=f"{action.op} needs too much memory"), []
         log.exception("operation %s crashed", action.op)
         return Observation(status="error", code="crashed", text=f"{action.op} failed: {type(error).__name__}"), []
+
+
+def _told(error: BaseException) -> OperationError | None:
+    """Our own error inside that of a library: one raised by a deadline's alarm comes back wrapped from rapidocr."""
+    cause = error.__cause__ or error.__context__
+    return cause if cause is None or isinstance(cause, OperationError) else _told(cause)
 
 
 def _execute(action: Action, scene: Scene, operations: Mapping[str, type[Operation]]) -> tuple[Observation, list[np.ndarray]]:

@@ -179,7 +179,8 @@ class _Pen:
         self.region = region
         self.height, self.width = canvas.shape[:2]
         side = math.sqrt(self.height * self.width)
-        self.line = max(2, round(side / 420))
+        # In the small views of a small policy two pixels would hide what they show.
+        self.line = max(1 if side < 160 else 2, round(side / 420))
         self.font = max(14, min(64, round(side / 52)))
         self.taken: list[Pixels] = []
 
@@ -243,7 +244,8 @@ class _Pen:
         """The border of a mask."""
         mask, left, top = found
         contours, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top))
-        cv2.drawContours(self.canvas, contours, -1, (0, 0, 0), self.line + 2)
+        if self.line > 1:
+            cv2.drawContours(self.canvas, contours, -1, (0, 0, 0), self.line + 2)
         cv2.drawContours(self.canvas, contours, -1, colour, self.line)
 
     def keep_free(self, box: Box) -> None:

@@ -62,7 +62,8 @@ class SelectFrames(Operation):
                 raise OperationError(error.message, code="too_small") from None
             images.append(Shown(view, None, number, float(clip.times[number])))
         shown = ", ".join(f"{image.frame} at {image.time:.2f} s" for image in images)
-        text = f"{target.root} has {len(clip.times)} frames, {clip.duration:.2f} s. Shown: {shown}."
+        count = "1 frame" if len(clip.times) == 1 else f"{len(clip.times)} frames"
+        text = f"{target.root} has {count}, {clip.duration:.2f} s. Shown: {shown}."
         if len(numbers) < len(asked):
             text += f" {len(asked) - len(numbers)} of those asked were the same frame."
         return Result(text, images, {"frames": [{"index": image.frame, "time": image.time} for image in images]})

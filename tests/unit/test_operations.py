@@ -206,6 +206,22 @@ def test_a_crashing_operation_costs_one_observation(monkeypatch):
     assert "secrets" not in observation.text
 
 
+def test_our_error_wrapped_by_a_library_keeps_its_code():
+    class Slow(operations.ZoomIn):
+        @classmethod
+        def run(cls, arguments, target, scene):
+            try:
+                raise OperationError("took more than 30 seconds", code="timeout")
+            except OperationError as error:
+                raise RuntimeError("the session failed") from error
+
+    action = Action(op="zoom_in", arguments={"box": [0.1, 0.1, 0.5, 0.5]})
+    picture = np.zeros((40, 40, 3), np.uint8)
+    scene = Scene({"img0": picture}, [ImageView(id="img0", source_size=(40, 40), view_size=(40, 40))])
+    observation, views = execute(action, scene, {"zoom_in": Slow})
+    assert (observation.status, observation.code, views) == ("error", "timeout", [])
+
+
 def test_execute_and_its_results_can_be_sent_to_another_process():
     def sent(thing):
         return pickle.loads(pickle.dumps(thing))
