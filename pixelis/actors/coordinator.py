@@ -19,6 +19,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from pixelis.actors import report
 from pixelis.actors.cluster import own_error
 from pixelis.actors.fleet import Fleet
 from pixelis.actors.rollouts import Batch, Rollouts, Stepped
@@ -163,11 +164,14 @@ class Coordinator:
         boundary = next((advance.boundary for advance in told if advance.boundary), None)
         every = self.config.rft.evaluate_every
         if every and (step + 1) % every == 0:
-            groups, _ = await self.evaluate(
+            groups, views = await self.evaluate(
                 self.config.data.evaluate, self.config.evaluate.questions, version, self.config.evaluate.operations
             )
             summary = summarise(groups)
             found |= {f"evaluate/{key}": summary[key] for key in ("accuracy", "rapr", "tool_error_rate", "turns")}
+            page = report.sample(self.config, step + 1, summary, groups, views)
+            if page is not None and step + 1 == self.config.rft.steps:
+                await asyncio.gather(page, return_exceptions=True)  # a task ends with the actor that started it
         async with self.changed:
             self.step = step + 1
             self.changed.notify_all()

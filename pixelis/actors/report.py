@@ -37,6 +37,33 @@ def choose(arm: str, groups: list[Group], views: list[ray.ObjectRef], count: int
 @ray.remote(num_cpus=0)
 def write(config: Config, folder: str, summary: dict[str, Any], curves: list[dict[str, Any]], chosen: list[Any]) -> str:
     """Write report.html with the chosen episodes; returns its path."""
+    return str(write_report(Path(folder), summary, curves, _pages(config, chosen)))
+
+
+def sample(
+    config: Config, step: int, summary: dict[str, Any], groups: list[Group], views: list[ray.ObjectRef]
+) -> ray.ObjectRef | None:
+    """Start writing `run.dir/trajectories/step_NNNNNNNN.html` with some episodes of the evaluation after ``step`` steps.
+
+    None when ``telemetry.trajectories`` is 0. The task never raises: a page that cannot be written is a warning.
+    """
+    name = f"step {step}"
+    chosen = choose(name, groups, views, config.telemetry.trajectories)
+    return _write_sample.remote(config, step, {"arms": [{**summary, "name": name}]}, chosen) if chosen else None
+
+
+@ray.remote(num_cpus=0)
+def _write_sample(config: Config, step: int, summary: dict[str, Any], chosen: list[Any]) -> str | None:
+    folder, title = Path(config.run.dir) / "trajectories", f"{config.run.name}, after {step} steps"
+    try:
+        return str(write_report(folder, summary, [], _pages(config, chosen), title, f"step_{step:08d}.html"))
+    except Exception:  # pages follow a run, they never decide about it
+        log.warning("no page of the episodes after step %d", step, exc_info=True)
+        return None
+
+
+def _pages(config: Config, chosen: list[Any]) -> list[EpisodePage]:
+    """The chosen episodes with their pixels."""
     episodes = []
     for title, group, ref in chosen:
         trajectory = group.trajectories[0]
@@ -45,7 +72,7 @@ def write(config: Config, folder: str, summary: dict[str, Any], curves: list[dic
         for media in group.question.media:
             pictures |= _opened(media, trajectory, config.toolbox)
         episodes.append(EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title))
-    return str(write_report(Path(folder), summary, curves, episodes))
+    return episodes
 
 
 def _opened(media: Media, trajectory: Trajectory, settings: Toolbox) -> dict[str, np.ndarray]:

@@ -26,6 +26,7 @@ from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model import resolve
 from pixelis.telemetry import events
+from pixelis.telemetry.metrics import require_trackers
 from pixelis.telemetry.progress import Progress
 
 T = TypeVar("T")
@@ -41,9 +42,11 @@ def run_folder(config: Config, *questions: str) -> Iterator[Path]:
     """Own ``run.dir``: made, locked against a second run, its configuration written beside the results.
 
     Raises BadConfig when another live process owns it, or when it holds a run of another policy; MissingFile or BadInput, before
-    any actor is started, for a model, an adapter or one of the sources of ``questions`` that cannot be read.
+    any actor is started, for a model, an adapter or one of the sources of ``questions`` that cannot be read; MissingDependency
+    for a tracker that is not installed.
     """
     resolve(config.policy.model)
+    require_trackers(config)
     if config.policy.adapter:
         load_adapter(config.policy.adapter)
     for source in questions:

@@ -7,6 +7,7 @@ prefix). Trackers follow a run, they never decide about it: when one fails it is
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import logging
 import math
 import os
@@ -69,6 +70,22 @@ def _instrument(known: dict[tuple[str, tuple[str, ...]], Any], kind: str, key: s
 
         known[key, names] = getattr(metrics, kind)(metric_name(key), description=key, tag_keys=names)
     return known[key, names]
+
+
+PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboardX"}
+"""Tracker in `config.telemetry` -> the package that it needs."""
+
+
+def require_trackers(config: Config) -> None:
+    """Raises MissingDependency, before a run begins, for a tracker that is configured but not installed."""
+    for name, package in PACKAGES.items():
+        if getattr(config.telemetry, name) and importlib.util.find_spec(package) is None:
+            raise _missing(name)
+
+
+def _missing(name: str) -> MissingDependency:
+    package = PACKAGES[name]
+    return MissingDependency(f"{package} is not installed", fix=f"pip install {package}, or telemetry.{name}=false")
 
 
 class Sink(Protocol):
@@ -141,7 +158,7 @@ class Wandb:
         try:
             import wandb
         except ImportError:
-            raise MissingDependency("wandb is not installed", fix="pip install wandb, or telemetry.wandb=false") from None
+            raise _missing("wandb") from None
         folder = Path(config.run.dir).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         arguments: dict[str, Any] = {
@@ -175,8 +192,7 @@ class TensorBoard:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            fix = "pip install tensorboardX, or telemetry.tensorboard=false"
-            raise MissingDependency("tensorboardX is not installed", fix=fix) from None
+            raise _missing("tensorboard") from None
         self._writer = SummaryWriter(logdir=str(Path(config.run.dir) / "tensorboard"))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

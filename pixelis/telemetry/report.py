@@ -78,8 +78,9 @@ def write_report(
     curves: Sequence[Mapping[str, Any]],
     episodes: Sequence[EpisodePage],
     title: str | None = None,
+    file: str = FILE,
 ) -> Path:
-    """Write `run_dir/report.html` (aside, then renamed) and give its path.
+    """Write `run_dir/report.html` (aside, then renamed) and give its path; `file`: another name for it.
 
     - `summary`: what `summary.json` holds: `arms`, `paired`, `seconds`, `versions`, `seed`, and where known `shift`
       (`{"before": {...}, "after": {...}}`, each like an arm, and paired differences; other entries are shown as they are),
@@ -90,7 +91,7 @@ def write_report(
     """
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    path, aside = folder / FILE, folder / f".{FILE}.{os.getpid()}"
+    path, aside = folder / file, folder / f".{file}.{os.getpid()}"
     aside.write_bytes(render(summary, curves, episodes, title or folder.resolve().name).encode("utf-8", "replace"))
     aside.replace(path)
     return path
