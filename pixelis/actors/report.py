@@ -25,11 +25,11 @@ FRAME_PIXELS = 1280
 
 
 def choose(arm: str, groups: list[Group], views: list[ray.ObjectRef], count: int) -> list[tuple[str, Group, ray.ObjectRef]]:
-    """Episodes worth looking at: the first right ones and the first wrong ones, about half each."""
+    """Episodes worth looking at: the first right ones and the first wrong ones, half each where there are as many."""
     pairs = list(zip(groups, views, strict=True))
     right = [p for p in pairs if (p[0].trajectories[0].rewards.get("accuracy") or 0) > 0]
     wrong = [p for p in pairs if (p[0].trajectories[0].rewards.get("accuracy") or 0) <= 0]
-    half = min(len(wrong), count // 2)
+    half = min(len(wrong), max(count // 2, count - len(right)))
     chosen = right[: count - half] + wrong[:half]
     return [(arm, group, ref) for group, ref in chosen[:count]]
 

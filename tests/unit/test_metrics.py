@@ -9,7 +9,9 @@ import types
 import pytest
 
 from pixelis.config import parse
+from pixelis.errors import MissingDependency
 from pixelis.evaluation.metrics import correctness, operation_counts, summarise
+from pixelis.jobs.driver import run_folder
 from pixelis.records import Action, Group, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.telemetry import metrics
 
@@ -104,6 +106,20 @@ def test_truths_given_are_used_instead_of_the_rewards():
     assert (summary["accuracy"], summary["n"], summary["unscored"]) == (0.5, 2, {"no_truth": 1})
 
 
+@pytest.mark.parametrize(("right", "wrong", "kept"), [(9, 9, 2), (0, 9, 0), (9, 0, 4), (1, 2, 1), (0, 0, 0)])
+def test_pages_show_right_and_wrong_episodes_as_far_as_there_are(right, wrong, kept):
+    from pixelis.actors.report import choose
+
+    groups = []
+    for accuracy in [1.0] * right + [0.0] * wrong:
+        groups.append(
+            Group(id="g", question=Question(id="q", question="?"), trajectories=[episode(accuracy=accuracy, group_id="g")])
+        )
+    chosen = choose("step 1", groups, [None] * len(groups), 4)
+    assert len(chosen) == min(4, right + wrong)
+    assert sum(group.trajectories[0].rewards["accuracy"] for _, group, _ in chosen) == kept
+
+
 def test_metric_names_are_what_prometheus_takes():
     assert metrics.metric_name("reward/accuracy") == "pixelis_reward_accuracy"
     assert metrics.metric_name("rollout/tokens_per_s") == "pixelis_rollout_tokens_per_s"
@@ -168,6 +184,27 @@ def test_a_missing_tracker_names_the_fix(tmp_path, caplog, monkeypatch):
     with caplog.at_level(logging.WARNING), metrics.Tracker(config) as tracker:
         assert tracker.sinks == []
     assert "pip install tensorboardX" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "package"), [("wandb", "wandb"), ("tensorboard", "tensorboardX")])
+def test_a_job_does_not_start_without_the_tracker_it_was_told_to_use(tmp_path, monkeypatch, name, package):
+    config = parse({"run": {"dir": str(tmp_path / "run")}, "telemetry": {name: True}})
+    metrics.require_trackers(config)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependency, match=package) as caught, run_folder(config):
+        pass
+    assert f"telemetry.{name}=false" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    metrics.require_trackers(parse({}))
+
+
+def test_wandb_itself_writes_offline_without_a_key(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    with metrics.Tracker(parse({"run": {"dir": str(tmp_path)}, "telemetry": {"wandb": True}})) as tracker:
+        tracker.log(1, {"reward/accuracy": 0.5})
+        assert tracker.sinks == ["wandb"]
+    assert len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 1
 
 
 def test_wandb_without_a_network_writes_offline(tmp_path, caplog, monkeypatch):
