@@ -129,7 +129,7 @@ def test_any_string_is_a_mask_or_an_error(text: str):
 
 
 def test_a_mask_of_another_picture():
-    with pytest.raises(OperationError, match="3x4 .height x width., the picture 4x3") as caught:
+    with pytest.raises(OperationError, match=r"3x4 .height x width., the picture 4x3") as caught:
         decode(of([3, 9]), 4, 3)
     assert caught.value.code == "bad_arguments"
 
