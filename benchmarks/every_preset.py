@@ -72,8 +72,8 @@ def main() -> None:
             last = events.read(config.run.dir, "step/policy")[-1]
             terms = " ".join(f"{k.removeprefix('reward/')}={v:.3g}" for k, v in last.items() if k.startswith("reward/"))
             print(
-                f"{algorithm:22} {preset:18} {problem or 'ok':10} kl {last['policy/kl']:.2g} clipped "
-                f"{last['policy/clipped']:.2g} {terms}",
+                f"{algorithm:22} {preset:18} {problem or 'ok':10} kl {last.get('policy/kl', 0.0):.2g} clipped "
+                f"{last.get('policy/clipped', 0.0):.2g} {terms}",
                 flush=True,
             )
     raise SystemExit(1 if failed else 0)
