@@ -32,7 +32,7 @@ from pixelis.records import Group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-MOMENTS = 20 if os.environ.get("PIXELIS_CHAOS") == "full" else 3
+MOMENTS = 20 if os.environ.get("PIXELIS_CHAOS") == "full" else 1
 LIMIT_S = 2.0
 Reached = Callable[..., None]
 

@@ -110,7 +110,7 @@ def test_a_model_of_either_family_learns_from_demonstrations_and_rollouts(
     ray_cluster: None, model: Callable[..., Path], tmp_path: Path, family: str
 ) -> None:
     """A folder in Hugging Face's format, with the system prompt and coordinates of its family: only policy.model changes."""
-    room = "dialogue.max_context=2048 learner.row_tokens=2048 learner.rows=1 rft.loss.kl=0.01"
+    room = "dialogue.max_context=2048 learner.row_tokens=2048 learner.rows=1 rft.loss.kl=0.01 toolbox.operations=[zoom_in]"
     common = [*RFT, *room.split(), "rft.steps=2", f"policy.model={model(family, embedded=False)}"]
     taught = sft.run(load(None, [*common, "sft.steps=4", f"run.dir={tmp_path}/sft"]))
     shown = losses(tmp_path / "sft", "step/sft")
