@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-import signal
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -162,9 +162,11 @@ def from_command_line(
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if "--help" in args or "-h" in args:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` is no error
-        print(f"{doc.strip()}\n\nusage: python -m pixelis.jobs.{job} [CONFIG.yaml] [key=value ...] [--dry-run] [--help]\n")
-        print(f"keys (name, default, meaning, type):\n{describe()}")
+        usage = f"usage: python -m pixelis.jobs.{job} [CONFIG.yaml] [key=value ...] [--dry-run] [--help]"
+        try:
+            print(f"{doc.strip()}\n\n{usage}\n\nkeys (name, default, meaning, type):\n{describe()}", flush=True)
+        except BrokenPipeError:  # `--help | head` is no error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0)
     flags = [a for a in args if a.startswith("-") and a != "--dry-run"]
     files = [a for a in args if not a.startswith("-") and "=" not in a]
