@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -123,3 +124,11 @@ def test_the_ground_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_help_leaves_the_signals_of_the_process_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGPIPE)
+    with pytest.raises(SystemExit):
+        config.from_command_line("What it does.", "rft", ["--help"])
+    assert signal.getsignal(signal.SIGPIPE) == before
+    assert "rft.algorithm" in capsys.readouterr().out
