@@ -266,6 +266,7 @@ def test_f05_a_run_stopped_after_four_steps_goes_on_as_if_it_had_not_been(
     reached(resumed_after=at, loss_difference=worst, same_samples=True)
 
 
+@pytest.mark.skipif(os.environ.get("PIXELIS_CHAOS") != "full", reason="PIXELIS_CHAOS=full: half a minute like the SIGTERM test")
 def test_f16_a_ctrl_c_leaves_a_checkpoint_and_nothing_else(tmp_path: Path, reached: Reached) -> None:
     """F16: Ctrl-C, which the terminal sends to every process of the group. Goal: as for SIGTERM."""
     ended = stop(tmp_path, signal.SIGINT, 1)
