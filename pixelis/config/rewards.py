@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from pixelis.config.reward_presets import REWARD_PRESETS
-from pixelis.config.section import Section, merge
+from pixelis.config.section import Section, fill_in
 
 
 class Curiosity(Section):
@@ -162,20 +162,10 @@ class Rewards(Section):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, values: Any) -> Any:
-        """Fill in what the preset sets and nothing else does, so that the printed configuration is the resolved one."""
-        if not isinstance(values, dict):
-            return values
-        if isinstance(values.get("own"), (list, tuple)):
+        """Explicit keys over those of the preset; a list of own rewards weighs each 1."""
+        if isinstance(values, dict) and isinstance(values.get("own"), (list, tuple)):
             values = {**values, "own": {str(name): 1.0 for name in values["own"]}}
-        name = values.get("preset")
-        if not isinstance(name, str):
-            return values
-        if name not in REWARD_PRESETS:
-            near = difflib.get_close_matches(name, REWARD_PRESETS, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(REWARD_PRESETS)}"
-            raise ValueError(f"no preset `{name}` ({hint})")
-        given = {k: v.model_dump(exclude_unset=True) if isinstance(v, Section) else v for k, v in values.items()}
-        return merge(REWARD_PRESETS[name], given)
+        return fill_in(values, "preset", REWARD_PRESETS)
 
     @property
     def mixtures(self) -> list[RewardWeights]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from pixelis.config.algorithms import ALGORITHMS
 from pixelis.config.parts import Sampling
-from pixelis.config.section import Section, merge
+from pixelis.config.section import Section, fill_in
 
 
 class Advantage(Section):
@@ -124,13 +123,5 @@ class Rft(Section):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, values: Any) -> Any:
-        """Fill in what the named algorithm sets and nothing else does, so that the printed configuration is the resolved one."""
-        name = values.get("algorithm") if isinstance(values, dict) else None
-        if not isinstance(name, str):
-            return values
-        if name not in ALGORITHMS:
-            near = difflib.get_close_matches(name, ALGORITHMS, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(ALGORITHMS)}"
-            raise ValueError(f"no algorithm `{name}` ({hint})")
-        given = {k: v.model_dump(exclude_unset=True) if isinstance(v, Section) else v for k, v in values.items()}
-        return merge({part: dict(keys) for part, keys in ALGORITHMS[name].items()}, given)
+        """Explicit keys over those of the named algorithm."""
+        return fill_in(values, "algorithm", ALGORITHMS)

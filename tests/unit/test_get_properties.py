@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 
 import numpy as np
 import pytest
@@ -400,14 +399,6 @@ def test_small_and_thin_pictures():
     thin = np.zeros((3000, 50), bool)
     thin[:, 20] = True
     assert values(thin)["shape.rotated_length"] == close(3000)
-
-
-def test_a_large_picture_is_measured_in_time():
-    picture = np.random.default_rng(0).integers(0, 256, (3000, 4000, 3), dtype=np.uint8)
-    began = time.process_time()
-    observation, _ = call(picture)
-    assert observation.status == "ok"
-    assert time.process_time() - began < 5  # well below one second on an idle core
 
 
 def test_the_policy_does_not_read_of_masks():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import av
@@ -249,12 +248,14 @@ def test_the_list_says_what_every_operation_takes(shell):
     assert "box=x0,y0,x1,y1" in said
 
 
-def test_help_comes_at_once():
-    start = time.perf_counter()
+def test_help_loads_nothing_heavy():
+    look = "import sys, runpy\ntry: runpy.run_module('pixelis.jobs.operate', run_name='__main__')\nexcept SystemExit: pass\n"
+    heavy = "print([m for m in ('torch', 'ray', 'cv2', 'transformers', 'skimage', 'onnxruntime') if m in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", look + heavy, "--help"], capture_output=True, text=True, timeout=60)
+    assert loaded.stdout.splitlines()[-1] == "[]", loaded.stderr
     done = subprocess.run([sys.executable, "-m", "pixelis.jobs.operate", "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     assert "photo.jpg read_text" in done.stdout
-    assert time.perf_counter() - start < 5  # 0.2 s on an idle core
 
 
 def test_a_film_plays_every_frame_at_its_time(tmp_path):
