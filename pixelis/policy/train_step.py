@@ -355,18 +355,6 @@ class Trainer:
             for name, place in places.items():
                 place.copy_(own[name])
 
-    def set_reference(self, adapter: Adapter | None) -> None:
-        """The policy that the KL term pulls to (None: the base model under LoRA). Raises BadInput when it does not fit."""
-        self._check_adapter(adapter, self.zero.parameters)
-        if adapter is not None:
-            self.reference = dict(adapter.tensors)
-            return
-        if self.policy.full:
-            raise BadInput("with policy.full the base model has to be given as an adapter of kind full")
-        own = self.zero.weights()
-        # B = 0 is the base model whatever A is.
-        self.reference = {n: np.zeros_like(a) if n.endswith(".B") else a for n, a in own.items()}
-
     def adapter(self) -> Adapter:
         """What to publish: the current weights, copied."""
         lora = self.policy.lora

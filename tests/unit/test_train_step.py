@@ -203,7 +203,7 @@ def test_the_kl_term_measures_the_distance_from_the_starting_policy():
         d = np.concatenate(old) - np.concatenate(new)
         expected = float(np.mean(np.exp(d) - d - 1))
         assert learner.step(samples)["policy/kl"] == pytest.approx(expected, rel=1e-3, abs=1e-7)
-        learner.set_reference(learner.adapter())
+        learner.reference = dict(learner.adapter().tensors)
         assert learner.step(samples)["policy/kl"] == pytest.approx(0, abs=1e-9)
 
 
