@@ -55,8 +55,66 @@ class Media(Record):
         return self
 
 
+class Region(Record):
+    """An annotated thing in a picture, or in one frame of a clip (``frame`` from 0).
+
+    Places are 0..1 of ``media``. ``mask`` is a run-length code as COCO writes it, of the full resolution; ``outline`` a list of
+    polygons. Regions of one thing in several frames share a ``track``.
+    """
+
+    id: str
+    label: str
+    box: Box
+    media: str = "img0"
+    mask: dict[str, Any] | None = None
+    outline: list[list[Point]] | None = None
+    frame: int | None = None
+    track: str | None = None
+    attributes: dict[str, Any] = Field(default_factory=dict)
+
+
+class Line(Record):
+    """Annotated writing: a word, a line or a paragraph and where it stands (0..1 of ``media``), if that is known."""
+
+    text: str
+    box: Box | None = None
+    media: str = "img0"
+    frame: int | None = None
+    level: Literal["word", "line", "paragraph"] = "line"
+
+
+class Event(Record):
+    """Something annotated to happen in a clip from ``start`` to ``end``, in seconds."""
+
+    text: str
+    start: Annotated[float, Field(ge=0)]
+    end: Annotated[float, Field(ge=0)]
+    media: str = "vid0"
+
+
+class Relation(Record):
+    """Two annotated regions, by id, and what holds between them."""
+
+    subject: str
+    predicate: str
+    object: str
+
+
+class Annotations(Record):
+    """What is known about a question's media: the ground that demonstrations are made from. A policy never sees it."""
+
+    regions: list[Region] = Field(default_factory=list)
+    lines: list[Line] = Field(default_factory=list)
+    events: list[Event] = Field(default_factory=list)
+    relations: list[Relation] = Field(default_factory=list)
+    captions: list[str] = Field(default_factory=list)
+
+
 class Question(Record):
-    """One thing to answer. ``answers`` are accepted truths; ``None`` means unlabelled."""
+    """One thing to answer. ``answers`` are accepted truths; ``None`` means unlabelled.
+
+    A reader of pictures that nobody has asked about yet leaves ``question`` empty and fills in ``annotations``.
+    """
 
     id: str
     question: str
@@ -66,6 +124,7 @@ class Question(Record):
     task: str = "qa"
     split: str = "train"
     meta: dict[str, Any] = Field(default_factory=dict)
+    annotations: Annotations | None = None
 
 
 class Action(Record):
@@ -117,8 +176,8 @@ class Turn(Record):
     """A contiguous run of tokens by one author.
 
     ``tokens`` are exact ids (image pads expanded). ``log_probs`` (behaviour log-probabilities, natural log, under the
-    sampling distribution) has one entry per token of a policy turn and is empty for all others: policy turns are exactly
-    what the loss covers.
+    sampling distribution) has one entry per token of a policy turn and is empty for all others. The loss covers exactly the
+    policy turns, but those of a demonstration that ``learn`` leaves out.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -129,11 +188,88 @@ class Turn(Record):
     action: Action | None = None
     observation: Observation | None = None
     error: str | None = None
+    learn: bool = True
 
     @property
     def is_policy(self) -> bool:
         """True when the policy generated these tokens."""
         return self.role == "assistant"
+
+
+class Step(Record):
+    """One assistant turn of a demonstration: an operation or the answer, after an optional thought.
+
+    Written flat in files (``{"op": "zoom_in", "box": [...]}``): keys that are no field are arguments of the operation. Without a
+    ``target`` it is about the first picture or clip. ``learn`` False keeps the turn in the context and out of the loss: a mistake
+    that the next turn mends. ``observation`` is what executing the operation gave when the demonstration was made.
+    """
+
+    think: str | None = None
+    op: str | None = None
+    target: str | None = None
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    answer: str | None = None
+    learn: bool = True
+    observation: Observation | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "op" not in values:
+            return values
+        flat = {key: value for key, value in values.items() if key not in cls.model_fields}
+        if flat and values.get("arguments"):
+            raise ValueError(f"arguments stand in `arguments` or beside `op` ({', '.join(flat)}), not both")
+        kept = {key: value for key, value in values.items() if key in cls.model_fields}
+        return {**kept, "arguments": flat} if flat else kept
+
+    @model_validator(mode="after")
+    def _one_thing(self) -> Step:
+        if (self.op is None) == (self.answer is None):
+            raise ValueError("a turn has an `op` or an `answer`")
+        return self
+
+
+class Provenance(Record):
+    """Where a demonstration comes from: its source and row, how it was made, and what was done to it on purpose."""
+
+    source: str
+    original_id: str
+    method: str
+    version: str = ""
+    parent: str | None = None
+    injected: dict[str, Any] = Field(default_factory=dict)
+    writer: str | None = None
+
+
+SampleKind = Literal["golden", "outcome_negative", "trap_perceptual", "trap_logical", "self_correction"]
+Level = Literal["simple", "medium", "hard"]
+
+
+class Demonstration(Question):
+    """A question with the turns of an assistant that works on it: a Chain-of-Thought-Action sample, a line of a file.
+
+    ``turns`` end with an answer. ``kind`` golden and self_correction are right and may be imitated; the others are wrong on
+    purpose and never are. ``weight`` is a sampling weight, ``difficulty`` 0.1..1, ``quality`` 0..1.
+    """
+
+    turns: Annotated[list[Step], Field(min_length=1)]
+    kind: SampleKind = "golden"
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    difficulty: float | None = None
+    level: Level | None = None
+    quality: float | None = None
+    provenance: Provenance | None = None
+
+    @property
+    def steps(self) -> list[Step]:
+        """The turns that call an operation."""
+        return [turn for turn in self.turns if turn.op is not None]
+
+    @property
+    def final(self) -> str | None:
+        """The answer that the demonstration arrives at."""
+        return self.turns[-1].answer
 
 
 class StopReason(enum.StrEnum):
@@ -209,8 +345,8 @@ class Trajectory(Record):
         return [token for turn in self.turns for token in turn.tokens]
 
     def loss_mask(self) -> list[int]:
-        """1 on every token the policy generated, 0 elsewhere; as long as ``token_ids``."""
-        return [int(turn.is_policy) for turn in self.turns for _ in turn.tokens]
+        """1 on every token the policy generated and is to learn, 0 elsewhere; as long as ``token_ids``."""
+        return [int(turn.is_policy and turn.learn) for turn in self.turns for _ in turn.tokens]
 
     def behaviour_log_probs(self) -> list[float]:
         """Behaviour log-probabilities aligned with ``token_ids``; 0.0 where the mask is 0."""

@@ -8,17 +8,18 @@ import numpy as np
 
 from pixelis.config import Config
 from pixelis.dialogue.agent import name_observation
+from pixelis.dialogue.dialects import default_target
 from pixelis.dialogue.pixels import PixelBudget
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.spec import ModelSpec
 from pixelis.errors import DataFailure
 from pixelis.operations import Scene, execute, select
 from pixelis.operations.media import first_look, open_media
-from pixelis.records import Action, ImageView, Question, StopReason, Trajectory
+from pixelis.records import Action, Demonstration, ImageView, StopReason, Trajectory
 
 
 class Player:
-    """Plays demonstration rows (a question's fields plus ``turns``) into trajectories and their views."""
+    """Plays demonstrations into trajectories and their views."""
 
     def __init__(self, config: Config, model_folder: str):
         from transformers import AutoTokenizer
@@ -28,24 +29,31 @@ class Player:
         tokenizer = AutoTokenizer.from_pretrained(model_folder)
         self.renderer = Renderer(tokenizer, self.spec, config.dialogue, select(config.toolbox.operations))
 
-    def play(self, row: dict[str, Any]) -> tuple[Trajectory, list[np.ndarray]]:
-        """The trajectory of a row and the uint8 views of its images; DataFailure when an operation refuses or it is too long."""
-        fields = {key: value for key, value in row.items() if key != "turns"}
-        question = Question.model_validate(fields)
+    def play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:
+        """The trajectory of a demonstration and the uint8 views of its images.
+
+        An operation that refuses in a turn that is not to be learnt is an error observation, as it would be in an episode.
+        DataFailure when an operation refuses in a turn that is to be learnt, or when it is too long.
+        """
         media = {item.id: open_media(item, self.config.toolbox) for item in question.media}
         images, views = first_look(media, self.config.dialogue, self.spec.multiple)
         trajectory = Trajectory(question_id=question.id, turns=self.renderer.prompt(question, images), images=images)
         successes = 0
-        for step in row["turns"]:
-            if "answer" in step:
-                trajectory.turns.append(self.renderer.assistant(str(step["answer"]), step.get("think"), images))
-                trajectory.answer, trajectory.stop_reason = str(step["answer"]), StopReason.ANSWER
+        for step in question.turns:
+            if step.answer is not None:
+                trajectory.turns.append(self.renderer.assistant(step.answer, step.think, images))
+                trajectory.answer, trajectory.stop_reason = step.answer, StopReason.ANSWER
                 continue
-            action = _action(step)
-            trajectory.turns.append(self.renderer.assistant(action, step.get("think"), images))
+            action = Action(op=step.op or "", target=step.target or default_target(media), arguments=step.arguments)
+            turn = self.renderer.assistant(action, step.think, images)
+            trajectory.turns.append(turn.model_copy(update={"learn": step.learn}))
             observation, shown = execute(action, self._scene(media, trajectory, images), self.renderer.operations)
             if observation.status != "ok":
-                raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code=observation.code or "operation")
+                if step.learn:
+                    code = observation.code or "operation"
+                    raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code=code)
+                trajectory.turns.append(self.renderer.observation(observation))
+                continue
             data = {**observation.data, "op": action.op, "target": action.target}
             observation = name_observation(observation.model_copy(update={"data": data}), successes)
             successes += 1
@@ -70,7 +78,3 @@ class Player:
             settings=self.config.toolbox,
         )
 
-
-def _action(step: dict[str, Any]) -> Action:
-    arguments = {key: value for key, value in step.items() if key not in ("think", "op", "target")}
-    return Action(op=step["op"], target=step.get("target", "img0"), arguments=arguments)

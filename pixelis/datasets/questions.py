@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import numpy as np
@@ -14,7 +14,9 @@ from pydantic import ValidationError
 
 from pixelis.datasets import cards
 from pixelis.errors import BadInput, MissingFile
-from pixelis.records import Question
+from pixelis.records import Demonstration, Question
+
+R = TypeVar("R", bound=Question)
 
 CARDS_QUESTIONS = 1_000_000
 """A `cards:` source is as good as endless; nobody reads an epoch of it."""
@@ -46,27 +48,19 @@ def read_questions(
             yield questions[number]
 
 
-def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[dict[str, Any]]:
-    """Up to ``count`` demonstration rows: a question's fields plus ``turns``, the assistant's actions and answer."""
+def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
+    """``count`` demonstrations: of a file in an order that ``seed`` shuffles, over and over; of `cards:` made anew."""
     if source.startswith("cards:"):
         fields = _cards_fields(source)
         split, own_seed = fields.get("split", "train"), int(fields.get("seed", seed))
         aim = fields.get("aim", "0")
         try:
-            return list(cards.demonstration_rows(split, count, own_seed, direct_share, float(aim)))
+            rows = cards.demonstration_rows(split, count, own_seed, direct_share, float(aim))
+            return [Demonstration.model_validate(row) for row in rows]
         except ValueError:
             raise BadInput(f"{source}: aim={aim} is no number") from None
-    rows = []
-    for number, row in _json_lines(Path(source)):
-        fields = dict(row) if isinstance(row, dict) else {}
-        turns = fields.pop("turns", None)
-        _question(Path(source), number, fields)
-        if not turns or not all(isinstance(turn, dict) and ("answer" in turn or "op" in turn) for turn in turns):
-            raise BadInput(
-                f"{source}, line {number}, column turns: a demonstration has turns, each with `op` or `answer`",
-                fix="list the assistant's actions and its answer in `turns`",
-            )
-        rows.append(row)
+    path = Path(source)
+    rows = [_checked(Demonstration, path, number, row) for number, row in _json_lines(path)]
     if not rows:
         raise BadInput(f"{source} holds no demonstration")
     order = np.random.default_rng(seed).permutation(len(rows))
@@ -90,7 +84,7 @@ def _cards(source: str, seed: int | None, count: int):
 def _read_file(path: Path, limit: int) -> list[Question]:
     questions, seen = [], set()
     for number, row in _json_lines(path):
-        question = _question(path, number, row)
+        question = _checked(Question, path, number, row)
         if question.id in seen:
             raise BadInput(f"{path}, line {number}: the id {question.id!r} is there twice", fix="give every row its own id")
         seen.add(question.id)
@@ -102,15 +96,16 @@ def _read_file(path: Path, limit: int) -> list[Question]:
     return questions
 
 
-def _question(path: Path, number: int, row: Any) -> Question:
+def _checked(record: type[R], path: Path, number: int, row: Any) -> R:
     try:
-        return Question.model_validate(row)
+        return record.model_validate(row)
     except ValidationError as error:
         first = error.errors()[0]
         column = ".".join(str(part) for part in first["loc"]) or "all"
         raise BadInput(
             f"{path}, line {number}, column {column}: {first['msg']}",
-            fix="a row is a JSON object with the fields of a Question record: id, question, media, answers, ...",
+            fix="a row is a JSON object with id, question, media, answers, ...; each of the `turns` of a demonstration has `op` "
+            "or `answer`",
         ) from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.policy.model import resolve
 from pixelis.policy.samples import TrainSample
+from pixelis.records import Demonstration
 
 CPUS = 0.25
 """CPUs a preparing process reserves: it shares its core with the learner it feeds."""
@@ -28,7 +28,7 @@ def demonstration_stream(config: Config, start: int = 0) -> ray.data.Dataset:
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    packed = [{"row": json.dumps(row)} for row in rows]
+    packed = [{"row": row.model_dump_json()} for row in rows]
     blocks = max(1, len(packed) // (4 * config.sft.batch))
     return ray.data.from_items(packed, override_num_blocks=blocks).map_batches(
         Prepare,
@@ -48,7 +48,7 @@ class Prepare:
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         out: dict[str, list] = {"id": [], "tokens": [], "mask": [], "views": [], "shapes": []}
         for text in batch["row"]:
-            trajectory, views = self.player.play(json.loads(text))
+            trajectory, views = self.player.play(Demonstration.model_validate_json(text))
             out["id"].append(trajectory.question_id)
             out["tokens"].append(np.asarray(trajectory.token_ids(), np.int32).tobytes())
             out["mask"].append(np.asarray(trajectory.loss_mask(), np.uint8).tobytes())

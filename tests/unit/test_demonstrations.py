@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.stream import Prepare, samples_of
 from pixelis.errors import BadImage, DataFailure
-from pixelis.records import StopReason, Trajectory
+from pixelis.records import Demonstration, StopReason, Trajectory
 
 SIDE = 256
 
@@ -45,10 +44,11 @@ def picture(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def row(picture: Path) -> Callable[..., dict]:
-    def make(*turns: dict) -> dict:
+def row(picture: Path) -> Callable[..., Demonstration]:
+    def make(*turns: dict) -> Demonstration:
         media = [{"id": "img0", "uri": str(picture)}]
-        return {"id": "q1", "question": "Which digit?", "media": media, "answers": ["7"], "turns": list(turns)}
+        row = {"id": "q1", "question": "Which digit?", "media": media, "answers": ["7"], "turns": list(turns)}
+        return Demonstration.model_validate(row)
 
     return make
 
@@ -69,7 +69,9 @@ def said(player: Player, trajectory: Trajectory) -> list[str]:
     return [player.renderer.tokenizer.decode(run, skip_special_tokens=False) for run in runs]
 
 
-def test_the_crop_shown_is_the_region_of_the_picture_itself(player: Player, row: Callable[..., dict], picture: Path) -> None:
+def test_the_crop_shown_is_the_region_of_the_picture_itself(
+    player: Player, row: Callable[..., Demonstration], picture: Path
+) -> None:
     # A region of 64 x 64 pixels is shown as 64 x 64: not one pixel is made up or moved.
     trajectory, views = player.play(row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}))
     whole = np.asarray(Image.open(picture))
@@ -80,7 +82,7 @@ def test_the_crop_shown_is_the_region_of_the_picture_itself(player: Player, row:
     assert trajectory.observations[0].status == "ok"
 
 
-def test_a_crop_of_a_crop_is_cut_from_the_picture(player: Player, row: Callable[..., dict], picture: Path) -> None:
+def test_a_crop_of_a_crop_is_cut_from_the_picture(player: Player, row: Callable[..., Demonstration], picture: Path) -> None:
     turns = [zoom([0.5, 0.5, 1.0, 1.0]), zoom([0.5, 0.0, 1.0, 0.5], target="obs1"), {"answer": "7"}]
     trajectory, views = player.play(row(*turns))
     np.testing.assert_array_equal(views[2], np.asarray(Image.open(picture))[128:192, 192:256])
@@ -92,22 +94,22 @@ def test_a_demonstration_of_the_picture_world_shows_the_card_that_is_asked_for(p
     played = 0
     for line in read_demonstrations("cards:?split=train", 8, seed=1, direct_share=0.5):
         trajectory, views = player.play(line)
-        whole = render(line["media"][0]["uri"])
-        if len(line["turns"]) == 2:
+        whole = render(line.media[0].uri)
+        if len(line.turns) == 2:
             played += 1
             left, top, right, bottom = trajectory.observations[0].data["pixels"]
-            x1, y1, x2, y2 = (v * whole.shape[0] for v in line["meta"]["box"])
+            x1, y1, x2, y2 = (v * whole.shape[0] for v in line.meta["box"])
             digit = (x1 + FRAME, y1 + FRAME, x2 - FRAME, y2 - FRAME)
             inside = (max(left, digit[0]), max(top, digit[1]), min(right, digit[2]), min(bottom, digit[3]))
             assert inside == digit, "the whole digit inside the frame is in the crop"
             resized = np.asarray(Image.fromarray(whole[top:bottom, left:right]).resize((64, 64)), np.float32)
             assert np.abs(views[1] - resized).mean() < 6, "the crop is this region of the picture, up to how it is resized"
-        assert trajectory.answer == line["answers"][0]
+        assert trajectory.answer == line.answers[0]
     assert 1 <= played <= 7
 
 
 @pytest.mark.parametrize("family", tiny_policy.FAMILIES)
-def test_the_loss_covers_what_the_assistant_says_and_nothing_else(family: str, row: Callable[..., dict]) -> None:
+def test_the_loss_covers_what_the_assistant_says_and_nothing_else(family: str, row: Callable[..., Demonstration]) -> None:
     config = settings(family)
     player = Player(config, config.policy.model)
     trajectory, views = player.play(row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7", "think": "it is clear"}))
@@ -124,7 +126,7 @@ def test_the_loss_covers_what_the_assistant_says_and_nothing_else(family: str, r
     assert not any(mask[i] for i in pads)
 
 
-def test_a_direct_answer_has_one_turn_and_one_view(player: Player, row: Callable[..., dict]) -> None:
+def test_a_direct_answer_has_one_turn_and_one_view(player: Player, row: Callable[..., Demonstration]) -> None:
     trajectory, views = player.play(row({"answer": "7"}))
     assert said(player, trajectory) == ["<answer>7</answer><|im_end|>"]
     assert len(views) == len(trajectory.images) == 1
@@ -143,21 +145,36 @@ def test_a_direct_answer_has_one_turn_and_one_view(player: Player, row: Callable
     ],
 )
 def test_a_demonstration_whose_operation_is_refused_is_a_data_failure(
-    player: Player, row: Callable[..., dict], turn: dict, code: str
+    player: Player, row: Callable[..., Demonstration], turn: dict, code: str
 ) -> None:
     with pytest.raises(DataFailure) as caught:
         player.play(row(turn, {"answer": "7"}))
     assert caught.value.code == code
 
 
-def test_a_demonstration_too_long_for_the_context_is_a_data_failure(row: Callable[..., dict]) -> None:
+def test_a_mistake_stays_in_the_context_and_out_of_the_loss(player: Player, row: Callable[..., Demonstration]) -> None:
+    slip = {**zoom([1.2, 0.1, 1.4, 0.3]), "learn": False}
+    wrong = {**zoom([0.0, 0.0, 0.25, 0.25]), "learn": False}
+    trajectory, views = player.play(row(slip, wrong, zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}))
+    assert [o.status for o in trajectory.observations] == ["error", "ok", "ok"]
+    assert trajectory.observations[0].code == "out_of_range"
+    assert len(views) == 3
+    learnt = said(player, trajectory)
+    assert len(learnt) == 2
+    assert "zoom_in" in learnt[0]
+    assert learnt[1].startswith("<answer>7")
+
+
+def test_a_demonstration_too_long_for_the_context_is_a_data_failure(row: Callable[..., Demonstration]) -> None:
     config = settings(max_context=64)
     with pytest.raises(DataFailure) as caught:
         Player(config, config.policy.model).play(row(zoom([0.1, 0.1, 0.6, 0.6]), {"answer": "7"}))
     assert caught.value.code == "over_context"
 
 
-def test_a_picture_that_is_missing_or_broken_is_told_as_such(player: Player, row: Callable[..., dict], picture: Path) -> None:
+def test_a_picture_that_is_missing_or_broken_is_told_as_such(
+    player: Player, row: Callable[..., Demonstration], picture: Path
+) -> None:
     good = row({"answer": "7"})
     picture.write_bytes(picture.read_bytes()[:40])
     with pytest.raises(BadImage):
@@ -168,11 +185,11 @@ def test_a_picture_that_is_missing_or_broken_is_told_as_such(player: Player, row
     assert caught.value.code == "image_not_found"
 
 
-def test_what_the_learner_reads_from_the_stream_is_what_was_played(row: Callable[..., dict]) -> None:
+def test_what_the_learner_reads_from_the_stream_is_what_was_played(row: Callable[..., Demonstration]) -> None:
     config = settings()
     prepare = Prepare(config, config.policy.model)
-    rows = [row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}), {**row({"answer": "3"}), "id": "q2"}]
-    columns = prepare({"row": np.asarray([json.dumps(r) for r in rows])})
+    rows = [row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}), row({"answer": "3"}).model_copy(update={"id": "q2"})]
+    columns = prepare({"row": np.asarray([r.model_dump_json() for r in rows])})
     samples = samples_of({name: np.asarray(values, dtype=object) for name, values in columns.items()})
     assert [sample.id for sample in samples] == ["q1", "q2"]
     for sample, played in zip(samples, (prepare.player.play(r) for r in rows), strict=True):

@@ -134,19 +134,19 @@ def test_demonstrations_of_cards_are_the_same_for_the_same_seed_and_a_longer_run
 ) -> None:
     rows = read_demonstrations("cards:?split=train", 12, seed, share)
     assert rows[:5] == read_demonstrations("cards:?split=train", 5, seed, share)
-    direct = [len(row["turns"]) == 1 for row in rows]
+    direct = [len(row.turns) == 1 for row in rows]
     assert all(direct) if share == 1.0 else not any(direct) if share == 0.0 else len(direct) == 12
-    assert all(row["turns"][-1]["answer"] == row["answers"][0] for row in rows)
+    assert all(row.final == row.answers[0] for row in rows)
 
 
 def test_a_file_of_demonstrations_is_shuffled_by_seed_and_repeated_to_the_count(tmp_path: Path) -> None:
     rows = [{**row, "turns": [{"answer": row["answers"][0]}]} for row in ROWS]
     source = write(tmp_path / "shown.jsonl", rows)
-    names = [row["id"] for row in read_demonstrations(source, 17, seed=2, direct_share=0.5)]
+    names = [row.id for row in read_demonstrations(source, 17, seed=2, direct_share=0.5)]
     assert len(names) == 17
     assert sorted(names[:7]) == sorted(row["id"] for row in ROWS)
     assert names[7:14] == names[:7]
-    assert names != [row["id"] for row in read_demonstrations(source, 17, seed=3, direct_share=0.5)]
+    assert names != [row.id for row in read_demonstrations(source, 17, seed=3, direct_share=0.5)]
 
 
 @pytest.mark.parametrize(
