@@ -55,10 +55,12 @@ def read_demonstrations(source: str, count: int, seed: int, direct_share: float)
         split, own_seed = fields.get("split", "train"), int(fields.get("seed", seed))
         aim = fields.get("aim", "0")
         try:
-            rows = cards.demonstration_rows(split, count, own_seed, direct_share, float(aim))
-            return [Demonstration.model_validate(row) for row in rows]
+            spread = float(aim)
         except ValueError:
             raise BadInput(f"{source}: aim={aim} is no number") from None
+        return [
+            Demonstration.model_validate(row) for row in cards.demonstration_rows(split, count, own_seed, direct_share, spread)
+        ]
     path = Path(source)
     rows = [_checked(Demonstration, path, number, row) for number, row in _json_lines(path)]
     if not rows:
