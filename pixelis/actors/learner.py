@@ -76,7 +76,7 @@ class DemonstrationStream:
 
     def next(self, step: int) -> Work | None:
         """The next demonstrations in order."""
-        from pixelis.datasets.stream import samples_of
+        from pixelis.datasets.demonstration_stream import samples_of
 
         batch = next(self.batches, None)
         if batch is None or step >= self.steps:

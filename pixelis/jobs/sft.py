@@ -16,7 +16,7 @@ from pixelis.policy import checkpoint
 
 def run(config: Config) -> Path:
     """Train to ``sft.steps`` or to a stop; returns the last checkpoint."""
-    from pixelis.datasets.stream import demonstration_stream
+    from pixelis.datasets.demonstration_stream import demonstration_stream
 
     with run_folder(config) as folder:
         cluster.connect(config)

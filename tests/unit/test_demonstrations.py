@@ -12,9 +12,9 @@ from PIL import Image
 
 from pixelis.config import Config, parse
 from pixelis.datasets.cards import FRAME, render
+from pixelis.datasets.demonstration_stream import Prepare, samples_of
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.stream import Prepare, samples_of
 from pixelis.errors import BadImage, DataFailure
 from pixelis.records import Demonstration, StopReason, Trajectory
 
