@@ -88,6 +88,10 @@ def _missing(name: str) -> MissingDependency:
     return MissingDependency(f"{package} is not installed", fix=f"pip install {package}, or telemetry.{name}=false")
 
 
+ARTIFACT_BYTES = 2**30
+"""Size up to which a result's files go to a tracker with its metadata."""
+
+
 class Sink(Protocol):
     """Where a tracker writes to."""
 
@@ -130,6 +134,14 @@ class Tracker:
                 sink.log(step, numbers)
             except Exception as error:
                 self._drop(name, error)
+
+    def artifact(self, name: str, kind: str, path: Path, metadata: Mapping[str, Any]) -> None:
+        """Log a result, with what is known about it, where artifacts are kept (Weights & Biases)."""
+        if isinstance(sink := self._sinks.get("wandb"), Wandb):
+            try:
+                sink.artifact(name, kind, path, metadata)
+            except Exception as error:
+                self._drop("wandb", error)
 
     def close(self) -> None:
         """Flush and end all sinks."""
@@ -180,6 +192,17 @@ class Wandb:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
+
+    def artifact(self, name: str, kind: str, path: Path, metadata: Mapping[str, Any]) -> None:
+        """Log files up to ARTIFACT_BYTES; of what is larger the metadata only, which holds its hash."""
+        import wandb
+
+        artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", name), type=kind, metadata=dict(metadata))
+        files = [path] if path.is_file() else [p for p in sorted(path.rglob("*")) if p.is_file()]
+        if sum(file.stat().st_size for file in files) <= ARTIFACT_BYTES:
+            for file in files:
+                artifact.add_file(str(file), name=file.name if path.is_file() else file.relative_to(path).as_posix())
+        self._run.log_artifact(artifact)
 
     def close(self) -> None:
         self._run.finish()
