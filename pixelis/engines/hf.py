@@ -87,6 +87,7 @@ class HfEngine:
         use_cached_attention(self.model)
         self.base_sha256 = fingerprint(model_folder)
         self.max_rows, self.seed, self.version = engine.max_rows, seed, 0
+        self.drains = engine.in_flight == "drain"
         self._decoder = Decoder(self.model, self.spec)
         self._base = BaseWeights()
         # OpenMP keeps the number of threads per thread: it must be set in the one that computes.
@@ -120,13 +121,14 @@ class HfEngine:
         return session
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        """Switch to `version` once no session is open. On BadInput the engine stays as it was."""
+        """Switch to `version`, see `engines.Engine.load`. On BadInput the engine stays as it was."""
         if adapter is not None and adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
             raise BadInput("the adapter belongs to another base model", code="foreign_adapter", fix="use the same policy.model")
         async with self._load_lock:
             self._may_open.clear()
             try:
-                await self._idle.wait()
+                if self.drains:
+                    await self._idle.wait()
                 await asyncio.get_running_loop().run_in_executor(self._worker, self._merge, adapter)
                 self.version = version
             finally:

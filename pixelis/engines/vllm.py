@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ class VllmSession:
         self.pictures: list[Image.Image] = []
         self.digests: list[str] = []
         self.position = self.turns = self.origin = 0
+        self.loads = engine._loads
         self.closed = False
         self.task: asyncio.Task[Completion] | None = None
 
@@ -140,6 +142,7 @@ class VllmEngine:
         self.max_context, self.max_images, self.deadline_s = dialogue.max_context, dialogue.max_images, engine.deadline_s
         self.max_pixels = max(budget.max_pixels for budget in (dialogue.input, dialogue.crop, dialogue.frame))
         # vLLM adapts the layers of the language model, but not the output layer of these two families.
+        self.drains = engine.in_flight == "drain"
         self.merges = policy.full or engine.adapters == "merge" or "lm_head" in policy.lora.targets
         self._base = BaseFile(folder)
         self._scratch = Scratch()
@@ -149,6 +152,7 @@ class VllmEngine:
         self._may_open.set()
         self._idle.set()
         self._lora: Any = None
+        self._lora_turns: Counter[int] = Counter()
         self._merged = self._shut = False
         self._broken: str | None = None
         self._loads = self._requests = self._pending = 0
@@ -223,7 +227,7 @@ class VllmEngine:
         return session
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        """Switch to `version` once no session is open. On BadInput the engine stays as it was."""
+        """Switch to `version`, see `engines.Engine.load`. On BadInput the engine stays as it was."""
         if adapter is not None and adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
             raise BadInput("the adapter belongs to another base model", code="foreign_adapter", fix="use the same policy.model")
         if adapter is not None and not self.merges and (adapter.kind == "full" or "lm_head.A" in adapter.tensors):
@@ -231,7 +235,8 @@ class VllmEngine:
         async with self._load_lock:
             self._may_open.clear()
             try:
-                await self._idle.wait()
+                if self.drains:
+                    await self._idle.wait()
                 self._check_alive()
                 if adapter is not None:
                     await asyncio.to_thread(self._base.updates, adapter)
@@ -257,12 +262,18 @@ class VllmEngine:
                 await asyncio.to_thread(_remove, folder)
                 raise
         self._lora = new
-        if old is not None:
-            await self._llm.remove_lora(old.lora_int_id)
-            await asyncio.to_thread(_remove, Path(old.lora_path))
+        if old is not None and not self._lora_turns[old.lora_int_id]:
+            await self._drop(old)
+
+    async def _drop(self, lora: Any) -> None:
+        await self._llm.remove_lora(lora.lora_int_id)
+        await asyncio.to_thread(_remove, Path(lora.lora_path))
 
     async def _merge(self, adapter: Adapter | None) -> None:
-        """Give vLLM whole weights through its transfer phases, then forget everything computed with the old ones."""
+        """Give vLLM whole weights through its transfer phases, then forget everything computed with the old ones.
+
+        Turns that are kept over it keep what they have computed; nothing else reads that, see the salt of `_ask`.
+        """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         if adapter is None and not self._merged:
@@ -271,12 +282,13 @@ class VllmEngine:
         if adapter is not None:
             await asyncio.to_thread(self._base.write_merged, adapter, path, self.dtype)
         try:
-            await self._llm.pause_generation(mode="wait", clear_cache=True)
+            await self._llm.pause_generation(mode="wait" if self.drains else "keep", clear_cache=self.drains)
             await self._llm.start_weight_update()
             info = {"base": str(self._base.folder), "changes": str(path) if adapter is not None else None}
             await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
             await self._llm.finish_weight_update()
-            await self._llm.reset_prefix_cache()
+            if self.drains:
+                await self._llm.reset_prefix_cache()
             await self._llm.reset_mm_cache()
             await self._llm.reset_encoder_cache()
             await self._llm.resume_generation()
@@ -287,14 +299,6 @@ class VllmEngine:
         finally:
             path.unlink(missing_ok=True)
         self._merged = adapter is not None
-
-    async def pause(self) -> None:
-        """Hold all requests where they are, with what they have computed, until `resume`."""
-        await self._guarded(self._llm.pause_generation(mode="keep", clear_cache=False), "pause")
-
-    async def resume(self) -> None:
-        """Go on after `pause`."""
-        await self._guarded(self._llm.resume_generation(), "resume")
 
     async def _guarded(self, work: Any, what: str) -> None:
         """Await a command to vLLM for `deadline_s` at most; its failures become InfraFailure."""
@@ -390,7 +394,8 @@ class VllmEngine:
         from vllm import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        prompt: dict[str, Any] = {"prompt_token_ids": list(session.short)}
+        # Versions must not share keys and values, but an episode that is kept over a load goes on with its own.
+        prompt: dict[str, Any] = {"prompt_token_ids": list(session.short), "cache_salt": str(session.loads)}
         if session.pictures:
             prompt["multi_modal_data"] = {"image": list(session.pictures)}
             prompt["multi_modal_uuids"] = {"image": list(session.digests)}
@@ -408,10 +413,16 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         self._requests += 1
-        output = None
-        answers = self._llm.generate(TokensPrompt(**prompt), settings, str(self._requests), lora_request=self._lora)
-        async for answer in answers:
-            output = answer
+        output, lora = None, self._lora
+        name = lora.lora_int_id if lora is not None else 0
+        self._lora_turns[name] += 1
+        try:
+            async for answer in self._llm.generate(TokensPrompt(**prompt), settings, str(self._requests), lora_request=lora):
+                output = answer
+        finally:
+            self._lora_turns[name] -= 1
+            if lora is not None and lora is not self._lora and not self._lora_turns[name]:
+                await self._drop(lora)
         if output is None or not output.finished:
             raise InfraFailure("vLLM ended a request without an answer", code="engine_failed")
         return output

@@ -403,3 +403,34 @@ def test_a_load_waits_for_open_sessions_and_new_sessions_wait_for_the_load(runni
         await engine.load(0, None)
 
     running.run(body)
+
+
+def test_episodes_kept_over_a_load_go_on_and_new_ones_are_as_if_alone(running: Running):
+    async def body(engine: Engine) -> None:
+        adapter = random_adapter(running.family)
+        long = SamplingParams(0.0, 1.0, 60)
+        old, new, other = (Play(Maker(running.family, seed=20 + i), [[SIZES[0]], [SIZES[1]]]) for i in range(3))
+        (expected,) = await play_all(engine, [old], [long])
+        engine.drains = False  # type: ignore[attr-defined]
+        try:
+            await engine.load(1, None)
+            session, talking = await engine.open(), await engine.open()
+            first = await session.generate(*old.turns[0], long)
+            assert first.tokens == expected.tokens[expected.mask][: len(first.tokens)].tolist()
+            turn = asyncio.create_task(talking.generate(*other.turns[0], long))
+            await asyncio.sleep(0.02)
+            await asyncio.wait_for(engine.load(2, adapter), 20)
+            assert (await turn).tokens
+            check(await session.generate(*old.turns[1], long), long)
+            (fresh,) = await play_all(engine, [new], [long])
+        finally:
+            engine.drains = True  # type: ignore[attr-defined]
+        session.close()
+        talking.close()
+        await engine.load(3, adapter)
+        (again,) = await play_all(engine, [new], [long])
+        assert fresh.tokens.tolist() == again.tokens.tolist()
+        np.testing.assert_allclose(fresh.log_probs, again.log_probs, atol=1e-5)
+        await engine.load(0, None)
+
+    running.run(body)

@@ -1,4 +1,4 @@
-"""What only vLLM has: whole weights by file, pausing, its own reading of the prompt, its death. One engine, killed at the end."""
+"""What only vLLM has: whole weights by file, its own reading of the prompt, its death. One engine, killed at the end."""
 
 from __future__ import annotations
 
@@ -65,23 +65,6 @@ def test_whole_weights_replace_the_base_and_go_again(running: Running):
         await engine.load(3, None)
         after = await play_all(engine, episodes, [GREEDY] * 7)
         assert [s.tokens.tolist() for s in after] == [s.tokens.tolist() for s in before]
-
-    running.run(body)
-
-
-def test_a_paused_engine_goes_on_where_it_was(running: Running):
-    async def body(engine) -> None:
-        episode = Play(Maker(FAMILY, seed=1), [[SIZES[0]]])
-        long = SamplingParams(0.0, 1.0, 200)
-        expected = (await play_all(engine, [episode], [long]))[0]
-        task = asyncio.create_task(episode.run(await engine.open(), long))
-        await asyncio.sleep(0.1)
-        await engine.pause()
-        held = (await engine.health())["pending"]
-        await asyncio.sleep(0.5)
-        assert (await engine.health())["pending"] == held == 1
-        await engine.resume()
-        assert (await task).tokens.tolist() == expected.tokens.tolist()
 
     running.run(body)
 

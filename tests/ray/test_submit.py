@@ -47,6 +47,7 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
     token.write_text(secrets.token_hex(32))
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
+    env |= {"RAY_JOB_STOP_WAIT_TIME_S": "30"}
     names = ("port", "dashboard-port", "dashboard-agent-listen-port", "metrics-export-port", "ray-client-server-port")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     flags = [f"--{name}={port}" for name, port in ports.items()]
@@ -76,14 +77,18 @@ def wait_for_port(port: int, process: subprocess.Popen, log: Path) -> None:
     raise AssertionError(log.read_text())
 
 
-def submit(address: str, env: dict[str, str], *command: str) -> subprocess.CompletedProcess:
+def job(address: str, env: dict[str, str], verb: str, *more: str) -> subprocess.CompletedProcess:
     # A machine's proxy must not stand between the client and its own head.
-    line = [RAY, "job", "submit", "--address", address, "--working-dir", ".", "--", *command]
     env = {**env, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    line = [RAY, "job", verb, "--address", address, *more]
     return subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
 
 
-def test_a_submitted_job_leaves_its_checkpoints_where_it_was_told(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+def submit(address: str, env: dict[str, str], *command: str) -> subprocess.CompletedProcess:
+    return job(address, env, "submit", "--working-dir", ".", "--", *command)
+
+
+def test_a_submitted_job_leaves_its_checkpoints_where_it_was_told_also_when_stopped(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     address, env = head
     few = ["policy.model=nano", "rft.steps=2", "rft.questions=2", "rft.group=2", f"run.dir={tmp_path}/run"]
     done = submit(address, env, Path(sys.executable).as_posix(), "-m", "pixelis.jobs.rft", "configs/nano/rft.yaml", *few)
@@ -95,6 +100,26 @@ def test_a_submitted_job_leaves_its_checkpoints_where_it_was_told(head: tuple[st
     assert checkpoint.step_of(latest) == 2
     assert load_adapter(latest).tensors
     assert [row["step"] for row in events.read(tmp_path / "run", "step/policy")] == [1, 2]
+
+    # The same job again, with more to do and then stopped: it keeps every step that it made, in a folder that nobody owns any more.
+    more = [*few, "rft.steps=500", "learner.checkpoint_every=500"]
+    command = (sys.executable, "-m", "pixelis.jobs.rft", "configs/nano/rft.yaml", *more)
+    begun = job(address, env, "submit", "--working-dir", ".", "--no-wait", "--submission-id", "longer", "--", *command)
+    assert begun.returncode == 0, begun.stderr
+    give_up = time.monotonic() + 120
+    while len(events.read(tmp_path / "run", "step/policy")) < 4:
+        assert time.monotonic() < give_up, job(address, env, "logs", "longer").stdout
+        time.sleep(0.2)
+    stopped = job(address, env, "stop", "longer")
+    assert "stopped" in stopped.stdout + stopped.stderr
+    told = job(address, env, "logs", "longer").stdout
+    assert "pixelis.jobs.rft: stopped" in told
+    latest = checkpoint.latest(tmp_path / "run")
+    assert latest is not None
+    assert load_adapter(latest).tensors
+    assert checkpoint.step_of(latest) == len(events.read(tmp_path / "run", "step/policy")) >= 4
+    assert not (tmp_path / "run" / "lock.json").exists()
+
     nobody = {**env, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "other-token")}
     (tmp_path / "other-token").write_text(secrets.token_hex(32))
     refused = submit(address, nobody, "true")
