@@ -2,7 +2,7 @@
 
     python -m benchmarks.actor_overhead
 
-Both run the same model, sampling and operations on 64 episodes at once, in turns. In one process there are the engine and the
+Both run the same model, sampling and operations on 256 episodes at once, in turns. In one process there are the engine and the
 agent loop with the operations called in place; the actor adds its mailbox, toolboxes in a process of their own, and the way of
 the views through the object store. Goal: <= 5 % where a turn of an episode takes 50 ms or more.
 """
@@ -32,7 +32,7 @@ from pixelis.operations.media import first_look, open_media
 from pixelis.policy.model import resolve
 from pixelis.records import Action, Group, ImageView, Question
 
-EPISODES, GROUP = 64, 8
+GROUP = 8
 
 
 class InPlace:
@@ -113,6 +113,7 @@ def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--adapter", required=True, help="checkpoint of `sft` whose policy calls operations")
+    parser.add_argument("--episodes", type=int, default=256, help="episodes at once, in groups of 8")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     report = Report("actor_overhead")
@@ -141,7 +142,7 @@ def main() -> None:
             sampling = SamplingParams(temperature, 1.0, config.dialogue.max_turn_tokens, 0)
             pairs = []
             for number in range(arguments.repeats + 1):
-                asked = [next(source) for _ in range(EPISODES // GROUP)]
+                asked = [next(source) for _ in range(arguments.episodes // GROUP)]
                 times = {}
                 for side, call in (("actor", through_actor), ("direct", in_process)):
                     began = time.perf_counter()
@@ -152,12 +153,12 @@ def main() -> None:
             per_turn = {side: np.array([p[side][0] / p[side][1] for p in pairs]) for side in ("actor", "direct")}
             ratio = per_turn["actor"] / per_turn["direct"]
             low, median, high = np.quantile(ratio, [0.25, 0.5, 0.75])
-            wave = float(np.median(per_turn["direct"])) * EPISODES
+            wave = float(np.median(per_turn["direct"])) * arguments.episodes
             report.row(
                 f"{name}: seconds of a turn, actor / one process",
                 Ratio(float(np.median(per_turn["actor"])), float(np.median(per_turn["direct"])), median, low, high),
                 "<= 1.05",
-                f"{pairs[0]['direct'][1]} turns of {EPISODES} episodes, {1e3 * wave:.0f} ms a wave",
+                f"{pairs[0]['direct'][1]} turns of {arguments.episodes} episodes, {1e3 * wave:.0f} ms a wave",
             )
             report.row(f"{name}: added us a turn", float(np.median(per_turn["actor"] - per_turn["direct"])) * 1e6)
         ray.shutdown()

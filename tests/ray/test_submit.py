@@ -88,7 +88,9 @@ def submit(address: str, env: dict[str, str], *command: str) -> subprocess.Compl
     return job(address, env, "submit", "--working-dir", ".", "--", *command)
 
 
-def test_a_submitted_job_leaves_its_checkpoints_where_it_was_told_also_when_stopped(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+def test_a_submitted_job_leaves_its_checkpoints_where_it_was_told_also_when_stopped(
+    head: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
     address, env = head
     few = ["policy.model=nano", "rft.steps=2", "rft.questions=2", "rft.group=2", f"run.dir={tmp_path}/run"]
     done = submit(address, env, Path(sys.executable).as_posix(), "-m", "pixelis.jobs.rft", "configs/nano/rft.yaml", *few)
@@ -101,7 +103,7 @@ def test_a_submitted_job_leaves_its_checkpoints_where_it_was_told_also_when_stop
     assert load_adapter(latest).tensors
     assert [row["step"] for row in events.read(tmp_path / "run", "step/policy")] == [1, 2]
 
-    # The same job again, with more to do and then stopped: it keeps every step that it made, in a folder that nobody owns any more.
+    # The same job again, with more to do and then stopped: it keeps every step that it made, and nobody owns its folder.
     more = [*few, "rft.steps=500", "learner.checkpoint_every=500"]
     command = (sys.executable, "-m", "pixelis.jobs.rft", "configs/nano/rft.yaml", *more)
     begun = job(address, env, "submit", "--working-dir", ".", "--no-wait", "--submission-id", "longer", "--", *command)
