@@ -108,7 +108,7 @@ class Engine(Protocol):
         """Switch to another version (None: the bare model). Raises BadInput for a foreign adapter, and stays as it was.
 
         With `engine.in_flight=drain` once no session is open; with `keep` between two turns (`hf`) or tokens (`vllm`) of
-        open ones: they go on with the new weights over keys and values of the old ones, and their log-probs are of what was sampled.
+        open ones: they go on with the new weights over keys and values of the old, and log-probs are of what was sampled.
         """
         ...
 
