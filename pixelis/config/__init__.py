@@ -23,7 +23,6 @@ from pixelis.config.parts import (
     Run,
     Sampling,
     Serve,
-    Sft,
     Telemetry,
     Toolbox,
 )
@@ -42,6 +41,7 @@ from pixelis.config.rewards import (
 )
 from pixelis.config.rft import Advantage, DynamicSampling, Loss, Replay, Rft
 from pixelis.config.section import Section
+from pixelis.config.sft import PartWeights, Sft, SftCurriculum, Stage
 from pixelis.config.whole import VLLM_LORA_RANKS, Config, absolute
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "MathScorer",
     "Normalise",
     "Overlong",
+    "PartWeights",
     "PixelRange",
     "Policy",
     "Quickstart",
@@ -77,6 +78,8 @@ __all__ = [
     "Section",
     "Serve",
     "Sft",
+    "SftCurriculum",
+    "Stage",
     "TaskRewards",
     "Telemetry",
     "Toolbox",

@@ -147,11 +147,6 @@ class Learner(Section):
     max_failures: int = Field(2, ge=0, description="restarts from the last checkpoint before the run fails")
 
 
-class Sft(Section):
-    steps: int = Field(150, ge=1, description="optimizer steps")
-    batch: int = Field(16, ge=1, description="demonstrations in a step")
-
-
 class Evaluate(Section):
     questions: int = Field(500, ge=1, description="held-out questions")
     sampling: Sampling = Field(Sampling(temperature=0.0), description="how answers are drawn")

@@ -21,13 +21,13 @@ from pixelis.config.parts import (
     Quickstart,
     Run,
     Serve,
-    Sft,
     Telemetry,
     Toolbox,
 )
 from pixelis.config.rewards import Rewards
 from pixelis.config.rft import Rft
 from pixelis.config.section import Section
+from pixelis.config.sft import Sft
 
 PATHS = (
     ("run", "dir"),
@@ -36,6 +36,7 @@ PATHS = (
     ("data", "train"),
     ("data", "evaluate"),
     ("data", "demonstrations"),
+    ("sft", "validation"),
     ("learner", "deepspeed"),
     ("toolbox", "segmenter"),
 )

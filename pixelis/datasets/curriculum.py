@@ -1,0 +1,108 @@
+"""Which mixture of simple, medium and hard demonstrations is in force: a state machine fed by evaluations.
+
+It goes on to the next stage when the policy does well enough, and takes a stage back that made it worse. Source: Pixelis
+(arXiv 2603.25091), its SFT curriculum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pixelis import config
+
+LEVELS = ("simple", "medium", "hard")
+Event = Literal["advance", "rollback"]
+Mixture = tuple[float, float, float]
+
+
+class Curriculum:
+    """Feed it every evaluation with ``evaluated``; ``mixture`` are the shares of LEVELS in force, their sum 1."""
+
+    def __init__(self, settings: config.SftCurriculum):
+        self.settings = settings
+        self.state: dict[str, Any] = {
+            "stage": 0,
+            "entered": 0,  # step at which the stage began
+            "looked": 0,  # step of the last look at whether to go on
+            "interval": settings.interval,
+            "rests_until": 0,  # step before which nothing is looked at, after a roll-back
+            "cooldown": 0,  # evaluations left without a look
+            "streak": 0,  # looks in a row that found the policy good enough
+            "before": None,  # mean performance as the present stage began, until it is compared
+            "recent": [],  # performance of the last evaluations of this stage
+            "rollbacks": 0,
+            "history": [],  # [step, event, stage after it]
+        }
+
+    @property
+    def stage(self) -> config.Stage:
+        """The stage in force."""
+        return self.settings.stages[self.state["stage"]]
+
+    @property
+    def mixture(self) -> Mixture:
+        """Shares of LEVELS in force."""
+        return self.stage.mixture
+
+    def evaluated(self, step: int, loss: float, accuracy: float | None = None) -> Event | None:
+        """``step`` steps are done and the policy has this held-out loss and, if it was measured, accuracy; what follows from it.
+
+        Performance is the accuracy, or else 1 / (1 + loss).
+        """
+        s, state = self.settings, self.state
+        performance = accuracy if accuracy is not None else 1 / (1 + loss)
+        state["recent"] = [*state["recent"], performance][-s.window :]
+        before, state["before"] = state["before"], None
+        if before is not None and performance - before < -s.drop:
+            self._enter(step, state["stage"] - 1, "rollback")
+            state["rollbacks"] += 1
+            state["interval"] = math.ceil(state["interval"] * s.backoff)
+            state["rests_until"] = step + s.wait
+            return "rollback"
+        if state["cooldown"]:
+            state["cooldown"] -= 1
+            return None
+        if step < state["rests_until"] or step - state["looked"] < state["interval"]:
+            return None
+        state["looked"] = step
+        mean = math.fsum(state["recent"]) / len(state["recent"])
+        state["streak"] = state["streak"] + 1 if mean >= s.threshold else 0
+        if state["stage"] + 1 == len(s.stages) or not (state["streak"] >= s.patience or self._exit(step, loss, accuracy)):
+            return None
+        self._enter(step, state["stage"] + 1, "advance")
+        state["before"], state["cooldown"] = mean, s.cooldown
+        return "advance"
+
+    def _exit(self, step: int, loss: float, accuracy: float | None) -> bool:
+        """Whether the stage's own criteria end it. One that was not measured is not met."""
+        stage = self.stage
+        if stage.max_steps and step - self.state["entered"] >= stage.max_steps:
+            return True
+        met = [accuracy is not None and accuracy >= stage.accuracy] if stage.accuracy is not None else []
+        met += [loss <= stage.loss] if stage.loss is not None else []
+        return bool(met) and all(met)
+
+    def _enter(self, step: int, stage: int, event: Event) -> None:
+        self.state |= {"stage": stage, "entered": step, "looked": step, "streak": 0, "cooldown": 0, "before": None, "recent": []}
+        self.state["history"] = [*self.state["history"], [step, event, stage]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**self.state, "recent": list(self.state["recent"]), "history": [list(row) for row in self.state["history"]]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict``. The stage stays within a configuration that has fewer of them now."""
+        self.state |= dict(state)
+        self.state["stage"] = min(int(self.state["stage"]), len(self.settings.stages) - 1)
+
+    def metrics(self, event: Event | None = None) -> dict[str, float]:
+        """Stage (from 0), what has just happened to it (1 advance, -1 rollback), mixture and counts."""
+        return {
+            "curriculum/stage": float(self.state["stage"]),
+            "curriculum/event": {"advance": 1.0, "rollback": -1.0}.get(event or "", 0.0),
+            **{f"curriculum/mixture_{level}": share for level, share in zip(LEVELS, self.mixture, strict=True)},
+            "curriculum/rollbacks": float(self.state["rollbacks"]),
+            "curriculum/interval": float(self.state["interval"]),
+        }
