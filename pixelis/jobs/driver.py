@@ -24,8 +24,8 @@ from pixelis.config import Config
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.policy.adapters import load_adapter
-from pixelis.policy.model import resolve
-from pixelis.telemetry import events
+from pixelis.policy.model import fingerprint, resolve
+from pixelis.telemetry import artifacts, events, lineage
 from pixelis.telemetry.metrics import require_trackers
 from pixelis.telemetry.progress import Progress
 
@@ -38,9 +38,10 @@ class Stopped(Exception):
 
 
 @contextmanager
-def run_folder(config: Config, *questions: str) -> Iterator[Path]:
-    """Own ``run.dir``: made, locked against a second run, its configuration written beside the results.
+def run_folder(config: Config, *questions: str, learns_from: str | None = None) -> Iterator[Path]:
+    """Own ``run.dir``: made, locked against a second run, its configuration and its lineage written beside the results.
 
+    ``learns_from``: a source that is no questions, which the lineage names too.
     Raises BadConfig when another live process owns it, or when it holds a run of another policy; MissingFile or BadInput, before
     any actor is started, for a model, an adapter or one of the sources of ``questions`` that cannot be read; MissingDependency
     for a tracker that is not installed.
@@ -51,6 +52,7 @@ def run_folder(config: Config, *questions: str) -> Iterator[Path]:
         load_adapter(config.policy.adapter)
     for source in questions:
         next(read_questions(source))
+    inputs = _inputs(config, [*questions, *([learns_from] if learns_from else [])])
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / "lock.json"
@@ -64,9 +66,23 @@ def run_folder(config: Config, *questions: str) -> Iterator[Path]:
         _check_same_run(folder / "config.yaml", config)
         (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
         stop_file(config).unlink(missing_ok=True)
+        lineage.record(folder, inputs=inputs, config=config, kind="run", grows=True)
         yield folder
+        artifacts.log_results(config)
     finally:
         lock.unlink(missing_ok=True)
+
+
+def _inputs(config: Config, data: list[str]) -> dict[str, list[lineage.Source]]:
+    """What a run is made from, by role. Raises MissingFile for what is not there."""
+    folder = resolve(config.policy.model)
+    # The embedded model comes with the package: its name says where it is.
+    embedded = lineage.Input(source="nano", sha256=fingerprint(folder)) if config.policy.model == "nano" else None
+    files = {"adapter": config.policy.adapter, "deepspeed": config.learner.deepspeed}
+    named: dict[str, list[lineage.Source]] = {role: [Path(path)] for role, path in files.items() if path}
+    for source in data:
+        lineage.path_in(source)
+    return {"model": [embedded or folder], **named, "data": list(data)}
 
 
 def _claim(lock: Path) -> None:

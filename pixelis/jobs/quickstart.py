@@ -32,8 +32,9 @@ from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.jobs import evaluate, rft, serve, sft
 from pixelis.jobs.driver import driver, run_folder, watch
 from pixelis.operations.media import load_image
+from pixelis.policy import checkpoint
 from pixelis.records import Question
-from pixelis.telemetry import events
+from pixelis.telemetry import events, lineage
 
 T = TypeVar("T")
 CLIENTS = 8
@@ -73,7 +74,7 @@ class Story:
         print("1/4  SFT: demonstrations teach the protocol; most of them answer without looking closer")
         learnt = self.timed("sft", lambda: sft.run(stage(self.config, "sft", lr=q.sft_lr, schedule="cosine")))
         config = stage(self.config, "rft", adapter=learnt, lr=q.rft_lr)
-        with run_folder(config), cluster.placed(config, initial=str(learnt)) as actors:
+        with run_folder(config, config.data.train), cluster.placed(config, initial=str(learnt)) as actors:
             print("2/4  RFT: rollouts zoom where they like, right answers are rewarded; held-out digits and photographs judge")
             self.measure(config, actors, "direct", 0, operations=False)
             self.measure(config, actors, "sft", 0)
@@ -172,7 +173,10 @@ class Story:
             "hardware": hardware(),
             "command": "make quickstart",
         }
-        (self.folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+        result = self.folder / "summary.json"
+        result.write_text(json.dumps(summary, indent=2), encoding="utf-8")
+        learnt = [latest for name in ("sft", "rft", "evolve") if (latest := checkpoint.latest(self.folder / name)) is not None]
+        lineage.record(result, inputs={"policy": learnt, "data": config.data.evaluate}, config=self.config, kind="evaluation")
         curves = events.read(self.folder / "sft", "step/sft") + events.read(config.run.dir, "step/policy")
         episodes = []
         for name, count in (("sft", 3), ("rft", config.evaluate.trajectories - 3)):

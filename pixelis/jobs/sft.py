@@ -18,7 +18,7 @@ def run(config: Config) -> Path:
     """Train to ``sft.steps`` or to a stop; returns the last checkpoint."""
     from pixelis.datasets.demonstration_stream import demonstration_stream
 
-    with run_folder(config) as folder:
+    with run_folder(config, learns_from=config.data.demonstrations) as folder:
         cluster.connect(config)
         cluster.preflight(config, learner=True, rollouts=False)
         latest = checkpoint.latest(folder)

@@ -47,11 +47,12 @@ def write(
     state: Mapping[str, Any],
     keep: int = 0,
     headers: Mapping[str, dict[str, str]] | None = None,
+    notes: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `run_dir/checkpoints/step_NNNNNNNN` and return it; prune to the newest `keep` (0: keep all).
 
     tensors: file stem -> name -> array, each stored as `STEM.safetensors`; state: anything JSON takes, stored as `state.json`;
-    headers: file stem -> texts for the header of that safetensors file. A complete
+    headers: file stem -> texts for the header of that safetensors file; notes: file stem -> what else is kept as JSON. A complete
     checkpoint of the same step is replaced. Raises OSError when the disk refuses.
     """
 
@@ -59,7 +60,8 @@ def write(
         for stem, arrays in tensors.items():
             contiguous = {name: np.ascontiguousarray(a) for name, a in arrays.items()}
             save_file(contiguous, folder / f"{stem}.safetensors", metadata=(headers or {}).get(stem))
-        (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+        for stem, value in {"state": state, **(notes or {})}.items():
+            (folder / f"{stem}.json").write_text(json.dumps(value, indent=1), encoding="utf-8")
 
     final = Path(run_dir) / "checkpoints" / f"step_{step:08d}"
     write_folder(final, fill)

@@ -25,6 +25,7 @@ from pixelis.policy.model import default_device, fingerprint, load_model, resolv
 from pixelis.policy.packing import Batch, collate, pack
 from pixelis.policy.samples import CAUSES, TrainSample, unusable
 from pixelis.policy.zero import ZeroEngine, sum_over_workers
+from pixelis.telemetry import lineage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -383,7 +384,9 @@ class Trainer:
                 "extra": dict(extra or {}),
             }
             headers = {FILES[adapter.kind]: adapter.metadata()}
-            checkpoint.write(run_dir, step, {k: v for k, v in tensors.items() if v}, state, self.learner.keep, headers)
+            made_from = lineage.inherited(folder, "checkpoint")
+            notes = {"lineage": made_from} if made_from else {}
+            checkpoint.write(run_dir, step, {k: v for k, v in tensors.items() if v}, state, self.learner.keep, headers, notes)
         dist.barrier()
         return folder
 

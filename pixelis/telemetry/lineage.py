@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -95,17 +96,15 @@ def record(
 
     inputs: files, folders, sources (`coco:/data/coco?split=val`, `cards:?split=train`), or Input when the hash is known; as a
     mapping their keys say what they were for. seed: default that of the configuration. grows: the result is not done, so it has
-    no hash, and what an earlier run in it was made from is kept. With telemetry.wandb a finished result is logged as an artifact.
-    Raises MissingFile for a result or an input that is not there.
+    no hash, and what an earlier run in it was made from is kept. Raises MissingFile for a result or an input that is not there.
     """
     path = Path(path)
     if not path.exists():
         raise MissingFile(f"no result {path} to record the lineage of")
-    base = path if path.is_dir() else path.parent
     found = Record(
         kind=kind,
         sha256=None if grows else digest(path)[0],
-        inputs=[_described(role, source, base) for role, source in _pairs(inputs)],
+        inputs=[_described(role, source, path) for role, source in _pairs(inputs)],
         config_sha256=config.sha256 if config is not None else None,
         seed=config.run.seed if seed is None and config is not None else seed,
         code=code(),
@@ -114,9 +113,8 @@ def record(
     if grows and (before := read(path)) is not None:
         old = [before.model_copy(update={"earlier": []})] if before.made_from != found.made_from else []
         found = found.model_copy(update={"earlier": [*before.earlier, *old]})
-    write_json(place := place_of(path), found.model_dump(mode="json", exclude_defaults=True) | {"format": 1})
-    if not grows and config is not None and config.telemetry.wandb:
-        log_artifact(config, path)
+    place = place_of(path)
+    write_json(place, found.model_dump(mode="json", exclude_defaults=True) | {"format": 1})
     return place
 
 
@@ -137,20 +135,25 @@ def read(path: str | Path) -> Record | None:
         raise BadInput(f"{place} is no lineage file: {error.errors()[0]['msg']}", fix="make the result again") from None
 
 
-def for_copy(folder: str | Path, target: str | Path, kind: str) -> dict[str, object] | None:
-    """The lineage of ``folder`` as ``target``, which was made in it, has to carry it; None when the folder has none."""
-    found = read(folder)
-    if found is None:
+def inherited(path: str | Path, kind: str) -> dict[str, object] | None:
+    """The lineage that a result in a run's folder has: that of the run, paths relative to the result; None outside of a run."""
+    if (found := holder(path)) is None:
         return None
+    place, known = found
+    base = Path(path).parent if Path(path).is_file() else Path(path)
 
     def moved(record: Record) -> Record:
-        inputs = [
-            _placed(i, Path(os.path.normpath(Path(folder).absolute() / i.path)), Path(target)) if i.path else i
-            for i in record.inputs
-        ]
+        inputs = [_placed(i, Path(os.path.normpath(place / i.path)), base) if i.path else i for i in record.inputs]
         return record.model_copy(update={"inputs": inputs, "earlier": [moved(e) for e in record.earlier], "kind": kind})
 
-    return moved(found).model_dump(mode="json", exclude_defaults=True) | {"format": 1}
+    return moved(known).model_dump(mode="json", exclude_defaults=True) | {"format": 1}
+
+
+def record_of_run(path: str | Path, kind: str) -> None:
+    """Write the lineage of a result that a run made in its folder: what the run was made from, and the result's own hash."""
+    if (found := inherited(path, kind)) is None:
+        raise MissingFile(f"{path} lies in the folder of no run")
+    write_json(place_of(path), found | {"sha256": digest(path)[0]})
 
 
 def holder(path: str | Path) -> tuple[Path, Record] | None:
@@ -164,26 +167,15 @@ def holder(path: str | Path) -> tuple[Path, Record] | None:
     return None
 
 
-def log_artifact(config: Config, path: str | Path) -> None:
-    """Log a result with its lineage to Weights & Biases (offline without a key). A tracker that fails is said, never raised."""
-    from pixelis.telemetry.metrics import Tracker
-
-    if (found := holder(path)) is None:
-        return
-    path, (_, known) = Path(path), found
-    with Tracker(config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"tensorboard": False})})) as tracker:
-        tracker.artifact(f"{known.kind}-{config.run.name}", known.kind, path, known.model_dump(mode="json"))
-
-
 # -- hashes ---------------------------------------------------------------------------------------------------------------------
 
 
-def digest(path: str | Path) -> tuple[str, int]:
+def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
     """(sha256, bytes) of a file's content, of a folder, or of the files that a pattern with `*` names.
 
     In a folder names and contents count, except: of pictures, clips and sounds names and sizes; of weights above 64 MiB size,
     first block and 64 blocks spread evenly, as `policy.model.fingerprint` does. A checkpoint counts as its checksummed manifest
-    says. Hidden files and lineage files do not count. Raises MissingFile.
+    says. Hidden files and lineage files do not count, nor does what lies below ``without``. Raises MissingFile.
     """
     path = Path(path)
     if path.is_file():
@@ -195,6 +187,9 @@ def digest(path: str | Path) -> tuple[str, int]:
             text = json.dumps(known, sort_keys=True).encode()
             return hashlib.sha256(text).hexdigest(), sum(int(entry["bytes"]) for entry in known.values())
         root, paths = path, [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
+        if without is not None:
+            outside = Path(os.path.abspath(without))
+            paths = [p for p in paths if not Path(os.path.abspath(p)).is_relative_to(outside)]
     else:
         paths = [Path(name) for name in glob.glob(str(path), recursive=True)] if "*" in str(path) else []
         if not paths:
@@ -249,6 +244,114 @@ def code() -> Code:
     return Code(version=number, commit=commit, dirty=bool(git("status", "--porcelain", "--", ".")))
 
 
+# -- the chain ------------------------------------------------------------------------------------------------------------------
+
+State = Literal["ok", "changed", "missing", "unhashed", "cycle"]
+SAID = {
+    "ok": "",
+    "changed": "CHANGED since",
+    "missing": "MISSING",
+    "unhashed": "generated or remote: nothing to compare",
+    "cycle": "CYCLE: it is made from itself",
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A result or a source in a chain. state: what its content is to what the result above it was made from."""
+
+    name: str
+    role: str
+    state: State
+    sha256: str | None
+    record: Record | None = None
+    sources: tuple[Node, ...] = ()
+
+    def walk(self) -> Iterator[Node]:
+        """This node and everything below it."""
+        yield self
+        for node in self.sources:
+            yield from node.walk()
+
+    @property
+    def broken(self) -> list[Node]:
+        """Nodes that are missing, changed or made from themselves."""
+        return [node for node in self.walk() if node.state in ("changed", "missing", "cycle")]
+
+
+def trace(path: str | Path) -> Node:
+    """The chain of a result down to its sources, every hash compared. Raises MissingFile for a result without a lineage."""
+    path = Path(os.path.abspath(path))
+    if not path.exists():
+        raise MissingFile(f"no result {path}")
+    if (found := holder(path)) is None:
+        raise MissingFile(f"{path} has no lineage", fix="name a result with a lineage.json in or beside it")
+    place, known = found
+    damaged = (place / MANIFEST).is_file() and not is_complete(place)
+    state: State = "ok" if known.sha256 in (None, digest(place)[0]) and not damaged else "changed"
+    return _node(place.name if place == path else f"{place.name} (holds {path.name})", "result", state, place, known, ())
+
+
+def _node(name: str, role: str, state: State, place: Path, known: Record, above: tuple[Path, ...]) -> Node:
+    if place in above:
+        return Node(name, role, "cycle", known.sha256, known)
+    base = place if place.is_dir() else place.parent
+    sources = tuple(_source(item, base, place, (*above, place)) for item in known.inputs)
+    return Node(name, role, state, known.sha256, known, sources)
+
+
+def _source(item: Input, base: Path, result: Path, above: tuple[Path, ...]) -> Node:
+    if item.path is None:
+        return Node(item.source, item.role, "unhashed", item.sha256)
+    path = Path(os.path.normpath(base / item.path))
+    try:
+        state: State = "ok" if digest(path, without=result)[0] == item.sha256 else "changed"
+    except MissingFile:
+        return Node(item.source, item.role, "missing", item.sha256)
+    found = holder(path)
+    if found is None:
+        return Node(item.source, item.role, state, item.sha256)
+    return _node(item.source, item.role, state, *found, above)
+
+
+def tree(node: Node, indent: str = "", last: bool = True, first: bool = True) -> list[str]:
+    """The chain as lines of text, results above what they are made from."""
+    what = [f"{node.role}: {node.name}"] + ([f"sha256 {node.sha256[:12]}"] if node.sha256 else [])
+    if (known := node.record) is not None:
+        commit = f" {known.code.commit[:10]}{'+changes' if known.code.dirty else ''}" if known.code.commit else ""
+        what += [known.kind, f"pixelis {known.code.version}{commit}", f"seed {known.seed}" if known.seed is not None else ""]
+        what += [f"config {known.config_sha256[:12]}" if known.config_sha256 else "", known.made]
+        what += [f"resumed after {len(known.earlier)} other settings" if known.earlier else ""]
+    what.append(SAID[node.state])
+    lines = [("" if first else indent + ("└─ " if last else "├─ ")) + "  ".join(part for part in what if part)]
+    below = "" if first else indent + ("   " if last else "│  ")
+    for number, source in enumerate(node.sources, 1):
+        lines += tree(source, below, number == len(node.sources), first=False)
+    return lines
+
+
+def mermaid(node: Node) -> str:
+    """The chain as a Mermaid flowchart, from sources to the result; one box for each content."""
+    ids: dict[tuple[str, str | None], str] = {}
+    boxes, arrows = [], []
+
+    def box(one: Node) -> str:
+        key = (one.name, one.sha256)
+        if key not in ids:
+            ids[key] = f"n{len(ids)}"
+            label = "<br/>".join(part for part in (one.name, (one.sha256 or "")[:12], SAID[one.state]) if part)
+            boxes.append(f'  {ids[key]}["{label.replace(chr(34), "#quot;")}"]')
+        return ids[key]
+
+    for one in node.walk():
+        for source in one.sources:
+            arrow = f"  {box(source)} -->|{source.role}| {box(one)}"
+            if arrow not in arrows:
+                arrows.append(arrow)
+    box(node)
+    return "\n".join(["flowchart BT", *boxes, *arrows])
+
+
 # -- inputs ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -259,7 +362,8 @@ def _pairs(inputs: Iterable[Source] | Mapping[str, Source | Iterable[Source]]) -
     return [(role, source) for role, v in inputs.items() for source in ([v] if isinstance(v, single) else v)]
 
 
-def _described(role: str, source: Source, base: Path) -> Input:
+def _described(role: str, source: Source, result: Path) -> Input:
+    base = result if result.is_dir() else result.parent
     if isinstance(source, Input):
         role = source.role if role == "input" else role
         path = Path(source.path) if source.path else None
@@ -267,7 +371,7 @@ def _described(role: str, source: Source, base: Path) -> Input:
     path = path_in(source)
     if path is None:
         return Input(role=role, source=str(source))
-    sha256, size = digest(path)
+    sha256, size = digest(path, without=result)
     return _placed(Input(role=role, source=str(source), path=str(path), sha256=sha256, bytes=size), path, base)
 
 
