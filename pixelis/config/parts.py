@@ -50,7 +50,11 @@ class PixelRange(Section):
 
 
 class Dialogue(Section):
-    dialect: Literal["qwen"] = Field("qwen", description="wire format of actions and answers")
+    dialect: Literal["qwen", "mini_o3", "pixel_reasoner", "deepeyes", "plain"] = Field(
+        "qwen",
+        description="wire format of calls and answers; of toolbox.operations those are offered that it has a form for: qwen all, "
+        "mini_o3 zoom_in, pixel_reasoner zoom_in and select_frames, deepeyes zoom_in and one called rotate, plain none",
+    )
     system: Literal["auto", "none"] = Field(
         "auto", description="auto: tool schemas in a system turn, none for the embedded model; none: never"
     )
@@ -67,6 +71,12 @@ class Dialogue(Section):
     max_turn_tokens: int = Field(32, ge=1, description="new tokens in one policy turn")
     max_context: int = Field(512, ge=16, description="tokens of a whole episode")
     max_images: int = Field(8, ge=1, description="images in a whole episode")
+
+    @model_validator(mode="after")
+    def _one_scale(self) -> Dialogue:
+        if self.coordinates != "auto" and self.dialect != "qwen":
+            raise ValueError(f"dialogue.coordinates must be auto: the dialect {self.dialect} has its own")
+        return self
 
 
 class Sampling(Section):

@@ -162,7 +162,7 @@ async def _play(
             views = []
         if len(trajectory.images) + len(views) > limits.max_images:
             return StopReason.OVER_IMAGES
-        answer = renderer.observation(observation)
+        answer = renderer.observation(observation, len(trajectory.images))
         if used + len(answer.tokens) >= limits.max_context:
             return StopReason.OVER_CONTEXT
         trajectory.turns.append(answer)

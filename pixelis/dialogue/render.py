@@ -6,15 +6,14 @@ that it can never become one, whatever it spells. Image pads are expanded here a
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pixelis.config import Dialogue
-from pixelis.dialogue.dialects import DIALECTS, Reply, Tag
+from pixelis.dialogue.dialects import DIALECTS, Piece, Reply, Tag
 from pixelis.dialogue.spec import ModelSpec, is_control, token_id
-from pixelis.errors import BadInput
+from pixelis.errors import BadConfig, BadInput
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Observation, Question, Turn
@@ -24,33 +23,14 @@ if TYPE_CHECKING:
 
 START, END = Tag("<|im_start|>"), Tag("<|im_end|>")
 VISION_START, VISION_END = Tag("<|vision_start|>"), Tag("<|vision_end|>")
-RESPONSE, RESPONSE_END = Tag("<tool_response>"), Tag("</tool_response>")
-
 _SURROGATES = re.compile("[\ud800-\udfff]")
-
-ANSWER_RULE = "Think inside <think>...</think>, then write the final answer as <answer>...</answer>."
-TOOLS = """{rule}
-
-# Tools
-
-You may call one function per turn to look closer before you answer. Every result has its own id. \
-The pictures of the question are: {images}
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{schemas}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
 
 
 class Renderer:
     """Turns of one model: its tokenizer, its facts, its dialect and the operations offered to it.
 
-    Raises BadInput when the tokenizer lacks a token the chat format needs.
+    ``operations`` are those of the given ones that the dialect has a form for. Raises BadInput when the tokenizer lacks a token
+    the chat format needs, BadConfig for a dialect with operations that has a form for none of those given.
     """
 
     def __init__(
@@ -58,8 +38,12 @@ class Renderer:
     ):
         self.tokenizer, self.spec = tokenizer, spec
         self.dialect = DIALECTS[config.dialect]
-        self.operations = {operation.name: operation for operation in operations}
-        self.coordinates = spec.coordinates if config.coordinates == "auto" else config.coordinates
+        self.operations = {operation.name: operation for operation in operations if self.dialect.offers(operation)}
+        if operations and self.dialect.call and not self.operations:
+            names = ", ".join(operation.name for operation in operations)
+            raise BadConfig(f"dialogue.dialect {config.dialect} has no form for {names}", fix="add zoom_in to toolbox.operations")
+        given = spec.coordinates if config.coordinates == "auto" else config.coordinates
+        self.coordinates = self.dialect.scale or given
         self.system = config.system == "auto" and not spec.embedded
         self._memory: dict[tuple[str, bool], list[int]] = {}
         # Ids the policy can never have sampled; a turn that holds one did not come from a sound engine.
@@ -76,29 +60,25 @@ class Renderer:
         ``views`` are the question's pictures in order; ``operations`` False offers no tools.
         """
         turns = []
-        if self.system:
-            system = self._system(views, operations and bool(self.operations))
-            turns.append(Turn(role="system", text="".join(system), tokens=self._encode([START, "system\n", *system, END, "\n"])))
-        text = _clean(question.question)
-        parts: list[str | int] = [START, "user\n", *self._pads(views), text, END, "\n", START, "assistant\n"]
-        return [*turns, Turn(role="user", text=text, tokens=self._encode(parts), images=[view.id for view in views])]
+        offered = self.operations if operations else {}
+        if self.system and (system := self.dialect.system(views, offered, self.coordinates)):
+            text = "".join(piece for piece in system if isinstance(piece, str))
+            turns.append(Turn(role="system", text=text, tokens=self._encode([START, "system\n", *system, END, "\n"])))
+        said = self.dialect.question(question.question, views, bool(offered), self.system)
+        text = _clean("".join(piece for piece in said if isinstance(piece, str)))
+        tokens = self._encode([START, "user\n", *said, END, "\n", START, "assistant\n"])
+        return [*turns, Turn(role="user", text=text, tokens=tokens, images=[view.id for view in views])]
 
-    def observation(self, observation: Observation) -> Turn:
+    def observation(self, observation: Observation, seen: int = 0) -> Turn:
         """The turn that shows an observation: from the line break after the policy's turn to the assistant's next opener.
 
-        A success reads ``obs1 = zoom_in(img0)`` (op and target from ``data``) and its text, an error ``error bad_box: message``.
+        ``seen`` is how many images came before, for dialects that number them. How it reads is the dialect's matter.
         """
-        if observation.status == "error":
-            text = f"error {observation.code}" + (f": {observation.text}" if observation.text else "")
-        else:
-            op, target = observation.data.get("op"), observation.data.get("target", "")
-            text = f"{observation.id} = {op}({target})" if op else f"{observation.id}"
-            text += f"\n{observation.text}" if observation.text else ""
-        text = _clean(text)
-        parts: list[str | int] = ["\n", START, "user\n", RESPONSE, text, *self._pads(observation.images), RESPONSE_END, END]
-        parts += ["\n", START, "assistant\n"]
+        said = self.dialect.observation(observation, seen, self.system)
+        text = _clean("".join(piece for piece in said if isinstance(piece, str) and not isinstance(piece, Tag)))
+        tokens = self._encode(["\n", START, "user\n", *said, END, "\n", START, "assistant\n"])
         images = [view.id for view in observation.images]
-        return Turn(role="tool", text=text, tokens=self._encode(parts), images=images, observation=observation)
+        return Turn(role="tool", text=text, tokens=tokens, images=images, observation=observation)
 
     def read(
         self, tokens: Sequence[int], log_probs: Sequence[float], images: Sequence[ImageView] = (), operations: bool = True
@@ -130,11 +110,12 @@ class Renderer:
     def assistant(self, said: Action | str, think: str | None = None, images: Sequence[ImageView] = ()) -> Turn:
         """A demonstration's turn: an Action or the text of an answer. Ends with the stop token; no log-probs.
 
-        ``images`` are the views so far; models that write pixels need them. Raises OperationError for a box that has no place
-        on the grid of coordinates.
+        ``images`` are the views so far; models that write pixels need them. The turn's action is what the dialect makes of the
+        given one. Raises OperationError for one that the dialect has no form for, or whose box has no place on the grid of
+        coordinates.
         """
         parts = self.dialect.render(said, Scale.of(self.coordinates, images, slack=self.spec.multiple), think)
-        action = said if isinstance(said, Action) else None
+        action = self.dialect.adapt(said) if isinstance(said, Action) else None
         text = _clean("".join(parts))
         return Turn(role="assistant", text=text, tokens=self._encode([*parts, END]), action=action)
 
@@ -142,33 +123,23 @@ class Renderer:
         """The answer in a policy turn, None when there is none."""
         return self.dialect.parse(turn.text, self.operations, Scale(self.coordinates)).answer
 
-    def _system(self, views: Sequence[ImageView], operations: bool) -> list[str]:
-        if not operations:
-            return [Tag(ANSWER_RULE)]
-        schemas = "\n".join(json.dumps(self.dialect.schema(o, self.coordinates)) for o in self.operations.values())
-        before, after = TOOLS.format(rule=ANSWER_RULE, images="\0", schemas=schemas).split("\0")
-        # Ids come with the question, so they are plain text between our own.
-        return [Tag(before), ", ".join(_named(view) for view in views) or "none", Tag(after)]
-
-    def _pads(self, views: Sequence[ImageView]) -> list[str | int]:
-        parts: list[str | int] = []
-        for view in views:
-            width, height = view.view_size
-            parts += [VISION_START, *[self.spec.image_token] * self.spec.image_tokens(height, width), VISION_END]
-        return parts
-
-    def _encode(self, parts: Sequence[str | int]) -> list[int]:
-        """Tokens of pieces: ints as they are, Tags with the control tokens they spell, all other text as plain text."""
+    def _encode(self, pieces: Sequence[Piece]) -> list[int]:
+        """Tokens of pieces: images as pads, Tags with the control tokens they spell, all other text as plain text."""
         out: list[int] = []
         pending = ""
-        for part in parts:
-            if isinstance(part, str) and not (isinstance(part, Tag) and self._control.search(part)):
-                pending += part
+        for piece in pieces:
+            if isinstance(piece, str) and not (isinstance(piece, Tag) and self._control.search(piece)):
+                pending += piece
                 continue
             out += self._remembered(pending)
             pending = ""
-            out += [part] if isinstance(part, int) else self._remembered(part)
+            out += self._remembered(piece) if isinstance(piece, str) else self._pads(piece)
         return out + self._remembered(pending)
+
+    def _pads(self, view: ImageView) -> list[int]:
+        width, height = view.view_size
+        pads = [self.spec.image_token] * self.spec.image_tokens(height, width)
+        return [self.spec.vision_start, *pads, self.spec.vision_end]
 
     def _remembered(self, text: str) -> list[int]:
         """Tokens of a piece; short ones are kept, since every episode of a group repeats them."""
@@ -189,14 +160,6 @@ class Renderer:
             start = position = match.start() + 1
         pieces.append(text[start:])
         return [t for piece in pieces if piece for t in self.tokenizer.encode(piece, add_special_tokens=False)]
-
-
-def _named(view: ImageView) -> str:
-    """A view's id, and for a frame of a clip what it is a frame of."""
-    if view.frame is None:
-        return view.id
-    when = f" at {view.time:.2f} s" if view.time is not None else ""
-    return f"{view.id} (frame {view.frame} of the video {view.parent}{when})"
 
 
 def _clean(text: str) -> str:

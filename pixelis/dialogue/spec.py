@@ -12,7 +12,7 @@ from pixelis.errors import BadInput, MissingFile
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Coordinates = Literal["thousand", "pixels"]
+Coordinates = Literal["thousand", "pixels", "unit"]
 
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -25,7 +25,7 @@ FAMILIES: dict[str, tuple[Coordinates, tuple[float, ...], tuple[float, ...]]] = 
 """Architecture -> coordinates it writes, image mean, image std (used when the folder has no preprocessor_config.json)."""
 
 SPEAKABLE = frozenset(
-    {"<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<tool_response>", "</tool_response>"}
+    f"<{slash}{tag}>" for tag in ("think", "tool_call", "grounding", "answer", "tool_response") for slash in ("", "/")
 )
 """Tags that the policy may write, whatever the tokenizer marks as special."""
 

@@ -1,0 +1,233 @@
+"""What a dialect is: how a policy writes thoughts, calls and answers, and how prompts and observations are worded for it.
+
+Calls are JSON and nothing else. What is wrong with a call is an error with a code that the model can read. Coordinates are in one
+scale per episode; a box in another scale is refused, never guessed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pixelis.dialogue.dialects.strict import strict_json
+from pixelis.dialogue.spec import Coordinates
+from pixelis.errors import OperationError
+from pixelis.operations.operation import Operation
+from pixelis.operations.scale import Scale
+from pixelis.operations.zoom_in import ZoomInArguments
+from pixelis.records import Action, Box, ImageView, Observation
+
+DEFAULT_TARGET = "img0"
+ANSWER_RULE = "Think inside <think>...</think>, then write the final answer as <answer>...</answer>."
+SIGNATURES = """You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{schemas}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+class Tag(str):
+    """Text written by the dialect itself, which may become one special token; other text never does."""
+
+    __slots__ = ()
+
+
+RESPONSE, RESPONSE_END = Tag("<tool_response>"), Tag("</tool_response>")
+
+Piece = str | ImageView
+"""A piece of a turn: our own text (Tag), text of others (str), or an image in its place."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a policy turn says. At most one of ``action``, ``answer`` and ``error`` is set; none of them is idle talk."""
+
+    think: str | None = None
+    action: Action | None = None
+    answer: str | None = None
+    error: OperationError | None = None
+
+
+class Dialect(ABC):
+    """Thoughts and answers in tags, calls as JSON between the tags of ``call``; None for a dialect without operations.
+
+    ``thinks``: a turn without a thought is not well-formed. ``scale``: the numbers in which it writes places, None when that is
+    the model's matter.
+    """
+
+    name: ClassVar[str]
+    call: ClassVar[str | None] = "tool_call"
+    thinks: ClassVar[bool] = True
+    scale: ClassVar[Coordinates | None] = None
+
+    def __init__(self) -> None:
+        kinds = [kind for kind in ("think", self.call, "answer") if kind]
+        self.tags = tuple(f"<{slash}{kind}>" for kind in kinds for slash in ("", "/"))
+        self._call = re.compile(rf"<{self.call}>(.*?)</{self.call}>" if self.call else r"(?!)", re.DOTALL)
+        self._answer = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+    # -- between text and the canonical action -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def offers(self, operation: type[Operation]) -> bool:
+        """Whether the dialect has a form for calls of this operation."""
+
+    def adapt(self, action: Action) -> Action:
+        """The action as the dialect can say it; OperationError when it cannot: ``unknown_op``, ``bad_arguments``."""
+        return action
+
+    def render(self, said: Action | str, scale: Scale, think: str | None = None) -> list[str]:
+        """A policy turn that calls an operation or answers, in pieces; pieces of type Tag may become special tokens.
+
+        OperationError when the dialect has no form for the action, or its box no place on the grid of coordinates.
+        """
+        if isinstance(said, str):
+            return [*self._thought(think), *self._said(said)]
+        if not self.call:
+            raise OperationError("answer without operations", code="unknown_op")
+        call = self._write(self.adapt(said), self._scaled(scale))
+        text = json.dumps(call, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return [*self._thought(think), Tag(f"<{self.call}>"), text, Tag(f"</{self.call}>")]
+
+    def parse(self, text: str, operations: Mapping[str, type[Operation]], scale: Scale) -> Reply:
+        """Read a policy turn. Never raises: a broken call is a Reply with ``error``.
+
+        Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, out_of_range, limit (several calls, or a call and an
+        answer). Tags inside the thought are not looked at; of several answers the last one counts.
+        """
+        think, body = self._split(text)
+        answers = self._answers(self._call.sub("", body))
+        opened, closed = (body.count(f"<{slash}{self.call}>") if self.call else 0 for slash in ("", "/"))
+        if not opened and not closed:
+            return Reply(think=think, answer=answers[-1].strip() if answers else None)
+        try:
+            if max(opened, closed) > 1:
+                raise OperationError(f"{max(opened, closed)} calls in a turn, make one", code="limit")
+            call = self._call.search(body)
+            if call is None:
+                raise OperationError("the call is not closed" if opened else "the call is not opened", code="bad_json")
+            if answers:
+                raise OperationError("call or answer, not both", code="limit")
+            return Reply(think=think, action=self._read(strict_json(call[1]), operations, self._scaled(scale)))
+        except OperationError as error:
+            return Reply(think=think, error=error)
+
+    def well_formed(self, text: str) -> bool:
+        """True for a thought (which some dialects may leave out) and then exactly one call or one answer, nothing around them."""
+        think, body = self._split(text)
+        body = body.strip()
+        match = self._call.fullmatch(body) or self._answer.fullmatch(body)
+        if match is None or any(tag in match[1] or (think is not None and tag in think) for tag in self.tags):
+            return False
+        if self.thinks and think is None:
+            return False
+        return "</think>" not in text or text.lstrip().startswith("<think>")
+
+    @abstractmethod
+    def _write(self, action: Action, scale: Scale) -> dict[str, Any]:
+        """The JSON of a call."""
+
+    @abstractmethod
+    def _read(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
+        """The inverse of ``_write`` for whatever JSON a policy may write; OperationError."""
+
+    def _thought(self, think: str | None) -> list[str]:
+        return [Tag("<think>"), think, Tag("</think>")] if think else []
+
+    def _said(self, answer: str) -> list[str]:
+        return [Tag("<answer>"), answer, Tag("</answer>")]
+
+    def _answers(self, body: str) -> list[str]:
+        return self._answer.findall(body)
+
+    def _split(self, text: str) -> tuple[str | None, str]:
+        before, closing, after = text.partition("</think>")
+        if not closing:
+            return None, text
+        return before.lstrip().removeprefix("<think>"), after
+
+    def _scaled(self, scale: Scale) -> Scale:
+        return dataclasses.replace(scale, kind=self.scale) if self.scale else scale
+
+    # -- wording ---------------------------------------------------------------------------------------------------------------
+
+    def system(
+        self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
+    ) -> list[Piece]:
+        """The system turn for a question with these pictures and operations; empty when the dialect has none."""
+        return []
+
+    def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
+        """The user's turn: pictures and text; ``instruct`` adds what the dialect tells the model about how to reply."""
+        return [*views, text]
+
+    def observation(self, observation: Observation, seen: int, instruct: bool) -> list[Piece]:
+        """The turn that shows an observation after ``seen`` earlier images.
+
+        A success reads ``obs1 = zoom_in(img0)`` (op and target from ``data``) and its text, an error ``error bad_box: message``.
+        """
+        if observation.status == "error":
+            text = f"error {observation.code}" + (f": {observation.text}" if observation.text else "")
+        else:
+            op, target = observation.data.get("op"), observation.data.get("target", "")
+            text = f"{observation.id} = {op}({target})" if op else f"{observation.id}"
+            text += f"\n{observation.text}" if observation.text else ""
+        return [RESPONSE, text, *observation.images, RESPONSE_END]
+
+
+def default_target(sizes: Mapping[str, Any] | None) -> str:
+    """What a call without a target is about: the first picture, or the first clip of a question without pictures."""
+    return DEFAULT_TARGET if not sizes or DEFAULT_TARGET in sizes else next(iter(sizes))
+
+
+def first_image(scale: Scale) -> str:
+    """The first image that the model saw: a picture, or a frame when the question is about a clip alone."""
+    return next(iter(scale.images), DEFAULT_TARGET)
+
+
+def region(action: Action) -> list[float]:
+    """The region that a zoom asks for as a plain box, padding included, for dialects that know boxes only."""
+    if set(action.arguments) == {"box"}:
+        return list(action.arguments["box"])
+    try:
+        asked = ZoomInArguments.model_validate(action.arguments)
+    except ValueError as error:
+        raise OperationError(str(error)[:80], code="bad_arguments") from None
+    x0, y0, x1, y1 = _inside(asked.asked) if asked.center is not None else asked.asked
+    pad = asked.padding or 0.0
+    return [max(0.0, x0 - pad), max(0.0, y0 - pad), min(1.0, x1 + pad), min(1.0, y1 + pad)]
+
+
+def named(view: ImageView) -> str:
+    """A view's id, and for a frame of a clip what it is a frame of."""
+    if view.frame is None:
+        return view.id
+    when = f" at {view.time:.2f} s" if view.time is not None else ""
+    return f"{view.id} (frame {view.frame} of the video {view.parent}{when})"
+
+
+def function(name: str, description: str, properties: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:
+    """The JSON schema of a call, as tool prompts want it."""
+    parameters = {"type": "object", "properties": dict(properties), "required": list(required)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def signatures(schemas: Sequence[dict[str, Any]]) -> Tag:
+    """The part of a system prompt that lists functions and says how they are called."""
+    return Tag(SIGNATURES.format(schemas="\n".join(json.dumps(schema) for schema in schemas)))
+
+
+def _inside(box: Box) -> Box:
+    """A box of equal sides up to 1 moved into 0..1, as zoom_in moves a region around a point near the edge."""
+    side = box[2] - box[0]
+    x0, y0 = (max(0.0, min(low, 1 - side)) for low in box[:2])
+    return x0, y0, x0 + side, y0 + side

@@ -1,0 +1,126 @@
+"""DeepEyes: image_zoom_in_tool and image_rotate_tool on the question's picture, in pixels of the picture as shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pixelis.dialogue.dialects.base import (
+    RESPONSE,
+    RESPONSE_END,
+    Dialect,
+    Piece,
+    Tag,
+    first_image,
+    function,
+    region,
+    signatures,
+)
+from pixelis.dialogue.dialects.strict import named_call, only
+from pixelis.dialogue.spec import Coordinates
+from pixelis.errors import OperationError
+from pixelis.operations.operation import Operation
+from pixelis.operations.scale import Scale
+from pixelis.records import Action, ImageView, Observation
+
+TOOLS = {"zoom_in": "image_zoom_in_tool", "rotate": "image_rotate_tool"}
+"""Operations with a form, and their names on the wire; ``rotate`` is there when toolbox.operations names one of that name."""
+SCHEMAS = {
+    "zoom_in": function(
+        TOOLS["zoom_in"],
+        "Look closer at a region of the image of the question.",
+        {
+            "bbox_2d": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "minItems": 4,
+                "maxItems": 4,
+                "description": "left, top, right, bottom in pixels of the image as shown",
+            },
+            "label": {"type": "string", "description": "what is in the region, if you like"},
+        },
+        ["bbox_2d"],
+    ),
+    "rotate": function(
+        TOOLS["rotate"],
+        "Show the image of the question turned.",
+        {"angle": {"type": "integer", "description": "90, 180 or 270 degrees clockwise; -90 is counter-clockwise"}},
+        ["angle"],
+    ),
+}
+SYSTEM = "You are a helpful assistant.\n\n# Tools\n\nYou may call one function per turn to look closer before you answer.\n\n"
+RULE = "\nThink first inside <think>...</think>, {call}then answer inside <answer>...</answer>."
+CALL = "call a function inside <tool_call>...</tool_call> if you need to see more, "
+
+
+class DeepEyes(Dialect):
+    """A thought, then ``<tool_call>{"name":"image_zoom_in_tool","arguments":{"bbox_2d":[..]}}</tool_call>`` or an answer in tags.
+
+    Boxes are pixels of the first picture as shown and are mapped to full resolution. There is no crop of a crop, and no name for
+    further pictures. A ``label`` may stand beside the box and is read over. Angles count clockwise, as the tool says of itself.
+    """
+
+    name = "deepeyes"
+    scale = "pixels"
+
+    def offers(self, operation: type[Operation]) -> bool:
+        """Zooming in, and an operation called ``rotate``."""
+        return operation.name in TOOLS
+
+    def adapt(self, action: Action) -> Action:
+        """Any zoom as a box, a rotation of the whole picture; ``unknown_op``, ``bad_arguments``."""
+        if action.op not in TOOLS:
+            raise OperationError(f"deepeyes has no form for {action.op[:30]}", code="unknown_op")
+        if action.op == "zoom_in":
+            return action.model_copy(update={"arguments": {"box": region(action)}})
+        if set(action.arguments) != {"angle"}:
+            raise OperationError("deepeyes turns whole pictures only", code="bad_arguments")
+        return action
+
+    def system(
+        self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
+    ) -> list[Piece]:
+        """The functions."""
+        return [Tag(SYSTEM), signatures([SCHEMAS[name] for name in operations])] if operations else []
+
+    def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
+        """Pictures, question, and the rule of calling and answering."""
+        return [*views, text, *self._rule(tools, instruct)]
+
+    def observation(self, observation: Observation, seen: int, instruct: bool) -> list[Piece]:
+        """What was asked for, or why it cannot be shown, and the rule again."""
+        told: list[Piece] = [*observation.images]
+        if observation.status == "error":
+            told = [f"error {observation.code}" + (f": {observation.text}" if observation.text else "")]
+        elif not told:
+            told = [observation.text]
+        return [RESPONSE, *told, RESPONSE_END, *self._rule(True, instruct)]
+
+    def _rule(self, tools: bool, instruct: bool) -> list[Piece]:
+        return [Tag(RULE.format(call=CALL if tools else ""))] if instruct else []
+
+    def _write(self, action: Action, scale: Scale) -> dict[str, Any]:
+        if action.target != first_image(scale):
+            raise OperationError(f"deepeyes has no name for {action.target[:20]}", code="bad_target")
+        arguments = dict(action.arguments)
+        if action.op == "zoom_in":
+            arguments = {"bbox_2d": scale.write(arguments["box"], action.target)}
+        return {"name": TOOLS[action.op], "arguments": arguments}
+
+    def _read(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
+        forms = {TOOLS[name]: name for name in operations if name in TOOLS}
+        name, arguments = named_call(call, list(forms))
+        op, target = forms[name], first_image(scale)
+        if op == "zoom_in":
+            only(arguments, ("bbox_2d",), ("label",))
+            if not isinstance(arguments.get("label", ""), str):
+                raise OperationError("label is text", code="bad_arguments")
+            said: dict[str, Any] = {"box": scale.read("bbox_2d", arguments["bbox_2d"], target)}
+        else:
+            only(arguments, ("angle",))
+            angle = arguments["angle"]
+            if type(angle) is not int or angle % 360 not in (90, 180, 270):
+                raise OperationError("angle is 90, 180 or 270", code="bad_arguments")
+            said = {"angle": angle % 360}
+        checked = operations[op].check(said)
+        return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))

@@ -1,0 +1,246 @@
+r"""Pixel-Reasoner: crop_image_normalized and select_frames, images by number, answers in ``\boxed{}``."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pixelis.dialogue.dialects.base import Dialect, Piece, Tag, function, region, signatures
+from pixelis.dialogue.dialects.strict import named_call, only
+from pixelis.dialogue.spec import Coordinates
+from pixelis.errors import OperationError
+from pixelis.operations.operation import Operation
+from pixelis.operations.scale import Scale
+from pixelis.records import Action, ImageView, Observation
+
+TOOLS = {"zoom_in": "crop_image_normalized", "select_frames": "select_frames"}
+"""Operations with a form, and their names on the wire."""
+SCHEMAS = {
+    "zoom_in": function(
+        TOOLS["zoom_in"],
+        "Look closer at a region of an image when something in it is too small to be seen.",
+        {
+            "bbox_2d": {
+                "type": "array",
+                "items": {"type": "number"},
+                "minItems": 4,
+                "maxItems": 4,
+                "description": "left, top, right, bottom as shares 0 to 1 of the image",
+            },
+            "target_image": {
+                "type": "integer",
+                "description": "number of the image, counted from 1 in the order shown: 1 is the first image of the question",
+            },
+        },
+        ["bbox_2d", "target_image"],
+    ),
+    "select_frames": function(
+        TOOLS["select_frames"],
+        "Show frames of the video in more detail.",
+        {
+            "target_frames": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "description": "numbers of the frames, counted from 1",
+            }
+        },
+        ["target_frames"],
+    ),
+}
+SYSTEM = "You are a helpful assistant.\n\n# Tools\n\nYou may call one function per turn to look closer before you answer.\n\n"
+RULE = "\nReason step by step{call}, and put the final answer in \\boxed{{}}."
+CALL = " and call functions where you need to see more"
+_OPEN = re.compile(r"\\boxed\s*\{")
+_END = re.compile(r"[\s.$*\])]*")
+
+
+class PixelReasoner(Dialect):
+    r"""Free text that ends with ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or holds the answer in ``\boxed{}``.
+
+    ``target_image`` counts the images from 1 in the order shown, those of the question and of observations alike;
+    ``target_frames`` counts the frames of the (first) clip from 1. A box of numbers 0..1 is in shares of the image, one of whole
+    numbers beyond in pixels of the image as shown; a mixture is refused. Written boxes are shares, in thousandths.
+    ``padding``: the share of width and height that every crop gets on each side.
+    """
+
+    name = "pixel_reasoner"
+    scale = "unit"
+    thinks = False
+
+    def __init__(self, padding: float = 0.1) -> None:
+        super().__init__()
+        self.padding = padding
+
+    def offers(self, operation: type[Operation]) -> bool:
+        """Cropping and choosing frames."""
+        return operation.name in TOOLS
+
+    def adapt(self, action: Action) -> Action:
+        """A zoom as a box with this dialect's padding, frames by number; ``unknown_op``, ``bad_arguments``."""
+        if action.op not in TOOLS:
+            raise OperationError(f"pixel_reasoner has no form for {action.op[:30]}", code="unknown_op")
+        if action.op == "select_frames":
+            if set(action.arguments) != {"frames"}:
+                raise OperationError("pixel_reasoner names frames by number", code="bad_arguments")
+            return action
+        if action.arguments.get("padding") == self.padding and "box" in action.arguments:
+            return action
+        return action.model_copy(update={"arguments": {"box": region(action), "padding": self.padding}})
+
+    def well_formed(self, text: str) -> bool:
+        r"""True for a text that ends with its only call, or with its only ``\boxed{}``."""
+        _, body = self._split(text)
+        calls, boxes = list(self._call.finditer(body)), _boxes(body)
+        if max(body.count("<tool_call>"), body.count("</tool_call>"), len(calls)) + len(boxes) != 1:
+            return False
+        end = calls[0].end() if calls else boxes[0][1] + 1
+        return _END.fullmatch(body, end) is not None if boxes else not body[end:].strip()
+
+    def system(
+        self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
+    ) -> list[Piece]:
+        """The functions."""
+        return [Tag(SYSTEM), signatures([SCHEMAS[name] for name in operations])] if operations else []
+
+    def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
+        """Pictures, question, for frames of a clip their numbers, and the rule of answering."""
+        if not instruct:
+            return [*views, text]
+        frames = ", ".join(str(view.frame + 1) for view in views if view.frame is not None)
+        shown = f"\nThe images are frames {frames} of the video." if frames else ""
+        return [*views, text, Tag(shown + RULE.format(call=CALL if tools else ""))]
+
+    def observation(self, observation: Observation, seen: int, instruct: bool) -> list[Piece]:
+        """A line with number and size of what follows, or why there is nothing."""
+        if observation.status == "error":
+            return [f"Execution error {observation.code}" + (f": {observation.text}" if observation.text else "")]
+        images = observation.images
+        if not images:
+            return [observation.text]
+        size = "{}x{}".format(*images[0].view_size)
+        if images[0].frame is None:
+            return [f"Image {seen + 1}, the region asked for ({size}): ", *images]
+        numbers = str(seen + 1) if len(images) == 1 else f"{seen + 1} to {seen + len(images)}"
+        frames = ", ".join(str(image.frame + 1) for image in images if image.frame is not None)
+        return [f"Images {numbers}, frames {frames} ({size}): ", *images]
+
+    def _thought(self, think: str | None) -> list[str]:
+        return [think, "\n"] if think else []
+
+    def _said(self, answer: str) -> list[str]:
+        if not _balanced(answer):
+            raise OperationError("the braces of the answer do not match", code="bad_answer")
+        return [Tag("\\boxed{"), answer, Tag("}")]
+
+    def _answers(self, body: str) -> list[str]:
+        return [body[start:end] for start, end in _boxes(body)]
+
+    def _split(self, text: str) -> tuple[str | None, str]:
+        """The thought is what stands before the call or the first box, or in think tags if the model uses them."""
+        think, body = super()._split(text)
+        if think is None:
+            ends = [at for at in (body.find("<tool_call>"), _start(body)) if at >= 0]
+            think = body[: min(ends)].strip() if ends else None
+        return think or None, body
+
+    def _write(self, action: Action, scale: Scale) -> dict[str, Any]:
+        if action.op == "select_frames":
+            if action.target != _clip(scale):
+                raise OperationError(f"pixel_reasoner has no name for {action.target[:20]}", code="bad_target")
+            arguments: dict[str, Any] = {"target_frames": [number + 1 for number in action.arguments["frames"]]}
+        else:
+            number = _number(action.target, scale)
+            arguments = {"bbox_2d": scale.write(action.arguments["box"], action.target), "target_image": number}
+        return {"name": TOOLS[action.op], "arguments": arguments}
+
+    def _read(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
+        forms = {TOOLS[name]: name for name in operations if name in TOOLS}
+        name, arguments = named_call(call, list(forms))
+        op = forms[name]
+        if op == "select_frames":
+            only(arguments, ("target_frames",))
+            target = _clip(scale)
+            said: dict[str, Any] = {"frames": _frames(arguments["target_frames"])}
+        else:
+            only(arguments, ("bbox_2d", "target_image"))
+            target = _image(arguments["target_image"], scale)
+            said = {"box": _box(arguments["bbox_2d"], target, scale), "padding": self.padding}
+        checked = operations[op].check(said)
+        return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
+
+
+def _box(value: Any, target: str, scale: Scale) -> Any:
+    """A box in shares, or in whole pixels of the image as shown; ``bad_box`` for a mixture."""
+    numbers = isinstance(value, list) and all(type(v) in (int, float) for v in value)
+    if not numbers or all(v <= 1 for v in value):
+        return scale.read("bbox_2d", value, target)
+    if any(v != int(v) for v in value):
+        raise OperationError("bbox_2d is four shares 0..1, or four whole pixels", code="bad_box")
+    return dataclasses.replace(scale, kind="pixels").read("bbox_2d", [int(v) for v in value], target)
+
+
+def _image(number: Any, scale: Scale) -> str:
+    """The id of the image with a number; without knowledge of the episode one picture and single crops are taken for granted."""
+    if type(number) is not int or number < 1:
+        raise OperationError("target_image is a number from 1", code="bad_target")
+    if not scale.images:
+        return "img0" if number == 1 else f"obs{number - 1}"
+    if number > len(scale.images):
+        raise OperationError(f"no image {str(number)[:20]}, there are {len(scale.images)}", code="bad_target")
+    return scale.images[number - 1]
+
+
+def _number(target: str, scale: Scale) -> int:
+    if scale.images:
+        if target not in scale.images:
+            raise OperationError(f"no image {target[:20]}", code="bad_target")
+        return scale.images.index(target) + 1
+    digits = target.removeprefix("obs")
+    if target != "img0" and not digits.isdecimal():
+        raise OperationError(f"no image {target[:20]}", code="bad_target")
+    return 1 if target == "img0" else int(digits) + 1
+
+
+def _clip(scale: Scale) -> str:
+    """The clip that frames are chosen from: the first; of a question without clips the picture, which then is refused."""
+    return scale.clips[0] if scale.clips else next(iter(scale.images), "vid0")
+
+
+def _frames(value: Any) -> list[int]:
+    if not isinstance(value, list) or any(type(v) is not int for v in value):
+        raise OperationError("target_frames is a list of whole numbers", code="bad_arguments")
+    if any(v < 1 for v in value):
+        raise OperationError("target_frames counts from 1", code="out_of_range")
+    return [v - 1 for v in value]
+
+
+def _start(text: str) -> int:
+    found = _OPEN.search(text)
+    return found.start() if found else -1
+
+
+def _boxes(text: str) -> list[tuple[int, int]]:
+    r"""Begin and end of the content of every ``\boxed{}`` whose braces match."""
+    out, position = [], 0
+    while (opened := _OPEN.search(text, position)) is not None:
+        depth, position = 1, opened.end()
+        for place in range(opened.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if depth == 0:
+                out.append((opened.end(), place))
+                position = place + 1
+                break
+        else:
+            return out
+    return out
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for character in text:
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth < 0:
+            return False
+    return depth == 0

@@ -1,0 +1,121 @@
+"""Qwen's agents: any operation as ``{"name":..,"arguments":{..}}``, images by id, the model's own coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pixelis.dialogue.dialects.base import (
+    ANSWER_RULE,
+    Dialect,
+    Piece,
+    Tag,
+    default_target,
+    function,
+    named,
+    signatures,
+)
+from pixelis.dialogue.dialects.strict import named_call
+from pixelis.dialogue.spec import Coordinates
+from pixelis.errors import OperationError
+from pixelis.operations.operation import Operation
+from pixelis.operations.scale import WIRE, Scale
+from pixelis.records import Action, ImageView
+
+TOOLS = f"""{ANSWER_RULE}
+
+# Tools
+
+You may call one function per turn to look closer before you answer. Every result has its own id. \
+The pictures of the question are: """
+UNITS = {"thousand": "0 to 1000 of the image", "pixels": "pixels of the image as shown", "unit": "0 to 1 of the image"}
+
+
+class Qwen(Dialect):
+    """``<think>..</think>`` then ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or ``<answer>..</answer>``.
+
+    An optional ``target`` argument names the image, ``img0`` when it is left out; a canonical ``box``, ``point`` or ``center`` is
+    written ``bbox_2d``, ``point_2d`` or ``center_2d``. The thought may be left out.
+    """
+
+    name = "qwen"
+    thinks = False
+
+    def offers(self, operation: type[Operation]) -> bool:
+        """Every operation has a form, those of users too."""
+        return True
+
+    def schema(self, operation: type[Operation], kind: Coordinates) -> dict[str, Any]:
+        """The JSON schema of a call, as Qwen's tool prompt wants it."""
+        schema = operation.Arguments.model_json_schema()
+        properties = {}
+        for name, described in schema.get("properties", {}).items():
+            place = _place_schema(name, kind)
+            if place and "description" in described:
+                place["description"] = f"{described['description']}: {place['description']}"
+            properties[WIRE.get(name, name)] = place or _plain(described)
+        required = [WIRE.get(name, name) for name in schema.get("required", [])]
+        properties["target"] = {
+            "type": "string",
+            "description": "id of the image or video: img0, obs1, vid0, ...; default: the first",
+        }
+        return function(operation.name, operation.description, properties, required)
+
+    def system(
+        self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
+    ) -> list[Piece]:
+        """The rule of answering, the pictures of the question, and the operations."""
+        if not operations:
+            return [Tag(ANSWER_RULE)]
+        schemas = [self.schema(operation, coordinates) for operation in operations.values()]
+        # Ids come with the question, so they are plain text between our own.
+        return [Tag(TOOLS), ", ".join(named(view) for view in views) or "none", Tag("\n\n" + signatures(schemas))]
+
+    def _write(self, action: Action, scale: Scale) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        for key, value in action.arguments.items():
+            if key in WIRE:
+                arguments[WIRE[key]] = scale.write(value, action.target)
+            else:
+                arguments[key] = value
+        if action.target != default_target(scale.sizes):
+            arguments["target"] = action.target
+        return {"name": action.op, "arguments": arguments}
+
+    def _read(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
+        name, arguments = named_call(call, list(operations))
+        target = arguments.pop("target", default_target(scale.sizes))
+        if not isinstance(target, str):
+            raise OperationError("target is the id of an image", code="bad_target")
+        scale.extent(target)
+        fields = operations[name].Arguments.model_fields
+        for field_name, wire in WIRE.items():
+            if field_name in arguments:
+                raise OperationError(f"{field_name} is unknown, write {wire}", code="bad_arguments")
+            if field_name not in fields:
+                continue
+            if (place := arguments.pop(wire, None)) is not None:
+                arguments[field_name] = scale.read(wire, place, target)
+            elif fields[field_name].is_required():
+                raise OperationError(f"{wire} is missing", code="bad_arguments")
+        checked = operations[name].check(arguments)
+        return Action(op=name, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
+
+
+def _place_schema(name: str, kind: Coordinates) -> dict[str, Any] | None:
+    """The wire schema of an argument that is a place, None for others."""
+    if name not in WIRE:
+        return None
+    count, what = (4, "left, top, right, bottom") if name == "box" else (2, "x, y")
+    items = {"type": "number" if kind == "unit" else "integer"}
+    shape = {"type": "array", "items": items, "minItems": count, "maxItems": count}
+    return {**shape, "description": f"{what} in {UNITS[kind]}"}
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    """A property without what tells the policy nothing: titles, and the null of an optional argument."""
+    schema = {key: value for key, value in schema.items() if key != "title"}
+    kinds = [kind for kind in schema.get("anyOf", []) if kind.get("type") != "null"]
+    if len(kinds) == 1 and len(kinds) < len(schema["anyOf"]):
+        schema = {**kinds[0], **{key: value for key, value in schema.items() if key != "anyOf" and value is not None}}
+    return schema
