@@ -25,6 +25,7 @@ from pixelis.actors.fleet import Fleet
 from pixelis.actors.rollouts import Batch, Rollouts, Stepped
 from pixelis.config import Config
 from pixelis.datasets.questions import read_questions
+from pixelis.dialogue.dialects import offered
 from pixelis.engines import SamplingParams
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.evaluation.metrics import summarise
@@ -108,7 +109,7 @@ class Coordinator:
         batch = await self.rollouts.batch(number, questions)
         ages = [number - self.made_at.get(g.policy_version, number) for g in batch.groups]
         batch.metrics |= {"rollout/staleness": float(max(ages)), "rollout/staleness_mean": sum(ages) / len(ages)}
-        if self.config.toolbox.operations and batch.metrics.get("rollout/calls") == 0:
+        if offered(self.config) and batch.metrics.get("rollout/calls") == 0:
             self.log.write("alarm", step=number, text="no episode of this batch called an operation")
         self._keep(batch)
         async with self.changed:

@@ -37,7 +37,8 @@ class Player:
         """
         media = {item.id: open_media(item, self.config.toolbox) for item in question.media}
         images, views = first_look(media, self.config.dialogue, self.spec.multiple)
-        trajectory = Trajectory(question_id=question.id, turns=self.renderer.prompt(question, images), images=images)
+        turns, dialect = self.renderer.prompt(question, images), self.renderer.dialect.name
+        trajectory = Trajectory(question_id=question.id, dialect=dialect, turns=turns, images=images)
         successes = 0
         for step in question.turns:
             if step.answer is not None:
@@ -47,19 +48,21 @@ class Player:
             action = Action(op=step.op or "", target=step.target or default_target(media), arguments=step.arguments)
             turn = self.renderer.assistant(action, step.think, images)
             trajectory.turns.append(turn.model_copy(update={"learn": step.learn}))
+            # What the dialect makes of it: the same call of a policy must show the same.
+            action = turn.action or action
             observation, shown = execute(action, self._scene(media, trajectory, images), self.renderer.operations)
             if observation.status != "ok":
                 if step.learn:
                     code = observation.code or "operation"
                     raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code=code)
-                trajectory.turns.append(self.renderer.observation(observation))
+                trajectory.turns.append(self.renderer.observation(observation, len(images)))
                 continue
             data = {**observation.data, "op": action.op, "target": action.target}
             observation = name_observation(observation.model_copy(update={"data": data}), successes)
             successes += 1
+            trajectory.turns.append(self.renderer.observation(observation, len(images)))
             images += observation.images
             views += shown
-            trajectory.turns.append(self.renderer.observation(observation))
         trajectory.images = images
         if len(trajectory.token_ids()) > self.config.dialogue.max_context:
             raise DataFailure(f"{question.id} is longer than dialogue.max_context", code="over_context")
@@ -77,4 +80,3 @@ class Player:
             kind=self.renderer.coordinates,
             settings=self.config.toolbox,
         )
-

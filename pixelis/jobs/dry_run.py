@@ -29,8 +29,11 @@ def checks(job: Literal["rft", "sft"]) -> Callable[[Config], None]:
 
 def show(config: Config, job: Literal["rft", "sft"]) -> None:
     """Print the table; raises BadConfig when a check found a contradiction."""
+    from pixelis.dialogue.dialects import offered
     from pixelis.policy import estimate
 
+    forms = [operation.name for operation in offered(config)]
+    print(f"operations offered in the dialect {config.dialogue.dialect}: {', '.join(forms) or 'none'}", file=sys.stderr)
     findings = estimate.check(config, job, prompts(config) if job == "rft" else [])
     print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
     if wrong := [finding.text for finding in findings if finding.level == "error"]:
