@@ -24,7 +24,7 @@ from pixelis.engines import SamplingParams
 from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation.batches import batch_metrics
 from pixelis.policy.advantages import assign_advantages, group_rewards, usable
-from pixelis.policy.replay import SampleReplay, informative
+from pixelis.policy.replay import SampleReplay, informative, subset
 from pixelis.records import Group, Question
 
 MAX_GROUP_FAILURES = 0.5
@@ -142,14 +142,16 @@ class Rollouts:
         """Advantages over the whole batch, then replayed rollouts, which keep theirs."""
         r, metrics = self.config.rft, {}
         missing = r.questions - len(chosen)
-        replayed = self.replay.draw(missing * r.group, step, np.random.default_rng([self.config.run.seed, step]))
+        rng = np.random.default_rng([self.config.run.seed, step])
+        replayed = self.replay.draw(missing * (r.samples or r.group), step, rng)
         if not chosen and not replayed:
             chosen = dull[: r.questions]  # nothing to learn from, but the step is made and counted
-        groups, greedy = [rolled.group for rolled in chosen], [rolled.greedy for rolled in chosen]
+        groups = [subset(rolled.group, r.samples, r.choose, rng) for rolled in chosen]
+        greedy = [rolled.greedy for rolled in chosen]
         if groups:
             metrics = assign_advantages(groups, r.advantage, greedy=greedy)
-        for rolled in chosen:
-            self.replay.add(rolled.group, rolled.views, step)
+        for group, rolled in zip(groups, chosen, strict=True):
+            self.replay.add(group, rolled.views, step)
         metrics["group/replayed"] = float(len(replayed))
         return Batch(
             step,

@@ -111,6 +111,12 @@ class Rft(Section):
     steps: int = Field(40, ge=1, description="optimizer steps")
     questions: int = Field(32, ge=1, description="questions in a step")
     group: int = Field(8, ge=1, description="rollouts of a question")
+    samples: int = Field(
+        0, ge=0, description="rollouts of each group that are learnt from; the others only vote (TTRL: 32 of 64); 0 is all"
+    )
+    choose: Literal["first", "random", "stratified"] = Field(
+        "first", description="which ones: the first (TTRL), random ones, or with the spread of rewards that the group has"
+    )
     minibatches: int = Field(1, ge=1, description="optimizer steps that a batch is cut into")
     staleness: int = Field(0, ge=0, description="steps that rollouts may lag behind the learner; 0 is exact on-policy")
     sampling: Sampling = Sampling()
@@ -125,3 +131,11 @@ class Rft(Section):
     def _named(cls, values: Any) -> Any:
         """Explicit keys over those of the named algorithm."""
         return fill_in(values, "algorithm", ALGORITHMS)
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> Rft:
+        if self.samples and not self.advantage.min_group <= self.samples <= self.group:
+            raise ValueError(
+                f"samples {self.samples} is not between advantage.min_group {self.advantage.min_group} and group {self.group}"
+            )
+        return self

@@ -11,6 +11,9 @@ from pixelis.rewards.terms import reward_metrics
 BINS = ((0.0, "none"), (0.25, "quarter"), (0.5, "half"), (0.75, "three_quarters"), (0.9999, "most"), (1.0, "all"))
 """Upper edges of a group's share of right answers, and what the bin is called."""
 
+NO_MAJORITY = ("no_majority", "tie")
+"""Why a rollout of a group that did not agree is unscored."""
+
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Metrics of a batch of scored groups; empty for no groups.
@@ -34,7 +37,34 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
         out["train/accuracy"] = summary["accuracy"]
     for reason, count in summary["stop_reasons"].items():
         out[f"stop/{reason}"] = count / len(trajectories)
-    return out | reward_metrics(groups) | _difficulty(groups)
+    return out | reward_metrics(groups) | _difficulty(groups) | _votes(groups)
+
+
+def _votes(groups: Sequence[Group]) -> dict[str, float]:
+    """How well the majority does as a label (TTRL, arXiv 2504.16084); what needs a truth is left out where there is none.
+
+    ``vote/label_accuracy``: majorities that are right; ``vote/reward_accuracy``: rollouts whose reward is as the truth would have
+    it; ``vote/pass_at_n``: groups with a right rollout; ``vote/none``: groups without a majority.
+    """
+    asked = [g for g in groups if any("majority_vote" in t.rewards or t.unscored in NO_MAJORITY for t in g.trajectories)]
+    voted = [[t.rewards for t in g.trajectories if "majority_vote" in t.rewards] for g in asked]
+    voted = [rewards for rewards in voted if rewards]
+    if not asked:
+        return {}
+    out = {"vote/none": 1 - len(voted) / len(asked)}
+    if voted:
+        out["vote/majority_share"] = sum(sum(r["majority_vote"] > 0 for r in rewards) / len(rewards) for rewards in voted) / len(
+            voted
+        )
+    known = [[r for r in rewards if "accuracy" in r] for rewards in voted]
+    known = [rewards for rewards in known if rewards]
+    if known:
+        won = [[r["accuracy"] > 0 for r in rewards if r["majority_vote"] > 0] for rewards in known]
+        same = [(r["majority_vote"] > 0) == (r["accuracy"] > 0) for rewards in known for r in rewards]
+        out["vote/label_accuracy"] = sum(any(right) for right in won) / len(known)
+        out["vote/reward_accuracy"] = sum(same) / len(same)
+        out["vote/pass_at_n"] = sum(any(r["accuracy"] > 0 for r in rewards) for rewards in known) / len(known)
+    return out
 
 
 def _difficulty(groups: Sequence[Group]) -> dict[str, float]:

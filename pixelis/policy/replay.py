@@ -84,5 +84,21 @@ def informative(group: Group, term: str = "accuracy") -> bool:
     return len(scores) > 1
 
 
+def subset(group: Group, count: int, how: str, rng: np.random.Generator) -> Group:
+    """The group with ``count`` of its scored rollouts, in their order: all may have voted, these are learnt from (TTRL 3.1).
+
+    ``how``: `first`, `random`, or `stratified`, which takes them evenly from worst to best reward. 0 keeps every rollout.
+    """
+    scored = [i for i, trajectory in enumerate(group.trajectories) if trajectory.reward is not None]
+    if not count or len(scored) <= count:
+        return group
+    if how == "random":
+        scored = rng.choice(scored, count, replace=False).tolist()
+    elif how == "stratified":
+        ranked = sorted(scored, key=lambda i: group.trajectories[i].reward or 0.0)
+        scored = [ranked[int((k + 0.5) * len(ranked) / count)] for k in range(count)]
+    return group.model_copy(update={"trajectories": [group.trajectories[i] for i in sorted(scored[:count])]})
+
+
 def _bytes(trajectory: Trajectory) -> int:
     return sum(3 * image.view_size[0] * image.view_size[1] for image in trajectory.images)

@@ -10,6 +10,7 @@ import pytest
 
 from pixelis.config import parse
 from pixelis.errors import MissingDependency
+from pixelis.evaluation.batches import batch_metrics
 from pixelis.evaluation.metrics import correctness, operation_counts, summarise
 from pixelis.jobs.driver import run_folder
 from pixelis.records import Action, Group, Observation, Question, StopReason, Trajectory, Turn
@@ -257,3 +258,31 @@ def test_no_tracker_is_the_default(tmp_path):
     with metrics.Tracker(parse({"run": {"dir": str(tmp_path / "run")}})) as tracker:
         tracker.log(1, {"reward/accuracy": 0.5})
     assert not (tmp_path / "run").exists()
+
+
+def voted(name: str, *rewards: tuple[float, float | None]) -> Group:
+    """A group of (vote, accuracy) by rollout."""
+    question = Question(id=f"q-{name}", question="?")
+    group = Group(id=name, question=question)
+    for vote, accuracy in rewards:
+        raw = {"majority_vote": vote, **({"accuracy": accuracy} if accuracy is not None else {})}
+        group.trajectories.append(Trajectory(question_id=question.id, group_id=name, rewards=raw, reward=vote))
+    return group
+
+
+def test_votes_are_measured_as_labels_and_without_truths_by_agreement_alone():
+    right = voted("a", (1, 1), (1, 1), (1, 1), (0, 0))
+    wrong = voted("b", (1, 0), (1, 0), (0, 1), (0, 0))
+    found = batch_metrics([right, wrong])
+    assert found["vote/majority_share"] == (0.75 + 0.5) / 2
+    assert found["vote/label_accuracy"] == 0.5
+    assert found["vote/reward_accuracy"] == (4 + 1) / 8
+    assert (found["vote/pass_at_n"], found["vote/none"]) == (1, 0)
+    silent = voted("c", (1, None), (0, None))
+    none = voted("d", (1, None), (0, None))
+    for trajectory in none.trajectories:
+        trajectory.rewards, trajectory.reward, trajectory.unscored = {}, None, "tie"
+    found = batch_metrics([silent, none])
+    assert found["vote/none"] == 0.5
+    assert found["vote/majority_share"] == 0.5
+    assert "vote/label_accuracy" not in found

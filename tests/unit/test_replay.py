@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pixelis.policy.replay import SampleReplay, informative
+from pixelis.policy.replay import SampleReplay, informative, subset
 from pixelis.records import Group, ImageView, Question, Trajectory
 
 
@@ -68,3 +68,21 @@ def test_uniform_accuracy_is_not_informative_whatever_the_shaped_reward_says():
     assert not informative(right)
     mixed.trajectories[1].reward = None  # unscored: what is left is uniform
     assert not informative(mixed)
+
+
+@pytest.mark.parametrize("how", ["first", "random", "stratified"])
+def test_a_subset_is_of_scored_rollouts_in_their_order(how: str):
+    whole = group("a", [None] * 8, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    whole.trajectories[1].reward = None
+    few = subset(whole, 4, how, np.random.default_rng(0))
+    names = [t.id for t in few.trajectories]
+    assert len(set(names)) == 4
+    assert names == sorted(names)
+    assert "a-1" not in names
+    assert len(whole.trajectories) == 8, "all have voted"
+    if how == "first":
+        assert names == ["a-0", "a-2", "a-3", "a-4"]
+    if how == "stratified":
+        assert sum(t.reward or 0 for t in few.trajectories) == 1, "2 of 7 are right, so 1 of 4"
+    assert subset(whole, 0, how, np.random.default_rng(0)) is whole
+    assert subset(whole, 7, how, np.random.default_rng(0)) is whole
