@@ -33,11 +33,13 @@ def token_log_probs(
     banned: torch.Tensor,
     temperature: float = 1.0,
     chunk_values: int = CHUNK_VALUES,
+    smoothing: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(log-probabilities, entropies without gradient) of the M masked-in tokens of a packed batch, float32 [M], in row order.
 
     features: of the distinct views of the batch, in their order; banned: from `banned_mask`; temperature: the engine's, above 0.
-    Logits are only computed where a policy token is predicted.
+    smoothing: the share of each log-probability that is replaced by the mean over the tokens that may be sampled (label
+    smoothing, arXiv 1512.00567). Logits are only computed where a policy token is predicted.
     """
     if features is not None:
         features = features.rows(batch.image_rows)
@@ -48,7 +50,8 @@ def token_log_probs(
         0
     ]
     places = batch.mask.nonzero()[:, 0]
-    return project(model.lm_head, hidden.index_select(0, places - 1), batch.tokens[places], banned, temperature, chunk_values)
+    before = hidden.index_select(0, places - 1)
+    return project(model.lm_head, before, batch.tokens[places], banned, temperature, chunk_values, smoothing)
 
 
 def project(
@@ -58,11 +61,12 @@ def project(
     banned: torch.Tensor,
     temperature: float = 1.0,
     chunk_values: int = CHUNK_VALUES,
+    smoothing: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of `targets` [M] and entropies [M] from the hidden states that predict them, [M, width]."""
 
     def head(h: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        log_prob, entropy = _TokenLogProbs.apply(lm_head(h), target, banned, temperature)
+        log_prob, entropy = _TokenLogProbs.apply(lm_head(h), target, banned, temperature, smoothing)
         return log_prob, entropy
 
     size = max(1, chunk_values // len(banned))
@@ -81,7 +85,7 @@ class _TokenLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor, temperature: float
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor, temperature: float, smoothing: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         scaled = logits.float()
         if temperature != 1:
@@ -93,9 +97,14 @@ class _TokenLogProbs(torch.autograd.Function):
         total = weights.sum(-1)
         log_total = total.log()
         log_prob = scaled.gather(-1, targets[:, None])[:, 0] - log_total + banned[targets]
+        if smoothing:
+            allowed = (banned == 0).float()
+            allowed /= allowed.sum()
+            log_prob = (1 - smoothing) * log_prob + smoothing * (scaled @ allowed - log_total)
+            ctx.allowed = allowed
         entropy = log_total - scaled.mul_(weights).sum(-1) / total
         ctx.save_for_backward(weights, total, targets)
-        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        ctx.temperature, ctx.dtype, ctx.smoothing = temperature, logits.dtype, smoothing
         ctx.mark_non_differentiable(entropy)
         return log_prob, entropy
 
@@ -103,5 +112,8 @@ class _TokenLogProbs(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         weights, total, targets = ctx.saved_tensors
         gradient = gradient / ctx.temperature
-        weights.mul_((-gradient / total)[:, None]).scatter_add_(-1, targets[:, None], gradient[:, None])
-        return weights.to(ctx.dtype), None, None, None
+        weights.mul_((-gradient / total)[:, None])
+        if ctx.smoothing:
+            weights.addr_(ctx.smoothing * gradient, ctx.allowed)
+        weights.scatter_add_(-1, targets[:, None], ((1 - ctx.smoothing) * gradient)[:, None])
+        return weights.to(ctx.dtype), None, None, None, None

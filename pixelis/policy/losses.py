@@ -24,9 +24,9 @@ FAR = 20.0
 
 @dataclass(frozen=True)
 class Totals:
-    """Denominators of the global batch: policy tokens and sequences over all workers."""
+    """Denominators of the global batch: policy tokens (in `sft` what they count together) and sequences over all workers."""
 
-    tokens: int
+    tokens: float
     sequences: int
 
 

@@ -41,15 +41,17 @@ class Batch:
     """One packed micro-batch of S samples and N tokens.
 
     tokens int64 [N]; positions int64 [4, N]: row 0 counts within the sample, rows 1-3 are M-RoPE (time, row, column); mask bool
-    [N]; behaviour float32 [N] log-probabilities; sequence int64 [N]: the sample of each token; advantages float32 [S];
-    policy_tokens int64 [S]: masked-in tokens of each sample; views: the D distinct views with their digests; image_rows int64
-    [image tokens]: for each image token, in order, its row in the concatenated features of the distinct views.
+    [N]; behaviour float32 [N] log-probabilities; weights float32 [N], what a token counts in `sft`; sequence int64 [N]: the
+    sample of each token; advantages float32 [S]; policy_tokens int64 [S]: masked-in tokens of each sample; views: the D
+    distinct views with their digests; image_rows int64 [image tokens]: for each image token, in order, its row in the
+    concatenated features of the distinct views.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
     mask: torch.Tensor
     behaviour: torch.Tensor
+    weights: torch.Tensor
     sequence: torch.Tensor
     advantages: torch.Tensor
     policy_tokens: torch.Tensor
@@ -60,7 +62,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on `device`; views stay where they are."""
-        names = ("tokens", "positions", "mask", "behaviour", "sequence", "advantages", "policy_tokens", "image_rows")
+        names = ("tokens", "positions", "mask", "behaviour", "weights", "sequence", "advantages", "policy_tokens", "image_rows")
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
         segments = Segments([b.to(device, non_blocking=True) for b in self.segments.buckets], self.segments.inverse.to(device))
         return Batch(**moved, segments=segments, views=self.views, digests=self.digests)
@@ -115,6 +117,7 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec) -> Batch:
         positions=torch.from_numpy(positions),
         mask=torch.from_numpy(np.concatenate([s.mask for s in samples]).astype(bool)),
         behaviour=torch.from_numpy(np.concatenate([s.log_probs for s in samples]).astype(np.float32)),
+        weights=torch.from_numpy(np.concatenate([_weights(s) for s in samples])),
         sequence=torch.from_numpy(np.repeat(np.arange(len(samples)), lengths)),
         advantages=torch.tensor([s.advantage for s in samples], dtype=torch.float32),
         policy_tokens=torch.tensor([s.policy_tokens for s in samples], dtype=torch.int64),
@@ -123,6 +126,10 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec) -> Batch:
         digests=list(distinct),
         image_rows=torch.from_numpy(np.concatenate(image_rows) if image_rows else np.empty(0, dtype=np.int64)),
     )
+
+
+def _weights(sample: TrainSample) -> np.ndarray:
+    return np.ones(len(sample.tokens), np.float32) if sample.weights is None else sample.weights.astype(np.float32)
 
 
 def segment(lengths: Sequence[int]) -> Segments:

@@ -35,7 +35,8 @@ class TrainSample:
 
     tokens: int64 [L], image pads expanded; mask: bool [L], True on every token the policy wrote; log_probs: float32 [L],
     behaviour log-probabilities, 0 where the mask is False (all 0 in a demonstration); advantage: of the whole trajectory, unused
-    by `sft`; views: uint8 [h, w, 3] of each image in order of appearance; version: the policy that wrote it.
+    by `sft`; views: uint8 [h, w, 3] of each image in order of appearance; version: the policy that wrote it; weights: float32
+    [L], what each token counts in `sft`, None for 1 each.
     """
 
     tokens: np.ndarray
@@ -45,6 +46,7 @@ class TrainSample:
     views: list[np.ndarray]
     version: int = 0
     id: str = ""
+    weights: np.ndarray | None = None
     _digests: list[bytes] = field(default_factory=list, repr=False)
 
     @property
@@ -58,6 +60,11 @@ class TrainSample:
     def policy_tokens(self) -> int:
         """How many tokens the loss covers."""
         return int(self.mask.sum())
+
+    @property
+    def weight(self) -> float:
+        """What these tokens count together."""
+        return float(self.policy_tokens if self.weights is None else self.weights[self.mask].sum(dtype=np.float64))
 
 
 def view_digest(view: np.ndarray) -> bytes:
@@ -110,7 +117,8 @@ def _cut_unanswered(sample: TrainSample, trajectory: Trajectory) -> TrainSample:
 def unusable(sample: TrainSample, spec: ModelSpec, row_tokens: int) -> str | None:
     """Why a sample cannot be trained on, one of `CAUSES`, or None when it can."""
     length = len(sample.tokens)
-    if not (length == len(sample.mask) == len(sample.log_probs)) or length == 0:
+    weights = sample.log_probs if sample.weights is None else sample.weights
+    if not (length == len(sample.mask) == len(sample.log_probs) == len(weights)) or length == 0:
         return "bad_shape"
     if length > row_tokens:
         return "over_context"
@@ -127,6 +135,6 @@ def unusable(sample: TrainSample, spec: ModelSpec, row_tokens: int) -> str | Non
     pads = sum(spec.image_tokens(view.shape[0], view.shape[1]) for view in sample.views)
     if pads != int((sample.tokens == spec.image_token).sum()):
         return "views_mismatch"
-    if not np.isfinite(sample.advantage) or not np.isfinite(sample.log_probs).all():
+    if not np.isfinite(sample.advantage) or not np.isfinite(sample.log_probs).all() or not np.isfinite(weights).all():
         return "non_finite"
     return None

@@ -46,18 +46,20 @@ class PolicyModule(torch.nn.Module):
         self.model, self.spec, self.temperature, self.one_pass = model, spec, temperature, one_pass
         self.register_buffer("banned", banned_mask(spec.banned, spec.vocab, next(model.parameters()).device), persistent=False)
 
-    def forward(self, batch: Batch, features: Features | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """features: of the batch's distinct views; None when the vision tower has to run here."""
+    def forward(self, batch: Batch, features: Features | None, smoothing: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """features: of the batch's distinct views; None when the vision tower has to run here. smoothing: of the labels."""
         if features is None and batch.views:
             features = concatenate(encode_views(self.model, self.spec, batch.views, self.one_pass))
-        return token_log_probs(self.model, batch, features, self.spec.image_token, self.banned, self.temperature)
+        image, t = self.spec.image_token, self.temperature
+        return token_log_probs(self.model, batch, features, image, self.banned, t, smoothing=smoothing)
 
 
 class Trainer:
     """The policy in training on one worker; with several, every method is called by all of them together.
 
     policy, learner, loss: from the configuration; total_steps: length of the learning-rate schedule; temperature: the one that
-    rollouts are sampled at; adapter: where to start (None: the base model). The reference of the KL term is the starting policy.
+    rollouts are sampled at; adapter: where to start (None: the base model); label_smoothing: of the `sft` loss. The reference of
+    the KL term is the starting policy.
     Raises BadConfig, MissingFile and BadInput before any memory is spent on the optimizer.
     """
 
@@ -71,8 +73,10 @@ class Trainer:
         seed: int = 0,
         temperature: float = 1.0,
         adapter: Adapter | None = None,
+        label_smoothing: float = 0.0,
         device: torch.device | str | None = None,
     ):
+        self.label_smoothing = label_smoothing
         self.policy, self.learner, self.loss = policy, learner, loss or config.Loss()
         self.total_steps, self.seed = total_steps, seed
         if temperature <= 0:
@@ -168,8 +172,10 @@ class Trainer:
                 if old is not None:
                     before.append(torch.from_numpy(old[index]))
         bins = pack([len(s.tokens) for s in active], self.learner.rows * self.learner.row_tokens)
-        counts = [float(len(bins)), float(sum(s.policy_tokens for s in usable)), float(len(usable)), float(len(active))]
-        most, tokens, sequences, trained = (int(c) for c in sum_over_workers(counts, largest=1))
+        size = sum(s.weight if kind == "sft" else s.policy_tokens for s in usable)
+        counts = [float(len(bins)), float(len(usable)), float(len(active)), float(size)]
+        *whole, tokens = sum_over_workers(counts, largest=1)
+        most, sequences, trained = (int(c) for c in whole)
         if not sequences:
             raise DataFailure(f"no usable sample in the batch: {dict(causes)}", code="no_usable_sample")
         sums: defaultdict[str, float] = defaultdict(float)
@@ -178,7 +184,7 @@ class Trainer:
             batches = [collate([active[i] for i in members], self.spec) for members in bins]
             references = self._reference_log_probs(batches) if kind == "policy" and self._kl_in_loss else None
             olds = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else None
-            totals = Totals(tokens, sequences)
+            totals = Totals(tokens or 1.0, sequences)  # weights of 0 can leave a batch without a loss
             for i in range(most):
                 # Workers with fewer micro-batches keep step with an empty one, so that all take part in the same collectives.
                 batch = batches[i] if i < len(batches) else collate([self._nothing()], self.spec)
@@ -231,13 +237,13 @@ class Trainer:
         weight: float,
         sums: defaultdict[str, float],
     ) -> None:
-        new, entropy = self.zero.engine(batch, self._see(batch))
+        new, entropy = self.zero.engine(batch, self._see(batch), self.label_smoothing if kind == "sft" else 0.0)
         sequence = batch.sequence[batch.mask]
         found: dict[str, torch.Tensor] = {}
         aggregate = self.loss.aggregate if kind == "policy" else "token"
         weights = weight * token_weights(sequence, batch.policy_tokens, aggregate, totals, self.loss.constant_tokens)
         if kind == "sft":
-            loss = sft_loss(new, weights)
+            loss = sft_loss(new, weights * batch.weights[batch.mask])
         else:
             loss, found = policy_loss(
                 new,
