@@ -55,18 +55,25 @@ class Room:
     ``images`` describe the uint8 [h, w, 3] ``views`` in the same order: at first the question's own, then what operations showed.
     """
 
-    def __init__(self, studio: Studio, question: Question, media: Mapping[str, np.ndarray | Clip] | None = None):
+    def __init__(self, studio: Studio, question: Question, like: Room | None = None):
         self.studio, self.question = studio, question
-        self.media = media if media is not None else {item.id: open_media(item, studio.toolbox) for item in question.media}
+        self.media: Mapping[str, np.ndarray | Clip]
         self.images: list[ImageView]
-        self.images, self.views = first_look(self.media, studio.dialogue, studio.multiple)
+        self._known: dict[str, tuple[Observation, list[np.ndarray]]]
+        if like is None:
+            self.media = {item.id: open_media(item, studio.toolbox) for item in question.media}
+            self._first = first_look(self.media, studio.dialogue, studio.multiple)
+            self._known = {}
+        else:
+            self.media, self._first, self._known = like.media, like._first, like._known
+        self.images, self.views = list(self._first[0]), list(self._first[1])
         self.objects: dict[str, dict[str, Any]] = {}
         self.steps: list[Step] = []
         self.successes = 0
 
     def again(self) -> Room:
-        """An empty room for the same question; the decoded media are shared, nothing else is."""
-        return Room(self.studio, self.question, self.media)
+        """An empty room for the same question. Decoded media are shared; what was executed on them needs no second run."""
+        return Room(self.studio, self.question, self)
 
     @property
     def target(self) -> str:
@@ -87,7 +94,7 @@ class Room:
         refused, unless ``allow_error``: then the observation says so and nothing else changes.
         """
         action = Action(op=op, target=target or self.target, arguments=arguments)
-        observation, shown = execute(action, self._scene(), self.studio.operations)
+        observation, shown = self._executed(action)
         if observation.status != "ok":
             if not allow_error:
                 code = observation.code or "operation"
@@ -99,6 +106,18 @@ class Room:
         self.views += shown
         self.objects.update({found["id"]: found for found in observation.data.get("objects", [])})
         return observation
+
+    def _executed(self, action: Action) -> tuple[Observation, list[np.ndarray]]:
+        """Operations are pure: a call about the question's own media that was executed before gives what it gave then."""
+        own = action.target in self.media or any(image.id == action.target for image in self._first[0])
+        found = action.arguments.get("object")
+        if not own or (found is not None and found not in self.objects):
+            return execute(action, self._scene(), self.studio.operations)
+        key = action.model_dump_json()
+        if key not in self._known:
+            self._known[key] = execute(action, self._scene(), self.studio.operations)
+        observation, shown = self._known[key]
+        return observation.model_copy(deep=True), shown
 
     def call(
         self,

@@ -1,0 +1,284 @@
+"""Demonstrations that go wrong at first and notice: mistaken calls, executed for real and out of the loss, then the right ones.
+
+Mistaken turns have ``learn`` False; the thought of the turn after them names what was wrong; the golden steps follow untouched
+and the answer is the golden one. Source: Pixelis, arXiv 2603.25091 (self-correction), and Pixel-Reasoner's error-induced
+trajectories (recrop once and twice), arXiv 2505.15966.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pixelis.config import Rewards
+from pixelis.datasets.synthesis.checking import is_right
+from pixelis.datasets.synthesis.places import from_root, moved, near_miss, other_frames, oversized, place_of, root_of
+from pixelis.datasets.synthesis.studio import Room
+from pixelis.errors import DataFailure, PixelisError
+from pixelis.operations.geometry import WHOLE
+from pixelis.operations.video import Clip
+from pixelis.records import Box, Demonstration, Provenance, Question, Step
+from pixelis.rewards.scorers import box_iou
+
+MOST_IOU = 0.3
+"""IoU of a distracting place with the right one, at most."""
+
+TRY = (
+    "Let me look here.",
+    "It should be about here.",
+    "I start with this place.",
+    "This looks like the right spot.",
+    "I examine this part first.",
+)
+"""Thoughts of a mistaken turn."""
+
+NOTICED: dict[str, tuple[str, ...]] = {
+    "recrop": (
+        "This crop misses what I am looking for, it lies beside it. I move the box.",
+        "That is the wrong place: the part I need is not in this view. I crop again.",
+        "Not here. What the question asks about stands next to this region.",
+        "I aimed beside it. The box has to go to another place.",
+    ),
+    "recrop_again": (
+        "Still not it, but closer. I correct the box once more.",
+        "The second crop misses it too. I look at the whole picture again and place the box anew.",
+        "This is beside it as well. One more correction.",
+    ),
+    "oversized": (
+        "This view is too wide, the part I need is still tiny in it. I go closer.",
+        "Too much is in this crop to tell. A tighter box will show it.",
+        "I zoomed too little: the details cannot be seen. Closer.",
+    ),
+    "frames": (
+        "These frames do not show the moment that was asked about. I choose others.",
+        "That is the wrong part of the clip. I look at another time.",
+        "What I need does not happen in these frames, so I select again.",
+    ),
+    "object": (
+        "This is {label}, not what was asked about. I take the right one.",
+        "Wrong object: that is {label}. The one in question is elsewhere.",
+        "I picked {label} by mistake, so this result does not count.",
+    ),
+    "thing": (
+        "That is another thing than the one asked about. I take the right one.",
+        "Wrong object: this result does not count. The one in question is elsewhere.",
+        "I pointed beside the object. I point at it again.",
+    ),
+    "refused": (
+        "The call was refused: {reason}. I write it correctly.",
+        "That did not work ({reason}). I repair the call.",
+        "An error: {reason}. Once more, with valid arguments.",
+    ),
+}
+"""What the turn after a mistake begins with, by what was wrong."""
+
+
+@dataclass(frozen=True)
+class Distractor:
+    """A mistaken call before a golden step: what to write, which notice follows, and what is wrong about it."""
+
+    op: str
+    target: str
+    arguments: dict[str, Any]
+    notice: str
+    wrong: str
+    label: str = ""
+    refused: bool = False
+
+
+def make_correction(
+    golden: Demonstration,
+    room: Room,
+    rng: np.random.Generator,
+    way: str | None = None,
+    rewards: Rewards | None = None,
+    most_iou: float = MOST_IOU,
+) -> Demonstration:
+    """A self-correction made from a golden demonstration; ``way`` is one of ``WAYS``, None for any that fits.
+
+    ``room`` is any room of the question; its media are used. DataFailure ``no_distractor`` when no step can be got wrong this
+    way, ``not_golden`` when the demonstration is not right itself.
+    """
+    if golden.final is None or not is_right(golden, golden.final, rewards):
+        raise DataFailure(f"{golden.id} does not arrive at the truth itself", code="not_golden")
+    ways = [way] if way else [list(WAYS)[i] for i in rng.permutation(len(WAYS)).tolist()]
+    places = [i for i, step in enumerate(golden.turns) if step.op is not None]
+    for name in ways:
+        for place in [places[i] for i in rng.permutation(len(places)).tolist()]:
+            try:
+                return _corrected(golden, room.again(), place, name, rng, most_iou)
+            except PixelisError:  # this step does not lend itself to this mistake; the next one may
+                continue
+    raise DataFailure(f"{golden.id}: no step can be got wrong by {' or '.join(ways)}", code="no_distractor")
+
+
+def _corrected(
+    golden: Demonstration, room: Room, place: int, way: str, rng: np.random.Generator, most_iou: float
+) -> Demonstration:
+    names = room.replay(golden.turns[:place])
+    right = golden.turns[place]
+    here = right.model_copy(update={"target": names.get(str(right.target), right.target) or room.target})
+    injected: list[dict[str, Any]] = []
+    notice = ""
+    for distractor in WAYS[way](golden, room, here, rng, most_iou):
+        _check_differs(distractor, here, room, most_iou)
+        think = _said(TRY, rng) if not notice else f"{notice} {_said(TRY, rng)}"
+        observation = room.call(
+            think, distractor.op, distractor.target, learn=False, allow_error=distractor.refused, **distractor.arguments
+        )
+        if distractor.refused != (observation.status == "error"):
+            raise DataFailure(f"{golden.id}: the distracting call went otherwise than meant", code="no_distractor")
+        reason = (observation.text or observation.code or "").rstrip(".")
+        notice = _said(NOTICED[distractor.notice], rng).format(label=distractor.label, reason=reason)
+        injected.append(
+            {
+                "turn": len(room.steps) - 1,
+                "wrong": distractor.wrong,
+                "op": distractor.op,
+                "target": distractor.target,
+                "arguments": distractor.arguments,
+            }
+        )
+    think = f"{notice} {right.think}" if right.think else notice
+    room.replay([right.model_copy(update={"think": think}), *golden.turns[place + 1 :]], names)
+    source = golden.provenance or Provenance(source="", original_id=golden.id, method="templates")
+    record = {"kind": "self_correction", "way": way, "corrected_turn": injected[-1]["turn"] + 1, "distractors": injected}
+    provenance = source.model_copy(update={"parent": golden.id, "injected": record, "writer": None})
+    values = {name: getattr(golden, name) for name in Question.model_fields}
+    fields = {"id": f"{golden.id}-self_correction", "kind": "self_correction", "provenance": provenance}
+    return Demonstration(**{**values, "turns": room.steps, **fields})
+
+
+def _check_differs(distractor: Distractor, right: Step, room: Room, most_iou: float) -> None:
+    """DataFailure ``no_distractor`` for a mistaken call that looks at what the right one looks at."""
+    if distractor.refused:
+        return
+    mine, other = (
+        _seen(room, distractor.op, distractor.target, distractor.arguments),
+        _seen(room, str(right.op), str(right.target), right.arguments),
+    )
+    if mine is not None and other is not None and mine[0] == other[0] and box_iou(mine[1], other[1]) > most_iou:
+        raise DataFailure("the mistaken call looks at the right place", code="no_distractor")
+    if (distractor.op, distractor.target, distractor.arguments) == (right.op, right.target, right.arguments):
+        raise DataFailure("the mistaken call is the right one", code="no_distractor")
+
+
+def _seen(room: Room, op: str, target: str, arguments: dict[str, Any]) -> tuple[tuple[str, int | None], Box] | None:
+    box = place_of(op, arguments)
+    if box is None:
+        return None
+    root, frame, whole = root_of(room.images, target, box)
+    return (root, frame), whole
+
+
+# -- ways to get a step wrong ---------------------------------------------------------------------------------------
+
+
+def _place(step: Step) -> Box:
+    box = place_of(str(step.op), step.arguments)
+    if box is None:
+        raise DataFailure("the call points at no place", code="no_distractor")
+    return box
+
+
+def _recrop_once(golden: Demonstration, room: Room, step: Step, rng: np.random.Generator, most_iou: float) -> list[Distractor]:
+    if step.op != "zoom_in":
+        raise DataFailure("no crop", code="no_distractor")
+    box = near_miss(_place(step), rng, most_iou / 2)
+    return [Distractor("zoom_in", str(step.target), moved(step.arguments, box), "recrop", "the crop lies beside the region")]
+
+
+def _recrop_twice(golden: Demonstration, room: Room, step: Step, rng: np.random.Generator, most_iou: float) -> list[Distractor]:
+    first = _recrop_once(golden, room, step, rng, most_iou)
+    before = place_of("zoom_in", first[0].arguments)
+    assert before is not None
+    for _ in range(8):
+        box = near_miss(_place(step), rng, most_iou)
+        if box_iou(box, before) <= most_iou:
+            wrong = "the second crop lies beside the region too"
+            return [*first, Distractor("zoom_in", str(step.target), moved(step.arguments, box), "recrop_again", wrong)]
+    raise DataFailure("no room for a second crop", code="no_distractor")
+
+
+def _oversized_zoom(golden: Demonstration, room: Room, step: Step, rng: np.random.Generator, most_iou: float) -> list[Distractor]:
+    if step.op != "zoom_in":
+        raise DataFailure("no crop", code="no_distractor")
+    box = oversized(_place(step), rng, most_iou)
+    if box == WHOLE:
+        raise DataFailure("the crop would be the picture", code="no_distractor")
+    arguments = {"box": [round(v, 4) for v in box]}
+    return [Distractor("zoom_in", str(step.target), arguments, "oversized", "the crop is too large to see the details")]
+
+
+def _reselect_frames(
+    golden: Demonstration, room: Room, step: Step, rng: np.random.Generator, most_iou: float
+) -> list[Distractor]:
+    clip = room.media.get(str(step.target))
+    if step.op != "select_frames" or not isinstance(clip, Clip):
+        raise DataFailure("no frames", code="no_distractor")
+    shown = room.again().execute("select_frames", str(step.target), **step.arguments)
+    frames = other_frames([frame["index"] for frame in shown.data["frames"]], len(clip.times), rng)
+    return [Distractor("select_frames", str(step.target), {"frames": frames}, "frames", "the frames are of another moment")]
+
+
+def _wrong_object(golden: Demonstration, room: Room, step: Step, rng: np.random.Generator, most_iou: float) -> list[Distractor]:
+    """The same operation at a nearby annotated thing, or beside the object where nothing is annotated."""
+    if step.op not in ("segment_object_at", "read_text", "track_object", "get_properties"):
+        raise DataFailure("no object", code="no_distractor")
+    target, box = str(step.target), _place(step)
+    root, frame, whole = root_of(room.images, target, box)
+    if step.op == "track_object":
+        frame = int(step.arguments.get("start") or frame or 0)
+    known = golden.annotations
+    things = [(r.box, r.label) for r in known.regions if r.media == root and (r.frame or 0) == (frame or 0)] if known else []
+    for other, label in sorted(things, key=lambda thing: abs(thing[0][0] - whole[0]) + abs(thing[0][1] - whole[1])):
+        if box_iou(other, whole) > most_iou / 2 or _on(whole, other):
+            continue
+        arguments = moved(step.arguments, from_root(room.images, target, other))
+        article = "an" if label[:1].lower() in "aeiou" else "a"
+        named = label if label.startswith(("the ", "a ", "an ")) else f"{article} {label}"
+        return [Distractor(str(step.op), target, arguments, "object", f"it is another object, {label}", named)]
+    arguments = moved(step.arguments, near_miss(box, rng, most_iou / 2))
+    return [Distractor(str(step.op), target, arguments, "thing", "it is not the object asked about")]
+
+
+def _on(point: Box, box: Box) -> bool:
+    x, y = (point[0] + point[2]) / 2, (point[1] + point[3]) / 2
+    return box[0] <= x <= box[2] and box[1] <= y <= box[3]
+
+
+def _repaired_call(golden: Demonstration, room: Room, step: Step, rng: np.random.Generator, most_iou: float) -> list[Distractor]:
+    """A call that is refused: an argument the operation does not have, an object nobody found, a frame the clip does not have."""
+    op, target = str(step.op), str(step.target)
+    broken: list[tuple[str, dict[str, Any], str]] = [("crop_image", dict(step.arguments), "there is no such operation")]
+    if op == "zoom_in" and "box" in step.arguments:
+        broken.append((op, {**step.arguments, "factor": 2.0}, "a box and a factor exclude each other"))
+        broken.append((op, {"factor": 2.0}, "a zoom needs a region"))
+    if op == "read_text":
+        broken.append((op, {**step.arguments, "language": "en"}, "read_text has no such argument"))
+    if op == "segment_object_at":
+        broken.append((op, {**step.arguments, "box": [0.1, 0.1, 0.3, 0.3], "point": [0.2, 0.2]}, "a point or a box, not both"))
+    if op in ("get_properties", "track_object") and "object" in step.arguments:
+        broken.append((op, {**step.arguments, "object": "obj1"}, "no object of this id was found before"))
+    if op == "select_frames" and isinstance(clip := room.media.get(target), Clip):
+        broken.append((op, {"frames": [len(clip.times) + int(rng.integers(1, 50))]}, "the clip has no such frame"))
+    chosen, arguments, wrong = broken[int(rng.integers(1, len(broken))) if len(broken) > 1 else 0]
+    return [Distractor(chosen, target, arguments, "refused", wrong, refused=True)]
+
+
+WAYS: dict[str, Callable[[Demonstration, Room, Step, np.random.Generator, float], list[Distractor]]] = {
+    "recrop_once": _recrop_once,
+    "recrop_twice": _recrop_twice,
+    "oversized_zoom": _oversized_zoom,
+    "reselect_frames": _reselect_frames,
+    "wrong_object": _wrong_object,
+    "repaired_call": _repaired_call,
+}
+"""Kinds of self-correction by name."""
+
+
+def _said(texts: Sequence[str], rng: np.random.Generator) -> str:
+    return texts[int(rng.integers(len(texts)))]

@@ -1,0 +1,163 @@
+"""Self-corrections: the mistaken call is real, differs from the right one and stays out of the loss; the answer is right."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from clips import encode, footage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.config import Config
+from pixelis.datasets.demonstrations import Player
+from pixelis.datasets.questions import read_demonstrations
+from pixelis.datasets.synthesis.checking import is_right
+from pixelis.datasets.synthesis.corrections import MOST_IOU, WAYS, make_correction
+from pixelis.datasets.synthesis.places import near_miss, other_frames, oversized, same_place
+from pixelis.datasets.synthesis.studio import Room, Studio
+from pixelis.errors import DataFailure
+from pixelis.policy.model import resolve
+from pixelis.records import Annotations, Demonstration, Media, Question, Region
+from pixelis.rewards.scorers import box_iou
+
+STUDIO = Studio()
+sides = st.floats(0.03, 0.9)
+starts = st.floats(0, 1)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> tuple[float, float, float, float]:
+    width, height = draw(sides), draw(sides)
+    x, y = draw(starts) * (1 - width), draw(starts) * (1 - height)
+    return x, y, x + width, y + height
+
+
+@given(boxes(), st.integers(0, 2**32 - 1), st.floats(0.05, 0.6))
+def test_a_distracting_box_is_another_one(box: tuple[float, float, float, float], seed: int, most: float) -> None:
+    for make in (near_miss, oversized):
+        try:
+            found = make(box, np.random.default_rng(seed), most)
+        except DataFailure as failure:
+            assert failure.code == "no_room"  # noqa: PT017
+            continue
+        assert box_iou(found, box) <= most + 1e-9
+        assert all(0 <= v <= 1 for v in found)
+        assert found[0] < found[2]
+        assert found[1] < found[3]
+        if make is oversized:
+            assert (
+                box_iou((max(found[0], box[0]), max(found[1], box[1]), min(found[2], box[2]), min(found[3], box[3])), box) > 0.99
+            )
+
+
+@given(boxes(), boxes())
+def test_the_same_place_around_another_region(of: tuple, to: tuple) -> None:
+    assert same_place(of, of, to) == pytest.approx(to, abs=1e-6)
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 2**32 - 1))
+def test_other_frames_are_none_of_those(count: int, many: int, seed: int) -> None:
+    taken = list(range(min(many, count)))
+    try:
+        found = other_frames(taken, count, np.random.default_rng(seed))
+    except DataFailure:
+        assert count < 2 * len(taken)
+        return
+    assert not set(found) & set(taken)
+    assert len(found) == len(taken)
+    assert max(found) < count
+
+
+@pytest.fixture(scope="module")
+def room() -> Room:
+    """A zoom and text read in one picture, on the way to the right answer."""
+    row = read_demonstrations("cards:?split=train", 1, 5, 0.0)[0]
+    regions = [
+        Region(id="a", label="card", box=(0.28, 0.32, 0.38, 0.42)),
+        Region(id="b", label="apple", box=(0.6, 0.6, 0.7, 0.7)),
+    ]
+    room = STUDIO.open(row.model_copy(update={"annotations": Annotations(regions=regions)}))
+    room.call("The frame is there.", "zoom_in", box=(0.28, 0.32, 0.38, 0.42))
+    room.call("I read it in obs1.", "read_text", box=(0.28, 0.32, 0.38, 0.42))
+    room.answer("It says seven.", "7")
+    return room
+
+
+@pytest.fixture(scope="module")
+def golden(room: Room) -> Demonstration:
+    return room.demonstration()
+
+
+def check(made: Demonstration, golden: Demonstration, way: str) -> None:
+    """What every self-correction promises."""
+    assert made.kind == "self_correction"
+    assert is_right(made, made.final)
+    assert made.final == golden.final
+    assert made.provenance is not None
+    record = made.provenance.injected
+    assert record["way"] == way
+    mistaken = [i for i, turn in enumerate(made.turns) if not turn.learn]
+    assert mistaken == [d["turn"] for d in record["distractors"]]
+    right = made.turns[record["corrected_turn"]]
+    for number in mistaken:
+        wrong = made.turns[number]
+        assert (wrong.op, wrong.target, wrong.arguments) != (right.op, right.target, right.arguments)
+        assert wrong.observation is not None
+        assert (wrong.observation.status == "error") == (way == "repaired_call")
+        if "box" in wrong.arguments and "box" in right.arguments and way != "repaired_call":
+            assert box_iou(wrong.arguments["box"], right.arguments["box"]) <= MOST_IOU + 1e-3
+    learnt = [turn for turn in made.turns if turn.learn]
+    assert [(t.op, t.arguments, t.answer) for t in learnt] == [(t.op, t.arguments, t.answer) for t in golden.turns]
+    before = next(turn.think or "" for turn in golden.turns if turn.op == right.op)
+    after = re.sub(r"obs\d", "obs1", str(right.think))
+    assert after.endswith(" " + before)
+
+
+@pytest.mark.parametrize("way", ["recrop_once", "recrop_twice", "oversized_zoom", "wrong_object", "repaired_call"])
+@pytest.mark.parametrize("seed", range(4))
+def test_corrections_of_a_picture(golden: Demonstration, room: Room, way: str, seed: int) -> None:
+    made = make_correction(golden, room, np.random.default_rng(seed), way)
+    check(made, golden, way)
+    assert len([t for t in made.turns if not t.learn]) == (2 if way == "recrop_twice" else 1)
+    if way == "wrong_object":
+        assert "apple" in str(made.turns[made.provenance.injected["corrected_turn"]].think)  # type: ignore[union-attr]
+
+
+def test_other_frames_first(tmp_path: Path) -> None:
+    path = tmp_path / "bikes.mp4"
+    path.write_bytes(encode(footage(count=30)))
+    question = Question(id="v", question="?", media=[Media(id="vid0", uri=str(path), kind="video")], answers=["yes"])
+    room = STUDIO.open(question)
+    room.call("Early.", "select_frames", frames=[0, 1])
+    room.answer("Yes.", "yes")
+    golden = room.demonstration()
+    check(make_correction(golden, room, np.random.default_rng(0), "reselect_frames"), golden, "reselect_frames")
+
+
+def test_any_way_that_fits_is_found_and_depends_on_the_seed_alone(golden: Demonstration, room: Room) -> None:
+    made = [make_correction(golden, room, np.random.default_rng(seed)) for seed in (*range(12), 0)]
+    assert len({m.provenance.injected["way"] for m in made if m.provenance}) >= 4
+    assert made[0].model_dump_json() == made[-1].model_dump_json()
+
+
+def test_a_player_plays_corrections_with_the_mistake_out_of_the_loss(golden: Demonstration, room: Room) -> None:
+    config = Config.model_validate({"dialogue": {"max_context": 2048}, "learner": {"row_tokens": 2048}})
+    player = Player(config, str(resolve("nano")))
+    for way in WAYS:
+        if way == "reselect_frames":
+            continue
+        made = make_correction(golden, room, np.random.default_rng(1), way)
+        trajectory, _ = player.play(made)
+        policy = [turn for turn in trajectory.turns if turn.is_policy]
+        assert [turn.learn for turn in policy] == [turn.learn for turn in made.turns]
+        assert [o.status for o in trajectory.observations] == [t.observation.status for t in made.turns if t.observation]
+
+
+def test_an_answer_without_a_call_cannot_be_got_wrong(golden: Demonstration) -> None:
+    direct = golden.model_copy(update={"turns": golden.turns[-1:]})
+    with pytest.raises(DataFailure) as error:
+        make_correction(direct, STUDIO.open(direct), np.random.default_rng(0))
+    assert error.value.code == "no_distractor"
