@@ -92,11 +92,11 @@ class PixelReasoner(Dialect):
     def well_formed(self, text: str) -> bool:
         r"""True for a text that ends with its only call, or with its only ``\boxed{}``."""
         _, body = self._split(text)
-        calls, boxes = list(self._call.finditer(body)), _boxes(body)
-        if max(body.count("<tool_call>"), body.count("</tool_call>"), len(calls)) + len(boxes) != 1:
-            return False
-        end = calls[0].end() if calls else boxes[0][1] + 1
-        return _END.fullmatch(body, end) is not None if boxes else not body[end:].strip()
+        call, boxes = self._call.search(body), _boxes(body)
+        opened, closed = body.count("<tool_call>"), body.count("</tool_call>")
+        if call is not None:
+            return opened == closed == 1 and not boxes and not body[call.end() :].strip()
+        return opened == closed == 0 and len(boxes) == 1 and _END.fullmatch(body, boxes[0][1] + 1) is not None
 
     def system(
         self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates

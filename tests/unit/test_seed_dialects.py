@@ -1,0 +1,460 @@
+"""The dialects of the seed systems: their exact forms, what they refuse, how they word things, and whole episodes in each."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import skimage.data
+from clips import encode, footage
+from dialogue_models import Script, nano_folder, renderer
+from PIL import Image
+from pydantic import ValidationError
+
+from pixelis.config import Dialogue, Toolbox, parse
+from pixelis.datasets.demonstrations import Player
+from pixelis.dialogue.agent import Episode, Limits, run_episode
+from pixelis.dialogue.dialects import DIALECTS, offered
+from pixelis.dialogue.pixels import PixelBudget
+from pixelis.dialogue.render import Renderer
+from pixelis.engines import SamplingParams
+from pixelis.errors import BadConfig, DataFailure, OperationError
+from pixelis.operations import OPERATIONS, Scene, execute, select
+from pixelis.operations.media import first_look, open_media
+from pixelis.operations.scale import Scale
+from pixelis.records import Action, Demonstration, ImageView, Media, Observation, Question, StopReason
+from pixelis.rewards import formats
+
+VIEWS = [ImageView(id="img0", view_size=(560, 280)), ImageView(id="obs1", view_size=(280, 140))]
+FRAMES = [ImageView(id=f"vid0.{i}", parent="vid0", frame=9 * i, time=0.3 * i, view_size=(280, 140)) for i in range(2)]
+PICTURE, CLIP = Scale.of("pixels", VIEWS, slack=28), Scale.of("pixels", FRAMES, slack=28)
+ROTATE = importlib.util.spec_from_file_location("rotate_example", Path(__file__).parents[2] / "docs/examples/rotate.py")
+sys.modules["rotate_example"] = importlib.util.module_from_spec(ROTATE)
+ROTATE.loader.exec_module(sys.modules["rotate_example"])
+(Rotate,) = select(["rotate_example:Rotate"])
+ALL = {**OPERATIONS, "rotate": Rotate}
+SEEDS = ["mini_o3", "pixel_reasoner", "deepeyes", "plain"]
+
+
+def zoom(target: str = "img0", **more: object) -> Action:
+    return Action(op="zoom_in", target=target, arguments={"box": [0.1, 0.25, 0.5, 0.75], **more})
+
+
+def ground(box: str, source: str = '"original_image"') -> str:
+    return f'<think>t</think><grounding>{{"bbox_2d":{box},"source":{source}}}</grounding>'
+
+
+def crop(box: str, target: str = "1") -> str:
+    return f'<tool_call>{{"name":"crop_image_normalized","arguments":{{"bbox_2d":{box},"target_image":{target}}}}}</tool_call>'
+
+
+def frames(numbers: str) -> str:
+    return f'Let us see.\n<tool_call>{{"name":"select_frames","arguments":{{"target_frames":{numbers}}}}}</tool_call>'
+
+
+def tool(arguments: str, name: str = "image_zoom_in_tool") -> str:
+    return f'<think>t</think><tool_call>{{"name":"{name}","arguments":{arguments}}}</tool_call>'
+
+
+PADDED = {"box": [0.1, 0.25, 0.5, 0.75], "padding": 0.1}
+FORMS = [
+    ("mini_o3", PICTURE, zoom(), ground("[0.1,0.25,0.5,0.75]")),
+    ("mini_o3", PICTURE, zoom("obs1"), ground("[0.1,0.25,0.5,0.75]", '"observation_1"')),
+    ("mini_o3", CLIP, zoom("vid0.0"), ground("[0.1,0.25,0.5,0.75]")),
+    ("mini_o3", CLIP, zoom("vid0.1"), ground("[0.1,0.25,0.5,0.75]", '"vid0.1"')),
+    ("pixel_reasoner", PICTURE, zoom(padding=0.1), "t\n" + crop("[0.1,0.25,0.5,0.75]")),
+    ("pixel_reasoner", PICTURE, zoom("obs1", padding=0.1), "t\n" + crop("[0.1,0.25,0.5,0.75]", "2")),
+    ("pixel_reasoner", CLIP, zoom("vid0.1", padding=0.1), "t\n" + crop("[0.1,0.25,0.5,0.75]", "2")),
+    (
+        "pixel_reasoner",
+        CLIP,
+        Action(op="select_frames", target="vid0", arguments={"frames": [2, 3, 8]}),
+        frames("[3,4,9]").replace("Let us see.", "t"),
+    ),
+    ("deepeyes", PICTURE, zoom(), tool('{"bbox_2d":[56,70,280,210]}')),
+    ("deepeyes", CLIP, zoom("vid0.0"), tool('{"bbox_2d":[28,35,140,105]}')),
+    ("deepeyes", PICTURE, Action(op="rotate", arguments={"angle": 90}), tool('{"angle":90}', "image_rotate_tool")),
+]
+
+
+@pytest.mark.parametrize(("dialect", "scale", "action", "text"), FORMS)
+def test_calls_are_written_in_the_form_of_the_seed_system_and_read_back(
+    dialect: str, scale: Scale, action: Action, text: str
+) -> None:
+    spoken = DIALECTS[dialect]
+    assert "".join(spoken.render(action, scale, "t")) == text
+    reply = spoken.parse(text, ALL, scale)
+    assert (reply.action, reply.think, reply.error) == (action, "t", None)
+    assert spoken.well_formed(text)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "action"),
+    [
+        # Pixels where Pixel-Reasoner's numbers are beyond 1, an exact 1.0 is a share; labels and negative angles of DeepEyes.
+        ("pixel_reasoner", crop("[56,70,280,210]"), zoom(padding=0.1)),
+        ("pixel_reasoner", crop("[0.5,0.5,1.0,1]"), Action(op="zoom_in", arguments={"box": [0.5, 0.5, 1, 1], "padding": 0.1})),
+        ("pixel_reasoner", crop("[56.0,70,140.0,280]", "2"), None),
+        ("deepeyes", tool('{"bbox_2d":[56,70,280,210],"label":"sign"}'), zoom()),
+        ("deepeyes", tool('{"angle":-90}', "image_rotate_tool"), Action(op="rotate", arguments={"angle": 270})),
+        ("mini_o3", ground("[0,0,1,1]"), Action(op="zoom_in", arguments={"box": [0, 0, 1, 1]})),
+    ],
+)
+def test_what_models_write_beside_our_own_form(dialect: str, text: str, action: Action | None) -> None:
+    reply = DIALECTS[dialect].parse(text, ALL, PICTURE)
+    if action is None:
+        assert reply.error is not None
+        assert reply.error.code == "out_of_range"
+    else:
+        assert reply.action == action
+
+
+def test_images_go_by_their_usual_names_when_the_episode_is_not_known() -> None:
+    blank = Scale("unit")
+    assert DIALECTS["mini_o3"].parse(ground("[0,0,0.5,1]", '"observation_3"'), ALL, blank).action == Action(
+        op="zoom_in", target="obs3", arguments={"box": [0, 0, 0.5, 1]}
+    )
+    assert DIALECTS["mini_o3"].parse(ground("[0,0,0.5,1]"), ALL, blank).action.target == "img0"
+    assert [DIALECTS["pixel_reasoner"].parse(crop("[0,0,0.5,1]", n), ALL, blank).action.target for n in "123"] == [
+        "img0",
+        "obs1",
+        "obs2",
+    ]
+    assert DIALECTS["pixel_reasoner"].parse(frames("[1]"), ALL, blank).action.target == "vid0"
+
+
+BOX = "[0.1,0.2,0.3,0.4]"
+BAD = [
+    ("mini_o3", "<grounding>look left</grounding>", "bad_json"),
+    ("mini_o3", "<grounding></grounding>", "bad_json"),
+    ("mini_o3", "<grounding>[0.1,0.2,0.3,0.4]</grounding>", "bad_json"),
+    ("mini_o3", "<grounding>" + "[" * 100_000 + "</grounding>", "bad_json"),
+    ("mini_o3", '<grounding>{"bbox_2d":[0.1,0.2', "bad_json"),
+    ("mini_o3", '{"bbox_2d":[0.1,0.2,0.3,0.4]}</grounding>', "bad_json"),
+    ("mini_o3", ground("__import__('os').getcwd()"), "bad_json"),
+    ("mini_o3", ground("(0.1,0.2,0.3,0.4)"), "bad_json"),
+    ("mini_o3", ground(f'{BOX},"bbox_2d":{BOX}'), "bad_json"),
+    ("mini_o3", ground("[NaN,0.2,0.3,0.4]"), "bad_json"),
+    ("mini_o3", ground("[0.1,0.2,1e999,0.4]"), "bad_json"),
+    ("mini_o3", ground(BOX, '"\\ud800"'), "bad_json"),
+    ("mini_o3", f'<grounding>{{"bbox_2d":{BOX}}}</grounding>', "bad_arguments"),
+    ("mini_o3", ground(f'{BOX},"zoom":2'), "bad_arguments"),
+    ("mini_o3", ground(BOX, '"observation_0"'), "bad_target"),
+    ("mini_o3", ground(BOX, '"observation_2"'), "bad_target"),
+    ("mini_o3", ground(BOX, '"obs1"'), "bad_target"),
+    ("mini_o3", ground(BOX, "1"), "bad_target"),
+    ("mini_o3", ground("[0.1,0.2,0.3]"), "bad_box"),
+    ("mini_o3", ground('"0.1,0.2,0.3,0.4"'), "bad_box"),
+    ("mini_o3", ground("[true,0.2,0.3,0.4]"), "bad_box"),
+    ("mini_o3", ground('["0.1",0.2,0.3,0.4]'), "bad_box"),
+    ("mini_o3", ground("[0.3,0.2,0.1,0.4]"), "bad_box"),
+    ("mini_o3", ground("[0.3,0.2,0.3,0.4]"), "bad_box"),
+    ("mini_o3", ground("[-0.1,0.2,0.3,0.4]"), "out_of_range"),
+    ("mini_o3", ground("[10,20,300,400]"), "out_of_range"),
+    ("mini_o3", ground(BOX) + ground(BOX)[16:] * 99, "limit"),
+    ("mini_o3", "<grounding>" + ground(BOX)[16:] + "</grounding>", "limit"),
+    ("mini_o3", ground(BOX) + "<answer>7</answer>", "limit"),
+    ("pixel_reasoner", "<tool_call>crop it</tool_call>", "bad_json"),
+    ("pixel_reasoner", crop(BOX)[:-12], "bad_json"),
+    ("pixel_reasoner", crop("eval('1')"), "bad_json"),
+    ("pixel_reasoner", crop("[Infinity,0.2,0.3,0.4]"), "bad_json"),
+    ("pixel_reasoner", tool("{}", "zoom_in"), "unknown_op"),
+    ("pixel_reasoner", tool("{}", "segment_object_at"), "unknown_op"),
+    ("pixel_reasoner", tool(f'{{"bbox_2d":{BOX}}}', "crop_image_normalized"), "bad_arguments"),
+    ("pixel_reasoner", tool('{"target_image":1}', "crop_image_normalized"), "bad_arguments"),
+    ("pixel_reasoner", tool("[1]", "crop_image_normalized"), "bad_arguments"),
+    ("pixel_reasoner", crop(BOX, '1,"padding":0.5'), "bad_arguments"),
+    ("pixel_reasoner", crop(BOX, "0"), "bad_target"),
+    ("pixel_reasoner", crop(BOX, "3"), "bad_target"),
+    ("pixel_reasoner", crop(BOX, "9" * 4000), "bad_target"),
+    ("pixel_reasoner", crop(BOX, "true"), "bad_target"),
+    ("pixel_reasoner", crop(BOX, "1.0"), "bad_target"),
+    ("pixel_reasoner", crop(BOX, '"img0"'), "bad_target"),
+    ("pixel_reasoner", crop("[0.5,20,300,40]"), "bad_box"),
+    ("pixel_reasoner", crop("[10.5,20,300,40]"), "bad_box"),
+    ("pixel_reasoner", crop("[0.5,0.2,0.3,0.4]"), "bad_box"),
+    ("pixel_reasoner", crop("[300,20,10,40]"), "bad_box"),
+    ("pixel_reasoner", crop("[1,2,3]"), "bad_box"),
+    ("pixel_reasoner", crop("[null,2,3,4]"), "bad_box"),
+    ("pixel_reasoner", crop("[10,20,900,40]"), "out_of_range"),
+    ("pixel_reasoner", crop("[-0.5,0.2,0.3,0.4]"), "out_of_range"),
+    ("pixel_reasoner", frames("3"), "bad_arguments"),
+    ("pixel_reasoner", frames("[1,true]"), "bad_arguments"),
+    ("pixel_reasoner", frames("[1.0]"), "bad_arguments"),
+    ("pixel_reasoner", frames("[]"), "bad_arguments"),
+    ("pixel_reasoner", frames("[0,1]"), "out_of_range"),
+    ("pixel_reasoner", frames("[1]") * 2, "limit"),
+    ("pixel_reasoner", crop(BOX) + "so \\boxed{7}", "limit"),
+    ("deepeyes", "<tool_call>{'name':'image_zoom_in_tool'}</tool_call>", "bad_json"),
+    ("deepeyes", tool('{"bbox_2d":[1,2,30,40]')[:-12], "bad_json"),
+    ("deepeyes", tool('{"bbox_2d":[1,2,30,40]}', "crop_image_normalized"), "unknown_op"),
+    ("deepeyes", tool('{"bbox":[1,2,30,40]}'), "bad_arguments"),
+    ("deepeyes", tool('{"bbox_2d":[1,2,30,40],"target":"obs1"}'), "bad_arguments"),
+    ("deepeyes", tool('{"bbox_2d":[1,2,30,40],"label":7}'), "bad_arguments"),
+    ("deepeyes", tool('{"bbox_2d":[0.1,0.2,0.3,0.4]}'), "bad_box"),
+    ("deepeyes", tool('{"bbox_2d":[30,2,1,40]}'), "bad_box"),
+    ("deepeyes", tool('{"bbox_2d":[1,2,900,40]}'), "out_of_range"),
+    ("deepeyes", tool('{"angle":45}', "image_rotate_tool"), "bad_arguments"),
+    ("deepeyes", tool('{"angle":0}', "image_rotate_tool"), "bad_arguments"),
+    ("deepeyes", tool('{"angle":90.0}', "image_rotate_tool"), "bad_arguments"),
+    ("deepeyes", tool("{}", "image_rotate_tool"), "bad_arguments"),
+    ("deepeyes", tool('{"angle":90}', "image_rotate_tool") + "<answer>7</answer>", "limit"),
+    ("deepeyes", tool('{"angle":90}', "image_rotate_tool") * 3, "limit"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "text", "code"), BAD)
+def test_broken_calls_are_named_not_raised_and_the_message_is_short(dialect: str, text: str, code: str) -> None:
+    reply = DIALECTS[dialect].parse(text, ALL, PICTURE)
+    assert reply.error is not None, reply
+    assert (reply.error.code, reply.action, reply.answer) == (code, None, None)
+    assert 0 < len(reply.error.message) <= 100
+
+
+def test_what_is_not_offered_cannot_be_called() -> None:
+    for dialect, text in (("mini_o3", ground(BOX)), ("pixel_reasoner", crop(BOX)), ("deepeyes", tool('{"angle":90}'))):
+        assert DIALECTS[dialect].parse(text, {}, PICTURE).error.code == "unknown_op"
+    without = {"zoom_in": OPERATIONS["zoom_in"]}
+    assert DIALECTS["deepeyes"].parse(tool('{"angle":90}', "image_rotate_tool"), without, PICTURE).error.code == "unknown_op"
+    idle = DIALECTS["plain"].parse(tool('{"angle":90}', "image_rotate_tool"), ALL, PICTURE)
+    assert (idle.action, idle.answer, idle.error) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "answer", "fine"),
+    [
+        *((name, "<think>t</think> <answer>7</answer>", "7", True) for name in ("mini_o3", "deepeyes", "plain")),
+        *((name, "<answer>7</answer>", "7", False) for name in ("mini_o3", "deepeyes", "plain")),
+        *((name, "<think>t</think><answer>1</answer><answer>7</answer>", "7", False) for name in ("mini_o3", "plain")),
+        *((name, "seven", None, False) for name in SEEDS),
+        *((name, "", None, False) for name in SEEDS),
+        ("pixel_reasoner", "So it is \\boxed{7}.", "7", True),
+        ("pixel_reasoner", "\\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True),
+        ("pixel_reasoner", "$\\boxed{B}$", "B", True),
+        ("pixel_reasoner", "\\boxed{1}, no, \\boxed{7}", "7", False),
+        ("pixel_reasoner", "\\boxed{7} I think", "7", False),
+        ("pixel_reasoner", "\\boxed{7", None, False),
+        ("pixel_reasoner", "<think>\\boxed{1}?</think>It is \\boxed{7}", "7", True),
+        ("pixel_reasoner", "<answer>7</answer>", None, False),
+    ],
+)
+def test_answers_and_order(dialect: str, text: str, answer: str | None, fine: bool) -> None:
+    reply = DIALECTS[dialect].parse(text, ALL, PICTURE)
+    assert (reply.answer, reply.action, reply.error) == (answer, None, None)
+    assert DIALECTS[dialect].well_formed(text) is fine
+
+
+def test_an_answer_that_would_end_its_own_box_is_refused() -> None:
+    assert "".join(DIALECTS["pixel_reasoner"].render("{1,2}", PICTURE, "t")) == "t\n\\boxed{{1,2}}"
+    with pytest.raises(OperationError, match="braces"):
+        DIALECTS["pixel_reasoner"].render("1}", PICTURE)
+
+
+def test_other_zooms_become_boxes_and_what_has_no_form_is_refused() -> None:
+    around = Action(op="zoom_in", arguments={"center": [0.9, 0.5], "factor": 2.0, "padding": 0.1})
+    np.testing.assert_allclose(DIALECTS["mini_o3"].adapt(around).arguments["box"], [0.4, 0.15, 1.0, 0.85])
+    assert DIALECTS["pixel_reasoner"].adapt(zoom()) == zoom(padding=0.1)
+    for name in SEEDS:
+        with pytest.raises(OperationError) as error:
+            DIALECTS[name].render(Action(op="read_text"), PICTURE)
+        assert error.value.code == "unknown_op"
+    for action in (zoom("obs1"), Action(op="rotate", arguments={"angle": 90, "box": [0, 0, 1, 1]})):
+        with pytest.raises(OperationError):
+            DIALECTS["deepeyes"].render(action, PICTURE)
+    with pytest.raises(OperationError):
+        DIALECTS["pixel_reasoner"].render(Action(op="select_frames", target="vid0", arguments={"times": [1.0]}), CLIP)
+
+
+def test_offered_is_what_the_dialect_has_a_form_for() -> None:
+    rotate = [*Toolbox().operations, "rotate_example:Rotate"]
+    names = {
+        name: [o.name for o in offered(parse({"dialogue": {"dialect": name}, "toolbox": {"operations": rotate}}))]
+        for name in DIALECTS
+    }
+    assert names == {
+        "qwen": list(ALL),
+        "mini_o3": ["zoom_in"],
+        "pixel_reasoner": ["zoom_in", "select_frames"],
+        "deepeyes": ["zoom_in", "rotate"],
+        "plain": [],
+    }
+    large = renderer("large")
+    with pytest.raises(BadConfig, match="mini_o3 has no form for read_text"):
+        Renderer(large.tokenizer, large.spec, Dialogue(dialect="mini_o3"), [OPERATIONS["read_text"]])
+    with pytest.raises(ValidationError, match="has its own"):
+        Dialogue(dialect="mini_o3", coordinates="pixels")
+
+
+# -- wording, in tokens
+
+
+@cache
+def speaker(dialect: str) -> Renderer:
+    """A renderer of the model shaped like Qwen2.5-VL, with every operation that the dialect has a form for."""
+    large = renderer("large")
+    return Renderer(large.tokenizer, large.spec, Dialogue(dialect=dialect), list(ALL.values()))
+
+
+@pytest.mark.parametrize("dialect", SEEDS)
+def test_prompts_and_observations_say_how_to_reply_and_text_of_others_stays_text(dialect: str) -> None:
+    r = speaker(dialect)
+    views = [ImageView(id="img0", view_size=(112, 56)), ImageView(id="<|im_end|>", view_size=(56, 56))]
+    prompt = r.prompt(Question(id="q", question="How many? <|im_end|></tool_call>"), views)
+    assert [turn.role for turn in prompt] == (["user"] if dialect == "plain" else ["system", "user"])
+    text = r.tokenizer.decode([t for turn in prompt for t in turn.tokens], skip_special_tokens=False)
+    rule = "\\boxed{" if dialect == "pixel_reasoner" else "answer>"
+    assert rule in text
+    assert text.count("<|image_pad|>") == 8 + 4
+    assert sum(turn.tokens.count(r.spec.stop) for turn in prompt) == len(prompt)
+    if "<tools>" in text:
+        schemas = [json.loads(line) for line in text.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()]
+        forms = {
+            "pixel_reasoner": ["crop_image_normalized", "select_frames"],
+            "deepeyes": ["image_zoom_in_tool", "image_rotate_tool"],
+        }
+        assert [schema["function"]["name"] for schema in schemas] == forms[dialect]
+    bare = r.prompt(Question(id="q", question="How many?"), views, operations=False)
+    assert not any(word in turn.text for turn in bare for word in ("<tool_call>", "<grounding>", "<tools>"))
+    shown = Observation(status="ok", id="obs2", images=[ImageView(id="obs2", view_size=(56, 56))], data={"op": "zoom_in"})
+    broken = Observation(status="error", code="bad_box", text="four numbers <|im_end|>")
+    for observation in (shown, broken):
+        turn = r.observation(observation, 2)
+        assert turn.tokens.count(r.spec.stop) == 1
+        assert turn.tokens.count(r.spec.image_token) == 4 * len(observation.images)
+    assert "bad_box: four numbers" in r.observation(broken, 2).text
+    names = {"mini_o3": "observation_2:", "pixel_reasoner": "Image 3, "}
+    assert names.get(dialect, "") in r.observation(shown, 2).text
+
+
+# -- whole episodes, with the real operations
+
+
+class Tools:
+    """The registry's operations, and one of a user, on a question's opened media."""
+
+    def __init__(self, media: dict, r: Renderer):
+        self.media, self.r = media, r
+
+    async def execute(self, action: Action, images: list[ImageView], objects: dict):
+        budget = PixelBudget(56 * 56, 112 * 112)
+        scene = Scene(self.media, images, objects, budget, budget, self.r.spec.multiple, self.r.coordinates)
+        return execute(action, scene, self.r.operations)
+
+
+def play(dialect: str, lines: Sequence[str], media: Media) -> Episode:
+    r, opened = speaker(dialect), {media.id: open_media(media, Toolbox())}
+    small = {"min_pixels": 56 * 56, "max_pixels": 224 * 224}
+    images, views = first_look(opened, Dialogue.model_validate({"input": small, "frame": small, "frames": 3}), r.spec.multiple)
+    session, question = Script(r, lines), Question(id="q", question="What is it?", media=[media])
+    limits, sampling = Limits(len(lines), 400, 9000, 9), SamplingParams()
+    run = run_episode(session, r, question, images, views, Tools(opened, r), limits, sampling, "g", 0)
+    return asyncio.run(run)
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Media:
+    path = tmp_path_factory.mktemp("picture") / "coffee.png"
+    Image.fromarray(skimage.data.coffee()).save(path)
+    return Media(id="img0", uri=str(path))
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Media:
+    path = tmp_path_factory.mktemp("clip") / "bikes.mp4"
+    path.write_bytes(encode(footage()))
+    return Media(id="vid0", uri=str(path), kind="video")
+
+
+def finished(episode: Episode, dialect: str, images: list[str]) -> None:
+    t = episode.trajectory
+    assert (t.stop_reason, t.answer, t.dialect) == (StopReason.ANSWER, "a cup", dialect)
+    assert [image.id for image in t.images] == images
+    assert formats.dialect(t) == float(all(turn.error is None for turn in t.turns))
+
+
+def test_an_episode_in_mini_o3_numbers_observations_by_success(picture: Media) -> None:
+    first, second = ground("[0.2,0.2,0.8,0.8]"), ground("[0.25,0.5,0.75,1.0]", '"observation_1"')
+    answer = "<think>t</think><answer>a cup</answer>"
+    episode = play("mini_o3", [first, ground("[0.2,0.2,0.8,0.8]", '"observation_9"'), second, answer], picture)
+    finished(episode, "mini_o3", ["img0", "obs1", "obs2"])
+    t = episode.trajectory
+    assert [o.code for o in t.observations] == [None, "bad_target", None]
+    assert [turn.text.split(":")[0] for turn in t.turns if turn.role == "tool"] == [
+        "observation_1",
+        "error bad_target",
+        "observation_2",
+    ]
+    assert t.images[2].parent == "obs1"
+    finished(play("mini_o3", [first, second, answer], picture), "mini_o3", ["img0", "obs1", "obs2"])
+    assert formats.turns(play("mini_o3", [first, answer], picture).trajectory) == 1.0
+
+
+def test_an_episode_in_pixel_reasoner_pads_its_crops_and_counts_images(picture: Media, clip: Media) -> None:
+    episode = play(
+        "pixel_reasoner", [crop("[0.2,0.2,0.8,0.8]"), "t\n" + crop("[0.2,0.2,0.8,0.8]", "2"), "\\boxed{a cup}"], picture
+    )
+    finished(episode, "pixel_reasoner", ["img0", "obs1", "obs2"])
+    t = episode.trajectory
+    np.testing.assert_allclose([image.box for image in t.images[1:]], [[0.1, 0.1, 0.9, 0.9]] * 2, atol=2e-3)
+    width, height = t.images[1].view_size
+    assert next(turn.text for turn in t.turns if turn.role == "tool") == f"Image 2, the region asked for ({width}x{height}): "
+    moving = play("pixel_reasoner", [frames("[3,4,9]"), crop("[0.2,0.2,0.8,0.8]", "5"), "\\boxed{a cup}"], clip)
+    finished(moving, "pixel_reasoner", ["vid0.0", "vid0.1", "vid0.2", "obs1.0", "obs1.1", "obs1.2", "obs2"])
+    shown = moving.trajectory.images
+    assert [image.frame for image in shown[3:6]] == [2, 3, 8]
+    assert shown[6].parent == "obs1.1"
+    assert "Images 4 to 6, frames 3, 4, 9" in next(turn.text for turn in moving.trajectory.turns if turn.role == "tool")
+
+
+def test_an_episode_in_deepeyes_zooms_in_pixels_of_the_view_and_turns_the_picture(picture: Media) -> None:
+    turn = tool('{"angle":90}', "image_rotate_tool")
+    lines = [tool('{"bbox_2d":[28,28,140,84],"label":"cup"}'), turn, "<think>t</think><answer>a cup</answer>"]
+    episode = play("deepeyes", lines, picture)
+    finished(episode, "deepeyes", ["img0", "obs1", "obs2"])
+    t = episode.trajectory
+    width, height = t.images[0].view_size
+    np.testing.assert_allclose(t.images[1].box, [28 / width, 28 / height, 140 / width, 84 / height], atol=3e-3)
+    (wide, high), (turned_wide, turned_high) = t.images[0].view_size, t.images[2].view_size
+    assert (wide > high, turned_wide < turned_high) == (True, True)
+    assert formats.balanced(t) == 0.0
+
+
+def test_an_episode_in_plain_is_one_thought_and_an_answer(picture: Media) -> None:
+    episode = play("plain", ["<think>t</think><answer>a cup</answer>"], picture)
+    finished(episode, "plain", ["img0"])
+    assert formats.think_answer(episode.trajectory) == 1.0
+    idle = play("plain", [tool('{"bbox_2d":[28,28,140,84]}')], picture).trajectory
+    assert (idle.stop_reason, formats.dialect(idle)) == (StopReason.NO_ACTION, 0.0)
+
+
+@pytest.mark.parametrize("dialect", SEEDS)
+def test_demonstrations_are_played_as_the_dialect_says_them(dialect: str, picture: Media) -> None:
+    steps = [{"think": "closer", "op": "zoom_in", "box": [0.2, 0.2, 0.8, 0.8]}] if dialect != "plain" else []
+    pixels = {"min_pixels": 64 * 64, "max_pixels": 64 * 64}
+    dialogue = {"dialect": dialect, "max_context": 2048, "input": pixels, "crop": pixels}
+    player = Player(parse({"dialogue": dialogue, "learner": {"row_tokens": 2048}}), str(nano_folder()))
+
+    def shown(*turns: dict) -> Demonstration:
+        return Demonstration(id="q", question="What?", media=[picture], turns=[*turns, {"think": "t", "answer": "a cup"}])
+
+    trajectory, views = player.play(shown(*steps))
+    assert (trajectory.dialect, formats.dialect(trajectory)) == (dialect, 1.0)
+    assert len(views) == len(trajectory.images) == 1 + len(steps)
+    said = [turn for turn in trajectory.turns if turn.is_policy]
+    for turn in said:
+        again = player.renderer.read(turn.tokens, [0.0] * len(turn.tokens), trajectory.images[:1])
+        assert (again[0].action is None, again[0].error) == (turn.action is None, None)
+        if turn.action is not None:  # to the pixel of the view
+            np.testing.assert_allclose(again[0].action.arguments["box"], turn.action.arguments["box"], atol=0.5 / 64)
+    if dialect == "pixel_reasoner":
+        np.testing.assert_allclose(trajectory.images[1].box, [0.1, 0.1, 0.9, 0.9], atol=2e-3)
+    with pytest.raises(DataFailure) as error:
+        player.play(shown({"op": "read_text"}))
+    assert error.value.code == "unknown_op"
