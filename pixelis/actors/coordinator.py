@@ -199,9 +199,16 @@ class Coordinator:
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     async def evaluate(
-        self, source: str, count: int, version: int, operations: bool, name: str = "evaluate", seed: int | None = None
+        self,
+        source: str,
+        count: int,
+        version: int,
+        operations: bool,
+        name: str = "evaluate",
+        seed: int | None = None,
+        samples: int = 1,
     ) -> tuple[list[Group], list[ray.ObjectRef]]:
-        """One episode per question of ``source`` with ``version``; scored groups and, beside them, references to their views.
+        """``samples`` episodes per question of ``source`` with ``version``: scored groups, and references to their views.
 
         Raises InfraFailure when the fleet cannot; a question that cannot be used raises too: a held-out set has no holes.
         """
@@ -215,7 +222,7 @@ class Coordinator:
         async def one(question: Question) -> tuple[Group, ray.ObjectRef]:
             async with gate:
                 group_id = f"{name}-{question.id}"
-                rolled = await self.rollouts.episodes(question, group_id, 1, sampling, None, operations, d.max_turns_test)
+                rolled = await self.rollouts.episodes(question, group_id, samples, sampling, None, operations, d.max_turns_test)
                 self.evaluated[name] += 1
                 return rolled.group, rolled.views
 

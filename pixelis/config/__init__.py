@@ -26,6 +26,7 @@ from pixelis.config.parts import (
     Telemetry,
     Toolbox,
 )
+from pixelis.config.refinement import Refinement
 from pixelis.config.rewards import (
     Curiosity,
     Curriculum,
@@ -69,6 +70,7 @@ __all__ = [
     "PixelRange",
     "Policy",
     "Quickstart",
+    "Refinement",
     "Replay",
     "RewardWeights",
     "Rewards",

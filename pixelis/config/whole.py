@@ -24,6 +24,7 @@ from pixelis.config.parts import (
     Telemetry,
     Toolbox,
 )
+from pixelis.config.refinement import Refinement
 from pixelis.config.rewards import Rewards
 from pixelis.config.rft import Rft
 from pixelis.config.section import Section
@@ -53,6 +54,7 @@ class Config(Section):
     toolbox: Toolbox = Toolbox()
     data: Data = Data()
     learner: Learner = Learner()
+    refinement: Refinement = Refinement()
     sft: Sft = Sft()
     rft: Rft = Rft()
     rewards: Rewards = Rewards()

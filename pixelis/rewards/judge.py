@@ -13,7 +13,7 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,10 @@ class Judge:
     """Asks for verdicts. Safe to use from many threads; ``asked`` counts requests and ``cached`` what needed none.
 
     BadConfig when url, model or key are missing. ``cache`` is the SQLite file that verdicts are kept in, None for memory only.
+    Another kind of verdict is a subclass with its own ``system`` prompt, ``version`` of it, first ``temperature`` and reader.
     """
+
+    system, version, temperature = SYSTEM, PROMPT_VERSION, 0.0
 
     def __init__(self, settings: config.Judge, cache: str | Path | None = None):
         self.settings = settings
@@ -78,8 +81,11 @@ class Judge:
         (a reply that no other try can change, such as a wrong key).
         """
         inputs = {"question": question, "accepted": list(truths), "student": answer}
-        body = json.dumps(inputs, ensure_ascii=True, sort_keys=True)
-        key = hashlib.sha256(json.dumps([self.settings.model, PROMPT_VERSION, body]).encode()).hexdigest()
+        return self.verdict(json.dumps(inputs, ensure_ascii=True, sort_keys=True))
+
+    def verdict(self, body: str, *draw: int) -> float:
+        """The score that the judge gives for ``body``, kept for each number of ``draw``; raises as ``score``."""
+        key = hashlib.sha256(json.dumps([self.settings.model, self.version, body, *draw]).encode()).hexdigest()
         if (found := self._remember(key)) is not None:
             with self.lock:
                 self.cached += 1
@@ -88,6 +94,10 @@ class Judge:
             score, why = self._ask(body)
         self._keep(key, score, why)
         return score
+
+    def read(self, body: bytes) -> tuple[float, str]:
+        """(score, why) of a chat completion; ValueError for one that is no verdict."""
+        return read_verdict(body)
 
     def close(self) -> None:
         """Close connections and the cache."""
@@ -104,8 +114,8 @@ class Judge:
                 break
             request = {
                 "model": s.model,
-                "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": body}],
-                "temperature": round(STEP * attempt, 3),
+                "messages": [{"role": "system", "content": self.system}, {"role": "user", "content": body}],
+                "temperature": round(self.temperature + STEP * attempt, 3),
                 "max_tokens": 200,
             }
             wait = min(0.25 * 2**attempt, 8.0) * random.uniform(0.75, 1.25)
@@ -122,7 +132,7 @@ class Judge:
             else:
                 if reply.status_code == 200:
                     try:
-                        return read_verdict(reply.content)
+                        return self.read(reply.content)
                     except ValueError as error:
                         failure = DataFailure(f"no verdict: {error}", code="judge_garbage")
                         wait = 0.0
@@ -158,7 +168,7 @@ class Judge:
                     log.warning("a verdict was not kept: %s", error)
 
 
-def read_verdict(body: bytes) -> tuple[float, str]:
+def read_verdict(body: bytes, scores: Container[float] = (0, 1)) -> tuple[float, str]:
     """(score, why) of a chat completion whose text is ``{"score": 0 or 1, "why": text}`` and nothing else; ValueError.
 
     Thoughts before ``</think>`` and a code fence around the object are cut off.
@@ -179,8 +189,8 @@ def read_verdict(body: bytes) -> tuple[float, str]:
     if not isinstance(verdict, dict) or set(verdict) - {"score", "why"} or "score" not in verdict:
         raise ValueError(f"{text[:80]!r} is not a score and why")
     score, why = verdict["score"], verdict.get("why", "")
-    if isinstance(score, bool) or not isinstance(score, (int, float)) or score not in (0, 1) or not isinstance(why, str):
-        raise ValueError(f"{text[:80]!r} has no score of 0 or 1")
+    if isinstance(score, bool) or not isinstance(score, (int, float)) or score not in scores or not isinstance(why, str):
+        raise ValueError(f"{text[:80]!r} has no score of {scores}")
     return float(score), why[:500]
 
 

@@ -1,0 +1,1 @@
+"""From made demonstrations to a data set: difficulty, quality, duplicates, filters, gates, recipes. Pure functions, no ray."""
