@@ -9,8 +9,15 @@ from test_train_step import LEARNER, batch, trainer
 from tiny_policy import Maker, spec, stock
 from torch.nn.functional import cross_entropy
 
+from pixelis.config import Config
+from pixelis.datasets import token_parts
+from pixelis.datasets.token_parts import PARTS
+from pixelis.dialogue.render import Renderer
+from pixelis.nano.tokenizer import build_tokenizer
+from pixelis.operations import select
 from pixelis.policy.log_probs import banned_mask, project
 from pixelis.policy.samples import TrainSample, unusable
+from pixelis.records import Action, ImageView, Step
 
 
 def weighted(samples: list[TrainSample], values: tuple[float, ...] = (0.0, 0.5, 1.0, 3.0)) -> list[TrainSample]:
@@ -104,3 +111,26 @@ def test_smoothing_has_the_gradient_of_its_value(chunk: int) -> None:
     assert value.detach().double().numpy() == pytest.approx(expected.detach().numpy(), abs=1e-5)
     assert found is not None
     assert np.abs(found.numpy() - again.grad.numpy()).max() < 1e-5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("think", ["The red frame is here", None])
+def test_tokens_know_their_part(think: str | None) -> None:
+    tokenizer = build_tokenizer()
+    renderer = Renderer(tokenizer, spec(), Config().dialogue, select(["zoom_in", "read_text"]))
+    images = [ImageView(id="img0", source_size=(768, 768), view_size=(64, 64))]
+
+    def split(step: Step) -> dict[str, str]:
+        said = Action(op=step.op, arguments=step.arguments) if step.op else str(step.answer)
+        tokens = renderer.assistant(said, step.think, images).tokens
+        which = token_parts.parts(tokens, step, tokenizer)
+        assert len(which) == len(tokens)
+        return {part: tokenizer.decode([t for t, w in zip(tokens, which, strict=True) if PARTS[w] == part]) for part in PARTS}
+
+    thought = f"<think>{think}</think>" if think else ""
+    answered = split(Step(think=think, answer="7 größer"))
+    assert answered == {"think": thought, "call": "", "arguments": "", "answer": "<answer>7 größer</answer><|im_end|>"}
+    called = split(Step(think=think, op="read_text", arguments={"box": [0.2, 0.4, 0.6, 0.8]}))
+    assert called["think"] == thought
+    assert called["arguments"] == 'bbox_2d":[200,400,600,800]}}'
+    assert called["call"] == '<tool_call>{"name":"read_text","arguments":{"</tool_call><|im_end|>'
+    assert called["answer"] == ""
