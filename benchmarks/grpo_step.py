@@ -2,8 +2,8 @@
 
 `python -m benchmarks.grpo_step` needs TRL, which Pixelis does not depend on: `pip install trl==1.16.* datasets`.
 
-TRL runs its own code from the prepared batch on (`training_step` with `_prepare_inputs` and `_compute_loss`, clipping, AdamW);
-only its generation is replaced by the given completions, padded as it pads them. Ours runs `Trainer.step`. No gradient
+One JSON line for each part. TRL runs its own code from the prepared batch on (`training_step`, clipping, AdamW); only its
+generation is replaced by the given completions, padded as it pads them. Ours runs `Trainer.step`. No gradient
 checkpointing on either side, fp32, one thread. Before anything is timed, loss and gradients of both are compared. On a CPU TRL
 projects every position through the LM head (on GPUs with Triton only the completions), ours what the policy wrote.
 """
@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer
 
 GROUP = 8
+PARTS = ("full", "lora", "whole")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 GOALS = {"uniform": 1.0, "zipf": 0.6}
 LR = 1e-6
@@ -334,8 +337,13 @@ def main() -> None:
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: seconds of this process, for a busy machine")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lengths", nargs="+", choices=list(GOALS), default=list(GOALS))
-    parser.add_argument("--only", choices=["full", "lora", "whole"], help="one part of the table")
+    parser.add_argument("--only", choices=PARTS, help="one part of the table")
     arguments = parser.parse_args()
+    if arguments.only is None:
+        # Our learner begins torch.distributed, for which TRL would then wrap its model: each part has a process of its own.
+        for part in PARTS:
+            subprocess.run([sys.executable, "-m", "benchmarks.grpo_step", *sys.argv[1:], "--only", part], check=True)
+        return
     try:
         import trl
     except ImportError:
@@ -349,12 +357,10 @@ def main() -> None:
         folder = Path(scratch)
         make_model(folder, arguments.vocab)
         report.row("GEMM, GFLOP/s", gemm_rate() / 1e9)
-        if arguments.only in (None, "full"):
-            learner_rows(report, folder, arguments, None)
-        if arguments.only in (None, "lora"):
-            learner_rows(report, folder, arguments, LORA)
-        if arguments.only in (None, "whole"):
+        if arguments.only == "whole":
             whole_row(report, folder, arguments)
+        else:
+            learner_rows(report, folder, arguments, LORA if arguments.only == "lora" else None)
     report.close()
 
 
