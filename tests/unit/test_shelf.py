@@ -1,4 +1,4 @@
-"""Which demonstrations are in which batch: by seed, step and mixture alone, each row its share, small shares inside large ones."""
+"""Which demonstrations are in which batch: by seed, step and mixture alone; each row its share, small shares in large ones."""
 
 from __future__ import annotations
 
