@@ -34,6 +34,8 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
+BOXED = re.compile(r"\\boxed\s*\{")
+
 
 class Tag(str):
     """Text written by the dialect itself, which may become one special token; other text never does."""
@@ -61,13 +63,14 @@ class Dialect(ABC):
     """Thoughts and answers in tags, calls as JSON between the tags of ``call``; None for a dialect without operations.
 
     ``thinks``: a turn without a thought is not well-formed. ``scale``: the numbers in which it writes places, None when that is
-    the model's matter.
+    the model's matter. ``boxes``: without an answer in tags one in ``\\boxed{}`` counts, as sets of mathematics ask for it.
     """
 
     name: ClassVar[str]
     call: ClassVar[str | None] = "tool_call"
     thinks: ClassVar[bool] = True
     scale: ClassVar[Coordinates | None] = None
+    boxes: ClassVar[bool] = False
 
     def __init__(self) -> None:
         kinds = [kind for kind in ("think", self.call, "answer") if kind]
@@ -147,7 +150,8 @@ class Dialect(ABC):
         return [Tag("<answer>"), answer, Tag("</answer>")]
 
     def _answers(self, body: str) -> list[str]:
-        return self._answer.findall(body)
+        found = self._answer.findall(body)
+        return found or [body[start:end] for start, end in boxed(body)] if self.boxes else found
 
     def _split(self, text: str) -> tuple[str | None, str]:
         before, closing, after = text.partition("</think>")
@@ -205,6 +209,22 @@ def region(action: Action) -> list[float]:
     x0, y0, x1, y1 = _inside(asked.asked) if asked.center is not None else asked.asked
     pad = asked.padding or 0.0
     return [max(0.0, x0 - pad), max(0.0, y0 - pad), min(1.0, x1 + pad), min(1.0, y1 + pad)]
+
+
+def boxed(text: str) -> list[tuple[int, int]]:
+    r"""Begin and end of the content of every ``\boxed{}`` whose braces match."""
+    out, position = [], 0
+    while (opened := BOXED.search(text, position)) is not None:
+        depth, position = 1, opened.end()
+        for place in range(opened.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if depth == 0:
+                out.append((opened.end(), place))
+                position = place + 1
+                break
+        else:
+            return out
+    return out
 
 
 def named(view: ImageView) -> str:

@@ -62,6 +62,7 @@ class DeepEyes(Dialect):
 
     name = "deepeyes"
     scale = "pixels"
+    boxes = True
 
     def offers(self, operation: type[Operation]) -> bool:
         """Zooming in, and an operation called ``rotate``."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pixelis.dialogue.dialects.base import Dialect, Piece, Tag, function, region, signatures
+from pixelis.dialogue.dialects.base import BOXED, Dialect, Piece, Tag, boxed, function, region, signatures
 from pixelis.dialogue.dialects.strict import named_call, only
 from pixelis.dialogue.spec import Coordinates
 from pixelis.errors import OperationError
@@ -52,7 +52,7 @@ SCHEMAS = {
 SYSTEM = "You are a helpful assistant.\n\n# Tools\n\nYou may call one function per turn to look closer before you answer.\n\n"
 RULE = "\nReason step by step{call}, and put the final answer in \\boxed{{}}."
 CALL = " and call functions where you need to see more"
-_OPEN = re.compile(r"\\boxed\s*\{")
+_END_OF_THOUGHT = re.compile(rf"<tool_call>|{BOXED.pattern}")
 _END = re.compile(r"[\s.$*\])]*")
 
 
@@ -92,7 +92,7 @@ class PixelReasoner(Dialect):
     def well_formed(self, text: str) -> bool:
         r"""True for a text that ends with its only call, or with its only ``\boxed{}``."""
         _, body = self._split(text)
-        call, boxes = self._call.search(body), _boxes(body)
+        call, boxes = self._call.search(body), boxed(body)
         opened, closed = body.count("<tool_call>"), body.count("</tool_call>")
         if call is not None:
             return opened == closed == 1 and not boxes and not body[call.end() :].strip()
@@ -135,14 +135,14 @@ class PixelReasoner(Dialect):
         return [Tag("\\boxed{"), answer, Tag("}")]
 
     def _answers(self, body: str) -> list[str]:
-        return [body[start:end] for start, end in _boxes(body)]
+        return [body[start:end] for start, end in boxed(body)]
 
     def _split(self, text: str) -> tuple[str | None, str]:
         """The thought is what stands before the call or the first box, or in think tags if the model uses them."""
         think, body = super()._split(text)
         if think is None:
-            ends = [at for at in (body.find("<tool_call>"), _start(body)) if at >= 0]
-            think = body[: min(ends)].strip() if ends else None
+            end = _END_OF_THOUGHT.search(body)
+            think = body[: end.start()].strip() if end else None
         return think or None, body
 
     def _write(self, action: Action, scale: Scale) -> dict[str, Any]:
@@ -214,27 +214,6 @@ def _frames(value: Any) -> list[int]:
     if any(v < 1 for v in value):
         raise OperationError("target_frames counts from 1", code="out_of_range")
     return [v - 1 for v in value]
-
-
-def _start(text: str) -> int:
-    found = _OPEN.search(text)
-    return found.start() if found else -1
-
-
-def _boxes(text: str) -> list[tuple[int, int]]:
-    r"""Begin and end of the content of every ``\boxed{}`` whose braces match."""
-    out, position = [], 0
-    while (opened := _OPEN.search(text, position)) is not None:
-        depth, position = 1, opened.end()
-        for place in range(opened.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[place], 0)
-            if depth == 0:
-                out.append((opened.end(), place))
-                position = place + 1
-                break
-        else:
-            return out
-    return out
 
 
 def _balanced(text: str) -> bool:

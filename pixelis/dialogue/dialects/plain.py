@@ -19,6 +19,7 @@ class Plain(Dialect):
 
     name = "plain"
     call = None
+    boxes = True
 
     def offers(self, operation: type[Operation]) -> bool:
         """None has a form."""
