@@ -71,13 +71,6 @@ def usable(rewards: Values, settings: config.Advantage) -> bool:
     return scored >= settings.min_group and not (settings.baseline == "pass_at_k" and scored <= settings.k)
 
 
-def group_advantages(rewards: Values, settings: config.Advantage, greedy: float | None = None) -> list[float | None]:
-    """`batch_advantages` of one group. Raises BadConfig for settings that need the statistics of the whole batch."""
-    if settings.baseline == "batch" or settings.scale == "batch_std":
-        raise BadConfig("these advantages need the rewards of the whole batch", fix="call assign_advantages with all groups")
-    return batch_advantages([rewards], settings, greedy=[greedy])[0]
-
-
 def batch_advantages(
     groups: Sequence[Values],
     settings: config.Advantage,

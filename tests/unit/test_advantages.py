@@ -10,7 +10,7 @@ import pytest
 
 from pixelis.config import Advantage
 from pixelis.errors import BadConfig, DataFailure
-from pixelis.policy.advantages import assign_advantages, batch_advantages, group_advantages, group_rewards, pass_at_k, usable
+from pixelis.policy.advantages import assign_advantages, batch_advantages, group_rewards, pass_at_k, usable
 from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 
 WHITEN = Advantage(baseline="none", scale="batch_std", eps=1e-12, min_group=1)
@@ -28,6 +28,10 @@ def group(rewards: list[float | None], stops: list[StopReason] | None = None, le
         stop = stops[i] if stops else StopReason.ANSWER
         made.append(Trajectory(question_id="q", group_id="g", turns=turns, reward=reward, stop_reason=stop))
     return Group(id="g", question=question, trajectories=made)
+
+
+def group_advantages(rewards: list[float | None], settings: Advantage, greedy: float | None = None) -> list[float | None]:
+    return batch_advantages([rewards], settings, greedy=[greedy])[0]
 
 
 def advantages_of(g: Group) -> list[float | None]:
@@ -91,12 +95,6 @@ def test_greedy_baseline_needs_a_greedy_reward_and_drops_a_group_whose_is_unscor
     assert group_advantages([1.0], setting) == [None]
     with pytest.raises(BadConfig, match="greedy rollout for every group"):
         batch_advantages([[1.0]], setting)
-
-
-def test_statistics_of_the_batch_are_refused_group_by_group():
-    for setting in (WHITEN, Advantage(baseline="batch", scale="none")):
-        with pytest.raises(BadConfig, match="whole batch"):
-            group_advantages([1.0, 0.0], setting)
 
 
 def test_whitening_gives_the_batch_mean_zero_and_deviation_one():
