@@ -1,55 +1,117 @@
-"""Questions and demonstrations from a named source: the picture world (`cards:?split=train`) or a JSON-lines file."""
+"""Questions and demonstrations by source: files of rows, families of annotated data sets, packaged media, the picture world.
+
+    cards:?split=train                      the embedded picture world
+    NAME:ROOT?split=train                   a data set in its official layout, see pixelis.datasets.families
+    packaged:NAME?split=train               annotated pictures and clips that ship in packages
+    rows.parquet?format=NAME&media=FOLDER   files of rows or a folder of them, see pixelis.datasets.rows
+
+Nothing is held as a whole: rows are read as they are wanted, and shuffled in windows.
+"""
 
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, TypeVar
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
 from urllib.parse import parse_qs
 
 import numpy as np
-from pydantic import ValidationError
 
 from pixelis.datasets import cards
-from pixelis.errors import BadInput, MissingFile
+from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.rows import read_records
+from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Question
 
 R = TypeVar("R", bound=Question)
 
 CARDS_QUESTIONS = 1_000_000
 """A `cards:` source is as good as endless; nobody reads an epoch of it."""
+SHUFFLE_ROWS = 10_000
+"""Questions of a window: a smaller source is shuffled as a whole."""
+SHARE_ROWS = 1000
+"""A share of bad rows is checked each time that so many rows were read, and at the end of the source."""
+NAMED = 5
+"""Bad rows that an error names."""
+
+
+class Tolerance:
+    """Bad rows so far: skipped and counted up to ``most`` (below 1 a share of all rows), an error beyond."""
+
+    def __init__(self, source: str, most: float = 0, told: Callable[[BadRow], None] | None = None):
+        self.source, self.most, self.told = source, most, told
+        self.rows, self.causes, self.first = 0, Counter[str](), list[BadRow]()
+
+    def add(self, row: BadRow | None) -> None:
+        """Count a row, bad or not; BadInput when there are too many bad ones."""
+        self.rows += 1
+        if row is not None:
+            self.causes[row.code] += 1
+            self.first = [*self.first, row][:NAMED]
+            if self.told is not None:
+                self.told(row)
+        if self.most == 0 or self.most >= 1:
+            self._check(int(self.most))
+        elif self.rows % SHARE_ROWS == 0:
+            self._check(math.floor(self.most * self.rows))
+
+    def end(self) -> None:
+        """Called after the last row."""
+        self._check(int(self.most) if self.most >= 1 else math.floor(self.most * self.rows))
+
+    def _check(self, most: int) -> None:
+        bad = self.causes.total()
+        if bad <= most:
+            return
+        named = "\n".join(f"    {row.file}, row {row.row}, column {row.column}: {row.message}" for row in self.first)
+        if most == 0:
+            raise BadInput(
+                named.strip(),
+                code=self.first[0].code,
+                fix="mend the row, or skip and count a number or a share of bad rows with data.max_bad_rows",
+            )
+        causes = ", ".join(f"{code} {count}" for code, count in self.causes.most_common())
+        raise BadInput(
+            f"{self.source}: {bad} bad rows of {self.rows} ({causes}) are more than data.max_bad_rows={self.most:g}; the first:\n"
+            f"{named}",
+            code="bad_rows",
+            fix="mend them, or raise data.max_bad_rows",
+        )
 
 
 def read_questions(
-    source: str, seed: int | None = None, start: int = 0, limit: int = 0, epochs: int | None = None
+    source: str,
+    seed: int | None = None,
+    start: int = 0,
+    limit: int = 0,
+    epochs: int | None = None,
+    max_bad_rows: float = 0,
+    shuffle_rows: int = SHUFFLE_ROWS,
+    bad: Callable[[BadRow], None] | None = None,
 ) -> Iterator[Question]:
     """Questions of ``source`` from number ``start`` on, endless unless ``epochs`` says otherwise.
 
-    ``seed`` shuffles a file's rows anew in every epoch (None: file order) and chooses the pictures of a `cards:` source that
-    names no seed. ``limit`` keeps the first N rows. The order depends on these arguments alone, so a run resumes by number.
-    Raises MissingFile, and BadInput naming file, line and column.
+    ``seed`` shuffles the rows anew in every epoch, within windows of ``shuffle_rows`` (None: their own order), and chooses the
+    pictures of a `cards:` source that names no seed. ``limit`` keeps the first N. The order depends on these arguments alone, so
+    a run resumes by number. Up to ``max_bad_rows`` (below 1 a share) are skipped, each told to ``bad`` once.
+    Raises MissingFile, and BadInput naming file, row and column.
     """
     if source.startswith("cards:"):
-        rows = _cards(source, seed, limit or CARDS_QUESTIONS)
-        count = limit or CARDS_QUESTIONS
-        numbers = range(count)
-        for epoch in itertools.count() if epochs is None else range(epochs):
-            for number in numbers[max(0, start - epoch * count) :]:
-                yield Question.model_validate(rows(number))
-        return
-    questions = _read_file(Path(source), limit)
-    for epoch in itertools.count() if epochs is None else range(epochs):
-        order = np.arange(len(questions))
-        if seed is not None:
-            np.random.default_rng([seed, epoch]).shuffle(order)
-        for number in order[max(0, start - epoch * len(questions)) :]:
-            yield questions[number]
+        return _read_cards(source, seed, start, limit or CARDS_QUESTIONS, epochs)
+    return _read(source, Question, seed, start, limit, epochs, Tolerance(source, max_bad_rows, bad), shuffle_rows)
 
 
-def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
-    """``count`` demonstrations: of a file in an order that ``seed`` shuffles, over and over; of `cards:` made anew."""
+def read_demonstrations(
+    source: str,
+    count: int,
+    seed: int,
+    direct_share: float,
+    max_bad_rows: float = 0,
+    bad: Callable[[BadRow], None] | None = None,
+) -> list[Demonstration]:
+    """``count`` demonstrations: of a file in an order that ``seed`` shuffles anew in every epoch; of `cards:` made anew."""
     if source.startswith("cards:"):
         fields = _cards_fields(source)
         split, own_seed = fields.get("split", "train"), int(fields.get("seed", seed))
@@ -61,19 +123,101 @@ def read_demonstrations(source: str, count: int, seed: int, direct_share: float)
         return [
             Demonstration.model_validate(row) for row in cards.demonstration_rows(split, count, own_seed, direct_share, spread)
         ]
-    path = Path(source)
-    rows = [_checked(Demonstration, path, number, row) for number, row in _json_lines(path)]
-    if not rows:
-        raise BadInput(f"{source} holds no demonstration")
-    order = np.random.default_rng(seed).permutation(len(rows))
-    return [rows[i] for i in itertools.islice(itertools.cycle(order), count)]
+    tolerance = Tolerance(source, max_bad_rows, bad)
+    return list(itertools.islice(_read(source, Demonstration, seed, 0, 0, None, tolerance, SHUFFLE_ROWS), count))
+
+
+def rows_of(source: str, kind: type[Question] = Question) -> Iterator[Question | BadRow]:
+    """The records of a source, once, in their own order; rows that cannot be used are values. Not for `cards:`, which is endless.
+
+    Raises MissingFile and BadInput for a source that cannot be read at all.
+    """
+    from pixelis.datasets import families
+    from pixelis.datasets.synthesis import packaged
+
+    if source.startswith("packaged:") or families.is_family(source):
+        if not issubclass(Question, kind):
+            raise BadInput(
+                f"{source} holds pictures that nobody asked about yet", fix="make demonstrations of it with jobs.synthesize"
+            )
+        rows = packaged.read(source) if source.startswith("packaged:") else families.read(source)
+        return _unique(source, rows)
+    return read_records(source, kind)
+
+
+def _unique(source: str, rows: Iterable[Question | BadRow]) -> Iterator[Question | BadRow]:
+    seen = set[int]()
+    for row in rows:
+        if isinstance(row, BadRow) or (key := hash(row.id)) not in seen:
+            yield row
+            if not isinstance(row, BadRow):
+                seen.add(key)
+        else:
+            yield BadRow(source, row.id, "id", "duplicate_id", f"the id {row.id!r} is there twice")
+
+
+def _read(
+    source: str,
+    kind: type[R],
+    seed: int | None,
+    start: int,
+    limit: int,
+    epochs: int | None,
+    tolerance: Tolerance,
+    window: int,
+) -> Iterator[R]:
+    number, epoch, length = 0, 0, 0
+    while epochs is None or epoch < epochs:
+        if length and (whole := (start - number) // length) > 0:
+            number, epoch = number + whole * length, epoch + whole  # epochs that were learnt from are not read again
+            continue
+        begun = number
+        rows = itertools.islice(_usable(source, kind, tolerance if epoch == 0 else None), limit or None)
+        if seed is None:
+            for record in rows:
+                if number >= start:
+                    yield record
+                number += 1
+        else:
+            for place, block in enumerate(_batched(rows, window)):
+                order = np.random.default_rng([seed, epoch, place]).permutation(len(block))
+                for at in order[max(0, start - number) :]:
+                    yield block[at]
+                number += len(block)
+        length, epoch = number - begun, epoch + 1
+        if not length:
+            raise BadInput(f"{source} holds no {kind.__name__.lower()}", code="no_rows", fix="name a source that has some")
+
+
+def _usable(source: str, kind: type[R], tolerance: Tolerance | None) -> Iterator[R]:
+    """The records of one pass; bad rows are counted in the first one only."""
+    for row in rows_of(source, kind):
+        bad = row if isinstance(row, BadRow) else None
+        if tolerance is not None:
+            tolerance.add(bad)
+        if bad is None:
+            yield cast("R", row)
+    if tolerance is not None:
+        tolerance.end()
+
+
+def _batched(rows: Iterator[R], count: int) -> Iterator[list[R]]:
+    while block := list(itertools.islice(rows, count)):
+        yield block
+
+
+def _read_cards(source: str, seed: int | None, start: int, count: int, epochs: int | None) -> Iterator[Question]:
+    rows = _cards(source, seed)
+    for epoch in itertools.count(start // count) if epochs is None else range(start // count, epochs):
+        for number in range(max(0, start - epoch * count), count):
+            yield Question.model_validate(rows(number))
 
 
 def _cards_fields(source: str) -> dict[str, str]:
     return {key: values[-1] for key, values in parse_qs(source.partition("?")[2], keep_blank_values=True).items()}
 
 
-def _cards(source: str, seed: int | None, count: int):
+def _cards(source: str, seed: int | None) -> Callable[[int], dict[str, Any]]:
     fields = _cards_fields(source)
     split, shift = fields.get("split", "train"), fields.get("shift", "")
     try:
@@ -81,43 +225,3 @@ def _cards(source: str, seed: int | None, count: int):
     except ValueError:
         raise BadInput(f"{source}: the seed {fields['seed']!r} is not a whole number") from None
     return lambda number: cards.question_row(split, own_seed, number, shift)
-
-
-def _read_file(path: Path, limit: int) -> list[Question]:
-    questions, seen = [], set()
-    for number, row in _json_lines(path):
-        question = _checked(Question, path, number, row)
-        if question.id in seen:
-            raise BadInput(f"{path}, line {number}: the id {question.id!r} is there twice", fix="give every row its own id")
-        seen.add(question.id)
-        questions.append(question)
-        if limit and len(questions) >= limit:
-            break
-    if not questions:
-        raise BadInput(f"{path} holds no question")
-    return questions
-
-
-def _checked(record: type[R], path: Path, number: int, row: Any) -> R:
-    try:
-        return record.model_validate(row)
-    except ValidationError as error:
-        first = error.errors()[0]
-        column = ".".join(str(part) for part in first["loc"]) or "all"
-        raise BadInput(
-            f"{path}, line {number}, column {column}: {first['msg']}",
-            fix="a row is a JSON object with id, question, media, answers, ...; each of the `turns` of a demonstration has `op` "
-            "or `answer`",
-        ) from None
-
-
-def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    if not path.is_file():
-        raise MissingFile(f"no file {path}", fix="name a JSON-lines file, or cards:?split=train for the embedded picture world")
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    yield number, json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise BadInput(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from None

@@ -130,7 +130,7 @@ def test_what_is_wrong_with_the_questions_is_told_and_not_retried(placed: Placed
     gone = tmp_path / "gone.jsonl"
     row = '{{"id": "{0}", "question": "?", "answers": ["1"], "media": [{{"id": "img0", "uri": "{1}/no.png"}}]}}\n'
     gone.write_text("".join(row.format(i, tmp_path) for i in range(20)))
-    for source, kind, words in ((bad, BadInput, ("line 2", "column question")), (gone, DataFailure, ("image_not_found",))):
+    for source, kind, words in ((bad, BadInput, ("row 2", "column question")), (gone, DataFailure, ("image_not_found",))):
         data = placed.config.data.model_copy(update={"train": str(source)})
         other = Placed(placed.config.model_copy(update={"data": data}), placed.actors, placed.adapter)
         with alone(other.coordinator()) as coordinator:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.datasets.cards import describe
@@ -56,6 +56,7 @@ def test_a_file_resumed_by_number_goes_on_as_if_never_stopped(
     assert ids(file, 9, seed=seed, limit=limit, start=start) == endless[start:]
 
 
+@settings(deadline=None)  # the first one loads the digits
 @given(start=st.integers(0, 20), limit=st.integers(1, 6))
 def test_cards_resumed_by_number_go_on_as_if_never_stopped(start: int, limit: int) -> None:
     whole = ids("cards:?split=validation", 25, seed=3, limit=limit)
@@ -84,17 +85,17 @@ def test_a_missing_file_says_what_to_name_instead(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ('{"id": "x", "question": ', ("line 3", "not JSON", "column")),
-        ({"id": "x"}, ("line 3", "column question")),
-        ({"id": "x", "question": 5}, ("line 3", "column question")),
-        ({"id": "x", "question": "?", "answers": "7"}, ("line 3", "column answers")),
-        ({"id": "x", "question": "?", "media": [{"id": "img0"}]}, ("line 3", "column media.0")),
-        ({"id": "x", "question": "?", "anwsers": []}, ("line 3", "column anwsers")),
-        ({"id": "q1", "question": "?"}, ("line 3", "'q1'", "twice")),
-        ([1, 2], ("line 3",)),
+        ('{"id": "x", "question": ', ("row 3", "not JSON", "column")),
+        ({"id": "x"}, ("row 3", "column question")),
+        ({"id": "x", "question": 5}, ("row 3", "column question")),
+        ({"id": "x", "question": "?", "answers": "7"}, ("row 3", "column answers")),
+        ({"id": "x", "question": "?", "media": [{"id": "img0"}]}, ("row 3", "column media.0")),
+        ({"id": "x", "question": "?", "anwsers": []}, ("row 3", "column anwsers")),
+        ({"id": "q1", "question": "?"}, ("row 3", "'q1'", "twice")),
+        ([1, 2], ("row 3",)),
     ],
 )
-def test_a_bad_row_is_named_by_file_line_and_column(tmp_path: Path, row: object, words: tuple[str, ...]) -> None:
+def test_a_bad_row_is_named_by_file_row_and_column(tmp_path: Path, row: object, words: tuple[str, ...]) -> None:
     source = write(tmp_path / "bad.jsonl", [ROWS[0], ROWS[1], row])
     with pytest.raises(BadInput) as caught:
         list(read_questions(source, epochs=1))
@@ -106,7 +107,7 @@ def test_blank_lines_are_no_questions_and_keep_the_count_of_lines(tmp_path: Path
     source = write(tmp_path / "blank.jsonl", [ROWS[0], "", "  ", ROWS[1]])
     assert ids(source, epochs=1) == ["q0", "q1"]
     source = write(tmp_path / "blank2.jsonl", ["", ROWS[0], "", "{"])
-    with pytest.raises(BadInput, match="line 4"):
+    with pytest.raises(BadInput, match="row 4"):
         list(read_questions(source, epochs=1))
 
 
@@ -128,6 +129,7 @@ def test_an_unknown_part_of_a_cards_source_is_named(source: str) -> None:
 # -- demonstrations ---------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None, max_examples=25)
 @given(share=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 5))
 def test_demonstrations_of_cards_are_the_same_for_the_same_seed_and_a_longer_run_begins_like_a_shorter(
     share: float, seed: int
@@ -145,7 +147,7 @@ def test_a_file_of_demonstrations_is_shuffled_by_seed_and_repeated_to_the_count(
     names = [row.id for row in read_demonstrations(source, 17, seed=2, direct_share=0.5)]
     assert len(names) == 17
     assert sorted(names[:7]) == sorted(row["id"] for row in ROWS)
-    assert names[7:14] == names[:7]
+    assert sorted(names[7:14]) == sorted(names[:7])
     assert names != [row.id for row in read_demonstrations(source, 17, seed=3, direct_share=0.5)]
 
 
@@ -158,8 +160,8 @@ def test_a_file_of_demonstrations_is_shuffled_by_seed_and_repeated_to_the_count(
         ({"turns": [{"answer": "1"}]}, "column id"),
     ],
 )
-def test_a_bad_demonstration_is_named_by_line(tmp_path: Path, row: dict, word: str) -> None:
+def test_a_bad_demonstration_is_named_by_row(tmp_path: Path, row: dict, word: str) -> None:
     source = write(tmp_path / "bad.jsonl", [{**ROWS[0], "turns": [{"answer": "0"}]}, row])
-    with pytest.raises(BadInput, match="line 2") as caught:
+    with pytest.raises(BadInput, match="row 2") as caught:
         read_demonstrations(source, 3, seed=0, direct_share=0.5)
     assert word in caught.value.message

@@ -1,0 +1,340 @@
+"""Rows of the seed systems in their official schemas become the same kind of record, and go back to where they came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.rows import FORMATS, detect, read_records
+from pixelis.errors import BadInput
+from pixelis.operations.media import load_image
+from pixelis.records import Demonstration, Question
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Pictures of 80 x 40 pixels, and a place for files of rows."""
+    (tmp_path / "images").mkdir()
+    for i in range(4):
+        Image.fromarray(np.full((40, 80, 3), 60 * i, np.uint8)).save(tmp_path / "images" / f"{i}.png")
+    return tmp_path
+
+
+def write(folder: Path, *rows: Any, name: str = "rows.jsonl") -> str:
+    path = folder / name
+    if name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
+
+
+def one(source: str) -> Question:
+    (record,) = list(read_records(source))
+    assert isinstance(record, Question), record
+    return record
+
+
+def bytes_of(path: Path) -> dict[str, Any]:
+    return {"bytes": path.read_bytes(), "path": None}
+
+
+RL: dict[str, dict[str, Any]] = {
+    "pixel_reasoner": {"qid": "vstar-7", "question": "What?", "answer": ["red"], "image": ["images/0.png"], "is_video": False},
+    "reason_rft": {
+        "id": "geomath_1",
+        "image": "images/0.png",
+        "problem": "What?",
+        "solution": "<answer>red</answer>",
+        "answer": "red",
+    },
+    "ttrl": {"prompt": "What?", "answer": "red", "source": "MATH-TTT", "id": 3},
+    "mini_o3": {
+        "images": ["images/0.png"],
+        "doc_id": "d1",
+        "problem": "<image>\nWhat?",
+        "solution": "red",
+        "data_source": "visual_probe_train",
+    },
+    "r1v_evaluation": {"image_path": "images/0.png", "question": "What?", "ground_truth": "red"},
+    "easyr1": {"problem": "<image>What?", "answer": "red", "images": ["images/0.png"]},
+}
+
+
+@pytest.mark.parametrize("format", RL)
+def test_a_row_of_each_system_is_a_question(folder: Path, format: str) -> None:
+    assert detect(RL[format]) == format
+    question = one(write(folder, RL[format]))
+    assert (question.question, question.answers) == ("What?", ["red"])
+    assert [media.uri for media in question.media] == ([] if format == "ttrl" else [str(folder / "images/0.png")])
+    assert type(question) is Question
+    assert one(write(folder, RL[format]) + f"?format={format}") == question
+
+
+def test_parquet_rows_with_pictures_in_them_become_files_once(folder: Path) -> None:
+    picture = bytes_of(folder / "images/1.png")
+    deepeyes = {
+        "data_source": "vstar",
+        "prompt": [{"role": "system", "content": "Tools"}, {"role": "user", "content": "<image>\nWhat?"}],
+        "images": [picture],
+        "ability": "vl",
+        "reward_model": {"ground_truth": "red", "style": "model"},
+        "env_name": "visual_toolbox_v2",
+        "extra_info": {"index": "12", "split": "train", "tool": True},
+    }
+    r1v = {"image": picture, "problem": "How many?", "solution": "<answer> 3 </answer>"}
+    cache = folder / "cache"
+    for name, row, truth in (("deepeyes", deepeyes, "red"), ("r1v", r1v, "3")):
+        question = one(write(folder, row, name="rows.parquet") + f"?cache={cache}")
+        assert detect(row) == name
+        assert question.answers == [truth]
+        assert load_image(question.media[0].uri, 10**6, 10**6)[0, 0, 0] == 60
+    assert sum(path.is_file() for path in cache.rglob("*")) == 1
+    question = one(write(folder, deepeyes, name="rows.parquet") + f"?cache={cache}")
+    assert (question.id, question.scorer, question.task) == ("vstar-12", "judge", "vstar")
+    assert question.meta["system"] == "Tools"
+    assert question.meta["env_name"] == "visual_toolbox_v2"
+
+
+def test_ttrl_parquet_is_text_alone(folder: Path) -> None:
+    row = {
+        "data_source": "AIME-TTT",
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"split": "test", "index": 4},
+    }
+    assert detect(row) == "ttrl_parquet"
+    question = one(write(folder, row, name="rows.parquet"))
+    assert (question.id, question.scorer, question.split, question.media) == ("AIME-TTT-4", "math", "test", [])
+
+
+def test_a_list_of_frames_is_a_clip_and_a_letter_is_a_choice(folder: Path) -> None:
+    row = {"qid": "q", "question": "Which?", "answer": "B", "image": ["images/0.png", "images/1.png"], "is_video": True}
+    question = one(write(folder, row))
+    (clip,) = question.media
+    assert (clip.id, clip.kind, len(clip.frames or [])) == ("vid0", "video", 2)
+    assert question.scorer == "mc_letter"
+    assert one(write(folder, row) + "?scorer=judge").scorer == "judge"
+    clips = {"problem": "<video> Which?", "answer": "B", "videos": ["images/0.png"]}
+    assert [media.id for media in one(write(folder, clips)).media] == ["vid0"]
+
+
+CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
+
+
+def sft(folder: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Format, a row with one zoom to the right half, and what the zoom's arguments are."""
+    crop = "images/1.png"
+    yield (
+        "pixel_reasoner_sft",
+        {
+            "message_list": [
+                {"role": "system", "content": [{"text": "You are"}]},
+                {"role": "user", "content": [{"image": "images/0.png"}, {"text": "What?"}]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"text": "Look." + CALL.format("crop_image_normalized", '{"bbox_2d":[0.5,0,0.9,0.75],"target_image":1}')}
+                    ],
+                },
+                {"role": "user", "content": [{"text": "Here"}, {"image": crop}]},
+                {"role": "assistant", "content": [{"text": "So \\boxed{red}"}]},
+            ]
+        },
+        {"box": [0.5, 0.0, 0.9, 0.75], "padding": 0.1},
+    )
+    ground = '<think>Look.</think><grounding>{"bbox_2d":[0.5,0.0,0.9,0.75],"source":"original_image"}</grounding>'
+    yield (
+        "sharegpt",
+        {
+            "conversations": [
+                {"from": "human", "value": "<image>\nWhat?"},
+                {"from": "gpt", "value": ground},
+                {"from": "human", "value": "After the above Action 0, here is Observation 1: <image>"},
+                {"from": "gpt", "value": "<think>So</think><answer>red</answer>"},
+            ],
+            "images": ["images/0.png", crop],
+        },
+        {"box": [0.5, 0.0, 0.9, 0.75]},
+    )
+    zoom = "<think>Look.</think>" + CALL.format("image_zoom_in_tool", '{"bbox_2d":[40,0,72,30],"label":"it"}')
+    yield (
+        "sharegpt_messages",
+        {
+            "messages": [
+                {"role": "user", "content": "<image>What?"},
+                {"role": "assistant", "content": zoom},
+                {"role": "user", "content": "<tool_response><image></tool_response>"},
+                {"role": "assistant", "content": "<think>So</think><answer>red</answer>"},
+            ],
+            "images": ["images/0.png", crop],
+        },
+        {"box": [0.5, 0.0, 0.9, 0.75]},
+    )
+
+
+def test_chats_become_turns_read_by_the_dialect_they_are_written_in(folder: Path) -> None:
+    for format, row, arguments in sft(folder):
+        assert detect(row) == format
+        shown = one(write(folder, row))
+        assert isinstance(shown, Demonstration)
+        zoom, answer = shown.turns
+        assert (zoom.op, zoom.target, zoom.arguments) == ("zoom_in", "img0", arguments), format
+        assert "Look." in (zoom.think or "")
+        assert (answer.answer, shown.answers, shown.question) == ("red", ["red"], "What?")
+        assert [media.uri for media in shown.media] == [str(folder / "images/0.png")], "a crop is no picture of the question"
+
+
+def test_a_call_that_was_refused_stays_out_of_the_loss_and_takes_no_number(folder: Path) -> None:
+    def ground(source: str) -> str:
+        return f'<think>t</think><grounding>{{"bbox_2d":[0.1,0.1,0.5,0.5],"source":"{source}"}}</grounding>'
+
+    said = [ground("original_image"), "Execution error: too small", ground("original_image"), "<image>", ground("observation_1")]
+    said += ["<image>", "<answer>red</answer>"]
+    chat = [{"from": ("gpt", "human")[i % 2], "value": text} for i, text in enumerate(said)]
+    row = {"conversations": [{"from": "human", "value": "<image>What?"}, *chat], "images": [f"images/{i}.png" for i in range(3)]}
+    shown = one(write(folder, row))
+    assert isinstance(shown, Demonstration)
+    assert [(turn.target, turn.learn) for turn in shown.steps] == [("img0", False), ("img0", True), ("obs1", True)]
+
+
+STEPS: dict[str, list[dict[str, Any]]] = {
+    "generator": [
+        {"action": "THINK", "parameters": {}, "thought": "Look."},
+        {"action": "ZOOM_IN", "parameters": {"region": [40, 0, 80, 40]}, "result": {}},
+        {"action": "ANSWER", "parameters": {"answer": "red"}},
+    ],
+    "engine": [
+        {"type": "reasoning", "operation": "THINK", "arguments": {"text": "Look."}},
+        {"type": "visual_operation", "operation": "ZOOM_IN", "arguments": {"region": [0.5, 0.0, 1.0, 1.0]}},
+        {"type": "answer", "operation": "FINAL_ANSWER", "arguments": {"answer": "red"}},
+    ],
+    "documents": [
+        {"type": "reasoning", "content": "Look."},
+        {"type": "visual_operation", "name": "ZOOM_IN", "parameters": {"bbox": [40, 0, 80, 40]}},
+        {"type": "answer", "name": "ANSWER", "parameters": {"text": "red"}},
+    ],
+}
+OLD = {
+    "sample_id": "cota_1",
+    "task_type": "counting",
+    "sample_type": "positive",
+    "question": "What?",
+    "image_path": "images/0.png",
+}
+OLD |= {"answer": "red", "provenance": {"source_dataset": "coco", "original_sample_id": "9"}, "sampling_weight": 1.5}
+CHAIN = {key: value for key, value in OLD.items() if key != "sample_id"} | {
+    "id": "cota_1",
+    "chain_of_thought": [{"thought": "Look.", "type": "analysis"}],
+    "visual_operations": [{"operation": "ZOOM_IN", "params": {"region": [40, 0, 80, 40]}, "output": {}}],
+}
+
+
+@pytest.mark.parametrize("row", [*({**OLD, "trajectory": steps} for steps in STEPS.values()), CHAIN], ids=[*STEPS, "chain"])
+def test_the_four_layouts_of_the_published_pixelis_say_the_same(folder: Path, row: dict) -> None:
+    shown = one(write(folder, row))
+    assert isinstance(shown, Demonstration)
+    zoom, answer = shown.turns
+    assert (zoom.op, zoom.think, zoom.arguments) == ("zoom_in", "Look.", {"box": [0.5, 0.0, 1.0, 1.0]})
+    assert (answer.answer, shown.id, shown.weight, shown.kind) == ("red", "cota_1", 1.5, "golden")
+    assert shown.provenance is not None
+    assert (shown.provenance.source, shown.provenance.original_id) == ("coco", "9")
+
+
+# -- what is wrong with rows ------------------------------------------------------------------------------------------------
+
+
+def base(**changes: Any) -> dict[str, Any]:
+    return {**RL["mini_o3"], **changes}
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "code"),
+    [
+        (base(problem=5), "problem", "wrong_type"),
+        (base(problem=" "), "problem", "empty"),
+        (base(solution=None), "solution", "no_label"),
+        (base(solution=[{}]), "solution", "wrong_type"),
+        (base(images=["images/9.png"]), "images", "media_not_found"),
+        (base(images=["../../etc/passwd"]), "images", "media_traversal"),
+        (base(images=["images/../../x.png"]), "images", "media_traversal"),
+        (base(images=["http://host/x.png"]), "images", "media_scheme"),
+        (base(images=["file:///etc/passwd"]), "images", "media_scheme"),
+        (base(images=["a\0b"]), "images", "media_traversal"),
+        (base(images=[7]), "images", "media_type"),
+        (base(images=[None]), "images", "no_media"),
+        (base(images=[]), "problem", "media_count"),
+        (base(problem="<image><image>"), "problem", "media_count"),
+        (base(doc_id=1.5), "doc_id", "wrong_type"),
+        (base(problem="half a \ud800 character"), "all", "unicode"),
+        (base(doc_id="twice"), "id", "duplicate_id"),
+        ({"doc_id": "x", "problem": "?"}, "solution", "missing_column"),
+    ],
+)
+def test_a_bad_row_is_a_value_that_names_its_place_and_the_rows_around_it_are_read(
+    folder: Path, row: dict, column: str, code: str
+) -> None:
+    before, after = base(doc_id="twice"), base(doc_id="ünïcödé", problem="<image>数字? 🙂")
+    records = list(read_records(write(folder, before, row, after)))
+    assert isinstance(records[0], Question)
+    assert isinstance(records[2], Question)
+    assert (records[2].id, records[2].question) == ("ünïcödé", "数字? 🙂")
+    bad = records[1]
+    assert isinstance(bad, BadRow), bad
+    assert (Path(bad.file).name, bad.row, bad.column, bad.code) == ("rows.jsonl", "2", column, code)
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (["<think>t</think>nothing"], None),
+        ([CALL.format("image_zoom_in_tool", '{"bbox_2d":[40,0,900,30]}'), "<image>", "<answer>x</answer>"], "out_of_range"),
+        (["<grounding>{broken</grounding>", "<image>", "<answer>x</answer>"], "bad_json"),
+        ([CALL.format("fly", "{}"), "<image>", "<answer>x</answer>"], "unknown_op"),
+        (["idle", "<image>", "<answer>x</answer>"], "no_action"),
+        (["<answer>x</answer>", "And what else?", "<answer>y</answer>"], "second_question"),
+        ([CALL.format("image_zoom_in_tool", '{"bbox_2d":[40,0,80,30]}')], "no_answer"),
+    ],
+)
+def test_a_chat_that_is_no_demonstration_is_a_bad_row(folder: Path, said: list[str], code: str | None) -> None:
+    chat = [{"role": ("assistant", "user")[i % 2], "content": text} for i, text in enumerate(said)]
+    images = ["images/0.png"] * (1 + sum("<image>" in text for text in said))
+    row = {"messages": [{"role": "user", "content": "<image>What?"}, *chat], "images": images}
+    (record,) = read_records(write(folder, row))
+    assert (record.code if isinstance(record, BadRow) else None) == code
+
+
+def test_columns_of_no_format_and_of_two_are_errors_that_list_the_formats(folder: Path) -> None:
+    for row in ({"text": "x"}, {"messages": [], "qid": "a", "question": "b", "answer": "c"}):
+        with pytest.raises(BadInput) as caught:
+            list(read_records(write(folder, row)))
+        assert caught.value.code == "unknown_format"
+        assert all(name in (caught.value.fix or "") for name in FORMATS)
+        assert "row 1" in caught.value.message
+    with pytest.raises(BadInput, match="no format"):
+        list(read_records(write(folder, base()) + "?format=deepeye"))
+
+
+def test_media_are_relative_to_the_files_or_to_the_folder_that_the_source_names(folder: Path) -> None:
+    row = base(images=["0.png"])
+    assert isinstance(next(read_records(write(folder, row))), BadRow)
+    for media in ("images", str(folder / "images"), f"file://{folder}/images"):
+        question = next(read_records(write(folder, row) + f"?media={media}"))
+        assert isinstance(question, Question)
+        assert question.media[0].uri == str(folder / "images" / "0.png")
+
+
+def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:
+    (row,) = read_records(write(folder, base()), Demonstration)
+    assert isinstance(row, BadRow)
+    assert row.code == "no_turns"
