@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.harness import Report, compare, seconds
+from benchmarks.harness import CLOCKS, Report, compare, seconds
 from pixelis import config
 from pixelis.engines import SamplingParams
 from pixelis.engines.hf import HfEngine
@@ -41,7 +40,6 @@ from pixelis.policy.train_step import Trainer
 
 GROUP = 8
 PARTS = ("full", "lora", "whole")
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 GOALS = {"uniform": 1.0, "zipf": 0.6}
 LR = 1e-6
 SIZES = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "feedforward": 704, "vision_hidden": 32, "vision_layers": 1}

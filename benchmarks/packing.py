@@ -21,8 +21,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import numpy as np
 import torch
 
-from benchmarks.grpo_step import CLOCKS
-from benchmarks.harness import Report, compare
+from benchmarks.harness import CLOCKS, Report, compare
 from pixelis import config
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
