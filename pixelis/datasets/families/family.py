@@ -1,0 +1,281 @@
+"""What the readers of annotated data sets share: sources, folders that must be there, rows that may be bad, checked fields."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.fields import Fault
+from pixelis.datasets.files import read_file
+from pixelis.errors import BadInput, MissingFile
+from pixelis.records import Annotations, Media, Question
+
+Rows = Iterator[Question | BadRow]
+LONGEST_CELL = 1 << 28
+"""Characters of a table's cell."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One data set: how its official release lies on disk and what reads it.
+
+    ``layout`` is the folder tree, told to who gives another one. ``options`` are the keys that a source may set, with their
+    defaults. ``task`` is the kind of ground it brings, ``source`` where the layout is described.
+    """
+
+    name: str
+    task: str
+    read: Callable[[Place], Rows]
+    layout: str
+    source: str
+    options: Mapping[str, str] = field(default_factory=lambda: {"split": "train"})
+
+
+@dataclass(frozen=True)
+class Place:
+    """A data set in a folder, with the options of its source filled in."""
+
+    family: Family
+    root: Path
+    options: Mapping[str, str]
+
+    @property
+    def split(self) -> str:
+        """The split that was asked for, as the data set calls it."""
+        return self.options.get("split", "")
+
+    def number(self, key: str) -> float:
+        """A numeric option; BadInput when it is none."""
+        try:
+            value = float(self.options[key])
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise BadInput(f"{self.family.name}: {key}={self.options[key]} is no number", fix=f"write e.g. {key}=100")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """A ``yes`` or ``no`` option; BadInput when it is neither."""
+        if self.options[key] not in ("yes", "no"):
+            raise BadInput(f"{self.family.name}: {key}={self.options[key]} is neither yes nor no")
+        return self.options[key] == "yes"
+
+    def path(self, *names: str) -> Path:
+        """The first of these paths below the root that exists, ``{option}`` filled in; MissingFile tells the whole layout."""
+        paths = [self.root / name.format_map(self.options) for name in names]
+        if any(".." in path.relative_to(self.root).parts for path in paths):
+            raise BadInput(f"{self.family.name}: the option leads out of {self.root}")
+        for path in paths:
+            if path.exists():
+                return path
+        wanted = " or ".join(str(path) for path in paths)
+        raise MissingFile(f"{self.family.name}: no {wanted}", fix=f"the official layout is {self.family.layout}")
+
+    def question(
+        self,
+        original: Any,
+        media: Media,
+        annotations: Annotations,
+        question: str = "",
+        answers: list[str] | None = None,
+        scorer: str = "exact",
+        dropped: int = 0,
+        **meta: Any,
+    ) -> Question:
+        """The record of one row; ``meta`` says where it comes from and, when annotations were bad, how many are ``dropped``."""
+        told = {key: value for key, value in meta.items() if value not in (None, [], {}, "")}
+        if dropped:
+            told["dropped"] = dropped
+        return Question(
+            id=f"{self.family.name}-{self.split}-{original}" if self.split else f"{self.family.name}-{original}",
+            question=question,
+            media=[media],
+            answers=answers,
+            scorer=scorer,
+            task=self.family.task,
+            split=self.split or "train",
+            meta={"source": self.family.name, "original_id": str(original), **told},
+            annotations=annotations,
+        )
+
+
+class Checker:
+    """Reads on past the faulty rows of one file and keeps what was wrong with them."""
+
+    def __init__(self, file: Path | str):
+        self.file = str(file)
+        self._bad: list[BadRow] = []
+        self._seen: set[Any] = set()
+
+    @contextlib.contextmanager
+    def row(self, name: Any) -> Iterator[None]:
+        """Reading of one row: a Fault in it ends the row, and is kept."""
+        try:
+            yield
+        except Fault as fault:
+            self._bad.append(BadRow(self.file, str(name), fault.column, fault.code, fault.message))
+
+    def unique(self, value: Any, column: str) -> Any:
+        """``value``, which no earlier row has."""
+        if value in self._seen:
+            raise Fault(column, "duplicate_id", f"{value!r} is there twice")
+        self._seen.add(value)
+        return value
+
+    @property
+    def pending(self) -> int:
+        """Faults since the last ``take``."""
+        return len(self._bad)
+
+    def take(self) -> list[BadRow]:
+        """The faults since the last call."""
+        bad, self._bad = self._bad, []
+        return bad
+
+    def items(self, data: Mapping[str, Any], key: str) -> list[Any]:
+        """The list under ``key`` of the whole file; BadInput when there is none, for then it is another file."""
+        if not isinstance(data.get(key), list):
+            raise BadInput(f"{self.file} has no list of {key}, only {sorted(map(str, data))[:8]}", fix="give the official file")
+        return data[key]
+
+    def one(self, name: Any, make: Callable[..., Question], *arguments: Any) -> Rows:
+        """What one row gives: the faults in it, and ``make(*arguments)`` unless that is one."""
+        question = None
+        with self.row(name):
+            question = make(*arguments)
+        yield from self.take()
+        if question is not None:
+            yield question
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """A whole JSON file, gzipped or not, that holds a ``kind``; BadInput naming the place where it breaks."""
+    try:
+        with pa.input_stream(path, compression="detect") as file:
+            value = json.load(file)
+    except (ValueError, RecursionError, OSError) as error:
+        raise BadInput(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, kind):
+        raise BadInput(f"{path} holds a {type(value).__name__}, expected a {kind.__name__}")
+    return value
+
+
+def each_row(path: Path, make: Callable[[dict[str, Any], Checker], Question]) -> Rows:
+    """``make`` of each row of a JSON-lines file or of a JSON list, which is read as it comes."""
+    rows = Checker(path)
+    for row in read_file(fs.LocalFileSystem(), str(path)):
+        if isinstance(row, BadRow):
+            yield row
+        else:
+            yield from rows.one(row.number, make, row.values, rows)
+
+
+def table(path: Path, columns: Iterable[str], delimiter: str = ",") -> Iterator[tuple[int, dict[str, str]]]:
+    """Lines of a table with a header, with their numbers, read as they come; BadInput when a column is missing."""
+    csv.field_size_limit(LONGEST_CELL)  # the default refuses tables that carry pictures
+    with path.open(encoding="utf-8-sig", newline="", errors="replace") as file:
+        reader = csv.DictReader(file, delimiter=delimiter, restval="")
+        missing = [name for name in columns if name not in (reader.fieldnames or [])]
+        if missing:
+            raise BadInput(f"{path} has no column {missing[0]}, only {reader.fieldnames}", fix="give the official file")
+        while True:
+            try:
+                row = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise BadInput(f"{path}, line {reader.line_num}: {error}") from None
+            yield reader.line_num, row
+
+
+def small_json(path: Path, kind: type = dict) -> Any:
+    """A JSON file that is one row of many: what is wrong with it, or that it is missing, is a Fault."""
+    if not path.is_file():
+        raise Fault("file", "missing_file", f"no {path}")
+    try:
+        return read_json(path, kind)
+    except BadInput as error:
+        raise Fault("file", "not_json", error.message) from None
+
+
+def parse_json(text: str, column: str, kind: type = dict) -> Any:
+    """JSON inside a row."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Fault(column, "not_json", f"not JSON: {error}") from None
+    return value if isinstance(value, kind) else _wrong(column, kind, value)
+
+
+# -- fields ---------------------------------------------------------------------------------------------------------
+
+
+def need(row: Any, column: str, kind: type | tuple[type, ...]) -> Any:
+    """A field that must be there and of this kind; a Fault ``missing_column`` or ``wrong_type`` otherwise."""
+    if not isinstance(row, Mapping):
+        return _wrong(column, dict, row)
+    if row.get(column) is None:
+        raise Fault(column, "missing_column", "is missing")
+    value = row[column]
+    return value if isinstance(value, kind) and not isinstance(value, bool) else _wrong(column, kind, value)
+
+
+def optional(row: Any, column: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+    """A field that may be missing or null, and is of this kind otherwise."""
+    return default if isinstance(row, Mapping) and row.get(column) is None else need(row, column, kind)
+
+
+def number(value: Any, column: str) -> float:
+    """A finite number, or its text."""
+    try:
+        found = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise Fault(column, "not_a_number", f"{value!r:.60} is no finite number")
+    return found
+
+
+def whole(value: Any, column: str, least: int = 0) -> int:
+    """A whole number from ``least`` on, or its text."""
+    found = number(value, column)
+    if found != int(found) or found < least:
+        raise Fault(column, "not_a_number", f"{value!r:.60} is no whole number from {least} on")
+    return int(found)
+
+
+def text(row: Any, column: str) -> str:
+    """A text that says something."""
+    found = need(row, column, str).strip()
+    return found or _empty(column)
+
+
+def below(folder: Path, name: str, column: str) -> str:
+    """The path of a file that a row names, which must lie in ``folder``; a Fault ``media_traversal`` otherwise."""
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
+        raise Fault(column, "media_traversal", f"{name!r:.80} is no file in {folder}")
+    return str(folder / name)
+
+
+def _wrong(column: str, kind: type | tuple[type, ...], value: Any) -> Any:
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    wanted = " or ".join(k.__name__ for k in kinds)
+    raise Fault(column, "wrong_type", f"is a {type(value).__name__}, expected {wanted}")
+
+
+def _empty(column: str) -> str:
+    raise Fault(column, "empty", "says nothing")
