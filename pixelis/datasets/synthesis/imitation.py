@@ -1,0 +1,131 @@
+"""Cold-start demonstrations by in-context imitation: a vision-language model is shown demonstrations and plays real episodes.
+
+Every call is executed on the question's own pixels; an episode is kept when its answer is right and every call executed.
+Source: Mini-o3 (arXiv 2509.07969), section on cold-start data: six demonstrations in context, turn by turn, filtered by answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pixelis.config import Dialogue, Rewards
+from pixelis.config.synthesis import Imitation
+from pixelis.datasets.synthesis.chat import ChatClient, picture_part
+from pixelis.datasets.synthesis.checking import is_right
+from pixelis.datasets.synthesis.studio import Room, Studio
+from pixelis.dialogue.dialects import DIALECTS, Dialect, Piece
+from pixelis.errors import BadConfig, DataFailure
+from pixelis.operations.scale import Scale
+from pixelis.records import Action, Demonstration, ImageView, Provenance, Question
+
+SHOWN = "Work as the assistant does in the following examples, of which only the text is given. Make one call in a turn."
+
+
+class Imitator:
+    """Plays episodes with a model behind an OpenAI-compatible API. BadConfig without url, model, key or demonstrations.
+
+    ``shown`` are demonstrations to imitate; they are executed once for the text of their observations.
+    """
+
+    def __init__(
+        self,
+        settings: Imitation,
+        studio: Studio,
+        shown: Sequence[Demonstration],
+        dialogue: Dialogue | None = None,
+        rewards: Rewards | None = None,
+        cache: str | Path | None = None,
+    ):
+        if not shown:
+            raise BadConfig("synthesis.imitation needs demonstrations to imitate", fix="name a file in imitation.demonstrations")
+        self.settings, self.studio, self.rewards = settings, studio, rewards
+        self.dialect: Dialect = DIALECTS[(dialogue or studio.dialogue).dialect]
+        self.coordinates = self.dialect.scale or studio.coordinates
+        self.operations = {name: op for name, op in studio.operations.items() if self.dialect.offers(op)}
+        self.client = ChatClient(settings, "synthesis.imitation", cache)
+        self.examples = "\n\n".join(
+            [SHOWN, *(f"Example {i}\n{self._example(one)}" for i, one in enumerate(shown[: settings.shots], 1))]
+        )
+
+    def play(self, question: Question, draw: int = 0) -> Demonstration:
+        """An episode that may be learnt from; ``draw`` tells repeated episodes of a question apart.
+
+        DataFailure ``wrong_answer``, ``call_refused`` (or broken), ``over_turn``, ``no_truth``, or a ``chat_...`` code.
+        """
+        room = self.studio.open(question)
+        system = self.dialect.system(room.images, self.operations, self.coordinates)  # type: ignore[arg-type]
+        asked = self.dialect.question(question.question, room.images, tools=True, instruct=True)
+        messages: list[dict[str, Any]] = [
+            {"role": "system", "content": "".join([*(str(piece) for piece in system), "\n\n", self.examples])},
+            {"role": "user", "content": self._parts(asked, room)},
+        ]
+        for _ in range(self.settings.max_turns):
+            text = self.client.ask(messages, lambda text: self._worthwhile(text, room), draw)
+            reply = self.dialect.parse(text, self.operations, self._scale(room))
+            if reply.answer is not None:
+                if not is_right(question, reply.answer, self.rewards):
+                    raise DataFailure(f"{question.id}: the answer {reply.answer[:60]!r} is wrong", code="wrong_answer")
+                room.answer(reply.think, reply.answer)
+                return self._kept(room, draw)
+            if reply.action is None:
+                said = reply.error.message if reply.error else "nothing"
+                raise DataFailure(f"{question.id}: a broken call ({said})", code="call_refused")
+            action, seen = reply.action, len(room.images)
+            observation = room.call(reply.think, action.op, action.target, allow_error=True, **action.arguments)
+            if observation.status != "ok":
+                raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code="call_refused")
+            shown = self.dialect.observation(observation, seen, instruct=True)
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self._parts(shown, room)}]
+        raise DataFailure(f"{question.id}: no answer within {self.settings.max_turns} turns", code="over_turn")
+
+    def close(self) -> None:
+        """Close the client."""
+        self.client.close()
+
+    def _worthwhile(self, text: str, room: Room) -> str:
+        """The reply when it calls or answers; idle talk is asked again."""
+        reply = self.dialect.parse(text, self.operations, self._scale(room))
+        if reply.answer is None and reply.action is None and reply.error is None:
+            raise ValueError("the reply neither calls nor answers")
+        return text
+
+    def _kept(self, room: Room, draw: int) -> Demonstration:
+        question = room.question
+        source = Provenance(source="", original_id=question.id, method="imitation", writer=self.settings.model)
+        return room.demonstration(id=f"{question.id}-imitation-{draw}", provenance=source)
+
+    def _example(self, one: Demonstration) -> str:
+        room = self.studio.open(one)
+        lines = [f"User: {one.question}"]
+        for step in one.turns:
+            said: Action | str
+            if step.op is None:
+                said = str(step.answer)
+            else:
+                said = Action(op=step.op, target=step.target or room.target, arguments=step.arguments)
+            lines.append("Assistant: " + "".join(self.dialect.render(said, self._scale(room), step.think)))
+            if step.op is not None:
+                seen = len(room.images)
+                room.replay([step])
+                observation = room.steps[-1].observation
+                assert observation is not None
+                shown = self.dialect.observation(observation, seen, instruct=False)
+                lines.append("User: " + "".join(f"[{p.id}]" if isinstance(p, ImageView) else str(p) for p in shown))
+        return "\n".join(lines)
+
+    def _scale(self, room: Room) -> Scale:
+        return Scale.of(self.coordinates, room.images)  # type: ignore[arg-type]
+
+    def _parts(self, pieces: Sequence[Piece], room: Room) -> list[dict[str, Any]]:
+        """Pieces of a turn as parts of a message; text that follows text is joined."""
+        parts: list[dict[str, Any]] = []
+        for piece in pieces:
+            if isinstance(piece, ImageView):
+                parts += [{"type": "text", "text": f"[{piece.id}]"}, picture_part(room.view(piece.id))]
+            elif parts and parts[-1]["type"] == "text":
+                parts[-1]["text"] += str(piece)
+            else:
+                parts.append({"type": "text", "text": str(piece)})
+        return parts

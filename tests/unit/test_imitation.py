@@ -1,0 +1,155 @@
+"""Imitated and distilled demonstrations: a real HTTP server plays the model, operations are executed, answers are filtered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from chat_server import ChatServer
+
+from pixelis.config.synthesis import Distillation, Imitation
+from pixelis.datasets.questions import read_demonstrations
+from pixelis.datasets.synthesis.distillation import Distiller, described
+from pixelis.datasets.synthesis.imitation import Imitator
+from pixelis.datasets.synthesis.studio import Studio
+from pixelis.errors import BadConfig, BadInput, DataFailure
+from pixelis.records import Annotations, Demonstration, Question, Region, Relation
+
+STUDIO = Studio()
+CALL = '<think>I look.</think><tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[280,320,380,420]}}</tool_call>'
+CALL_AGAIN = '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[100,100,900,900],"target":"obs1"}}</tool_call>'
+RIGHT, WRONG = "<think>It is in the frame.</think><answer>7</answer>", "<think>Hm.</think><answer>4</answer>"
+
+
+@pytest.fixture(scope="module")
+def shown() -> list[Demonstration]:
+    return read_demonstrations("cards:?split=train", 3, 5, 0.0)
+
+
+@pytest.fixture
+def imitator(monkeypatch: pytest.MonkeyPatch, shown: list[Demonstration]) -> Iterator[Callable]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    opened: list = []
+
+    def build(*replies: object, **settings: object) -> tuple[Imitator, ChatServer]:
+        server = ChatServer(*replies)
+        values = {"url": server.url, "model": "m", "api_key_env": "", "calls_per_minute": 60000, "tries": 2, **settings}
+        opened.extend([Imitator(Imitation.model_validate(values), STUDIO, shown[1:]), server])
+        return opened[-2], opened[-1]
+
+    yield build
+    for one in opened:
+        one.close()
+
+
+def test_an_episode_is_played_with_real_operations(imitator: Callable, shown: list[Demonstration]) -> None:
+    one, server = imitator(CALL, CALL_AGAIN, RIGHT)
+    made = one.play(shown[0])
+    assert [turn.op for turn in made.turns] == ["zoom_in", "zoom_in", None]
+    assert [turn.target for turn in made.turns] == ["img0", "obs1", None]
+    assert made.turns[1].observation is not None
+    assert made.turns[1].observation.id == "obs2"
+    assert made.final == "7"
+    assert made.provenance is not None
+    assert (made.provenance.method, made.provenance.writer) == ("imitation", "m")
+    system = server.requests[0]["messages"][0]["content"]
+    assert "Example 2" in system
+    assert shown[1].question in system
+    assert shown[0].question not in system
+    last = server.requests[-1]["messages"]
+    assert [message["role"] for message in last] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert last[2]["content"] == CALL
+    assert sum(part["type"] == "image_url" for part in last[3]["content"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("replies", "code"),
+    [
+        ([CALL, WRONG], "wrong_answer"),
+        ([CALL.replace("[280,320,380,420]", "[380,320,280,420]"), RIGHT], "call_refused"),
+        ([CALL_AGAIN, RIGHT], "call_refused"),
+        ([CALL.replace("zoom_in", "crop"), RIGHT], "call_refused"),
+        ([CALL], "over_turn"),
+        (["I would rather not say"], "chat_rejected"),
+        ([(500, {"Retry-After": "0"})], "chat_error"),
+    ],
+)
+def test_what_is_not_right_is_not_kept(imitator: Callable, shown: list[Demonstration], replies: list, code: str) -> None:
+    one, _ = imitator(*replies, max_turns=3)
+    with pytest.raises(DataFailure) as error:
+        one.play(shown[0])
+    assert error.value.code == code
+
+
+def test_idle_talk_is_asked_again(imitator: Callable, shown: list[Demonstration]) -> None:
+    one, server = imitator("Let me think.", RIGHT)
+    assert one.play(shown[0]).final == "7"
+    assert len(server.requests) == 2
+
+
+def test_there_must_be_something_to_imitate() -> None:
+    with pytest.raises(BadConfig, match="demonstrations to imitate"):
+        Imitator(Imitation(url="http://127.0.0.1:1", model="m", api_key_env=""), STUDIO, [])
+
+
+def ask(*replies: str, **fields: object) -> Question:
+    values = {"id": "q", "question": "How many?", "answers": ["3"], "scorer": "count", "meta": {"responses": list(replies)}}
+    return Question.model_validate({**values, **fields})
+
+
+GOOD = "<think>There are two on the left and one on the right.</think>\n<answer> 3 </answer>"
+
+
+def test_a_right_reply_becomes_a_demonstration() -> None:
+    made = Distiller(Distillation()).distil(ask(WRONG, GOOD), draw=1)
+    assert [(turn.think, turn.answer) for turn in made.turns] == [("There are two on the left and one on the right.", "3")]
+    assert made.meta == {}
+    assert made.provenance is not None
+    assert made.provenance.method == "distillation"
+
+
+@pytest.mark.parametrize(
+    ("reply", "code"),
+    [
+        (GOOD.replace("3", "4"), "wrong_answer"),
+        ("<answer>3</answer>", "bad_format"),
+        (GOOD + " Done.", "bad_format"),
+        (GOOD.replace("left", "<answer>left</answer>"), "bad_format"),
+        (GOOD + GOOD, "bad_format"),
+        ("<think>Yes.</think><answer>3</answer>", "too_short"),
+        (f"<think>{'long ' * 1000}</think><answer>3</answer>", "too_long"),
+        ("<think>There are two on the left and one.</think><answer> </answer>", "bad_format"),
+    ],
+)
+def test_other_replies_are_dropped_with_their_cause(reply: str, code: str) -> None:
+    with pytest.raises(DataFailure) as error:
+        Distiller(Distillation()).distil(ask(reply))
+    assert error.value.code == code
+
+
+def test_replies_are_asked_for_with_the_scene_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = ChatServer(GOOD)
+    regions = [
+        Region(id="a", label="cube", box=(0.1, 0.2, 0.3, 0.4), attributes={"colour": "red"}),
+        Region(id="b", label="ball", box=(0.5, 0.2, 0.7, 0.4)),
+    ]
+    known = Annotations(regions=regions, relations=[Relation(subject="a", predicate="left of", object="b")])
+    one = Distiller(Distillation(url=server.url, model="r", api_key_env="", calls_per_minute=60000))
+    made = one.distil(ask(meta={}, annotations=known))
+    assert made.provenance is not None
+    assert made.provenance.writer == "r"
+    assert "- cube at [100, 200, 300, 400], colour red" in server.requests[0]["messages"][1]["content"]
+    assert "- cube left of ball" in described(known)
+    one.close()
+    server.close()
+
+
+def test_rows_without_replies_need_a_model() -> None:
+    with pytest.raises(BadInput, match=r"no meta\.responses"):
+        Distiller(Distillation()).distil(ask(meta={}))
+    with pytest.raises(BadInput, match="no text"):
+        Distiller(Distillation()).distil(ask(meta={"responses": [1]}))
+    with pytest.raises(DataFailure) as error:
+        Distiller(Distillation()).distil(ask(GOOD), draw=1)
+    assert error.value.code == "no_response"
