@@ -15,9 +15,10 @@ from PIL import Image
 
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.rows import FORMATS, detect, read_records
+from pixelis.datasets.rows_emit import CHATS, QUESTIONS, emit, emit_chat
 from pixelis.errors import BadInput
 from pixelis.operations.media import load_image
-from pixelis.records import Demonstration, Question
+from pixelis.records import Demonstration, Media, Question, Step
 
 
 @pytest.fixture
@@ -338,3 +339,54 @@ def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:
     (row,) = read_records(write(folder, base()), Demonstration)
     assert isinstance(row, BadRow)
     assert row.code == "no_turns"
+
+
+# -- back to where they came from -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", [name for name in QUESTIONS if name != "question"])
+def test_a_question_that_is_written_for_another_system_comes_back(folder: Path, format: str) -> None:
+    text = format.startswith("ttrl")
+    media = [] if text else [Media(id="img0", uri=str(folder / "images/2.png"))]
+    question = Question(id="red-7", question="Wie groß?", media=media, answers=["größer"], task="red")
+    name = "rows.parquet" if format in ("ttrl_parquet", "deepeyes", "r1v") else "rows.jsonl"
+    row = emit(question, format)
+    assert detect(row) == format
+    back = one(write(folder, row, name=name) + f"?cache={folder}")
+    assert (back.question, back.answers) == (question.question, question.answers)
+    if format not in ("r1v", "r1v_evaluation", "easyr1"):
+        assert back.id == question.id
+    assert [Path(item.uri).read_bytes() for item in back.media] == [Path(item.uri).read_bytes() for item in media]
+
+
+@pytest.mark.parametrize("format", CHATS)
+def test_a_demonstration_that_is_written_for_another_system_comes_back(folder: Path, format: str) -> None:
+    zoom = [] if format == "sharegpt_messages" else [Step(think="Look.", op="zoom_in", arguments={"box": [0.25, 0.0, 0.75, 1.0]})]
+    media = [Media(id="img0", uri=str(folder / "images/2.png"))]
+    turns = [*zoom, Step(think="So", answer="red")]
+    shown = Demonstration(id="d", question="What?", media=media, answers=["red"], turns=turns)
+    row = emit_chat(shown, format, [[str(folder / "images/3.png")] for _ in zoom])
+    assert detect(row) == format
+    back = one(write(folder, row))
+    assert isinstance(back, Demonstration)
+    assert [(turn.op, turn.answer, turn.think) for turn in back.turns] == [(turn.op, turn.answer, turn.think) for turn in turns]
+    if zoom:
+        box, padding = back.turns[0].arguments["box"], back.turns[0].arguments.get("padding", 0.0)
+        assert (box[0] - padding, box[2] + padding) == pytest.approx((0.25, 0.75), abs=0.11)
+    assert (back.question, back.answers, back.media) == ("What?", ["red"], media)
+
+
+def test_what_a_format_has_no_place_for_is_refused(folder: Path) -> None:
+    clip = Media(id="vid0", kind="video", frames=["a.png"])
+    question = Question(id="q", question="?", media=[clip], answers=["x"])
+    for format in ("reason_rft", "mini_o3", "ttrl", "deepeyes"):
+        with pytest.raises(BadInput, match="no clips"):
+            emit(question, format)
+    with pytest.raises(BadInput, match="no answer"):
+        emit(question.model_copy(update={"answers": None}), "easyr1")
+    steps = [Step(op="read_text"), Step(answer="x")]
+    shown = Demonstration(id="d", question="?", media=[Media(id="img0", uri="a.png")], answers=["x"], turns=steps)
+    with pytest.raises(BadInput, match="cannot say it"):
+        emit_chat(shown, "sharegpt", [[]])
+    with pytest.raises(BadInput, match="1 operations"):
+        emit_chat(shown, "sharegpt")
