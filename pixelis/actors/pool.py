@@ -1,7 +1,7 @@
 """The pool of Toolbox actors behind a generator: it outlives every bad call and runs equal calls once.
 
-A worker has one task at a time, so a death names its culprit. Quick calls travel together; when such a batch fails, its calls are
-tried one by one, so that only the culprit does.
+A worker has one task at a time, so a death names its culprit. Quick calls travel together, and so do pictures to open; when
+such a batch fails, its parts are tried one by one, so that only the culprit does.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from pixelis.records import Action, ImageView, Media
 
 QUICK_CALLS = 64
 """Most quick calls that travel together."""
+OPENED_TOGETHER = 16
+"""Most questions whose pictures are opened together."""
 QUICK_SHARE = 0.25
 """Share of the deadline that such a batch gets; when it fails its calls are tried one by one in what is left."""
 GRACE_S = 0.5
@@ -59,6 +61,11 @@ class _Job:
     waiters: int = 0
     until: float | None = None
     retried: bool = False
+
+    @property
+    def opens_pictures(self) -> bool:
+        """Whether it opens still pictures, and has not failed among others before."""
+        return isinstance(self.work, list) and self.until is None and all(item.kind == "image" for item in self.work)
 
     def fail(self, code: str, seconds: float) -> None:
         """Answer that it hung (``timeout``) or ended its process (``crashed``)."""
@@ -221,7 +228,11 @@ class ToolboxPool:
         if self.quick and (not self.slow or self.quick[0].number < self.slow[0].number):
             share = min(QUICK_CALLS, -(-len(self.quick) // len(self.idle)))
             return [self.quick.popleft() for _ in range(share)]
-        return [self.slow.popleft()] if self.slow else []
+        together = 0
+        while together < min(OPENED_TOGETHER, len(self.slow)) and self.slow[together].opens_pictures:
+            together += 1
+        share = max(1, -(-together // len(self.idle)))
+        return [self.slow.popleft() for _ in range(min(share, len(self.slow)))]
 
     def _forget(self, job: _Job) -> _Job:
         if job.key is not None and self.flights.get(job.key) is job:
@@ -300,14 +311,15 @@ class ToolboxPool:
                 raise TimeoutError
             outcomes, worn = reply.result()
             for job, (outcome, size) in zip(jobs, outcomes, strict=True):
-                self._answer(job, outcome, size, shared=len(jobs) > 1)
+                if isinstance(outcome, PixelisError):
+                    self._refuse(job, outcome)
+                else:
+                    self._answer(job, outcome, size, shared=len(jobs) > 1)
         except (TimeoutError, RayActorError):
             code = "timeout" if time.monotonic() - start >= limit else "crashed"
-        except Exception as raised:  # by the method (BadImage), or lost pictures
-            error = own_error(raised) or raised
+        except Exception as raised:  # by the method, or lost pictures
             for job in jobs:
-                self.failures[getattr(error, "code", type(error).__name__)] += 1
-                self._forget(job).done.set_exception(error)
+                self._refuse(job, own_error(raised) or raised)
         if code is None and not worn:
             self.idle.append(worker)
         else:
@@ -339,13 +351,15 @@ class ToolboxPool:
 
     async def _ask(self, worker: _Worker, jobs: list[_Job], limit_s: float) -> tuple[list[tuple[Any, int]], bool]:
         if isinstance(jobs[0].work, list):
-            ref, reply = worker.handle.open.options(num_returns=2).remote(jobs[0].work, limit_s)
+            *refs, reply = worker.handle.open.options(num_returns=len(jobs) + 1).remote([job.work for job in jobs], limit_s)
             try:
-                return [((ref, await reply), 0)], False
+                told = await reply
             except RayError:
-                with contextlib.suppress(RayError):
-                    await ref  # or Ray logs it as an error that nobody saw
+                for ref in refs:
+                    with contextlib.suppress(RayError):
+                        await ref  # or Ray logs it as an error that nobody saw
                 raise
+            return [(one if isinstance(one, PixelisError) else (ref, one), 0) for ref, one in zip(refs, told, strict=True)], False
         groups: dict[ray.ObjectRef, int] = {}
         for job in jobs:
             assert isinstance(job.work, Call)
@@ -369,6 +383,10 @@ class ToolboxPool:
             if job.key is not None and observation.code not in ("out_of_memory", "crashed"):
                 self._keep(job.key, outcome, size)
         job.done.set_result(outcome)
+
+    def _refuse(self, job: _Job, error: Exception) -> None:
+        self.failures[getattr(error, "code", type(error).__name__)] += 1
+        self._forget(job).done.set_exception(error)
 
     def _keep(self, key: Hashable, outcome: Outcome, size: int) -> None:
         self.cache[key] = outcome, size

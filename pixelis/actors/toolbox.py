@@ -25,7 +25,7 @@ import ray
 
 from pixelis.config import Config
 from pixelis.dialogue.pixels import PixelBudget
-from pixelis.errors import BadImage
+from pixelis.errors import BadImage, PixelisError
 from pixelis.operations import Scene, execute, select
 from pixelis.operations.media import first_look, open_media
 from pixelis.operations.video import Clip
@@ -78,19 +78,27 @@ class Toolbox:
         """Process id and node; answers when alive."""
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
-    def open(self, media: list[Media], limit_s: float) -> tuple[Pictures, tuple[Look, dict[str, str]]]:
-        """Two returns: full-resolution pictures by id; what the policy sees of them at first, and their content hashes by id.
+    def open(self, questions: Sequence[list[Media]], limit_s: float) -> tuple[Any, ...]:
+        """One return for each question, its full-resolution pictures by id, and one more for all.
 
-        Raises BadImage for what cannot be decoded under the caps.
+        That holds what the policy sees of each question at first and the content hashes of its media by id, or the BadImage that
+        says why they cannot be decoded under the caps.
         """
         with self._guarded(limit_s):
-            try:
-                opened = {item.id: open_media(item, self.config.toolbox) for item in media}
-                look = first_look(opened, self.config.dialogue, self.multiple)
-                return opened, (look, {item.id: _identity(item, opened[item.id]) for item in media})
-            except MemoryError:
-                problem = ("takes too much memory to decode", "out_of_memory")
-        raise unopened(media, *problem)
+            opened, told = zip(*(self._open(media) for media in questions), strict=True)
+        return *opened, list(told)
+
+    def _open(self, media: list[Media]) -> tuple[Pictures | None, tuple[Look, dict[str, str]] | PixelisError]:
+        try:
+            opened = {item.id: open_media(item, self.config.toolbox) for item in media}
+            look = first_look(opened, self.config.dialogue, self.multiple)
+            return opened, (look, {item.id: _identity(item, opened[item.id]) for item in media})
+        except MemoryError:
+            return None, unopened(media, "takes too much memory to decode", "out_of_memory")
+        except PixelisError as error:
+            return None, error
+        except Exception as error:  # the others of the batch are not to blame
+            return None, unopened(media, f"failed: {type(error).__name__}", "crashed")
 
     def execute(self, calls: Sequence[Call], limit_s: float, *groups: Pictures) -> tuple[list[tuple[Outcome, int]], bool]:
         """Run calls one after another; an outcome (errors included) and its bytes for each.

@@ -258,6 +258,21 @@ def test_media_that_cannot_be_decoded_cost_their_question_alone(make: Make, tmp_
         assert caught.value.code == code
         box = boxes(1, seed=len(code))[0]
         bench.check_zoom(bench.run(bench.call("zoom_in", box=box)), box)
+    # The same at once, as a generator asks: they travel together, and each is told its own.
+    uris = [bench.uri, *endings, bench.uri]
+    asked = [bench.pool.open([Media(id="img0", uri=uri)]) for uri in uris]
+    ended = bench.run(_all(asked))
+    for uri, end in zip(uris, ended, strict=True):
+        if uri == bench.uri:
+            opened, (images, _) = end
+            assert opened.identity == bench.opened.identity
+            assert images[0].source_size == bench.images[0].source_size
+        else:
+            assert end.code == endings[uri]
+
+
+async def _all(asked: list) -> list:
+    return await asyncio.gather(*asked, return_exceptions=True)
 
 
 def test_a_call_that_nobody_waits_for_is_not_run(bench: Bench) -> None:
