@@ -1,0 +1,124 @@
+"""Repetitions are found by content, near ones by text and the look of their pictures; different ones stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from refined import demonstration, zoom
+
+from pixelis.config import Toolbox
+from pixelis.datasets.refinement import duplicates
+from pixelis.datasets.refinement.pictures import Pictures, alike, perceptual
+from pixelis.errors import BadImage, BadInput
+from pixelis.records import Media, Step
+
+
+def photo(seed: int, side: int = 256) -> np.ndarray:
+    """A smooth random picture."""
+    small = np.random.default_rng(seed).integers(0, 255, (6, 6, 3), np.uint8)
+    return np.asarray(Image.fromarray(small).resize((side, side), Image.Resampling.BICUBIC))
+
+
+def image(path: Path) -> Media:
+    return Media(id="img0", uri=str(path))
+
+
+def test_content_is_what_is_taught_not_what_it_is_called():
+    one = demonstration("a")
+    assert duplicates.content_hash(one, ["p"]) == duplicates.content_hash(
+        one.model_copy(update={"id": "b", "quality": 0.3, "question": " which DIGIT is in the red  frame?"}), ["p"]
+    )
+    others = [
+        (demonstration("a"), ["q"]),
+        (demonstration("a", zooms=1), ["p"]),
+        (demonstration("a", answers=["8"]), ["p"]),
+        (demonstration("a", kind="trap_logical"), ["p"]),
+        (demonstration("a", turns=[zoom(1, 0.001), zoom(2), one.turns[-1]]), ["p"]),
+    ]
+    hashes = [duplicates.content_hash(one, ["p"])] + [duplicates.content_hash(d, p) for d, p in others]
+    assert len(set(hashes)) == len(hashes)
+    assert duplicates.exact(["x", "y", "x", "x"]) == {2: 0, 3: 0}
+
+
+def test_near_ones_share_kind_answer_pictures_and_words():
+    def said(name: str, words: str, **fields):
+        return demonstration(name, turns=[zoom(think=words), Step(think="It is 7", answer="7")], **fields)
+
+    long = "I should look closer at the small red frame in the lower left corner because the digit in it is tiny"
+    made = [
+        said("a", long),
+        said("b", long + " indeed"),
+        said("c", "Something else altogether: walls, windows, and a door beside the car in front of the house"),
+        said("d", long, kind="self_correction"),
+        said("e", long),
+        said("f", long, question="How many windows has the blue house behind the tall trees on the hill?"),
+    ]
+    pictures = [("p",)] * 4 + [("q",), ("p",)]
+    assert duplicates.near(made, pictures, 0.9) == {1: 0}
+    assert duplicates.near(made, pictures, 1.0) == {}
+
+
+def test_a_hundred_of_one_keep_one():
+    made = [demonstration(f"d{i}") for i in range(1200)]  # more than one chunk
+    dropped = duplicates.near(made, [("p",)] * 1200, 0.95)
+    assert dropped == dict.fromkeys(range(1, 1200), 0)
+
+
+def test_looks_survive_scaling_and_saving_and_tell_pictures_apart(tmp_path: Path):
+    first, second = photo(1), photo(2)
+    Image.fromarray(first).save(tmp_path / "a.png")
+    Image.fromarray(first).resize((180, 180)).save(tmp_path / "b.jpg", quality=70)
+    Image.fromarray(second).save(tmp_path / "c.png")
+    (tmp_path / "copy.png").write_bytes((tmp_path / "a.png").read_bytes())
+    pictures = Pictures(Toolbox(), tmp_path / "kept.jsonl")
+    names = ("a.png", "b.jpg", "c.png", "copy.png")
+    contents = [pictures.content(image(tmp_path / name)) for name in names]
+    assert contents[0] == contents[3]
+    assert len(set(contents)) == 3
+    looks = [pictures.look(image(tmp_path / name)) for name in names]
+    groups = alike(looks, 3)
+    assert groups[0] == groups[1] == groups[3] != groups[2]
+    again = Pictures(Toolbox(), tmp_path / "kept.jsonl")
+    assert again.look(image(tmp_path / "a.png")) == looks[0]
+    Image.fromarray(second).save(tmp_path / "a.png")  # a changed file is another picture
+    assert Pictures(Toolbox(), tmp_path / "kept.jsonl").look(image(tmp_path / "a.png")) == looks[2]
+
+
+def test_pictures_that_cannot_be_had(tmp_path: Path):
+    pictures = Pictures(Toolbox())
+    with pytest.raises(BadInput, match=r"none\.png"):
+        pictures.content(image(tmp_path / "none.png"))
+    (tmp_path / "bad.png").write_bytes(b"\x89PNG no")
+    with pytest.raises(BadImage):
+        pictures.look(image(tmp_path / "bad.png"))
+    (found,) = pictures.looks([image(tmp_path / "bad.png")])
+    assert isinstance(found, BadImage)
+
+
+def test_flat_pictures_have_a_look():
+    assert perceptual(np.zeros((50, 80, 3), np.uint8)) == perceptual(np.zeros((500, 800, 3), np.uint8))
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=30), st.integers(0, 3), st.data())
+def test_groups_join_exactly_what_is_near(looks: list[int], bits: int, data: st.DataObject):
+    source = data.draw(st.sampled_from(looks))
+    flipped = source
+    for bit in data.draw(st.lists(st.integers(0, 63), max_size=3, unique=True)):
+        flipped ^= 1 << bit
+    looks = [*looks, flipped]
+    groups = alike(looks, bits)
+    for i, one in enumerate(looks):
+        for j, other in enumerate(looks):
+            if (one ^ other).bit_count() <= bits:
+                assert groups[i] == groups[j]
+    for i in range(len(looks)):  # and nothing without a chain of such pairs
+        reach, grown = {i}, True
+        while grown:
+            more = {j for j in range(len(looks)) for k in reach if (looks[j] ^ looks[k]).bit_count() <= bits} - reach
+            reach, grown = reach | more, bool(more)
+        assert {j for j in range(len(looks)) if groups[j] == groups[i]} == reach

@@ -1,0 +1,64 @@
+"""Pass rates and perception utility on tables of outcomes; evaluation questions are found by text and picture."""
+
+from __future__ import annotations
+
+import pytest
+from refined import demonstration
+
+from pixelis.config.refinement import PassRate
+from pixelis.datasets.refinement import filters
+from pixelis.datasets.refinement.filters import Outcomes
+from pixelis.errors import DataFailure
+from pixelis.records import Question
+
+EIGHT = PassRate(episodes=8)
+
+
+@pytest.mark.parametrize(("right", "cause"), [(0, "too_hard"), (1, None), (4, None), (7, None), (8, "too_easy")])
+def test_always_and_never_right_teach_nothing(right: int, cause: str | None):
+    assert filters.decide(Outcomes([1.0] * right + [0.0] * (8 - right)), EIGHT) == cause
+
+
+def test_what_could_not_be_scored_is_no_zero():
+    rows = [("q", True, 1.0), ("q", True, None), ("q", True, 0.0), ("lost", True, None)]
+    found = filters.table(rows)
+    assert found["q"].rate == 0.5
+    assert filters.decide(found["q"], EIGHT) is None
+    assert filters.decide(found["lost"], EIGHT) == "no_pass_rate"
+    assert filters.decide(None, EIGHT) == "no_pass_rate"
+
+
+@pytest.mark.parametrize(
+    ("looking", "glance", "cause"),
+    [
+        ([1, 1, 1, 0], [0, 0, 0, 0], None),
+        ([1, 1, 1, 0], [1, 1, 0, 0], None),
+        ([1, 1, 1, 0], [1, 1, 1, 0], "looking_does_not_pay"),  # as good at a glance
+        ([1, 1, 0, 0], [1, 1, 0, 0], "looking_does_not_pay"),
+        ([1, 1, 1, 0], [], "no_pass_rate"),
+        ([0, 0, 0, 0], [0, 0, 0, 0], "too_hard"),
+    ],
+)
+def test_looking_must_pay(looking: list, glance: list, cause: str | None):
+    rows = [("q", True, float(v)) for v in looking] + [("q", False, float(v)) for v in glance]
+    assert filters.decide(filters.table(rows)["q"], PassRate(episodes=4, utility=True)) == cause
+
+
+def test_evaluation_questions_are_found_by_text_and_picture():
+    held = [Question(id="e1", question="Which digit is in the red frame?"), Question(id="e2", question="How many?")]
+    held_pictures = {"e1": ["p1"], "e2": ["p2", "p3"]}
+    ours = [
+        demonstration("same", question="which digit  is in the RED frame?"),
+        demonstration("other picture"),
+        demonstration("other question", question="Which colour has the frame?"),
+        demonstration("two", question="How many?"),
+    ]
+    pictures = {"same": ["p1"], "other picture": ["p9"], "other question": ["p1"], "two": ["p3", "p2"]}
+    hits = filters.leaks(ours, pictures, held, held_pictures)
+    assert hits == {"same": "e1", "two": "e2"}
+    stricter = filters.leaks(ours, pictures, held, held_pictures, "picture")
+    assert set(stricter) == {"same", "other question", "two"}
+    with pytest.raises(DataFailure, match="2 of the questions are evaluation questions: same = e1, two = e2") as caught:
+        filters.refuse(hits)
+    assert caught.value.code == "held_out"
+    filters.refuse({})

@@ -1,0 +1,145 @@
+"""Every gate rejects a set made to violate it, names the figure and the ids, and lets an honest set through."""
+
+from __future__ import annotations
+
+import pytest
+from refined import SCORE, TASKS, demonstration, seen, zoom
+
+from pixelis.config import Dialogue, Toolbox
+from pixelis.config.refinement import Gates
+from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.refinement import gates
+from pixelis.datasets.refinement.pipeline import observed
+from pixelis.datasets.synthesis.studio import Studio
+from pixelis.errors import DataFailure
+from pixelis.operations import OPERATIONS
+from pixelis.records import Demonstration, Observation, Step
+
+SMALL = Gates(per_task=10, total=40, critical=4)
+KINDS = ("golden", "golden", "trap_perceptual", "trap_logical", "self_correction")
+LEVELS = ("simple", "medium", "hard")
+
+
+def good_set() -> list[Demonstration]:
+    """48 demonstrations: four tasks of 12, every kind, three levels."""
+    return [
+        demonstration(f"d{i}", task=TASKS[i % 4], kind=KINDS[(i // 4) % 5], level=LEVELS[(i // 4) % 3], zooms=2)
+        for i in range(48)
+    ]
+
+
+def found(demonstrations: list[Demonstration], settings: Gates = SMALL, **more) -> dict[str, gates.Gate]:
+    return {g.name: g for g in gates.check(demonstrations, settings, OPERATIONS, SCORE, **more)}
+
+
+def broken(demonstrations: list[Demonstration], settings: Gates = SMALL, **more) -> list[str]:
+    return [name for name, gate in found(demonstrations, settings, **more).items() if not gate.passed]
+
+
+def test_an_honest_set_passes_every_gate():
+    checked = found(good_set())
+    assert [name for name, gate in checked.items() if not gate.passed] == []
+    assert set(checked) == {
+        *("actions", "observations", "answers", "cycles", "total", "per_task", "imbalance"),
+        *("critical", "level_share", "level_tasks", "corrupted"),
+    }
+    gates.enforce(checked.values())
+
+
+UNKNOWN = Step(op="teleport", target="img0", observation=seen(1))
+ANSWER = Step(think="The digit in the red frame is 7", answer="7")
+FAILED = Observation(status="error", code="out_of_range", text="outside")
+
+
+@pytest.mark.parametrize(
+    ("gate", "reason", "fields"),
+    [
+        ("actions", "no operation teleport", {"turns": [UNKNOWN, ANSWER]}),
+        ("actions", "is unknown", {"turns": [zoom(arguments={"box": [0, 0, 0.5, 0.5], "speed": 2}), ANSWER]}),
+        ("actions", "x0 < x1", {"turns": [zoom(arguments={"box": [0.5, 0.1, 0.2, 0.4]}), ANSWER]}),
+        ("actions", "outside the picture", {"turns": [zoom(arguments={"box": [1.1, 0.1, 1.2, 0.4]}), ANSWER]}),
+        ("actions", "no image obs2", {"turns": [zoom(1), zoom(2, target="obs2"), ANSWER]}),
+        ("observations", "has no observation", {"turns": [zoom(observation=None), ANSWER]}),
+        ("observations", "is to be learnt", {"turns": [zoom(observation=FAILED), ANSWER]}),
+        ("answers", "is wrong", {"turns": [zoom(), Step(answer="3")]}),
+        ("answers", "is right", {"kind": "trap_logical", "turns": [zoom(), ANSWER]}),
+        ("answers", "is right", {"kind": "outcome_negative", "turns": [zoom(), ANSWER]}),
+        ("answers", "cannot be checked", {"answers": None}),
+        ("answers", "ends without", {"turns": [zoom()]}),
+        ("answers", "without a mistake", {"kind": "self_correction", "turns": [zoom(), ANSWER]}),
+        ("answers", "not corrected", {"kind": "self_correction", "turns": [zoom(1, learn=False), zoom(2), zoom(1), ANSWER]}),
+        ("cycles", "is repeated", {"turns": [zoom(1), zoom(1), ANSWER]}),
+        ("cycles", "zoom_in zoom_in is repeated", {"turns": [zoom(3), zoom(1), zoom(2), zoom(1), zoom(2), ANSWER]}),
+    ],
+)
+def test_one_bad_demonstration_is_named(gate: str, reason: str, fields: dict):
+    rejected = [*good_set(), demonstration("culprit", **fields)]
+    checked = found(rejected)
+    assert [name for name, g in checked.items() if not g.passed] == [gate]
+    assert checked[gate].figure == 1
+    assert reason in checked[gate].ids["culprit"]
+    with pytest.raises(DataFailure, match=rf"(?s)gate {gate}: .* is 1, limit 0 \(culprit: .*{reason}") as caught:
+        gates.enforce(checked.values())
+    assert caught.value.code == "gate"
+
+
+def test_a_mistake_that_is_not_learnt_may_be_invalid_when_its_observation_says_so():
+    outside = zoom(arguments={"box": [1.1, 0.1, 1.2, 0.4]}, learn=False, observation=FAILED)
+    assert broken([*good_set(), demonstration("m", kind="self_correction", turns=[outside, zoom(2), ANSWER])]) == []
+    pretended = outside.model_copy(update={"observation": seen(1)})
+    assert broken([*good_set(), demonstration("m", kind="self_correction", turns=[pretended, zoom(2), ANSWER])]) == ["actions"]
+
+
+def test_frames_of_a_clip_are_targets():
+    clip = demonstration("v", media=[{"id": "vid0", "uri": "a.mp4", "kind": "video"}], turns=[zoom(target="vid0.3"), ANSWER])
+    assert gates.invalid_action(clip, OPERATIONS) is None
+    assert gates.invalid_action(demonstration(turns=[zoom(target="img0.3"), ANSWER]), OPERATIONS) is not None
+
+
+def test_the_set_as_a_whole():
+    assert broken(good_set()[:39]) == ["total", "per_task"]
+    few = [d for d in good_set() if d.task != TASKS[0]] + [demonstration(f"x{i}", task="rare") for i in range(4)]
+    assert broken(few) == ["per_task"]  # 12 to 4 is just three times
+    assert found(few)["per_task"].ids == {"rare": "4 demonstrations"}
+    more = good_set() + [demonstration(f"y{i}", task=TASKS[0]) for i in range(25)]
+    assert broken(more) == ["imbalance"]
+    assert found(more)["imbalance"].figure == pytest.approx(37 / 12)
+    assert set(found(more)["imbalance"].ids) == set(TASKS)
+    golden = [d for d in good_set() if d.kind != "trap_logical"]
+    assert broken(golden, Gates(per_task=5, total=30, critical=4, level_share=0)) == ["critical"]
+    uneven = [d.model_copy(update={"level": "hard" if i > 20 else LEVELS[i % 3]}) for i, d in enumerate(good_set())]
+    assert broken(uneven) == ["level_share"]
+    assert set(found(uneven)["level_share"].ids) == {"simple", "medium"}
+    by_task = [d.model_copy(update={"level": "hard" if d.task in TASKS[:2] else d.level}) for d in good_set()]
+    assert "level_tasks" in broken(by_task, Gates(per_task=1, total=1, critical=0, level_share=0.1))
+
+
+def test_corrupted_rows_are_at_most_one_in_a_hundred():
+    bad = [BadRow("a.jsonl", "7", "turns", "bad_value", "Input should be a list")]
+    assert broken(good_set(), rows=100, bad=bad) == []
+    assert broken(good_set(), rows=99, bad=bad) == ["corrupted"]
+    assert found(good_set(), rows=99, bad=bad)["corrupted"].ids == {"a.jsonl, row 7": "turns: Input should be a list"}
+
+
+def test_every_failed_gate_is_in_the_error():
+    with pytest.raises(DataFailure, match=r"(?s)gate total.*gate per_task.*gate critical"):
+        gates.enforce(gates.check([demonstration()], Gates(), OPERATIONS, SCORE))
+
+
+def test_replay_executes_again_and_finds_what_was_changed():
+    studio = Studio(Toolbox(), Dialogue())
+    bare = demonstration("r", turns=[zoom(1, observation=None), zoom(2, target="obs1", observation=None), ANSWER])
+    made = observed(bare, studio)
+    assert isinstance(made, Demonstration)
+    assert [step.observation.id for step in made.steps if step.observation] == ["obs1", "obs2"]
+    assert gates.replay([made], studio, 1.0, 0).passed
+    forged = made.model_copy(deep=True)
+    assert forged.turns[1].observation is not None
+    forged.turns[1].observation.data["zoom_level"] = 9.0
+    gate = gates.replay([made, forged.model_copy(update={"id": "forged"})], studio, 1.0, 0)
+    assert not gate.passed
+    assert gate.ids == {"forged": "turn 2: zoom_in gives another data"}
+    lost = made.model_copy(update={"id": "lost", "media": [made.media[0].model_copy(update={"uri": "/no/such.png"})]})
+    assert "lost" in gates.replay([lost], studio, 1.0, 0).ids
+    trap = forged.model_copy(update={"id": "trap", "kind": "trap_perceptual"})
+    assert gates.replay([trap], studio, 1.0, 0).passed  # its observation is wrong on purpose
