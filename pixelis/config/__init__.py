@@ -26,6 +26,7 @@ from pixelis.config.parts import (
     Telemetry,
     Toolbox,
 )
+from pixelis.config.ranks import Ranks
 from pixelis.config.refinement import Refinement
 from pixelis.config.rewards import (
     Curiosity,
@@ -70,6 +71,7 @@ __all__ = [
     "PixelRange",
     "Policy",
     "Quickstart",
+    "Ranks",
     "Refinement",
     "Replay",
     "RewardWeights",

@@ -19,6 +19,9 @@ class Run(Section):
 class Lora(Section):
     rank: int = Field(16, ge=1, description="rank of the adapters")
     alpha: int = Field(32, ge=1, description="scale numerator: the update is alpha / rank * B A")
+    ranks: str | None = Field(
+        None, description="file of jobs.ranks with a rank for each layer, instead of `rank`; its alpha is alpha / rank times that"
+    )
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapter's input")
     targets: list[str] = Field(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
@@ -130,11 +133,19 @@ class Toolbox(Section):
 
 
 class Data(Section):
-    train: str = Field("cards:?split=train", description="questions to train on: `cards:` or a JSON-lines file of questions")
+    train: str = Field(
+        "cards:?split=train",
+        description="questions to train on: `cards:`, `packaged:NAME`, a data set `NAME:ROOT`, or files of rows "
+        "`PATH?format=NAME&media=FOLDER`",
+    )
     evaluate: str = Field("cards:?split=test&seed=7", description="held-out questions")
     demonstrations: str = Field("cards:?split=train", description="demonstrations for sft: `cards:` or a JSON-lines file")
     direct_share: float = Field(0.7, ge=0, le=1, description="share of `cards:` demonstrations that answer without an operation")
     limit: int = Field(0, ge=0, description="use only the first N questions; 0 is all")
+    shuffle_rows: int = Field(10_000, ge=1, description="questions shuffled at a time; a smaller source is shuffled as a whole")
+    max_bad_rows: float = Field(
+        0, ge=0, description="rows that cannot be used and are skipped: a number, or below 1 a share; more is an error"
+    )
 
 
 class Learner(Section):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import yaml
@@ -24,6 +26,7 @@ from pixelis.config.parts import (
     Telemetry,
     Toolbox,
 )
+from pixelis.config.ranks import Ranks
 from pixelis.config.refinement import Refinement
 from pixelis.config.rewards import Rewards
 from pixelis.config.rft import Rft
@@ -34,10 +37,12 @@ PATHS = (
     ("run", "dir"),
     ("policy", "model"),
     ("policy", "adapter"),
+    ("policy", "lora", "ranks"),
     ("data", "train"),
     ("data", "evaluate"),
     ("data", "demonstrations"),
     ("sft", "validation"),
+    ("ranks", "tuned"),
     ("learner", "deepspeed"),
     ("toolbox", "segmenter"),
 )
@@ -56,6 +61,7 @@ class Config(Section):
     learner: Learner = Learner()
     refinement: Refinement = Refinement()
     sft: Sft = Sft()
+    ranks: Ranks = Ranks()
     rft: Rft = Rft()
     rewards: Rewards = Rewards()
     evaluate: Evaluate = Evaluate()
@@ -105,7 +111,8 @@ class Config(Section):
         for name, temperature in sampled.items():
             if self.engine.name == "vllm" and not (temperature == 0 or 0.01 <= temperature <= 2):
                 problems.append(f"{name}.sampling.temperature {temperature}: vLLM takes 0, or 0.01 to 2")
-        if self.engine.name == "vllm" and not self.policy.full and self.policy.lora.rank > max(VLLM_LORA_RANKS):
+        uniform = not self.policy.full and not self.policy.lora.ranks
+        if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
         if self.policy.full and self.policy.adapter:
             problems.append("policy.full trains all parameters but policy.adapter names an adapter")
@@ -128,11 +135,13 @@ class Config(Section):
 def absolute(config: Config) -> Config:
     """The configuration with every path made absolute: workers run in other folders, and on other machines, than the driver.
 
-    `nano`, `grabcut` and `cards:` sources are names, not paths.
+    `nano`, `grabcut`, `cards:` and `packaged:` sources and `scheme://` addresses are names; of `NAME:ROOT` the root is a path.
     """
     values = config.model_dump()
-    for section, key in PATHS:
-        text = values[section][key]
-        if text and text not in ("nano", "grabcut") and not text.startswith("cards:"):
-            values[section][key] = str(Path(text).expanduser().absolute())
+    for *sections, key in PATHS:
+        section = functools.reduce(dict.__getitem__, sections, values)
+        text = section[key]
+        if text and text not in ("nano", "grabcut") and not text.startswith(("cards:", "packaged:")) and "://" not in text:
+            name, root = named.groups() if (named := re.fullmatch(r"(\w+:)(.+)", text)) else ("", text)
+            section[key] = name + str(Path(root).expanduser().absolute())
     return Config.model_validate(values)

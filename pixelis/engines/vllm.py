@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pixelis.config import VLLM_LORA_RANKS
 from pixelis.dialogue.positions import mrope_positions
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines import Completion, SamplingParams, check_request
 from pixelis.engines.vllm_files import BaseFile, Scratch, link_model, write_peft
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError
 from pixelis.policy.model import fingerprint, pick_dtype
+from pixelis.policy.ranks import largest_rank, served_rank
 from pixelis.policy.samples import view_digest
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class VllmEngine:
 
                 arguments["weight_transfer_config"] = WeightTransferConfig(backend=vllm_worker.TRANSFER)
             else:
-                rank = next(r for r in VLLM_LORA_RANKS if r >= policy.lora.rank)
+                rank = served_rank(largest_rank(policy.lora))
                 arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": engine.max_loras}
             try:
                 settings = AsyncEngineArgs(**arguments).create_engine_config()

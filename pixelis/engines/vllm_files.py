@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
+from pixelis.errors import BadInput
 from pixelis.policy.adapters import weight_updates
 
 if TYPE_CHECKING:
@@ -136,6 +137,14 @@ class BaseFile:
                     shape = tensors.get_slice(name).get_shape()
                     self.shapes[parameter_name(name)] = torch.empty(shape, device="meta")
 
+    def read(self, name: str) -> torch.Tensor:
+        """One parameter's value. Raises BadInput when the file has none of this name."""
+        if name not in self.where:
+            raise BadInput(f"{self.folder} has no parameter {name}", code="foreign_model")
+        file, original = self.where[name]
+        with safe_open(file, framework="pt") as tensors:
+            return tensors.get_tensor(original)
+
     def updates(self, adapter: Adapter) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
         """What the adapter changes; see `adapters.weight_updates`. Raises BadInput for one that does not fit or is not finite."""
         return weight_updates(self.shapes, adapter)
@@ -144,11 +153,9 @@ class BaseFile:
         """Write the parameters that the adapter changes, merged in float32 and rounded once to `dtype`, by the file's names."""
         merged: dict[str, torch.Tensor] = {}
         for name, (left, right) in self.updates(adapter).items():
-            file, original = self.where[name]
             if right is not None:
-                with safe_open(file, framework="pt") as tensors:
-                    left = tensors.get_tensor(original).to(dtype).float() + left @ right
-            merged[original] = left.to(dtype).contiguous()
+                left = self.read(name).to(dtype).float() + left @ right
+            merged[self.where[name][1]] = left.to(dtype).contiguous()
         path.parent.mkdir(parents=True, exist_ok=True)
         save_torch_file(merged, path)
         return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from pixelis.actors.cluster import own_error
 from pixelis.config import Config
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
+from pixelis.policy import ranks
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model import fingerprint, resolve
 from pixelis.telemetry import artifacts, events, lineage
@@ -38,21 +40,23 @@ class Stopped(Exception):
 
 
 @contextmanager
-def run_folder(config: Config, *questions: str, learns_from: str | None = None) -> Iterator[Path]:
+def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path]:
     """Own ``run.dir``: made, locked against a second run, its configuration and its lineage written beside the results.
 
-    ``learns_from``: a source that is no questions, which the lineage names too.
+    ``sources``: what else the run is made from, by role; not read here, but named in the lineage.
     Raises BadConfig when another live process owns it, or when it holds a run of another policy; MissingFile or BadInput, before
-    any actor is started, for a model, an adapter or one of the sources of ``questions`` that cannot be read; MissingDependency
-    for a tracker that is not installed.
+    any actor is started, for a model, an adapter, a rank file or one of the sources of ``questions`` that cannot be read;
+    MissingDependency for a tracker that is not installed.
     """
     resolve(config.policy.model)
     require_trackers(config)
     if config.policy.adapter:
         load_adapter(config.policy.adapter)
+    if config.policy.lora.ranks:
+        ranks.read(config.policy.lora.ranks)
     for source in questions:
         next(read_questions(source))
-    inputs = _inputs(config, [*questions, *([learns_from] if learns_from else [])])
+    inputs = _inputs(config, {"questions": list(questions), **{role: [source] for role, source in sources.items()}})
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / "lock.json"
@@ -73,16 +77,16 @@ def run_folder(config: Config, *questions: str, learns_from: str | None = None) 
         lock.unlink(missing_ok=True)
 
 
-def _inputs(config: Config, data: list[str]) -> dict[str, list[lineage.Source]]:
+def _inputs(config: Config, data: dict[str, list[str]]) -> dict[str, list[lineage.Source]]:
     """What a run is made from, by role. Raises MissingFile for what is not there."""
     folder = resolve(config.policy.model)
     # The embedded model comes with the package: its name says where it is.
     embedded = lineage.Input(source="nano", sha256=fingerprint(folder)) if config.policy.model == "nano" else None
-    files = {"adapter": config.policy.adapter, "deepspeed": config.learner.deepspeed}
+    files = {"adapter": config.policy.adapter, "ranks": config.policy.lora.ranks, "deepspeed": config.learner.deepspeed}
     named: dict[str, list[lineage.Source]] = {role: [Path(path)] for role, path in files.items() if path}
-    for source in data:
+    for source in itertools.chain(*data.values()):
         lineage.path_in(source)
-    return {"model": [embedded or folder], **named, "data": list(data)}
+    return {"model": [embedded or folder], **named, **{role: list(found) for role, found in data.items()}}
 
 
 def _claim(lock: Path) -> None:

@@ -1,7 +1,8 @@
 """Adapters: what a policy version is made of, how the learner trains it and how an engine takes it up.
 
 An update is W = W0 + alpha / rank * B A on linear layers of the language model (LoRA, arXiv 2106.09685), trained through peft and
-merged by the engines. With `policy.full` the same record carries whole parameters instead.
+merged by the engines. Layers may have ranks of their own (`policy.lora.ranks`), with one alpha / rank for all. With `policy.full`
+the same record carries whole parameters instead.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from safetensors.numpy import save_file
 
 from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.policy.checkpoint import is_complete, write_folder
+from pixelis.policy.ranks import ranks_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,8 +40,9 @@ class Adapter:
     """The trainable part of a policy, as it is published and stored.
 
     tensors: `{module}.A` float32 [rank, in] and `{module}.B` [out, rank] of each adapted layer, named as in the base model; for
-    kind `full` the parameters themselves by name (bfloat16 widened to float32). base_sha256: fingerprint of the model that it
-    belongs to (`model.fingerprint`).
+    kind `full` the parameters themselves by name (bfloat16 widened to float32). alpha, rank: as configured; their ratio scales
+    every layer, also one whose own rank, that of its A, is another. base_sha256: fingerprint of the model that it belongs to
+    (`model.fingerprint`).
     """
 
     tensors: dict[str, np.ndarray]
@@ -58,6 +61,12 @@ class Adapter:
         """Bytes of all tensors: for LoRA 4 * sum(rank * (in + out)) over the adapted layers."""
         return sum(a.nbytes for a in self.tensors.values())
 
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Rank of each adapted layer; empty for kind `full`."""
+        own = self.kind == "lora"
+        return {name[:-2]: array.shape[0] for name, array in sorted(self.tensors.items()) if own and name.endswith(".A")}
+
     def sha256(self) -> str:
         """Content hash over names, shapes, values and scale."""
         digest = hashlib.sha256(json.dumps(self.metadata(), sort_keys=True).encode())
@@ -68,13 +77,19 @@ class Adapter:
         return digest.hexdigest()
 
     def metadata(self) -> dict[str, str]:
-        """What a safetensors header keeps beside the tensors."""
-        return {"kind": self.kind, "alpha": str(self.alpha), "rank": str(self.rank), "base_sha256": self.base_sha256}
+        """What a safetensors header keeps beside the tensors; for layers of other ranks than `rank` theirs, with their alphas."""
+        about = {"kind": self.kind, "alpha": str(self.alpha), "rank": str(self.rank), "base_sha256": self.base_sha256}
+        other = {name: rank for name, rank in self.ranks.items() if rank != self.rank}
+        if other:
+            about["rank_pattern"] = json.dumps(other)
+            about["alpha_pattern"] = json.dumps({name: self.scale * rank for name, rank in other.items()})
+        return about
 
 
-def adapter_bytes(shapes: Mapping[str, tuple[int, int]], rank: int, width: int = 4) -> int:
-    """Bytes of an adapter of this rank on layers of these (out, in) shapes, `width` bytes a number."""
-    return sum(rank * (out + inside) * width for out, inside in shapes.values())
+def adapter_bytes(shapes: Mapping[str, tuple[int, int]], rank: int | Mapping[str, int], width: int = 4) -> int:
+    """Bytes of an adapter of this rank, or with a rank for each layer, on layers of these (out, in) shapes, `width` a number."""
+    ranks = dict.fromkeys(shapes, rank) if isinstance(rank, int) else rank
+    return sum(r * sum(shapes[name]) * width for name, r in ranks.items())
 
 
 def save_adapter(adapter: Adapter, folder: str | Path) -> None:
@@ -90,6 +105,15 @@ def save_tensors(adapter: Adapter, folder: Path) -> None:
 
 def load_adapter(folder: str | Path) -> Adapter:
     """Read the adapter of a checkpoint folder. Raises MissingFile for none, BadInput for a damaged one."""
+    path, meta = load_header(folder)
+    with safe_open(path, framework="numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    kind: Literal["lora", "full"] = "full" if meta["kind"] == "full" else "lora"
+    return Adapter(tensors, int(meta["alpha"]), int(meta["rank"]), meta["base_sha256"], kind)
+
+
+def load_header(folder: str | Path) -> tuple[Path, dict[str, str]]:
+    """(file, `Adapter.metadata`) of a checkpoint folder, without its tensors; raises as `load_adapter` does."""
     folder = Path(folder)
     path = next((p for stem in FILES.values() if (p := folder / f"{stem}.safetensors").is_file()), None)
     if path is None:
@@ -97,12 +121,10 @@ def load_adapter(folder: str | Path) -> Adapter:
     if not is_complete(folder):
         raise BadInput(f"{folder} is incomplete or damaged", code="damaged_checkpoint", fix="use an older checkpoint of the run")
     with safe_open(path, framework="numpy") as file:
-        meta = file.metadata() or {}
-        if "kind" not in meta:
-            raise BadInput(f"{path} was not written by pixelis: its header names no kind")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    kind: Literal["lora", "full"] = "full" if meta["kind"] == "full" else "lora"
-    return Adapter(tensors, int(meta["alpha"]), int(meta["rank"]), meta["base_sha256"], kind)
+        meta = dict(file.metadata() or {})
+    if "kind" not in meta:
+        raise BadInput(f"{path} was not written by pixelis: its header names no kind")
+    return path, meta
 
 
 def adapted_layers(model: nn.Module, targets: list[str]) -> dict[str, nn.Linear]:
@@ -133,17 +155,21 @@ def adapted_layers(model: nn.Module, targets: list[str]) -> dict[str, nn.Linear]
 def add_lora(model: nn.Module, lora: config.Lora, seed: int = 0) -> nn.Module:
     """Put trainable adapters into the model, in place, and freeze everything else; returns the model.
 
-    A is drawn from `seed`, B is zero: the policy is unchanged at first. Raises BadConfig for unknown targets.
+    A is drawn from `seed`, B is zero: the policy is unchanged at first. Raises BadConfig for unknown targets, and what
+    `ranks.ranks_of` raises.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    names = list(adapted_layers(model, lora.targets))
+    ranks = ranks_of(lora, adapted_layers(model, lora.targets))
+    own = {re.escape(name): rank for name, rank in ranks.items() if rank != lora.rank}
     model.requires_grad_(False)
     settings = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules="|".join(re.escape(n) for n in names),
+        rank_pattern=own,
+        alpha_pattern={name: rank * lora.alpha / lora.rank for name, rank in own.items()},
+        target_modules="|".join(re.escape(n) for n in ranks),
         bias="none",
     )
     with torch.random.fork_rng(devices=[]):

@@ -8,6 +8,7 @@ Not counted, as they depend on the machine: the CUDA context, the allocator's fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import torch
 from transformers import AttentionInterface
 
-from pixelis.config import VLLM_LORA_RANKS
 from pixelis.errors import BadConfig, MissingFile
-from pixelis.policy.adapters import adapted_layers, add_lora
+from pixelis.policy.adapters import adapted_layers, adapter_bytes, add_lora
 from pixelis.policy.log_probs import CHUNK_VALUES
 from pixelis.policy.model import FAMILIES, resolve
+from pixelis.policy.ranks import largest_rank, ranks_of, served_rank
 from pixelis.policy.zero import settings as deepspeed_settings
 
 if TYPE_CHECKING:
@@ -66,13 +67,14 @@ class Architecture:
             return self._build()
 
     def thin(self, lora: config.Lora | None = None) -> Any:
-        """A copy with a single layer and a single vision block, with adapters where asked for."""
+        """A copy with a single layer and a single vision block, with adapters where asked for (all of the largest rank)."""
         model = self.fresh()
         inner, visual = model.model.language_model, model.model.visual
         inner.layers, visual.blocks = inner.layers[:1], visual.blocks[:1]
         if lora is not None:
+            uniform = lora.model_copy(update={"ranks": None, "rank": largest_rank(lora)})
             with torch.device("meta"):
-                add_lora(model, lora)
+                add_lora(model, uniform)
         return model
 
     @property
@@ -99,6 +101,10 @@ class Architecture:
     def shapes(self, targets: list[str]) -> dict[str, tuple[int, int]]:
         """(out, in) of each layer that gets an adapter. Raises BadConfig for a target that the model does not have."""
         return {name: (m.out_features, m.in_features) for name, m in adapted_layers(self.model, targets).items()}
+
+    def ranks(self, lora: config.Lora) -> dict[str, int]:
+        """Rank of each layer that gets an adapter. Raises what `ranks.ranks_of` raises."""
+        return ranks_of(lora, self.shapes(lora.targets))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -204,8 +210,7 @@ def learner_memory(arch: Architecture, policy: config.Policy, learner: config.Le
     if policy.full:
         trainable, frozen, kept = arch.parameters, 0, width
     else:
-        shapes = arch.shapes(policy.lora.targets).values()
-        trainable, frozen, kept = policy.lora.rank * sum(o + i for o, i in shapes), arch.parameters, 4
+        trainable, frozen, kept = adapter_bytes(arch.shapes(policy.lora.targets), arch.ranks(policy.lora), 1), arch.parameters, 4
     over = workers if stage == 3 else 1
     device = {
         "weights": frozen * width // over if not policy.full else trainable * width // over,
@@ -256,17 +261,12 @@ def generator_memory(arch: Architecture, policy: config.Policy, engine: config.E
     out = {"weights": arch.parameters * arch.width // engine.tensor_parallel}
     shapes = {} if policy.full else arch.shapes(policy.lora.targets)
     if engine.name == "hf":
-        changed = arch.parameters if policy.full else sum(o * i for o, i in shapes.values())
+        changed = arch.parameters if policy.full else sum(math.prod(shapes[name]) for name in arch.ranks(policy.lora))
         return out | {"originals": changed * arch.width}
     if not policy.full and not merges(policy, engine):
-        rank = served_rank(policy.lora.rank)
+        rank = served_rank(largest_rank(policy.lora))
         out["adapters"] = engine.max_loras * rank * sum(o + i for o, i in shapes.values()) * arch.width
     return out
-
-
-def served_rank(rank: int) -> int:
-    """The rank that vLLM reserves for adapters of this one: the next that its kernels know."""
-    return next(r for r in VLLM_LORA_RANKS if r >= rank)
 
 
 def merges(policy: config.Policy, engine: config.Engine) -> bool:
@@ -370,19 +370,21 @@ def _learner(c: config.Config, job: str) -> list[Finding]:
 
 def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
     lora = c.policy.lora
-    shapes = arch.shapes(lora.targets)
-    size = lora.rank * sum(o + i for o, i in shapes.values()) * 4
-    smallest = min(min(shape) for shape in shapes.values())
-    told = f"rank {lora.rank} on {len(shapes)} layers, {in_bytes(size)} a version"
-    if lora.rank > smallest:
-        return Finding("error", "adapters", f"policy.lora.rank {lora.rank} is above the {smallest} of a layer it adapts")
+    shapes, ranks = arch.shapes(lora.targets), arch.ranks(lora)
+    low, largest = min(ranks.values()), max(ranks.values())
+    told = f"{f'ranks {low} to {largest}' if low < largest else f'rank {low}'} on {len(ranks)} layers"
+    told += f", {in_bytes(adapter_bytes(shapes, ranks))} a version"
+    key = "policy.lora.ranks" if lora.ranks else "policy.lora.rank"
+    if wide := [name for name, rank in ranks.items() if rank > min(shapes[name])]:
+        rank, smallest = max((ranks[name], -min(shapes[name])) for name in wide)
+        return Finding("error", "adapters", f"{key} {rank} is above the {-smallest} of a layer it adapts")
     if job == "rft" and c.engine.name == "vllm":
         if merges(c.policy, c.engine):
             why = "" if c.engine.adapters == "merge" else " as lm_head is adapted"
             return Finding("ok", "adapters", f"{told}, merged into vLLM's weights{why}")
-        rank = served_rank(lora.rank)
+        rank = served_rank(largest)
         told += f", served by vLLM as rank {rank}"
-        if rank != lora.rank:
+        if rank != largest and not lora.ranks:
             return Finding("note", "adapters", f"{told}: policy.lora.rank {rank} would cost vLLM the same")
     return Finding("ok", "adapters", told)
 

@@ -129,13 +129,15 @@ class Trainer:
                 code="foreign_adapter",
                 fix=f"set policy.lora.rank={adapter.rank} policy.lora.alpha={adapter.alpha}",
             )
+        fix = "use the policy.lora.targets and policy.lora.ranks that it was trained with, or start another run.dir from no adapter"
         odd = sorted(set(adapter.tensors) ^ set(parameters))
         if odd:
-            raise BadInput(f"the checkpoint and the model differ in {odd[0]}", code="foreign_adapter", fix="use its lora.targets")
+            raise BadInput(f"the checkpoint and the configuration differ in {odd[0]}", code="foreign_adapter", fix=fix)
         for name, parameter in parameters.items():
             shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO-3 leaves an empty stub in the module
             if adapter.tensors[name].shape != shape:
-                raise BadInput(f"{name} is {adapter.tensors[name].shape}, not {shape}", code="foreign_adapter")
+                told = f"{name} is {list(adapter.tensors[name].shape)} in the checkpoint, {list(shape)} by the configuration"
+                raise BadInput(told, code="foreign_adapter", fix=fix)
             if not np.isfinite(adapter.tensors[name]).all():
                 raise BadInput(f"{name} holds values that are not finite", code="non_finite_adapter")
 

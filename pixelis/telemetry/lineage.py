@@ -137,7 +137,8 @@ def read(path: str | Path) -> Record | None:
 
 def inherited(path: str | Path, kind: str) -> dict[str, object] | None:
     """The lineage that a result in a run's folder has: that of the run, paths relative to the result; None outside of a run."""
-    if (found := holder(path)) is None:
+    # Not of what lies there already: it may be an older result of the same name.
+    if (found := holder(Path(path).absolute().parent)) is None:
         return None
     place, known = found
     base = Path(path).parent if Path(path).is_file() else Path(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -146,10 +147,10 @@ def settings(tmp_path: Path, *, rank: int = 4, **telemetry: object) -> Config:
 
 def test_a_run_and_its_checkpoints_carry_what_they_were_made_from(tmp_path: Path) -> None:
     save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
-    with jobs.run_folder(settings(tmp_path), learns_from="cards:?split=train") as folder:
+    with jobs.run_folder(settings(tmp_path), demonstrations="cards:?split=train") as folder:
         known = lineage.read(folder)
         assert known is not None
-        assert [i.role for i in known.inputs] == ["model", "adapter", "data"]
+        assert [i.role for i in known.inputs] == ["model", "adapter", "demonstrations"]
         step = folder / "checkpoints" / "step_00000002"
         notes = lineage.inherited(step, "checkpoint")
         checkpoint.write(folder, 2, {}, {}, notes={"lineage": notes})
@@ -159,7 +160,7 @@ def test_a_run_and_its_checkpoints_carry_what_they_were_made_from(tmp_path: Path
     (step / "state.json").write_text("[]")
     assert states(step)["step_00000002"] == "changed"
     # A run that is resumed with another configuration says so.
-    with jobs.run_folder(settings(tmp_path), learns_from="cards:?split=validation"):
+    with jobs.run_folder(settings(tmp_path), demonstrations="cards:?split=validation"):
         pass
     known = lineage.read(folder)
     assert known is not None
@@ -168,7 +169,7 @@ def test_a_run_and_its_checkpoints_carry_what_they_were_made_from(tmp_path: Path
 
 def test_a_missing_source_is_told_before_a_run_begins(tmp_path: Path) -> None:
     save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
-    with pytest.raises(MissingFile, match="gone"), jobs.run_folder(settings(tmp_path), learns_from=str(tmp_path / "gone.jsonl")):
+    with pytest.raises(MissingFile, match="gone"), jobs.run_folder(settings(tmp_path), data=str(tmp_path / "gone")):
         pass
     assert not (tmp_path / "run").exists()
 
@@ -185,6 +186,9 @@ def test_results_are_artifacts_of_weights_and_biases_offline(tmp_path: Path, mon
     lineage.record(run / "set.jsonl", inputs=["cards:?split=train"], config=config, kind="dataset")
     log_results(config)
     (log,) = run.glob("wandb/offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + 10  # its own process writes the file
+    while b"dataset-run" not in log.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert b"dataset-run" in log.read_bytes()
 
 

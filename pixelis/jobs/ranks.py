@@ -1,0 +1,118 @@
+"""Find a LoRA rank for each layer in what a full fine-tune changed, by singular values.
+
+    python -m pixelis.jobs.sft policy.full=true run.dir=runs/full ...          a short full-parameter run
+    python -m pixelis.jobs.ranks ranks.tuned=runs/full run.dir=runs/ranks      its ranks
+    python -m pixelis.jobs.sft policy.lora.ranks=runs/ranks/ranks.json ...     adapters of these ranks, in rft and serve too
+
+Writes ranks.json and ranks.html (plots) to run.dir. Reads one layer at a time, never two whole models; re-running goes on with
+the layers that are not done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from pixelis.config import Config, from_command_line
+from pixelis.engines.vllm_files import BaseFile
+from pixelis.errors import BadConfig, BadInput
+from pixelis.jobs.driver import driver, run_folder
+from pixelis.policy import checkpoint
+from pixelis.policy.adapters import load_header
+from pixelis.policy.checkpoint import write_json
+from pixelis.policy.estimate import Architecture
+from pixelis.policy.model import default_device, fingerprint, resolve
+from pixelis.policy.ranks import Change, RankFile, change, decide
+from pixelis.telemetry import lineage
+from pixelis.telemetry.progress import Progress
+from pixelis.telemetry.rank_page import page
+
+
+def tuned_file(config: Config) -> Path:
+    """The file or folder with the tuned weights: `ranks.tuned` may be a run, one of its checkpoints, or a Hugging Face folder.
+
+    Raises BadConfig when nothing is named, MissingFile for no weights, BadInput for adapters or another base model.
+    """
+    if not config.ranks.tuned:
+        raise BadConfig("ranks.tuned names no model", fix="set it to a run with policy.full=true or to a Hugging Face folder")
+    folder = Path(config.ranks.tuned)
+    if (folder / "checkpoints").is_dir():
+        folder = checkpoint.latest(folder) or folder
+    if not (folder / checkpoint.MANIFEST).is_file():
+        return resolve(str(folder))
+    file, header = load_header(folder)
+    if header["kind"] != "full":
+        raise BadInput(f"{folder} holds adapters, not a full fine-tune", fix="train it with policy.full=true")
+    if header["base_sha256"] != fingerprint(resolve(config.policy.model)):
+        raise BadInput(f"{folder} was not tuned from {config.policy.model}", fix="set policy.model to the model that was tuned")
+    return file
+
+
+def analyse(config: Config, folder: Path) -> RankFile:
+    """Decompose every layer of `policy.lora.targets` and decide the ranks; finished layers are in ``folder``/changes.jsonl."""
+    model, device = resolve(config.policy.model), default_device()
+    files, base_sha256 = (BaseFile(model), BaseFile(tuned_file(config))), fingerprint(model)
+    layers = list(Architecture(config.policy.model).shapes(config.policy.lora.targets))
+    known = lineage.read(folder)
+    settings = [config.ranks.model_dump(mode="json"), config.run.seed, [item.sha256 for item in known.inputs] if known else []]
+    key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    changes = _finished(folder / "changes.jsonl", key)
+    with (
+        (folder / "changes.jsonl").open("w", encoding="utf-8") as out,
+        Progress("ranks", len(layers), start=len(changes), enabled=config.telemetry.progress) as progress,
+    ):
+        for done, layer in enumerate(sorted(layers, key=lambda name: name not in changes), 1):
+            if layer not in changes:
+                base, tuned = (file.read(_weight(layer, file)).to(device) for file in files)
+                changes[layer] = change(base, tuned, config.ranks, config.run.seed)
+                progress.update(done, layer=layer)
+            out.write(json.dumps({"key": key, "layer": layer, **changes[layer].to_json()}) + "\n")
+            out.flush()
+    about = {"base": model.name, "base_sha256": base_sha256, "seed": config.run.seed}
+    return decide({layer: changes[layer] for layer in layers}, config.ranks, about)
+
+
+def _weight(layer: str, file: BaseFile) -> str:
+    """The name of a layer's weight; an output layer that is not in the file is the embedding."""
+    tied = layer == "lm_head" and "lm_head.weight" not in file.where
+    return "model.language_model.embed_tokens.weight" if tied else f"{layer}.weight"
+
+
+def _finished(path: Path, key: str) -> dict[str, Change]:
+    """Layers that an interrupted run with the same inputs and settings has decomposed."""
+    changes = {}
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []:
+        if line.endswith("\n") and (row := json.loads(line)).pop("key") == key:
+            layer = row.pop("layer")
+            changes[layer] = Change.from_json(row)
+    return changes
+
+
+def _check(config: Config) -> None:
+    """What a dry run looks at: the tuned weights are there, and the layers are the model's."""
+    file = tuned_file(config)
+    layers = Architecture(config.policy.model).shapes(config.policy.lora.targets)
+    print(f"{len(layers)} layers of {file}", file=sys.stderr)
+
+
+def main() -> None:
+    """Entry point of `python -m pixelis.jobs.ranks`."""
+    config = from_command_line(__doc__, "ranks", default="configs/nano/ranks.yaml", check=_check)
+    with driver("ranks"):
+        tuned = tuned_file(config)
+        with run_folder(config, tuned=str(tuned.parent if tuned.is_file() else tuned)) as folder:
+            found = analyse(config, folder)
+            write_json(folder / "ranks.json", found.model_dump(mode="json"))
+            lineage.record_of_run(folder / "ranks.json", "ranks")
+            (folder / "ranks.html").write_text(page(found), encoding="utf-8")
+        ranks = found.layer_ranks.values()
+        kept, skipped = found.analysis_metadata["energy_retained"], len(found.skipped)
+        print(f"{len(ranks)} layers, ranks {min(ranks)} to {max(ranks)}, {skipped} unchanged; {kept:.1%} of the change's energy")
+        print(f"{found.total_parameters:,} numbers in adapters, {found.compression_ratio:.1f} times fewer than in the layers")
+        print(f"rank file: {folder / 'ranks.json'}\nplots:     {folder / 'ranks.html'}")
+
+
+if __name__ == "__main__":
+    main()
