@@ -69,6 +69,26 @@ def test_a_hundred_of_one_keep_one():
     assert dropped == dict.fromkeys(range(1, 1200), 0)
 
 
+@given(
+    st.lists(st.lists(st.sampled_from("red blue seven frame near the a".split()), min_size=1, max_size=6), max_size=12),
+    st.floats(0.3, 1),
+)
+def test_near_ones_are_those_that_a_plain_loop_finds(texts: list[list[str]], similarity: float):
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    texts = [words for words in texts if words] * 2
+    if not texts:
+        return
+    matrix = TfidfVectorizer(analyzer=lambda words: words, dtype=np.float64).fit_transform(texts)
+    cosines, kept = (matrix @ matrix.T).toarray(), []
+    for i in range(len(texts)):
+        if not any(cosines[i, j] >= similarity - 1e-6 for j in kept):
+            kept.append(i)
+    dropped = duplicates.greedy(matrix, similarity - 1e-6)
+    assert [i for i in range(len(texts)) if i not in dropped] == kept
+    assert all(cosines[i, j] >= similarity - 2e-6 and j < i and j in kept for i, j in dropped.items())
+
+
 def test_looks_survive_scaling_and_saving_and_tell_pictures_apart(tmp_path: Path):
     first, second = photo(1), photo(2)
     Image.fromarray(first).save(tmp_path / "a.png")

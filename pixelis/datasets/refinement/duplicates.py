@@ -12,12 +12,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 from pixelis.datasets.refinement.actions import rounded
 from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import canonical
 
 CHUNK = 512
+PAIRS = 100_000
+"""Pairs of texts that are compared at a time."""
 GRID = 20
 """Steps per side in which places are compared: 1/20 of the picture."""
 
@@ -63,29 +66,53 @@ def near(demonstrations: Sequence[Demonstration], pictures: Sequence[tuple], sim
     for block in blocks.values():
         if len(block) > 1:
             places = [at[i] for i in block]
-            out |= {block[i]: block[j] for i, j in _greedy(matrix[places], similarity - 1e-6).items()}
+            out |= {block[i]: block[j] for i, j in greedy(matrix[places], similarity - 1e-6).items()}
     return out
 
 
-def _greedy(matrix, similarity: float) -> dict[int, int]:
+def greedy(matrix: csr_matrix, similarity: float) -> dict[int, int]:
     """Row -> the earlier row that is kept and at least so similar. Rows are unit vectors."""
     out: dict[int, int] = {}
     kept: list[int] = []
+    heads = _heads(matrix, similarity)
     for start in range(0, matrix.shape[0], CHUNK):
-        part = matrix[start : start + CHUNK]
-        before = np.asarray((part @ matrix[kept].T).todense()) if kept else np.zeros((part.shape[0], 0), np.float32)
-        within = np.asarray((part @ part.T).todense())
-        new: list[int] = []
-        for i in range(part.shape[0]):
-            if before.shape[1] and before[i].max() >= similarity:
-                out[start + i] = kept[int(before[i].argmax())]
-                continue
-            if new and (best := max(new, key=lambda j: within[i, j])) >= 0 and within[i, best] >= similarity:
-                out[start + i] = start + best
-                continue
-            new.append(i)
-        kept += [start + i for i in new]
+        part = list(range(start, min(start + CHUNK, matrix.shape[0])))
+        near: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        others = kept + part
+        shared = (heads[part] @ matrix[others].T).tocoo()
+        rows, columns = start + shared.row, np.asarray(others)[shared.col]
+        rows, columns = rows[columns < rows], columns[columns < rows]
+        for at in range(0, len(rows), PAIRS):
+            i, j = rows[at : at + PAIRS], columns[at : at + PAIRS]
+            cosines = np.asarray(matrix[i].multiply(matrix[j]).sum(axis=1)).ravel()
+            for k in np.flatnonzero(cosines >= similarity):
+                near[int(i[k])].append((float(cosines[k]), int(j[k])))
+        new: set[int] = set()
+        for i in part:
+            found = [(value, -j) for value, j in near[i] if j < start or j in new]
+            if found:
+                out[i] = -max(found)[1]
+            else:
+                new.add(i)
+        kept += sorted(new)
     return out
+
+
+def _heads(matrix: csr_matrix, similarity: float) -> csr_matrix:
+    """Of each row the largest terms, so many that what is left is shorter than ``similarity``.
+
+    A row as similar as that to another shares one of these with it (Cauchy-Schwarz), whatever the other is: only such pairs are
+    compared.
+    """
+    heads = matrix.copy()
+    for i in range(matrix.shape[0]):
+        part = slice(matrix.indptr[i], matrix.indptr[i + 1])
+        values = matrix.data[part]
+        order = np.argsort(values)  # the smallest first: they are left as long as their length allows
+        rest = np.sqrt(np.cumsum(values[order].astype(np.float64) ** 2)) < similarity
+        heads.data[part][order[rest]] = 0
+    heads.eliminate_zeros()
+    return heads
 
 
 def _tokens(d: Demonstration) -> list[str]:
