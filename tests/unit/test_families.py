@@ -23,6 +23,7 @@ from pixelis.datasets import families
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.families.places import box, box_xywh, event, mask_code, outline
 from pixelis.datasets.fields import Fault
+from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, MissingFile
 from pixelis.operations.masks import decode
 from pixelis.records import Question
@@ -173,6 +174,15 @@ def test_annotations_of_unknown_pictures_and_repeated_pictures(tmp_path: Path) -
     assert [row.code for row in bad] == ["unknown_id", "duplicate_id"]
 
 
+def test_bad_annotations_count_against_the_budget(tmp_path: Path) -> None:
+    source = coco_set(tmp_path, thing(bbox=[0, 0, 0, 0]), thing(2))
+    with pytest.raises(BadInput, match="annotation 1, column bbox"):
+        list(read_questions(source, epochs=1))
+    told: list[BadRow] = []
+    (question,) = read_questions(source, epochs=1, max_bad_rows=1, bad=told.append)
+    assert (question.id, [row.code for row in told]) == ("coco-val2017-7", ["empty_box"])
+
+
 def test_lvis(tmp_path: Path) -> None:
     image = {"id": 7, "coco_url": "http://images.cocodataset.org/train2017/000000000007.jpg", "width": 100, "height": 50}
     image |= {"neg_category_ids": [4], "not_exhaustive_category_ids": [3]}
@@ -212,17 +222,17 @@ def sa1b_file(root: Path, number: int, *annotations: dict) -> None:
 
 def test_sa1b(tmp_path: Path) -> None:
     weak = (masklet(2, area=99), masklet(3, predicted_iou=0.4), masklet(4, stability_score=0.1))
-    sa1b_file(tmp_path, 1, masklet(1), *weak)
+    sa1b_file(tmp_path, 1, masklet(1), *weak, masklet(5, area=100, predicted_iou=0.5, stability_score=0.5))
     question = only(f"sa1b:{tmp_path}")
     assert question.id == "sa1b-1"
     assert question.media[0].uri == str(tmp_path / "sa_000000/sa_1.jpg")
     assert question.meta["left_out"] == 3
-    (region,) = known(question).regions
-    assert region.box == pytest.approx(BOX)
+    region, least = known(question).regions
+    assert (least.id, region.box) == ("5", pytest.approx(BOX))
     assert region.attributes["points"] == [[0.2, 0.4]]
     assert region.mask is not None
     assert decode(region.mask).area == 400
-    assert len(known(only(f"sa1b:{tmp_path}?area=0&iou=0&stability=0")).regions) == 4
+    assert len(known(only(f"sa1b:{tmp_path}?area=0&iou=0&stability=0")).regions) == 5
 
 
 def test_sa1b_reads_no_further_than_asked(tmp_path: Path) -> None:
@@ -246,7 +256,7 @@ def docvqa(root: Path, **changes: Any) -> str:
     words = [{"boundingBox": corners(10, 10, 20, 10), "text": "Total:"}, {"boundingBox": corners(40, 10, 20, 10), "text": "$ 5"}]
     line = {"boundingBox": corners(10, 10, 50, 10), "text": "Total: $ 5", "words": words}
     put(root, "spdocvqa_ocr/xn_1.json", {"recognitionResults": [{"page": 1, "width": 100, "height": 50, "lines": [line]}]})
-    row = {"questionId": 337, "question": "How much?", "image": "documents/xn_1.png", "answers": ["$ 5", "$ 5"]}
+    row = {"questionId": 337, "question": "How much?", "image": "documents/xn_1.png", "answers": ["$ 5", "$5"]}
     row |= {"question_types": ["form"], **changes}
     put(root, "spdocvqa_qas/val_v1.0_withQT.json", {"dataset_name": "SP-DocVQA", "data": [row]})
     put(root, "spdocvqa_images", None)
@@ -255,14 +265,14 @@ def docvqa(root: Path, **changes: Any) -> str:
 
 def test_docvqa(tmp_path: Path) -> None:
     question = only(docvqa(tmp_path))
-    assert (question.id, question.question, question.answers) == ("docvqa-val-337", "How much?", ["$ 5"])
+    assert (question.id, question.question, question.answers) == ("docvqa-val-337", "How much?", ["$ 5", "$5"])
     assert (question.scorer, question.meta["types"]) == ("anls", ["form"])
     media = question.media[0]
     assert (media.uri, media.width, media.height) == (str(tmp_path / "spdocvqa_images/xn_1.png"), 100, 50)
     line, total, five = known(question).lines
     assert (line.level, total.level, five.text) == ("line", "word", "$ 5")
     assert line.box == pytest.approx((0.1, 0.2, 0.6, 0.4))
-    (answer,) = known(question).regions
+    (answer,) = known(question).regions  # one place, though two ways to write it
     assert (answer.label, answer.attributes) == ("answer", {"text": "$ 5"})
     assert answer.box == five.box
 
@@ -279,7 +289,7 @@ def test_docvqa_without_labels_texts_or_with_bad_ones(tmp_path: Path) -> None:
 def test_a_missing_file_of_texts_costs_the_texts_not_the_question(tmp_path: Path) -> None:
     source = docvqa(tmp_path, ocr_output_file="gone.json")
     questions, bad = read(source)
-    assert questions[0].answers == ["$ 5"]
+    assert questions[0].answers == ["$ 5", "$5"]
     assert questions[0].meta["dropped"] == 1
     assert [(row.row, row.code) for row in bad] == [("question 337, texts", "missing_file")]
 
@@ -780,3 +790,10 @@ def test_events_lie_in_the_clip_or_are_faults(start: Any, end: Any, duration: fl
     else:
         assert 0 <= found.start < found.end
         assert duration is None or found.end <= duration
+
+
+def test_the_page_on_data_tells_every_set_and_option() -> None:
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
+    for family in families.FAMILIES.values():
+        (row,) = [line for line in page.splitlines() if line.startswith("| `") and f"`{family.name}`" in line.split("|")[1]]
+        assert all(option in row for option, default in family.options.items() if option != "split" or default == "train")

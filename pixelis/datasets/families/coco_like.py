@@ -54,6 +54,7 @@ def grouped(data: Any, key: str, rows: Checker) -> dict[Any, list[Any]]:
             if owner not in known:
                 raise Fault(key, "unknown_id", f"{owner!r} is not among the {owners}")
             groups[owner].append(annotation)
+    data["annotations"].clear()  # so that what was read can be forgotten
     return groups
 
 

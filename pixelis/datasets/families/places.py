@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from pycocotools import mask as coco
 
@@ -71,16 +72,22 @@ def box_xywh(numbers: Any, width: float, height: float, column: str = "bbox") ->
 
 def outline(points: Any, width: float, height: float, column: str) -> list[Point]:
     """A polygon ``[[x, y], ...]`` or ``[x, y, x, y, ...]`` in pixels -> points 0..1, clipped to the picture."""
+    return [(x, y) for x, y in _clipped(points, width, height, column).tolist()]
+
+
+def _clipped(points: Any, width: float, height: float, column: str) -> np.ndarray:
+    """float64 [n, 2] in 0..1."""
     if not isinstance(points, (list, tuple)):
         raise Fault(column, "bad_polygon", f"{points!r:.60} is no polygon")
-    flat = [v for p in points for v in p] if points and all(isinstance(p, (list, tuple)) for p in points) else points
-    if len(flat) < 6 or len(flat) % 2:
-        raise Fault(column, "bad_polygon", f"{len(flat)} numbers are no polygon")
-    values = [number(value, column) for value in flat]
-    clip = [
-        (min(1.0, max(0.0, x / width)), min(1.0, max(0.0, y / height))) for x, y in zip(values[::2], values[1::2], strict=True)
-    ]
-    return clip
+    try:
+        values = np.asarray(points)
+    except ValueError:
+        raise Fault(column, "bad_polygon", f"{points!r:.60} are not pairs") from None
+    if values.size < 6 or values.size % 2 or (values.ndim != 1 and values.shape[1:] != (2,)):
+        raise Fault(column, "bad_polygon", f"{values.size} numbers are no polygon")
+    if values.dtype.kind not in "if" or not np.isfinite(values).all():
+        raise Fault(column, "not_a_number", f"{points!r:.60} are not all finite numbers")
+    return np.clip(values.reshape(-1, 2) / (width, height), 0.0, 1.0)
 
 
 def around(*outlines: Sequence[Point], column: str) -> Box:
@@ -101,8 +108,7 @@ def mask_code(segmentation: Any, width: int, height: int, column: str = "segment
     if not isinstance(segmentation, (list, tuple)) or not segmentation:
         raise Fault(column, "bad_polygon", f"{segmentation!r:.60} are no polygons")
     # Clipped first: the memory that pycocotools takes follows the length of the edges.
-    clipped = [outline(polygon, width, height, column) for polygon in segmentation]
-    flat = [[value for x, y in polygon for value in (x * width, y * height)] for polygon in clipped]
+    flat = [(_clipped(polygon, width, height, column) * (width, height)).ravel().tolist() for polygon in segmentation]
     code = coco.merge(coco.frPyObjects(flat, height, width))
     if not coco.area(code):
         raise Fault(column, "empty_mask", "the polygons hold no pixel")
