@@ -100,7 +100,7 @@ def _region(annotation: dict[str, Any], categories: dict[Any, dict[str, Any]], w
     if category not in categories:
         raise Fault("category_id", "unknown_id", f"{category} is not among the categories")
     fields = {key: value for key, value in categories[category].items() if key != "name"}
-    crowd = {"crowd": True} if annotation.get("iscrowd") else {}
+    crowd = {"iscrowd": True} if annotation.get("iscrowd") else {}
     return Region(
         id=str(need(annotation, "id", (int, str))),
         label=categories[category]["name"],
@@ -179,6 +179,7 @@ _FAMILIES = (
         "ROOT/annotations/instances_SPLIT.json, ROOT/SPLIT/000000000009.jpg",
         "https://cocodataset.org/#format-data",
         {"split": "train2017"},
+        exhaustive=True,
     ),
     Family(
         "lvis",
@@ -186,6 +187,7 @@ _FAMILIES = (
         _pictures("annotations/lvis_v1_{split}.json", "lvis_v1_{split}.json", pictures="", kept=("frequency",)),
         "ROOT/annotations/lvis_v1_SPLIT.json (or ROOT/lvis_v1_SPLIT.json), ROOT/train2017/ and ROOT/val2017/ of COCO",
         "https://www.lvisdataset.org/dataset",
+        exhaustive=True,
     ),
     Family(
         "partimagenet",
@@ -193,6 +195,7 @@ _FAMILIES = (
         _pictures("annotations/{split}.json", "annotations/{split}/{split}.json", "{split}.json", pictures="images/{split}"),
         "ROOT/annotations/SPLIT.json (or ROOT/annotations/SPLIT/SPLIT.json), ROOT/images/SPLIT/n01440764_1234.JPEG",
         "https://github.com/TACJu/PartImageNet",
+        exhaustive=True,
     ),
     Family(
         "sa1b",

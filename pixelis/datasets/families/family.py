@@ -30,7 +30,8 @@ class Family:
     """One data set: how its official release lies on disk and what reads it.
 
     ``layout`` is the folder tree, told to who gives another one. ``options`` are the keys that a source may set, with their
-    defaults. ``task`` is the kind of ground it brings, ``source`` where the layout is described.
+    defaults. ``task`` is the kind of ground it brings, ``source`` where the layout is described. ``exhaustive``: all things of an
+    annotated kind are annotated, so that they can be counted.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Family:
     layout: str
     source: str
     options: Mapping[str, str] = field(default_factory=lambda: {"split": "train"})
+    exhaustive: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,10 @@ class Place:
         dropped: int = 0,
         **meta: Any,
     ) -> Question:
-        """The record of one row; ``meta`` says where it comes from and, when annotations were bad, how many are ``dropped``."""
+        """The record of one row; ``meta`` tells its origin, how many bad annotations were ``dropped`` and labels ``not_exhaustive``."""
         told = {key: value for key, value in meta.items() if value not in (None, [], {}, "")}
+        if annotations.regions and not self.family.exhaustive:
+            told["not_exhaustive"] = sorted({region.label for region in annotations.regions})
         if dropped:
             told["dropped"] = dropped
         return Question(

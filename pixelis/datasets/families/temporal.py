@@ -49,6 +49,11 @@ def choices(question: str, options: list[str]) -> str:
     return "\n".join([question, *(f"{chr(ord('A') + i)}. {option}" for i, option in enumerate(options))])
 
 
+def _told(question: str, answer: str | None) -> str:
+    """What the span of a question shows: the question with its answer, where that is known."""
+    return f"{question} {answer}" if answer else question
+
+
 # -- descriptions ---------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +158,7 @@ def _star(place: Place) -> Rows:
         relations: list[Relation] = []
         events: list[Event] = []
         with rows.row(f"{key}, span"):
-            events.append(event(asked, row.get("start"), row.get("end"), column="start"))
+            events.append(event(_told(asked, answer), row.get("start"), row.get("end"), column="start"))
         if dump is not None:
             for frame, graph in need(row, "situations", dict).items():
                 with rows.row(f"{key}, frame {frame}"):
@@ -238,7 +243,8 @@ def _tvqa(place: Place) -> Rows:
                 ends = _SECONDS.fullmatch(text(row, "ts"))
                 if not ends:
                     raise Fault("ts", "wrong_type", f"{row['ts']!r:.60} is no span of seconds")
-                events.append(event(asked, ends[1], ends[2], column="ts"))
+                answer = options[ord(known[0]) - ord("A")] if known else None
+                events.append(event(_told(asked, answer), ends[1], ends[2], column="ts"))
         media = Media(id="vid0", kind="video", frames=frames, fps=3)
         return place.question(
             key,

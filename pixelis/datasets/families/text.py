@@ -1,8 +1,8 @@
 """Pictures with annotated writing: DocVQA, InfographicsVQA, TextCaps, HierText, ICDAR ArT.
 
 DocVQA (task 1) and InfographicsVQA (task 3) of https://rrc.cvc.uab.es/?ch=17: ``{"data": [question, ...]}`` with the texts found
-by Azure (``recognitionResults``, corners in pixels) and by Textract (``LINE``, ``WORD``, 0..1), a file a picture. Places of an
-answer are where its words stand in these. TextCaps, https://textvqa.org/textcaps/dataset: a row a caption; Rosetta's words,
+by Azure (``recognitionResults``, corners in pixels) and by Textract (``LINE``, ``WORD``, 0..1), a file a picture. Where the words
+of an answer stand in these is in ``meta``. TextCaps, https://textvqa.org/textcaps/dataset: a row a caption; Rosetta's words,
 0..1, their rotation not applied. HierText, https://github.com/google-research-datasets/hiertext: paragraphs, lines and words.
 ArT, https://rrc.cvc.uab.es/?ch=14: polygons of words (Latin) and lines (Chinese); ``###`` and ``illegibility`` say unreadable.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ def _documents(
             key = rows.unique(need(row, "questionId", (int, str)), "questionId")
             name = Path(text(row, column)).name
             uri = below(folder, name, column)
+            answers = _answers(row)
             lines, (width, height) = [], (None, None)
             if texts is not None:
                 with rows.row(f"question {key}, texts"):
@@ -66,11 +67,12 @@ def _documents(
             return place.question(
                 key,
                 Media(id="img0", uri=uri, width=width, height=height),
-                Annotations(lines=lines, regions=list(_where(answers := _answers(row), lines))),
+                Annotations(lines=lines),
                 question=text(row, "question"),
                 answers=answers,
                 scorer="anls",
                 dropped=rows.pending,
+                answer_boxes=_where(answers, lines),
                 types=row.get("question_types") or row.get("answer_type"),
                 operations=row.get("operation/reasoning") or row.get("operation"),
             )
@@ -92,29 +94,23 @@ def _answers(row: dict[str, Any]) -> list[str] | None:
     return list(dict.fromkeys(kept))
 
 
-def _where(answers: list[str] | None, lines: list[Line]) -> Iterator[Region]:
-    """Regions ``answer``: each place where the words of an accepted answer stand one after the other."""
-    words = [line for line in lines if line.level == "word"]
+def _where(answers: list[str] | None, lines: list[Line]) -> list[Box]:
+    """Each place, 0..1, where the words of an accepted answer stand one after the other."""
+    words = [line for line in lines if line.level == "word" and line.box]
     plain = [_plain(word.text) for word in words]
-    seen: set[tuple[int, int]] = set()
+    found: dict[tuple[int, int], Box] = {}
     for answer in answers or []:
         wanted = [token for token in map(_plain, answer.split()) if token]
         for start in range(len(plain) - len(wanted) + 1 if wanted else 0):
-            span = (start, start + len(wanted))
-            if plain[slice(*span)] == wanted and span not in seen:
-                boxes = [word.box for word in words[slice(*span)] if word.box]
-                if len(boxes) == len(wanted):
-                    seen.add(span)
-                    yield Region(id=f"answer{len(seen) - 1}", label="answer", box=_union(boxes), attributes={"text": answer})
+            end = start + len(wanted)
+            if plain[start:end] == wanted:
+                lefts, tops, rights, bottoms = zip(*(word.box for word in words[start:end] if word.box), strict=True)
+                found[start, end] = min(lefts), min(tops), max(rights), max(bottoms)
+    return list(found.values())
 
 
 def _plain(word: str) -> str:
     return "".join(c for c in unicodedata.normalize("NFKC", word).casefold() if c.isalnum())
-
-
-def _union(boxes: list[Box]) -> Box:
-    lefts, tops, rights, bottoms = zip(*boxes, strict=True)
-    return min(lefts), min(tops), max(rights), max(bottoms)
 
 
 def _azure(data: dict[str, Any], rows: Checker, name: str) -> Found:
@@ -235,7 +231,8 @@ def _art(place: Place) -> Rows:
                 words, place_ = text(item, "transcription"), around(corners, column="points")
                 readable = words != "###" and not item.get("illegibility")
                 told = {"readable": readable, **({"language": item["language"]} if isinstance(item.get("language"), str) else {})}
-                label = words if readable else "unreadable text"
+                told |= {"text": words} if readable else {}
+                label = "text" if readable else "unreadable text"
                 regions.append(Region(id=f"text{position}", label=label, box=place_, outline=[corners], attributes=told))
                 if readable:
                     lines.append(Line(text=words, box=place_, level="word" if told.get("language") == "Latin" else "line"))

@@ -83,7 +83,7 @@ def _track(annotation: Any, categories: Any, rows: Checker, frames: int, width: 
             "segmentations", "bad_length", f"{len(masks)} masks and {len(boxes)} boxes from {first} on for {frames} frames"
         )
     regions = []
-    crowd = {"crowd": True} if annotation.get("iscrowd") else {}
+    crowd = {"iscrowd": True} if annotation.get("iscrowd") else {}
     for frame, (mask, corners) in enumerate(zip(masks, boxes, strict=True), first):
         if mask is None or corners is None:
             continue
