@@ -119,7 +119,7 @@ def check(made: Demonstration, golden: Demonstration, way: str) -> None:
 @pytest.mark.parametrize("way", ["recrop_once", "recrop_twice", "oversized_zoom", "wrong_object", "repaired_call"])
 @pytest.mark.parametrize("seed", range(4))
 def test_corrections_of_a_picture(golden: Demonstration, room: Room, way: str, seed: int) -> None:
-    made = make_correction(golden, room, np.random.default_rng(seed), way)
+    made = make_correction(golden, room, np.random.default_rng(seed), [way])
     check(made, golden, way)
     assert len([t for t in made.turns if not t.learn]) == (2 if way == "recrop_twice" else 1)
     if way == "wrong_object":
@@ -134,7 +134,7 @@ def test_other_frames_first(tmp_path: Path) -> None:
     room.call("Early.", "select_frames", frames=[0, 1])
     room.answer("Yes.", "yes")
     golden = room.demonstration()
-    check(make_correction(golden, room, np.random.default_rng(0), "reselect_frames"), golden, "reselect_frames")
+    check(make_correction(golden, room, np.random.default_rng(0), ["reselect_frames"]), golden, "reselect_frames")
 
 
 def test_any_way_that_fits_is_found_and_depends_on_the_seed_alone(golden: Demonstration, room: Room) -> None:
@@ -149,7 +149,7 @@ def test_a_player_plays_corrections_with_the_mistake_out_of_the_loss(golden: Dem
     for way in WAYS:
         if way == "reselect_frames":
             continue
-        made = make_correction(golden, room, np.random.default_rng(1), way)
+        made = make_correction(golden, room, np.random.default_rng(1), [way])
         trajectory, _ = player.play(made)
         policy = [turn for turn in trajectory.turns if turn.is_policy]
         assert [turn.learn for turn in policy] == [turn.learn for turn in made.turns]

@@ -93,26 +93,26 @@ def make_correction(
     golden: Demonstration,
     room: Room,
     rng: np.random.Generator,
-    way: str | None = None,
+    ways: Sequence[str] = (),
     rewards: Rewards | None = None,
     most_iou: float = MOST_IOU,
 ) -> Demonstration:
-    """A self-correction made from a golden demonstration; ``way`` is one of ``WAYS``, None for any that fits.
+    """A self-correction made from a golden demonstration; ``ways`` are those of ``WAYS`` to choose from, all by default.
 
     ``room`` is any room of the question; its media are used. DataFailure ``no_distractor`` when no step can be got wrong this
     way, ``not_golden`` when the demonstration is not right itself.
     """
     if golden.final is None or not is_right(golden, golden.final, rewards):
         raise DataFailure(f"{golden.id} does not arrive at the truth itself", code="not_golden")
-    ways = [way] if way else [list(WAYS)[i] for i in rng.permutation(len(WAYS)).tolist()]
+    allowed = list(ways or WAYS)
     places = [i for i, step in enumerate(golden.turns) if step.op is not None]
-    for name in ways:
+    for name in [allowed[i] for i in rng.permutation(len(allowed)).tolist()]:
         for place in [places[i] for i in rng.permutation(len(places)).tolist()]:
             try:
                 return _corrected(golden, room.again(), place, name, rng, most_iou)
             except PixelisError:  # this step does not lend itself to this mistake; the next one may
                 continue
-    raise DataFailure(f"{golden.id}: no step can be got wrong by {' or '.join(ways)}", code="no_distractor")
+    raise DataFailure(f"{golden.id}: no step can be got wrong by {' or '.join(allowed)}", code="no_distractor")
 
 
 def _corrected(

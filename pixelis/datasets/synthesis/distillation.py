@@ -19,8 +19,8 @@ from pixelis.records import Annotations, Demonstration, Provenance, Question, St
 FORM = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 SYSTEM = (
     "You cannot see the picture, but you get a list of what is in it, with places as left, top, right, bottom from 0 to 1000. "
-    "Answer the question as if you saw the picture and never mention the list. Reply with your reasoning inside <think>...</think> and "
-    "then the final answer, as short as possible, inside <answer>...</answer>."
+    "Answer the question as if you saw the picture and never mention the list. Reply with your reasoning inside "
+    "<think>...</think> and then the final answer, as short as possible, inside <answer>...</answer>."
 )
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pixelis.datasets.synthesis import grounding
 from pixelis.datasets.synthesis.places import place_of, root_of
 from pixelis.operations.geometry import WHOLE
 from pixelis.records import Annotations, Box, ImageView, Line, Region, Step
@@ -24,19 +25,18 @@ INSIDE = 0.8
 
 @dataclass
 class Look:
-    """One executed call: where it looked (0..1 of the whole picture or frame) and what it tells, as {name: value}."""
+    """One executed call: where it looked (0..1 of the whole picture or frame) and what it tells, as {name: value}.
+
+    ``name`` is what the subject is called in the question: ``the red cup``, the text of a line, or nothing.
+    """
 
     step: Step
     root: str = ""
     frame: int | None = None
     place: Box | None = None
     subject: Region | Line | None = None
+    name: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """What the subject is called: the label of a region, the text of a line, or nothing."""
-        return self.subject.label if isinstance(self.subject, Region) else self.subject.text if self.subject else ""
 
 
 def looks(steps: Sequence[Step], images: Sequence[ImageView], known: Annotations | None) -> list[Look]:
@@ -45,6 +45,7 @@ def looks(steps: Sequence[Step], images: Sequence[ImageView], known: Annotations
     A call about an object found before looks where that object was found.
     """
     out: list[Look] = []
+    names = grounding.describe([region for region in known.regions if region.frame is None]) if known else {}
     objects: dict[str, Look] = {}
     for step in steps:
         observation = step.observation
@@ -62,6 +63,10 @@ def looks(steps: Sequence[Step], images: Sequence[ImageView], known: Annotations
         if step.op == "track_object":
             look.frame = int(step.arguments.get("start") or look.frame or 0)
         look.subject = _subject(look, known or Annotations(), earlier)
+        if isinstance(look.subject, Region):
+            look.name = names.get(look.subject.id, look.subject.label)
+        elif look.subject is not None:
+            look.name = look.subject.text
         look.facts = {**_annotated(look.subject), **_event(observation.data, known), **measured(observation.data)}
         for found in observation.data.get("objects", []):
             objects[str(found["id"])] = look
@@ -139,10 +144,12 @@ def conclude(answer: str, before: Sequence[Look], after: Sequence[Look], took: C
     """(what the other looks give in place of ``answer``, by which fact), when it can be said how ``answer`` followed before.
 
     ``before`` and ``after`` belong together one by one. ``took`` says whether a text is as good as the answer. Ways, in
-    order: a fact is the answer itself; the answer names the subject with most or least of a measure; the answer is a side or a
-    direction. None when no way explains the answer, or when the looks give the same again.
+    order: a fact is the answer itself; the answer names the subject with most or least of a measure; it says whether one has more
+    than another, or how many times; it is a side or a direction. None when no way explains the answer, or when the looks give the
+    same again.
     """
-    return _fact(answer, before, after, took) or _extreme(answer, before, after) or _side(answer, before, after)
+    found = _fact(answer, before, after, took) or _extreme(answer, before, after) or _order(answer, before, after)
+    return found or _ratio(before, after, answer, took) or _side(answer, before, after)
 
 
 def _fact(answer: str, before: Sequence[Look], after: Sequence[Look], took: Callable[[str], bool]) -> tuple[str, str] | None:
@@ -161,7 +168,7 @@ def _extreme(answer: str, before: Sequence[Look], after: Sequence[Look]) -> tupl
     """Of several subjects the answer names the one with most (or least) of something; elsewhere another has."""
     if len(before) < 2:
         return None
-    names = [look.name for look in before]
+    names = [look.name.removeprefix("the ") for look in before]
     for key in dict.fromkeys(key for look in reversed(before) for key in look.facts):
         rows = [i for i, look in enumerate(before) if _is_number(look.facts.get(key)) and names[i]]
         if len({names[i] for i in rows}) < 2 or any(not _is_number(after[i].facts.get(key)) for i in rows):
@@ -171,6 +178,38 @@ def _extreme(answer: str, before: Sequence[Look], after: Sequence[Look]) -> tupl
             now = best(rows, key=lambda i: float(after[i].facts[key]))
             if _names(answer, names[was]) and not _names(answer, names[now]):
                 return re.sub(re.escape(names[was]), names[now], answer, count=1, flags=re.IGNORECASE), key
+    return None
+
+
+def _measures(before: Sequence[Look], after: Sequence[Look]) -> Iterator[tuple[str, float, float, float, float]]:
+    """Measures that the first and the last subject have: name, both values before, both values after."""
+    named = [i for i, look in enumerate(before) if look.name]
+    for key in dict.fromkeys(key for look in reversed(before) for key in look.facts):
+        rows = [i for i in named if _is_number(before[i].facts.get(key)) and _is_number(after[i].facts.get(key))]
+        if len(rows) >= 2 and before[rows[0]].name != before[rows[-1]].name:
+            first, last = rows[0], rows[-1]
+            values = (before[first].facts[key], before[last].facts[key], after[first].facts[key], after[last].facts[key])
+            yield (key, *(float(value) for value in values))  # type: ignore[misc]
+
+
+def _order(answer: str, before: Sequence[Look], after: Sequence[Look]) -> tuple[str, str] | None:
+    """Yes or no to whether one subject has more than the other: no or yes when the order turns round elsewhere."""
+    if canonical(answer) not in ("yes", "no"):
+        return None
+    for key, a, b, c, d in _measures(before, after):
+        if (a - b) * (c - d) < 0:
+            return ("no" if canonical(answer) == "yes" else "yes"), key
+    return None
+
+
+def _ratio(before: Sequence[Look], after: Sequence[Look], answer: str, took: Callable[[str], bool]) -> tuple[str, str] | None:
+    """How many times one subject has what the other has: the ratio of what was measured elsewhere."""
+    if number(answer) is None:
+        return None
+    for key, a, b, c, d in _measures(before, after):
+        for old, new in (((a, b), (c, d)), ((b, a), (d, c))):
+            if old[1] and new[1] and took(str(written(old[0] / old[1], answer))):
+                return str(written(new[0] / new[1], answer)), key
     return None
 
 

@@ -20,7 +20,7 @@ from pixelis.datasets.synthesis.places import from_root, moved, near_miss, other
 from pixelis.datasets.synthesis.studio import Room, renamed
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Box, Demonstration, Line, Provenance, Question, Region, SampleKind, Step
-from pixelis.rewards.scorers import box_iou, number
+from pixelis.rewards.scorers import box_iou, canonical, case_of, letter, number
 
 SEES = (
     "What is shown here settles it: {answer}.",
@@ -150,16 +150,33 @@ def trap_perceptual(golden: Demonstration, room: Room, rng: np.random.Generator,
     raise DataFailure(f"{golden.id}: no near miss leads to another answer", code=code)
 
 
-Attempt = Callable[[], tuple[Room, dict[str, Any], bool]]
+def _spelt(golden: Demonstration) -> str:
+    """The golden answer, or the text of the option that its letter names."""
+    options = case_of(golden, None, golden.answers or []).options
+    named = letter(str(golden.final), options) if golden.scorer == "mc_letter" else None
+    return options[ord(named) - ord("A")] if named and ord(named) - ord("A") < len(options) else str(golden.final)
+
+
+def _as_option(golden: Demonstration, found: tuple[str, str] | None) -> tuple[str, str] | None:
+    """The letter of the option that a question of choice has for what was found; None when it has no such option."""
+    options = [canonical(option) for option in case_of(golden, None, golden.answers or []).options]
+    if found is None or golden.scorer != "mc_letter":
+        return found
+    return (chr(ord("A") + options.index(canonical(found[0]))), found[1]) if canonical(found[0]) in options else None
+
+
+Attempt = Callable[[], tuple[Room, dict[str, Any], int]]
 
 
 def _attempts(golden: Demonstration, room: Room, before: list[Look], rng: np.random.Generator) -> Iterator[Attempt]:
     """Near misses to try, best first: one more thing counted, a nearby annotated thing, a cut line, other frames, beside."""
     segmented = [look for look in before if look.step.op == "segment_object_at"]
-    value = number(str(golden.final))
+    value = number(_spelt(golden))
     if segmented and value == len(segmented):
         for other in _others(golden, segmented[-1], [look.place for look in segmented if look.place]):
             yield partial(_counted, golden, room, segmented[-1], other, rng)
+        if len(segmented) > 1:
+            yield partial(_overlooked, golden, room, segmented[int(rng.integers(len(segmented)))])
         return
     order = [before[i] for i in np.argsort(rng.random(len(before)) - np.arange(len(before)))]
     for look in order:
@@ -202,7 +219,7 @@ def _ground(look: Look) -> Box:
 
 def _elsewhere(
     golden: Demonstration, first: Room, look: Look, to: Box, thing: Region | Line | None
-) -> tuple[Room, dict[str, Any], bool]:
+) -> tuple[Room, dict[str, Any], int]:
     """The demonstration with every call that points at the subject of ``look`` pointed at ``to`` instead."""
     of, room, names, stray, begun = _ground(look), first.again(), dict[str, str](), set[str](), -1
     for place, (step, executed) in enumerate(zip(golden.turns, first.steps, strict=True)):
@@ -226,7 +243,7 @@ def _elsewhere(
     injected = {"turn": begun, "way": "nearby" if thing is not None else "beside", "place": list(to), "instead_of": list(of)}
     if thing is not None:
         injected["looked_at"] = thing.label if isinstance(thing, Region) else thing.text
-    return room, injected, False
+    return room, injected, 0
 
 
 def _holds(outer: Box, inner: Box) -> bool:
@@ -243,7 +260,7 @@ def _cut(look: Look, rng: np.random.Generator) -> Box:
     return (x0, y0, x0 + share * (x1 - x0), y1) if rng.random() < 0.5 else (x1 - share * (x1 - x0), y0, x1, y1)
 
 
-def _reselected(golden: Demonstration, first: Room, look: Look, rng: np.random.Generator) -> tuple[Room, dict[str, Any], bool]:
+def _reselected(golden: Demonstration, first: Room, look: Look, rng: np.random.Generator) -> tuple[Room, dict[str, Any], int]:
     """The demonstration with other frames of the clip; calls about frames that were shown before point at the new ones."""
     room, names, begun = first.again(), dict[str, str](), -1
     for place, executed in enumerate(first.steps):
@@ -257,12 +274,12 @@ def _reselected(golden: Demonstration, first: Room, look: Look, rng: np.random.G
             changed, begun = executed.model_copy(update={"arguments": {"frames": frames}}), place
         names = room.replay([changed], names)
     injected = {"turn": begun, "way": "frames", "frames": room.steps[begun].arguments["frames"], "instead_of": old}
-    return room, injected, False
+    return room, injected, 0
 
 
 def _counted(
     golden: Demonstration, first: Room, last: Look, other: Region, rng: np.random.Generator
-) -> tuple[Room, dict[str, Any], bool]:
+) -> tuple[Room, dict[str, Any], int]:
     """The demonstration with one more thing segmented, which is another one: it is counted too."""
     room, names = first.again(), dict[str, str]()
     for place, executed in enumerate(first.steps):
@@ -275,7 +292,20 @@ def _counted(
             room.call(_said(MORE, rng, ""), "segment_object_at", target, **arguments)
             begun = place + 1
     injected = {"turn": begun, "way": "counted", "looked_at": other.label, "place": list(other.box)}
-    return room, injected, True
+    return room, injected, 1
+
+
+def _overlooked(golden: Demonstration, first: Room, missed: Look) -> tuple[Room, dict[str, Any], int]:
+    """The demonstration without one of the things: it is overlooked, and the count is one less."""
+    room, names = first.again(), dict[str, str]()
+    for place, executed in enumerate(first.steps):
+        if executed.op is None:
+            continue
+        if executed is missed.step:
+            begun = place - 1
+            continue
+        names = room.replay([executed], names)
+    return room, {"turn": begun, "way": "overlooked", "missed": missed.name, "place": list(_ground(missed))}, -1
 
 
 def _restated(steps: Sequence[Step], since: int, rng: np.random.Generator) -> list[Step]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ from pixelis.records import Action, Demonstration, ImageView, Observation, Quest
 MULTIPLE = 28
 """Sides of views are multiples of this many pixels, as Qwen2.5-VL's: a model that learns plays the demonstration with its own."""
 
+RECENT = 4
+"""Questions whose media stay decoded."""
+
 
 class Studio:
     """Settings of the operations and the pixel budgets of views; opens a `Room` for a question.
@@ -42,11 +46,20 @@ class Studio:
     ):
         self.toolbox, self.dialogue = toolbox or Toolbox(), dialogue or Dialogue()
         self.multiple, self.coordinates = multiple, coordinates
+        self._recent: OrderedDict[str, Room] = OrderedDict()
         self.operations = {operation.name: operation for operation in select(self.toolbox.operations)}
 
     def open(self, question: Question) -> Room:
-        """A room with the question's media decoded; BadImage or DataFailure when one cannot be."""
-        return Room(self, question)
+        """A room with the question's media decoded; BadImage or DataFailure when one cannot be.
+
+        The media of the last few questions stay decoded: a golden demonstration and the mistakes made from it are about the same.
+        """
+        key = "".join(item.model_dump_json() for item in question.media)
+        room = Room(self, question, self._recent.pop(key, None))
+        self._recent[key] = room
+        if len(self._recent) > RECENT:
+            self._recent.popitem(last=False)
+        return room.again()
 
 
 class Room:
