@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
 import math
@@ -342,7 +343,9 @@ def test_hiertext(tmp_path: Path) -> None:
     line = {"vertices": [[10, 10], [40, 10], [40, 20], [10, 20]], "text": "No exit", "legible": True, "words": words}
     paragraph = {"vertices": [[0, 0], [50, 0], [50, 25], [0, 25]], "legible": True, "lines": [line]}
     image = {"image_id": "0001", "image_width": 100, "image_height": 50, "paragraphs": [paragraph]}
-    put(tmp_path, "gt/validation.jsonl", {"info": {}, "annotations": [image]})
+    (tmp_path / "gt").mkdir()
+    with gzip.open(tmp_path / "gt/validation.jsonl.gz", "wt") as file:
+        json.dump({"info": {}, "annotations": [image]}, file)
     put(tmp_path, "validation", None)
     question = only(f"hiertext:{tmp_path}?split=validation")
     told = [(item.level, item.text) for item in known(question).lines]
@@ -723,6 +726,8 @@ def test_sources() -> None:
         families.read("mot17:/data?strides=5")
     with pytest.raises(BadInput, match="names no folder"):
         families.read("coco:?split=val2017")
+    with pytest.raises(BadInput, match="local folder"):
+        families.read("coco:s3://bucket/coco")
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)

@@ -47,6 +47,8 @@ def find(source: str) -> Place:
             raise BadInput(f"{source}: {name} has no option {key!r}{_near(key, family.options)}", fix=_example(family))
     if not root:
         raise BadInput(f"{source} names no folder", fix=_example(family))
+    if "://" in root:
+        raise BadInput(f"{source}: a data set is read from a local folder", fix="copy or mount it; rows of files may be remote")
     return Place(family, Path(root), {**family.options, **given})
 
 

@@ -94,7 +94,7 @@ class Place:
         dropped: int = 0,
         **meta: Any,
     ) -> Question:
-        """The record of one row; ``meta`` tells its origin, how many bad annotations were ``dropped`` and labels ``not_exhaustive``."""
+        """The record of one row; ``meta`` tells its origin, how many annotations were ``dropped``, labels ``not_exhaustive``."""
         told = {key: value for key, value in meta.items() if value not in (None, [], {}, "")}
         if annotations.regions and not self.family.exhaustive:
             told["not_exhaustive"] = sorted({region.label for region in annotations.regions})
