@@ -141,7 +141,8 @@ def test_adapters_change_the_policy_as_the_learner_does_and_go_again(running: Ru
         episodes = plays(maker)
         before = await play_all(engine, episodes, [GREEDY] * 7)
         for version, seed in ((3, 1), (4, 2), (7, 3)):
-            adapter = random_adapter(running.family, seed=seed)
+            # The second gives layers ranks of their own, larger and smaller than the first's, and one layer none.
+            adapter = random_adapter(running.family, seed=seed, mixed=seed == 2)
             await engine.load(version, adapter)
             assert engine.version == version
             model, learner = stock(running.family), stock(running.family)

@@ -176,11 +176,7 @@ def rank_file(path: Path, family: str = "qwen3_vl", skip: int = 1, least: int = 
 def mixed(path: Path, family: str = "qwen3_vl", seed: int = 0) -> tuple[config.Lora, Adapter]:
     """(configuration, random adapter) of a rank file's ranks."""
     lora = LORA.model_copy(update={"ranks": str(rank_file(path, family))})
-    rng = np.random.default_rng(seed)
-    state = {
-        name: rng.normal(0, 0.08, a.shape).astype(np.float32) for name, a in adapter_state(add_lora(stock(family), lora)).items()
-    }
-    return lora, Adapter(state, lora.alpha, lora.rank, fingerprint(folder(family)))
+    return lora, tiny_policy.random_adapter(family, seed, mixed=True)
 
 
 @pytest.mark.parametrize("family", tiny_policy.FAMILIES)

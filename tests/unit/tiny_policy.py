@@ -51,12 +51,15 @@ def stock(family: str = "qwen3_vl") -> torch.nn.Module:
     return load_model(policy(family), "cpu")[0]
 
 
-def random_adapter(family: str = "qwen3_vl", seed: int = 0, size: float = 0.08) -> Adapter:
+def random_adapter(family: str = "qwen3_vl", seed: int = 0, size: float = 0.08, mixed: bool = False) -> Adapter:
+    """All layers of one rank, or with `mixed` the first without an adapter and the others of ranks 2 to 6."""
     rng = np.random.default_rng(seed)
     tensors = {}
-    for name, layer in adapted_layers(stock(family), LORA.targets).items():
-        tensors[f"{name}.A"] = rng.normal(0, size, (LORA.rank, layer.in_features)).astype(np.float32)
-        tensors[f"{name}.B"] = rng.normal(0, size, (layer.out_features, LORA.rank)).astype(np.float32)
+    for place, (name, layer) in enumerate(adapted_layers(stock(family), LORA.targets).items()):
+        rank = (2 + (place - 1) % 5 if place else 0) if mixed else LORA.rank
+        if rank:
+            tensors[f"{name}.A"] = rng.normal(0, size, (rank, layer.in_features)).astype(np.float32)
+            tensors[f"{name}.B"] = rng.normal(0, size, (layer.out_features, rank)).astype(np.float32)
     return Adapter(tensors, LORA.alpha, LORA.rank, fingerprint(folder(family)))
 
 
