@@ -46,7 +46,7 @@ FOLDER = "runs/media"
 LEVELS = ("simple", "medium", "hard")
 RATE = 12.5
 """Frames a second of the clips."""
-FRAMES = 48
+FRAMES = 36
 TILE = 64 * 3
 """Side of a drawing on a board: three times easy-vqa's own, each pixel a square."""
 
@@ -211,7 +211,7 @@ def shapes(spot: Spot) -> Question:
     rng, drawings = spot.rng, _drawings(spot.split)
     columns, rows = ((1, 1), (2, 1), (2, 2), (3, 2), (3, 2), (3, 3))[int(rng.integers(6))]
     board = np.zeros((rows * TILE, columns * TILE, 3), np.uint8)
-    regions = []
+    regions: list[Region] = []
     for place, pick in enumerate(rng.choice(len(drawings), columns * rows, replace=False)):
         number, label = drawings[int(pick)]
         drawing = photograph(f"easy_vqa/data/train/images/{number}.png")
@@ -235,7 +235,7 @@ def digits(spot: Spot) -> Question:
         left = min(max(0, card.left - int(more[0])), cards.PICTURE - side)
         top = min(max(0, card.top - int(more[1])), cards.PICTURE - side)
         uri += f"&crop={left},{top},{left + side},{top + side}"
-    regions = []
+    regions: list[Region] = []
     for card in scene.cards:
         x0, y0 = card.left - left, card.top - top
         edges = (x0, y0, x0 + cards.CARD, y0 + cards.CARD)
@@ -258,7 +258,7 @@ def _coin_rows() -> list[list[np.ndarray]]:
 
 
 def coins(spot: Spot) -> Question:
-    """Neighbouring coins of scikit-image's picture, enlarged, perhaps mirrored; two rows of coins train, one validates, one tests."""
+    """Neighbouring coins of scikit-image's picture, enlarged, perhaps mirrored: two rows train, one validates, one tests."""
     rng, picture = spot.rng, photograph("skimage/data/coins.png")
     rows = {"train": (0, 1), "validation": (2,), "test": (3,)}[spot.split]
     first, last = sorted(int(v) for v in rng.choice(rows, 2))
@@ -337,7 +337,7 @@ def photos(spot: Spot) -> Question:
     kinds = [thing for thing in cut_outs(spot.split) if thing.source != ground]
     chosen = rng.choice(len(kinds), min(len(kinds), int(rng.integers(1, 4))), replace=False)
     wanted = [kinds[int(i)] for i in chosen for _ in range(int(rng.integers(1, 5)))][:7]
-    taken, regions = np.zeros((height, width), bool), []
+    taken, regions = np.zeros((height, width), bool), list[Region]()
     for thing in (wanted * 2)[: max(2, len(wanted))]:
         for _ in range(30):
             piece = thing.resized(int(min(height, width) * rng.uniform(0.14, 0.4)), bool(rng.random() < 0.5))
@@ -416,7 +416,7 @@ def _interval(rng: np.random.Generator, alone: bool) -> tuple[int, int]:
     """First frame in which an object is in view and the one after the last: half are there all the time."""
     if rng.random() < (0.6 if alone else 0.4):
         return 0, FRAMES
-    length = int(rng.integers(14, 31))
+    length = int(rng.integers(12, 25))
     begin = int(rng.integers(0, FRAMES - length + 1))
     return begin, begin + length
 

@@ -198,7 +198,7 @@ def write_words(
     Stops beyond ``most`` words. Returns uint8 [H, W, 3] and each phrase as its words with their edges in pixels.
     """
     image = Image.fromarray(picture).convert("RGB")
-    pen, taken, phrases = ImageDraw.Draw(image), [], []
+    pen, taken, phrases = ImageDraw.Draw(image), list[Edges](), list[list[tuple[str, Edges]]]()
     for _ in range(200):
         size = dice.choice(sizes)
         face = font(dice.choice(FACES), size)

@@ -1,0 +1,447 @@
+"""Forms about clips: when something happens, found in chosen frames, and how something moves, found by following it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pixelis.datasets.synthesis import grounding
+from pixelis.datasets.synthesis.sample import ALIKE_BOX, Form, Sample
+from pixelis.operations.video import Clip
+from pixelis.records import Box, Demonstration, Event, Region
+
+FOLLOWED = 0.5
+"""Mean IoU of a track with the annotated boxes, below which it went astray; its last box may be off a little more."""
+LAST = 0.4
+OUTLINED = 0.25
+"""Share of tracks that begin with an outline in the first frame instead of a box."""
+LONGEST = 100
+"""Most frames that are followed."""
+MOVED, STILL = 0.1, 0.012
+"""Displacement in diagonals of the frame from which on a thing has moved, and up to which it has not."""
+GREW = 1.35
+"""Ratio of areas from which on a thing gets larger."""
+EDGE = 0.04
+"""Seconds that a frame must keep from the ends of an event to count as inside or outside of it."""
+
+BEGINS = (
+    'At what second does this begin: "{event}"?',
+    'When does "{event}" start? Answer in seconds.',
+    'From which second on does this hold: "{event}"?',
+    'Find the moment at which "{event}" begins, in seconds.',
+    'How many seconds into the clip does "{event}" begin?',
+)
+FIRST = (
+    "Which of these comes first in the clip?",
+    "What happens earlier?",
+    "Which one begins before the other?",
+    "Put these in order of time: which is first?",
+    "Which of the two starts earlier?",
+)
+CHOOSE = (
+    'At which of these moments does this hold: "{event}"?',
+    'Which of these frames shows "{event}"?',
+    'Pick the moment that shows "{event}".',
+    'When can "{event}" be seen?',
+    'Only one of these moments fits "{event}": which?',
+)
+HOLDS = (
+    'Does this hold at {time:.1f} s: "{event}"?',
+    'Look at {time:.1f} s: is it true that "{event}"?',
+    'Is "{event}" the case {time:.1f} seconds into the clip?',
+    '"{event}": is that so at {time:.1f} s?',
+    'At {time:.1f} s, can you confirm "{event}"?',
+)
+HAPPENS = (
+    "What happens at {time:.1f} s?",
+    "Which of these fits the moment {time:.1f} s?",
+    "Look at second {time:.1f} of the clip: what is going on?",
+    "What is to be seen {time:.1f} seconds into the clip?",
+    "Which description is right at {time:.1f} s?",
+)
+DIRECTION = (
+    "In which direction does {what} move?",
+    "Which way does {what} go?",
+    "Does {what} move left, right, up or down?",
+    "Seen from the first to the last moment, in what direction does {what} move?",
+    "Where to does {what} move: left, right, up or down?",
+)
+ENDS = (
+    "In which part of the frame is {what} at the end?",
+    "Where does {what} end up?",
+    "Where in the frame can {what} be found when it is last seen?",
+    "What is the final place of {what} in the frame?",
+    "Follow {what}: in which part of the frame does it finish?",
+)
+MOVES = (
+    "Does {what} move or stay where it is?",
+    "Is {what} moving in the clip? Answer moves or stays.",
+    "Does {what} change its place? Answer moves or stays.",
+    "Moves or stays: what does {what} do?",
+    "Watch {what}: does it stay in place or does it move? Answer moves or stays.",
+)
+GROWS = (
+    "Does {what} get larger, smaller or keep its size?",
+    "How does the size of {what} change: larger, smaller or same?",
+    "Watch {what}: does it become larger, smaller or remain the same?",
+    "By the end, is {what} larger, smaller or the same size?",
+    "Larger, smaller or same: how does {what} change?",
+)
+HALF = (
+    "Does {what} end up in the {half} half of the frame?",
+    "Is {what} in the {half} half when it is last seen?",
+    "At its last moment, is {what} in the {half} half of the frame?",
+    "Follow {what}: does it finish in the {half} half?",
+    "Is the final place of {what} in the {half} half?",
+)
+FARTHER = (
+    "Which moves farther, {a} or {b}?",
+    "Does {a} or {b} cover more distance from start to end?",
+    "Of {a} and {b}, which ends farther from where it began?",
+    "Compare the movement of {a} and {b}: which goes farther?",
+    "Which of the two goes the longer way: {a} or {b}?",
+)
+
+
+# Frames
+
+
+def _clip(sample: Sample) -> str:
+    clips = [item.id for item in sample.question.media if item.kind == "video"]
+    sample.need(clips)
+    return clips[0]
+
+
+def _opened(sample: Sample) -> Clip:
+    clip = sample.room.media[_clip(sample)]
+    assert isinstance(clip, Clip)
+    return clip
+
+
+def _events(sample: Sample) -> list[Event]:
+    name = _clip(sample)
+    events = [event for event in sample.notes.events if event.media == name and event.end > event.start and event.text.strip()]
+    texts = Counter(event.text for event in events)
+    return [event for event in events if texts[event.text] == 1]
+
+
+def _inside(event: Event, time: float) -> bool:
+    return event.start - 1e-6 <= time < event.end - 1e-6
+
+
+def _clear(event: Event, time: float) -> bool:
+    return min(abs(time - event.start), abs(time - event.end)) >= EDGE
+
+
+def _look(sample: Sample, times: Sequence[float], topic: str) -> list[float]:
+    """Have frames shown; the times of those that came."""
+    clip = _opened(sample)
+    frames = sorted({clip.at(time) for time in times})
+    what = grounding.listed([f"{clip.times[frame]:.2f} s" for frame in frames])
+    think = sample.think("frames", f"the frames at {what}" if len(frames) > 1 else f"the frame at {what}", topic)
+    if sample.chance(0.5):
+        observation = sample.room.call(think, "select_frames", target=_clip(sample), frames=frames)
+    else:
+        asked = [math.ceil(1000 * float(clip.times[frame]) - 1e-3) / 1000 for frame in frames]
+        observation = sample.room.call(think, "select_frames", target=_clip(sample), times=asked)
+    shown = [float(frame["time"]) for frame in observation.data["frames"]]
+    sample.agree([clip.at(time) for time in shown] == frames, "not_shown")
+    return shown
+
+
+def _tell(sample: Sample, event: Event, shown: Sequence[float]) -> None:
+    """Remark in which of the frames an event is."""
+    yes = [f"{time:.2f} s" for time in shown if _inside(event, time)]
+    no = [f"{time:.2f} s" for time in shown if not _inside(event, time)]
+    if yes and no:
+        sample.writer.saw("holds", event=event.text, yes=grounding.listed(yes), no=grounding.listed(no))
+    else:
+        kind = "holds_everywhere" if yes else "holds_nowhere"
+        sample.writer.saw(kind, event=event.text, all=grounding.listed(yes or no))
+
+
+def begins(sample: Sample) -> Demonstration:
+    """When an event begins: a coarse look, then a fine one between the last frame without and the first with it."""
+    event = sample.pick([event for event in _events(sample) if event.start >= 0.5])
+    question, clip = sample.ask(BEGINS, event=event.text), _opened(sample)
+    most = min(sample.studio.toolbox.max_frames, 8)
+    topic = f'when "{event.text}" begins'
+    low, high = float(clip.times[0]), float(clip.times[-1])
+    for _ in range(4):
+        times = [low + (high - low) * i / (most - 1) for i in range(most)]
+        shown = _look(sample, times, topic)
+        _tell(sample, event, shown)
+        within = [time for time in shown if _inside(event, time)]
+        sample.agree(within and within[0] > shown[0], "not_shown")
+        low, high = shown[shown.index(within[0]) - 1], within[0]
+        if clip.at(high) - clip.at(low) <= 1 or high - low <= 0.02 * high:
+            break
+    sample.agree(abs(high - event.start) <= 0.04 * event.start, "not_shown")
+    answer = f"{high:.2f}"
+    think = sample.writer.conclude(f"it begins at {answer} s")
+    return sample.done(question, answer, think, scorer="numeric_band", also=[f"{event.start:.2f}"])
+
+
+def first(sample: Sample) -> Demonstration:
+    """Which of two events begins earlier."""
+    one, other = (
+        sorted(sample.shuffled(_events(sample))[:2], key=lambda event: event.start) if len(_events(sample)) > 1 else (None, None)
+    )
+    sample.need(one is not None and other is not None and other.start - one.start >= 0.4)
+    assert one is not None
+    assert other is not None
+    question, clip = sample.ask(FIRST), _opened(sample)
+    before = min(other.start, one.end)
+    early = float(sample.rng.uniform(one.start + 0.3 * (before - one.start), one.start + 0.7 * (before - one.start)))
+    late = float(sample.rng.uniform(other.start + 0.1, min(other.end, float(clip.times[-1])) - 0.05))
+    shown = _look(sample, [early, late], "the order of the two")
+    sample.agree(
+        len(shown) == 2 and _inside(one, shown[0]) and not _inside(other, shown[0]) and _inside(other, shown[1]), "not_shown"
+    )
+    _tell(sample, one, shown)
+    _tell(sample, other, shown)
+    think = sample.writer.conclude(f'"{one.text}" begins before "{other.text}"')
+    return sample.done(question, one.text, think, wrong=[other.text])
+
+
+def choose(sample: Sample) -> Demonstration:
+    """Which of four moments shows an event."""
+    event, clip = sample.pick(_events(sample)), _opened(sample)
+    steps = [float(time) for time in clip.times if _clear(event, float(time))]
+    yes, no = [t for t in steps if _inside(event, t)], [t for t in steps if not _inside(event, t)]
+    sample.need(yes and len(no) >= 8)
+    right = sample.pick(yes)
+    wrong = [float(v) for v in sample.rng.choice(no, 3, replace=False)]
+    texts = [f"{time:.2f} s" for time in (right, *wrong)]
+    sample.need(len(set(texts)) == 4)
+    question = sample.ask(CHOOSE, event=event.text)
+    shown = _look(sample, [right, *wrong], f'when "{event.text}" holds')
+    _tell(sample, event, shown)
+    sample.agree([time for time in shown if _inside(event, time)] == [right], "not_shown")
+    return sample.done(question, texts[0], sample.writer.conclude(f"{texts[0]} is the one that fits"), wrong=texts[1:])
+
+
+def holds(sample: Sample) -> Demonstration:
+    """Whether an event is going on at a moment."""
+    event, clip = sample.pick(_events(sample)), _opened(sample)
+    steps = [float(time) for time in clip.times if _clear(event, round(float(time), 1))]
+    yes = sample.chance(0.5)
+    time = round(sample.pick([t for t in steps if _inside(event, t) == yes and _inside(event, round(t, 1)) == yes]), 1)
+    question = sample.ask(HOLDS, event=event.text, time=time)
+    shown = _look(sample, [time], f"what can be seen at {time:.1f} s")
+    sample.agree(_inside(event, shown[0]) == yes, "not_shown")
+    _tell(sample, event, shown)
+    said = f"at {time:.1f} s it {'holds' if yes else 'does not hold'}"
+    return sample.done(question, "yes" if yes else "no", sample.writer.conclude(said))
+
+
+def happens(sample: Sample) -> Demonstration:
+    """Which of the annotated events is going on at a moment."""
+    events, clip = _events(sample), _opened(sample)
+    sample.need(len(events) >= 2)
+    moments = [round(float(t), 1) for t in clip.times if all(_clear(event, round(float(t), 1)) for event in events)]
+    only = [t for t in moments if sum(_inside(event, t) for event in events) == 1]
+    time = sample.pick(only)
+    event = next(event for event in events if _inside(event, time))
+    question = sample.ask(HAPPENS, time=time)
+    shown = _look(sample, [time], f"what happens at {time:.1f} s")
+    sample.agree([e for e in events if _inside(e, shown[0])] == [event], "not_shown")
+    _tell(sample, event, shown)
+    wrong = sample.shuffled([e.text for e in events if e is not event])[:3]
+    return sample.done(question, event.text, sample.writer.conclude(f'"{event.text}" is what fits'), wrong=wrong)
+
+
+# Tracks
+
+
+@dataclass(frozen=True)
+class Course:
+    """An annotated track: its name in words and its boxes, in each frame from the first to the last it is followed to."""
+
+    what: str
+    regions: list[Region]
+    clip: str
+
+    @property
+    def boxes(self) -> list[Box]:
+        """0..1 of the frame."""
+        return [region.box for region in self.regions]
+
+    @property
+    def frames(self) -> list[int]:
+        """Frame numbers, rising."""
+        return [int(region.frame or 0) for region in self.regions]
+
+
+def _courses(sample: Sample) -> list[Course]:
+    """Tracks of ten frames and more that can be spoken of: by their label, or by where they are in their first frame."""
+    name = _clip(sample)
+    tracks: dict[str, list[Region]] = {}
+    for region in sample.notes.regions:
+        if region.media == name and region.frame is not None and region.track is not None and region.label.strip():
+            tracks.setdefault(region.track, []).append(region)
+    labels = Counter(members[0].label for members in tracks.values())
+    found = []
+    for members in tracks.values():
+        members = sorted(members, key=lambda region: int(region.frame or 0))
+        start = members[0]
+        members = [region for region in members if int(region.frame or 0) < int(start.frame or 0) + LONGEST]
+        if len(members) < 10:
+            continue
+        what = f"the {start.label}"
+        if labels[start.label] > 1:
+            cell = grounding.place(start.box)
+            beside = [r for r in sample.notes.regions if r.frame == start.frame and r.label == start.label and r.media == name]
+            if sum(grounding.place(r.box) == cell for r in beside) > 1:
+                continue
+            what = f"the {start.label} that is in the {cell} in frame {start.frame}"
+        found.append(Course(what, members, name))
+    return found
+
+
+def _follow(sample: Sample, course: Course, topic: str) -> tuple[dict[str, Any], list[Box]]:
+    """Look at the first frame and track to the last; the track's entry and its boxes at the annotated frames.
+
+    ``track_differs`` when it is lost or is somewhere else.
+    """
+    start, end = course.frames[0], course.frames[-1]
+    think = sample.think("frames", f"frame {start}, where {course.what} is first seen", topic)
+    view = sample.room.call(think, "select_frames", target=course.clip, frames=[start])
+    where = grounding.place(course.boxes[0])
+    sample.writer.saw("seen", what=course.what, yes=f"frame {start}, in the {where}")
+    box = grounding.outward(course.boxes[0], sample.grid)
+    how: dict[str, Any] = {"box": box, "start": start}
+    if sample.chance(OUTLINED):
+        image = str(view.images[0].id)
+        seen = sample.room.call(sample.think("segment", course.what), "segment_object_at", target=image, box=box)
+        found = seen.data["objects"][0]
+        sample.agree(grounding.track_overlap([found["box"]], [course.boxes[0]])[0] >= ALIKE_BOX, "outline_differs")
+        how = {"object": found["id"]}
+    think = sample.think("track", course.what, start=start)
+    entry = sample.room.call(think, "track_object", target=course.clip, end=end, **how).data["tracks"][0]
+    sample.agree(entry["status"] == "completed" and entry["frames"][-1] == end, "track_differs")
+    boxes = [entry["boxes"][entry["frames"].index(frame)] for frame in course.frames]
+    alike = grounding.track_overlap(boxes, course.boxes)
+    sample.agree(float(np.mean(alike)) >= FOLLOWED and alike[-1] >= LAST, "track_differs")
+    sample.writer.saw("tracked", what=course.what, first=grounding.place(boxes[0]), last=grounding.place(boxes[-1]))
+    return entry, boxes
+
+
+def _moved(sample: Sample, boxes: Sequence[Box]) -> tuple[float, float, float]:
+    """Displacement from the first to the last box: x, y in pixels, and its length in diagonals of the frame."""
+    clip = _opened(sample)
+    (x, y), (u, v) = grounding.middle(boxes[0]), grounding.middle(boxes[-1])
+    dx, dy = (u - x) * clip.width, (v - y) * clip.height
+    return dx, dy, math.hypot(dx, dy) / math.hypot(clip.width, clip.height)
+
+
+def direction(sample: Sample) -> Demonstration:
+    """The way a thing goes from the first to the last frame."""
+    course = sample.pick(_courses(sample))
+    dx, dy, far = _moved(sample, course.boxes)
+    sample.need(far >= MOVED and grounding.heading(dx, dy))
+    name, question = str(grounding.heading(dx, dy)), sample.ask(DIRECTION, what=course.what)
+    _, boxes = _follow(sample, course, f"the way {course.what} goes")
+    dx, dy, _ = _moved(sample, boxes)
+    sample.agree(grounding.heading(dx, dy, 45) == name, "measure_differs")
+    think = sample.writer.conclude(f"{course.what} goes {round(math.hypot(dx, dy))} pixels, mostly {name}")
+    others = [other for other in ("left", "right", "up", "down") if other != name]
+    return sample.done(question, name, think, wrong=others if sample.chance(0.35) else ())
+
+
+def ends(sample: Sample) -> Demonstration:
+    """The ninth of the frame where a thing is at the end."""
+    course = sample.pick(_courses(sample))
+    value, question = grounding.place(course.boxes[-1]), sample.ask(ENDS, what=course.what)
+    _, boxes = _follow(sample, course, f"where {course.what} is at the end")
+    sample.agree(grounding.place(boxes[-1]) == value, "measure_differs")
+    cells = ("upper left", "upper right", "lower left", "lower right", "centre", "middle left", "middle right", "upper middle")
+    wrong = sample.shuffled([cell for cell in cells if cell != value])[:3]
+    think = sample.writer.conclude(f"{course.what} ends up in the {value}")
+    return sample.done(question, value, think, wrong=wrong if sample.chance(0.5) else ())
+
+
+def moves(sample: Sample) -> Demonstration:
+    """Whether a thing moves at all."""
+    courses = [(course, _moved(sample, course.boxes)[2]) for course in _courses(sample)]
+    course, far = sample.pick([pair for pair in courses if pair[1] >= MOVED or _still(sample, pair[0])])
+    question, value = sample.ask(MOVES, what=course.what), "moves" if far >= MOVED else "stays"
+    entry, _ = _follow(sample, course, f"whether {course.what} moves")
+    path = float(entry["statistics"]["displacement"]["value"])
+    diagonal = math.hypot(_opened(sample).width, _opened(sample).height)
+    sample.agree((path / diagonal >= 0.5 * MOVED) == (value == "moves"), "measure_differs")
+    think = sample.writer.conclude(f"with {path:.0f} pixels from start to end it {value}")
+    return sample.done(question, value, think)
+
+
+def _still(sample: Sample, course: Course) -> bool:
+    return max(_moved(sample, [course.boxes[0], box])[2] for box in course.boxes) <= STILL
+
+
+def grows(sample: Sample) -> Demonstration:
+    """Whether a thing gets larger or smaller."""
+    course = sample.pick(_courses(sample))
+    change = grounding.area(course.boxes[-1]) / grounding.area(course.boxes[0])
+    sample.need(change >= GREW or change <= 1 / GREW or 0.93 < change < 1.08)
+    value, question = _size(change, GREW), sample.ask(GROWS, what=course.what)
+    _, boxes = _follow(sample, course, f"how the size of {course.what} changes")
+    measured = grounding.area(boxes[-1]) / grounding.area(boxes[0])
+    sample.agree(_size(measured, 1.2) == value, "measure_differs")
+    said = f"its box ends at {measured:.2f} times its first area: {value if value == 'same' else f'it gets {value}'}"
+    return sample.done(question, value, sample.writer.conclude(said))
+
+
+def _size(change: float, clear: float) -> str:
+    return "larger" if change >= clear else "smaller" if change <= 1 / clear else "same"
+
+
+def half(sample: Sample) -> Demonstration:
+    """Whether a thing ends in a half of the frame."""
+    course = sample.pick(_courses(sample))
+    x, y = grounding.middle(course.boxes[-1])
+    axis = int(sample.rng.integers(2))
+    here = grounding.side((x, y)[axis], ("left", "upper")[axis], ("right", "lower")[axis], 0.06)
+    sample.need(here)
+    asked = sample.pick(("left", "right") if axis == 0 else ("upper", "lower"))
+    question = sample.ask(HALF, what=course.what, half=asked)
+    _, boxes = _follow(sample, course, f"the last place of {course.what}")
+    found = grounding.side(grounding.middle(boxes[-1])[axis], ("left", "upper")[axis], ("right", "lower")[axis], 0.0)
+    sample.agree(found == here, "measure_differs")
+    think = sample.writer.conclude(f"{course.what} is in the {here} half at the end")
+    return sample.done(question, "yes" if asked == here else "no", think)
+
+
+def farther(sample: Sample) -> Demonstration:
+    """Which of two things ends farther from where it began."""
+    pair = sample.shuffled(_courses(sample))[:2]
+    sample.need(len(pair) == 2)
+    truth = [_moved(sample, course.boxes)[2] for course in pair]
+    sample.need(max(truth) >= MOVED and max(truth) >= 1.5 * min(truth))
+    question = sample.ask(FARTHER, a=pair[0].what, b=pair[1].what)
+    far = []
+    for course in pair:
+        entry, _ = _follow(sample, course, f"how far {pair[0].what} and {pair[1].what} go")
+        value = float(entry["statistics"]["displacement"]["value"])
+        sample.writer.saw("measured", what=course.what, quality="displacement", value=f"{value:.0f} pixels")
+        far.append(value)
+    sample.agree((far[0] > far[1]) == (truth[0] > truth[1]), "measure_differs")
+    best, rest = pair if truth[0] > truth[1] else pair[::-1]
+    think = sample.writer.conclude(f"{best.what} goes farther than {rest.what}")
+    wrong = [rest.what] if sample.chance(0.4) else ()
+    return sample.done(question, best.what, think, wrong=wrong, also=[best.what.removeprefix("the ")])
+
+
+FRAMES: dict[str, Form] = {"begins": begins, "first": first, "choose": choose, "holds": holds, "happens": happens}
+TRACKING: dict[str, Form] = {
+    "direction": direction,
+    "ends": ends,
+    "moves": moves,
+    "grows": grows,
+    "half": half,
+    "farther": farther,
+}

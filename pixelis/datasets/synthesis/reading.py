@@ -1,0 +1,222 @@
+"""Forms about writing: a part of the picture is looked at closely and read, and what was read must be what is annotated."""
+
+from __future__ import annotations
+
+import re
+
+from pixelis.datasets.synthesis import grounding
+from pixelis.datasets.synthesis.sample import Form, Sample
+from pixelis.records import Box, Demonstration, Line
+
+ZOOMED = 0.7
+"""Share of samples that zoom in before they read."""
+LONGEST = 80
+"""Characters of a text that is asked for."""
+
+AT_PLACE = (
+    "What is written in the {where} of the picture?",
+    "Read the text in the {where}.",
+    "What does the writing in the {where} say?",
+    "Which words stand in the {where} of the image?",
+    "Tell me what the text in the {where} says.",
+    "What can be read in the {where}?",
+)
+EXTREME = (
+    "What does the {which} text say?",
+    "Read the {which} text of the picture.",
+    "What is written {which} in the picture?",
+    "Which words does the {which} text consist of?",
+    "Give the {which} text in the image.",
+)
+NEXT = (
+    'Which word comes right after "{word}"?',
+    'What follows the word "{word}" in the picture?',
+    'What is the next word after "{word}"?',
+    '"{word}" is followed by which word?',
+    'Read on after "{word}": what is the next word?',
+)
+ORDINAL = (
+    "What is the {nth} word of the text in the {where}?",
+    "Which word is {nth} in the text in the {where}?",
+    "Of the words in the {where}, which is the {nth}?",
+    "Read the text in the {where}: what is its {nth} word?",
+    "Give the {nth} word of what is written in the {where}.",
+)
+NUMBER = (
+    "Which number is written in the {where} of the picture?",
+    "What number can be read in the {where}?",
+    "There is a number in the {where}: which?",
+    "Read the number in the {where} of the image.",
+    "Tell me the number that stands in the {where}.",
+)
+SAYS = (
+    'Does the text in the {where} say "{text}"?',
+    'Is "{text}" what is written in the {where}?',
+    'Check the {where}: does it read "{text}"?',
+    'Is it right that the {where} says "{text}"?',
+    'Would you read the text in the {where} as "{text}"?',
+)
+HEADING = (
+    "What is the first line of the text?",
+    "How does the text begin: what is its first line?",
+    "Read the first line.",
+    "Which words stand in the topmost line?",
+    "Give the opening line of what is written here.",
+)
+
+
+def plain(text: str) -> str:
+    """Letters and digits only, case folded: what two readings of the same writing share."""
+    return re.sub(r"[\W_]", "", text).casefold()
+
+
+def _lines(sample: Sample) -> list[tuple[Line, Box]]:
+    """What of the first picture can be read: lines, or words where no lines are annotated; with their boxes."""
+    pictures = [item.id for item in sample.question.media if item.kind == "image"]
+    sample.need(pictures)
+    own = [line for line in sample.notes.lines if line.media == pictures[0] and line.frame is None and plain(line.text)]
+    lines = [line for line in own if line.level == "line"] or [line for line in own if line.level == "word"]
+    return [(line, line.box) for line in lines if line.box is not None and len(line.text) <= LONGEST]
+
+
+def _alone(sample: Sample) -> list[tuple[Line, Box, str]]:
+    """Lines that stand alone in their ninth of the picture, with its name."""
+    lines = _lines(sample)
+    cells = [grounding.place(box) for _, box in lines]
+    return [(line, box, cell) for (line, box), cell in zip(lines, cells, strict=True) if cells.count(cell) == 1]
+
+
+def _read(sample: Sample, line: Line, box: Box, where: str, topic: str) -> str:
+    """Zoom in (mostly) and read; what was read. ``text_differs`` when that is not what is annotated."""
+    what = f"the text in the {where}"
+    view = grounding.outward(grounding.grown(grounding.grown(box, 0.04), 0.1), sample.grid)
+    target, region = line.media, view
+    if sample.chance(ZOOMED):
+        more = float(sample.rng.uniform(0.1, 0.8))
+        wide = grounding.outward(grounding.grown(view, more), sample.grid)
+        target, _ = sample.zoom(wide, sample.think("zoom", what, topic), line.media, box)
+        sample.writer.saw("clear", what=what)
+        region = grounding.outward(sample.within(target, view), sample.grid)
+    think = sample.think("read", what, topic)
+    observation = sample.room.call(think, "read_text", target=target, box=region)
+    text = " ".join(str(found["text"]) for found in observation.data["lines"])
+    sample.agree(plain(text) == plain(line.text), "text_differs")
+    sample.writer.saw("read", text=text)
+    return text
+
+
+def _scorer(text: str) -> str:
+    return "anls" if " " in text else "exact"
+
+
+def at_place(sample: Sample) -> Demonstration:
+    """What is written in a part of the picture."""
+    line, box, where = sample.pick(_alone(sample))
+    question = sample.ask(AT_PLACE, where=where)
+    _read(sample, line, box, where, f"the text in the {where}")
+    return sample.done(question, line.text, sample.writer.conclude("that is the text asked for"), scorer=_scorer(line.text))
+
+
+def extreme(sample: Sample) -> Demonstration:
+    """The topmost, lowest, leftmost or rightmost text."""
+    lines = _lines(sample)
+    sample.need(len(lines) >= 2)
+    axis, sign, which = sample.pick([(1, 1, "topmost"), (1, -1, "lowest"), (0, 1, "leftmost"), (0, -1, "rightmost")])
+    order = sorted(lines, key=lambda pair: sign * pair[1][axis + (0 if sign > 0 else 2)])
+    (line, box), (_, second) = order[:2]
+    sample.need(abs(grounding.middle(box)[axis] - grounding.middle(second)[axis]) > 0.05)
+    question = sample.ask(EXTREME, which=which)
+    _read(sample, line, box, grounding.place(box), f"the {which} text")
+    think = sample.writer.conclude(f"this is what stands {which}")
+    return sample.done(question, line.text, think, scorer=_scorer(line.text))
+
+
+def next_word(sample: Sample) -> Demonstration:
+    """The word after another one of the same line."""
+    lines = _lines(sample)
+    seen = [plain(word) for line, _ in lines for word in line.text.split()]
+    found = [
+        (line, box, before, after)
+        for line, box in lines
+        for before, after in zip(line.text.split(), line.text.split()[1:], strict=False)
+        if seen.count(plain(before)) == 1 and plain(before) and plain(after)
+    ]
+    line, box, before, after = sample.pick(found)
+    question = sample.ask(NEXT, word=before)
+    _read(sample, line, box, grounding.place(box), f'what comes after "{before}"')
+    return sample.done(question, after, sample.writer.conclude(f'the word after "{before}" is found'))
+
+
+def ordinal(sample: Sample) -> Demonstration:
+    """The first, second, third or last word of a text."""
+    line, box, where = sample.pick([item for item in _alone(sample) if len(item[0].text.split()) >= 2])
+    words = line.text.split()
+    number = int(sample.rng.integers(len(words)))
+    nth = "last" if number == len(words) - 1 else ("first", "second", "third", "fourth", "fifth")[min(number, 4)]
+    sample.need(number < 5 or nth == "last")
+    question = sample.ask(ORDINAL, nth=nth, where=where)
+    _read(sample, line, box, where, f"the {nth} word in the {where}")
+    return sample.done(question, words[number], sample.writer.conclude(f"its {nth} word is what I need"))
+
+
+def number(sample: Sample) -> Demonstration:
+    """A number that stands in a part of the picture."""
+    numbers = [item for item in _alone(sample) if re.fullmatch(r"\d+(\.\d+)?", item[0].text)]
+    line, box, where = sample.pick(numbers)
+    question = sample.ask(NUMBER, where=where)
+    _read(sample, line, box, where, f"the number in the {where}")
+    return sample.done(question, line.text, sample.writer.conclude("that is the number"))
+
+
+def says(sample: Sample) -> Demonstration:
+    """Whether a text is what somebody says it is; where it is not, another text of the picture is named."""
+    line, box, where = sample.pick(_alone(sample))
+    others = [other.text for other, _ in _lines(sample) if plain(other.text) != plain(line.text)]
+    right = not others or sample.chance(0.5)
+    question = sample.ask(SAYS, where=where, text=line.text if right else sample.pick(others))
+    _read(sample, line, box, where, f"the text in the {where}")
+    think = sample.writer.conclude("the two are the same" if right else "that is another text")
+    return sample.done(question, "yes" if right else "no", think)
+
+
+def heading(sample: Sample) -> Demonstration:
+    """The first line of a page whose lines are known without their places: all of it is read."""
+    pictures = [item.id for item in sample.question.media if item.kind == "image"]
+    lines = [line for line in sample.notes.lines if line.level == "line" and pictures and line.media == pictures[0]]
+    sample.need(lines and not any(line.box for line in lines))
+    question = sample.ask(HEADING)
+    observation = sample.room.call(sample.think("read", "the page", "how the text begins"), "read_text", target=pictures[0])
+    found = [str(line["text"]) for line in observation.data["lines"]]
+    sample.agree(found and plain(found[0]) == plain(lines[0].text), "text_differs")
+    sample.writer.saw("read", text=" ".join(found[:2]))
+    think = sample.writer.conclude("the first line is what I was asked for")
+    return sample.done(question, lines[0].text, think, scorer=_scorer(lines[0].text))
+
+
+def given(sample: Sample) -> Demonstration:
+    """A question that came with the picture, whose accepted answer stands in one of the annotated lines."""
+    asked, truths = sample.question.question, sample.question.answers or []
+    sample.need(asked and truths)
+    hits = [(line, box, truth) for line, box in _lines(sample) for truth in truths if _stands_in(truth, line.text)]
+    sample.need(len({hit[1] for hit in hits}) == 1)
+    line, box, truth = hits[0]
+    _read(sample, line, box, grounding.place(box), "where the answer is written")
+    think = sample.writer.conclude(f'the answer is "{truth}"')
+    return sample.done(asked, truth, think, scorer=sample.question.scorer, also=[t for t in truths if t != truth])
+
+
+def _stands_in(truth: str, text: str) -> bool:
+    wanted, words = [plain(word) for word in truth.split()], [plain(word) for word in text.split()]
+    return bool(wanted) and any(words[i : i + len(wanted)] == wanted for i in range(len(words) - len(wanted) + 1))
+
+
+READING: dict[str, Form] = {
+    "at_place": at_place,
+    "extreme": extreme,
+    "next_word": next_word,
+    "ordinal": ordinal,
+    "number": number,
+    "says": says,
+    "heading": heading,
+    "given": given,
+}
