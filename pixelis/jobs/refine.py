@@ -52,6 +52,7 @@ def run(config: Config) -> dict[str, Any]:
         try:
             refinery = Refinery(config, folder, tools, steps)
             refinery.prepare()
+            steps.close()
             outcomes = play(config, folder, refinery) if config.refinement.pass_rate.episodes else None
             refinery.finish(outcomes)
             return save(config, folder, refinery)
@@ -93,7 +94,9 @@ def play(config: Config, folder: Path, refinery: Refinery) -> dict[str, filters.
     source = folder / "questions.jsonl"
     write_rows(source, asked)
     arms = {"looking": True, **({"glance": False} if s.utility else {})}
-    identity = f"{hashlib.sha256(source.read_bytes()).hexdigest()} {config.sha256}"
+    decides = {"policy", "dialogue", "toolbox", "engine", "evaluate", "rewards"}
+    settings = [config.model_dump(mode="json", include=decides), config.run.seed, s.episodes, s.temperature]
+    identity = hashlib.sha256(source.read_bytes() + json.dumps(settings, sort_keys=True).encode()).hexdigest()
     missing = [name for name in arms if not _played(folder, name, identity)]
     if missing:
         sampled = config.evaluate.model_copy(
