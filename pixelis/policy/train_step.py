@@ -48,10 +48,19 @@ class PolicyModule(torch.nn.Module):
 
     def forward(self, batch: Batch, features: Features | None, smoothing: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
         """features: of the batch's distinct views; None when the vision tower has to run here. smoothing: of the labels."""
-        if features is None and batch.views:
-            features = concatenate(encode_views(self.model, self.spec, batch.views, self.one_pass))
+        if features is None and (views := batch.views or self._blank()):
+            features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
         image, t = self.spec.image_token, self.temperature
         return token_log_probs(self.model, batch, features, image, self.banned, t, smoothing=smoothing)
+
+    def _blank(self) -> list[np.ndarray]:
+        """For a batch of text alone: a view whose features nobody reads, where all workers have to be in the vision tower.
+
+        That is so under ZeRO-3, and when the tower learns: its gradients are summed over workers that may have seen pictures.
+        """
+        if not self.one_pass and not next(self.model.model.visual.parameters()).requires_grad:
+            return []
+        return [np.zeros((self.spec.multiple, self.spec.multiple, 3), dtype=np.uint8)]
 
 
 class Trainer:
@@ -216,13 +225,9 @@ class Trainer:
         return metrics
 
     def _nothing(self) -> TrainSample:
-        """A sample that costs next to nothing, with one tiny view where ZeRO-3 needs all workers in the vision tower."""
-        side = self.spec.multiple
-        views = [np.zeros((side, side, 3), dtype=np.uint8)] if self.zero.stage == 3 else []
-        tokens = np.asarray([self.spec.image_token] * len(views) + [self.spec.stop] * 2, dtype=np.int64)
-        mask = np.zeros(len(tokens), dtype=bool)
-        mask[-1] = True
-        return TrainSample(tokens, mask, np.zeros(len(tokens), dtype=np.float32), 0.0, views)
+        """A sample that costs next to nothing."""
+        tokens, mask = np.asarray([self.spec.stop] * 2, dtype=np.int64), np.asarray([False, True])
+        return TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])
 
     def _see(self, batch: Batch) -> Features | None:
         if self.features is None or not batch.views:
