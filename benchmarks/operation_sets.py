@@ -15,21 +15,18 @@ from math import cos, pi, sin
 from pathlib import Path
 
 import cv2
-import matplotlib
 import numpy as np
 import skimage.data
-from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
-from skimage.filters import sobel
-from skimage.segmentation import watershed
 from sklearn.datasets import load_sample_images
 
+from pixelis.datasets.synthesis import pasting
+from pixelis.datasets.synthesis.pasting import Edges
 from pixelis.operations.media import load_image
 
 # The makers of clips belong to the tests: both must speak of the same containers and motions.
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "unit"))
 
-FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 SHIPPED = Path(skimage.data.__file__).parent
 
 
@@ -87,16 +84,7 @@ WRITTEN = {
 }
 """What stands on real pictures; all but the first are of opencv-doc."""
 
-SPOKEN = (
-    "reading small letters over photographs every zoom should answer quickly Total 1234 invoice EXIT Paris 2026 "
-    "Platform coffee sugar milk 89.50 Hello World Quick brown foxes jumped lazily Speed limit 70 North West Market "
-    "Street Open daily"
-)
-WORDS = SPOKEN.split()
-FACES = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral", "cmr10", "DejaVuSerif-BoldItalic")
 GROUNDS = ("astronaut", "coffee", "chelsea", "rocket", "retina", "brick", "grass", "camera", "immunohistochemistry")
-
-Edges = tuple[int, int, int, int]
 
 
 def plain(text: str) -> str:
@@ -116,36 +104,8 @@ def recall(words: list[str], text: str) -> int:
 
 def rendered(name: str, seed: int, most: int = 30) -> tuple[np.ndarray, list[tuple[str, Edges]]]:
     """A photo with words of 12 to 64 pixels drawn over it at random places, and the words with their edges in pixels."""
-    dice = random.Random(seed)
-    image = Image.fromarray(photo(name)).convert("RGB")
-    pen, taken, words = ImageDraw.Draw(image), [], []
-    for _ in range(200):
-        size = dice.choice((12, 16, 24, 40, 64))
-        face = ImageFont.truetype(str(FONTS / f"{dice.choice(FACES)}.ttf"), size)
-        phrase = " ".join(dice.choice(WORDS) for _ in range(dice.choice((1, 1, 2, 3))))
-        x0, y0, x1, y1 = (int(v) for v in face.getbbox(phrase))
-        wide, high = x1 - x0, y1 - y0
-        if wide + 20 > image.width or high + 20 > image.height:
-            continue
-        x, y = dice.randint(8, image.width - wide - 9), dice.randint(8, image.height - high - 9)
-        spot = (x - size // 2, y - size // 3, x + wide + size // 2, y + high + size // 3)
-        if any(spot[0] <= b[2] and b[0] <= spot[2] and spot[1] <= b[3] and b[1] <= spot[3] for b in taken):
-            continue
-        taken.append(spot)
-        dark = np.asarray(image.crop((x, y, x + wide, y + high))).mean() < 110
-        colour = dice.choice(
-            ((255, 255, 255), (255, 230, 60), (120, 255, 220)) if dark else ((0, 0, 0), (120, 0, 0), (0, 0, 140))
-        )
-        border = max(1, size // 12) if dice.random() < 0.6 else 0
-        for word in phrase.split():
-            a, b, c, d = (int(v) for v in face.getbbox(word))
-            ground = (0, 0, 0) if dark else (255, 255, 255)
-            pen.text((x - a, y - y0), word, font=face, fill=colour, stroke_width=border, stroke_fill=ground)
-            words.append((word, (x - border, y - y0 + b - border, x + c - a + border, y - y0 + d + border)))
-            x += c - a + int(face.getlength(" ")) + border
-        if len(words) > most:
-            break
-    return np.asarray(image), words
+    picture, phrases = pasting.write_words(photo(name), random.Random(seed), most=most)
+    return picture, [word for phrase in phrases for word in phrase]
 
 
 # --- objects --------------------------------------------------------------------------------------------------------------------
@@ -167,36 +127,7 @@ class Outlined:
         return x, y, x + width, y + height
 
 
-# name: (photo, "x,y x,y ..." polygon or "(x,y,rx,ry)" ellipse, point)
-IN_SAMPLE = {
-    "flower": ("flower", "(308,223,136,137)", (308, 223)),
-    "cup": (
-        "coffee",
-        "172,100 185,55 225,25 290,18 350,28 390,60 401,100 398,150 385,195 350,250 310,278 250,280 215,262 180,160",
-        (200, 160),
-    ),
-    "saucer": ("coffee", "(278,234,200,150)", (140, 250)),
-    "helmet": ("astronaut", "(387,450,107,105)", (370, 420)),
-    "person": (
-        "astronaut",
-        "160,60 170,25 215,14 260,18 290,50 297,90 285,125 262,130 258,165 300,200 305,245 350,275 360,340 310,365 280,430 "
-        "280,512 100,512 25,480 35,400 60,290 115,210 120,170 150,150 190,150 175,120",
-        (120, 300),
-    ),
-    "rocket": ("rocket", "322,127 332,150 333,405 311,405 311,150", (322, 280)),
-    "man": (
-        "camera",
-        "165,85 185,65 230,65 262,100 265,125 240,150 240,190 232,200 270,210 300,180 325,175 330,200 300,250 280,295 "
-        "235,300 205,285 140,370 120,380 145,440 150,512 90,512 75,420 40,360 25,340 0,300 10,260 20,200 60,150 110,115 "
-        "160,105",
-        (100, 250),
-    ),
-    "left eye": ("chelsea", "(171,117,34,29)", (150, 117)),
-    "right eye": ("chelsea", "(319,138,27,26)", (305, 138)),
-    "spoon": ("coffee", "(366,287,40,38)", (366, 287)),
-    "patch": ("astronaut", "(169,385,36,38)", (169, 385)),
-    "crema": ("coffee", "(285,145,85,48)", (285, 150)),
-}
+IN_SAMPLE = {name: (Path(source).stem, shape, point) for name, (source, shape, point) in pasting.OUTLINES.items()}
 
 HELD_OUT = {
     "seat": (
@@ -278,36 +209,20 @@ def outlined(objects: dict[str, tuple[str, str, tuple[int, int]]], folder: Path 
         pixels = photo(picture, folder)
         if pixels is None:
             continue
-        mask = _drawn(shape, pixels)
+        size = pixels.shape[:2]
+        mask = pasting.outlined(shape, *size)
         if name == "saucer":
-            mask |= _drawn(IN_SAMPLE["cup"][1], pixels)
+            mask |= pasting.outlined(IN_SAMPLE["cup"][1], *size)
         found.append(Outlined(name, pixels, mask, point))
     return found
 
 
-def _drawn(shape: str, picture: np.ndarray) -> np.ndarray:
-    mask = np.zeros(picture.shape[:2], np.uint8)
-    numbers = [int(n) for n in re.findall(r"\d+", shape)]
-    if shape.startswith("("):
-        x, y, rx, ry = numbers
-        cv2.ellipse(mask, (x, y), (rx, ry), 0, 0, 360, 1, -1)
-    else:
-        cv2.fillPoly(mask, [np.array(numbers, np.int32).reshape(-1, 2)], 1)
-    return mask > 0
-
-
 def coins() -> list[Outlined]:
     """The coins of scikit-image; masks by the watershed of its manual."""
-    picture = skimage.data.coins()
-    marks = np.zeros_like(picture, dtype=int)
-    marks[picture < 30], marks[picture > 150] = 1, 2
-    labels, count = ndimage.label(ndimage.binary_fill_holes(watershed(sobel(picture), marks) - 1))
-    found = []
-    for i in range(1, count + 1):
-        mask = labels == i
-        if mask.sum() >= 500:
-            y, x = ndimage.center_of_mass(mask)
-            found.append(Outlined(f"coin {i}", np.repeat(picture[..., None], 3, 2), mask, (round(x), round(y))))
+    picture, found = photo("coins"), []
+    for i, mask in enumerate(pasting.coin_masks(), 1):
+        y, x = ndimage.center_of_mass(mask)
+        found.append(Outlined(f"coin {i}", picture, mask, (round(x), round(y))))
     return found
 
 
@@ -372,12 +287,9 @@ def vqa(count: int = 30) -> list[Outlined]:
     found = []
     for i in range(count):
         picture = load_image(folder / f"{i}.png", 10**9, 10**9)
-        rim = np.median(np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]]), 0)
-        labels, parts = ndimage.label(np.abs(picture.astype(int) - rim).max(2) > 40)
-        if parts:
-            mask = labels == 1 + np.argmax(np.bincount(labels.ravel())[1:])
-            y, x = ndimage.center_of_mass(mask)
-            found.append(Outlined(f"drawing {i}", picture, mask, (round(x), round(y))))
+        mask, _ = pasting.flat_mask(picture)
+        y, x = ndimage.center_of_mass(mask)
+        found.append(Outlined(f"drawing {i}", picture, mask, (round(x), round(y))))
     return found
 
 
@@ -422,7 +334,7 @@ def moving(name: str, count: int) -> tuple[bytes, list[Edges | None]]:
         "cup": lambda: photo("coffee")[15:285, 165:405],
         "flower": lambda: photo("flower")[90:360, 170:446],
     }[what]()
-    frames, truth = clips.paste(clips.footage(getattr(clips, clip), count, *size), pasted, path, height)
+    frames, truth = pasting.paste(clips.footage(getattr(clips, clip), count, *size), pasted, path, height)
     return clips.encode(frames, options={"crf": "20", "preset": "veryfast"}), truth
 
 

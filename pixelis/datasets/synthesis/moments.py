@@ -310,7 +310,7 @@ def _follow(sample: Sample, course: Course, topic: str) -> tuple[dict[str, Any],
     ``track_differs`` when it is lost or is somewhere else.
     """
     start, end = course.frames[0], course.frames[-1]
-    think = sample.think("frames", f"frame {start}, where {course.what} is first seen", topic)
+    think = sample.think("frames", f"frame {start} where {course.what} is first seen", topic)
     view = sample.room.call(think, "select_frames", target=course.clip, frames=[start])
     where = grounding.place(course.boxes[0])
     sample.writer.saw("seen", what=course.what, yes=f"frame {start}, in the {where}")

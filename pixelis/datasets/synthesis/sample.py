@@ -159,7 +159,7 @@ class Sample:
 
         With ``wrong`` answers it becomes one of choice, with the letter of the right option for an answer.
         """
-        truths, options = [answer, *also], {}
+        truths, options = list(dict.fromkeys([answer, *also])), {}
         if wrong:
             choices = self.shuffled([answer, *wrong])
             text += "".join(f"\n{letter}. {choice}" for letter, choice in zip(NAMED, choices, strict=False))

@@ -119,7 +119,6 @@ AIMS: dict[str, tuple[str, ...]] = {
     "frames": (
         "look at {what}",
         "pick out {what}",
-        "have {what} shown",
         "open {what}",
         "sample {what}",
         "check {what}",
