@@ -22,9 +22,11 @@ from ray.actor import ActorHandle
 from pixelis.actors import report
 from pixelis.actors.cluster import own_error
 from pixelis.actors.fleet import Fleet
-from pixelis.actors.rollouts import Batch, Rollouts, Stepped
+from pixelis.actors.rollouts import Batch, Prompts, Rollouts, Stepped
 from pixelis.config import Config
+from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.questions import read_questions
+from pixelis.datasets.stream import question_stream
 from pixelis.dialogue.dialects import offered
 from pixelis.engines import SamplingParams
 from pixelis.errors import DataFailure, PixelisError
@@ -59,6 +61,7 @@ class Coordinator:
         self.changed = asyncio.Condition()
         self.producer: asyncio.Task | None = None
         self.evaluated: Counter[str] = Counter()
+        self.bad_rows: Counter[str] = Counter()
         self.log = EventLog(config.run.dir)
 
     # -- training ---------------------------------------------------------------------------------------------------
@@ -68,6 +71,7 @@ class Coordinator:
         if self.producer is not None:
             self.producer.cancel()
         self.step, self.consumed = step, Consumed.of(state)
+        self.bad_rows.clear()
         self.made_at = {version: step}
         self.ready.clear()
         self.handed.clear()
@@ -91,22 +95,29 @@ class Coordinator:
 
     async def _produce(self, step: int) -> None:
         """Roll out batch after batch, as far ahead as the staleness bound allows."""
-        questions = self._questions()
-        async with asyncio.TaskGroup() as batches:
-            for number in range(step, self.config.rft.steps):
-                async with self.changed:
-                    await self.changed.wait_for(lambda n=number: n <= self.step + self.config.rft.staleness)  # type: ignore[misc]
-                batches.create_task(self._roll(number, questions))
+        prompts = Prompts(self._questions(), self.config.data.train)
+        try:
+            async with asyncio.TaskGroup() as batches:
+                for number in range(step, self.config.rft.steps):
+                    async with self.changed:
+                        await self.changed.wait_for(lambda n=number: n <= self.step + self.config.rft.staleness)  # type: ignore[misc]
+                    batches.create_task(self._roll(number, prompts))
+        finally:
+            prompts.close()
 
     def _questions(self) -> Iterator[tuple[int, Question]]:
         """The questions that no batch has learnt from, with their numbers in the stream."""
         start, ahead = self.consumed.cursor, set(self.consumed.ahead)
-        data = self.config.data
-        questions = read_questions(data.train, seed=self.config.run.seed, start=start, limit=data.limit)
+        questions = question_stream(self.config.data, self.config.run.seed, start, self._skipped)
         return ((number, question) for number, question in enumerate(questions, start) if number not in ahead)
 
-    async def _roll(self, number: int, questions: Iterator[tuple[int, Question]]) -> None:
-        batch = await self.rollouts.batch(number, questions)
+    def _skipped(self, row: BadRow) -> None:
+        """A row that cannot be used, within ``data.max_bad_rows``."""
+        self.bad_rows[row.code] += 1
+        self.log.write("bad_row", **row._asdict())
+
+    async def _roll(self, number: int, prompts: Prompts) -> None:
+        batch = await self.rollouts.batch(number, prompts)
         ages = [number - self.made_at.get(g.policy_version, number) for g in batch.groups]
         batch.metrics |= {"rollout/staleness": float(max(ages)), "rollout/staleness_mean": sum(ages) / len(ages)}
         if offered(self.config) and batch.metrics.get("rollout/calls") == 0:
@@ -193,8 +204,9 @@ class Coordinator:
             self.producer.cancel()
 
     async def progress(self) -> dict[str, Any]:
-        """Steps done, episodes of each evaluation and fleet statistics."""
-        return {"step": self.step, "evaluated": dict(self.evaluated), **self.fleet.stats()}
+        """Steps done, episodes of each evaluation, rows skipped by cause and fleet statistics."""
+        counts = {"evaluated": dict(self.evaluated), "bad_rows": dict(self.bad_rows)}
+        return {"step": self.step, **counts, **self.fleet.stats()}
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
@@ -226,7 +238,8 @@ class Coordinator:
                 self.evaluated[name] += 1
                 return rolled.group, rolled.views
 
-        questions = list(itertools.islice(read_questions(source, seed=seed, epochs=1), count))
+        held_out = itertools.islice(read_questions(source, seed=seed, epochs=1), count)
+        questions = await asyncio.to_thread(list, held_out)
         if not questions:
             raise DataFailure(f"{source} holds no question", fix="check data.evaluate")
         results = await asyncio.gather(*(one(q) for q in questions))

@@ -11,6 +11,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,8 +70,29 @@ class Rolled:
     greedy: float | None = None
 
 
+class Prompts:
+    """Numbered questions drawn by batches that are made beside each other: a thread waits for them, the event loop never does."""
+
+    def __init__(self, questions: Iterator[tuple[int, Question]], source: str):
+        self.questions, self.source = questions, source
+        self.thread = ThreadPoolExecutor(1, "questions")
+
+    async def take(self, count: int) -> list[tuple[int, Question]]:
+        """The next ``count``, in one piece; raises what reading them raises, and DataFailure when there are no more."""
+        draw = itertools.islice(self.questions, count)
+        taken = await asyncio.get_running_loop().run_in_executor(self.thread, list, draw)
+        if len(taken) < count:
+            raise DataFailure(f"{self.source} gave no question", fix="check data.train and data.limit")
+        return taken
+
+    def close(self) -> None:
+        """End the reading, once what was asked for has come."""
+        self.thread.submit(getattr(self.questions, "close", lambda: None))
+        self.thread.shutdown(wait=False)
+
+
 class Rollouts:
-    """Makes batches from a stream of numbered questions on a fleet of generators."""
+    """Makes batches from numbered questions on a fleet of generators."""
 
     def __init__(self, config: Config, fleet: Fleet, scorers: Sequence[ActorHandle], embedder: ActorHandle | None = None):
         self.config, self.fleet, self.embedder = config, fleet, embedder
@@ -81,7 +103,7 @@ class Rollouts:
         replay = config.rft.replay
         self.replay = SampleReplay(replay.capacity, replay.alpha, replay.max_age, replay.max_bytes)
 
-    async def batch(self, step: int, questions: Iterator[tuple[int, Question]]) -> Batch:
+    async def batch(self, step: int, prompts: Prompts) -> Batch:
         """Batch ``step``: as many groups as asked for, less when too few can be used; what is missing is filled by replay.
 
         A group that fails, is too small or teaches nothing is replaced at once by a new question. Raises DataFailure when too
@@ -93,16 +115,13 @@ class Rollouts:
         running: dict[asyncio.Task[Rolled | str], int] = {}
         numbers: list[int] = []
 
-        def draw() -> None:
-            drawn = next(questions, None)
-            if drawn is None:
-                raise DataFailure(f"{self.config.data.train} gave no question", fix="check data.train and data.limit")
-            running[asyncio.get_running_loop().create_task(self.group(drawn[1], step))] = len(numbers)
-            numbers.append(drawn[0])
+        async def draw(count: int = 1) -> None:
+            for number, question in await prompts.take(count):
+                running[asyncio.get_running_loop().create_task(self.group(question, step))] = len(numbers)
+                numbers.append(number)
 
         try:
-            for _ in range(r.questions):
-                draw()
+            await draw(r.questions)
             while running:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -113,11 +132,11 @@ class Rollouts:
                             raise DataFailure(
                                 f"too many unusable groups in step {step}: {dict(failures)}", fix="look at events.jsonl"
                             )
-                        draw()
+                        await draw()
                     elif r.dynamic.filter == "accuracy" and not informative(rolled.group, self.term):
                         dull.append(rolled)
                         if len(numbers) < r.dynamic.most * r.questions:
-                            draw()
+                            await draw()
                     else:
                         kept[place] = rolled
         finally:

@@ -1,6 +1,7 @@
 """The Coordinator's own rules under any timing: bounded staleness, whole groups, questions once, no deadlock.
 
-The Coordinator and its Fleet are real and run on one event loop; generators, scorers and their weights are scripted.
+The Coordinator and its Fleet are real and run on one event loop; generators, scorers and their weights are scripted, and
+questions are read without Ray Data (tests/ray compares the two).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError
 
+from pixelis.actors import coordinator as coordinators
 from pixelis.actors import fleet
 from pixelis.actors.coordinator import Batch, Coordinator
-from pixelis.config import Config, parse
+from pixelis.config import Config, Data, parse
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import DataFailure, InfraFailure, PixelisError
 from pixelis.records import Group, Question, Trajectory
@@ -87,6 +90,16 @@ class Scorer:
             t.model_copy(update={"reward": float(i % 2), "rewards": {"accuracy": 1.0}}) for i, t in enumerate(group.trajectories)
         ]
         return group.model_copy(update={"trajectories": scored})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_ray_data() -> Iterator[None]:
+    def plain(data: Data, seed: int, start: int, *_: Any) -> Iterator[Question]:
+        return read_questions(data.train, seed=seed, start=start, limit=data.limit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coordinators, "question_stream", plain)
+        yield
 
 
 RUN = tempfile.TemporaryDirectory(prefix="pixelis-coordinator-")

@@ -127,10 +127,11 @@ def test_a_version_is_what_its_number_says_on_a_fresh_generator_too(placed: Plac
 def test_what_is_wrong_with_the_questions_is_told_and_not_retried(placed: Placed, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"id": "a", "question": "?", "answers": ["1"]}\n{"id": "b"}\n')
-    gone = tmp_path / "gone.jsonl"
+    broken = tmp_path / "broken.jsonl"
     row = '{{"id": "{0}", "question": "?", "answers": ["1"], "media": [{{"id": "img0", "uri": "{1}/no.png"}}]}}\n'
-    gone.write_text("".join(row.format(i, tmp_path) for i in range(20)))
-    for source, kind, words in ((bad, BadInput, ("row 2", "column question")), (gone, DataFailure, ("image_not_found",))):
+    broken.write_text("".join(row.format(i, tmp_path) for i in range(20)))
+    (tmp_path / "no.png").write_bytes(b"no picture")
+    for source, kind, words in ((bad, BadInput, ("row 2", "column question")), (broken, DataFailure, ("image_undecodable",))):
         data = placed.config.data.model_copy(update={"train": str(source)})
         other = Placed(placed.config.model_copy(update={"data": data}), placed.actors, placed.adapter)
         with alone(other.coordinator()) as coordinator:

@@ -1,0 +1,95 @@
+"""Questions by Ray Data: read in a process of their own, a bounded number ahead of whoever asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import ray.data
+from ray.data import Datasource, ReadTask
+from ray.data.block import BlockMetadata
+
+from pixelis.config import Data
+from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.questions import read_questions
+from pixelis.errors import BadInput
+from pixelis.records import Question
+
+ROWS = 8
+"""Questions handed to Ray Data at a time, which joins them to blocks."""
+BLOCK_BYTES = 1 << 14
+"""Of a block: some dozens of questions, so that the first ones come soon."""
+AHEAD_BYTES = 1 << 20
+"""What may be read ahead, in the object store."""
+SCHEMA = pa.schema([("question", pa.string()), ("bad", pa.list_(pa.string()))])
+"""A question as JSON, or a row that could not be used."""
+
+
+class Questions(Datasource):
+    """A source as one endless task that yields blocks; Ray Data lets it run no further ahead than its buffers.
+
+    One task, because the order has to depend on seed and number alone; a question is a kilobyte of text, so that a single process
+    reads far more of them than a cluster answers.
+    """
+
+    def __init__(self, data: Data, seed: int, start: int = 0):
+        super().__init__()
+        self.data, self.seed, self.start = data, seed, start
+
+    def get_name(self) -> str:
+        """For Ray's dashboard."""
+        return "Questions"
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """Unknown: there is no end."""
+        return None
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
+        """The one task."""
+        data, seed, start = self.data, self.seed, self.start
+        metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+        return [ReadTask(lambda: _blocks(data, seed, start), metadata, schema=SCHEMA)]
+
+
+def question_stream(data: Data, seed: int, start: int = 0, bad: Callable[[BadRow], None] | None = None) -> Iterator[Question]:
+    """The questions of ``data.train`` from number ``start`` on, in the order of ``read_questions``, endlessly.
+
+    Rows that could not be used are told to ``bad`` once. Raises what ``read_questions`` raises.
+    """
+    context = ray.data.DataContext.get_current().copy()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.target_max_block_size = BLOCK_BYTES
+    context.execution_options.preserve_order = True
+    context.execution_options.resource_limits = ray.data.ExecutionResources.for_limits(object_store_memory=AHEAD_BYTES)
+    with ray.data.DataContext.current(context):
+        read = ray.data.read_datasource(Questions(data, seed, start), override_num_blocks=1, num_cpus=0)
+    for block in read.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+        for text, broken in zip(block["question"].to_pylist(), block["bad"].to_pylist(), strict=True):
+            if broken is None:
+                yield Question.model_validate_json(text)
+            elif bad is not None:
+                bad(BadRow(*broken))
+
+
+def _blocks(data: Data, seed: int, start: int) -> Iterable[pa.Table]:
+    rows: list[dict[str, Any]] = []
+    questions = read_questions(
+        data.train,
+        seed=seed,
+        start=start,
+        limit=data.limit,
+        max_bad_rows=data.max_bad_rows,
+        shuffle_rows=data.shuffle_rows,
+        bad=lambda row: rows.append({"question": None, "bad": [*row]}),
+    )
+    for question in questions:
+        if not question.question.strip():
+            raise BadInput(
+                f"{data.train}: {question.id} asks nothing", code="no_question", fix="make questions of it with jobs.synthesize"
+            )
+        rows.append({"question": question.model_dump_json(exclude={"annotations"}), "bad": None})
+        if len(rows) >= ROWS:
+            yield pa.Table.from_pylist(rows, schema=SCHEMA)
+            rows.clear()

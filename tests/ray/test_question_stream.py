@@ -1,0 +1,62 @@
+"""Questions through Ray Data: the order of a plain loop, from any number on, with what is wrong told by name."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from pixelis.actors.cluster import own_error
+from pixelis.config import Data
+from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.questions import read_questions
+from pixelis.datasets.stream import question_stream
+from pixelis.errors import BadInput
+from pixelis.records import Question
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+
+
+def file(path: Path, count: int, bad: set[int] = frozenset()) -> str:  # type: ignore[assignment]
+    rows = [
+        {"id": f"q{i}", "question": "?" * (i not in bad) or 5, "answers": ["1"], "meta": {"text": "x" * 1000}}
+        for i in range(count)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
+
+
+def test_the_stream_is_the_plain_loop_over_epochs_and_resumed_by_number(tmp_path: Path) -> None:
+    data = Data(train=file(tmp_path / "a.jsonl", 70, bad={3, 50}), max_bad_rows=2, shuffle_rows=16)
+    plain = read_questions(data.train, seed=4, max_bad_rows=2, shuffle_rows=16)
+    wanted: list[Question] = list(itertools.islice(plain, 160))
+    told: list[BadRow] = []
+    stream = question_stream(data, 4, 0, told.append)
+    assert list(itertools.islice(stream, 150)) == wanted[:150]
+    stream.close()  # type: ignore[attr-defined]
+    assert [(row.row, row.column, row.code) for row in told] == [
+        ("4", "question", "wrong_type"),
+        ("51", "question", "wrong_type"),
+    ]
+    resumed = question_stream(data, 4, 90)
+    assert list(itertools.islice(resumed, 60)) == wanted[90:150]
+    resumed.close()  # type: ignore[attr-defined]
+
+
+def test_cards_come_as_from_the_plain_loop() -> None:
+    stream = question_stream(Data(train="cards:?split=validation"), 3, 7)
+    assert list(itertools.islice(stream, 60)) == list(itertools.islice(read_questions("cards:?split=validation", 3, 7), 60))
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_too_many_bad_rows_end_the_stream_with_our_own_error(tmp_path: Path) -> None:
+    data = Data(train=file(tmp_path / "a.jsonl", 40, bad={30, 31}), max_bad_rows=1, shuffle_rows=8)
+    stream = question_stream(data, 4, 0)
+    with pytest.raises(Exception, match=r"row") as caught:
+        list(stream)
+    error = own_error(caught.value)
+    assert isinstance(error, BadInput)
+    assert "wrong_type 2" in error.message
+    assert "a.jsonl, row 31, column question" in error.message
