@@ -50,7 +50,7 @@ class Player:
             trajectory.turns.append(turn.model_copy(update={"learn": step.learn}))
             # What the dialect makes of it: the same call of a policy must show the same.
             action = turn.action or action
-            observation, shown = execute(action, self._scene(media, trajectory, images), self.renderer.operations)
+            observation, shown = execute(action, self.scene(media, trajectory.objects, images), self.renderer.operations)
             if observation.status != "ok":
                 if step.learn:
                     code = observation.code or "operation"
@@ -68,12 +68,13 @@ class Player:
             raise DataFailure(f"{question.id} is longer than dialogue.max_context", code="over_context")
         return trajectory, views
 
-    def _scene(self, media: dict[str, Any], trajectory: Trajectory, images: list[ImageView]) -> Scene:
+    def scene(self, media: dict[str, Any], objects: dict[str, dict[str, Any]], images: list[ImageView]) -> Scene:
+        """What an operation sees of an episode about these media."""
         d = self.config.dialogue
         return Scene(
             media=media,
             images=images,
-            objects=trajectory.objects,
+            objects=objects,
             budget=PixelBudget(d.crop.min_pixels, d.crop.max_pixels),
             frame_budget=PixelBudget(d.frame.min_pixels, d.frame.max_pixels),
             multiple=self.spec.multiple,

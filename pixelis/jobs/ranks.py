@@ -97,21 +97,27 @@ def _check(config: Config) -> None:
     print(f"{len(layers)} layers of {file}", file=sys.stderr)
 
 
+def run(config: Config) -> tuple[Path, RankFile]:
+    """Make the rank file, its lineage and its plots; returns its path and content."""
+    tuned = tuned_file(config)
+    with run_folder(config, tuned=str(tuned.parent if tuned.is_file() else tuned)) as folder:
+        found = analyse(config, folder)
+        write_json(folder / "ranks.json", found.model_dump(mode="json"))
+        lineage.record_of_run(folder / "ranks.json", "ranks")
+        (folder / "ranks.html").write_text(page(found), encoding="utf-8")
+    return folder / "ranks.json", found
+
+
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.ranks`."""
     config = from_command_line(__doc__, "ranks", default="configs/nano/ranks.yaml", check=_check)
     with driver("ranks"):
-        tuned = tuned_file(config)
-        with run_folder(config, tuned=str(tuned.parent if tuned.is_file() else tuned)) as folder:
-            found = analyse(config, folder)
-            write_json(folder / "ranks.json", found.model_dump(mode="json"))
-            lineage.record_of_run(folder / "ranks.json", "ranks")
-            (folder / "ranks.html").write_text(page(found), encoding="utf-8")
+        path, found = run(config)
         ranks = found.layer_ranks.values()
         kept, skipped = found.analysis_metadata["energy_retained"], len(found.skipped)
         print(f"{len(ranks)} layers, ranks {min(ranks)} to {max(ranks)}, {skipped} unchanged; {kept:.1%} of the change's energy")
         print(f"{found.total_parameters:,} numbers in adapters, {found.compression_ratio:.1f} times fewer than in the layers")
-        print(f"rank file: {folder / 'ranks.json'}\nplots:     {folder / 'ranks.html'}")
+        print(f"rank file: {path}\nplots:     {path.with_suffix('.html')}")
 
 
 if __name__ == "__main__":
