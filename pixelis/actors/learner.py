@@ -6,7 +6,6 @@ worker goes on from the last complete checkpoint in ``run.dir``.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -57,39 +56,6 @@ class Stream(Protocol):
     def keep(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the state of the last batch; asked of the first rank only."""
         ...
-
-
-class DemonstrationStream:
-    """Demonstrations by Ray Data, for SFT; ``start`` is the step whose batch the dataset begins with."""
-
-    kind: Literal["sft", "policy"] = "sft"
-
-    def __init__(self, config: Config, start: int = 0):
-        self.config, self.start, self.steps = config, start, config.sft.steps
-
-    def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
-        """Open the shard of the dataset; a worker restarted within a run passes over what its checkpoint has learnt."""
-        world = ray.train.get_context().get_world_size()
-        shard = ray.train.get_dataset_shard("train")
-        batches = shard.iter_batches(batch_size=self.config.sft.batch // world, batch_format="numpy")
-        self.batches = itertools.islice(batches, step - self.start, None)
-
-    def next(self, step: int) -> Work | None:
-        """The next demonstrations in order."""
-        from pixelis.datasets.demonstration_stream import samples_of
-
-        batch = next(self.batches, None)
-        if batch is None or step >= self.steps:
-            return None
-        return Work(samples_of(batch), {}, {})
-
-    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Stepped:
-        """Nothing to publish while demonstrations are learnt: the checkpoint is the result."""
-        return Stepped()
-
-    def keep(self) -> dict[str, Any]:
-        """Demonstrations are numbered by steps."""
-        return {}
 
 
 class GroupStream:
@@ -167,6 +133,7 @@ def work(job: dict[str, Any]) -> None:
         seed=config.run.seed,
         temperature=job["temperature"],
         adapter=load_adapter(config.policy.adapter) if config.policy.adapter else None,
+        label_smoothing=config.sft.label_smoothing,
     )
     latest = checkpoint.latest(config.run.dir)
     state = trainer.restore(latest) if latest is not None else {}
@@ -264,8 +231,9 @@ def fit(
         ),
         torch_config=TorchConfig(backend="nccl" if learner.gpus else "gloo"),
         datasets=datasets or {},
-        # Train does not take the options that a dataset was made with; resuming by number needs its order.
-        dataset_config=DataConfig([] if learner.workers == 1 else "all", ExecutionOptions(preserve_order=True)),
+        # Each worker has a dataset of its own, which is not split. Train does not take the options that it was made with;
+        # resuming by number needs its order.
+        dataset_config=DataConfig([], ExecutionOptions(preserve_order=True)),
     )
     try:
         trainer.fit()

@@ -1,16 +1,24 @@
-"""Ray Data streams of training samples: rows in, tokens and views out, prepared beside the learner."""
+"""Ray Data streams of training samples: steps in, tokens and views of their demonstrations out, prepared beside the learner."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import ray.data
+from ray.actor import ActorHandle
 
 from pixelis.config import Config
+from pixelis.datasets import token_parts
+from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.questions import read_demonstrations
+from pixelis.datasets.questions import Tolerance, read_demonstrations, rows_of
+from pixelis.datasets.shelf import Draw, Shelf
+from pixelis.errors import BadInput, DataFailure
 from pixelis.policy.model import resolve
 from pixelis.policy.samples import TrainSample
 from pixelis.records import Demonstration
@@ -19,53 +27,126 @@ CPUS = 0.25
 """CPUs a preparing process reserves: it shares its core with the learner it feeds."""
 
 
-def demonstration_stream(config: Config, start: int = 0) -> ray.data.Dataset:
-    """Demonstrations from step ``start`` to the last, one row a sample (see ``Prepare``), in a fixed order."""
-    count = config.sft.steps * config.sft.batch
-    rows = read_demonstrations(config.data.demonstrations, count, config.run.seed, config.data.direct_share)
-    rows = rows[start * config.sft.batch :]
+def demonstrations(config: Config, source: str, count: int) -> Iterator[Demonstration]:
+    """The demonstrations of a source, once, in its own order; of `cards:`, which is endless, ``count`` of them.
+
+    Rows that cannot be used are skipped up to ``data.max_bad_rows``, an error beyond.
+    """
+    data = config.data
+    if source.startswith("cards:"):
+        yield from read_demonstrations(source, data.limit or count, config.run.seed, data.direct_share)
+        return
+    tolerance = Tolerance(source, data.max_bad_rows)
+    for row in itertools.islice(rows_of(source, Demonstration), data.limit or None):
+        tolerance.add(row if isinstance(row, BadRow) else None)
+        if isinstance(row, Demonstration):
+            yield row
+    tolerance.end()
+
+
+def fill_shelf(config: Config, folder: Path) -> Shelf:
+    """The demonstrations that ``config`` learns from, written into ``folder``."""
+    rows = demonstrations(config, config.data.demonstrations, config.sft.steps * config.sft.batch)
+    return Shelf.fill(folder, rows, config.sft.kinds)
+
+
+def draw_from(config: Config, shelf: Shelf) -> Draw:
+    """Which of them are in which batch. Those of `cards:` are independent of each other and need no shuffle."""
+    return Draw(shelf, config.sft, config.run.seed, shuffle=not config.data.demonstrations.startswith("cards:"))
+
+
+def demonstration_stream(
+    config: Config, shelf: Path, start: int, steps: int, rank: int = 0, schedule: ActorHandle | None = None
+) -> ray.data.Dataset:
+    """One learner's share of the batches from step ``start`` to ``steps``, one row a sample (see ``Prepare``), in order.
+
+    Every step is a block of its own: the next one may have to wait for an evaluation of the one before.
+    """
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    packed = [{"row": row.model_dump_json()} for row in rows]
-    blocks = max(1, len(packed) // (4 * config.sft.batch))
-    return ray.data.from_items(packed, override_num_blocks=blocks).map_batches(
+    return ray.data.range(steps - start, override_num_blocks=max(1, steps - start)).map_batches(
         Prepare,
-        fn_constructor_args=(config, str(resolve(config.policy.model))),
-        batch_size=config.sft.batch,
+        fn_constructor_args=(config, str(resolve(config.policy.model)), str(shelf), start, rank, schedule),
+        batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=1),
         num_cpus=CPUS,
     )
 
 
 class Prepare:
-    """Plays demonstrations: columns id, tokens int32, mask bool, views (raw bytes), shapes (heights and widths)."""
+    """Draws and plays the demonstrations of steps: columns id, level, tokens int32, mask bool, weights float32 (empty: 1 each),
+    views (raw bytes), shapes (heights and widths), error (empty, or why there is nothing else in the row).
 
-    def __init__(self, config: Config, model_folder: str):
+    ``schedule`` tells the mixture in force at a step, and does not answer before it is known.
+    """
+
+    def __init__(
+        self, config: Config, model_folder: str, shelf: str, start: int = 0, rank: int = 0, schedule: ActorHandle | None = None
+    ):
+        self.config, self.start, self.rank, self.schedule = config, start, rank, schedule
         self.player = Player(config, model_folder)
+        self.shelf = Shelf(shelf)
+        self.draw = draw_from(config, self.shelf)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        out: dict[str, list] = {"id": [], "tokens": [], "mask": [], "views": [], "shapes": []}
-        for text in batch["row"]:
-            trajectory, views = self.player.play(Demonstration.model_validate_json(text))
-            out["id"].append(trajectory.question_id)
-            out["tokens"].append(np.asarray(trajectory.token_ids(), np.int32).tobytes())
-            out["mask"].append(np.asarray(trajectory.loss_mask(), np.uint8).tobytes())
-            out["views"].append(b"".join(view.tobytes() for view in views))
-            out["shapes"].append(np.asarray([view.shape[:2] for view in views], np.int32).tobytes())
+        names = ("id", "level", "tokens", "mask", "weights", "views", "shapes", "error")
+        out: dict[str, list] = {name: [] for name in names}
+        for step in (batch["id"] + self.start).tolist():
+            mixture = ray.get(self.schedule.mixture.remote(step)) if self.schedule is not None else None
+            for number in self.draw.rows(step, mixture)[self.rank :: self.config.learner.workers]:
+                row = self.shelf[number]
+                for name, value in zip(names, (row.id, row.level or "", *self.prepared(row)), strict=True):
+                    out[name].append(value)
         return out
+
+    def prepared(self, row: Demonstration) -> tuple[bytes, bytes, bytes, bytes, bytes, str]:
+        """The columns after the level."""
+        try:
+            sample = played(self.player, row)
+        except (DataFailure, BadInput) as error:
+            return b"", b"", b"", b"", b"", f"{error.code}\n{error}"
+        weights = b"" if sample.weights is None else sample.weights.tobytes()
+        views = b"".join(view.tobytes() for view in sample.views)
+        shapes = np.asarray([view.shape[:2] for view in sample.views], np.int32).tobytes()
+        return sample.tokens.astype(np.int32).tobytes(), sample.mask.astype(np.uint8).tobytes(), weights, views, shapes, ""
+
+
+def played(player: Player, row: Demonstration) -> TrainSample:
+    """A demonstration as the learner takes it; DataFailure or BadInput for one that cannot be played."""
+    trajectory, views = player.play(row)
+    tokens = np.asarray(trajectory.token_ids(), np.int64)
+    return TrainSample(
+        tokens=tokens,
+        mask=np.asarray(trajectory.loss_mask(), bool),
+        log_probs=np.zeros(len(tokens), np.float32),
+        advantage=1.0,
+        views=views,
+        id=row.id,
+        weights=token_parts.weights(trajectory, row.turns, player.renderer.tokenizer, player.config.sft.weights),
+    )
 
 
 def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
-    """Training samples of one batch of ``Prepare``'s columns; views are read in place."""
+    """Training samples of one batch of ``Prepare``'s columns, without those that have an error; views are read in place."""
     samples = []
     for i in range(len(batch["id"])):
+        if batch["error"][i]:
+            continue
         tokens = np.frombuffer(batch["tokens"][i], np.int32).astype(np.int64)
-        mask = np.frombuffer(batch["mask"][i], np.uint8).astype(bool)
-        views = list(_views(batch["views"][i], batch["shapes"][i]))
-        none = np.zeros(len(tokens), np.float32)
-        samples.append(TrainSample(tokens=tokens, mask=mask, log_probs=none, advantage=1.0, views=views, id=str(batch["id"][i])))
+        weights = np.frombuffer(batch["weights"][i], np.float32)
+        samples.append(
+            TrainSample(
+                tokens=tokens,
+                mask=np.frombuffer(batch["mask"][i], np.uint8).astype(bool),
+                log_probs=np.zeros(len(tokens), np.float32),
+                advantage=1.0,
+                views=list(_views(batch["views"][i], batch["shapes"][i])),
+                id=str(batch["id"][i]),
+                weights=weights if len(weights) else None,
+            )
+        )
     return samples
 
 

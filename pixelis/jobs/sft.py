@@ -5,34 +5,90 @@ Result: checkpoints in run.dir/checkpoints, each with the adapter (or the model)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import ray
+from ray.actor import ActorHandle
+
 from pixelis.actors import cluster, learner
+from pixelis.actors.demonstrations import DemonstrationStream, Schedule
 from pixelis.config import Config, from_command_line
+from pixelis.datasets.curriculum import LEVELS
+from pixelis.datasets.shelf import Draw, Shelf
 from pixelis.jobs.driver import driver, last_step, made_steps, run_folder, watch
 from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint
+from pixelis.telemetry.events import EventLog
+
+SHELF = "demonstrations"
+"""Folder of a run with the rows it learns from."""
+SHOWN = ("policy/loss", "evaluate/loss", "evaluate/accuracy", "curriculum/stage")
 
 
 def run(config: Config) -> Path:
-    """Train to ``sft.steps`` or to a stop; returns the last checkpoint."""
+    """Train to ``sft.steps`` (or epochs) or to a stop; returns the last checkpoint."""
     from pixelis.datasets.demonstration_stream import demonstration_stream
 
-    with run_folder(config, learns_from=config.data.demonstrations) as folder:
-        cluster.connect(config)
-        cluster.preflight(config, learner=True, rollouts=False)
+    with run_folder(config, demonstrations=config.data.demonstrations) as folder, placed(config) as actors:
         latest = checkpoint.latest(folder)
         start = checkpoint.step_of(latest) if latest else 0
-        datasets = {"train": demonstration_stream(config, start)}
-        return made_steps(
-            watch(
-                config,
-                "sft",
-                config.sft.steps,
-                lambda: learner.fit(config, learner.DemonstrationStream(config, start), datasets=datasets),
-                lambda: last_step(folder, "step/sft", ("policy/loss",)),
+        draw = drawn(config, folder, resumed=latest is not None)
+        steps = draw.steps(config.sft.epochs) if config.sft.epochs else config.sft.steps
+        with schedule(config, draw) as decides:
+            stream = DemonstrationStream(config, start, steps, decides, actors)
+            parts = range(config.learner.workers) if start < steps else ()
+            shelf = folder / SHELF
+            datasets = {f"train-{rank}": demonstration_stream(config, shelf, start, steps, rank, decides) for rank in parts}
+            return made_steps(
+                watch(
+                    config,
+                    "sft",
+                    steps,
+                    lambda: learner.fit(config, stream, datasets=datasets),
+                    lambda: last_step(folder, "step/sft", SHOWN),
+                )
             )
-        )
+
+
+@contextmanager
+def placed(config: Config) -> Iterator[cluster.Actors | None]:
+    """A cluster, with the actors of episodes when the policy is evaluated by them."""
+    if config.sft.evaluate_every and config.sft.evaluate_episodes:
+        with cluster.placed(config, initial=config.policy.adapter) as actors:
+            yield actors
+        return
+    cluster.connect(config)
+    cluster.preflight(config, learner=True, rollouts=False)
+    yield None
+
+
+@contextmanager
+def schedule(config: Config, draw: Draw) -> Iterator[ActorHandle | None]:
+    """The actor that decides about mixtures, None without a curriculum."""
+    if not config.sft.curriculum.enabled:
+        yield None
+        return
+    draw.check(config.sft.curriculum.stages)
+    actor = cluster.spawn(Schedule, config)
+    try:
+        yield actor
+    finally:
+        ray.kill(actor)
+
+
+def drawn(config: Config, folder: Path, resumed: bool) -> Draw:
+    """The demonstrations of the run: written down once, so that a resumed run finds the same."""
+    from pixelis.datasets.demonstration_stream import draw_from, fill_shelf
+
+    endless = config.data.demonstrations.startswith("cards:")
+    kept = resumed and not endless and (folder / SHELF).is_dir()
+    shelf = Shelf(folder / SHELF) if kept else fill_shelf(config, folder / SHELF)
+    draw = draw_from(config, shelf)
+    levels = {level: len(pool) for level, pool in zip(LEVELS, draw.pools[1:], strict=True)}
+    EventLog(folder).write("demonstrations", rows=len(shelf), used=len(draw), refused=shelf.refused, levels=levels)
+    return draw
 
 
 def main() -> None:

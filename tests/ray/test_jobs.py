@@ -15,11 +15,12 @@ import pytest
 
 from pixelis.actors import cluster
 from pixelis.config import Config, load
+from pixelis.datasets import cards
 from pixelis.jobs import evaluate, rft, sft
 from pixelis.jobs.driver import run_folder
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
-from pixelis.records import Group
+from pixelis.records import Demonstration, Group
 from pixelis.telemetry import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -29,15 +30,39 @@ BARE = Path(__file__).with_name("bare.yaml")
 FEW = (
     "policy.model=nano learner.schedule=constant data.direct_share=0.5 sft.batch=4 learner.lr=4e-3 learner.checkpoint_every=1000"
 )
-SFT = [*FEW.split(), "sft.steps=60"]
+STAGES = [{"name": "a", "mixture": [1, 0, 0], "max_steps": 20}, {"name": "b", "mixture": [0.5, 0.25, 0.25]}]
+SFT = [
+    *FEW.split(),
+    "sft.steps=60",
+    "sft.evaluate_every=10",
+    "sft.validation_size=6",
+    "sft.curriculum.enabled=true",
+    "sft.curriculum.interval=10",
+    # Only the number of steps ends the first stage; whether the second is taken back is up to what is measured.
+    "sft.curriculum.threshold=2",
+    f"sft.curriculum.stages={json.dumps(STAGES)}",
+]
 RFT = [*FEW.split(), "learner.lr=1e-3", "rft.steps=5", "rft.questions=4", "rft.group=4", "rewards.weights.format=0.5"]
 
 
 @pytest.fixture(scope="module")
-def straight(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def levels(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Settings to learn from 90 demonstrations of the picture world with levels and weights, and one that is wrong on purpose."""
+    path = tmp_path_factory.mktemp("levels") / "demonstrations.jsonl"
+    rows = [Demonstration.model_validate(row) for row in cards.demonstration_rows("train", 90, 42, 0.5)]
+    for number, row in enumerate(rows):
+        row.level = "simple" if not row.steps else "medium" if number % 2 else "hard"
+        row.weight = 1.0 + number % 3
+    rows.append(rows[0].model_copy(update={"id": "wrong", "kind": "trap_logical"}))
+    path.write_text("".join(row.model_dump_json() + "\n" for row in rows), encoding="utf-8")
+    return [f"data.demonstrations={path}", f"sft.validation={path}"]
+
+
+@pytest.fixture(scope="module")
+def straight(ray_cluster: None, levels: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an SFT run in one go, from the embedded base; its adapter knows the protocol roughly."""
     folder = tmp_path_factory.mktemp("straight")
-    assert sft.run(load(None, [*SFT, f"run.dir={folder}"])) == folder / "checkpoints" / "step_00000060"
+    assert sft.run(load(None, [*SFT, *levels, f"run.dir={folder}"])) == folder / "checkpoints" / "step_00000060"
     return folder
 
 
@@ -66,10 +91,29 @@ def losses(folder: Path, kind: str) -> dict[int, float]:
     return {row["step"]: row["policy/loss"] for row in rows}
 
 
-def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(straight: Path, tmp_path: Path) -> None:
+def learnt_from(folder: Path) -> dict[int, list[str]]:
+    """Step -> ids of its demonstrations; a step that was made again after a stop counts once."""
+    rows = [json.loads(line) for line in (folder / "consumed.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {row["step"]: row["ids"] for row in rows}
+
+
+def test_sft_follows_its_curriculum(straight: Path) -> None:
+    rows = events.read(straight, "step/sft")
+    assert [row["step"] for row in rows if "evaluate/loss" in row] == [10, 20, 30, 40, 50, 60]
+    assert rows[-1]["evaluate/loss"] < 0.5 * rows[9]["evaluate/loss"]
+    assert [row["curriculum/event"] for row in rows][:29] == [0.0] * 19 + [1.0] + [0.0] * 9
+    for row in rows[:30]:
+        counts = [row[f"curriculum/count_{level}"] for level in ("simple", "medium", "hard")]
+        assert (row["curriculum/stage"], counts) == ((0, [4, 0, 0]) if row["step"] <= 20 else (1, [2, 1, 1]))
+    (told,) = events.read(straight, "demonstrations")
+    assert (told["rows"], told["refused"]) == (90, {"trap_logical": 1})
+    assert "wrong" not in {name for ids in learnt_from(straight).values() for name in ids}
+
+
+def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(straight: Path, levels: list[str], tmp_path: Path) -> None:
     wanted = losses(straight, "step/sft")
     assert np.mean([wanted[s] for s in range(56, 61)]) < 0.5 * np.mean([wanted[s] for s in range(1, 6)])
-    job = start("sft", *SFT, f"run.dir={tmp_path}")
+    job = start("sft", *SFT, *levels, f"run.dir={tmp_path}")
     code, seconds, told = stop_after(job, tmp_path, "step/sft")
     assert code == 130, told
     assert seconds < 30
@@ -79,8 +123,14 @@ def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(straight: Path,
     assert 0 < checkpoint.step_of(stopped) < 60
     assert load_adapter(stopped).tensors
     assert not (tmp_path / "lock.json").exists()
-    assert sft.run(load(None, [*SFT, f"run.dir={tmp_path}"])) == tmp_path / "checkpoints" / "step_00000060"
+    assert sft.run(load(None, [*SFT, *levels, f"run.dir={tmp_path}"])) == tmp_path / "checkpoints" / "step_00000060"
     assert losses(tmp_path, "step/sft") == pytest.approx(wanted, abs=1e-6)
+    assert learnt_from(tmp_path) == learnt_from(straight)
+    kept = [
+        checkpoint.read(folder / "checkpoints" / "step_00000060")[1]["extra"]["curriculum"] for folder in (straight, tmp_path)
+    ]
+    assert kept[0] == kept[1]
+    assert kept[0]["history"][0] == [20, "advance", 1]
     one, other = (load_adapter(folder / "checkpoints" / "step_00000060") for folder in (straight, tmp_path))
     assert one.sha256() == other.sha256()
 
@@ -115,8 +165,13 @@ def test_a_model_of_the_other_family_learns_from_demonstrations_and_rollouts(
     family = "qwen2_5_vl"
     room = "dialogue.max_context=2048 learner.row_tokens=2048 learner.rows=1 rft.loss.kl=0.01 toolbox.operations=[zoom_in]"
     common = [*RFT, *room.split(), "rft.steps=2", f"policy.model={model(family, embedded=False)}"]
-    taught = sft.run(load(None, [*common, "sft.steps=4", f"run.dir={tmp_path}/sft"]))
+    looks = ["sft.evaluate_every=2", "sft.validation_size=2", "sft.evaluate_episodes=2"]
+    taught = sft.run(load(None, [*common, *looks, "sft.steps=4", f"run.dir={tmp_path}/sft"]))
     shown = losses(tmp_path / "sft", "step/sft")
+    measured = [row for row in events.read(tmp_path / "sft", "step/sft") if "evaluate/loss" in row]
+    assert [row["step"] for row in measured] == [2, 4]
+    for row in measured:
+        assert {"evaluate/accuracy", "evaluate/rapr", "evaluate/turns", "evaluate/tool_error_rate"} <= set(row)
     assert len(shown) == 4
     assert all(np.isfinite(list(shown.values())))
     assert any(np.abs(values).max() > 0 for name, values in load_adapter(taught).tensors.items() if name.endswith(".B"))

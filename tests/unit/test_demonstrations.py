@@ -15,8 +15,9 @@ from pixelis.datasets.cards import FRAME, render
 from pixelis.datasets.demonstration_stream import Prepare, samples_of
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
+from pixelis.datasets.shelf import Shelf
 from pixelis.errors import BadImage, DataFailure
-from pixelis.records import Demonstration, StopReason, Trajectory
+from pixelis.records import Demonstration, Media, StopReason, Trajectory
 
 SIDE = 256
 
@@ -185,17 +186,25 @@ def test_a_picture_that_is_missing_or_broken_is_told_as_such(
     assert caught.value.code == "image_not_found"
 
 
-def test_what_the_learner_reads_from_the_stream_is_what_was_played(row: Callable[..., Demonstration]) -> None:
-    config = settings()
-    prepare = Prepare(config, config.policy.model)
-    rows = [row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}), row({"answer": "3"}).model_copy(update={"id": "q2"})]
-    columns = prepare({"row": np.asarray([r.model_dump_json() for r in rows])})
-    samples = samples_of({name: np.asarray(values, dtype=object) for name, values in columns.items()})
+def test_what_the_learner_reads_from_the_stream_is_what_was_played(row: Callable[..., Demonstration], tmp_path: Path) -> None:
+    shelf = tmp_path / "shelf"
+    config = parse(
+        {**settings().model_dump(), "sft": {"batch": 3, "weights": {"think": 0.5}}, "data": {"demonstrations": "cards:"}}
+    )
+    missing = row({"answer": "5"}).model_copy(update={"id": "q3", "media": [Media(id="img0", uri=str(tmp_path / "none.png"))]})
+    rows = [row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}), row({"answer": "3"}).model_copy(update={"id": "q2"}), missing]
+    Shelf.fill(shelf, rows, ["golden"])
+    prepare = Prepare(config, config.policy.model, str(shelf))
+    columns = {name: np.asarray(values, dtype=object) for name, values in prepare({"id": np.asarray([0])}).items()}
+    assert columns["error"][2].startswith("image_not_found")
+    samples = samples_of(columns)
     assert [sample.id for sample in samples] == ["q1", "q2"]
-    for sample, played in zip(samples, (prepare.player.play(r) for r in rows), strict=True):
+    for sample, played in zip(samples, (prepare.player.play(r) for r in rows), strict=False):
         trajectory, views = played
         assert sample.tokens.tolist() == trajectory.token_ids()
         assert sample.mask.astype(int).tolist() == trajectory.loss_mask()
+        assert sample.weights is not None
+        assert len(sample.weights) == len(sample.tokens)
         assert len(sample.views) == len(views)
         for seen, view in zip(sample.views, views, strict=True):
             np.testing.assert_array_equal(seen, view)

@@ -1,0 +1,200 @@
+"""What SFT learns from: batches of demonstrations by Ray Data, evaluated on the way, drawn by the curriculum's mixture.
+
+The learner evaluates, the Schedule decides, and whoever prepares the batches after it waits for the decision: a batch depends on
+the seed, its step and the mixture in force alone, so that a resumed run sees the same ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+import ray.train
+from ray.actor import ActorHandle
+
+from pixelis.actors import report
+from pixelis.actors.cluster import Actors
+from pixelis.actors.learner import Work
+from pixelis.actors.rollouts import Stepped
+from pixelis.config import Config
+from pixelis.datasets.curriculum import LEVELS, Curriculum, Event, Mixture
+from pixelis.errors import DataFailure
+from pixelis.evaluation.metrics import summarise
+from pixelis.policy.model import resolve
+from pixelis.policy.samples import TrainSample
+from pixelis.policy.zero import sum_over_workers
+
+NAMED = 5
+"""Demonstrations that an error about too many unusable ones names."""
+
+
+@ray.remote(num_cpus=0, max_concurrency=64)
+class Schedule:
+    """The curriculum of a run and the mixtures that were in force, by evaluation."""
+
+    def __init__(self, config: Config):
+        self.settings, self.every = config.sft.curriculum, config.sft.evaluate_every
+        self.curriculum = Curriculum(self.settings)
+        self.mixtures: dict[int, Mixture] = {}
+        self.changed = asyncio.Condition()
+
+    async def begin(self, step: int, state: dict[str, Any]) -> dict[str, float]:
+        """(Re)start at ``step`` from the state of a checkpoint, empty for a new run."""
+        self.curriculum = Curriculum(self.settings)
+        self.curriculum.load_state_dict(state)
+        async with self.changed:
+            self.mixtures = {k: mixture for k, mixture in self.mixtures.items() if k < step // self.every}
+            self.mixtures[step // self.every] = self.curriculum.mixture
+            self.changed.notify_all()
+        return self.curriculum.metrics()
+
+    async def mixture(self, step: int) -> Mixture:
+        """The mixture of batch ``step``, as soon as the evaluation that decides it is done."""
+        number = step // self.every
+        async with self.changed:
+            await self.changed.wait_for(lambda: number in self.mixtures)
+            return self.mixtures[number]
+
+    async def evaluated(self, step: int, loss: float, accuracy: float | None) -> tuple[Event | None, dict[str, float]]:
+        """An evaluation after ``step`` steps: what follows from it, and the metrics."""
+        event = self.curriculum.evaluated(step, loss, accuracy)
+        async with self.changed:
+            self.mixtures[step // self.every] = self.curriculum.mixture
+            self.changed.notify_all()
+        return event, self.curriculum.metrics(event)
+
+    async def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return self.curriculum.state_dict()
+
+
+class DemonstrationStream:
+    """The learner's side: its share of every batch, and evaluations. ``start`` is the step that the datasets begin with.
+
+    ``actors`` are those of episodes, empty without ``sft.evaluate_episodes``.
+    """
+
+    kind: Literal["sft", "policy"] = "sft"
+
+    def __init__(self, config: Config, start: int, steps: int, schedule: ActorHandle | None = None, actors: Actors | None = None):
+        self.config, self.start, self.steps, self.schedule = config, start, steps, schedule
+        self.store: Any = actors.store if actors is not None else None
+        self.coordinator: Any = actors.coordinator if actors is not None else None
+        self.told: dict[str, float] = {}
+        self.unusable = 0
+
+    def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
+        """Open this rank's dataset; a worker restarted within a run passes over what its checkpoint has learnt."""
+        context = ray.train.get_context()
+        self.rank, self.world = context.get_world_rank(), context.get_world_size()
+        self.unusable = state.get("unusable", 0)
+        if self.schedule is not None and self.rank == 0:
+            self.told = ray.get(self.schedule.begin.remote(step, state.get("curriculum", {})))
+        if self.store is not None:
+            adapter = trainer.adapter()
+            if self.rank == 0:
+                ray.get(self.store.publish.remote(adapter, "sft", step, restart=True))
+        if self.config.sft.evaluate_every:
+            self.held_out = self._held_out()
+        batches = ray.train.get_dataset_shard(f"train-{self.rank}").iter_batches(
+            batch_size=self.config.sft.batch // self.world,
+            batch_format="numpy",
+            # What is fetched ahead is waited for, and after the last batch before an evaluation there is nothing yet.
+            prefetch_batches=0 if self.schedule is not None else 1,
+        )
+        self.batches = itertools.islice(batches, step - self.start, None)
+
+    def next(self, step: int) -> Work | None:
+        """The demonstrations of batch ``step``; DataFailure when more than ``data.max_bad_rows`` could not be played."""
+        from pixelis.datasets.demonstration_stream import samples_of
+
+        if step >= self.steps or (batch := next(self.batches, None)) is None:
+            return None
+        levels = Counter(batch["level"].tolist())
+        errors = [text for text in batch["error"] if text]
+        *counts, failed = sum_over_workers([*(float(levels[level]) for level in LEVELS), float(len(errors))])
+        self.unusable += int(failed)
+        self._check(errors)
+        metrics = {f"curriculum/count_{level}": n for level, n in zip(LEVELS, counts, strict=True)} if any(counts) else {}
+        if self.rank == 0:
+            row = {"step": step, "ids": batch["id"].tolist()}
+            with (Path(self.config.run.dir) / "consumed.jsonl").open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(row) + "\n")
+        return Work(
+            samples_of(batch), {**metrics, **self.told, "data/unusable": float(self.unusable)}, {"unusable": self.unusable}
+        )
+
+    def _check(self, errors: list[str]) -> None:
+        most = self.config.data.max_bad_rows
+        allowed = most if most >= 1 else most * self.steps * self.config.sft.batch
+        if self.unusable > allowed:
+            named = "; ".join(text.partition("\n")[2] for text in errors[:NAMED]) or "on another learner"
+            raise DataFailure(
+                f"{self.unusable} demonstrations cannot be played, more than data.max_bad_rows={most:g}: {named}",
+                code=errors[0].partition("\n")[0] if errors else "unusable",
+                fix="mend or remove them, or raise data.max_bad_rows",
+            )
+
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Stepped:
+        """Evaluate when it is due and let the schedule decide what comes next."""
+        done, every = step + 1, self.config.sft.evaluate_every
+        if not every or done % every:
+            return Stepped()
+        found = self._loss(trainer)
+        adapter = trainer.adapter() if self.store is not None else None
+        if self.rank:
+            return Stepped()
+        if adapter is not None:
+            found |= self._episodes(done, ray.get(self.store.publish.remote(adapter, "sft", done, found)))
+        if self.schedule is not None:
+            decided = self.schedule.evaluated.remote(done, found["evaluate/loss"], found.get("evaluate/accuracy"))
+            event, now = ray.get(decided)
+            self.told = {**now, "curriculum/event": 0.0}
+            found |= {"curriculum/event": now["curriculum/event"]} if event else {}
+        return Stepped(found)
+
+    def _held_out(self) -> list[tuple[str, TrainSample]]:
+        """This rank's validation demonstrations with their levels."""
+        from pixelis.datasets.demonstration_stream import demonstrations, played
+        from pixelis.datasets.demonstrations import Player
+
+        player, count = Player(self.config, str(resolve(self.config.policy.model))), self.config.sft.validation_size
+        rows = itertools.islice(demonstrations(self.config, self.config.sft.validation, count), count)
+        return [(row.level or "", played(player, row)) for row in itertools.islice(rows, self.rank, None, self.world)]
+
+    def _loss(self, trainer: Any) -> dict[str, float]:
+        """Mean negative log-likelihood of the held-out tokens, of all and by level."""
+        sums = dict.fromkeys(["", *LEVELS], (0.0, 0))
+        for (level, _), found in zip(self.held_out, trainer.log_probs([sample for _, sample in self.held_out]), strict=True):
+            for name in {"", level}:
+                sums[name] = (sums[name][0] - float(found.sum(dtype="float64")), sums[name][1] + len(found))
+        flat = sum_over_workers([float(value) for pair in sums.values() for value in pair])
+        means = {name: nll / tokens for name, nll, tokens in zip(sums, flat[::2], flat[1::2], strict=True) if tokens}
+        if "" not in means:
+            raise DataFailure(f"{self.config.sft.validation} gave no demonstration to evaluate on", fix="set sft.validation")
+        return {f"evaluate/loss{'_' + name if name else ''}": mean for name, mean in means.items()}
+
+    def _episodes(self, step: int, version: int) -> dict[str, float]:
+        """Held-out questions answered by the weights of now, operations executed: accuracy of all and by level."""
+        config = self.config
+        wanted = (config.data.evaluate, config.sft.evaluate_episodes, version, config.evaluate.operations)
+        groups, views = ray.get(self.coordinator.evaluate.remote(*wanted))
+        summary = summarise(groups)
+        page = report.sample(config, step, summary, groups, views)
+        if page is not None and step == self.steps:
+            ray.wait([page])  # a task ends with the process that started it
+        found = {f"evaluate/{key}": summary[key] for key in ("accuracy", "rapr", "tool_error_rate", "turns")}
+        for level in LEVELS:
+            of_level = summarise([group for group in groups if group.question.meta.get("level") == level])
+            if of_level["accuracy"] is not None:
+                found[f"evaluate/accuracy_{level}"] = of_level["accuracy"]
+        return {name: value for name, value in found.items() if value is not None}
+
+    def keep(self) -> dict[str, Any]:
+        """The curriculum's state."""
+        return {"curriculum": ray.get(self.schedule.state.remote())} if self.schedule is not None else {}
