@@ -243,8 +243,8 @@ def test_what_a_user_gets_wrong_is_one_message_with_its_fix(
         (sft.main, f"policy.model={tmp_path}/nothing", 1, "nothing"),
         (evaluate.main, f"policy.adapter={damaged}", 1, "damaged"),
         (rft.main, "data.train=questions/none.jsonl", 1, "none.jsonl"),
-        (evaluate.main, f"data.evaluate={bad}", 1, "line 2"),
-        (sft.main, f"data.demonstrations={bad}", 1, "line 1"),
+        (evaluate.main, f"data.evaluate={bad}", 1, "row 2"),
+        (sft.main, f"data.demonstrations={bad}", 1, "row 1"),
         (evaluate.main, "data.evaluate=cards:?split=dev", 1, "dev"),
     ]
     for job, argument, code, words in cases:
