@@ -1,0 +1,86 @@
+"""Questions about pictures, about a clip and about nothing but text are rolled out, scored and learnt from in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import skimage.data
+from PIL import Image
+
+from pixelis.actors import cluster
+from pixelis.config import load
+from pixelis.policy.samples import from_trajectory
+from pixelis.policy.train_step import Trainer
+from pixelis.records import Media, Question
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+FRAMES, GROUP = 3, 2
+
+
+def questions(folder: Path) -> dict[str, Question]:
+    """Two pictures in one question, one in another, a clip of eight frames, and none."""
+    for name, picture in (("coffee", skimage.data.coffee()), ("cat", skimage.data.chelsea())):
+        Image.fromarray(picture).save(folder / f"{name}.png")
+    for i in range(8):
+        Image.fromarray(np.roll(skimage.data.coffee()[::4, ::4], 8 * i, axis=1)).save(folder / f"frame{i}.png")
+    coffee, cat = (str(folder / f"{name}.png") for name in ("coffee", "cat"))
+    media = {
+        "picture": [Media(id="img0", uri=coffee)],
+        "pictures": [Media(id="img0", uri=cat), Media(id="img1", uri=coffee)],
+        "clip": [Media(id="vid0", kind="video", frames=[str(folder / f"frame{i}.png") for i in range(8)], fps=4)],
+        "text": [],
+    }
+    made = {
+        name: Question(id=name, question=f"Which number is it: {len(m)}?", media=m, answers=["7"]) for name, m in media.items()
+    }
+    (folder / "questions.jsonl").write_text("".join(q.model_dump_json() + "\n" for q in made.values()))
+    return made
+
+
+def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callable[..., Path], tmp_path: Path) -> None:
+    asked, folder = questions(tmp_path), model()
+    config = load(
+        None,
+        [
+            *(
+                f"policy.model={folder}",
+                "policy.lora.rank=4",
+                f"data.train={tmp_path}/questions.jsonl",
+                f"run.dir={tmp_path}/run",
+            ),
+            *(f"dialogue.frames={FRAMES}", "dialogue.max_turn_tokens=12", "rft.steps=1", f"rft.questions={len(asked)}"),
+            *(f"rft.group={GROUP}", "rft.loss.kl=0.01", "telemetry.rollouts=0"),
+        ],
+    )
+    with cluster.placed(config, learner=False) as actors:
+        ray.get(actors.coordinator.begin.remote(0, {}, 0), timeout=60)
+        batch = ray.get(actors.coordinator.next_batch.remote(0, 1, 0), timeout=120)
+        views = ray.get(batch.views)
+    assert sorted(group.question.id for group in batch.groups) == sorted(asked)
+    assert not [name for name, value in batch.metrics.items() if name.startswith("unusable/") and value]
+    first = {"picture": ["img0"], "pictures": ["img0", "img1"], "clip": [f"vid0.{i}" for i in range(FRAMES)], "text": []}
+    samples = []
+    for group, shown in zip(batch.groups, views, strict=True):
+        wanted = first[group.question.id]
+        assert len(shown) == len({t.id for t in group.trajectories}) == GROUP
+        for trajectory in group.trajectories:
+            assert (trajectory.question_id, trajectory.group_id) == (group.question.id, group.id)
+            assert trajectory.unscored is None
+            assert trajectory.turns[0].images == wanted
+            assert len(shown[trajectory.id]) == len(trajectory.images) >= len(wanted)
+            samples.append(from_trajectory(trajectory, shown[trajectory.id]))
+    # The learner's own step on the whole batch; with a KL term a rollout without advantage counts too.
+    trainer = Trainer(config.policy, config.learner, config.rft.loss, total_steps=1, device="cpu")
+    try:
+        metrics = trainer.step(samples)
+    finally:
+        trainer.close()
+    assert metrics["learner/trained_sequences"] == len(asked) * GROUP
+    assert not [name for name, value in metrics.items() if name.startswith("learner/dropped_") and value]
+    assert np.isfinite([metrics["policy/loss"], metrics["policy/grad_norm"]]).all()
+    assert metrics["policy/drift_max"] < 1e-3, "engine and learner agree on every token, with and without pictures"
