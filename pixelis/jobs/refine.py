@@ -45,7 +45,10 @@ SETS = (*(f"{level}.jsonl" for level in LEVELS), "sft.jsonl", "rft.jsonl", "onli
 
 def run(config: Config) -> dict[str, Any]:
     """Refine, write the sets and the card; returns the summary. DataFailure ``gate`` or ``held_out`` when the set is rejected."""
-    with run_folder(config) as folder:
+    s = config.refinement
+    made_from = {"demonstrations": config.data.demonstrations, "experiences": s.online.source}
+    made_from |= {f"held_out_{number}": source for number, source in enumerate(s.holdout.sources)}
+    with run_folder(config, **{role: source for role, source in made_from.items() if source}) as folder:
         for name in (*SETS, "summary.json"):  # what stands in the folder is of this configuration or not there
             (folder / name).unlink(missing_ok=True)
         tools, steps = Tools(config.rewards, folder), Steps(config.telemetry.progress)
@@ -80,7 +83,7 @@ def save(config: Config, folder: Path, refinery: Refinery) -> dict[str, Any]:
     (folder / "rejected.json").unlink(missing_ok=True)
     for name, rows in files.items():
         write_rows(folder / name, rows)
-        lineage.record(folder / name, inputs={"demonstrations": config.data.demonstrations}, config=config, kind="dataset")
+        lineage.record_of_run(folder / name, "dataset")
     return summary
 
 

@@ -177,7 +177,9 @@ def _sets(facts: Mapping[str, Any]) -> str:
 def _examples(examples: Sequence[EpisodePage]) -> str:
     if not examples:
         return ""
-    links = "".join(f'<a class="pill" href="#episode-{i}">{i} {text(p.title, 40)}</a>' for i, p in enumerate(examples, 1))
+    links = "".join(
+        f'<a class="pill" href="#episode-{i}">{i} {text(p.title.partition(" · ")[0])}</a>' for i, p in enumerate(examples, 1)
+    )
     pages = "".join(render_page(page, i) for i, page in enumerate(examples, 1))
     lead = "<p>Some demonstrations as a learner meets them: what it sees, each thought and call, what the call gave back.</p>"
     return _section("Examples", lead, f'<nav class="links">{links}</nav>', pages)
@@ -266,7 +268,7 @@ def example(demonstration: Demonstration, settings: Toolbox, frames: int = 8) ->
     made = [demonstration.kind, demonstration.task, demonstration.level or ""]
     if demonstration.quality is not None:
         made.append(f"quality {demonstration.quality:.2f}")
-    return EpisodePage(demonstration, trajectory, whole, title=" · ".join(part for part in made if part))
+    return EpisodePage(demonstration, trajectory, whole, title=" · ".join(part for part in made if part), made=True)
 
 
 def as_trajectory(demonstration: Demonstration, first: Sequence[ImageView] = ()) -> Trajectory:

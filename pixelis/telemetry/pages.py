@@ -52,7 +52,7 @@ class EpisodePage:
     `pictures`: image id -> uint8 [height, width, 3]; the question's own pictures (`img0`) at full size, observations (`obs1`)
     and frames (`vid0.0`) as the policy saw them, and frames of clips at full size under `findings.frame_key` (those named by
     `findings.wanted_frames`); a missing one is said to be missing. `truth`: accepted answers, by default the question's. `title`:
-    what is special about this episode, for example the arm it comes from.
+    what is special about this episode, for example the arm it comes from. `made`: a demonstration, nobody's rollout.
     """
 
     question: Question
@@ -60,6 +60,7 @@ class EpisodePage:
     pictures: Mapping[str, np.ndarray] = field(default_factory=dict)
     truth: Sequence[str] | None = None
     title: str = ""
+    made: bool = False
 
     @property
     def truths(self) -> list[str]:
@@ -84,17 +85,17 @@ def render_page(page: EpisodePage, place: int = 1) -> str:
     """
     trajectory = page.trajectory
     verdict = {True: ("right", "right"), False: ("wrong", "wrong"), None: ("", "not scored")}[page.correct]
-    title = f" · {text(page.title)}" if page.title else ""
+    title = ("Demonstration" if page.made else "Episode") + f" {place}" + (f" · {text(page.title)}" if page.title else "")
     answer = f"<b>{text(trajectory.answer)}</b>" if trajectory.answer is not None else "<b>no answer</b>"
     truth = f" · truth: <b>{text(' or '.join(page.truths))}</b>" if page.truths else ""
     marks = _marks(trajectory.images)
     return (
         f'<article class="episode" id="episode-{place}">'
-        f'<header><h3>Episode {place}{title}</h3><span class="pill {verdict[0]}">{verdict[1]}</span></header>'
+        f'<header><h3>{title}</h3><span class="pill {verdict[0]}">{verdict[1]}</span></header>'
         f'<p class="question">{text(page.question.question)}</p>'
         f"<p>Answer: {answer}{truth} · {STOPS[trajectory.stop_reason]}</p>"
         f'<div class="episode-body"><div class="scenes">{_scenes(page, marks)}</div>'
-        f'<ol class="turns">{_turns(page, marks)}</ol></div>{_rewards(trajectory)}</article>'
+        f'<ol class="turns">{_turns(page, marks)}</ol></div>{"" if page.made else _rewards(trajectory)}</article>'
     )
 
 

@@ -57,6 +57,9 @@ def test_a_whole_demonstration_scores_high_and_every_fault_lowers_its_part():
     assert part("efficiency", turns=[zoom(1), zoom(1), Step(answer="7")]) == pytest.approx(0.5)
     assert part("consistency", turns=[zoom(), Step(think="it must be eight", answer="7")]) == 0
     assert part("consistency", turns=[zoom(), Step(answer="7")]) == 0.5
+    asked = {"question": "Which digit is in the frame?\nA. 3\nB. 7", "answers": ["B"], "scorer": "mc_letter"}
+    assert part("consistency", turns=[zoom(), Step(think="it is a seven: 7", answer="B")], **asked) == 1
+    assert part("consistency", turns=[zoom(), Step(think="it is a seven: 7", answer="A")], **asked) == 0
 
 
 def test_what_is_wrong_on_purpose_is_correct_when_it_is_wrong():

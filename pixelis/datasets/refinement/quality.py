@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pixelis.datasets.refinement.actions import THINK, WRONG, actions, signature
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration, Question, SampleKind
-from pixelis.rewards.scorers import Tools, canonical, case_of, find_scorer
+from pixelis.rewards.scorers import Tools, canonical, case_of, find_scorer, letter
 
 LENGTH = (2, 20)
 QUESTION = (10, 500)
@@ -157,12 +157,18 @@ def complexity(d: Demonstration) -> float:
 
 
 def consistency(d: Demonstration) -> float:
-    """1 when the answer's words stand in the last thought or in an observation, 0 when they do not; 0.5 without such text."""
+    """1 when the answer's words stand in the last thought or in an observation, 0 when they do not; 0.5 without such text.
+
+    The letter of an option stands for its text.
+    """
     read = [s.observation.text for s in d.steps if s.observation is not None and s.observation.status == "ok"]
     text = canonical(" ".join([d.turns[-1].think or "", *read]))
-    said = _tokens(d.final or "")
     if not text:
         return 0.5
+    meant, options = d.final or "", case_of(d, None, ()).options
+    if options and (chosen := letter(meant, options)):
+        meant = options[ord(chosen) - ord("A")]
+    said = _tokens(meant)
     return float(bool(said) and said <= _tokens(text))
 
 
