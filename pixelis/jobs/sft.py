@@ -31,16 +31,20 @@ def run(config: Config) -> Path:
     """Train to ``sft.steps`` (or epochs) or to a stop; returns the last checkpoint."""
     from pixelis.datasets.demonstration_stream import demonstration_stream
 
-    with run_folder(config, demonstrations=config.data.demonstrations) as folder, placed(config) as actors:
+    episodes = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
+    questions = [config.data.evaluate] if episodes else []
+    sources = {"demonstrations": config.data.demonstrations}
+    if config.sft.evaluate_every:
+        sources["validation"] = config.sft.validation
+    with run_folder(config, *questions, **sources) as folder:
         latest = checkpoint.latest(folder)
         start = checkpoint.step_of(latest) if latest else 0
         draw = drawn(config, folder, resumed=latest is not None)
         steps = draw.steps(config.sft.epochs) if config.sft.epochs else config.sft.steps
-        with schedule(config, draw) as decides:
+        with placed(config, episodes) as actors, schedule(config) as decides:
             stream = DemonstrationStream(config, start, steps, decides, actors)
-            parts = range(config.learner.workers) if start < steps else ()
-            shelf = folder / SHELF
-            datasets = {f"train-{rank}": demonstration_stream(config, shelf, start, steps, rank, decides) for rank in parts}
+            ranks, shelf = range(config.learner.workers if start < steps else 0), folder / SHELF
+            datasets = {f"train-{rank}": demonstration_stream(config, shelf, start, steps, rank, decides) for rank in ranks}
             return made_steps(
                 watch(
                     config,
@@ -53,9 +57,9 @@ def run(config: Config) -> Path:
 
 
 @contextmanager
-def placed(config: Config) -> Iterator[cluster.Actors | None]:
+def placed(config: Config, episodes: bool) -> Iterator[cluster.Actors | None]:
     """A cluster, with the actors of episodes when the policy is evaluated by them."""
-    if config.sft.evaluate_every and config.sft.evaluate_episodes:
+    if episodes:
         with cluster.placed(config, initial=config.policy.adapter) as actors:
             yield actors
         return
@@ -65,12 +69,11 @@ def placed(config: Config) -> Iterator[cluster.Actors | None]:
 
 
 @contextmanager
-def schedule(config: Config, draw: Draw) -> Iterator[ActorHandle | None]:
+def schedule(config: Config) -> Iterator[ActorHandle | None]:
     """The actor that decides about mixtures, None without a curriculum."""
     if not config.sft.curriculum.enabled:
         yield None
         return
-    draw.check(config.sft.curriculum.stages)
     actor = cluster.spawn(Schedule, config)
     try:
         yield actor
@@ -79,13 +82,20 @@ def schedule(config: Config, draw: Draw) -> Iterator[ActorHandle | None]:
 
 
 def drawn(config: Config, folder: Path, resumed: bool) -> Draw:
-    """The demonstrations of the run: written down once, so that a resumed run finds the same."""
-    from pixelis.datasets.demonstration_stream import draw_from, fill_shelf
+    """The demonstrations of the run: written down once, so that a resumed run finds the same.
+
+    Raises BadInput, before any actor is started, for demonstrations that cannot be read or lack a level that a stage draws.
+    """
+    from pixelis.datasets.demonstration_stream import demonstrations, draw_from, fill_shelf
 
     endless = config.data.demonstrations.startswith("cards:")
     kept = resumed and not endless and (folder / SHELF).is_dir()
     shelf = Shelf(folder / SHELF) if kept else fill_shelf(config, folder / SHELF)
     draw = draw_from(config, shelf)
+    if config.sft.evaluate_every:
+        next(demonstrations(config, config.sft.validation, 1), None)
+    if config.sft.curriculum.enabled:
+        draw.check(config.sft.curriculum.stages)
     levels = {level: len(pool) for level, pool in zip(LEVELS, draw.pools[1:], strict=True)}
     EventLog(folder).write("demonstrations", rows=len(shelf), used=len(draw), refused=shelf.refused, levels=levels)
     return draw

@@ -1,0 +1,179 @@
+"""Does a curriculum of levels help? The same demonstrations, the same number of steps, with stages and without.
+
+    python -m benchmarks.curriculum [--seeds 42 1337 2024] [--dir runs/curriculum] [--steps 160] [--data-only]
+
+Demonstrations of three levels are made by executing operations on pictures of the embedded world: simple ones need no operation,
+medium ones a zoom, hard ones two. From them the embedded model learns with configs/nano/sft_curriculum.yaml and with the same
+configuration without its curriculum. Prints the accuracy on held-out questions by level, with 95 % intervals, and the difference
+over the same questions; writes the curves to DIR/curriculum.html and everything to DIR/curriculum.json. Finished runs are taken
+from DIR, so it may be stopped and started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import machine
+from pixelis.actors import cluster
+from pixelis.config import Config, absolute, load
+from pixelis.datasets.curriculum import LEVELS
+from pixelis.datasets.synthesis import packaged
+from pixelis.datasets.synthesis.studio import Studio
+from pixelis.datasets.synthesis.tasks import TASKS
+from pixelis.errors import DataFailure
+from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
+from pixelis.jobs import evaluate, sft
+from pixelis.jobs.driver import driver, run_folder
+from pixelis.policy import checkpoint
+from pixelis.records import Group
+from pixelis.rewards.scorers import exact
+from pixelis.telemetry import charts, events
+from pixelis.telemetry.style import STYLE
+
+CONFIG = "configs/nano/sft_curriculum.yaml"
+SIZES = {"train": 3000, "validation": 48, "test": 450}
+ARMS = {"curriculum": [], "mixed": ["sft.curriculum.enabled=false"]}
+CURVES = ("evaluate/accuracy", "evaluate/loss", *(f"evaluate/accuracy_{level}" for level in LEVELS), "curriculum/stage")
+
+
+def make(path: Path, split: str, count: int, config: Config) -> None:
+    """``count`` demonstrations of a split, levels in turn; a sample whose answer the execution contradicts is left out."""
+    if path.exists():
+        return
+    studio = Studio(config.toolbox, config.dialogue, multiple=16)
+    aside = path.with_suffix(".part")
+    with aside.open("w", encoding="utf-8") as out:
+        for number, question in enumerate(packaged.read(f"packaged:digits?split={split}&count={count}&seed=0")):
+            try:
+                made = TASKS["detail_perception"].make(question, np.random.default_rng([0, number]), studio, style="terse")
+            except DataFailure:
+                continue
+            made.meta["level"] = made.level
+            out.write(made.model_dump_json(exclude={"annotations"}) + "\n")
+    aside.rename(path)
+
+
+def config_of(folder: Path, data: Path, seed: int, *overrides: str) -> Config:
+    """The recipe in its own folder."""
+    files = {"data.demonstrations": "train", "sft.validation": "validation", "data.evaluate": "validation"}
+    named = [f"{key}={data / name}.jsonl" for key, name in files.items()]
+    return absolute(load(CONFIG, [f"run.dir={folder}", f"run.seed={seed}", *named, *overrides]))
+
+
+def correct(groups: list[Group]) -> dict[str, dict[str, float]]:
+    """Level -> question -> right or wrong."""
+    out: dict[str, dict[str, float]] = {level: {} for level in LEVELS}
+    for group in groups:
+        (episode,) = group.trajectories
+        out[group.question.meta["level"]][group.question.id] = float(exact(episode.answer, group.question.answers or []))
+    return out
+
+
+def train(folder: Path, data: Path, seed: int, *overrides: str) -> dict[str, Any]:
+    """One run: held-out results by level and question, and the curves of training."""
+    done = folder / "result.json"
+    if done.exists():
+        return json.loads(done.read_text(encoding="utf-8"))
+    config, started = config_of(folder, data, seed, *overrides), time.monotonic()
+    adapter = checkpoint.latest(folder)
+    if adapter is None or checkpoint.step_of(adapter) < config.sft.steps:
+        adapter = sft.run(config)
+    seconds = time.monotonic() - started
+    test = [f"data.evaluate={data / 'test.jsonl'}", f"evaluate.questions={SIZES['test']}", f"policy.adapter={adapter}"]
+    measured = config_of(folder / "test", data, seed, *overrides, *test)
+    with run_folder(measured), cluster.placed(measured, learner=False, initial=str(adapter)) as actors:
+        arm = evaluate.measure(measured, actors, "test", 0)
+    rows = events.read(folder, "step/sft")
+    curves = {name: [[row["step"], row[name]] for row in rows if row.get(name) is not None] for name in CURVES}
+    changes = [[row["step"], row["curriculum/event"]] for row in rows if row.get("curriculum/event")]
+    drawn = {level: sum(row.get(f"curriculum/count_{level}", 0) for row in rows) for level in LEVELS}
+    result = {"correct": correct(arm.groups), "rapr": arm.summary["rapr"], "curves": curves, "events": changes, "drawn": drawn}
+    done.write_text(json.dumps({**result, "seconds": seconds}), encoding="utf-8")
+    return json.loads(done.read_text(encoding="utf-8"))
+
+
+def by_question(runs: list[dict[str, Any]], level: str | None) -> dict[str, float]:
+    """Question -> share of the seeds that answer it right; of one level, or of all."""
+    wanted = [level] if level else LEVELS
+    ids = [question for name in wanted for question in runs[0]["correct"][name]]
+    every = [{q: v for name in wanted for q, v in run["correct"][name].items()} for run in runs]
+    return {question: statistics.mean(values[question] for values in every) for question in ids}
+
+
+def compare(results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Accuracy of each arm by level with its interval, and the difference over the same questions."""
+    table: dict[str, Any] = {}
+    for level in (*LEVELS, None):
+        scores = {arm: by_question(runs, level) for arm, runs in results.items()}
+        row: dict[str, Any] = {
+            arm: {"accuracy": statistics.mean(s.values()), "ci95": bootstrap_mean(list(s.values())), "n": len(s)}
+            for arm, s in scores.items()
+        }
+        row["difference"] = paired_bootstrap(scores["curriculum"], scores["mixed"])
+        table[level or "all"] = row
+    return table
+
+
+def report(folder: Path, results: dict[str, list[dict[str, Any]]], seeds: list[int], steps: int) -> None:
+    """Print the table, write the JSON and a page with the mean curves."""
+    table = compare(results)
+    print(f"\n{machine()}; {steps} steps of 16 demonstrations, seeds {seeds}, {SIZES['test']} held-out questions, greedy\n")
+    print(f"{'level':8} {'curriculum':>26} {'mixed':>26} {'difference':>28}")
+    for level, row in table.items():
+        cells = [(row[arm]["accuracy"], *row[arm]["ci95"]) for arm in ARMS]
+        cells.append((row["difference"]["mean"], *row["difference"]["ci95"]))
+        print(f"{level:8} " + " ".join(f"{mean:+12.3f} [{low:+.3f}, {high:+.3f}]" for mean, low, high in cells))
+    for arm, runs in results.items():
+        each = " ".join(f"{statistics.mean(by_question([run], None).values()):.3f}" for run in runs)
+        spent = " ".join(f"{run['seconds']:.0f}" for run in runs)
+        print(f"{arm}: each seed {each}; seconds {spent}; stage events of the first seed {runs[0]['events']}")
+    parts = [f"<!doctype html><meta charset=utf-8><title>Curriculum</title><style>{STYLE}</style><main><h1>Curriculum</h1>"]
+    for name in CURVES:
+        lines = {arm: mean_curve([run["curves"][name] for run in runs]) for arm, runs in results.items()}
+        share = "accuracy" in name
+        drawn = charts.line_chart(lines, share=share) + charts.legend(lines, share=share)
+        parts.append(f"<h2>{name}, mean of {len(seeds)} seeds</h2>{drawn}")
+    (folder / "curriculum.html").write_text("\n".join(parts), encoding="utf-8")
+    whole = {"machine": machine(), "seeds": seeds, "steps": steps, "table": table, "results": results}
+    (folder / "curriculum.json").write_text(json.dumps(whole), encoding="utf-8")
+    print(f"\n{folder / 'curriculum.html'}\n{folder / 'curriculum.json'}")
+
+
+def mean_curve(runs: list[list[list[float]]]) -> list[tuple[float, float]]:
+    """The mean over seeds of curves with the same steps."""
+    return [(points[0][0], statistics.mean(y for _, y in points)) for points in zip(*runs, strict=True)]
+
+
+def main() -> None:
+    """Entry point of `python -m benchmarks.curriculum`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1337, 2024])
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--dir", type=Path, default=Path("runs/curriculum"))
+    parser.add_argument("--data-only", action="store_true", help="make the demonstrations and stop")
+    args = parser.parse_args()
+    folder = args.dir.absolute()
+    data = folder / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    with driver("curriculum"):
+        for split, count in SIZES.items():
+            make(data / f"{split}.jsonl", split, count, load(CONFIG))
+        if args.data_only:
+            return
+        results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+        for seed in args.seeds:
+            for arm, overrides in ARMS.items():
+                run = train(folder / f"{arm}-{seed}", data, seed, f"sft.steps={args.steps}", *overrides)
+                results[arm].append(run)
+        report(folder, results, args.seeds, args.steps)
+
+
+if __name__ == "__main__":
+    main()
