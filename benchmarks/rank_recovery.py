@@ -2,10 +2,11 @@
 
     python -m benchmarks.rank_recovery [--steps 100] [--seeds 42 1337 2024] [--dir runs/rank_recovery]
 
-The embedded model learns from demonstrations that look closer before they answer, in four arms: not at all (base), with all
-parameters, with adapters whose ranks `jobs.ranks` found in what the second changed, and with as many adapter parameters in one
-rank for all layers. Same demonstrations, same steps. Each is measured by its loss on held-out demonstrations and by the accuracy
-of greedy episodes on held-out questions, operations executed. Recovery is the share of the full fine-tune's gain over the base.
+The embedded model learns from demonstrations that look closer before they answer, in five arms: not at all (base), with all
+parameters, with adapters whose ranks `jobs.ranks` found in what the second changed, with as many adapter parameters in one
+rank for all layers, and with rank 1. Same demonstrations, same steps. Each is measured by its loss on held-out demonstrations and
+by the accuracy of greedy episodes on held-out questions, operations executed. Recovery is the share of the full fine-tune's gain
+over the base.
 
 In one process, without Ray: the learner's own step and checkpoint, the embedded engine and the agent's loop. Finished arms are
 taken from DIR, so it may be stopped and started again.
@@ -42,7 +43,7 @@ from pixelis.policy.train_step import Trainer
 from pixelis.records import Action, ImageView, Question
 
 GOAL = 0.95
-ARMS = ("base", "full", "ranks", "uniform")
+ARMS = ("base", "full", "ranks", "uniform", "one")
 HELD_OUT = 128
 FULL_LR, LORA_LR = 1e-3, 2e-3
 
@@ -145,10 +146,9 @@ def experiment(root: Path, seed: int, steps: int, batch: int, asked: int) -> dic
     print(
         f"  ranks {min(found)} to {max(found)} (median {statistics.median(found):g}), {kept:.1%} of the energy; uniform {uniform}"
     )
-    chosen = {
-        "ranks": [f"policy.lora.ranks={path}"],
-        "uniform": [f"policy.lora.rank={uniform}", f"policy.lora.alpha={uniform * lora.alpha // lora.rank}"],
-    }
+    chosen = {"ranks": [f"policy.lora.ranks={path}"]}
+    for name, rank in (("uniform", uniform), ("one", 1)):
+        chosen[name] = [f"policy.lora.rank={rank}", f"policy.lora.alpha={rank * lora.alpha // lora.rank}"]
     for name, overrides in chosen.items():
         out[name] = arm(settings(root / name, seed, f"learner.lr={LORA_LR}", *overrides), name, data, held_out, asked, steps)
     return out

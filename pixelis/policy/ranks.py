@@ -72,7 +72,7 @@ def change(base: torch.Tensor, tuned: torch.Tensor, settings: config.Ranks, seed
             fix="set policy.model to the model that was tuned",
         )
     delta = tuned.float() - base.float()
-    largest, energy = float(delta.abs().max()), float(delta.double().pow(2).sum())
+    largest, energy = float(delta.abs().max()), float(torch.linalg.vector_norm(delta, dtype=torch.float64)) ** 2
     shape = (int(delta.shape[0]), int(delta.shape[1]))
     if not math.isfinite(energy):
         raise BadInput("the change holds values that are not finite")
