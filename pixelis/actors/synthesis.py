@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from pixelis.errors import PixelisError
 from pixelis.records import Demonstration, Question
 
 BATCH = 8
-"""Attempts that an actor takes at a time."""
+"""Attempts that an actor takes at a time, about."""
 AHEAD_BYTES = 64 << 20
 """Samples that may wait for the driver, in the object store."""
 
@@ -60,16 +60,18 @@ def outcomes(config: Config, attempts: Sequence[Attempt], rows: Rows) -> Iterato
         {"attempt": json.dumps([a.task, a.kind, a.source, a.row, a.draw]), "question": rows.get(a.source, a.row)}
         for a in attempts
     ]
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_options.preserve_order = True
     context.execution_options.resource_limits = ray.data.ExecutionResources.for_limits(object_store_memory=AHEAD_BYTES)
     with ray.data.DataContext.current(context):
-        made = ray.data.from_items(items, override_num_blocks=math.ceil(len(items) / BATCH)).map_batches(
+        blocks = max(min(config.synthesis.workers, len(items)), len(items) // BATCH)
+        made = ray.data.from_items(items, override_num_blocks=blocks).map_batches(
             Make,
             fn_constructor_args=(config,),
-            batch_size=BATCH,
+            batch_size=None,
             compute=ray.data.ActorPoolStrategy(size=config.synthesis.workers),
             num_cpus=config.synthesis.cpus,
         )

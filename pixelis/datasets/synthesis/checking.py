@@ -46,6 +46,8 @@ OPPOSITES = (
     ("earlier", "later"),
 )
 COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan", "orange", "brown", "black", "white", "grey", "pink")
+THINGS = ("bottle", "chair", "bird", "cup", "book", "clock", "hat", "ball", "key", "shoe", "lamp", "box")
+"""What a thing may be taken for in a picture that shows nothing else."""
 MISREAD = {"0": "8", "1": "7", "2": "7", "3": "8", "4": "9", "5": "6", "6": "5", "7": "1", "8": "3", "9": "4"}
 MISREAD |= {
     "o": "a",
@@ -115,6 +117,7 @@ def alternatives(question: Question, answer: str, rng: np.random.Generator) -> I
         return
     labels = dict.fromkeys(region.label for region in known.regions)
     if any(canonical(label) == plain for label in labels):
+        yield from ((_like(answer, other), "common") for other in _shuffled(THINGS, rng))
         return
     yield from ((other, "misread") for other in _misread(answer, rng))
 

@@ -101,10 +101,15 @@ def _annotated(subject: Region | Line | None) -> dict[str, Any]:
 
 
 def _event(data: Mapping[str, Any], known: Annotations | None) -> dict[str, Any]:
-    """The one annotated event that all the frames shown lie in."""
+    """The one annotated event that all the frames shown lie in; for every event when it is shown first and last, if it is."""
     times = [frame["time"] for frame in data.get("frames", [])]
-    events = [e.text for e in (known.events if known else []) if times and all(e.start <= t <= e.end for t in times)]
-    return {"event": events[0]} if len(events) == 1 else {}
+    events = {e.text: [t for t in times if e.start <= t <= e.end] for e in (known.events if known else []) if times}
+    whole = [text for text, shown in events.items() if len(shown) == len(times)]
+    facts: dict[str, Any] = {"event": whole[0]} if len(whole) == 1 else {}
+    for text, shown in events.items():
+        facts |= {f"shown.{text}": bool(shown)}
+        facts |= {f"first.{text}": min(shown), f"last.{text}": max(shown)} if shown else {}
+    return facts
 
 
 def measured(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,9 +117,13 @@ def measured(data: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if lines := data.get("lines"):
         facts["read"] = " ".join(str(line["text"]) for line in lines)
-        facts["read.first"] = str(lines[0]["text"])
+        words = facts["read"].split()
+        facts |= {f"read.line.{i}": str(line["text"]) for i, line in enumerate(lines)}
+        facts |= {"read.first_word": words[0], "read.last_word": words[-1]} if words else {}
     for group, values in data.get("properties", {}).items():
         facts.update({f"{group}.{name}": entry["value"] for name, entry in values.items()})
+    if "size.relative_size" in facts:
+        facts["size.percent"] = 100 * facts["size.relative_size"]
     for found in data.get("objects", [])[:1]:
         x0, y0, x1, y1 = found["box"]
         facts.update({"object.area": found["area"], "object.x": (x0 + x1) / 2, "object.y": (y0 + y1) / 2})
@@ -140,15 +149,18 @@ SIDES = (
 """Words for a negative and a positive difference along x (0) and y (1)."""
 
 
-def conclude(answer: str, before: Sequence[Look], after: Sequence[Look], took: Callable[[str], bool]) -> tuple[str, str] | None:
+def conclude(
+    question: str, answer: str, before: Sequence[Look], after: Sequence[Look], took: Callable[[str], bool]
+) -> tuple[str, str] | None:
     """(what the other looks give in place of ``answer``, by which fact), when it can be said how ``answer`` followed before.
 
     ``before`` and ``after`` belong together one by one. ``took`` says whether a text is as good as the answer. Ways, in
     order: a fact is the answer itself; the answer names the subject with most or least of a measure; it says whether one has more
-    than another, or how many times; it is a side or a direction. None when no way explains the answer, or when the looks give the
-    same again.
+    than another, whether an event that the question names is shown, or how many times more; it is a side or a direction. None
+    when no way explains the answer, or when the looks give the same again.
     """
     found = _fact(answer, before, after, took) or _extreme(answer, before, after) or _order(answer, before, after)
+    found = found or _shown(question, answer, before, after)
     return found or _ratio(before, after, answer, took) or _side(answer, before, after)
 
 
@@ -202,6 +214,16 @@ def _order(answer: str, before: Sequence[Look], after: Sequence[Look]) -> tuple[
     return None
 
 
+def _shown(question: str, answer: str, before: Sequence[Look], after: Sequence[Look]) -> tuple[str, str] | None:
+    """Yes or no to whether the frames show an event that the question names."""
+    named = [key for key in before[-1].facts if key.startswith("shown.") and key.removeprefix("shown.") in question]
+    for key in named:
+        old, new = before[-1].facts[key], after[-1].facts.get(key)
+        if new is not None and new != old and canonical(answer) == ("yes" if old else "no"):
+            return ("yes" if new else "no"), key
+    return None
+
+
 def _ratio(before: Sequence[Look], after: Sequence[Look], answer: str, took: Callable[[str], bool]) -> tuple[str, str] | None:
     """How many times one subject has what the other has: the ratio of what was measured elsewhere."""
     if number(answer) is None:
@@ -243,11 +265,9 @@ def _differences(before: Sequence[Look], after: Sequence[Look], axis: int) -> li
 
 
 def written(value: Any, like: str) -> str | None:
-    """A fact as the answer would be written: with as many decimals as ``like`` for numbers; None for lists and nothing."""
-    if value is None or isinstance(value, (list, dict)):
+    """A fact as the answer would be written: with as many decimals as ``like`` for numbers; None for lists and yes or no."""
+    if value is None or isinstance(value, (bool, list, dict)):
         return None
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, (int, float)):
         if number(like) is None or not math.isfinite(value):
             return None

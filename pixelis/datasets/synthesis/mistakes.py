@@ -125,16 +125,20 @@ def trap_perceptual(golden: Demonstration, room: Room, rng: np.random.Generator,
     if not before:
         raise DataFailure(f"{golden.id} looks at no place", code="no_place")
     causes: list[str] = []
+
+    def took(text: str) -> bool:
+        return is_right(golden, text, rewards)
+
     for attempt in _attempts(golden, first, before, rng):
         try:
             other, injected, by_counting = attempt()
             after = looks(other.steps, other.images, golden.annotations)
+            found = None
             if by_counting:
-                found: tuple[str, str] | None = (str(int(number(str(golden.final)) or 0) + 1), "count")
+                found = (str(int(number(_spelt(golden)) or 0) + by_counting), "count")
             elif len(after) == len(before):
-                found = conclude(str(golden.final), before, after, lambda text: is_right(golden, text, rewards))
-            else:
-                found = None
+                found = conclude(golden.question, _spelt(golden), before, after, took)
+            found = _as_option(golden, found)
             if found is None or not is_wrong(golden, found[0], rewards):
                 causes.append("no_conclusion")
                 continue

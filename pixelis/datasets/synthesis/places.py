@@ -17,7 +17,10 @@ LEAST = 0.02
 
 
 def place_of(op: str, arguments: Mapping[str, Any]) -> Box | None:
-    """The region that a call is about, 0..1 of its target: its box, a small square around its point, the square of a zoom."""
+    """The region that a call is about, 0..1 of its target: its box, a small square around its point, the square of a zoom.
+
+    Text that is read without a box is read in all of it.
+    """
     if (box := arguments.get("box")) is not None:
         return geometry.clamp(tuple(box))
     if (center := arguments.get("center")) is not None:
@@ -25,7 +28,7 @@ def place_of(op: str, arguments: Mapping[str, Any]) -> Box | None:
         return geometry.clamp((center[0] - half, center[1] - half, center[0] + half, center[1] + half))
     if (point := arguments.get("point")) is not None:
         return around(point, LEAST)
-    return None
+    return geometry.WHOLE if op == "read_text" else None
 
 
 def around(point: Sequence[float], half: float) -> Box:

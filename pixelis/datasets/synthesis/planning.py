@@ -29,6 +29,8 @@ SPARE = 1.1
 """Attempts planned beyond those that the yield asks for."""
 STARTED = 20
 """Attempts of a cell after which its own yield counts."""
+LEAST_ATTEMPTS = 32
+"""Attempts of a cell in every round after the first: a round costs the start of a pool, so that there should be few."""
 
 
 @dataclass
@@ -231,7 +233,7 @@ class Ledger:
 
     def _wanted(self, cell: Cell) -> int:
         rate = max(LEAST_YIELD, cell.made / cell.tried) if cell.tried >= STARTED else FIRST_YIELD
-        return math.ceil((cell.target - cell.made) / rate * SPARE)
+        return max(math.ceil((cell.target - cell.made) / rate * SPARE), LEAST_ATTEMPTS if self.round >= 0 else 1)
 
     def _next(self, cell: Cell, count: int, rows: Rows) -> list[Attempt]:
         """Up to ``count`` attempts of a cell from where it is; ends it after the last pass, or a pass that made nothing."""
