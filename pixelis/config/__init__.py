@@ -44,6 +44,7 @@ from pixelis.config.rewards import (
 from pixelis.config.rft import Advantage, DynamicSampling, Loss, Replay, Rft
 from pixelis.config.section import Section
 from pixelis.config.sft import PartWeights, Sft, SftCurriculum, Stage
+from pixelis.config.synthesis import Synthesis
 from pixelis.config.whole import VLLM_LORA_RANKS, Config, absolute
 
 __all__ = [
@@ -84,6 +85,7 @@ __all__ = [
     "Sft",
     "SftCurriculum",
     "Stage",
+    "Synthesis",
     "TaskRewards",
     "Telemetry",
     "Toolbox",

@@ -31,6 +31,7 @@ from pixelis.config.refinement import Refinement
 from pixelis.config.rewards import Rewards
 from pixelis.config.rft import Rft
 from pixelis.config.section import Section
+from pixelis.config.synthesis import Synthesis
 from pixelis.config.sft import Sft
 
 PATHS = (
@@ -43,6 +44,7 @@ PATHS = (
     ("data", "demonstrations"),
     ("sft", "validation"),
     ("ranks", "tuned"),
+    ("synthesis", "imitation", "demonstrations"),
     ("learner", "deepspeed"),
     ("toolbox", "segmenter"),
 )
@@ -59,6 +61,7 @@ class Config(Section):
     toolbox: Toolbox = Toolbox()
     data: Data = Data()
     learner: Learner = Learner()
+    synthesis: Synthesis = Synthesis()
     refinement: Refinement = Refinement()
     sft: Sft = Sft()
     ranks: Ranks = Ranks()
