@@ -77,9 +77,15 @@ class Coordinator:
         self.handed.clear()
         if kept := state.get("rewards"):
             await asyncio.gather(*(scorer.load.remote(base64.b64decode(kept)) for scorer in self.scorers))
-        await self.fleet.load(version)
-        self.producer = asyncio.get_running_loop().create_task(self._produce(step))
+        prompts = Prompts(self._questions(), self.config.data.train)
+        try:
+            await self.fleet.load(version)
+        except BaseException:
+            prompts.close()
+            raise
+        self.producer = asyncio.get_running_loop().create_task(self._produce(step, prompts))
         self.producer.add_done_callback(self._producer_done)
+        self.producer.add_done_callback(lambda _: prompts.close())
 
     def _producer_done(self, task: asyncio.Task) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -93,17 +99,13 @@ class Coordinator:
             self.error = error
             self.changed.notify_all()
 
-    async def _produce(self, step: int) -> None:
+    async def _produce(self, step: int, prompts: Prompts) -> None:
         """Roll out batch after batch, as far ahead as the staleness bound allows."""
-        prompts = Prompts(self._questions(), self.config.data.train)
-        try:
-            async with asyncio.TaskGroup() as batches:
-                for number in range(step, self.config.rft.steps):
-                    async with self.changed:
-                        await self.changed.wait_for(lambda n=number: n <= self.step + self.config.rft.staleness)  # type: ignore[misc]
-                    batches.create_task(self._roll(number, prompts))
-        finally:
-            prompts.close()
+        async with asyncio.TaskGroup() as batches:
+            for number in range(step, self.config.rft.steps):
+                async with self.changed:
+                    await self.changed.wait_for(lambda n=number: n <= self.step + self.config.rft.staleness)  # type: ignore[misc]
+                batches.create_task(self._roll(number, prompts))
 
     def _questions(self) -> Iterator[tuple[int, Question]]:
         """The questions that no batch has learnt from, with their numbers in the stream."""

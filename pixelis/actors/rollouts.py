@@ -71,19 +71,28 @@ class Rolled:
 
 
 class Prompts:
-    """Numbered questions drawn by batches that are made beside each other: a thread waits for them, the event loop never does."""
+    """Numbered questions drawn by batches that are made beside each other: a thread waits for them, the event loop never does.
+
+    The first one is asked for at once, so that whoever reads them can start.
+    """
 
     def __init__(self, questions: Iterator[tuple[int, Question]], source: str):
         self.questions, self.source = questions, source
         self.thread = ThreadPoolExecutor(1, "questions")
+        self.first = self.thread.submit(next, questions, None)
+        self.waiting = True
 
     async def take(self, count: int) -> list[tuple[int, Question]]:
         """The next ``count``, in one piece; raises what reading them raises, and DataFailure when there are no more."""
-        draw = itertools.islice(self.questions, count)
-        taken = await asyncio.get_running_loop().run_in_executor(self.thread, list, draw)
+        taken = await asyncio.get_running_loop().run_in_executor(self.thread, self._draw, count)
         if len(taken) < count:
             raise DataFailure(f"{self.source} gave no question", fix="check data.train and data.limit")
         return taken
+
+    def _draw(self, count: int) -> list[tuple[int, Question]]:
+        head = [self.first.result()] if self.waiting else []
+        self.waiting = False
+        return [drawn for drawn in [*head, *itertools.islice(self.questions, count - len(head))] if drawn is not None]
 
     def close(self) -> None:
         """End the reading, once what was asked for has come."""

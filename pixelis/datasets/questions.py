@@ -21,7 +21,6 @@ import numpy as np
 
 from pixelis.datasets import cards
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.rows import read_records
 from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Question
 
@@ -132,7 +131,9 @@ def rows_of(source: str, kind: type[Question] = Question) -> Iterator[Question |
 
     Raises MissingFile and BadInput for a source that cannot be read at all.
     """
+    # Who plays with cards alone need not wait for what the other sources import.
     from pixelis.datasets import families
+    from pixelis.datasets.rows import read_records
     from pixelis.datasets.synthesis import packaged
 
     if source.startswith("packaged:") or families.is_family(source):

@@ -69,6 +69,13 @@ def _pictures_only(record: Question, format: str, most: int | None = None) -> li
     return pictures
 
 
+def _picture(record: Question, format: str) -> str:
+    pictures = _pictures_only(record, format, 1)
+    if not pictures:
+        raise BadInput(f"{record.id}: {format} asks for a picture", code="no_media")
+    return pictures[0]
+
+
 def _one_or_all(values: Sequence[str]) -> Any:
     return values[0] if len(values) == 1 else list(values)
 
@@ -129,15 +136,13 @@ def _mini_o3(record: Question) -> Row:
 
 
 def _r1v(record: Question) -> Row:
-    (picture,) = _pictures_only(record, "r1v", 1) or [None]
-    if picture is None:
-        raise BadInput(f"{record.id}: r1v asks for a picture", code="no_media")
+    picture = _picture(record, "r1v")
     solution = f"<answer> {(record.answers or [''])[0]} </answer>"
     return {"image": {"bytes": Path(picture).read_bytes(), "path": None}, "problem": record.question, "solution": solution}
 
 
 def _r1v_evaluation(record: Question) -> Row:
-    (picture,) = _pictures_only(record, "r1v_evaluation", 1) or [None]
+    picture = _picture(record, "r1v_evaluation")
     return {"image_path": picture, "question": record.question, "ground_truth": _one_or_all(record.answers or [])}
 
 
