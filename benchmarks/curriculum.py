@@ -81,12 +81,13 @@ def train(folder: Path, data: Path, seed: int, *overrides: str) -> dict[str, Any
     done = folder / "result.json"
     if done.exists():
         return json.loads(done.read_text(encoding="utf-8"))
+    held_out = (data / "test.jsonl").read_text(encoding="utf-8").splitlines()
     config, started = config_of(folder, data, seed, *overrides), time.monotonic()
     adapter = checkpoint.latest(folder)
     if adapter is None or checkpoint.step_of(adapter) < config.sft.steps:
         adapter = sft.run(config)
     seconds = time.monotonic() - started
-    test = [f"data.evaluate={data / 'test.jsonl'}", f"evaluate.questions={SIZES['test']}", f"policy.adapter={adapter}"]
+    test = [f"data.evaluate={data / 'test.jsonl'}", f"evaluate.questions={len(held_out)}", f"policy.adapter={adapter}"]
     measured = config_of(folder / "test", data, seed, *overrides, *test)
     with run_folder(measured), cluster.placed(measured, learner=False, initial=str(adapter)) as actors:
         arm = evaluate.measure(measured, actors, "test", 0)
@@ -124,7 +125,9 @@ def compare(results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 def report(folder: Path, results: dict[str, list[dict[str, Any]]], seeds: list[int], steps: int) -> None:
     """Print the table, write the JSON and a page with the mean curves."""
     table = compare(results)
-    print(f"\n{machine()}; {steps} steps of 16 demonstrations, seeds {seeds}, {SIZES['test']} held-out questions, greedy\n")
+    print(
+        f"\n{machine()}; {steps} steps of 16 demonstrations, seeds {seeds}, {table['all']['mixed']['n']} held-out questions, greedy\n"
+    )
     print(f"{'level':8} {'curriculum':>26} {'mixed':>26} {'difference':>28}")
     for level, row in table.items():
         cells = [(row[arm]["accuracy"], *row[arm]["ci95"]) for arm in ARMS]
