@@ -111,6 +111,7 @@ class SftRecipe(Recipe):
         {"golden": 0.6, "trap": 0.2, "self_correction": 0.2},
         description="share by kind; empty: as they come. A trap's share goes to the others: sft never gets one",
     )
+    validation: float = Field(0.05, ge=0, lt=1, description="share, by picture, that is written to sft_validation.jsonl instead")
 
 
 class RftRecipe(Recipe):

@@ -2,7 +2,7 @@
 
 Reads data.demonstrations (a file or folder of rows, or `cards:`) and writes to run.dir:
 simple.jsonl, medium.jsonl, hard.jsonl   demonstrations by level
-sft.jsonl                                demonstrations to imitate, by the recipe refinement.sft
+sft.jsonl, sft_validation.jsonl          demonstrations to imitate, by the recipe refinement.sft
 rft.jsonl                                questions to roll out, by refinement.rft, with weights and signals in `meta`
 online.jsonl                             experiences, by refinement.online, where it names a source
 summary.json, card.html                  counts, what was dropped and why, gates with figures; the card shows examples
@@ -40,7 +40,7 @@ from pixelis.telemetry import data_card, lineage
 from pixelis.telemetry.events import plain
 from pixelis.telemetry.progress import Progress
 
-SETS = (*(f"{level}.jsonl" for level in LEVELS), "sft.jsonl", "rft.jsonl", "online.jsonl")
+SETS = (*(f"{level}.jsonl" for level in LEVELS), "sft.jsonl", "sft_validation.jsonl", "rft.jsonl", "online.jsonl")
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -71,8 +71,12 @@ def save(config: Config, folder: Path, refinery: Refinery) -> dict[str, Any]:
     files: dict[str, Iterable[BaseModel]] = {f"{level}.jsonl": [d for d in kept if d.level == level] for level in LEVELS}
     imitated = fusion.sft(kept, r.sft, seed)
     asked, chosen = fusion.rft([d for d in kept if d.id not in refinery.not_asked], r.rft, seed)
-    files |= {"sft.jsonl": imitated.chosen, "rft.jsonl": asked}
-    summary["sets"] = {"sft": imitated.summary(), "rft": {**chosen.summary(), "questions": len(asked)}}
+    learnt, checked = fusion.validation(imitated.chosen, refinery.contents, r.sft.validation, seed)
+    files |= {"sft.jsonl": learnt, "sft_validation.jsonl": checked, "rft.jsonl": asked}
+    summary["sets"] = {
+        "sft": {**imitated.summary(), "validation": len(checked)},
+        "rft": {**chosen.summary(), "questions": len(asked)},
+    }
     if r.online.source:
         experiences, found = fusion.online(read_experiences(r.online.source), r.online, time.time(), seed)
         files["online.jsonl"], summary["sets"]["online"] = experiences, found

@@ -57,7 +57,10 @@ def add(source: Path, *more: Any) -> None:
 def settings(source: Path, *overrides: str, **gates: float) -> Config:
     given = [f"refinement.gates.{key}={value}" for key, value in {**GATES, **gates}.items()]
     fixed = [f"data.demonstrations={source}", f"run.dir={source.parent / 'run'}", "telemetry.progress=false"]
-    return load(None, [*fixed, "refinement.examples=2", "refinement.quality.least=0.5", *given, *overrides])
+    return load(
+        None,
+        [*fixed, "refinement.examples=2", "refinement.quality.least=0.5", "refinement.sft.validation=0.2", *given, *overrides],
+    )
 
 
 def read(path: Path, kind: type[Question] = Demonstration) -> list[Any]:
@@ -78,8 +81,11 @@ def test_sets_come_out_and_a_second_run_changes_nothing(source: Path):
     assert all(step.observation is not None and step.observation.id for d in kept for step in d.steps if step.learn)
     assert {d.level for d in kept} == {"simple", "medium", "hard"}
     assert all(0.1 <= d.difficulty <= 1 and 0.5 <= d.quality <= 1 for d in kept)
-    imitated = read(source.parent / "run" / "sft.jsonl")
-    assert imitated
+    learnt, held = (read(source.parent / "run" / name) for name in ("sft.jsonl", "sft_validation.jsonl"))
+    assert len(held) == summary["sets"]["sft"]["validation"] > 0
+    assert not {d.media[0].uri for d in learnt} & {d.media[0].uri for d in held}
+    imitated = learnt + held
+    assert len(imitated) == summary["sets"]["sft"]["count"]
     assert {d.kind for d in imitated} <= {"golden", "self_correction"}
     asked = read(source.parent / "run" / "rft.jsonl", Question)
     assert any(q.meta["signals"]["wrong_answers"] == ["3"] for q in asked)

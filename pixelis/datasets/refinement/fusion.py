@@ -62,6 +62,20 @@ def sft(demonstrations: Sequence[Demonstration], recipe: Recipe, seed: int) -> F
     return fused
 
 
+def validation(
+    chosen: Sequence[Demonstration], pictures: Mapping[str, Sequence[str]], share: float, seed: int
+) -> tuple[list[Demonstration], list[Demonstration]]:
+    """(to learn, to validate): about ``share`` of the first pictures, each with all that was made of it.
+
+    ``pictures``: content hashes by id; without a picture the question decides.
+    """
+    out: tuple[list[Demonstration], list[Demonstration]] = ([], [])
+    for d in chosen:
+        key = pictures[d.id][0] if pictures[d.id] else d.question
+        out[int(_hash(f"{seed} validation {key}")[:8], 16) < share * 16**8].append(d)
+    return out
+
+
 def rft(demonstrations: Sequence[Demonstration], recipe: Recipe, seed: int) -> tuple[list[Question], Fused]:
     """Questions to roll out, each once, with what is known about it in ``meta``; the policy never sees that.
 
