@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,9 @@ from pixelis.config.synthesis import Synthesis
 from pixelis.datasets.questions import read_questions
 from pixelis.datasets.synthesis.making import Attempt, content_key
 from pixelis.errors import BadConfig, BadInput
-from pixelis.records import Demonstration, SampleKind
+from pixelis.records import Demonstration, Question, SampleKind
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
 
 FIRST_YIELD = 0.8
 """Share of attempts that succeed, until it is known."""
@@ -114,7 +117,7 @@ class Rows:
                 bad=lambda _: self.bad.update([source]),
             )
         if row >= len(rows):
-            rows += [question.model_dump_json() for question in islice(self._open[source], row + 1 - len(rows))]
+            rows += [_placed(question).model_dump_json() for question in islice(self._open[source], row + 1 - len(rows))]
             if not rows:
                 raise BadInput(f"datasource {source} ({self.settings.datasources[source].path}) holds no row")
         return rows[row] if row < len(rows) else None
@@ -280,6 +283,18 @@ class Ledger:
                 for key, content, cause in json.loads(shard.read_text(encoding="utf-8")):
                     self._apply(self.cells[key], content, cause)
                 self.shards += 1
+
+
+def _placed(question: Question) -> Question:
+    """The question with media paths made absolute: workers, and those who read the samples, run in other folders."""
+
+    def absolute(uri: str) -> str:
+        return str(Path(uri).absolute()) if uri and not _SCHEME.match(uri) else uri
+
+    for item in question.media:
+        item.uri = absolute(item.uri)
+        item.frames = [absolute(frame) for frame in item.frames] if item.frames else item.frames
+    return question
 
 
 def _write(path: Path, text: str) -> None:
