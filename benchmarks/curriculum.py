@@ -125,9 +125,8 @@ def compare(results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 def report(folder: Path, results: dict[str, list[dict[str, Any]]], seeds: list[int], steps: int) -> None:
     """Print the table, write the JSON and a page with the mean curves."""
     table = compare(results)
-    print(
-        f"\n{machine()}; {steps} steps of 16 demonstrations, seeds {seeds}, {table['all']['mixed']['n']} held-out questions, greedy\n"
-    )
+    asked = table["all"]["mixed"]["n"]
+    print(f"\n{machine()}; {steps} steps of 16 demonstrations, seeds {seeds}, {asked} held-out questions, greedy\n")
     print(f"{'level':8} {'curriculum':>26} {'mixed':>26} {'difference':>28}")
     for level, row in table.items():
         cells = [(row[arm]["accuracy"], *row[arm]["ci95"]) for arm in ARMS]
