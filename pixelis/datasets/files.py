@@ -106,7 +106,8 @@ class Source:
 
 
 def _hidden(path: str) -> bool:
-    return any(part.startswith((".", "_")) for part in PurePosixPath(path.lstrip("/")).parts)
+    """Hidden files, and what is written beside rows about where they come from (`telemetry.lineage`)."""
+    return any(part.startswith((".", "_")) for part in PurePosixPath(path.lstrip("/")).parts) or path.endswith("lineage.json")
 
 
 def kind(path: str) -> str | None:

@@ -20,6 +20,7 @@ from pixelis.datasets.synthesis.planning import Ledger, Rows, cells
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.jobs.driver import driver, run_folder
+from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import Progress
 
 
@@ -44,6 +45,8 @@ def run(config: Config) -> dict[str, Any]:
         summary = ledger.summary() | {"bad_rows": dict(rows.bad), "seconds": round(seconds, 1)}
         summary["samples_per_second"] = round((ledger.made - before) / max(seconds, 1e-9), 2)
         (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+        if (folder / "samples").is_dir():
+            lineage.record_of_run(folder / "samples", "dataset")
         return summary
 
 

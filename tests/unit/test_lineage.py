@@ -14,6 +14,7 @@ from tiny_policy import LORA, Maker
 
 from pixelis import config as cfg
 from pixelis.config import Config, parse
+from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, MissingFile
 from pixelis.jobs import driver as jobs
 from pixelis.jobs import lineage as job
@@ -227,3 +228,11 @@ def test_the_learner_writes_the_lineage_into_its_checkpoints(tmp_path: Path) -> 
     trainer.close()
     assert [n.role for n in lineage.trace(step).sources] == ["model", "adapter"]
     assert json.loads((step / "lineage.json").read_text())["kind"] == "checkpoint"
+
+
+def test_the_lineage_of_a_data_set_is_no_row_of_it(tmp_path: Path) -> None:
+    (tmp_path / "part.jsonl").write_text('{"id": "1", "question": "what?", "answers": ["x"]}\n')
+    lineage.record(tmp_path, inputs=["cards:?split=train"], kind="dataset")
+    lineage.record(tmp_path / "part.jsonl", inputs=["cards:?split=train"], kind="dataset")
+    assert [q.id for q in read_questions(str(tmp_path), epochs=1)] == ["1"]
+    assert not lineage.trace(tmp_path).broken
