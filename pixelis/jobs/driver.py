@@ -33,6 +33,8 @@ from pixelis.telemetry.progress import Progress
 
 T = TypeVar("T")
 POLL_S = 1.0
+PROBED = 1000
+"""Rows of a source that are read before any actor is started."""
 
 
 class Stopped(Exception):
@@ -55,7 +57,8 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
     if config.policy.lora.ranks:
         ranks.read(config.policy.lora.ranks)
     for source in questions:
-        next(read_questions(source))
+        # A shuffled window is read before its first question comes: what is wrong near the beginning is told at once.
+        next(read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBED))
     inputs = _inputs(config, {"questions": list(questions), **{role: [source] for role, source in sources.items()}})
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,9 @@ def prompts(config: Config) -> list[Prompt]:
         return []
     renderer = Renderer(tokenizer, ModelSpec.load(folder, tokenizer), config.dialogue, select(config.toolbox.operations))
     try:
-        questions = list(itertools.islice(read_questions(config.data.train, limit=config.data.limit, epochs=1), QUESTIONS))
+        data = config.data
+        rows = read_questions(data.train, limit=data.limit, epochs=1, max_bad_rows=data.max_bad_rows)
+        questions = list(itertools.islice(rows, QUESTIONS))
     except PixelisError:
         questions = [Question(id="none", question="")]
     out: list[Prompt] = []
