@@ -27,6 +27,7 @@ from pixelis.records import Observation, Step
         ({"turns": [zoom(), Step(answer=" ")]}, "missing_field"),
         ({"answers": None}, "missing_field"),
         ({"provenance": None}, "no_provenance"),
+        ({"scorer": "levenstein"}, "unknown_scorer"),
     ],
 )
 def test_rules(fields: dict, cause: str | None):

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from refined import TASKS, demonstration, zoom
+from test_judge import Server
+from test_quality import rated
 
 from pixelis.config import Config, from_command_line, load
-from pixelis.errors import BadInput, DataFailure
+from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.jobs import refine
 from pixelis.records import Demonstration, Question, Step
 
@@ -96,6 +98,33 @@ def test_sets_come_out_and_a_second_run_changes_nothing(source: Path):
     before = {name: (source.parent / "run" / name).read_bytes() for name in names}
     refine.run(config)
     assert before == {name: (source.parent / "run" / name).read_bytes() for name in names}
+
+
+def test_the_judge_is_asked_once_and_its_contradictions_are_told(source: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("a.jsonl", "b.jsonl"):
+        (source / name).unlink()
+    add(source, *rows(source.parent, 3))
+    judge = ["rewards.judge.model=m", "rewards.judge.api_key_env=''", "rewards.judge.concurrency=1"]
+    judge += [
+        "refinement.quality.judge=true",
+        "refinement.quality.judge_repeats=1",
+        "refinement.quality.judge_calls_per_min=60000",
+    ]
+    none = dict.fromkeys(GATES, 0) | {"corrupted": 1}
+    with pytest.raises(BadConfig, match=r"rewards\.judge\.url"):
+        refine.run(settings(source, *judge, **none))
+    server = Server()
+    server.replies = [rated(score) for score in (5, 5, 5, 5, 1, 3, 4, 4, 5)]
+    config = settings(source, *judge, f"rewards.judge.url={server.url}", **none)
+    summary = refine.run(config)
+    assert (summary["kept"], summary["dropped"]) == (2, {"judge": 1})
+    assert summary["judge"]["repeated"] == 3
+    assert list(summary["judge"]["scattered"].values()) == [2.0]
+    assert refine.run(config)["kept"] == 2
+    assert len(server.requests) == 9  # verdicts are kept
+    server.http.shutdown()
+    server.http.server_close()
 
 
 def test_a_rejected_set_is_not_written(source: Path):

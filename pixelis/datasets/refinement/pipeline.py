@@ -59,7 +59,9 @@ class Refinery:
         self.looks: dict[str, tuple] = {}
 
     def prepare(self) -> None:
-        """Every step before the policy's episodes."""
+        """Every step before the policy's episodes; BadConfig at once for a judge that cannot be asked."""
+        if self.settings.quality.judge:
+            self.quality_judge().close()
         self.read()
         self.rule()
         self.look()
@@ -155,7 +157,7 @@ class Refinery:
         self._score()
         self._keep(lambda d: "quality" if (d.quality or 0.0) < s.least else None)
         if s.judge:
-            client = judging.QualityJudge(self.config.rewards.judge, s, self.folder / "judge.sqlite")
+            client = self.quality_judge()
             total = len(self.demonstrations)
             try:
                 for verdict in judging.judge_all(self.demonstrations, client, s):
@@ -167,6 +169,10 @@ class Refinery:
         self.demonstrations = [
             d.model_copy(update={"weight": quality.weight(d.kind, d.quality or 0.0)}) for d in self.demonstrations
         ]
+
+    def quality_judge(self) -> judging.QualityJudge:
+        """A client of the judge of rewards that keeps its verdicts in the run's folder."""
+        return judging.QualityJudge(self.config.rewards.judge, self.settings.quality, self.folder / "quality.sqlite")
 
     def _score(self) -> None:
         total, scored = len(self.demonstrations), []

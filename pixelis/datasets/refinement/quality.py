@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pixelis.datasets.refinement.actions import THINK, WRONG, actions, signature
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration, Question, SampleKind
-from pixelis.rewards.scorers import Tools, canonical, case_of, find_scorer, letter
+from pixelis.rewards.scorers import SCORERS, Tools, canonical, case_of, find_scorer, letter
 
 LENGTH = (2, 20)
 QUESTION = (10, 500)
@@ -54,14 +54,17 @@ def fault(
     question: tuple[int, int] = QUESTION,
     provenance: bool = True,
 ) -> str | None:
-    """Why a rule drops it: ``question_length``, ``length``, ``unknown_op``, ``missing_field``, ``no_provenance``; None to keep.
+    """Why a rule drops it, None to keep it.
 
-    ``operations`` are the names on offer; length counts thoughts and operations.
+    ``question_length``, ``missing_field``, ``unknown_scorer``, ``unknown_op``, ``length`` or ``no_provenance``. ``operations``
+    are the names on offer; length counts thoughts and operations.
     """
     if not question[0] <= len(demonstration.question.strip()) <= question[1]:
         return "question_length"
     if not (demonstration.id and demonstration.task and (demonstration.final or "").strip() and demonstration.answers):
         return "missing_field"
+    if demonstration.scorer not in SCORERS:
+        return "unknown_scorer"
     if any(step.op not in set(operations) for step in demonstration.steps if step.learn):
         return "unknown_op"
     if not length[0] <= len(actions(demonstration)) <= length[1]:
