@@ -1,0 +1,109 @@
+"""A synthesis whose driver and one of whose workers are killed makes the samples of one that nothing happened to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from pixelis.config import Config, load
+from pixelis.datasets.questions import read_demonstrations
+from pixelis.datasets.synthesis.making import Maker
+from pixelis.datasets.synthesis.planning import Ledger, Rows
+from pixelis.errors import PixelisError
+from pixelis.jobs import synthesize
+from pixelis.records import Demonstration, Question
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TASK = {"target_sample_count": 40, "source_datasets": ["digits"]}
+SETTINGS = {
+    "datasources": {"digits": {"path": "packaged:digits?split=train&count=60&seed=3"}},
+    "tasks": {"detail_perception": TASK},
+    "corrections": ["recrop_once", "oversized_zoom", "repaired_call"],
+    "shard": 4,
+    "workers": 1,
+    "keep_annotations": False,
+}
+
+
+def lines(folder: Path) -> list[str]:
+    return [line for path in sorted((folder / "samples").glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def plain_loop(config: Config) -> list[str]:
+    """The same synthesis in one process, without Ray and uninterrupted."""
+    ledger, rows = Ledger(config.run.dir, config.synthesis, config.run.seed), Rows(config.synthesis)
+    maker = Maker(config.synthesis, config.run.seed, config.toolbox, config.dialogue, config.rewards)
+    while ledger.made < ledger.target and ledger.plan(rows):
+        while ledger.made < ledger.target and (left := ledger.left()[: config.synthesis.shard]):
+            outcomes: list[tuple[Demonstration | None, str]] = []
+            for attempt in left:
+                question = Question.model_validate_json(str(rows.get(attempt.source, attempt.row)))
+                try:
+                    outcomes.append((maker.make(attempt, question), ""))
+                except PixelisError as error:
+                    outcomes.append((None, error.code))
+            ledger.commit(outcomes)
+    return lines(Path(config.run.dir))
+
+
+def shards(folder: Path) -> int:
+    return len(list((folder / "shards").glob("*.json")))
+
+
+def kill_a_worker(folder: Path, begun: int, killed: list[int]) -> None:
+    """SIGKILL one synthesis actor of this process's cluster as soon as it has finished a shard."""
+    give_up = time.monotonic() + 120
+    while shards(folder) <= begun and time.monotonic() < give_up:
+        time.sleep(0.02)
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if "MapBatches(Make)" in " ".join(child.cmdline()):
+                os.kill(child.pid, signal.SIGKILL)
+                killed.append(child.pid)
+                return
+
+
+def test_killed_and_run_again(ray_cluster: None, tmp_path: Path) -> None:
+    file = tmp_path / "synthesize.yaml"
+    file.write_text(
+        yaml.safe_dump({"synthesis": SETTINGS, "run": {"dir": str(tmp_path / "run")}, "telemetry": {"progress": False}})
+    )
+    config = load(file)
+    folder = Path(config.run.dir)
+    command = [sys.executable, "-m", "pixelis.jobs.synthesize", str(file), "cluster.cpus=1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    give_up = time.monotonic() + 200
+    while shards(folder) < 3 and process.poll() is None and time.monotonic() < give_up:
+        time.sleep(0.02)
+    process.kill()
+    _, told = process.communicate()
+    begun = shards(folder)
+    assert begun >= 3, told
+
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_a_worker, args=(folder, begun, killed))
+    killer.start()
+    summary = synthesize.run(config)
+    killer.join()
+    assert killed, "no worker was killed"
+
+    assert summary["shortfall"] == {}
+    expected = plain_loop(config.model_copy(update={"run": config.run.model_copy(update={"dir": str(tmp_path / "plain")})}))
+    assert lines(folder) == expected
+    made = [json.loads(line) for line in expected]
+    assert len({row["id"] for row in made}) == len(made) == TASK["target_sample_count"]
+    assert summary["kinds"]["self_correction"] == 8
+    assert len(read_demonstrations(str(folder / "samples"), 10, 0, 0.0)) == 10
+    assert synthesize.run(config)["samples"] == summary["samples"]
