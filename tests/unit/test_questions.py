@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.cards import describe
 from pixelis.datasets.questions import read_demonstrations, read_questions
 from pixelis.errors import BadInput, MissingFile
@@ -124,6 +125,52 @@ def test_an_unknown_part_of_a_cards_source_is_named(source: str) -> None:
     with pytest.raises(BadInput) as caught:
         next(read_questions(source))
     assert any(word in caught.value.message for word in ("dev", "blur", "many"))
+
+
+def with_bad(path: Path, good: int, bad: int) -> str:
+    rows: list[dict] = [{"id": f"g{i}", "question": "?", "answers": ["1"]} for i in range(good)]
+    for i in range(bad):
+        rows.insert(2 + i * max(1, good // max(bad, 1)), {"id": f"b{i}", "question": i, "answers": ["1"]})
+    return write(path, rows)
+
+
+@settings(deadline=None, max_examples=25)
+@given(good=st.integers(2, 30), bad=st.integers(0, 6), most=st.sampled_from([0, 1, 3, 0.1, 0.5]), seed=st.none() | st.just(1))
+def test_bad_rows_are_skipped_and_told_once_up_to_the_budget_and_an_error_beyond(
+    tmp_path_factory: pytest.TempPathFactory, good: int, bad: int, most: float, seed: int | None
+) -> None:
+    source = with_bad(tmp_path_factory.getbasetemp() / "some.jsonl", good, bad)
+    told: list[BadRow] = []
+    read = read_questions(source, seed=seed, epochs=2, max_bad_rows=most, shuffle_rows=7, bad=told.append)
+    if bad > (most * (good + bad) if most < 1 else most):
+        with pytest.raises(BadInput) as caught:
+            list(read)
+        assert "some.jsonl, row 3, column question" in caught.value.message
+        assert f"wrong_type {len(told)}" in caught.value.message or most == 0
+    else:
+        assert [q.id for q in read].count("g0") == 2
+        assert [row.code for row in told] == ["wrong_type"] * bad
+
+
+def test_a_source_is_read_no_further_than_the_window_that_is_asked_for(tmp_path: Path) -> None:
+    source = with_bad(tmp_path / "late.jsonl", 40, 0) + "?format=question"
+    with open(tmp_path / "late.jsonl", "a", encoding="utf-8") as lines:
+        lines.write("{broken\n")
+    rows = read_questions(source, seed=3, shuffle_rows=10)
+    assert {next(rows).id for _ in range(10)} == {f"g{i}" for i in range(10)}, "windows follow the order of the file"
+    assert len([next(rows) for _ in range(30)]) == 30
+    with pytest.raises(BadInput, match="row 41"):
+        next(rows)
+
+
+def test_annotated_and_packaged_sources_come_by_the_same_door(tmp_path: Path) -> None:
+    (question,) = itertools.islice(read_questions(f"packaged:coins?count=1&folder={tmp_path}"), 1)
+    assert question.annotations is not None
+    assert question.annotations.regions
+    with pytest.raises(MissingFile, match="instances"):
+        next(read_questions(f"coco:{tmp_path}?split=val2017"))
+    with pytest.raises(BadInput, match="nobody asked"):
+        read_demonstrations("packaged:coins?count=1", 1, seed=0, direct_share=0.5)
 
 
 # -- demonstrations ---------------------------------------------------------------------------------------------------------
