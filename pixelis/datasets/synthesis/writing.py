@@ -218,7 +218,7 @@ CONCLUSIONS = (
 )
 TERSE: dict[str, tuple[str, ...]] = {
     "zoom": ("The {thing} is here", "Look at the {thing}", "Find the {thing}", "Look closer at the {thing}"),
-    "again": ("It is too small", "Too small, look closer", "Zoom closer at the {thing}"),
+    "again": ("It is too small", "Too small", "Look closer", "Look closer here", "Zoom in closer"),
     "segment": ("Point at the {thing}", "Find the {thing}"),
     "measure": ("See its value", "Look at its value"),
     "read": ("Read the text here", "Read it"),

@@ -1,0 +1,194 @@
+"""Packaged sources: annotations agree with the pixels, names and splits hold, mistakes are named."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pixelis.config import Toolbox
+from pixelis.datasets import cards
+from pixelis.datasets.synthesis import grounding, packaged, pasting
+from pixelis.errors import BadInput
+from pixelis.operations import masks
+from pixelis.operations.media import open_media
+from pixelis.operations.video import Clip
+from pixelis.records import Question
+
+SETTINGS = Toolbox()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("media")
+
+
+def read(name: str, folder, count: int = 4, **options) -> list[Question]:
+    query = "&".join(f"{key}={value}" for key, value in {"count": count, **options}.items())
+    return list(packaged.read(f"packaged:{name}?{query}", folder))
+
+
+@pytest.mark.parametrize("name", packaged.SOURCES)
+def test_items_are_annotated_and_come_again(name, folder):
+    first = read(name, folder, 3, seed=3)
+    stamps = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert first == read(name, folder, 3, seed=3)  # now from what lies there
+    assert stamps == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert first != read(name, folder, 3, seed=4)
+    assert len({question.id for question in first}) == 3
+    for question in first:
+        known = question.annotations
+        assert question.question == ""
+        assert question.answers is None
+        assert question.meta["source"] == f"packaged:{name}"
+        assert known is not None
+        assert known.regions or known.lines
+        opened = open_media(question.media[0], SETTINGS)
+        size = (opened.width, opened.height) if isinstance(opened, Clip) else opened.shape[1::-1]
+        assert size == (question.media[0].width, question.media[0].height)
+        boxes = [region.box for region in known.regions] + [line.box for line in known.lines if line.box]
+        assert all(0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1 for x0, y0, x1, y1 in boxes)
+        for region in known.regions:
+            if region.mask is not None:
+                assert masks.decode(region.mask, *size[::-1]).box == region.box
+
+
+def test_drawings_have_one_ink_inside_of_the_mask(folder):
+    inks = {name: rgb for rgb, name in pasting.INKS.items()}
+    for question in read("shapes", folder, 6):
+        picture = open_media(question.media[0], SETTINGS)
+        for region in question.annotations.regions:
+            mask = masks.decode(region.mask).full()
+            distance = np.abs(picture[mask].astype(int) - inks[region.attributes["color"]]).max(1)
+            assert np.mean(distance == 0) > 0.4  # the rest is the smoothed edge
+            assert np.median(distance) == 0
+            x0, y0, x1, y1 = masks.decode(region.mask).edges
+            assert np.count_nonzero(mask) / ((x1 - x0) * (y1 - y0)) == pytest.approx(
+                {"rectangle": 1.0, "circle": np.pi / 4, "triangle": 0.5}[region.label], abs=0.13
+            )
+
+
+def test_no_drawing_is_in_two_splits_and_none_is_of_the_test_set():
+    members = [{number for number, _ in packaged._drawings(split)} for split in cards.SPLITS]
+    assert not any(a & b for a, b in itertools.combinations(members, 2))
+    assert sum(map(len, members)) > 3500
+    assert max(map(max, members)) < 4000  # numbers of data/train
+
+
+def test_grounds_and_objects_are_split_as_the_photographs_of_cards():
+    own = {split: {thing.source for thing in packaged.cut_outs(split)} - {"skimage/data/coins.png"} for split in cards.SPLITS}
+    for a, b in itertools.permutations(cards.SPLITS, 2):
+        assert not own[a] & {*own[b], *packaged.GROUNDS[b], *cards.PHOTOGRAPHS[b]}
+
+
+def test_digits_know_all_cards_and_a_crop_shows_one(folder):
+    for question in read("digits", folder, 9):
+        scene = cards.describe(question.media[0].uri)
+        picture = open_media(question.media[0], SETTINGS)
+        known = {(region.attributes["color"], region.attributes["digit"]) for region in question.annotations.regions}
+        if question.meta["level"] == "simple":
+            assert known == {(scene.asked.colour, str(scene.asked.digit))}
+            assert picture.shape[0] < 90
+        else:
+            assert known == {(card.colour, str(card.digit)) for card in scene.cards}
+        for region in question.annotations.regions:
+            height, width = picture.shape[:2]
+            x0, y0, x1, y1 = (round(v * side) for v, side in zip(region.box, (width, height) * 2, strict=True))
+            assert (x1 - x0, y1 - y0) == (cards.CARD, cards.CARD)
+            rim = picture[y0 : y0 + 4, x0:x1].reshape(-1, 3).mean(0)
+            assert np.abs(rim - cards.PALETTE[region.attributes["color"]]).max() < 25
+
+
+def test_a_crop_is_the_part_of_the_picture():
+    uri = cards.picture_uri("train", 1, 2)
+    assert np.array_equal(cards.render(f"{uri}&crop=100,40,180,90"), cards.render(uri)[40:90, 100:180])
+    for bad in ("1,2,3", "a,b,c,d", "10,10,10,20", "0,0,800,10", "-1,0,5,5"):
+        with pytest.raises(BadInput, match="crop"):
+            cards.render(f"{uri}&crop={bad}")
+
+
+def test_pasted_things_do_not_touch_and_look_like_what_was_pasted(folder):
+    for question in read("photos", folder, 6):
+        picture = open_media(question.media[0], SETTINGS)
+        inside = [masks.decode(region.mask).full() for region in question.annotations.regions]
+        assert np.sum(inside, 0).max() <= 1
+        things = {thing.label: thing for thing in packaged.cut_outs("train")}
+        for region, mask in zip(question.annotations.regions, inside, strict=True):
+            thing = things[region.label]
+            assert np.abs(picture[mask].mean(0) - thing.pixels[thing.mask].mean(0)).max() < 12
+
+
+def test_words_stand_where_they_are_said_to(folder):
+    question = read("text", folder, 3)[1]
+    picture = open_media(question.media[0], SETTINGS)
+    height, width = picture.shape[:2]
+    lines = [line for line in question.annotations.lines if line.level == "line"]
+    words = [line for line in question.annotations.lines if line.level == "word"]
+    assert [word.text for word in words] == [word for line in lines for word in line.text.split()]
+    for word in words:
+        assert sum(grounding.covered(word.box, line.box) > 0.99 for line in lines) == 1
+        x0, y0, x1, y1 = (round(v * side) for v, side in zip(word.box, (width, height) * 2, strict=True))
+        part = picture[y0:y1, x0:x1].astype(int)
+        assert part.std() > 20  # letters stand out
+
+
+def test_clips_show_a_thing_only_during_its_event(folder):
+    for question in read("clips", folder, 3, seed=3):
+        clip = open_media(question.media[0], SETTINGS)
+        known = question.annotations
+        assert len(clip.times) == packaged.FRAMES
+        for event in known.events:
+            frames = [r.frame for r in known.regions if f"the {r.label} is in view" == event.text]
+            assert frames == [n for n, t in enumerate(clip.times) if event.start - 1e-3 <= t < event.end - 1e-3]
+        for track in {region.track for region in known.regions}:
+            regions = [region for region in known.regions if region.track == track]
+            if len(regions) < packaged.FRAMES:
+                inside, outside = regions[0], regions[0].frame - 1 if regions[0].frame else regions[-1].frame + 1
+                x0, y0, x1, y1 = (round(v * s) for v, s in zip(inside.box, (clip.width, clip.height) * 2, strict=True))
+                change = np.abs(clip.frame(inside.frame).astype(int) - clip.frame(outside))[y0:y1, x0:x1].mean()
+                assert change > 10
+
+
+def test_coins_are_whole(folder):
+    for question in read("coins", folder, 5, split="test"):
+        for region in question.annotations.regions:
+            picture = question.media[0].width * question.media[0].height
+            filled = masks.decode(region.mask).area / (picture * grounding.area(region.box))
+            assert 0.65 < filled < 0.9  # about a disc in its box
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("packaged:shape", "did you mean packaged:shapes"),
+        ("packaged:nothing", "choose from"),
+        ("packaged:shapes?split=dev", "unknown split"),
+        ("packaged:shapes?count=-1", "count=-1"),
+        ("packaged:shapes?count=x", "count=x"),
+        ("packaged:shapes?size=3", "unknown option 'size'"),
+        ("packaged:digits?level=easy", "unknown level"),
+        ("packaged:coins?level=easy", "unknown option 'level'"),
+    ],
+)
+def test_a_wrong_source_is_named(source, said):
+    assert packaged.is_packaged(source)
+    with pytest.raises(BadInput, match=said):
+        next(packaged.read(source))
+
+
+def test_paste_gives_the_true_boxes():
+    ground = [np.full((60, 100, 3), 30, np.uint8)] * 10
+    photo = np.full((20, 40, 3), 220, np.uint8)
+    frames, boxes = pasting.paste(ground, photo, lambda t: (t * 1.2, 0.5), lambda t: 20)
+    for frame, box in zip(frames, boxes, strict=True):
+        bright = frame[..., 0] > 120
+        if box is None:
+            assert np.count_nonzero(bright) < 0.3 * 20 * 40
+            continue
+        x, y, right, bottom = box
+        rows, columns = np.nonzero(bright)
+        assert abs(columns.min() - x) <= 1
+        assert abs(columns.max() + 1 - right) <= 1
+        assert abs(rows.min() - y) <= 2
+        assert abs(rows.max() + 1 - bottom) <= 2

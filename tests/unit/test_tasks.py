@@ -1,0 +1,287 @@
+"""Golden demonstrations: playing them shows the same again, answers follow from annotations, contradictions are dropped."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pixelis.nano
+from pixelis.config import Config, Dialogue, Learner
+from pixelis.datasets.demonstrations import Player
+from pixelis.datasets.synthesis import grounding, packaged
+from pixelis.datasets.synthesis.studio import Studio
+from pixelis.datasets.synthesis.tasks import TASKS
+from pixelis.errors import DataFailure
+from pixelis.operations import masks
+from pixelis.records import Annotations, Demonstration, Event, Line, Question, Region, Relation
+from pixelis.rewards import scorers
+
+NANO = str(Path(pixelis.nano.__file__).parent / "base")
+SOURCES = {
+    "shapes": ("detail_perception", "attributes", "geometric_comparison", "counting", "relations"),
+    "text": ("targeted_ocr",),
+    "clips": ("frame_selection", "spatio_temporal_tracking"),
+}
+COUNTS = {"frame_selection": 2, "spatio_temporal_tracking": 1, "targeted_ocr": 4}
+STUDIO = Studio(multiple=16)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("media")
+
+
+def make(name: str, task: str, folder: Path, count: int, style: str = "full", seed: int = 0) -> list[Demonstration]:
+    made, causes = [], []
+    for number, question in enumerate(packaged.read(f"packaged:{name}?count={count}", folder)):
+        try:
+            made.append(TASKS[task].make(question, np.random.default_rng([seed, number]), STUDIO, style))
+        except DataFailure as failure:
+            causes.append(failure.code)
+    assert set(causes) <= {"unsuitable", "outline_differs", "measure_differs", "text_differs", "track_differs"}
+    return made
+
+
+@pytest.fixture(scope="module")
+def made(folder) -> dict[str, list[Demonstration]]:
+    return {task: make(name, task, folder, COUNTS.get(task, 5)) for name, tasks in SOURCES.items() for task in tasks}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_demonstrations_are_whole(task, made):
+    assert made[task]
+    for sample in made[task]:
+        assert sample.task == task
+        assert sample.kind == "golden"
+        assert sample.final is not None
+        assert sample.provenance.method.startswith(f"{task}/")
+        assert sample.id.startswith("cota_")
+        assert len(sample.steps) >= 1
+        assert all(step.think and step.observation.status == "ok" for step in sample.steps)
+        case = scorers.case_of(sample, sample.final, sample.answers)
+        assert scorers.find_scorer(sample.scorer)(case, None) == 1.0  # the answer is right by its own scorer
+        if sample.scorer == "mc_letter":
+            assert len(sample.meta["options"]) >= 2
+            assert all(
+                f"\n{letter}. {option}" in sample.question for letter, option in zip("ABCD", sample.meta["options"], strict=False)
+            )
+
+
+def test_playing_shows_the_same_again(made):
+    player = Player(Config(dialogue=Dialogue(max_context=50_000, system="none"), learner=Learner(row_tokens=50_000)), NANO)
+    for task in TASKS:
+        sample = made[task][0]
+        trajectory, _ = player.play(sample)
+        shown = trajectory.observations
+        assert [o.id for o in shown] == [step.observation.id for step in sample.steps]
+        for again, step in zip(shown, sample.steps, strict=True):
+            assert again.text == step.observation.text
+            assert again.data == step.observation.data
+
+
+def test_the_same_seed_gives_the_same(folder, made):
+    again = make("shapes", "relations", folder, 3)
+    assert [sample.model_dump(exclude={"turns"}) for sample in again] == [
+        s.model_dump(exclude={"turns"}) for s in made["relations"][:3]
+    ]
+    assert [[(t.think, t.arguments) for t in s.turns] for s in again] == [
+        [(t.think, t.arguments) for t in s.turns] for s in made["relations"][:3]
+    ]
+    assert {s.id for s in again}.isdisjoint(s.id for s in make("shapes", "relations", folder, 3, seed=1))
+
+
+def test_counts_are_those_of_the_annotations(made):
+    for sample in made["counting"]:
+        regions, words = sample.annotations.regions, sample.question.casefold()
+        for label, number in Counter(region.label for region in regions).items():
+            colours = [r.attributes["color"] for r in regions if r.label == label and f"{r.attributes['color']} {label}" in words]
+            if f"{label}s" in words:
+                truth = Counter(r.attributes["color"] for r in regions if r.label == label)[colours[0]] if colours else number
+                assert len([step for step in sample.steps if step.op == "segment_object_at"]) == truth
+                if sample.scorer == "count":
+                    assert sample.answers == [str(truth)]
+
+
+def test_answers_of_comparisons_follow_from_the_masks(made):
+    checked = 0
+    for sample in made["geometric_comparison"]:
+        form = sample.provenance.method.partition("/")[2]
+        names = grounding.describe(sample.annotations.regions)
+        by_name = {names[r.id]: r for r in sample.annotations.regions if r.id in names}
+        pair = sorted((name for name in by_name if name in sample.question.casefold()), key=sample.question.casefold().index)
+        pair = [name for name in pair if not any(name != other and name in other for other in pair)]
+        if form not in ("larger", "smaller", "is_larger") or len(pair) < 2:
+            continue
+        areas = {name: masks.decode(by_name[name].mask).area for name in pair[:2]}
+        answer = sample.answers[0] if sample.scorer != "mc_letter" else sample.meta["options"]["ABCD".index(sample.answers[0])]
+        if form == "is_larger":
+            first, second = sorted(areas.values(), reverse=True)
+            assert first > 1.15 * second - 1
+            assert answer in ("yes", "no")
+        else:
+            best = max(areas, key=areas.get) if form == "larger" else min(areas, key=areas.get)
+            assert answer == best
+        checked += 1
+    assert checked
+
+
+def test_what_is_read_is_what_is_written(made):
+    for sample in made["targeted_ocr"]:
+        texts = [line.text for line in sample.annotations.lines]
+        read = [" ".join(line["text"] for line in s.observation.data["lines"]) for s in sample.steps if s.op == "read_text"]
+        if sample.answers[0] not in ("yes", "no"):
+            assert any(sample.answers[0] in text for text in texts)
+            assert sample.answers[0].casefold().replace(" ", "") in read[-1].casefold().replace(" ", "")
+
+
+def test_tracks_run_along_the_annotated_boxes(made):
+    for sample in made["spatio_temporal_tracking"]:
+        for step in sample.steps:
+            for track in step.observation.data.get("tracks", []):
+                known = {r.frame: r.box for r in sample.annotations.regions}
+                alike = [
+                    max(grounding.track_overlap([box], [r.box])[0] for r in sample.annotations.regions if r.frame == frame)
+                    for frame, box in zip(track["frames"], track["boxes"], strict=True)
+                    if frame in known
+                ]
+                assert np.mean(alike) >= 0.5
+
+
+@pytest.mark.parametrize("level", packaged.LEVELS)
+def test_terse_digits_fit_the_embedded_model(level, folder):
+    player = Player(Config(dialogue=Dialogue(max_context=512)), NANO)
+    made = [
+        TASKS["detail_perception"].make(question, np.random.default_rng(number), STUDIO, "terse")
+        for number, question in enumerate(packaged.read(f"packaged:digits?count=8&level={level}", folder))
+    ]
+    for sample in made:
+        assert sample.level == level
+        trajectory, views = player.play(sample)
+        assert len(trajectory.token_ids()) < 260
+        assert len(views) <= 3
+        turns = [turn for turn in trajectory.turns if turn.is_policy]
+        assert max(len(turn.tokens) for turn in turns) <= 32
+        assert len(turns) == {"simple": 1, "medium": 2, "hard": 3}[level]
+        for step in sample.steps:
+            assert all(math.isclose(v * 50, round(v * 50), abs_tol=1e-6) for v in step.arguments["box"])
+        by_colour = {r.attributes["color"]: r.attributes["digit"] for r in sample.annotations.regions}
+        asked = [digit for colour, digit in by_colour.items() if colour in sample.question]
+        assert sample.answers == [max(asked)]
+
+
+# What contradicts the picture, or says nothing
+
+
+def shapes(folder) -> Question:
+    return next(q for q in packaged.read("packaged:shapes?count=20", folder) if len(q.annotations.regions) >= 4)
+
+
+def with_notes(question: Question, **notes) -> Question:
+    return question.model_copy(update={"annotations": Annotations(**notes)})
+
+
+def causes(task: str, question: Question, tries: int = 12) -> Counter:
+    found: Counter = Counter()
+    for seed in range(tries):
+        try:
+            TASKS[task].make(question, np.random.default_rng(seed), STUDIO)
+            found["ok"] += 1
+        except DataFailure as failure:
+            found[failure.code] += 1
+    return found
+
+
+def test_wrong_boxes_are_contradicted(folder):
+    question = shapes(folder)
+    moved = []
+    for region in question.annotations.regions:
+        x0, y0, x1, y1 = region.box
+        x0, y0 = (0.02 if x0 > 0.4 else 0.6), (0.02 if y0 > 0.4 else 0.6)
+        moved.append(region.model_copy(update={"box": (x0, y0, x0 + x1 - region.box[0], y0 + y1 - region.box[1]), "mask": None}))
+    assert causes("counting", with_notes(question, regions=moved))["ok"] <= 1
+
+
+def test_wrong_text_is_contradicted(folder):
+    question = list(packaged.read("packaged:text?count=2", folder))[1]
+    lines = [line.model_copy(update={"text": line.text[::-1] + "xq"}) for line in question.annotations.lines if line.box]
+    assert causes("targeted_ocr", with_notes(question, lines=lines), 3) == {"text_differs": 3}
+
+
+def test_a_wrong_colour_is_contradicted(folder):
+    question = shapes(folder)
+    other = {"red": "blue", "blue": "yellow"}
+    regions = [
+        r.model_copy(update={"attributes": {"color": other.get(r.attributes["color"], "red")}, "label": f"{r.label}{n}"})
+        for n, r in enumerate(question.annotations.regions)
+    ]
+    from pixelis.datasets.synthesis.looking import colour
+    from pixelis.datasets.synthesis.sample import Sample
+
+    for seed in range(4):
+        sample = Sample(
+            with_notes(question, regions=regions), np.random.default_rng(seed), STUDIO, "full", "attributes", "colour"
+        )
+        with pytest.raises(DataFailure) as failure:
+            colour(sample)
+        assert failure.value.code == "measure_differs"
+
+
+def test_a_wrong_track_is_contradicted(folder):
+    question = next(
+        q for q in packaged.read("packaged:clips?count=9", folder) if len({r.track for r in q.annotations.regions}) == 1
+    )
+    regions = [
+        r if r.frame < question.annotations.regions[0].frame + 4 else r.model_copy(update={"box": (0.0, 0.0, 0.07, 0.1)})
+        for r in question.annotations.regions
+    ]
+    assert causes("spatio_temporal_tracking", with_notes(question, regions=regions), 1)["ok"] == 0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_nothing_annotated_is_unsuitable(task, folder):
+    question = shapes(folder)
+    for notes in (None, Annotations()):
+        with pytest.raises(DataFailure) as failure:
+            TASKS[task].make(question.model_copy(update={"annotations": notes}), np.random.default_rng(0), STUDIO)
+        assert failure.value.code == "unsuitable"
+
+
+def test_annotations_of_other_sources_are_enough(folder):
+    """Boxes without masks or attributes, relations, events of free text: what the readers of data sets give."""
+    question = shapes(folder)
+    boxes = [
+        Region(id=r.id, label=f"{r.attributes['color']} thing {n}", box=r.box) for n, r in enumerate(question.annotations.regions)
+    ]
+    plain = with_notes(
+        question, regions=boxes, relations=[Relation(subject=boxes[0].id, predicate="drawn beside", object=boxes[1].id)]
+    )
+    for task in ("geometric_comparison", "counting", "relations", "attributes"):
+        assert causes(task, plain, 5)["ok"] >= 3
+    clip = next(packaged.read("packaged:clips?count=1", folder))
+    events = [Event(text="somebody waves", start=0.2, end=0.9), Event(text="a door opens", start=1.5, end=2.4)]
+    assert causes("frame_selection", with_notes(clip, events=events), 8)["ok"] >= 7
+    picture = list(packaged.read("packaged:text?count=2", folder))[1]
+    line = next(line for line in picture.annotations.lines if line.level == "line")
+    asked = picture.model_copy(
+        update={
+            "question": "What does the sign say?",
+            "answers": [line.text],
+            "scorer": "anls",
+            "annotations": Annotations(lines=[line, Line(text="never asked")]),
+        }
+    )
+    texts = {TASKS["targeted_ocr"].make(asked, np.random.default_rng(seed), STUDIO).question for seed in range(8)}
+    assert "What does the sign say?" in texts
+
+
+def test_crowds_are_not_counted(folder):
+    question = shapes(folder)
+    crowd = question.annotations.regions[0]
+    regions = [r.model_copy(update={"label": "thing"}) for r in question.annotations.regions]
+    regions[0] = regions[0].model_copy(update={"attributes": {"iscrowd": 1}})
+    assert crowd.id == regions[0].id
+    assert causes("counting", with_notes(question, regions=regions), 3) == {"unsuitable": 3}
