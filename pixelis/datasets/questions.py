@@ -65,7 +65,7 @@ class Tolerance:
         if bad <= most:
             return
         named = "\n".join(f"    {row.file}, row {row.row}, column {row.column}: {row.message}" for row in self.first)
-        if most == 0:
+        if self.most == 0:
             raise BadInput(
                 named.strip(),
                 code=self.first[0].code,
