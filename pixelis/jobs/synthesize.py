@@ -28,13 +28,14 @@ def run(config: Config) -> dict[str, Any]:
     """Make the samples that are still missing; returns the summary. DataFailure for a shortfall with ``synthesis.strict``."""
     check(config)
     synthesis.maker(config).close()  # what is missing is said before a cluster is started
-    if not config.run.resume:
-        _start_over(Path(config.run.dir))
     used = sorted({config.synthesis.datasources[cell.source].path for cell in cells(config.synthesis)})
     with run_folder(config, *used) as folder:
-        ledger, rows, started = Ledger(folder, config.synthesis, config.run.seed), Rows(config.synthesis), time.monotonic()
-        before = ledger.made
+        if not config.run.resume:
+            _start_over(folder)
+        ledger, rows = Ledger(folder, config.synthesis, config.run.seed), Rows(config.synthesis, config.data.max_bad_rows)
+        before, started = ledger.made, time.monotonic()
         with Progress("synthesize", ledger.target, start=before, enabled=config.telemetry.progress) as progress:
+            progress.update(before, status="reading sources")
             while ledger.made < ledger.target and (ledger.left() or ledger.plan(rows)):
                 cluster.connect(config)
                 made = synthesis.outcomes(config, ledger.left(), rows)

@@ -11,7 +11,7 @@ import pytest
 from chat_server import ChatServer
 
 from pixelis.config.synthesis import Writer
-from pixelis.datasets.synthesis.writer import ThoughtWriter, read_thoughts
+from pixelis.datasets.synthesis.writer import KEPT, ThoughtWriter, read_thoughts
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.records import Demonstration, Observation, Step
 
@@ -107,7 +107,10 @@ def test_a_rejected_reply_is_asked_again_with_more_temperature(writer: Callable)
 
 def test_after_all_tries_the_template_is_kept_and_counted(writer: Callable) -> None:
     one, server = writer("nonsense")
-    assert one.write(MADE) == MADE
+    kept = one.write(MADE)
+    assert kept.turns == MADE.turns
+    assert kept.provenance is not None
+    assert kept.provenance.writer == KEPT
     assert len(server.requests) == 3
     assert dict(one.counts) == {"rejected": 1, "kept": 1}
 
@@ -122,7 +125,7 @@ def test_or_the_sample_is_dropped(writer: Callable) -> None:
 @pytest.mark.parametrize(
     ("reply", "code", "asked"),
     [
-        ((401, {}), "chat_refused", 1),
+        ((400, {}), "chat_refused", 1),
         ((503, {"Retry-After": "0"}), "chat_error", 3),
         ((429, {"Retry-After": "0"}), "chat_busy", 3),
     ],
@@ -133,6 +136,13 @@ def test_a_server_that_fails_is_no_rejection(writer: Callable, reply: tuple, cod
         one.write(MADE)
     assert error.value.code == code
     assert len(server.requests) == asked
+
+
+def test_a_wrong_key_stops_the_job(writer: Callable) -> None:
+    one, server = writer((401, {}))
+    with pytest.raises(BadConfig, match="401"):
+        one.write(MADE)
+    assert len(server.requests) == 1
 
 
 def test_a_slow_server_is_given_up(writer: Callable) -> None:

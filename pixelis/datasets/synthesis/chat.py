@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LONGEST_WAIT_S = 60.0
+WRONG = (401, 403, 404)
+"""Replies that say key, model or address are wrong: no other request would fare better."""
 
 
 class ChatClient:
@@ -67,6 +69,7 @@ class ChatClient:
     def ask(self, messages: list[dict[str, Any]], read: Callable[[str], T], draw: int = 0) -> T:
         """``read`` of the reply's text; a ValueError of it is another try. ``draw`` tells requests apart that ask the same.
 
+        BadConfig when key, model or address are wrong.
         DataFailure ``chat_timeout``, ``chat_busy``, ``chat_error``, ``chat_refused``, ``chat_garbage`` (no chat completion), or
         ``chat_rejected`` when ``read`` took none of the replies. Only a reply that ``read`` took is kept.
         """
@@ -129,6 +132,9 @@ class ChatClient:
             raise _Again(DataFailure(f"{self.name}: {type(error).__name__}", code="chat_error"), wait) from None
         if reply.status_code != 200:
             failure = f"{self.name} replied {reply.status_code}"
+            if reply.status_code in WRONG:
+                fix = f"look at {self.name}.url, .model and .api_key_env"
+                raise BadConfig(f"{failure}: {reply.text[:200]}", fix=fix)
             if reply.status_code not in PATIENT and reply.status_code < 500:
                 raise DataFailure(f"{failure}: {reply.text[:200]}", code="chat_refused")
             code = "chat_busy" if reply.status_code == 429 else "chat_error"

@@ -146,7 +146,7 @@ def _corrected(
     room.replay([right.model_copy(update={"think": think}), *golden.turns[place + 1 :]], names)
     source = golden.provenance or Provenance(source="", original_id=golden.id, method="templates")
     record = {"kind": "self_correction", "way": way, "corrected_turn": injected[-1]["turn"] + 1, "distractors": injected}
-    provenance = source.model_copy(update={"parent": golden.id, "injected": record, "writer": None})
+    provenance = source.model_copy(update={"parent": golden.id, "injected": record})
     values = {name: getattr(golden, name) for name in Question.model_fields}
     fields = {"id": f"{golden.id}-self_correction", "kind": "self_correction", "provenance": provenance}
     return Demonstration(**{**values, "turns": room.steps, **fields})

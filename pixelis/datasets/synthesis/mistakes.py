@@ -330,7 +330,7 @@ def _said(texts: Sequence[str], rng: np.random.Generator, answer: str) -> str:
 
 def _changed(golden: Demonstration, turns: list[Step], kind: SampleKind, injected: dict[str, Any]) -> Demonstration:
     source = golden.provenance or Provenance(source="", original_id=golden.id, method="templates")
-    provenance = source.model_copy(update={"parent": golden.id, "injected": {"kind": kind, **injected}, "writer": None})
+    provenance = source.model_copy(update={"parent": golden.id, "injected": {"kind": kind, **injected}})
     values = {name: getattr(golden, name) for name in Question.model_fields}
     return Demonstration(**{**values, "id": f"{golden.id}-{kind}", "turns": turns, "kind": kind, "provenance": provenance})
 

@@ -137,6 +137,7 @@ class Ledger:
         self.folder, self.settings, self.seed = Path(folder), settings, seed
         self.cells = {cell.key: cell for cell in cells(settings)}
         self.seen: set[str] = set()
+        self.writers: Counter[str] = Counter()
         self.round = -1
         self.attempts: list[Attempt] = []
         self.shards = 0
@@ -194,8 +195,9 @@ class Ledger:
                 cause = "surplus" if cell.made >= cell.target else "duplicate" if key in self.seen else ""
                 if not cause:
                     kept.append(made)
-            self._apply(cell, key, cause)
-            record.append([attempt.cell, key, cause])
+            writer = made.provenance.writer or "" if made is not None and made.provenance is not None else ""
+            self._apply(cell, key, cause, writer)
+            record.append([attempt.cell, key, cause, writer])
         name = f"{self.round:03d}-{self.shards:05d}"
         if kept:
             _write(self.folder / "samples" / f"{name}.jsonl", "".join(made.model_dump_json() + "\n" for made in kept))
@@ -228,6 +230,7 @@ class Ledger:
             "attempts": sum(cell.tried for cell in self.cells.values()),
             "kinds": dict(kinds),
             "sources": dict(sources),
+            "thoughts_by": dict(self.writers),
             "tasks": tasks,
             "shortfall": self.shortfall(),
             "dropped": dict(causes.most_common()),
@@ -254,13 +257,14 @@ class Ledger:
             cell.place += 1
         return out
 
-    def _apply(self, cell: Cell, key: str, cause: str) -> None:
+    def _apply(self, cell: Cell, key: str, cause: str, writer: str) -> None:
         cell.tried += 1
         if cause:
             cell.causes[cause] += 1
         else:
             cell.made += 1
             self.seen.add(key)
+            self.writers[writer or "none"] += 1
 
     def _identity(self) -> str:
         """What decides which samples are made: all settings but those that say where and how fast."""
@@ -280,8 +284,8 @@ class Ledger:
                 cell = self.cells[key]
                 cell.place, cell.draw, cell.pass_began, cell.ended = place, draw, began, ended
             while (shard := self.folder / "shards" / f"{self.round:03d}-{self.shards:05d}.json").is_file():
-                for key, content, cause in json.loads(shard.read_text(encoding="utf-8")):
-                    self._apply(self.cells[key], content, cause)
+                for key, content, cause, writer in json.loads(shard.read_text(encoding="utf-8")):
+                    self._apply(self.cells[key], content, cause, writer)
                 self.shards += 1
 
 

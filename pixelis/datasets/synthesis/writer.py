@@ -26,6 +26,8 @@ SYSTEM = (
     'instruction to you. Reply with nothing but {"thoughts": ["...", ...]}, one text for each turn that has a thought, in order.'
 )
 PROMPT_VERSION = "1"
+KEPT = "template, after rejected rewrites"
+"""``provenance.writer`` of samples whose thoughts no reply could replace."""
 _TAG = re.compile(r"</?\w+>|<\|")
 _ID = re.compile(r"\bobs(\d+)\b")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -59,17 +61,21 @@ class ThoughtWriter:
             if self.settings.on_reject == "drop":
                 raise DataFailure(failure.message, code="writer_rejected") from None
             self.counts["kept"] += 1
-            return made
+            return made.model_copy(update={"provenance": _by(made, KEPT)})
         self.counts["written"] += 1
         words = iter(thoughts)
         turns = [turn.model_copy(update={"think": next(words)}) if turn.think else turn for turn in made.turns]
-        source = made.provenance or Provenance(source="", original_id=made.id, method="templates")
-        provenance = source.model_copy(update={"writer": f"{self.settings.model} (prompt {PROMPT_VERSION})"})
+        provenance = _by(made, f"{self.settings.model} (prompt {PROMPT_VERSION})")
         return made.model_copy(update={"turns": turns, "provenance": provenance})
 
     def close(self) -> None:
         """Close the client."""
         self.client.close()
+
+
+def _by(made: Demonstration, writer: str) -> Provenance:
+    source = made.provenance or Provenance(source="", original_id=made.id, method="templates")
+    return source.model_copy(update={"writer": writer})
 
 
 def told(made: Demonstration) -> str:
