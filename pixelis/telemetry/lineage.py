@@ -290,29 +290,34 @@ def trace(path: str | Path) -> Node:
     place, known = found
     damaged = (place / MANIFEST).is_file() and not is_complete(place)
     state: State = "ok" if known.sha256 in (None, digest(place)[0]) and not damaged else "changed"
-    return _node(place.name if place == path else f"{place.name} (holds {path.name})", "result", state, place, known, ())
+    name = place.name if place == path else f"{place.name} (holds {path.name})"
+    return _node(name, "result", state, known.sha256, (place, known), place if place.is_dir() else place.parent, ())
 
 
-def _node(name: str, role: str, state: State, place: Path, known: Record, above: tuple[Path, ...]) -> Node:
+def _node(
+    name: str, role: str, state: State, sha256: str | None, held: tuple[Path, Record], root: Path, above: tuple[Path, ...]
+) -> Node:
+    place, known = held
     if place in above:
-        return Node(name, role, "cycle", known.sha256, known)
-    base = place if place.is_dir() else place.parent
-    sources = tuple(_source(item, base, place, (*above, place)) for item in known.inputs)
-    return Node(name, role, state, known.sha256, known, sources)
+        return Node(name, role, "cycle", sha256, known)
+    sources = tuple(_source(item, place, root, (*above, place)) for item in known.inputs)
+    return Node(name, role, state, sha256, known, sources)
 
 
-def _source(item: Input, base: Path, result: Path, above: tuple[Path, ...]) -> Node:
+def _source(item: Input, result: Path, root: Path, above: tuple[Path, ...]) -> Node:
+    """An input of ``result``, named by its path from ``root``, the folder of the whole chain's result."""
     if item.path is None:
         return Node(item.source, item.role, "unhashed", item.sha256)
-    path = Path(os.path.normpath(base / item.path))
+    path = Path(os.path.normpath((result if result.is_dir() else result.parent) / item.path))
+    name = _placed(item, path, root).source
     try:
         state: State = "ok" if digest(path, without=result)[0] == item.sha256 else "changed"
     except MissingFile:
-        return Node(item.source, item.role, "missing", item.sha256)
+        return Node(name, item.role, "missing", item.sha256)
     found = holder(path)
     if found is None:
-        return Node(item.source, item.role, state, item.sha256)
-    return _node(item.source, item.role, state, *found, above)
+        return Node(name, item.role, state, item.sha256)
+    return _node(name, item.role, state, item.sha256, found, root, above)
 
 
 def tree(node: Node, indent: str = "", last: bool = True, first: bool = True) -> list[str]:
