@@ -122,6 +122,8 @@ class Coordinator:
         batch = await self.rollouts.batch(number, prompts)
         ages = [number - self.made_at.get(g.policy_version, number) for g in batch.groups]
         batch.metrics |= {"rollout/staleness": float(max(ages)), "rollout/staleness_mean": sum(ages) / len(ages)}
+        if self.bad_rows:
+            batch.metrics["rollout/bad_rows"] = float(self.bad_rows.total())
         if offered(self.config) and batch.metrics.get("rollout/calls") == 0:
             self.log.write("alarm", step=number, text="no episode of this batch called an operation")
         self._keep(batch)
