@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
@@ -46,7 +47,7 @@ class Shelf:
     def fill(cls, folder: str | Path, rows: Iterable[Demonstration], kinds: Iterable[str]) -> Shelf:
         """Write the rows of these kinds; a folder that was there is replaced. DataFailure when there is none."""
         kinds, refused = set(kinds), Counter[str]()
-        offsets, levels, weights = [0], [], []
+        offsets, levels, weights = array("q", [0]), array("b"), array("d")
 
         def write(aside: Path) -> None:
             with (aside / ROWS).open("wb") as file:
