@@ -79,6 +79,10 @@ class Writer(Chat):
 
 
 class Imitation(Chat):
+    plays: Literal["turns", "gateway"] = Field(
+        "turns",
+        description="turns: a model imitates demonstrations turn by turn; gateway: a policy served by `serve`",
+    )
     demonstrations: str = Field("", description="JSON lines of demonstrations to imitate, shown in the prompt")
     shots: int = Field(6, ge=1, description="demonstrations shown in the prompt")
     max_turns: int = Field(6, ge=1, description="turns of an episode, the answer among them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,7 +14,8 @@ from pixelis.datasets.synthesis.distillation import Distiller, described
 from pixelis.datasets.synthesis.imitation import Imitator
 from pixelis.datasets.synthesis.studio import Studio
 from pixelis.errors import BadConfig, BadInput, DataFailure
-from pixelis.records import Annotations, Demonstration, Question, Region, Relation
+from pixelis.records import Action, Annotations, Demonstration, Question, Region, Relation, StopReason, Trajectory, Turn, Verdict
+from pixelis.serve.schemas import AgentReply, AgentRequest, parse
 
 STUDIO = Studio()
 CALL = '<think>I look.</think><tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[280,320,380,420]}}</tool_call>'
@@ -90,6 +92,48 @@ def test_idle_talk_is_asked_again(imitator: Callable, shown: list[Demonstration]
 def test_there_must_be_something_to_imitate() -> None:
     with pytest.raises(BadConfig, match="demonstrations to imitate"):
         Imitator(Imitation(url="http://127.0.0.1:1", model="m", api_key_env=""), STUDIO, [])
+
+
+def served(answer: str, box: list[float]) -> bytes:
+    """What a gateway replies for an episode of one zoom."""
+    action = Action(op="zoom_in", arguments={"box": box})
+    turns = [
+        Turn(role="user", text="?"),
+        Turn(role="assistant", text=CALL, action=action),
+        Turn(role="tool", text="obs1 = zoom_in(img0)"),
+        Turn(role="assistant", text=RIGHT),
+    ]
+    played = Trajectory(question_id="q", turns=turns, answer=answer, stop_reason=StopReason.ANSWER)
+    verdict = Verdict(answer=answer, confidence=1.0, strategy="majority")
+    reply = AgentReply(
+        model="nano", answer=answer, confidence=1.0, verdict=verdict, trajectory=played, policy_version=3, seconds=0.1
+    )
+    return reply.model_dump_json().encode()
+
+
+def test_a_policy_of_ours_plays_behind_its_gateway(imitator: Callable, shown: list[Demonstration]) -> None:
+    one, server = imitator(served("7", [0.28, 0.32, 0.38, 0.42]), plays="gateway")
+    made = one.play(shown[0], draw=2)
+    assert [(turn.op, turn.think) for turn in made.turns] == [("zoom_in", "I look."), (None, "It is in the frame.")]
+    assert made.turns[0].observation is not None
+    (request,) = server.requests
+    assert request.pop("path") == "/v1/agent"
+    assert parse(AgentRequest, json.dumps(request).encode()).seed == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "code"),
+    [
+        (served("4", [0.28, 0.32, 0.38, 0.42]), "wrong_answer"),
+        (served("7", [0.5, 0.5, 0.5, 0.9]), "bad_box"),
+        (b'{"answer": "7"}', "chat_garbage"),
+    ],
+)
+def test_episodes_of_a_gateway_are_filtered_too(imitator: Callable, shown: list[Demonstration], reply: bytes, code: str) -> None:
+    one, _ = imitator(reply, plays="gateway", tries=1)
+    with pytest.raises(DataFailure) as error:
+        one.play(shown[0])
+    assert error.value.code == code
 
 
 def ask(*replies: str, **fields: object) -> Question:

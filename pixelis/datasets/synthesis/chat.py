@@ -73,8 +73,15 @@ class ChatClient:
         DataFailure ``chat_timeout``, ``chat_busy``, ``chat_error``, ``chat_refused``, ``chat_garbage`` (no chat completion), or
         ``chat_rejected`` when ``read`` took none of the replies. Only a reply that ``read`` took is kept.
         """
+        body = {"model": self.settings.model, "messages": messages, "max_tokens": self.settings.max_tokens}
+        return self.post("chat/completions", body, _content, read, draw)
+
+    def post(
+        self, path: str, body: dict[str, Any], extract: Callable[[bytes], str], read: Callable[[str], T], draw: int = 0
+    ) -> T:
+        """``ask`` for any endpoint below the url: ``extract`` takes from a reply what is kept, ValueError when it is garbage."""
         s = self.settings
-        asked = json.dumps([s.model, s.temperature, s.max_tokens, messages, draw], sort_keys=True)
+        asked = json.dumps([path, s.temperature, body, draw], sort_keys=True)
         key = hashlib.sha256(asked.encode()).hexdigest()
         if (kept := self._remember(key)) is not None:
             try:
@@ -93,7 +100,8 @@ class ChatClient:
                 break
             wait = min(0.25 * 2**attempt, 8.0) * random.uniform(0.75, 1.25)
             try:
-                text, wait = self._post(messages, attempt, min(s.timeout_s, left), wait)
+                request = {**body, "temperature": round(min(2.0, s.temperature + STEP * attempt), 3)}
+                text = self._reply(path, request, extract, min(s.timeout_s, left), wait)
                 value = read(text)
             except ValueError as error:
                 failure, wait = DataFailure(f"{self.name}: {error}", code="chat_rejected"), 0.0
@@ -114,18 +122,11 @@ class ChatClient:
         if self._store is not None:
             self._store.close()
 
-    def _post(self, messages: list[dict[str, Any]], attempt: int, timeout: float, wait: float) -> tuple[str, float]:
-        s = self.settings
-        request = {
-            "model": s.model,
-            "messages": messages,
-            "temperature": round(min(2.0, s.temperature + STEP * attempt), 3),
-            "max_tokens": s.max_tokens,
-        }
+    def _reply(self, path: str, request: dict[str, Any], extract: Callable[[bytes], str], timeout: float, wait: float) -> str:
         with self._lock:
             self.counts["asked"] += 1
         try:
-            reply = self.client.post(f"{str(s.url).rstrip('/')}/chat/completions", json=request, timeout=timeout)
+            reply = self.client.post(f"{str(self.settings.url).rstrip('/')}/{path}", json=request, timeout=timeout)
         except httpx.TimeoutException:
             raise _Again(DataFailure(f"{self.name} took longer than {timeout:g} s", code="chat_timeout"), wait) from None
         except httpx.HTTPError as error:
@@ -140,12 +141,9 @@ class ChatClient:
             code = "chat_busy" if reply.status_code == 429 else "chat_error"
             raise _Again(DataFailure(failure, code=code), _seconds(reply.headers.get("Retry-After"), wait))
         try:
-            text = json.loads(reply.content)["choices"][0]["message"]["content"]
+            return extract(reply.content)
         except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-            text = None
-        if not isinstance(text, str):
-            raise _Again(DataFailure(f"{self.name}: the reply is no chat completion", code="chat_garbage"), 0.0)
-        return text, wait
+            raise _Again(DataFailure(f"{self.name}: the reply is not one of {path}", code="chat_garbage"), 0.0) from None
 
     def _take_turn(self, deadline: float) -> bool:
         """Wait for the rate limit: requests start at even distances. False when that would be after ``deadline``."""
@@ -184,6 +182,14 @@ class _Again(Exception):
         self.failure, self.wait = failure, wait
 
 
+def _content(body: bytes) -> str:
+    """The text of a chat completion; ValueError and the like for anything else."""
+    text = json.loads(body)["choices"][0]["message"]["content"]
+    if not isinstance(text, str):
+        raise ValueError("the reply has no text")
+    return text
+
+
 def json_object(text: str) -> dict[str, Any]:
     """The one JSON object of a reply; thoughts before ``</think>`` and a code fence are cut off. ValueError."""
     plain = text.strip()
@@ -200,11 +206,15 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def picture_part(view: np.ndarray) -> dict[str, Any]:
-    """A uint8 [h, w, 3] picture as a part of a message: a PNG in a ``data:`` URL."""
+    """A uint8 [h, w, 3] picture as a part of a message."""
+    return {"type": "image_url", "image_url": {"url": data_url(view)}}
+
+
+def data_url(view: np.ndarray) -> str:
+    """A uint8 [h, w, 3] picture as a PNG in a ``data:`` URL."""
     file = io.BytesIO()
     Image.fromarray(view).save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _open(path: str | Path) -> sqlite3.Connection:

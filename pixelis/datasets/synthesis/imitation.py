@@ -1,24 +1,28 @@
 """Cold-start demonstrations by in-context imitation: a vision-language model is shown demonstrations and plays real episodes.
 
-Every call is executed on the question's own pixels; an episode is kept when its answer is right and every call executed.
+Every call is executed on the question's own pixels; an episode is kept when its answer is right and every call executed. A policy
+of ours behind its gateway needs no demonstrations: it plays the episode, and its calls are executed here again.
 Source: Mini-o3 (arXiv 2509.07969), section on cold-start data: six demonstrations in context, turn by turn, filtered by answer.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pixelis.config import Dialogue, Rewards
 from pixelis.config.synthesis import Imitation
-from pixelis.datasets.synthesis.chat import ChatClient, picture_part
+from pixelis.datasets.synthesis.chat import ChatClient, data_url, picture_part
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.studio import Room, Studio
 from pixelis.dialogue.dialects import DIALECTS, Dialect, Piece
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, Demonstration, ImageView, Provenance, Question
+from pixelis.records import Action, Demonstration, ImageView, Provenance, Question, Trajectory
 
 SHOWN = "Work as the assistant does in the following examples, of which only the text is given. Make one call in a turn."
 
@@ -38,7 +42,7 @@ class Imitator:
         rewards: Rewards | None = None,
         cache: str | Path | None = None,
     ):
-        if not shown:
+        if not shown and settings.plays == "turns":
             raise BadConfig("synthesis.imitation needs demonstrations to imitate", fix="name a file in imitation.demonstrations")
         self.settings, self.studio, self.rewards = settings, studio, rewards
         self.dialect: Dialect = DIALECTS[(dialogue or studio.dialogue).dialect]
@@ -55,6 +59,8 @@ class Imitator:
         DataFailure ``wrong_answer``, ``call_refused`` (or broken), ``over_turn``, ``no_truth``, or a ``chat_...`` code.
         """
         room = self.studio.open(question)
+        if self.settings.plays == "gateway":
+            return self._served(room, draw)
         system = self.dialect.system(room.images, self.operations, self.coordinates)  # type: ignore[arg-type]
         asked = self.dialect.question(question.question, room.images, tools=True, instruct=True)
         messages: list[dict[str, Any]] = [
@@ -79,6 +85,27 @@ class Imitator:
             shown = self.dialect.observation(observation, seen, instruct=True)
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self._parts(shown, room)}]
         raise DataFailure(f"{question.id}: no answer within {self.settings.max_turns} turns", code="over_turn")
+
+    def _served(self, room: Room, draw: int) -> Demonstration:
+        """The episode that a gateway of ours reports, executed here turn by turn."""
+        question, pictures = room.question, [item for item in room.media.values() if isinstance(item, np.ndarray)]
+        if len(pictures) < len(room.media) or not pictures:
+            raise DataFailure(f"{question.id}: a gateway takes pictures only", code="not_a_picture")
+        body = {"question": question.question, "image": [data_url(picture) for picture in pictures], "samples": 1}
+        body |= {"learn": False, "seed": draw}
+        played = Trajectory.model_validate_json(self.client.post("agent", body, _episode, str, draw))
+        if played.answer is None or not is_right(question, played.answer, self.rewards):
+            raise DataFailure(f"{question.id}: the answer {played.answer!r:.60} is wrong", code="wrong_answer")
+        for turn in played.turns:
+            if not turn.is_policy:
+                continue
+            think = DIALECTS[played.dialect].parse(turn.text, self.operations, Scale.of(self.coordinates, [])).think  # type: ignore[arg-type]
+            if turn.action is not None:
+                room.call(think, turn.action.op, turn.action.target, **turn.action.arguments)
+            elif turn.error is not None:
+                raise DataFailure(f"{question.id}: a broken call ({turn.error})", code="call_refused")
+        room.answer(think, played.answer)
+        return self._kept(room, draw)
 
     def close(self) -> None:
         """Close the client."""
@@ -129,3 +156,10 @@ class Imitator:
             else:
                 parts.append({"type": "text", "text": str(piece)})
         return parts
+
+
+def _episode(body: bytes) -> str:
+    """The trajectory in a reply of ``/v1/agent`` without its pictures; ValueError for anything else."""
+    played = Trajectory.model_validate(json.loads(body)["trajectory"])
+    images = [image.model_copy(update={"uri": ""}) for image in played.images]
+    return played.model_copy(update={"images": images}).model_dump_json()
