@@ -213,7 +213,7 @@ def test_wrong_text_is_contradicted(folder):
 
 def test_a_wrong_colour_is_contradicted(folder):
     question = shapes(folder)
-    other = {"red": "blue", "blue": "yellow"}
+    other = {"red": "blue", "brown": "blue", "blue": "yellow"}
     regions = [
         r.model_copy(update={"attributes": {"color": other.get(r.attributes["color"], "red")}, "label": f"{r.label}{n}"})
         for n, r in enumerate(question.annotations.regions)
@@ -276,6 +276,33 @@ def test_annotations_of_other_sources_are_enough(folder):
     )
     texts = {TASKS["targeted_ocr"].make(asked, np.random.default_rng(seed), STUDIO).question for seed in range(8)}
     assert "What does the sign say?" in texts
+
+
+def test_labels_that_are_not_exhaustive_are_told_by_their_place(folder):
+    question = shapes(folder)
+    regions = [r.model_copy(update={"label": "a thing", "attributes": {}}) for r in question.annotations.regions]
+    partial = with_notes(question, regions=regions).model_copy(update={"meta": {"not_exhaustive": ["a thing"]}})
+    assert causes("counting", partial, 2) == {"unsuitable": 2}
+    for seed in range(3):
+        sample = TASKS["attributes"].make(partial, np.random.default_rng(seed), STUDIO)
+        assert "the thing in the " in sample.question
+
+
+def test_a_colour_that_nobody_annotated_is_that_of_the_pixels(folder):
+    question = shapes(folder)
+    known = {r.id: r.attributes["color"] for r in question.annotations.regions}
+    regions = [r.model_copy(update={"label": f"shape {r.id}", "attributes": {}}) for r in question.annotations.regions]
+    from pixelis.datasets.synthesis.looking import detail_colour
+    from pixelis.datasets.synthesis.sample import Sample
+
+    for seed in range(4):
+        sample = Sample(
+            with_notes(question, regions=regions), np.random.default_rng(seed), STUDIO, "full", "detail_perception", ""
+        )
+        made = detail_colour(sample)
+        answer = made.answers[0] if made.scorer == "exact" else made.meta["options"]["ABCD".index(made.answers[0])]
+        told = [colour for name, colour in known.items() if f"shape {name}" in made.question]
+        assert answer == {"gray": "grey", "teal": "cyan", "brown": "red"}.get(told[0], told[0])  # names of get_properties
 
 
 def test_crowds_are_not_counted(folder):

@@ -225,9 +225,7 @@ def ratio(sample: Sample) -> Demonstration:
 
 def _groups(sample: Sample) -> dict[str, list[Region]]:
     """What can be counted: things of one label, and of one label and colour where there are several colours."""
-    meta = sample.question.meta
-    sample.need(not meta.get("dropped"))  # a bad annotation was left out: what is there is more than what is annotated
-    crowds = {r.label for r in sample.notes.regions if r.attributes.get("iscrowd")} | set(meta.get("not_exhaustive", ()))
+    crowds = {r.label for r in sample.notes.regions if r.attributes.get("iscrowd")} | sample.partial | grounding.NAMELESS
     groups: dict[str, list[Region]] = {}
     for region in sample.regions:
         if region.label not in crowds:

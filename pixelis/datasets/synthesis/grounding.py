@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import cv2
 import numpy as np
@@ -13,11 +14,14 @@ from pixelis.operations import masks
 from pixelis.records import Box, Point, Region
 from pixelis.rewards.scorers import box_iou
 
+NAMELESS = frozenset({"object", "thing", "entity", "region", "stuff", "text"})
+"""Labels that say nothing."""
 ACROSS, DOWN = ("left", "middle", "right"), ("upper", "middle", "lower")
 COLOURS = ("color", "colour")
 """What data sets call the attribute."""
 SAME_COLOUR = {"gray": "grey", "teal": "cyan", "magenta": "pink", "violet": "purple", "turquoise": "cyan", "maroon": "brown"}
 """Names that annotations use for colours that get_properties calls otherwise."""
+_ARTICLE = re.compile(r"^(a|an|the|this|that|one|his|her|their|its)\s+", re.IGNORECASE)
 _PLURALS = {"person": "people", "man": "men", "woman": "women", "child": "children", "knife": "knives", "mouse": "mice"}
 _SAME_PLURAL = frozenset({"sheep", "scissors", "skis", "fish", "deer", "aircraft", "broccoli", "luggage", "fruit"})
 
@@ -72,25 +76,34 @@ def side(here: float, low: str, high: str, margin: float = 0.05) -> str | None:
     return None if abs(here - 0.5) < margin else low if here < 0.5 else high
 
 
-def describe(regions: Sequence[Region]) -> dict[str, str]:
+def noun(label: str) -> str:
+    """A label without the article that phrases of captions begin with."""
+    return _ARTICLE.sub("", label.strip())
+
+
+def describe(regions: Sequence[Region], partial: Collection[str] = ()) -> dict[str, str]:
     """A name for each region, by id, that fits no other of them: "the red cup", "the leftmost cup", "the cup in the centre".
 
-    Regions that no such name is found for are left out.
+    Regions that no such name is found for are left out. Of labels that are ``partial``ly annotated, so that there may be more
+    such things in the picture, only the place says which one is meant.
     """
     labels = Counter(region.label for region in regions)
     coloured = Counter((colour_of(region), region.label) for region in regions)
     names: dict[str, str] = {}
     for region in regions:
-        colour = colour_of(region)
+        colour, name = colour_of(region), noun(region.label)
+        if region.label in partial:
+            continue
         if labels[region.label] == 1:
-            names[region.id] = f"the {region.label}"
-        elif colour and coloured[colour, region.label] == 1 and not _is_part(colour, region.label):
-            names[region.id] = f"the {colour} {region.label}"
+            names[region.id] = f"the {name}"
+        elif colour and coloured[colour, region.label] == 1 and not _is_part(colour, name):
+            names[region.id] = f"the {colour} {name}"
     for label in labels:
         alike = [region for region in regions if region.label == label]
-        names.update({id_: name for id_, name in _extremes(alike) if id_ not in names})
+        if label not in partial:
+            names.update({id_: name for id_, name in _extremes(alike) if id_ not in names})
         cells = Counter(place(region.box) for region in alike)
-        alone = {r.id: f"the {label} in the {place(r.box)}" for r in alike if cells[place(r.box)] == 1}
+        alone = {r.id: f"the {noun(label)} in the {place(r.box)}" for r in alike if cells[place(r.box)] == 1}
         names = {**alone, **names}
     return names
 
@@ -111,7 +124,7 @@ def _extremes(alike: Sequence[Region], margin: float = 0.03) -> Iterable[tuple[s
     ):
         first, second = sorted(alike, key=key)[:2]
         if key(second) - key(first) >= margin:
-            yield first.id, f"the {name} {first.label}"
+            yield first.id, f"the {name} {noun(first.label)}"
 
 
 def outline(region: Region, height: int, width: int) -> np.ndarray | None:

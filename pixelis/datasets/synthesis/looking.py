@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from pixelis.datasets.synthesis import grounding
 from pixelis.datasets.synthesis.sample import FILLS, Form, Sample
 from pixelis.records import Box, Demonstration, Region
@@ -14,8 +16,6 @@ AIM = 0.008
 """How far a zoom may be aimed beside the middle of a thing, 0..1 of the picture."""
 HARD = 0.25
 """Share of samples without a level that zoom twice."""
-TRUSTED = 0.02
-"""Share of the picture from which on a colour can be measured at all."""
 
 DIGITS = (
     "Which digit is in the {color} frame?",
@@ -122,7 +122,8 @@ def _digits(sample: Sample) -> list[Region]:
 
 def digit(sample: Sample) -> Demonstration:
     """What is written on a card; at once when the picture shows nothing else, else after one or two zooms."""
-    sample.need(sample.level != "hard" or sample.chance(0.5) or len(_digits(sample)) < 2)
+    several = len({region.attributes["digit"] for region in _digits(sample)}) > 1
+    sample.need(sample.level != "hard" or not several or sample.chance(0.5))
     region = sample.pick(_digits(sample))
     colour, value = grounding.colour_of(region), str(region.attributes["digit"])
     what, question = f"the {colour} frame", sample.ask(DIGITS, color=colour)
@@ -135,9 +136,9 @@ def digit(sample: Sample) -> Demonstration:
 def larger_digit(sample: Sample) -> Demonstration:
     """Which of two cards shows the larger digit."""
     sample.need(sample.level in (None, "hard"))
-    pair = sample.shuffled(_digits(sample))[:2]
+    pairs = list(itertools.permutations(_digits(sample), 2))
+    pair = sample.pick([two for two in pairs if two[0].attributes["digit"] != two[1].attributes["digit"]])
     values = [int(str(region.attributes["digit"])) for region in pair]
-    sample.need(len(pair) == 2 and values[0] != values[1])
     a, b = (str(grounding.colour_of(region)) for region in pair)
     question = sample.ask(LARGER, a=a, b=b)
     for region, colour, value in zip(pair, (a, b), values, strict=True):
@@ -157,12 +158,13 @@ def what_is_there(sample: Sample) -> Demonstration:
     sample.need(not _digits(sample))
     cells = [grounding.place(region.box) for region in sample.regions]
     alone = [r for r, cell in zip(sample.regions, cells, strict=True) if cells.count(cell) == 1 and _only(sample, r)]
-    region = sample.pick(_small(sample, alone))
+    unsaid = sample.partial | grounding.NAMELESS
+    region = sample.pick([r for r in _small(sample, alone) if r.label not in unsaid])
     where = grounding.place(region.box)
     question, what = sample.ask(WHAT, where=where), f"the thing in the {where}"
     wrong = _wrong_labels(sample, region)
     _approach(sample, region, what, f"what is in the {where}")
-    think = sample.writer.conclude(f"it is {grounding.article(region.label)}")
+    think = sample.writer.conclude(f"it is {grounding.article(grounding.noun(region.label))}")
     return sample.done(question, region.label, think, wrong=wrong if sample.chance(0.4) else ())
 
 
@@ -178,20 +180,24 @@ def _wrong_labels(sample: Sample, region: Region) -> list[str]:
 
 
 def detail_colour(sample: Sample) -> Demonstration:
-    """The annotated colour of a small thing, seen in the zoom."""
+    """The colour of a small thing, seen in the zoom."""
     sample.need(not _digits(sample))
-    region = sample.pick([r for r in _small(sample, sample.named) if _askable_colour(sample, r)])
-    what, value = sample.names[region.id], str(grounding.colour_of(region))
+    region, value = _coloured(sample, _small(sample, sample.named))
+    what = sample.names[region.id]
     question = sample.ask(COLOUR, what=what)
     _approach(sample, region, what, f"the colour of {what}")
     others = _wrong_colours(sample, value) if sample.chance(0.3) else ()
     return sample.done(question, value, sample.writer.conclude(f"{what} is {value}"), wrong=others)
 
 
-def _askable_colour(sample: Sample, region: Region) -> bool:
-    """It has a colour that its name does not give away."""
-    colour = grounding.colour_of(region)
-    return colour is not None and colour not in sample.names[region.id].split()
+def _coloured(sample: Sample, regions: list[Region]) -> tuple[Region, str]:
+    """One of a few of the things that has a clear colour, which its name does not give away."""
+    for region in sample.shuffled([r for r in regions if "digit" not in r.attributes])[:5]:
+        value = sample.colour(region)
+        if value and value not in sample.names[region.id].split():
+            return region, value
+    sample.need(False)
+    raise AssertionError
 
 
 def _wrong_colours(sample: Sample, value: str) -> list[str]:
@@ -204,9 +210,9 @@ def _wrong_colours(sample: Sample, value: str) -> list[str]:
 
 
 def colour(sample: Sample) -> Demonstration:
-    """The annotated colour of a thing, measured inside of its outline."""
-    region = sample.pick([r for r in sample.named if _askable_colour(sample, r) and "digit" not in r.attributes])
-    what, value = sample.names[region.id], str(grounding.colour_of(region))
+    """The colour of a thing, measured inside of its outline."""
+    region, value = _coloured(sample, sample.named)
+    what = sample.names[region.id]
     right = sample.chance(0.5)
     claimed = value if right else _wrong_colours(sample, value)[0]
     asked = sample.chance(0.35)

@@ -293,13 +293,13 @@ def _courses(sample: Sample) -> list[Course]:
         members = [region for region in members if int(region.frame or 0) < int(start.frame or 0) + LONGEST]
         if len(members) < 10:
             continue
-        what = f"the {start.label}"
-        if labels[start.label] > 1:
+        what = f"the {grounding.noun(start.label)}"
+        if labels[start.label] > 1 or start.label in sample.partial:
             cell = grounding.place(start.box)
             beside = [r for r in sample.notes.regions if r.frame == start.frame and r.label == start.label and r.media == name]
             if sum(grounding.place(r.box) == cell for r in beside) > 1:
                 continue
-            what = f"the {start.label} that is in the {cell} in frame {start.frame}"
+            what = f"the {grounding.noun(start.label)} that is in the {cell} in frame {start.frame}"
         found.append(Course(what, members, name))
     return found
 

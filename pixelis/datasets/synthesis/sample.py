@@ -12,7 +12,7 @@ from pixelis.datasets.synthesis import grounding
 from pixelis.datasets.synthesis.studio import Room, Studio, stable_id
 from pixelis.datasets.synthesis.writing import Style, Writer
 from pixelis.errors import DataFailure
-from pixelis.operations import geometry, masks
+from pixelis.operations import colours, geometry, masks
 from pixelis.operations.segment_object_at import percent
 from pixelis.operations.video import Clip
 from pixelis.records import Annotations, Box, Demonstration, Level, Observation, Provenance, Question, Region
@@ -27,6 +27,8 @@ ALIKE_BOX = 0.6
 """The same for boxes, of things that are annotated by a box alone."""
 BY_POINT = 0.25
 """Share of objects that are pointed at rather than boxed."""
+CLEAR_COLOUR = 0.6
+"""Share of a thing's pixels that must be of one colour for it to be the thing's."""
 FILLS = 0.3
 """Share of a view's width or height that a thing takes up when it is close enough to be judged."""
 NAMED = ("A", "B", "C", "D", "E", "F")
@@ -81,9 +83,15 @@ class Sample:
         return [r for r in own if not r.attributes.get("iscrowd") and r.label.strip()]
 
     @cached_property
+    def partial(self) -> frozenset[str]:
+        """Labels of which the annotations may have missed some things; all of them where annotations were dropped."""
+        labels = {r.label for r in self.notes.regions} if self.question.meta.get("dropped") else ()
+        return frozenset((*self.question.meta.get("not_exhaustive", ()), *labels))
+
+    @cached_property
     def names(self) -> dict[str, str]:
         """What the regions are called, by id, where that picks out one."""
-        return grounding.describe(self.regions)
+        return grounding.describe(self.regions, self.partial)
 
     @cached_property
     def named(self) -> list[Region]:
@@ -131,11 +139,23 @@ class Sample:
 
     def called(self, region: Region) -> str:
         """What a region is called, by its label where it has no name of its own."""
-        return self.names.get(region.id, f"the {region.label} in the {grounding.place(region.box)}")
+        return self.names.get(region.id, f"the {grounding.noun(region.label)} in the {grounding.place(region.box)}")
 
     def somewhere(self, region: Region) -> str:
         """The part of the picture that a region is in; nothing where its name says so."""
         return "" if " in the " in self.called(region) else grounding.place(region.box)
+
+    def colour(self, region: Region) -> str | None:
+        """The annotated colour, or that of most of the pixels inside of the annotated outline; None without a clear one."""
+        if told := grounding.colour_of(region):
+            return told
+        picture = self.room.media[region.media]
+        assert not isinstance(picture, Clip)
+        mask = grounding.outline(region, *picture.shape[:2])
+        if mask is None or np.count_nonzero(mask) < 64:
+            return None
+        _, name, share = colours.dominant(picture[mask][:: max(1, np.count_nonzero(mask) // 20_000)])
+        return name if share >= CLEAR_COLOUR else None
 
     def measure(self, found: Mapping[str, Any], region: Region, groups: list[str], quality: str) -> dict[str, Any]:
         """Ask for properties of an object that was found; values by ``group.name``."""
@@ -168,6 +188,7 @@ class Sample:
         self.room.answer(think, answer)
         actions = [(step.op, step.target, step.arguments) for step in self.room.steps]
         source = str(self.question.meta.get("source", ""))
+        original = str(self.question.meta.get("original_id", self.question.id))
         return self.room.demonstration(
             id="cota_" + stable_id(self.task, self.question.id, text, actions)[:12],
             question=text,
@@ -177,7 +198,7 @@ class Sample:
             level=self.level,
             meta={**self.question.meta, **options, **meta},
             provenance=Provenance(
-                source=source, original_id=self.question.id, method=f"{self.task}/{self.form}", version=VERSION, writer="template"
+                source=source, original_id=original, method=f"{self.task}/{self.form}", version=VERSION, writer="template"
             ),
         )
 
