@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -60,3 +63,26 @@ def test_too_many_bad_rows_end_the_stream_with_our_own_error(tmp_path: Path) -> 
     assert isinstance(error, BadInput)
     assert "wrong_type 2" in error.message
     assert "a.jsonl, row 31, column question" in error.message
+
+
+def test_a_reader_stays_a_bounded_number_ahead_of_who_asks(tmp_path: Path) -> None:
+    """60 MB of rows, of which a few are wanted: the place in the file at which the reader stands while nobody asks."""
+    data = Data(train=file(tmp_path / "a.jsonl", 55_000), shuffle_rows=16)
+    stream = question_stream(data, 4, 0)
+    assert len(list(itertools.islice(stream, 40))) == 40
+    places = [0]
+    for _ in range(8):
+        time.sleep(0.25)
+        places.append(place_in(data.train))
+    stream.close()  # type: ignore[attr-defined]
+    assert 0 < places[-1] < 20e6
+    assert places[-1] == places[-3]
+
+
+def place_in(path: str) -> int:
+    """How far the process that has the file open has read it, in bytes."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(link) == path:
+                return int((link.parents[1] / "fdinfo" / link.name).read_text().split()[1])
+    return 0
