@@ -105,6 +105,7 @@ class Synthesis(Section):
     weights: SampleWeights = SampleWeights()
     corrections: list[str] = Field([], description="kinds of self-correction to choose from; empty: all")
     most_iou: float = Field(0.3, gt=0, lt=1, description="overlap of a mistaken place with the right one, at most")
+    thoughts: Literal["full", "terse"] = Field("full", description="terse: few words, those of the embedded model's tokenizer")
     passes: int = Field(4, ge=1, description="times a source's rows are gone through for a task before a target counts as unmet")
     strict: bool = Field(False, description="an unmet target is an error instead of a warning")
     keep_annotations: bool = Field(True, description="samples keep the annotations they were made from")

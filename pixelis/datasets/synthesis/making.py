@@ -123,7 +123,8 @@ class Maker:
         elif self.distiller is not None:
             made = self.distiller.distil(question, attempt.draw)
         else:
-            made = TASKS[attempt.task].make(question, self._rng(attempt, question, "golden"), self.studio)
+            rng = self._rng(attempt, question, "golden")
+            made = TASKS[attempt.task].make(question, rng, self.studio, self.settings.thoughts)
         source = made.provenance or Provenance(source="", original_id=question.id, method=self.settings.method)
         named = self.settings.datasources[attempt.source].path
         provenance = source.model_copy(update={"source": source.source or named})
