@@ -31,8 +31,8 @@ from pixelis.config.refinement import Refinement
 from pixelis.config.rewards import Rewards
 from pixelis.config.rft import Rft
 from pixelis.config.section import Section
-from pixelis.config.synthesis import Synthesis
 from pixelis.config.sft import Sft
+from pixelis.config.synthesis import Synthesis
 
 PATHS = (
     ("run", "dir"),

@@ -138,7 +138,7 @@ class Trainer:
                 code="foreign_adapter",
                 fix=f"set policy.lora.rank={adapter.rank} policy.lora.alpha={adapter.alpha}",
             )
-        fix = "use the policy.lora.targets and policy.lora.ranks that it was trained with, or start another run.dir from no adapter"
+        fix = "use the policy.lora.targets and policy.lora.ranks that it was trained with, or another run.dir without it"
         odd = sorted(set(adapter.tensors) ^ set(parameters))
         if odd:
             raise BadInput(f"the checkpoint and the configuration differ in {odd[0]}", code="foreign_adapter", fix=fix)
