@@ -97,8 +97,8 @@ class Engine(Section):
     deadline_s: float = Field(600.0, gt=0, description="vllm: seconds one turn of an episode, or one load of a version, may take")
     in_flight: Literal["drain", "keep"] = Field(
         "drain",
-        description="new weights wait for the episodes that run (drain), or the episodes are held, the weights change and they go "
-        "on (keep: no waiting for the longest episode when rft.staleness is above 0)",
+        description="new weights wait for the episodes that run (drain), or the episodes are held, the weights change and they "
+        "go on (keep: no waiting for the longest episode when rft.staleness is above 0)",
     )
     tensor_parallel: int = Field(1, ge=1, description="vllm: GPUs that share one model")
     gpu_memory: float = Field(0.9, gt=0, le=1, description="vllm: share of a GPU's memory for weights, keys and values")
