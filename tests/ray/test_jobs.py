@@ -20,7 +20,7 @@ from pixelis.jobs import evaluate, rft, sft
 from pixelis.jobs.driver import run_folder
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
-from pixelis.records import Demonstration, Group
+from pixelis.records import Demonstration, Group, Media
 from pixelis.telemetry import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -47,15 +47,21 @@ RFT = [*FEW.split(), "learner.lr=1e-3", "rft.steps=5", "rft.questions=4", "rft.g
 
 @pytest.fixture(scope="module")
 def levels(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Settings to learn from 90 demonstrations of the picture world with levels and weights, and one that is wrong on purpose."""
+    """Settings to learn from 90 demonstrations of the picture world with levels and weights.
+
+    One more is wrong on purpose, and the picture of one is broken.
+    """
     path = tmp_path_factory.mktemp("levels") / "demonstrations.jsonl"
     rows = [Demonstration.model_validate(row) for row in cards.demonstration_rows("train", 90, 42, 0.5)]
     for number, row in enumerate(rows):
         row.level = "simple" if not row.steps else "medium" if number % 2 else "hard"
         row.weight = 1.0 + number % 3
     rows.append(rows[0].model_copy(update={"id": "wrong", "kind": "trap_logical"}))
+    (path.parent / "broken.png").write_bytes(b"no picture")
+    broken = [Media(id="img0", uri=str(path.parent / "broken.png"))]
+    rows.append(rows[0].model_copy(update={"id": "broken", "media": broken, "level": "simple"}))
     path.write_text("".join(row.model_dump_json() + "\n" for row in rows), encoding="utf-8")
-    return [f"data.demonstrations={path}", f"sft.validation={path}"]
+    return [f"data.demonstrations={path}", f"sft.validation={path}", "data.max_bad_rows=0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +112,10 @@ def test_sft_follows_its_curriculum(straight: Path) -> None:
         counts = [row[f"curriculum/count_{level}"] for level in ("simple", "medium", "hard")]
         assert (row["curriculum/stage"], counts) == ((0, [4, 0, 0]) if row["step"] <= 20 else (1, [2, 1, 1]))
     (told,) = events.read(straight, "demonstrations")
-    assert (told["rows"], told["refused"]) == (90, {"trap_logical": 1})
-    assert "wrong" not in {name for ids in learnt_from(straight).values() for name in ids}
+    assert (told["rows"], told["refused"]) == (91, {"trap_logical": 1})
+    drawn = [name for ids in learnt_from(straight).values() for name in ids]
+    assert "wrong" not in drawn
+    assert rows[-1]["data/unusable"] == drawn.count("broken") > 0
 
 
 def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(straight: Path, levels: list[str], tmp_path: Path) -> None:
