@@ -117,6 +117,22 @@ def test_paths_become_absolute_and_names_stay(monkeypatch: pytest.MonkeyPatch, t
     assert config.absolute(c) == c
 
 
+@pytest.mark.parametrize(
+    ("source", "absolute"),
+    [
+        ("packaged:coins?count=3", "packaged:coins?count=3"),
+        ("s3://bucket/rows.parquet?format=r1v", "s3://bucket/rows.parquet?format=r1v"),
+        ("coco:data/coco?split=val2017", "coco:{here}/data/coco?split=val2017"),
+        ("rows.parquet?format=r1v&media=images", "{here}/rows.parquet?format=r1v&media=images"),
+    ],
+)
+def test_of_a_source_the_path_becomes_absolute(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, absolute: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert config.absolute(config.load(None, [f"data.train={source}"])).data.train == absolute.format(here=tmp_path)
+
+
 def test_the_ground_loads_nothing_heavy() -> None:
     code = (
         "import sys, pixelis.config, pixelis.records, pixelis.errors;"

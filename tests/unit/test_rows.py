@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from pyarrow import fs
 
 from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.fields import Fault, Root
 from pixelis.datasets.rows import FORMATS, detect, read_records
 from pixelis.datasets.rows_emit import CHATS, QUESTIONS, emit, emit_chat
 from pixelis.errors import BadInput
@@ -333,6 +335,22 @@ def test_media_are_relative_to_the_files_or_to_the_folder_that_the_source_names(
         question = next(read_records(write(folder, row) + f"?media={media}"))
         assert isinstance(question, Question)
         assert question.media[0].uri == str(folder / "images" / "0.png")
+
+
+def test_media_on_another_filesystem_are_fetched_once(tmp_path: Path) -> None:
+    bucket = fs._MockFileSystem()
+    bucket.create_dir("bucket/images")
+    with bucket.open_output_stream("bucket/images/0.png") as out:
+        out.write(b"a picture")
+    root = Root(bucket, "bucket/images", str(tmp_path))
+    uri = root.reference("images", "0.png")
+    assert Path(uri).read_bytes() == b"a picture"
+    bucket.delete_file("bucket/images/0.png")
+    assert root.reference("images", "0.png") == uri
+    for reference, code in (("1.png", "media_not_found"), ("../images2/0.png", "media_traversal")):
+        with pytest.raises(Fault) as caught:
+            root.reference("images", reference)
+        assert caught.value.code == code
 
 
 def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:
