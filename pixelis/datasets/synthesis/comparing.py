@@ -215,9 +215,9 @@ def ratio(sample: Sample) -> Demonstration:
     question, exact = sample.ask(RATIO, a=a, b=b), truth[0] / truth[1]
     values = _measured(sample, pair, "size.area_pixels", "area", "pixels")
     sample.agree(abs(values[0] / values[1] - exact) <= 0.045 * exact, "measure_differs")
-    answer = f"{exact:.2f}"
+    answer = f"{values[0] / values[1]:.2f}"
     think = sample.writer.conclude(f"{values[0]:.0f} divided by {values[1]:.0f} is about {answer}")
-    return sample.done(question, answer, think, scorer="numeric_band")
+    return sample.done(question, answer, think, scorer="numeric_band", truth=f"{exact:.4g}")
 
 
 # Counting

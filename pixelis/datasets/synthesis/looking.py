@@ -280,9 +280,8 @@ def share(sample: Sample) -> Demonstration:
     exact = 100 * float(truth.mean())
     sample.agree(abs(value - exact) <= 0.045 * exact, "measure_differs")
     sample.writer.saw("measured", what=what, quality="relative size", value=f"{value:.2f} %")
-    answer = f"{exact:.2g}" if exact < 10 else f"{exact:.0f}"
-    sample.need(abs(float(answer) - exact) <= 0.05 * exact)
-    return sample.done(question, answer, sample.writer.conclude(f"it is about {answer} per cent"), scorer="numeric_band")
+    answer, think = f"{value:.2f}", sample.writer.conclude(f"it is about {value:.2f} per cent")
+    return sample.done(question, answer, think, scorer="numeric_band", truth=f"{exact:.4g}")
 
 
 def corners(sample: Sample) -> Demonstration:

@@ -114,7 +114,7 @@ def at_place(sample: Sample) -> Demonstration:
     line, box, where = sample.pick(_alone(sample))
     question = sample.ask(AT_PLACE, where=where)
     _read(sample, line, box, where, f"the text in the {where}")
-    return sample.done(question, line.text, sample.writer.conclude("that is the text asked for"), scorer=_scorer(line.text))
+    return sample.done(question, line.text, sample.writer.conclude("this is the text asked for"), scorer=_scorer(line.text))
 
 
 def extreme(sample: Sample) -> Demonstration:
@@ -165,17 +165,17 @@ def number(sample: Sample) -> Demonstration:
     line, box, where = sample.pick(numbers)
     question = sample.ask(NUMBER, where=where)
     _read(sample, line, box, where, f"the number in the {where}")
-    return sample.done(question, line.text, sample.writer.conclude("that is the number"))
+    return sample.done(question, line.text, sample.writer.conclude("this is the number"))
 
 
 def says(sample: Sample) -> Demonstration:
     """Whether a text is what somebody says it is; where it is not, another text of the picture is named."""
     line, box, where = sample.pick(_alone(sample))
     others = [other.text for other, _ in _lines(sample) if plain(other.text) != plain(line.text)]
-    right = not others or sample.chance(0.5)
+    right = sample.chance(0.5)
     question = sample.ask(SAYS, where=where, text=line.text if right else sample.pick(others))
     _read(sample, line, box, where, f"the text in the {where}")
-    think = sample.writer.conclude("the two are the same" if right else "that is another text")
+    think = sample.writer.conclude("the two are the same" if right else "it says something else")
     return sample.done(question, "yes" if right else "no", think)
 
 

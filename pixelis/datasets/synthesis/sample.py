@@ -173,13 +173,15 @@ class Sample:
         scorer: str = "exact",
         wrong: Sequence[str] = (),
         also: Sequence[str] = (),
+        truth: str | None = None,
         **meta: Any,
     ) -> Demonstration:
         """The demonstration with this question and answer; ``also`` are other accepted truths.
 
-        With ``wrong`` answers it becomes one of choice, with the letter of the right option for an answer.
+        ``truth`` is what is annotated where the answer is what was measured, close enough for the scorer.
+        With ``wrong`` answers it becomes a question of choice, with the letter of the right option for an answer.
         """
-        truths, options = list(dict.fromkeys([answer, *also])), {}
+        truths, options = list(dict.fromkeys([truth or answer, *also])), {}
         if wrong:
             choices = self.shuffled([answer, *wrong])
             text += "".join(f"\n{letter}. {choice}" for letter, choice in zip(NAMED, choices, strict=False))
