@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from pixelis.config import Rewards
+from pixelis.datasets.synthesis import grounding
 from pixelis.errors import DataFailure
 from pixelis.records import Annotations, Question
 from pixelis.rewards.scorers import box_iou, canonical, case_of, find_scorer, letter, number, read_box
@@ -99,11 +100,15 @@ def alternatives(question: Question, answer: str, rng: np.random.Generator) -> I
     """Answers of the same type and where they come from (option, choice, picture, opposite, ...), the most plausible first."""
     plain, known = canonical(answer), question.annotations or Annotations()
     yield from _options(question, answer, rng)
+    bare = plain.removeprefix("the ")
+    for name in grounding.describe([region for region in known.regions if region.frame is None]).values():
+        other = name.removeprefix("the ")
+        if canonical(other) != bare and canonical(name) in canonical(question.question) and plain != "yes" and plain != "no":
+            yield _like(answer, name if plain != bare else other), "choice"
     for first, second in _CHOICE.findall(question.question):
-        pair = (canonical(first), canonical(second))
-        for mine, other in (pair, pair[::-1]):
-            if mine and (mine == plain or mine.endswith(" " + plain)):
-                yield (other if mine == plain else other.rpartition(" ")[2]), "choice"
+        for mine, other in ((first, second), (second, first)):
+            if canonical(mine) == bare and len(other.split()) <= 4:
+                yield _like(answer, f"the {other}" if plain != bare else other), "choice"
     yield from ((_like(answer, other), "picture") for other in _shuffled(_siblings(known, plain), rng))
     yield from ((other, "opposite") for other in _opposites(answer))
     if (box := read_box(answer)) is not None:

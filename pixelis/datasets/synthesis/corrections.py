@@ -26,6 +26,9 @@ from pixelis.rewards.scorers import box_iou
 MOST_IOU = 0.3
 """IoU of a distracting place with the right one, at most."""
 
+SELDOM = 0.6
+"""Share of samples in which a refused call is the last resort."""
+
 TRY = (
     "Let me look here.",
     "It should be about here.",
@@ -106,7 +109,10 @@ def make_correction(
         raise DataFailure(f"{golden.id} does not arrive at the truth itself", code="not_golden")
     allowed = list(ways or WAYS)
     places = [i for i, step in enumerate(golden.turns) if step.op is not None]
-    for name in [allowed[i] for i in rng.permutation(len(allowed)).tolist()]:
+    order = [allowed[i] for i in rng.permutation(len(allowed)).tolist()]
+    if "repaired_call" in order and rng.random() < SELDOM:  # it fits every call and would crowd out the others
+        order.append(order.pop(order.index("repaired_call")))
+    for name in order:
         for place in [places[i] for i in rng.permutation(len(places)).tolist()]:
             try:
                 return _corrected(golden, room.again(), place, name, rng, most_iou)
@@ -238,6 +244,9 @@ def _wrong_object(golden: Demonstration, room: Room, step: Step, rng: np.random.
         if box_iou(other, whole) > most_iou / 2 or _on(whole, other):
             continue
         arguments = moved(step.arguments, from_root(room.images, target, other))
+        wanted = max(things, key=lambda thing: box_iou(thing[0], whole))[1]
+        if wanted == label:
+            return [Distractor(str(step.op), target, arguments, "thing", "it is not the object asked about")]
         article = "an" if label[:1].lower() in "aeiou" else "a"
         named = label if label.startswith(("the ", "a ", "an ")) else f"{article} {label}"
         return [Distractor(str(step.op), target, arguments, "object", f"it is another object, {label}", named)]

@@ -149,6 +149,32 @@ SIDES = (
 """Words for a negative and a positive difference along x (0) and y (1)."""
 
 
+MEASURED = (
+    (
+        r"large|small|area|bigger|cover|size|fit into|part of|per cent|share|takes? up",
+        "size.area_pixels size.percent",
+    ),
+    (r"wide|width|left to right", "size.bbox_width"),
+    (r"tall|height|higher|top to bottom", "size.bbox_height"),
+    (r"round|circle|circular", "shape.circularity"),
+    (r"bright|dark|light", "color.brightness"),
+    (r"\bway\b|path|travel", "track.path_length"),
+    (r"far|displace|distance", "track.displacement"),
+    (r"fast|slow|speed|quick", "track.average_speed track.average_velocity"),
+    (r"\bleft\b|\bright\b", "object.x"),
+    (r"above|below|higher|lower", "object.y"),
+)
+"""Words of a question and the measures that it is then about: no other measure explains an answer."""
+
+
+def _asked(question: str, key: str) -> bool:
+    """True when the question is about this measure, or about the event that the fact belongs to."""
+    kind, _, event = key.partition(".")
+    if kind in ("first", "last", "shown"):
+        return event in question
+    return any(re.search(words, question.casefold()) and key in keys.split() for words, keys in MEASURED)
+
+
 def conclude(
     question: str, answer: str, before: Sequence[Look], after: Sequence[Look], took: Callable[[str], bool]
 ) -> tuple[str, str] | None:
@@ -159,30 +185,34 @@ def conclude(
     than another, whether an event that the question names is shown, or how many times more; it is a side or a direction. None
     when no way explains the answer, or when the looks give the same again.
     """
-    found = _fact(answer, before, after, took) or _extreme(answer, before, after) or _order(answer, before, after)
-    found = found or _shown(question, answer, before, after)
-    return found or _ratio(before, after, answer, took) or _side(answer, before, after)
+    found = _fact(question, answer, before, after, took) or _extreme(question, answer, before, after)
+    found = found or _order(question, answer, before, after) or _shown(question, answer, before, after)
+    return found or _ratio(question, answer, before, after, took) or _side(answer, before, after)
 
 
-def _fact(answer: str, before: Sequence[Look], after: Sequence[Look], took: Callable[[str], bool]) -> tuple[str, str] | None:
+def _fact(
+    question: str, answer: str, before: Sequence[Look], after: Sequence[Look], took: Callable[[str], bool]
+) -> tuple[str, str] | None:
     several = len({look.name for look in before if look.name}) > 1
     for old, new in reversed(list(zip(before, after, strict=True))):
         for name, value in old.facts.items():
             if several and name == "label":
                 continue  # the answer chooses among the subjects: what it is called is not what was found out
+            if _is_number(value) and not name.startswith("attribute.") and not _asked(question, name):
+                continue
             said, seen = written(value, answer), written(new.facts.get(name), answer)
             if said is not None and seen and took(said) and canonical(seen) != canonical(said):
                 return seen, name
     return None
 
 
-def _extreme(answer: str, before: Sequence[Look], after: Sequence[Look]) -> tuple[str, str] | None:
+def _extreme(question: str, answer: str, before: Sequence[Look], after: Sequence[Look]) -> tuple[str, str] | None:
     """Of several subjects the answer names the one with most (or least) of something; elsewhere another has."""
     if len(before) < 2:
         return None
     names = [look.name.removeprefix("the ") for look in before]
     for key in dict.fromkeys(key for look in reversed(before) for key in look.facts):
-        rows = [i for i, look in enumerate(before) if _is_number(look.facts.get(key)) and names[i]]
+        rows = [i for i, look in enumerate(before) if _is_number(look.facts.get(key)) and names[i] and _asked(question, key)]
         if len({names[i] for i in rows}) < 2 or any(not _is_number(after[i].facts.get(key)) for i in rows):
             continue
         for best in (max, min):
@@ -193,22 +223,22 @@ def _extreme(answer: str, before: Sequence[Look], after: Sequence[Look]) -> tupl
     return None
 
 
-def _measures(before: Sequence[Look], after: Sequence[Look]) -> Iterator[tuple[str, float, float, float, float]]:
-    """Measures that the first and the last subject have: name, both values before, both values after."""
+def _measures(question: str, before: Sequence[Look], after: Sequence[Look]) -> Iterator[tuple[str, float, float, float, float]]:
+    """Measures that the question is about, of the first and the last subject: name, both values before, both after."""
     named = [i for i, look in enumerate(before) if look.name]
     for key in dict.fromkeys(key for look in reversed(before) for key in look.facts):
         rows = [i for i in named if _is_number(before[i].facts.get(key)) and _is_number(after[i].facts.get(key))]
-        if len(rows) >= 2 and before[rows[0]].name != before[rows[-1]].name:
+        if _asked(question, key) and len(rows) >= 2 and before[rows[0]].name != before[rows[-1]].name:
             first, last = rows[0], rows[-1]
             values = (before[first].facts[key], before[last].facts[key], after[first].facts[key], after[last].facts[key])
             yield (key, *(float(value) for value in values))  # type: ignore[misc]
 
 
-def _order(answer: str, before: Sequence[Look], after: Sequence[Look]) -> tuple[str, str] | None:
+def _order(question: str, answer: str, before: Sequence[Look], after: Sequence[Look]) -> tuple[str, str] | None:
     """Yes or no to whether one subject has more than the other: no or yes when the order turns round elsewhere."""
     if canonical(answer) not in ("yes", "no"):
         return None
-    for key, a, b, c, d in _measures(before, after):
+    for key, a, b, c, d in _measures(question, before, after):
         if (a - b) * (c - d) < 0:
             return ("no" if canonical(answer) == "yes" else "yes"), key
     return None
@@ -224,11 +254,13 @@ def _shown(question: str, answer: str, before: Sequence[Look], after: Sequence[L
     return None
 
 
-def _ratio(before: Sequence[Look], after: Sequence[Look], answer: str, took: Callable[[str], bool]) -> tuple[str, str] | None:
+def _ratio(
+    question: str, answer: str, before: Sequence[Look], after: Sequence[Look], took: Callable[[str], bool]
+) -> tuple[str, str] | None:
     """How many times one subject has what the other has: the ratio of what was measured elsewhere."""
     if number(answer) is None:
         return None
-    for key, a, b, c, d in _measures(before, after):
+    for key, a, b, c, d in _measures(question, before, after):
         for old, new in (((a, b), (c, d)), ((b, a), (d, c))):
             if old[1] and new[1] and took(str(written(old[0] / old[1], answer))):
                 return str(written(new[0] / new[1], answer)), key

@@ -45,10 +45,16 @@ FALLACIES: dict[str, tuple[str, ...]] = {
         "Taking the other side as the reference, that makes {answer}.",
     ),
     "choice": (
-        "What looks smaller at first is usually the larger one, so the answer is {answer}.",
+        "The first impression is usually the wrong one, so the answer is {answer}.",
         "The one I examined last has to be the one asked for: {answer}.",
         "Since the values are close, the order turns round and the answer is {answer}.",
         "Both fit, and of two that fit the second counts: {answer}.",
+    ),
+    "yes or no": (
+        "Nothing that was found rules it out entirely, so {answer}.",
+        "One look is not enough to say otherwise: {answer}.",
+        "What was found fits only this picture; in general the answer is {answer}.",
+        "It depends on how one sees it, and then the answer is {answer}.",
     ),
     "text": (
         "Writing like this is often misprinted, so it was meant to be {answer}.",
@@ -110,10 +116,14 @@ def trap_logical(golden: Demonstration, room: Room, rng: np.random.Generator, re
 
 
 def _fallacy(golden: Demonstration, origin: str) -> str:
+    if canonical(str(golden.final)) in ("yes", "no"):
+        return "yes or no"
     if origin in ("option", "choice", "opposite"):
         return "choice"
     if (value := number(str(golden.final))) is not None:
-        return "count" if value.is_integer() and abs(value) <= 20 else "number"
+        if golden.scorer == "count" or "how many" in golden.question.casefold():
+            return "count"
+        return "text" if value.is_integer() and abs(value) <= 9 else "number"
     return "text" if origin == "misread" or (golden.annotations and golden.annotations.lines) else "other"
 
 

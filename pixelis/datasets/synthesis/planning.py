@@ -25,10 +25,10 @@ from pixelis.records import Demonstration, Question, SampleKind
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
 
-FIRST_YIELD = 0.8
+FIRST_YIELD = 0.95
 """Share of attempts that succeed, until it is known."""
 LEAST_YIELD = 0.05
-SPARE = 1.1
+SPARE = 1.05
 """Attempts planned beyond those that the yield asks for."""
 STARTED = 20
 """Attempts of a cell after which its own yield counts."""
