@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 from urllib.parse import parse_qs
 
@@ -92,9 +92,10 @@ def read_questions(
 ) -> Iterator[Question]:
     """Questions of ``source`` from number ``start`` on, endless unless ``epochs`` says otherwise.
 
-    ``seed`` shuffles the rows anew in every epoch, within windows of ``shuffle_rows`` (None: their own order), and chooses the
-    pictures of a `cards:` source that names no seed. ``limit`` keeps the first N. The order depends on these arguments alone, so
-    a run resumes by number. Up to ``max_bad_rows`` (below 1 a share) are skipped, each told to ``bad`` once.
+    ``seed`` shuffles the rows anew in every epoch, within windows of ``shuffle_rows`` (None: their own order), in which rows come
+    as often as their ``meta.weight`` says, and chooses the pictures of a `cards:` source that names no seed. ``limit`` keeps the
+    first N. The order depends on these arguments alone, so a run resumes by number. Up to ``max_bad_rows`` (below 1 a share) are
+    skipped, each told to ``bad`` once.
     Raises MissingFile, and BadInput naming file, row and column.
     """
     if source.startswith("cards:"):
@@ -181,13 +182,32 @@ def _read(
                 number += 1
         else:
             for place, block in enumerate(_batched(rows, window)):
-                order = np.random.default_rng([seed, epoch, place]).permutation(len(block))
+                order = _order(block, np.random.default_rng([seed, epoch, place]))
                 for at in order[max(0, start - number) :]:
                     yield block[at]
                 number += len(block)
         length, epoch = number - begun, epoch + 1
         if not length:
             raise BadInput(f"{source} holds no {kind.__name__.lower()}", code="no_rows", fix="name a source that has some")
+
+
+def _order(block: Sequence[Question], rng: np.random.Generator) -> np.ndarray:
+    """Places of a shuffled window, as many as it has: one of ``meta.weight`` 3 among others of 1 comes three times as often."""
+    order = rng.permutation(len(block))
+    weights = np.array([_weight(question) for question in block])
+    if (weights == weights[0]).all():
+        return order
+    # Systematic sampling: each place comes its expected number of times, rounded down or up.
+    edges = np.cumsum(weights) / weights.sum()
+    drawn = np.searchsorted(edges, (np.arange(len(block)) + rng.random()) / len(block))
+    return np.minimum(drawn, len(block) - 1)[order]
+
+
+def _weight(question: Question) -> float:
+    weight = question.meta.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise BadInput(f"{question.id}: meta.weight {weight!r} is not a positive number", fix="leave it out, or make it one")
+    return float(weight)
 
 
 def _usable(source: str, kind: type[R], tolerance: Tolerance | None) -> Iterator[R]:

@@ -173,6 +173,18 @@ def test_annotated_and_packaged_sources_come_by_the_same_door(tmp_path: Path) ->
         read_demonstrations("packaged:coins?count=1", 1, seed=0, direct_share=0.5)
 
 
+def test_a_question_of_more_weight_comes_more_often_and_a_resumed_run_goes_on_the_same(tmp_path: Path) -> None:
+    rows = [{**ROWS[0], "id": f"w{i}", "meta": {"weight": 3.0 if i == 2 else 0.5}} for i in range(20)]
+    source = write(tmp_path / "weighted.jsonl", rows)
+    drawn = [question.id for question in itertools.islice(read_questions(source, seed=4), 400)]
+    assert 85 <= drawn.count("w2") <= 105, "3 of 12.5 by weight"
+    assert all(drawn.count(f"w{i}") >= 8 for i in range(20))
+    assert [question.id for question in itertools.islice(read_questions(source, seed=4, start=137), 50)] == drawn[137:187]
+    bad = write(tmp_path / "bad_weight.jsonl", [{**ROWS[0], "meta": {"weight": 0}}])
+    with pytest.raises(BadInput, match="weight"):
+        next(read_questions(bad, seed=0))
+
+
 # -- demonstrations ---------------------------------------------------------------------------------------------------------
 
 
