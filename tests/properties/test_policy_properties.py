@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pixelis import config
 from pixelis.config.algorithms import ALGORITHMS
-from pixelis.policy.advantages import batch_advantages, group_advantages
+from pixelis.policy.advantages import batch_advantages
 from pixelis.policy.losses import Spans, Totals, policy_loss, token_weights
 from pixelis.policy.packing import pack, segment
 
@@ -40,11 +40,11 @@ def test_unpacking_buckets_gives_the_row_back(sizes: list[int]):
 @given(rewards, st.floats(-3, 3))
 def test_advantages_sum_to_zero_and_ignore_a_shift(values: list[float | None], shift: float):
     setting = config.Advantage(scale="none")
-    found = group_advantages(values, setting)
+    (found,) = batch_advantages([values], setting)
     used = [a for a in found if a is not None]
     assert len(found) == len(values)
     assert math.isclose(math.fsum(used), 0, abs_tol=1e-7)
-    moved = group_advantages([None if v is None else v + shift for v in values], setting)
+    (moved,) = batch_advantages([[None if v is None else v + shift for v in values]], setting)
     assert [a is None for a in moved] == [a is None for a in found]
     for a, b in zip(found, moved, strict=True):
         assert a is None or math.isclose(a, b, abs_tol=1e-6)
@@ -52,7 +52,7 @@ def test_advantages_sum_to_zero_and_ignore_a_shift(values: list[float | None], s
 
 @given(rewards)
 def test_scaled_advantages_are_bounded_and_ordered_like_rewards(values: list[float | None]):
-    found = group_advantages(values, config.Advantage())
+    (found,) = batch_advantages([values], config.Advantage())
     scored = sorted((v, a) for v, a in zip(values, found, strict=True) if v is not None and a is not None)
     assert all(x[1] <= y[1] + 1e-9 for x, y in itertools.pairwise(scored))
     assert all(abs(a) <= math.sqrt(len(scored)) for _, a in scored)

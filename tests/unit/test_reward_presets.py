@@ -12,7 +12,7 @@ from pixelis import config
 from pixelis.config import Rewards
 from pixelis.config.reward_presets import REWARD_PRESETS
 from pixelis.errors import BadConfig
-from pixelis.policy.advantages import group_advantages
+from pixelis.policy.advantages import batch_advantages
 from pixelis.records import Action, Group, Media, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.rewards.grader import Grader
 from pixelis.rewards.terms import score_group
@@ -111,7 +111,7 @@ def test_mini_o3_leaves_out_what_a_limit_cut_off():
     settings = config.load(None, ["rewards.preset=mini-o3", "rft.algorithm=mini_o3"])
     assert "over_turn" in settings.rft.advantage.exclude
     kept = [t for t in (RIGHT, WRONG, over) if t.stop_reason.value not in settings.rft.advantage.exclude]
-    assert group_advantages(rewards("mini-o3", *kept), settings.rft.advantage) == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    assert batch_advantages([rewards("mini-o3", *kept)], settings.rft.advantage)[0] == pytest.approx([0.7071, -0.7071], abs=1e-4)
 
 
 def test_deepeyes_paper():
