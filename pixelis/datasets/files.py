@@ -29,6 +29,8 @@ OPTIONS = ("format", "media", "scorer", "cache")
 """What a source may say of its rows after the question mark."""
 CHUNK = 1 << 20
 """Characters read at a time from a JSON list, and bytes of a parquet column."""
+TOKEN = 16
+"""Characters beyond which no literal, number's sign or escape of JSON goes on: a fault so far from the end is one."""
 BATCH_BYTES = 4 << 20
 """Decoded parquet rows held at a time; a single row may be larger."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*://")
@@ -107,7 +109,8 @@ class Source:
 
 def _hidden(path: str) -> bool:
     """Hidden files, and what is written beside rows about where they come from (`telemetry.lineage`)."""
-    return any(part.startswith((".", "_")) for part in PurePosixPath(path.lstrip("/")).parts) or path.endswith("lineage.json")
+    parts = PurePosixPath(path.lstrip("/")).parts
+    return any(part.startswith((".", "_")) for part in parts) or f".{parts[-1]}".endswith(".lineage.json")
 
 
 def kind(path: str) -> str | None:
@@ -152,21 +155,24 @@ def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
     decoder, text, number, place = json.JSONDecoder(), "", 0, 0
     with system.open_input_stream(path, compression="detect", buffer_size=CHUNK) as stream:
         characters = io.TextIOWrapper(io.BufferedReader(stream, CHUNK), encoding="utf-8-sig")
-        wanted, ended, in_list = CHUNK, False, False
+        wanted, ended, in_list, closed = CHUNK, False, False, False
         try:
             while True:
                 place = _between(text, place)
-                if not number and not in_list and text.startswith("[", place):
+                if not number and not in_list and not closed and text.startswith("[", place):
                     in_list, place = True, place + 1
                     continue
                 if in_list and text.startswith("]", place):
-                    return
+                    in_list, closed, place = False, True, place + 1
+                    continue
+                if closed and place < len(text):
+                    raise BadInput(f"{path}, after row {number}: more follows the list", fix="write one list, or JSON lines")
                 fault = None
                 try:
                     value, after = decoder.raw_decode(text, place)
                 except json.JSONDecodeError as error:
                     fault = error
-                if not ended and (fault or after == len(text)):  # cut off by the end of what was read so far
+                if not ended and (after == len(text) if fault is None else _cut_off(fault)):  # by the end of what was read
                     more = characters.read(wanted)
                     ended, text, place, wanted = not more, text[place:] + more, 0, 2 * wanted
                     continue
@@ -180,6 +186,13 @@ def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
             raise BadInput(f"{path}, after row {number}: not UTF-8: {error.reason}", fix="save the file as UTF-8") from None
         except RecursionError:
             raise BadInput(f"{path}, row {number + 1}: nested too deeply") from None
+        except ValueError as error:  # a whole number of thousands of digits
+            raise BadInput(f"{path}, row {number + 1}: not JSON ({_said(error)})") from None
+
+
+def _cut_off(fault: json.JSONDecodeError) -> bool:
+    """Whether the text may be right when it goes on."""
+    return fault.msg.startswith("Unterminated string") or len(fault.doc) - fault.pos < TOKEN
 
 
 def _between(text: str, place: int) -> int:

@@ -96,6 +96,9 @@ def test_a_line_that_is_no_row_is_a_value_and_the_next_is_read(tmp_path: Path) -
         ("a.json", '[{"a": 1}, {"a": ', ("row 2", "not JSON")),
         ("a.json", '[{"a": 1}', ("row 2", "not JSON")),
         ("a.json", '[{"a": 1}, nonsense]', ("row 2", "not JSON")),
+        ("a.json", '[{"a": 1}] [{"a": 2}]', ("after row 1", "more follows")),
+        ("a.json", '[] {"a": 2}', ("after row 0", "more follows")),
+        ("a.json", '[{"a": 1}, {"a": ' + 5000 * "1" + "}]", ("row 2", "not JSON")),
         ("a.parquet", "no parquet", ("a.parquet", "cannot be read")),
         ("a.jsonl.gz", "no gzip", ("a.jsonl.gz", "cannot be read")),
     ],
@@ -107,13 +110,33 @@ def test_a_damaged_file_is_named_with_the_row(tmp_path: Path, name: str, content
     assert all(word in caught.value.message for word in words)
 
 
+def test_what_follows_a_fault_is_not_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "CHUNK", 64)
+    (tmp_path / "a.json").write_text('[{"a": 1}, {"a" 2}, ' + 100_000 * '{"a": 3}, ' + "{}]")
+    longest = 0
+    decode = json.JSONDecoder.raw_decode
+
+    def watched(decoder: json.JSONDecoder, text: str, place: int = 0) -> Any:
+        nonlocal longest
+        longest = max(longest, len(text))
+        return decode(decoder, text, place)
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", watched)
+    with pytest.raises(BadInput, match="row 2"):
+        read(tmp_path / "a.json")
+    assert longest < 1000
+
+
 def test_a_folder_is_its_files_by_name_whatever_lies_beside_them(tmp_path: Path) -> None:
-    for name in ("b.jsonl", "a/z.parquet", "a/c.json", ".hidden/x.jsonl", "_tmp.jsonl", "readme.md"):
+    beside = (".hidden/x.jsonl", "_tmp.jsonl", "readme.md", "lineage.json", "b.jsonl.lineage.json")
+    for name in ("b.jsonl", "a/z.parquet", "a/c.json", "a/my_lineage.json", *beside):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     _, root, found = Source.of(str(tmp_path)).files()
     assert root == str(tmp_path)
-    assert [Path(path).relative_to(tmp_path).as_posix() for path in found] == ["a/c.json", "a/z.parquet", "b.jsonl"]
+    assert [Path(path).relative_to(tmp_path).as_posix() for path in found] == [
+        *("a/c.json", "a/my_lineage.json", "a/z.parquet", "b.jsonl")
+    ]
 
 
 def test_a_filesystem_is_named_by_its_uri(tmp_path: Path) -> None:
