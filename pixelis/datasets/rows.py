@@ -10,12 +10,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
 
 from pydantic import ValidationError
 
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.fields import Fault, Fields, root_of
+from pixelis.datasets.fields import Fault, Fields, Root, root_of
 from pixelis.datasets.files import Row, Source, read_file
 from pixelis.datasets.rows_history import read_chain, read_trajectory
 from pixelis.datasets.rows_sft import read_conversations, read_message_list, read_messages
@@ -221,7 +220,7 @@ def read_records(text: str, kind: type[Question] = Question) -> Iterator[Questio
                 yield row
                 continue
             name = name or _detected(row)
-            record = _record(row, FORMATS[name], root, kind, source.scorer)
+            record = _record(row, f"{_stem(path, folder)}-{row.number}", FORMATS[name], root, kind, source.scorer)
             if isinstance(record, Question):
                 if (key := hash(record.id)) in seen:
                     record = BadRow(path, str(row.number), "id", "duplicate_id", f"the id {record.id!r} is there twice")
@@ -240,10 +239,18 @@ def _detected(row: Row) -> str:
         raise
 
 
-def _record(row: Row, format: Format, root: Any, kind: type[Question], scorer: str | None) -> Question | BadRow:
+def _stem(path: str, folder: str) -> str:
+    """The name of a file without its ending, from the folder of the source on: several below it may be called `train`."""
+    inside = PurePosixPath(path)
+    if inside.is_relative_to(folder):
+        inside = inside.relative_to(folder)
+    return str(inside.with_suffix(""))
+
+
+def _record(row: Row, own: str, format: Format, root: Root, kind: type[Question], scorer: str | None) -> Question | BadRow:
     place = (row.file, str(row.number))
     try:
-        record = format.read(Fields(row.values, root), f"{PurePosixPath(row.file).stem}-{row.number}")
+        record = format.read(Fields(row.values, root), own)
         if not isinstance(record, kind):
             raise Fault("turns", "no_turns", f"a {kind.__name__.lower()} is wanted, this row has no turns of an assistant")
         record.model_dump_json()  # half a surrogate pair cannot be written

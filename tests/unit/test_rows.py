@@ -353,6 +353,15 @@ def test_media_on_another_filesystem_are_fetched_once(tmp_path: Path) -> None:
         assert caught.value.code == code
 
 
+def test_rows_without_an_id_of_their_own_are_called_by_their_file(folder: Path) -> None:
+    row = {"image_path": "images/0.png", "question": "What?", "ground_truth": "red"}
+    for name in ("easy/test.jsonl", "hard/test.jsonl", "test.jsonl"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        write(folder, row, name=name)
+    found = list(read_records(f"{folder}?media={folder}"))
+    assert [record.id for record in found if isinstance(record, Question)] == ["easy/test-1", "hard/test-1", "test-1"]
+
+
 def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:
     (row,) = read_records(write(folder, base()), Demonstration)
     assert isinstance(row, BadRow)
