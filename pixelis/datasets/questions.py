@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 import numpy as np
 
@@ -113,16 +113,13 @@ def read_demonstrations(
 ) -> list[Demonstration]:
     """``count`` demonstrations: of a file in an order that ``seed`` shuffles anew in every epoch; of `cards:` made anew."""
     if source.startswith("cards:"):
-        fields = _cards_fields(source)
-        split, own_seed = fields.get("split", "train"), int(fields.get("seed", seed))
-        aim = fields.get("aim", "0")
+        split, own_seed, fields = _cards_fields(source, seed, "aim")
         try:
-            spread = float(aim)
+            aim = float(fields.get("aim", 0))
         except ValueError:
-            raise BadInput(f"{source}: aim={aim} is no number") from None
-        return [
-            Demonstration.model_validate(row) for row in cards.demonstration_rows(split, count, own_seed, direct_share, spread)
-        ]
+            raise BadInput(f"{source}: aim={fields['aim']} is no number") from None
+        rows = cards.demonstration_rows(split, count, own_seed, direct_share, aim)
+        return [Demonstration.model_validate(row) for row in rows]
     tolerance = Tolerance(source, max_bad_rows, bad)
     return list(itertools.islice(_read(source, Demonstration, seed, 0, 0, None, tolerance, SHUFFLE_ROWS), count))
 
@@ -234,15 +231,18 @@ def _read_cards(source: str, seed: int | None, start: int, count: int, epochs: i
             yield Question.model_validate(rows(number))
 
 
-def _cards_fields(source: str) -> dict[str, str]:
-    return {key: values[-1] for key, values in parse_qs(source.partition("?")[2], keep_blank_values=True).items()}
+def _cards_fields(source: str, seed: int | None, option: str) -> tuple[str, int, dict[str, str]]:
+    """Split, seed and all that a `cards:` source says; BadInput for anything but these and ``option``."""
+    fields = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
+    known = ("split", "seed", option)
+    if unknown := next((key for key in fields if key not in known), None):
+        raise BadInput(f"{source}: no option `{unknown}` here", fix=f"options are {', '.join(known)}")
+    try:
+        return fields.get("split", "train"), int(fields.get("seed", seed or 0)), fields
+    except ValueError:
+        raise BadInput(f"{source}: the seed {fields['seed']!r} is not a whole number") from None
 
 
 def _cards(source: str, seed: int | None) -> Callable[[int], dict[str, Any]]:
-    fields = _cards_fields(source)
-    split, shift = fields.get("split", "train"), fields.get("shift", "")
-    try:
-        own_seed = int(fields.get("seed", seed or 0))
-    except ValueError:
-        raise BadInput(f"{source}: the seed {fields['seed']!r} is not a whole number") from None
-    return lambda number: cards.question_row(split, own_seed, number, shift)
+    split, own_seed, fields = _cards_fields(source, seed, "shift")
+    return lambda number: cards.question_row(split, own_seed, number, fields.get("shift", ""))

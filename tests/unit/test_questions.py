@@ -120,11 +120,14 @@ def test_an_empty_file_is_an_error_and_not_an_endless_wait(tmp_path: Path) -> No
         read_demonstrations(source, 3, seed=0, direct_share=0.5)
 
 
-@pytest.mark.parametrize("source", ["cards:?split=dev", "cards:?split=train&shift=blur", "cards:?seed=many"])
+@pytest.mark.parametrize("source", ["cards:?split=dev", "cards:?split=train&shift=blur", "cards:?seed=many", "cards:?spilt=test"])
 def test_an_unknown_part_of_a_cards_source_is_named(source: str) -> None:
     with pytest.raises(BadInput) as caught:
         next(read_questions(source))
-    assert any(word in caught.value.message for word in ("dev", "blur", "many"))
+    assert any(word in caught.value.message for word in ("dev", "blur", "many", "spilt"))
+    with pytest.raises(BadInput) as caught:
+        read_demonstrations(source, 1, seed=0, direct_share=0.5)
+    assert any(word in caught.value.message for word in ("dev", "shift", "many", "spilt"))
 
 
 def with_bad(path: Path, good: int, bad: int) -> str:
