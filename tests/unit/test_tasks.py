@@ -12,7 +12,9 @@ import pytest
 import pixelis.nano
 from pixelis.config import Config, Dialogue, Learner
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.synthesis import grounding, packaged
+from pixelis.datasets.synthesis import grounding, looking, moments, packaged, reading
+from pixelis.datasets.synthesis.comparing import _groups
+from pixelis.datasets.synthesis.sample import Sample
 from pixelis.datasets.synthesis.studio import Studio
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import DataFailure
@@ -219,7 +221,6 @@ def test_a_wrong_colour_is_contradicted(folder):
         for n, r in enumerate(question.annotations.regions)
     ]
     from pixelis.datasets.synthesis.looking import colour
-    from pixelis.datasets.synthesis.sample import Sample
 
     for seed in range(4):
         sample = Sample(
@@ -293,7 +294,6 @@ def test_a_colour_that_nobody_annotated_is_that_of_the_pixels(folder):
     known = {r.id: r.attributes["color"] for r in question.annotations.regions}
     regions = [r.model_copy(update={"label": f"shape {r.id}", "attributes": {}}) for r in question.annotations.regions]
     from pixelis.datasets.synthesis.looking import detail_colour
-    from pixelis.datasets.synthesis.sample import Sample
 
     for seed in range(4):
         sample = Sample(
@@ -312,3 +312,83 @@ def test_crowds_are_not_counted(folder):
     regions[0] = regions[0].model_copy(update={"attributes": {"iscrowd": 1}})
     assert crowd.id == regions[0].id
     assert causes("counting", with_notes(question, regions=regions), 3) == {"unsuitable": 3}
+
+
+def test_names_pick_out_one_thing():
+    """Captions call one kind "a cup" and "the cup"; "the red cup" may be a cup that is red or one that is labelled so."""
+    boxes = [(0.02, 0.4, 0.12, 0.5), (0.3, 0.42, 0.4, 0.52), (0.8, 0.4, 0.9, 0.5)]
+
+    def named(*labels: str, **colours: str) -> set[str]:
+        regions = [
+            Region(id=f"r{i}", label=label, box=box, attributes={"color": colours[f"r{i}"]} if f"r{i}" in colours else {})
+            for i, (label, box) in enumerate(zip(labels, boxes, strict=False))
+        ]
+        return set(grounding.describe(regions).values())
+
+    assert named("a cup", "the cup", "dog") == {"the leftmost cup", "the rightmost cup", "the dog"}
+    assert named("cup", "red cup", "cup", r0="red", r2="blue") == {"the blue cup"}
+
+
+def test_things_of_a_crowd_are_told_by_their_place(folder):
+    question = shapes(folder)
+    regions = [r.model_copy(update={"label": "man", "attributes": {}}) for r in question.annotations.regions[:2]]
+    crowded = [regions[0], regions[1].model_copy(update={"attributes": {"iscrowd": 1}})]
+    sample = sample_of(with_notes(question, regions=crowded), "attributes")
+    assert list(sample.names.values()) == [f"the man in the {grounding.place(regions[0].box)}"]
+
+
+def sample_of(question: Question, task: str, seed: int = 0) -> Sample:
+    return Sample(question, np.random.default_rng(seed), STUDIO, "full", task, "")
+
+
+def test_cups_of_captions_are_counted_together(folder):
+    boxes = [(0.1 * i, 0.1, 0.1 * i + 0.08, 0.2) for i in range(4)]
+    labels = ("a cup", "the cup", "red cup", "saucer")
+    regions = [Region(id=f"r{i}", label=label, box=box) for i, (label, box) in enumerate(zip(labels, boxes, strict=True))]
+    counted = {
+        name: len(members) for name, members in _groups(sample_of(with_notes(shapes(folder), regions=regions), "")).items()
+    }
+    assert counted == {"cup": 2, "red cup": 1, "saucer": 1}
+    coloured = [r.model_copy(update={"attributes": {"color": "red" if i == 0 else "blue"}}) for i, r in enumerate(regions)]
+    counted = {name: len(m) for name, m in _groups(sample_of(with_notes(shapes(folder), regions=coloured), "")).items()}
+    assert counted == {"cup": 2, "blue cup": 1, "saucer": 1}
+
+
+def test_writing_that_cannot_be_asked_for_still_stands_there(folder):
+    """A long line at the top is the topmost text, and what shares a ninth of the picture is not alone in it."""
+    question = next(iter(packaged.read("packaged:text?count=1", folder)))
+    lines = [
+        Line(text="x " * 60, box=(0.1, 0.02, 0.9, 0.06)),
+        Line(text="EXIT", box=(0.4, 0.1, 0.6, 0.2)),
+        Line(text="Total", box=(0.4, 0.7, 0.6, 0.8)),
+    ]
+    sample = sample_of(with_notes(question, lines=lines), "targeted_ocr")
+    assert [line.text for line, _, _ in reading._alone(sample)] == ["Total"]
+    # By its upper edge the tall one is the topmost, by its middle the other: nobody could tell.
+    unclear = [Line(text="EXIT", box=(0.4, 0.1, 0.6, 0.9)), Line(text="OPEN", box=(0.4, 0.14, 0.6, 0.2))]
+    for shown in (lines, unclear):
+        sample = sample_of(with_notes(question, lines=shown), "targeted_ocr")
+        sample.pick = lambda options: options[0]  # the topmost
+        with pytest.raises(DataFailure) as failure:
+            reading.extreme(sample)
+        assert failure.value.code == "unsuitable"
+
+
+def test_cards_of_one_colour_are_not_asked_about(folder):
+    question = next(q for q in packaged.read("packaged:digits?count=20", folder) if len(q.annotations.regions) >= 2)
+    regions = [r.model_copy(update={"attributes": {**r.attributes, "color": "red"}}) for r in question.annotations.regions]
+    assert looking._digits(sample_of(with_notes(question, regions=regions), "")) == []
+
+
+def test_a_track_that_goes_on_is_asked_about_up_to_a_frame(folder, monkeypatch):
+    question = next(
+        q for q in packaged.read("packaged:clips?count=9", folder) if len({r.track for r in q.annotations.regions}) == 1
+    )
+    (whole,) = moments._courses(sample_of(question, ""))
+    assert not whole.cut
+    assert "Follow" not in moments._ask(sample_of(question, ""), moments.ENDS, whole, what=whole.what)
+    monkeypatch.setattr(moments, "LONGEST", 12)
+    (part,) = moments._courses(sample_of(question, ""))
+    asked = moments._ask(sample_of(question, ""), moments.ENDS, part, what=part.what)
+    assert part.frames[-1] < whole.frames[-1]
+    assert asked.endswith(f" Follow {part.what} from frame {part.frames[0]} to frame {part.frames[-1]} only.")

@@ -225,18 +225,19 @@ def ratio(sample: Sample) -> Demonstration:
 
 def _groups(sample: Sample) -> dict[str, list[Region]]:
     """What can be counted: things of one label, and of one label and colour where there are several colours."""
-    crowds = {r.label for r in sample.notes.regions if r.attributes.get("iscrowd")} | sample.partial | grounding.NAMELESS
+    unsure = sample.partial | grounding.NAMELESS
     groups: dict[str, list[Region]] = {}
     for region in sample.regions:
-        if region.label not in crowds:
-            groups.setdefault(region.label, []).append(region)
+        groups.setdefault(grounding.noun(region.label), []).append(region)
+    groups = {name: members for name, members in groups.items() if unsure.isdisjoint({name, *(r.label for r in members)})}
     coloured: dict[str, list[Region]] = {}
     for label, members in groups.items():
         colours = Counter(grounding.colour_of(region) for region in members)
         for colour in colours:
             if colour and len(colours) > 1 and None not in colours:
                 coloured[f"{colour} {label}"] = [r for r in members if grounding.colour_of(r) == colour]
-    return {**groups, **coloured}
+    both = groups.keys() & coloured.keys()  # what is labelled "red cup" and cups that are red: neither is all of them
+    return {name: members for name, members in {**groups, **coloured}.items() if name not in both}
 
 
 def _counted(sample: Sample) -> tuple[str, int, Callable[[], None]]:

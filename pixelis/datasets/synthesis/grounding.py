@@ -87,25 +87,25 @@ def describe(regions: Sequence[Region], partial: Collection[str] = ()) -> dict[s
     Regions that no such name is found for are left out. Of labels that are ``partial``ly annotated, so that there may be more
     such things in the picture, only the place says which one is meant.
     """
-    labels = Counter(region.label for region in regions)
-    coloured = Counter((colour_of(region), region.label) for region in regions)
-    names: dict[str, str] = {}
+    alike: dict[str, list[Region]] = {}  # "cup", "a cup" and "the cup" of captions are one
     for region in regions:
-        colour, name = colour_of(region), noun(region.label)
-        if region.label in partial:
-            continue
-        if labels[region.label] == 1:
-            names[region.id] = f"the {name}"
-        elif colour and coloured[colour, region.label] == 1 and not _is_part(colour, name):
-            names[region.id] = f"the {colour} {name}"
-    for label in labels:
-        alike = [region for region in regions if region.label == label]
-        if label not in partial:
-            names.update({id_: name for id_, name in _extremes(alike) if id_ not in names})
-        cells = Counter(place(region.box) for region in alike)
-        alone = {r.id: f"the {noun(label)} in the {place(r.box)}" for r in alike if cells[place(r.box)] == 1}
+        alike.setdefault(noun(region.label), []).append(region)
+    names: dict[str, str] = {}
+    for name, members in alike.items():
+        if all(region.label not in partial for region in members):
+            colours = Counter(colour_of(region) for region in members)
+            for region in members:
+                colour = colour_of(region)
+                if len(members) == 1:
+                    names[region.id] = f"the {name}"
+                elif colour and colours[colour] == 1 and not _is_part(colour, name):
+                    names[region.id] = f"the {colour} {name}"
+            names.update({id_: told for id_, told in _extremes(members) if id_ not in names})
+        cells = Counter(place(region.box) for region in members)
+        alone = {r.id: f"the {name} in the {place(r.box)}" for r in members if cells[place(r.box)] == 1}
         names = {**alone, **names}
-    return names
+    told = Counter(names.values())  # "the red cup" may be a cup that is red and something labelled "red cup"
+    return {id_: name for id_, name in names.items() if told[name] == 1}
 
 
 def _is_part(colour: str, label: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 from pixelis.datasets.synthesis import grounding
 from pixelis.datasets.synthesis.sample import FILLS, Form, Sample
@@ -117,7 +118,10 @@ def _view(sample: Sample, box: Box, side: float, spread: float) -> Box:
 
 
 def _digits(sample: Sample) -> list[Region]:
-    return [r for r in sample.regions if isinstance(r.attributes.get("digit"), str) and grounding.colour_of(r)]
+    """Cards with a digit whose colour tells them apart."""
+    colours = Counter(grounding.colour_of(region) for region in sample.regions)
+    cards = [r for r in sample.regions if isinstance(r.attributes.get("digit"), str) and grounding.colour_of(r)]
+    return [card for card in cards if colours[grounding.colour_of(card)] == 1]
 
 
 def digit(sample: Sample) -> Demonstration:

@@ -184,7 +184,7 @@ def begins(sample: Sample) -> Demonstration:
     sample.agree(abs(high - event.start) <= 0.04 * event.start, "not_shown")
     answer = f"{high:.2f}"
     think = sample.writer.conclude(f"it begins at {answer} s")
-    return sample.done(question, answer, think, scorer="numeric_band", also=[f"{event.start:.2f}"])
+    return sample.done(question, answer, think, scorer="numeric_band", truth=f"{event.start:.2f}")
 
 
 def first(sample: Sample) -> Demonstration:
@@ -261,11 +261,15 @@ def happens(sample: Sample) -> Demonstration:
 
 @dataclass(frozen=True)
 class Course:
-    """An annotated track: its name in words and its boxes, in each frame from the first to the last it is followed to."""
+    """An annotated track: its name in words and its boxes, in each frame from the first to the last it is followed to.
+
+    ``cut``: the track goes on after that, so that a question about its end has to say where to stop.
+    """
 
     what: str
     regions: list[Region]
     clip: str
+    cut: bool = False
 
     @property
     def boxes(self) -> list[Box]:
@@ -290,6 +294,7 @@ def _courses(sample: Sample) -> list[Course]:
     for members in tracks.values():
         members = sorted(members, key=lambda region: int(region.frame or 0))
         start = members[0]
+        whole = len(members)
         members = [region for region in members if int(region.frame or 0) < int(start.frame or 0) + LONGEST]
         if len(members) < 10:
             continue
@@ -300,8 +305,14 @@ def _courses(sample: Sample) -> list[Course]:
             if sum(grounding.place(r.box) == cell for r in beside) > 1:
                 continue
             what = f"the {grounding.noun(start.label)} that is in the {cell} in frame {start.frame}"
-        found.append(Course(what, members, name))
+        found.append(Course(what, members, name, cut=len(members) < whole))
     return found
+
+
+def _ask(sample: Sample, templates: Sequence[str], *courses: Course, **slots: object) -> str:
+    """A question from a template; it names the frames to go by of a track that is followed in part only."""
+    limits = [f" Follow {c.what} from frame {c.frames[0]} to frame {c.frames[-1]} only." for c in courses if c.cut]
+    return sample.ask(templates, **slots) + "".join(limits)
 
 
 def _follow(sample: Sample, course: Course, topic: str) -> tuple[dict[str, Any], list[Box]]:
@@ -345,7 +356,7 @@ def direction(sample: Sample) -> Demonstration:
     course = sample.pick(_courses(sample))
     dx, dy, far = _moved(sample, course.boxes)
     sample.need(far >= MOVED and grounding.heading(dx, dy))
-    name, question = str(grounding.heading(dx, dy)), sample.ask(DIRECTION, what=course.what)
+    name, question = str(grounding.heading(dx, dy)), _ask(sample, DIRECTION, course, what=course.what)
     _, boxes = _follow(sample, course, f"the way {course.what} goes")
     dx, dy, _ = _moved(sample, boxes)
     sample.agree(grounding.heading(dx, dy, 45) == name, "measure_differs")
@@ -357,7 +368,7 @@ def direction(sample: Sample) -> Demonstration:
 def ends(sample: Sample) -> Demonstration:
     """The ninth of the frame where a thing is at the end."""
     course = sample.pick(_courses(sample))
-    value, question = grounding.place(course.boxes[-1]), sample.ask(ENDS, what=course.what)
+    value, question = grounding.place(course.boxes[-1]), _ask(sample, ENDS, course, what=course.what)
     _, boxes = _follow(sample, course, f"where {course.what} is at the end")
     sample.agree(grounding.place(boxes[-1]) == value, "measure_differs")
     cells = ("upper left", "upper right", "lower left", "lower right", "centre", "middle left", "middle right", "upper middle")
@@ -370,7 +381,7 @@ def moves(sample: Sample) -> Demonstration:
     """Whether a thing moves at all."""
     courses = [(course, _moved(sample, course.boxes)[2]) for course in _courses(sample)]
     course, far = sample.pick([pair for pair in courses if pair[1] >= MOVED or _still(sample, pair[0])])
-    question, value = sample.ask(MOVES, what=course.what), "moves" if far >= MOVED else "stays"
+    question, value = _ask(sample, MOVES, course, what=course.what), "moves" if far >= MOVED else "stays"
     entry, _ = _follow(sample, course, f"whether {course.what} moves")
     path = float(entry["statistics"]["displacement"]["value"])
     diagonal = math.hypot(_opened(sample).width, _opened(sample).height)
@@ -388,7 +399,7 @@ def grows(sample: Sample) -> Demonstration:
     course = sample.pick(_courses(sample))
     change = grounding.area(course.boxes[-1]) / grounding.area(course.boxes[0])
     sample.need(change >= GREW or change <= 1 / GREW or 0.93 < change < 1.08)
-    value, question = _size(change, GREW), sample.ask(GROWS, what=course.what)
+    value, question = _size(change, GREW), _ask(sample, GROWS, course, what=course.what)
     _, boxes = _follow(sample, course, f"how the size of {course.what} changes")
     measured = grounding.area(boxes[-1]) / grounding.area(boxes[0])
     sample.agree(_size(measured, 1.2) == value, "measure_differs")
@@ -408,7 +419,7 @@ def half(sample: Sample) -> Demonstration:
     here = grounding.side((x, y)[axis], ("left", "upper")[axis], ("right", "lower")[axis], 0.06)
     sample.need(here)
     asked = sample.pick(("left", "right") if axis == 0 else ("upper", "lower"))
-    question = sample.ask(HALF, what=course.what, half=asked)
+    question = _ask(sample, HALF, course, what=course.what, half=asked)
     _, boxes = _follow(sample, course, f"the last place of {course.what}")
     found = grounding.side(grounding.middle(boxes[-1])[axis], ("left", "upper")[axis], ("right", "lower")[axis], 0.0)
     sample.agree(found == here, "measure_differs")
@@ -422,7 +433,7 @@ def farther(sample: Sample) -> Demonstration:
     sample.need(len(pair) == 2)
     truth = [_moved(sample, course.boxes)[2] for course in pair]
     sample.need(max(truth) >= MOVED and max(truth) >= 1.5 * min(truth))
-    question = sample.ask(FARTHER, a=pair[0].what, b=pair[1].what)
+    question = _ask(sample, FARTHER, *pair, a=pair[0].what, b=pair[1].what)
     far = []
     for course in pair:
         entry, _ = _follow(sample, course, f"how far {pair[0].what} and {pair[1].what} go")

@@ -70,20 +70,30 @@ def plain(text: str) -> str:
     return re.sub(r"[\W_]", "", text).casefold()
 
 
-def _lines(sample: Sample) -> list[tuple[Line, Box]]:
-    """What of the first picture can be read: lines, or words where no lines are annotated; with their boxes."""
+def _written(sample: Sample) -> list[tuple[Line, Box]]:
+    """All writing of the first picture, readable or not: lines, or words where no lines are annotated; with their boxes."""
     pictures = [item.id for item in sample.question.media if item.kind == "image"]
     sample.need(pictures)
-    own = [line for line in sample.notes.lines if line.media == pictures[0] and line.frame is None and plain(line.text)]
+    own = [line for line in sample.notes.lines if line.media == pictures[0] and line.frame is None]
     lines = [line for line in own if line.level == "line"] or [line for line in own if line.level == "word"]
-    return [(line, line.box) for line in lines if line.box is not None and len(line.text) <= LONGEST]
+    return [(line, line.box) for line in lines if line.box is not None]
+
+
+def _readable(line: Line) -> bool:
+    return bool(plain(line.text)) and len(line.text) <= LONGEST
+
+
+def _lines(sample: Sample) -> list[tuple[Line, Box]]:
+    """What of it can be asked for."""
+    return [(line, box) for line, box in _written(sample) if _readable(line)]
 
 
 def _alone(sample: Sample) -> list[tuple[Line, Box, str]]:
-    """Lines that stand alone in their ninth of the picture, with its name."""
-    lines = _lines(sample)
+    """Lines that can be asked for and stand alone in their ninth of the picture, with its name."""
+    lines = _written(sample)
     cells = [grounding.place(box) for _, box in lines]
-    return [(line, box, cell) for (line, box), cell in zip(lines, cells, strict=True) if cells.count(cell) == 1]
+    alone = [(line, box, cell) for (line, box), cell in zip(lines, cells, strict=True) if cells.count(cell) == 1]
+    return [item for item in alone if _readable(item[0])]
 
 
 def _read(sample: Sample, line: Line, box: Box, where: str, topic: str) -> str:
@@ -119,12 +129,13 @@ def at_place(sample: Sample) -> Demonstration:
 
 def extreme(sample: Sample) -> Demonstration:
     """The topmost, lowest, leftmost or rightmost text."""
-    lines = _lines(sample)
+    lines = _written(sample)
     sample.need(len(lines) >= 2)
     axis, sign, which = sample.pick([(1, 1, "topmost"), (1, -1, "lowest"), (0, 1, "leftmost"), (0, -1, "rightmost")])
     order = sorted(lines, key=lambda pair: sign * pair[1][axis + (0 if sign > 0 else 2)])
-    (line, box), (_, second) = order[:2]
-    sample.need(abs(grounding.middle(box)[axis] - grounding.middle(second)[axis]) > 0.05)
+    (line, box), *others = order
+    here = grounding.middle(box)[axis]
+    sample.need(_readable(line) and all(sign * (grounding.middle(other)[axis] - here) > 0.05 for _, other in others))
     question = sample.ask(EXTREME, which=which)
     _read(sample, line, box, grounding.place(box), f"the {which} text")
     think = sample.writer.conclude(f"this is what stands {which}")
@@ -134,7 +145,7 @@ def extreme(sample: Sample) -> Demonstration:
 def next_word(sample: Sample) -> Demonstration:
     """The word after another one of the same line."""
     lines = _lines(sample)
-    seen = [plain(word) for line, _ in lines for word in line.text.split()]
+    seen = [plain(word) for line, _ in _written(sample) for word in line.text.split()]
     found = [
         (line, box, before, after)
         for line, box in lines

@@ -84,8 +84,9 @@ class Sample:
 
     @cached_property
     def partial(self) -> frozenset[str]:
-        """Labels of which the annotations may have missed some things; all of them where annotations were dropped."""
-        labels = {r.label for r in self.notes.regions} if self.question.meta.get("dropped") else ()
+        """Labels of which there may be more than the regions: crowds, missed things; all where annotations were dropped."""
+        dropped = bool(self.question.meta.get("dropped"))
+        labels = {r.label for r in self.notes.regions if dropped or r.attributes.get("iscrowd")}
         return frozenset((*self.question.meta.get("not_exhaustive", ()), *labels))
 
     @cached_property
