@@ -47,6 +47,8 @@ def test_a_distracting_box_is_another_one(box: tuple[float, float, float, float]
         assert all(0 <= v <= 1 for v in found)
         assert found[0] < found[2]
         assert found[1] < found[3]
+        x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+        assert (found[0] <= x <= found[2] and found[1] <= y <= found[3]) == (make is oversized)
         if make is oversized:
             assert (
                 box_iou((max(found[0], box[0]), max(found[1], box[1]), min(found[2], box[2]), min(found[3], box[3])), box) > 0.99
@@ -124,6 +126,23 @@ def test_corrections_of_a_picture(golden: Demonstration, room: Room, way: str, s
     assert len([t for t in made.turns if not t.learn]) == (2 if way == "recrop_twice" else 1)
     if way == "wrong_object":
         assert "apple" in str(made.turns[made.provenance.injected["corrected_turn"]].think)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_a_later_step_is_about_is_no_wrong_object(room: Room, seed: int) -> None:
+    """Two cards are counted and an apple lies farther off: the mistake is never the other card."""
+    cards = [(0.28, 0.32, 0.38, 0.42), (0.45, 0.32, 0.55, 0.42)]
+    regions = [Region(id=f"c{i}", label="card", box=box) for i, box in enumerate(cards)]
+    regions.append(Region(id="b", label="apple", box=(0.8, 0.8, 0.9, 0.9)))
+    counting = STUDIO.open(room.question.model_copy(update={"annotations": Annotations(regions=regions), "answers": ["2"]}))
+    for box in cards:
+        counting.call("One more.", "segment_object_at", box=box)
+    counting.answer("Two.", "2")
+    made = make_correction(counting.demonstration(), counting, np.random.default_rng(seed), ["wrong_object"])
+    (mistake,) = [turn for turn in made.turns if not turn.learn]
+    assert all(box_iou(mistake.arguments["box"], box) == 0 for box in cards)
+    assert made.provenance is not None
+    assert made.provenance.injected["distractors"][0]["wrong"] == "it is another object, apple"
 
 
 def test_other_frames_first(tmp_path: Path) -> None:

@@ -231,17 +231,18 @@ def _reselect_frames(
 
 
 def _wrong_object(golden: Demonstration, room: Room, step: Step, rng: np.random.Generator, most_iou: float) -> list[Distractor]:
-    """The same operation at a nearby annotated thing, or beside the object where nothing is annotated."""
+    """The same operation at a nearby annotated thing that no step is about, or beside the object where there is none."""
     if step.op not in ("segment_object_at", "read_text", "track_object", "get_properties"):
         raise DataFailure("no object", code="no_distractor")
     target, box = str(step.target), _place(step)
     root, frame, whole = root_of(room.images, target, box)
     if step.op == "track_object":
         frame = int(step.arguments.get("start") or frame or 0)
+    asked = [whole, *_asked(golden, room, root)]
     known = golden.annotations
     things = [(r.box, r.label) for r in known.regions if r.media == root and (r.frame or 0) == (frame or 0)] if known else []
     for other, label in sorted(things, key=lambda thing: abs(thing[0][0] - whole[0]) + abs(thing[0][1] - whole[1])):
-        if box_iou(other, whole) > most_iou / 2 or _on(whole, other):
+        if any(box_iou(other, place) > most_iou / 2 or _on(place, other) for place in asked):
             continue
         arguments = moved(step.arguments, from_root(room.images, target, other))
         wanted = max(things, key=lambda thing: box_iou(thing[0], whole))[1]
@@ -250,8 +251,20 @@ def _wrong_object(golden: Demonstration, room: Room, step: Step, rng: np.random.
         article = "an" if label[:1].lower() in "aeiou" else "a"
         named = label if label.startswith(("the ", "a ", "an ")) else f"{article} {label}"
         return [Distractor(str(step.op), target, arguments, "object", f"it is another object, {label}", named)]
-    arguments = moved(step.arguments, near_miss(box, rng, most_iou / 2))
-    return [Distractor(str(step.op), target, arguments, "thing", "it is not the object asked about")]
+    miss = near_miss(box, rng, most_iou / 2)
+    _, _, seen = root_of(room.images, target, miss)
+    if any(box_iou(seen, place) > most_iou / 2 or _on(seen, place) for place in asked):
+        raise DataFailure("what lies beside the object is asked about too", code="no_distractor")
+    return [Distractor(str(step.op), target, moved(step.arguments, miss), "thing", "it is not the object asked about")]
+
+
+def _asked(golden: Demonstration, room: Room, root: str) -> list[Box]:
+    """Where the right calls look for objects and text in a picture or clip, 0..1 of it: what the question is about."""
+    played = room.again()
+    played.replay(golden.turns)
+    calls = [(step, place_of(str(step.op), step.arguments)) for step in played.steps if step.op not in (None, "zoom_in")]
+    places = [root_of(played.images, str(step.target), place) for step, place in calls if place is not None]
+    return [box for name, _, box in places if name == root]
 
 
 def _on(point: Box, box: Box) -> bool:
