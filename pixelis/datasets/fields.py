@@ -7,17 +7,19 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pyarrow import fs
 
-from pixelis.errors import BadInput
+from pixelis.errors import BadInput, InfraFailure
 from pixelis.records import Media
 
 CACHE = "~/.cache/pixelis/media"
 """Where media that come inside rows are kept as files, unless the source says otherwise."""
+PIECE = 1 << 20
+"""Bytes of a file elsewhere that are held at a time."""
 PLACEHOLDER = re.compile(r"\s*<(image|video)>\s*")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -45,17 +47,18 @@ class Root:
         """The URI of one picture or clip: a path, a path under the folder, a ``data:`` or ``cards:`` URI, or bytes.
 
         Bytes, alone or as ``{"bytes": ..., "path": ...}``, become a file of the cache. Faults: media_type, media_scheme,
-        media_traversal, media_not_found, no_media.
+        media_traversal, media_not_found, no_media. InfraFailure when the filesystem does not answer: were its file taken for
+        missing, a run that goes on by number would go on with another question.
         """
         if isinstance(value, Mapping):
             value = value.get("bytes") or value.get("path") or value.get("image")
         if isinstance(value, bytes):
-            return self._keep(hashlib.sha256(value).hexdigest(), lambda: value)
+            return self._keep(hashlib.sha256(value).hexdigest(), lambda file: file.write(value))
         if value is None or value == "":
             raise Fault(column, "no_media", "no picture or clip is named")
         if not isinstance(value, str):
             raise Fault(column, "media_type", f"a picture is named by text, not {type(value).__name__}")
-        if (scheme := _SCHEME.match(value)) and len(scheme[1]) > 1:
+        if scheme := _SCHEME.match(value):
             if scheme[1].lower() in ("data", "cards", "packaged"):
                 return value
             raise Fault(column, "media_scheme", f"{scheme[1]}: references are not followed")
@@ -68,28 +71,33 @@ class Root:
             raise Fault(column, "media_traversal", f"{value[:100]} leads out of the media folder")
         if self.local:
             return self._local(column, path)
-        try:
-            return self._keep(hashlib.sha256(f"{self.system.type_name}:{path}".encode()).hexdigest(), lambda: self._fetch(path))
-        except OSError:
-            raise Fault(column, "media_not_found", f"{path} cannot be read") from None
+        name = hashlib.sha256(f"{self.system.type_name}:{path}".encode()).hexdigest()
+        return self._keep(name, lambda file: self._fetch(column, path, file))
 
     def _local(self, column: str, path: str) -> str:
         if not os.path.isfile(path):
             raise Fault(column, "media_not_found", f"there is no file {path[:300]}")
         return path
 
-    def _fetch(self, path: str) -> bytes:
+    def _fetch(self, column: str, path: str, file: IO[bytes]) -> None:
+        if self.system.get_file_info(path).type != fs.FileType.File:
+            raise Fault(column, "media_not_found", f"there is no file {path[:300]}")
         with self.system.open_input_stream(path) as stream:
-            return stream.read()
+            while piece := stream.read(PIECE):
+                file.write(piece)
 
-    def _keep(self, name: str, content: Any) -> str:
+    def _keep(self, name: str, write: Callable[[IO[bytes]], Any]) -> str:
         target = self.cache / name[:2] / name
-        if not target.is_file():
-            data = content()
+        if target.is_file():
+            return str(target)
+        try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as handle:
-                handle.write(data)
-            os.replace(handle.name, target)  # whoever reads it sees all of it
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                with (part := Path(folder, name)).open("wb") as file:
+                    write(file)
+                os.replace(part, target)  # whoever reads it sees all of it
+        except OSError as error:
+            raise InfraFailure(f"a file for {self.cache} cannot be had: {error}", fix="see to network, disk and rights") from None
         return str(target)
 
 
@@ -146,8 +154,9 @@ class Fields:
             if isinstance(item, bool) or not isinstance(item, str | int | float):
                 raise Fault(column, "wrong_type", f"an answer is text or a number, not {type(item).__name__}")
             tagged = _ANSWER.findall(str(item))
-            out.append((tagged[-1] if tagged else str(item)).strip())
-        if not any(out):
+            if answer := (tagged[-1] if tagged else str(item)).strip():
+                out.append(answer)
+        if not out:
             raise Fault(column, "no_label", "there is no answer")
         return out
 

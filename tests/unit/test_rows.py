@@ -18,7 +18,7 @@ from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import Fault, Root
 from pixelis.datasets.rows import FORMATS, detect, read_records
 from pixelis.datasets.rows_emit import CHATS, QUESTIONS, emit, emit_chat
-from pixelis.errors import BadInput
+from pixelis.errors import BadInput, InfraFailure
 from pixelis.operations.media import load_image
 from pixelis.records import Demonstration, Media, Question, Step
 
@@ -347,10 +347,31 @@ def test_media_on_another_filesystem_are_fetched_once(tmp_path: Path) -> None:
     assert Path(uri).read_bytes() == b"a picture"
     bucket.delete_file("bucket/images/0.png")
     assert root.reference("images", "0.png") == uri
-    for reference, code in (("1.png", "media_not_found"), ("../images2/0.png", "media_traversal")):
+    for reference, code in (("1.png", "media_not_found"), (".", "media_not_found"), ("../images2/0.png", "media_traversal")):
         with pytest.raises(Fault) as caught:
             root.reference("images", reference)
         assert caught.value.code == code
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [Path(uri)]
+
+
+def test_a_file_that_cannot_be_kept_is_not_taken_for_missing(tmp_path: Path) -> None:
+    bucket = fs._MockFileSystem()
+    bucket.create_dir("bucket")
+    with bucket.open_output_stream("bucket/0.png") as out:
+        out.write(b"a picture")
+
+    (tmp_path / "file").touch()
+    root = Root(bucket, "bucket", str(tmp_path / "file" / "cache"))
+    for reference in ("0.png", b"a picture"):
+        with pytest.raises(InfraFailure, match="cannot be had"):
+            root.reference("images", reference)
+
+
+@pytest.mark.parametrize(
+    "written", [["<answer> </answer>", "cat", " "], "cat", ["", "<answer>dog</answer>, no: <answer> cat </answer>"]]
+)
+def test_an_answer_says_something(folder: Path, written: Any) -> None:
+    assert one(write(folder, {"problem": "What?", "answer": written})).answers == ["cat"]
 
 
 def test_rows_without_an_id_of_their_own_are_called_by_their_file(folder: Path) -> None:
