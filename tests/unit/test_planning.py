@@ -124,6 +124,29 @@ def test_a_pass_that_gives_nothing_ends_the_cell(tmp_path: Path) -> None:
     assert all(cell.tried <= 10 for cell in ledger.cells.values())
 
 
+def test_a_pass_that_ends_well_is_followed_by_another(tmp_path: Path) -> None:
+    """Its first rounds gave nothing: that is no reason to end the cell while its last attempts are still to be made."""
+    s = settings(tmp_path, rows=30, round=24, proportions={"golden": 1, "trap": 0, "self_correction": 0}, passes=2)
+    ledger, rows = Ledger(tmp_path / "run", s, 0), Rows(s)
+    (cell,) = ledger.cells.values()
+    while ledger.plan(rows):
+        ledger.commit([outcome(a, "") if a.row >= 24 else (None, "unsuitable") for a in ledger.left()])
+    assert (cell.draw, cell.tried) == (1, 60)
+
+
+def test_a_shard_that_gives_nothing_the_second_time_leaves_nothing(tmp_path: Path) -> None:
+    """Killed between samples and record: a model that is asked again may refuse, and the samples are then nobody's."""
+    s, rows = settings(tmp_path), Rows(settings(tmp_path))
+    ledger = Ledger(tmp_path / "run", s, 0)
+    assert ledger.plan(rows)
+    ledger.commit([outcome(a, "") for a in ledger.left()[: s.shard]])
+    assert union(tmp_path / "run")
+    (tmp_path / "run" / "shards" / "000-00000.json").unlink()
+    again = Ledger(tmp_path / "run", s, 0)
+    again.commit([(None, "chat_timeout")] * s.shard)
+    assert again.made == len(union(tmp_path / "run")) == 0
+
+
 def test_another_seed_or_setting_does_not_go_on_with_a_run(tmp_path: Path) -> None:
     synthesize(tmp_path / "run", settings(tmp_path))
     with pytest.raises(BadConfig, match="other settings"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pixelis.config import Config
+from pixelis.config import Config, Toolbox
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.studio import Studio, renamed, stable_id
-from pixelis.errors import DataFailure
+from pixelis.errors import DataFailure, MissingDependency
 from pixelis.policy.model import resolve
 from pixelis.records import Demonstration
 
@@ -82,3 +82,11 @@ def test_renaming_is_done_once_and_by_whole_words() -> None:
     names = {"obs1": "obs2", "obs2": "obs3"}
     assert renamed("obs1.0 and obs2, not obs12", names) == "obs2.0 and obs3, not obs12"
     assert stable_id(1, "a") == stable_id(1, "a") != stable_id(1, "b")
+
+
+def test_an_operation_that_cannot_be_executed_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its engine every sample that reads text would be dropped under a code, and the job would go on."""
+    monkeypatch.setattr("pixelis.operations.ocr.find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match="rapidocr"):
+        Studio()
+    Studio(Toolbox(operations=["zoom_in"]))

@@ -96,6 +96,7 @@ class Imitator:
         played = Trajectory.model_validate_json(self.client.post("agent", body, _episode, str, draw))
         if played.answer is None or not is_right(question, played.answer, self.rewards):
             raise DataFailure(f"{question.id}: the answer {played.answer!r:.60} is wrong", code="wrong_answer")
+        think = None
         for turn in played.turns:
             if not turn.is_policy:
                 continue

@@ -199,8 +199,11 @@ class Ledger:
             self._apply(cell, key, cause, writer)
             record.append([attempt.cell, key, cause, writer])
         name = f"{self.round:03d}-{self.shards:05d}"
+        samples = self.folder / "samples" / f"{name}.jsonl"
         if kept:
-            _write(self.folder / "samples" / f"{name}.jsonl", "".join(made.model_dump_json() + "\n" for made in kept))
+            _write(samples, "".join(made.model_dump_json() + "\n" for made in kept))
+        else:  # a model that is asked again after a kill may give nothing this time
+            samples.unlink(missing_ok=True)
         _write(self.folder / "shards" / f"{name}.json", json.dumps(record))
         self.shards += 1
         return len(kept)
@@ -246,10 +249,11 @@ class Ledger:
         out: list[Attempt] = []
         while len(out) < count:
             if rows.get(cell.source, cell.place) is None:
+                if out:  # what this pass makes is known only once these are done: it ends, or the next begins, next round
+                    break
                 fruitless = cell.made == cell.pass_began and cell.tried > 0
                 cell.ended = cell.draw + 1 >= self.settings.passes or fruitless
-                # What a pass made is known only once it is done: the next one begins in the next round.
-                if cell.ended or out:
+                if cell.ended:
                     break
                 cell.place, cell.draw, cell.pass_began = 0, cell.draw + 1, cell.made
                 continue

@@ -34,7 +34,8 @@ class Studio:
     """Settings of the operations and the pixel budgets of views; opens a `Room` for a question.
 
     ``multiple``: sides of views come in steps of it. ``coordinates``: the scale of places in the text of observations.
-    BadConfig for operations that do not exist.
+    BadConfig for operations that do not exist, MissingDependency or MissingFile for ones that cannot be executed: without that
+    every sample that calls one would be dropped.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class Studio:
         self.multiple, self.coordinates = multiple, coordinates
         self._recent: OrderedDict[str, Room] = OrderedDict()
         self.operations = {operation.name: operation for operation in select(self.toolbox.operations)}
+        for operation in self.operations.values():
+            operation.ready(self.toolbox)
 
     def open(self, question: Question) -> Room:
         """A room with the question's media decoded; BadImage or DataFailure when one cannot be.
