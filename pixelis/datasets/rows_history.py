@@ -8,10 +8,10 @@ by its own names, so that no step comes out blank. Places are 0..1 when no numbe
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
-from PIL import Image
-
+from pixelis.datasets.families.places import header_size
 from pixelis.datasets.fields import Fault, Fields
 from pixelis.records import Demonstration, Level, Media, Provenance, SampleKind, Step
 
@@ -131,7 +131,8 @@ def _about(row: Fields, own: str) -> dict[str, Any]:
     told = row.values.get("provenance")
     origin = told if isinstance(told, dict) else {}
     out: dict[str, Any] = {"kind": KINDS.get(kind, kind), "difficulty": _number(row, "difficulty_score")}
-    out["weight"] = _number(row, "sampling_weight") or 1.0
+    if (weight := _number(row, "sampling_weight")) is not None:
+        out["weight"] = weight
     out["quality"] = _number(row, "quality_score")
     if (level := row.values.get("difficulty")) in get_args(Level):
         out["level"] = level
@@ -177,7 +178,8 @@ def _place(value: Any, count: int, size: Callable[[], tuple[int, int]], column: 
     if max(value) > 1:
         width, height = size()
         value = [v / (height if i % 2 else width) for i, v in enumerate(value)]
-    if min(value) < 0 or max(value) > 1 or (count == 4 and (value[0] >= value[2] or value[1] >= value[3])):
+    inside = all(0 <= v <= 1 for v in value)  # NaN is not
+    if not inside or (count == 4 and (value[0] >= value[2] or value[1] >= value[3])):
         raise Fault(column, "out_of_range", "the place is not inside the picture")
     return [float(v) for v in value]
 
@@ -187,19 +189,9 @@ def _sizes(media: list[Media], column: str) -> Callable[[], tuple[int, int]]:
         item = next((m for m in media if m.kind == "image" or m.frames), None)
         if item is None:
             raise Fault(column, "unknown_size", "a place in pixels of a clip whose size is not known")
-        return picture_size(item.frames[0] if item.frames else item.uri, column)
+        return header_size(Path(item.frames[0] if item.frames else item.uri), column)
 
     return size
-
-
-def picture_size(path: str, column: str) -> tuple[int, int]:
-    """Width and height from the header of a picture file, turned as its EXIF data say."""
-    try:
-        with Image.open(path) as image:
-            turned = image.getexif().get(0x0112, 1) >= 5
-            return image.size[::-1] if turned else image.size
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise Fault(column, "media_undecodable", f"the size of {path[:200]} cannot be read: {type(error).__name__}") from None
 
 
 def _objects(row: Fields, column: str) -> list[dict[str, Any]]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from pixelis.datasets.families.places import header_size
 from pixelis.datasets.fields import Fault, Fields
-from pixelis.datasets.rows_history import picture_size
 from pixelis.dialogue.dialects import DIALECTS, Dialect
 from pixelis.operations import OPERATIONS
 from pixelis.operations.scale import Scale
@@ -180,7 +181,7 @@ class _Sizes(dict[str, tuple[int, int]]):
 
     def get(self, key: str, default: Any = None) -> Any:
         if key in self.paths and not self.paths[key].startswith(("data:", "cards:", "packaged:")):
-            self[key] = picture_size(self.paths.pop(key), key)
+            self[key] = header_size(Path(self.paths.pop(key)), key)
         return super().get(key, default)
 
 

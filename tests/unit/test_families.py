@@ -322,10 +322,11 @@ def test_textcaps(tmp_path: Path) -> None:
     put(
         tmp_path,
         "TextVQA_Rosetta_OCR_v0.2_val.json",
-        {"data": [{"image_id": "ab", "ocr_info": [{"word": "GO", "bounding_box": sizes}]}]},
+        {"data": [{"image_id": "ab", "ocr_info": [{"word": "GO", "bounding_box": sizes}]}, {"ocr_info": []}, "nothing"]},
     )
     put(tmp_path, "train_images", None)
-    question = only(f"textcaps:{tmp_path}?split=val")
+    (question,), bad = read(f"textcaps:{tmp_path}?split=val")
+    assert [(row.row, row.code) for row in bad] == [("data[1]", "missing_column"), ("data[2]", "wrong_type")]
     assert known(question).captions == ["A sign.", "It says go."]
     assert known(question).lines[0].box == pytest.approx((0.9, 0.2, 1, 0.3))
     assert question.media[0].uri.endswith("train_images/ab.jpg")
@@ -463,11 +464,14 @@ def test_mot_bad_lines(tmp_path: Path) -> None:
     lines = ["1,1,11,11,20,20,1,1,1", "1,1,11,11,20,20,1,1,1", "1,2,11,11", "9,1,11,11,20,20,1,1,1", "2,1,nan,11,20,20,1,1,1"]
     mot(tmp_path, 3, [*lines, "2,2,500,11,20,20,1,1,1", "2,3,11,11,-4,20,1,1,1"])
     put(tmp_path, "train/MOT17-03-FRCNN", None)
+    mot(tmp_path, 3, [], "MOT17-04-FRCNN")
+    (tmp_path / "train/MOT17-04-FRCNN/gt/gt.txt").unlink()  # as in a test split
     questions, bad = read(f"mot17:{tmp_path}")
     told = [(row.row, row.code) for row in bad]
     faults = ["duplicate_id", "missing_column", "outside", "not_a_number", "outside", "empty_box"]
-    assert told == [*((f"line {n}", code) for n, code in enumerate(faults, 2)), ("MOT17-03-FRCNN", "missing_file")]
-    assert len(known(questions[0]).regions) == 1
+    missing = [(f"MOT17-0{n}-FRCNN", "missing_file") for n in (3, 4)]
+    assert told == [*((f"line {n}", code) for n, code in enumerate(faults, 2)), *missing]
+    assert [len(known(question).regions) for question in questions] == [1]
 
 
 def test_youtube_vis(tmp_path: Path) -> None:
@@ -746,7 +750,17 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
             read(source)
 
 
+def test_ids_that_are_lists_are_faults(tmp_path: Path) -> None:
+    questions, bad = read(coco_set(tmp_path, id=[7], neg_category_ids=[[1]]))
+    assert (questions, [(row.row, row.column) for row in bad]) == ([], [("images[0]", "id")])
+    (question,), bad = read(coco_set(tmp_path, neg_category_ids=[[1]]))
+    assert not bad
+    assert "absent" not in question.meta
+
+
 def test_an_option_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="leads out"):
+        read(f"mot20:{tmp_path / 'inner'}?split={tmp_path}")
     put(tmp_path, "annotations/instances_x.json", {})
     with pytest.raises(BadInput, match="leads out"):
         read(f"coco:{tmp_path / 'inner'}?split=/../../annotations/instances_x")

@@ -254,6 +254,24 @@ def test_the_four_layouts_of_the_published_pixelis_say_the_same(folder: Path, ro
     assert (shown.provenance.source, shown.provenance.original_id) == ("coco", "9")
 
 
+@pytest.mark.parametrize(
+    ("changes", "region", "column", "code"),
+    [
+        ({"sampling_weight": 0}, [0.5, 0.0, 1.0, 1.0], "weight", "wrong_type"),
+        ({}, [float("nan"), 0.0, 1.0, 1.0], "visual_operations.0.region", "out_of_range"),
+        ({"image_path": "rows.jsonl"}, [40, 0, 80, 40], "visual_operations.0", "bad_media"),
+    ],
+)
+def test_what_the_published_pixelis_cannot_have_meant_is_a_bad_row(
+    folder: Path, changes: dict, region: list[float], column: str, code: str
+) -> None:
+    (row,) = read_records(
+        write(folder, CHAIN | {"visual_operations": [{"op": "ZOOM_IN", "params": {"region": region}}]} | changes)
+    )
+    assert isinstance(row, BadRow)
+    assert (row.column, row.code) == (column, code)
+
+
 # -- what is wrong with rows ------------------------------------------------------------------------------------------------
 
 

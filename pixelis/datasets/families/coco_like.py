@@ -46,7 +46,7 @@ def categories_of(data: Any, rows: Checker, kept: tuple[str, ...] = ()) -> dict[
 def grouped(data: Any, key: str, rows: Checker) -> dict[Any, list[Any]]:
     """COCO's annotations by the id of what they belong to; those of nothing known are faults."""
     owners = {"image_id": "images", "video_id": "videos"}[key]
-    known = {row.get("id") for row in rows.items(data, owners) if isinstance(row, dict)}
+    known = {row["id"] for row in rows.items(data, owners) if isinstance(row, dict) and isinstance(row.get("id"), (int, str))}
     groups: dict[Any, list[Any]] = defaultdict(list)
     for position, annotation in enumerate(rows.items(data, "annotations")):
         with rows.row(f"annotations[{position}]"):
@@ -77,7 +77,7 @@ def _pictures(*files: str, pictures: str = "{split}", kept: tuple[str, ...] = ("
                     regions.append(_region(annotation, categories, width, height))
             # LVIS: what is known not to be there, and what may be there more often than it is annotated.
             meta: dict[str, Any] = {
-                name: [categories[c]["name"] for c in optional(image, column, list, []) if c in categories]
+                name: [categories[c]["name"] for c in optional(image, column, list, []) if isinstance(c, int) and c in categories]
                 for name, column in (("absent", "neg_category_ids"), ("not_exhaustive", "not_exhaustive_category_ids"))
             }
             return place.question(key, media, Annotations(regions=regions), dropped=rows.pending, **meta)

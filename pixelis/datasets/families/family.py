@@ -75,7 +75,7 @@ class Place:
     def path(self, *names: str) -> Path:
         """The first of these paths below the root that exists, ``{option}`` filled in; MissingFile tells the whole layout."""
         paths = [self.root / name.format_map(self.options) for name in names]
-        if any(".." in path.relative_to(self.root).parts for path in paths):
+        if any(not path.is_relative_to(self.root) or ".." in path.relative_to(self.root).parts for path in paths):
             raise BadInput(f"{self.family.name}: the option leads out of {self.root}")
         for path in paths:
             if path.exists():

@@ -55,9 +55,10 @@ def _sequences(place: Place) -> Rows:
         info, truth = Checker(folder / "seqinfo.ini"), Checker(folder / "gt" / "gt.txt")
         sequence, seen = None, defaultdict(list)
         with info.row(folder.name):
-            sequence = _info(folder)
-            for item in _truth(folder / "gt" / "gt.txt", sequence, truth, ignored):
+            found = _info(folder)
+            for item in _truth(folder / "gt" / "gt.txt", found, truth, ignored):
                 seen[item.frame].append(item)
+            sequence = found
         yield from info.take()
         bad = truth.take()
         yield from bad

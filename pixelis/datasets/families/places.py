@@ -34,16 +34,16 @@ def sides(width: Any, height: Any) -> tuple[int, int]:
     return width, height
 
 
-def header_size(path: Path) -> tuple[int, int]:
+def header_size(path: Path, column: str = "picture") -> tuple[int, int]:
     """Width and height that a picture's header tells, as it is shown; nothing is decoded. For annotations that do not say it."""
     try:
         with Image.open(path) as image:
             turned = image.getexif().get(274, 1) in (5, 6, 7, 8)
             return (image.height, image.width) if turned else (image.width, image.height)
     except FileNotFoundError:
-        raise Fault("picture", "media_not_found", f"no {path}") from None
+        raise Fault(column, "media_not_found", f"no {path}"[:300]) from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise Fault("picture", "bad_media", f"{path}: {error}") from None
+        raise Fault(column, "bad_media", f"{path}: {error}"[:300]) from None
 
 
 def box(corners: Any, width: float, height: float, column: str = "bbox") -> Box:

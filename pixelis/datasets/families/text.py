@@ -150,10 +150,14 @@ def _textract(data: dict[str, Any], rows: Checker, name: str) -> Found:
 def _textcaps(place: Place) -> Rows:
     path = place.path("TextCaps_0.1_{split}.json")
     folder = place.path("test_images" if place.split == "test" else "train_images")
-    words: dict[Any, list[Any]] = {}
+    words: dict[str, list[Any]] = {}
     if place.flag("ocr"):
         found = place.path("TextVQA_Rosetta_OCR_v0.2_{split}.json")
-        words = {row["image_id"]: row.get("ocr_info") or [] for row in Checker(found).items(read_json(found), "data")}
+        recognised = Checker(found)
+        for position, row in enumerate(recognised.items(read_json(found), "data")):
+            with recognised.row(f"data[{position}]"):
+                words[text(row, "image_id")] = optional(row, "ocr_info", list, [])
+        yield from recognised.take()
     rows = Checker(path)
     captions: dict[str, list[tuple[int, Any]]] = {}
     for position, row in enumerate(rows.items(read_json(path), "data")):
