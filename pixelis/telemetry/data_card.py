@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,8 @@ def _lead(facts: Mapping[str, Any]) -> str:
         out.append(f'<p class="lead"><b>{kept:,.0f}</b> demonstrations'.replace(",", " ") + f"{of}{gates}.</p>")
     if facts.get("source"):
         out.append(f"<p>Made from {text(facts['source'], 300)}.</p>")
-    causes = {**_counts(facts.get("bad_rows")), **_counts(facts.get("dropped"))}
+    causes = Counter(_counts(facts.get("bad_rows")))
+    causes.update(_counts(facts.get("dropped")))  # a cause of both adds up
     if causes:
         out.append(f"<h3>Left out, by cause</h3>{_bars(causes)}")
     return "".join(out)

@@ -151,3 +151,8 @@ def test_missing_media_and_missing_facts_are_no_error(shown: Demonstration):
     assert "0 demonstrations" not in Page(data_card.render({}, [], "x")).text
     strange = {"gates": 3, "levels": [], "sets": None, "kinds": {"golden": float("nan")}, "dropped": "x", "kept": "many"}
     Page(data_card.render(strange, [], "x"))
+
+
+def test_a_cause_of_bad_rows_and_of_drops_adds_up():
+    page = data_card.render({"kept": 1, "rows": 8, "bad_rows": {"no_media": 3}, "dropped": {"no_media": 4}}, (), "t")
+    assert re.search("no_media(</bdi>)?</dt><dd><b>7</b>", page)

@@ -10,6 +10,7 @@ from pixelis.config.refinement import Gates
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement import gates
 from pixelis.datasets.refinement.pipeline import observed
+from pixelis.datasets.synthesis.checking import is_wrong
 from pixelis.datasets.synthesis.studio import Studio
 from pixelis.errors import DataFailure
 from pixelis.operations import OPERATIONS
@@ -81,6 +82,16 @@ def test_one_bad_demonstration_is_named(gate: str, reason: str, fields: dict):
     with pytest.raises(DataFailure, match=rf"(?s)gate {gate}: .* is 1, limit 0 \(culprit: .*{reason}") as caught:
         gates.enforce(checked.values())
     assert caught.value.code == "gate"
+
+
+def test_right_and_wrong_are_what_synthesis_calls_so():
+    """A golden answer ten per cent off earns three quarters and is not right; a trap whose letters are half right is wrong."""
+    off = {"scorer": "numeric_band", "answers": ["10"], "turns": [zoom(), Step(think="It is 11", answer="11")]}
+    assert 0.5 < SCORE(demonstration("off", **off), "11") < 1
+    assert broken([*good_set(), demonstration("off", **off)]) == ["answers"]
+    trap = {"kind": "trap_logical", "scorer": "cer", "answers": ["ab"], "turns": [zoom(), Step(think="It is ax", answer="ax")]}
+    assert is_wrong(demonstration("trap", **trap), "ax")
+    assert broken([*good_set(), demonstration("trap", **trap)]) == []
 
 
 def test_a_mistake_that_is_not_learnt_may_be_invalid_when_its_observation_says_so():

@@ -46,9 +46,6 @@ CORRECTION = re.compile(
 LEVELS: tuple[Level, ...] = ("simple", "medium", "hard")
 CUTS = (33, 66)
 IQR = 1.5
-LENGTH = (2, 15)
-LEVEL_SHARE = 0.25
-LEVEL_TASKS = 3
 
 
 def score(demonstration: Demonstration) -> float:

@@ -15,7 +15,8 @@ import numpy as np
 from pixelis.config.refinement import Gates
 from pixelis.datasets.refinement.actions import CRITICAL, WRONG, rounded, signature
 from pixelis.datasets.refinement.difficulty import LEVELS
-from pixelis.datasets.refinement.quality import RIGHT, Score
+from pixelis.datasets.refinement.quality import Score
+from pixelis.datasets.synthesis.checking import counts_as_right, counts_as_wrong
 from pixelis.errors import DataFailure, OperationError, PixelisError
 from pixelis.operations import Operation, geometry
 from pixelis.records import Demonstration, Observation, Question, Step
@@ -146,8 +147,8 @@ def wrong_answer(d: Demonstration, score: Score) -> str | None:
     except DataFailure as failure:
         return f"the answer cannot be checked: {failure.message}"
     if d.kind in WRONG:
-        return f"{d.kind}, but the answer {d.final[:40]!r} is right" if value >= RIGHT else None
-    if value < RIGHT:
+        return None if counts_as_wrong(d, value) else f"{d.kind}, but the answer {d.final[:40]!r} is right (score {value:.2g})"
+    if not counts_as_right(d, value):
         return f"{d.kind}, but the answer {d.final[:40]!r} is wrong"
     if d.kind != "self_correction":
         return None

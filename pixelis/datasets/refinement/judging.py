@@ -10,7 +10,7 @@ import json
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,10 +70,8 @@ class Judged:
     failure: str | None = None
 
 
-def judge_all(
-    demonstrations: Iterable[Demonstration], judge: QualityJudge, settings: Quality, seen: Callable[[], None] = lambda: None
-) -> Iterator[Judged]:
-    """Scores in order, as many at a time as the judge takes; ``seen`` is called after each."""
+def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge, settings: Quality) -> Iterator[Judged]:
+    """Scores in order, as many at a time as the judge takes."""
 
     def one(d: Demonstration) -> Judged:
         draws = REPEATS if repeated(d.id, settings.judge_repeats) else 1
@@ -84,9 +82,7 @@ def judge_all(
         return Judged(d.id, statistics.fmean(scores), statistics.stdev(scores) if draws > 1 else None)
 
     with ThreadPoolExecutor(judge.settings.concurrency) as pool:
-        for judged in pool.map(one, demonstrations):
-            seen()
-            yield judged
+        yield from pool.map(one, demonstrations)
 
 
 def repeated(name: str, share: float) -> bool:

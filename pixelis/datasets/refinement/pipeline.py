@@ -130,7 +130,6 @@ class Refinery:
             keys = [_media_key(m) for m in d.media]
             if (why := next((broken[key] for key in keys if key in broken), None)) is not None:
                 self.bad.append(BadRow(self.config.data.demonstrations, d.id, "media", why.code, why.message))
-                self.dropped[d.id] = "unreadable_media"
                 continue
             self.contents[d.id] = [known[key] for key in keys]
             self.looks[d.id] = tuple(groups[key] if decode else known[key] for key in keys)

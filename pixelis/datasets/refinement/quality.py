@@ -8,17 +8,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from pixelis.datasets.refinement.actions import THINK, WRONG, actions, signature
+from pixelis.datasets.refinement.actions import WRONG, actions, signature
+from pixelis.datasets.synthesis import checking
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration, Question, SampleKind
-from pixelis.rewards.scorers import SCORERS, Tools, canonical, case_of, find_scorer, letter
+from pixelis.rewards.scorers import SCORERS, Tools, canonical, case_of, letter
 
 LENGTH = (2, 20)
 QUESTION = (10, 500)
-RIGHT = 0.5
-"""Least score of an answer that counts as right: scorers of text and boxes give parts of 1."""
 WEIGHTS = {
     "completeness": 0.20,
     "coherence": 0.25,
@@ -39,12 +37,7 @@ Score = Callable[[Question, str | None], float]
 def scorer(tools: Tools) -> Score:
     """Scores answers by the scorer each question names."""
 
-    def score(question: Question, answer: str | None) -> float:
-        if not question.answers:
-            raise DataFailure(f"{question.id} has no accepted answer", code="no_truth")
-        return float(find_scorer(question.scorer)(case_of(question, answer, question.answers), tools))
-
-    return score
+    return lambda question, answer: checking.score(question, answer, tools)
 
 
 def fault(
@@ -137,8 +130,8 @@ def correctness(d: Demonstration, score: Score) -> float:
     An answer that cannot be scored counts as not right.
     """
     try:
-        right = score(d, d.final) >= RIGHT
-        kept = right != (d.kind in WRONG)
+        value = score(d, d.final)
+        kept = checking.counts_as_wrong(d, value) if d.kind in WRONG else checking.counts_as_right(d, value)
     except DataFailure:
         kept = False
     succeeded = [s.observation is not None and s.observation.status == "ok" for s in d.steps if s.learn]
@@ -197,22 +190,3 @@ def _mean(values: Sequence[float | bool], empty: float = 0.0) -> float:
 def weight(kind: SampleKind, quality: float, types: Mapping[SampleKind, float] = TYPE_WEIGHTS) -> float:
     """Sampling weight: that of the kind times the square root of quality; above 0 for any quality."""
     return round(types.get(kind, 1.0) * max(quality, 1e-4) ** 0.5, 6)
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """Counts that stage 3 asks for: by task, by kind, and share of thoughts among actions."""
-
-    tasks: dict[str, int]
-    kinds: dict[str, int]
-    thoughts: float
-
-
-def distribution(demonstrations: Sequence[Demonstration]) -> Distribution:
-    """Stage 3's report on a set."""
-    names = [name for d in demonstrations for name in actions(d)]
-    return Distribution(
-        dict(Counter(d.task for d in demonstrations).most_common()),
-        dict(Counter(d.kind for d in demonstrations).most_common()),
-        round(names.count(THINK) / len(names), 4) if names else 0.0,
-    )

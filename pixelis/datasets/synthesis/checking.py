@@ -13,7 +13,7 @@ from pixelis.config import Rewards
 from pixelis.datasets.synthesis import grounding
 from pixelis.errors import DataFailure
 from pixelis.records import Annotations, Question
-from pixelis.rewards.scorers import box_iou, canonical, case_of, find_scorer, letter, number, read_box
+from pixelis.rewards.scorers import Tools, box_iou, canonical, case_of, find_scorer, letter, number, read_box
 from pixelis.rewards.tools import shared_tools
 
 T = TypeVar("T")
@@ -68,21 +68,31 @@ MISREAD |= {
 _CHOICE = re.compile(r"(?:the |an? )?([\w][\w -]*?),? or (?:the |an? )?([\w][\w -]*?)\s*\?")
 
 
-def score(question: Question, answer: str | None, rewards: Rewards | None = None) -> float:
+def score(question: Question, answer: str | None, tools: Tools) -> float:
     """What the question's scorer gives the answer. DataFailure ``no_truth`` without truths, or whatever the scorer raises."""
     if not question.answers:
-        raise DataFailure(f"{question.id} has no answer to compare with", code="no_truth")
-    return find_scorer(question.scorer)(case_of(question, answer, question.answers), shared_tools(rewards or Rewards()))
+        raise DataFailure(f"{question.id} has no accepted answer", code="no_truth")
+    return float(find_scorer(question.scorer)(case_of(question, answer, question.answers), tools))
+
+
+def counts_as_right(question: Question, value: float) -> bool:
+    """True when this score means that the scorer takes the answer."""
+    return value >= RIGHT.get(question.scorer, 1.0)
+
+
+def counts_as_wrong(question: Question, value: float) -> bool:
+    """True when this score is nothing, or no more than likeness to a truth earns (``WRONG``)."""
+    return value <= WRONG.get(question.scorer, 0.0)
 
 
 def is_right(question: Question, answer: str | None, rewards: Rewards | None = None) -> bool:
     """True when the scorer takes the answer."""
-    return score(question, answer, rewards) >= RIGHT.get(question.scorer, 1.0)
+    return counts_as_right(question, score(question, answer, shared_tools(rewards or Rewards())))
 
 
 def is_wrong(question: Question, answer: str | None, rewards: Rewards | None = None) -> bool:
-    """True when the scorer gives nothing, or no more than likeness to a truth earns (``WRONG``)."""
-    return score(question, answer, rewards) <= WRONG.get(question.scorer, 0.0)
+    """True when the scorer refuses the answer."""
+    return counts_as_wrong(question, score(question, answer, shared_tools(rewards or Rewards())))
 
 
 def wrong_answer(question: Question, answer: str, rng: np.random.Generator, rewards: Rewards | None = None) -> tuple[str, str]:
