@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pixelis.dialogue.dialects import DIALECTS
+from pixelis.dialogue.dialects import DIALECTS, default_target
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, Demonstration, Question
+from pixelis.records import Action, Demonstration, Question, Step
 
 Row = dict[str, Any]
 
@@ -38,21 +38,34 @@ def emit_chat(record: Demonstration, format: str, shown: Sequence[Sequence[str]]
             fix="give the files of what each operation showed, an empty list for one that showed none",
         )
     own, write = CHATS[format]
-    return write(record, _said(record, dialect or own), [list(files) for files in shown])
+    return write(record, _said(record, dialect or own, shown), [list(files) for files in shown])
 
 
-def _said(record: Demonstration, dialect: str) -> list[str]:
-    sizes = {item.id: (item.width or 0, item.height or 0) for item in record.media}
-    scale = Scale("thousand", sizes | {f"obs{i + 1}": (0, 0) for i in range(len(record.steps))})
-    out = []
+def _said(record: Demonstration, dialect: str, shown: Sequence[Sequence[str]]) -> list[str]:
+    """The turns in a dialect, which may number the images: those of the question, frames of clips too, and of each result."""
+    sizes = dict[str, tuple[int, int]]()
+    for item in record.media:
+        for name in (item.id, *(f"{item.id}.{i}" for i in range(len(item.frames or [])))):
+            sizes[name] = (item.width or 0, item.height or 0)
+    clips = tuple(item.id for item in record.media if item.kind == "video")
+    out, results, successes = [], iter(shown), 0
     for place, turn in enumerate(record.turns):
-        target = turn.target or (record.media[0].id if record.media else "img0")
+        target = turn.target or default_target(sizes)
         said = turn.answer if turn.answer is not None else Action(op=turn.op or "", target=target, arguments=turn.arguments)
         try:
-            out.append("".join(DIALECTS[dialect].render(said, scale, turn.think)))
+            out.append("".join(DIALECTS[dialect].render(said, Scale("thousand", sizes, clips=clips), turn.think)))
         except OperationError as error:
             raise BadInput(f"{record.id}, turn {place}: {dialect} cannot say it: {error.message}", code=error.code) from None
+        if turn.op is not None and not _refused(turn, files := next(results)):
+            successes += 1
+            own = f"obs{successes}"
+            sizes |= dict.fromkeys([own] if len(files) == 1 else [f"{own}.{i}" for i in range(len(files))], (0, 0))
     return out
+
+
+def _refused(turn: Step, files: Sequence[str]) -> bool:
+    """Whether a call was an error, which takes no number."""
+    return turn.observation.status == "error" if turn.observation is not None else not turn.learn and not files
 
 
 # -- questions ----------------------------------------------------------------------------------------------------------------
@@ -170,12 +183,19 @@ QUESTIONS: dict[str, Callable[[Question], Row]] = {
 # -- chats --------------------------------------------------------------------------------------------------------------------
 
 
-def _observations(shown: Iterable[list[str]]) -> list[str]:
-    return ["<image>" * len(files) or "The operation gave text alone." for files in shown]
+def _result(turn: Step, files: Sequence[str]) -> str:
+    """What is told about a result beside its pictures; that of an error begins with the word, as `rows_sft` reads it."""
+    told = turn.observation.text if turn.observation is not None else ""
+    if _refused(turn, files):
+        return f"error: {told or 'the call was refused'}"
+    return "" if files else told or "The operation gave text alone."
 
 
-def _turns(said: Sequence[str], shown: list[list[str]], first: str, who: str, what: str, names: tuple[str, str]) -> list[Row]:
-    users = [first, *_observations(shown)]
+def _turns(
+    record: Demonstration, said: list[str], shown: list[list[str]], first: str, who: str, what: str, names: tuple[str, str]
+) -> list[Row]:
+    results = ["<image>" * len(files) + _result(turn, files) for turn, files in zip(record.steps, shown, strict=True)]
+    users = [first, *results]
     return [
         {who: names[place], what: text}
         for user, reply in zip(users, said, strict=True)
@@ -186,21 +206,22 @@ def _turns(said: Sequence[str], shown: list[list[str]], first: str, who: str, wh
 def _conversations(record: Demonstration, said: list[str], shown: list[list[str]]) -> Row:
     pictures = _pictures_only(record, "sharegpt")
     first = "<image>\n" * len(pictures) + record.question
-    turns = _turns(said, shown, first, "from", "value", ("human", "gpt"))
+    turns = _turns(record, said, shown, first, "from", "value", ("human", "gpt"))
     return {"id": record.id, "conversations": turns, "images": [*pictures, *(path for files in shown for path in files)]}
 
 
 def _messages(record: Demonstration, said: list[str], shown: list[list[str]]) -> Row:
     pictures = _pictures_only(record, "sharegpt_messages")
     first = "<image>" * len(pictures) + record.question
-    turns = _turns(said, shown, first, "role", "content", ("user", "assistant"))
+    turns = _turns(record, said, shown, first, "role", "content", ("user", "assistant"))
     return {"id": record.id, "messages": turns, "images": [*pictures, *(path for files in shown for path in files)]}
 
 
 def _message_list(record: Demonstration, said: list[str], shown: list[list[str]]) -> Row:
     media = [{"image": item.uri} if item.kind == "image" else {"video": item.frames or item.uri} for item in record.media]
     users: list[list[Row]] = [[*media, {"text": record.question}]]
-    users += [[{"text": "The result:"}, *({"image": path} for path in files)] for files in shown]
+    for turn, files in zip(record.steps, shown, strict=True):
+        users.append([{"text": _result(turn, files) or "The result:"}, *({"image": path} for path in files)])
     turns: list[Row] = []
     for user, reply in zip(users, said, strict=True):
         turns += [{"role": "user", "content": user}, {"role": "assistant", "content": [{"text": reply}]}]

@@ -442,6 +442,27 @@ def test_a_demonstration_that_is_written_for_another_system_comes_back(folder: P
     assert (back.question, back.answers, back.media) == ("What?", ["red"], media)
 
 
+def test_images_of_clips_and_of_refused_calls_keep_their_numbers(folder: Path) -> None:
+    pictures = [str(folder / f"images/{i}.png") for i in range(4)]
+    clip = Media(id="vid0", kind="video", frames=pictures[:3])
+    box = {"box": [0.25, 0.0, 0.75, 1.0]}
+    turns = [
+        Step(think="Look.", op="zoom_in", target="vid0.1", arguments=box, learn=False),
+        Step(think="Look.", op="select_frames", target="vid0", arguments={"frames": [0, 2]}),
+        Step(think="Look.", op="zoom_in", target="obs1.1", arguments=box),
+        Step(think="Look.", op="zoom_in", target="obs2", arguments=box),
+        Step(think="So", answer="red"),
+    ]
+    shown = Demonstration(id="d", question="What?", media=[clip], answers=["red"], turns=turns)
+    row = emit_chat(shown, "pixel_reasoner_sft", [[], pictures[:2], pictures[:1], pictures[:1]])
+    calls = [turn["content"][0]["text"] for turn in row["message_list"][1::2]]
+    assert [call.partition('"target_image":')[2][:1] for call in calls] == ["2", "", "5", "6", ""]
+    back = one(write(folder, row))
+    assert isinstance(back, Demonstration)
+    told = [("vid0.1", False), ("vid0", True), ("obs1.1", True), ("obs2", True)]
+    assert [(turn.target, turn.learn) for turn in back.steps] == told
+
+
 def test_what_a_format_has_no_place_for_is_refused(folder: Path) -> None:
     clip = Media(id="vid0", kind="video", frames=["a.png"])
     question = Question(id="q", question="?", media=[clip], answers=["x"])
