@@ -70,6 +70,7 @@ class Coordinator:
         """(Re)start production at ``step`` from the state of a checkpoint; called by the learner when it starts."""
         if self.producer is not None:
             self.producer.cancel()
+            await asyncio.wait([self.producer])  # or a batch that was just done would be taken for one of this production
         self.step, self.consumed = step, Consumed.of(state)
         self.bad_rows.clear()
         self.made_at = {version: step}

@@ -213,6 +213,26 @@ def test_a_learner_that_comes_back_goes_on_with_the_questions_after_its_checkpoi
     assert Counter(asyncio.run(run())) == Counter(next(source).id for _ in range(15))
 
 
+def test_a_batch_of_the_production_before_is_not_handed_out() -> None:
+    config = settings_of(questions=2, group=2, steps=3)
+
+    async def run() -> Batch | None:
+        generator = Generator(random.Random(1))
+        coordinator = REAL(config, [generator], [Scorer()])
+        await coordinator.begin(0, {}, 10)
+        await asyncio.sleep(0)
+        async with coordinator.changed:  # which the batch that is done meanwhile waits for
+            while generator.done.total() < config.rft.questions:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)
+        await coordinator.begin(0, {}, 20)
+        return await asyncio.wait_for(coordinator.next_batch(0, 1, 0), 10)
+
+    batch = asyncio.run(run())
+    assert batch is not None
+    assert {group.policy_version for group in batch.groups} == {20}
+
+
 def test_a_stop_ends_the_wait_of_every_rank_but_not_half_a_batch() -> None:
     config = settings_of(questions=2, group=2, steps=3)
 
