@@ -103,10 +103,6 @@ class Renderer:
         error = reply.error.code if reply.error else None
         return Turn(role="assistant", text=text, tokens=tokens, log_probs=log_probs, action=reply.action, error=error), reply
 
-    def policy_turn(self, tokens: Sequence[int], log_probs: Sequence[float], images: Sequence[ImageView] = ()) -> Turn:
-        """``read`` without the reply: ``action`` is canonical or None, ``error`` names a broken call."""
-        return self.read(tokens, log_probs, images)[0]
-
     def assistant(self, said: Action | str, think: str | None = None, images: Sequence[ImageView] = ()) -> Turn:
         """A demonstration's turn: an Action or the text of an answer. Ends with the stop token; no log-probs.
 
@@ -118,10 +114,6 @@ class Renderer:
         action = self.dialect.adapt(said) if isinstance(said, Action) else None
         text = _clean("".join(parts))
         return Turn(role="assistant", text=text, tokens=self._encode([*parts, END]), action=action)
-
-    def answer_of(self, turn: Turn) -> str | None:
-        """The answer in a policy turn, None when there is none."""
-        return self.dialect.parse(turn.text, self.operations, Scale(self.coordinates)).answer
 
     def _encode(self, pieces: Sequence[Piece]) -> list[int]:
         """Tokens of pieces: images as pads, Tags with the control tokens they spell, all other text as plain text."""

@@ -72,7 +72,7 @@ def test_parse_of_render_is_the_action_and_rendered_turns_are_well_formed(name, 
 def test_answers_come_back_through_the_tokens(text):
     r = renderer("nano")
     tokens = r.assistant(text).tokens
-    assert r.answer_of(r.policy_turn(tokens, [0.0] * len(tokens))) == text.strip()
+    assert r.read(tokens, [0.0] * len(tokens))[1].answer == text.strip()
 
 
 def _actions(scale: Scale) -> st.SearchStrategy[Action]:

@@ -153,7 +153,7 @@ def test_policy_tokens_are_kept_exactly_as_sampled(name: str):
     # Spelt byte by byte, as a policy may: re-tokenising the text would give other tokens.
     tokens = [t for c in "<answer>zoom" for t in r.tokenizer.encode(c, add_special_tokens=False)] + r.assistant("x").tokens[1:]
     log_probs = [-0.1 * i for i in range(len(tokens))]
-    turn = r.policy_turn(tokens, log_probs)
+    turn, _ = r.read(tokens, log_probs)
     assert (turn.tokens, turn.log_probs) == (tokens, log_probs)
     assert whole(name, turn.text) != tokens[:-1]
 
@@ -165,19 +165,18 @@ def test_a_turn_reads_back_what_was_said(name: str):
     action = Action(op="zoom_in", target="obs1", arguments={"box": [3 * step, 0.0, 60 * step, 30 * step]})
     images = [shown(name), shown(name, "obs1")]
     said = r.assistant(action, "closer", images)
-    turn = r.policy_turn(said.tokens, [0.0] * len(said.tokens), images)
-    assert (turn.action, turn.error) == (action, None)
+    turn, reply = r.read(said.tokens, [0.0] * len(said.tokens), images)
+    assert (turn.action, turn.error, reply.answer) == (action, None, None)
     answer = r.assistant(" 7 ")
-    assert r.answer_of(r.policy_turn(answer.tokens, [0.0] * len(answer.tokens))) == "7"
-    assert r.answer_of(said) is None
+    assert r.read(answer.tokens, [0.0] * len(answer.tokens))[1].answer == "7"
 
 
 def test_a_call_cut_in_the_middle_and_an_empty_turn_are_values():
     r = renderer("nano")
     tokens = r.assistant(ZOOM).tokens[:6]
-    assert r.policy_turn(tokens, [0.0] * 6).error == "bad_json"
+    assert r.read(tokens, [0.0] * 6)[0].error == "bad_json"
     for tokens in ([], [r.spec.stop]):
-        turn = r.policy_turn(tokens, [0.0] * len(tokens))
+        turn, _ = r.read(tokens, [0.0] * len(tokens))
         assert (turn.text, turn.action, turn.error) == ("", None, None)
 
 
@@ -186,10 +185,10 @@ def test_a_turn_with_a_token_that_must_not_be_sampled_keeps_no_tokens(name: str)
     r = renderer(name)
     good = r.assistant("7").tokens
     for poison in (r.spec.image_token, r.spec.video_token, r.spec.pad, r.spec.vocab - 1, r.spec.vocab, -1, r.spec.stop):
-        turn = r.policy_turn([*good[:1], poison, *good[1:]], [0.0] * (len(good) + 1))
+        turn, _ = r.read([*good[:1], poison, *good[1:]], [0.0] * (len(good) + 1))
         assert (turn.error, turn.tokens, turn.log_probs, turn.action) == ("bad_token", [], [], None)
     with pytest.raises(BadInput, match="log-probs"):
-        r.policy_turn(good, [0.0])
+        r.read(good, [0.0])
 
 
 def test_spec_reads_both_architectures():
