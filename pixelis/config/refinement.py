@@ -9,6 +9,17 @@ from pydantic import Field, model_validator
 from pixelis.config.section import Section
 
 Share = dict[str, float]
+GROUPS = ("geometric", "ocr", "spatio_temporal", "zoom", "select", "vqa")
+KINDS = ("golden", "trap", "self_correction")
+PRIORITIES = ("uncertain", "high_reward", "self_correction", "diverse")
+
+
+def _check_shares(what: str, name: str, shares: Share, names: tuple[str, ...]) -> None:
+    """ValueError for shares that do not add up to 1 or of a name that does not exist."""
+    if any(value < 0 for value in shares.values()) or not 0.99 <= sum(shares.values()) <= 1.01:
+        raise ValueError(f"the shares of {what} add up to {sum(shares.values()):g}, not 1")
+    if unknown := sorted(set(shares) - set(names)):
+        raise ValueError(f"no {name} `{unknown[0]}` ({', '.join(names[:-1])} or {names[-1]})")
 
 
 class Quality(Section):
@@ -81,13 +92,9 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _shares(self) -> Recipe:
-        for name, shares in (("tasks", self.tasks), ("kinds", self.kinds)):
-            if any(value < 0 for value in shares.values()) or (shares and not 0.99 <= sum(shares.values()) <= 1.01):
-                raise ValueError(f"the shares of {name} add up to {sum(shares.values()):g}, not 1")
-        if unknown := sorted(set(self.kinds) - {"golden", "trap", "self_correction"}):
-            raise ValueError(f"no kind `{unknown[0]}` (golden, trap or self_correction)")
-        if unknown := sorted(set(self.tasks) - {"geometric", "ocr", "spatio_temporal", "zoom", "select", "vqa"}):
-            raise ValueError(f"no group of tasks `{unknown[0]}` (geometric, ocr, spatio_temporal, zoom, select or vqa)")
+        for what, name, shares, names in (("tasks", "group of tasks", self.tasks, GROUPS), ("kinds", "kind", self.kinds, KINDS)):
+            if shares:
+                _check_shares(what, name, shares, names)
         return self
 
 
@@ -100,6 +107,11 @@ class Online(Section):
     max_age_days: float = Field(90.0, gt=0, description="oldest experience")
     least_confidence: float = Field(0.3, ge=0, le=1, description="least confidence of a verdict; corrections are always kept")
     uncertain: float = Field(0.7, ge=0, le=1, description="confidence below which a verdict is uncertain")
+
+    @model_validator(mode="after")
+    def _shares(self) -> Online:
+        _check_shares("online experiences", "priority", self.shares, PRIORITIES)
+        return self
 
 
 class SftRecipe(Recipe):

@@ -106,3 +106,26 @@ def clock(seconds: float) -> str:
 
 def _short(value: float | int | str) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+class Steps:
+    """Shows one step after the other: called with a step's name, how many are done and how many there are."""
+
+    def __init__(self, name: str, enabled: bool = True):
+        self.name, self.enabled = name, enabled
+        self._step = ""
+        self._shown: Progress | None = None
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        if step != self._step or self._shown is None:
+            self.close()
+            self._step, self._shown = step, Progress(f"{self.name} {step}", total, enabled=self.enabled)
+            self._shown.__enter__()
+        self._shown.total = total
+        self._shown.update(done)
+
+    def close(self) -> None:
+        """End the line of the last step."""
+        if self._shown is not None:
+            self._shown.__exit__(None, None, None)
+            self._shown = None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from refined import demonstration
 
+from pixelis.config import load
 from pixelis.config.refinement import PassRate
 from pixelis.datasets.refinement import filters
+from pixelis.datasets.refinement.episodes import Episodes
 from pixelis.datasets.refinement.filters import Outcomes
 from pixelis.errors import DataFailure
-from pixelis.records import Question
+from pixelis.records import Group, Question, Trajectory
 
 EIGHT = PassRate(episodes=8)
 
@@ -62,3 +66,24 @@ def test_evaluation_questions_are_found_by_text_and_picture():
         filters.refuse(hits)
     assert caught.value.code == "held_out"
     filters.refuse({})
+
+
+def test_episodes_are_played_once(tmp_path: Path):
+    """What was played counts for the same questions and settings alone; a torn file is played again."""
+    asked = [Question(id="q", question="Which digit?", answers=["7"])]
+
+    def episodes(*given: str) -> Episodes:
+        return Episodes(load(None, ["refinement.pass_rate.episodes=2", *given]), tmp_path, asked)
+
+    one = episodes("refinement.pass_rate.utility=true")
+    assert one.missing() == ["looking", "glance"]
+    assert one.config.evaluate.sampling.temperature == 1.0
+    right, unscored = (Trajectory(question_id="q", group_id="g", turns=[], rewards=r) for r in ({"accuracy": 1.0}, {}))
+    one.keep("looking", [Group(id="g", question=asked[0], trajectories=[right, unscored])])
+    one.keep("glance", [Group(id="g", question=asked[0], trajectories=[right])])
+    again = episodes("refinement.pass_rate.high=1", "refinement.pass_rate.utility=true")
+    assert again.missing() == []
+    assert again.outcomes()["q"] == Outcomes(looking=[1.0], glance=[1.0])
+    assert episodes("refinement.pass_rate.temperature=0.5").missing() == ["looking"]
+    (tmp_path / "episodes-looking.json").write_text('{"identity": "', encoding="utf-8")
+    assert episodes().missing() == ["looking"]

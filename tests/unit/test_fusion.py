@@ -135,6 +135,10 @@ def test_recipes_that_contradict_themselves():
         Recipe(tasks={"geometric": 0.5})
     with pytest.raises(ValidationError, match="no group of tasks `geometry`"):
         Recipe(tasks={"geometry": 1.0})
+    with pytest.raises(ValidationError, match="no priority `high_rewards`"):
+        Online(shares={"uncertain": 0.5, "high_rewards": 0.5})
+    with pytest.raises(ValidationError, match=r"online experiences add up to 0\.4"):
+        Online(shares={"uncertain": 0.4})
 
 
 def experience(name: str, confidence: float = 0.9, reward: float = 0.0, age: float = 0.0, states: str = "", ops: int = 0):
@@ -165,3 +169,5 @@ def test_online_priorities_age_and_confidence():
     assert sorted(e.id[0] for e in chosen) == sorted("uuuuhhhccd")
     assert summary["dropped"] == {"too_old": 1, "not_confident": 2, "no_priority": 1, "beyond_share": 26}
     assert summary["short"] == 0
+    chosen, summary = fusion.online(made, Online(size=10, shares={"uncertain": 1.0}), 1e9, 0)
+    assert len(chosen) + sum(summary["dropped"].values()) == len(made)  # a priority without a share is told of too

@@ -14,6 +14,7 @@ from test_judge import Server
 from test_quality import rated
 
 from pixelis.config import Config, from_command_line, load
+from pixelis.datasets.refinement import sets
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.jobs import refine
 from pixelis.records import Demonstration, Question, Step
@@ -133,7 +134,7 @@ def test_a_rejected_set_is_not_written(source: Path):
         refine.run(settings(source))
     left = {path.name for path in (source.parent / "run").iterdir()}
     assert {"rejected.json", "card.html"} <= left
-    assert not left & {*refine.SETS, "summary.json"}
+    assert not left & {*sets.FILES, "summary.json"}
     rejected = json.loads((source.parent / "run" / "rejected.json").read_text(encoding="utf-8"))
     assert next(g for g in rejected["gates"] if g["name"] == "cycles")["ids"] == {"culprit": "call 1: zoom_in is repeated"}
 

@@ -216,10 +216,12 @@ def online(experiences: Sequence[Experience], recipe: Online, now: float, seed: 
             dropped["no_priority"] += 1
     chosen: list[Experience] = []
     got = {}
-    for name, quota in _quotas(recipe.size, recipe.shares, {"": 1.0}).items():
-        taken = piles[name[0]][:quota]
-        dropped["beyond_share"] += len(piles[name[0]]) - len(taken)
-        got[name[0]] = {"wanted": quota, "got": len(taken)}
+    quotas = {name: quota for (name, _), quota in _quotas(recipe.size, recipe.shares, {"": 1.0}).items()}
+    for name in {**quotas, **piles}:  # a priority without a share gets nothing
+        quota = quotas.get(name, 0)
+        taken = piles[name][:quota]
+        dropped["beyond_share"] += len(piles[name]) - len(taken)
+        got[name] = {"wanted": quota, "got": len(taken)}
         chosen += taken
     summary = {"size": recipe.size, "count": len(chosen), "short": recipe.size - len(chosen), "cells": got}
     return chosen, {**summary, "dropped": {cause: n for cause, n in dropped.items() if n}}
