@@ -349,11 +349,8 @@ class Trajectory(Record):
         return [int(turn.is_policy and turn.learn) for turn in self.turns for _ in turn.tokens]
 
     def behaviour_log_probs(self) -> list[float]:
-        """Behaviour log-probabilities aligned with ``token_ids``; 0.0 where the mask is 0."""
-        out: list[float] = []
-        for turn in self.turns:
-            out.extend(turn.log_probs if turn.is_policy else [0.0] * len(turn.tokens))
-        return out
+        """Behaviour log-probabilities aligned with ``token_ids``; 0.0 where nobody sampled: others' turns, demonstrations."""
+        return [value for turn in self.turns for value in turn.log_probs or [0.0] * len(turn.tokens)]
 
     @model_validator(mode="after")
     def _log_probs_align(self) -> Trajectory:

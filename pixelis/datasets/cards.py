@@ -304,12 +304,6 @@ def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[floa
     return (left * 20 / 1000, top * 20 / 1000, (left + steps) * 20 / 1000, (top + steps) * 20 / 1000)
 
 
-def question_rows(split: str, count: int, seed: int = 0, shift: str = "") -> Iterator[dict]:
-    """`count` questions of a split as plain rows: id, question, media, answers, split, meta."""
-    for index in range(count):
-        yield question_row(split, seed, index, shift)
-
-
 def demonstration_rows(split: str, count: int, seed: int, direct_share: float, aim: float = 0.0) -> Iterator[dict]:
     """Question rows with `turns`: zoom in, then answer; a share of `direct_share` answers without looking closer.
 
@@ -341,7 +335,7 @@ def demonstration_rows(split: str, count: int, seed: int, direct_share: float, a
 
 
 def question_row(split: str, seed: int, index: int, shift: str = "") -> dict:
-    """One question about the picture of this number, as a plain row (see `question_rows`)."""
+    """One question about the picture of this number, as a plain row: id, question, media, answers, split, meta."""
     card = scene_of(split, seed, index, shift).asked
     name = f"cards-{split}-{seed}-{index}" + (f"-{shift}" if shift else "")
     return {

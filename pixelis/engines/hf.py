@@ -20,6 +20,7 @@ import torch
 
 from pixelis.engines import Completion, SamplingParams, check_request
 from pixelis.engines.decoding import Decoder, Past, Row
+from pixelis.engines.sessions import Sessions
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.policy.adapters import BaseWeights, merge_into
 from pixelis.policy.forward import use_cached_attention
@@ -75,7 +76,7 @@ class HfSession:
             self.engine._closed(self)
 
 
-class HfEngine:
+class HfEngine(Sessions[HfSession]):
     """Batched generation with transformers; see `engines.Engine`.
 
     Raises what `load_model` raises. `seed` is mixed into every session's stream of random numbers.
@@ -85,54 +86,26 @@ class HfEngine:
         self.model, self.tokenizer, self.spec = load_model(policy, folder=model_folder)
         self.model.requires_grad_(False)
         use_cached_attention(self.model)
-        self.base_sha256 = fingerprint(model_folder)
+        super().__init__(fingerprint(model_folder), drains=engine.in_flight == "drain")
         self.max_rows, self.seed, self.version = engine.max_rows, seed, 0
-        self.drains = engine.in_flight == "drain"
         self._decoder = Decoder(self.model, self.spec)
         self._base = BaseWeights()
         # OpenMP keeps the number of threads per thread: it must be set in the one that computes.
         self._worker = ThreadPoolExecutor(1, "hf-engine", initializer=torch.set_num_threads, initargs=(engine.threads,))
-        self._sessions: set[HfSession] = set()
-        self._keys: dict[str, list[int]] = {}
         self._pending: list[_Request] = []
         self._wave: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._may_open = asyncio.Event()
-        self._may_open.set()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._load_lock = asyncio.Lock()
-        self._shut = False
         self.waves = self.rows_done = self.failures = 0
         self.busy_s = 0.0
 
-    async def open(self, prefix_key: str | None = None) -> HfSession:
-        """A new session; waits while a `load` is pending."""
-        while not self._may_open.is_set():
-            await self._may_open.wait()
-        if self._shut:
-            raise InfraFailure("the engine is shut down", code="engine_closed")
-        counts = self._keys.setdefault(prefix_key, [0, 0]) if prefix_key is not None else [0, 0]
-        session = HfSession(self, prefix_key, counts[0])
-        counts[0] += 1
-        counts[1] += 1
-        self._sessions.add(session)
-        self._idle.clear()
-        return session
+    def _session(self, prefix_key: str | None, ordinal: int) -> HfSession:
+        return HfSession(self, prefix_key, ordinal)
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
         """Switch to `version`, see `engines.Engine.load`. On BadInput the engine stays as it was."""
-        if adapter is not None and adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
-            raise BadInput("the adapter belongs to another base model", code="foreign_adapter", fix="use the same policy.model")
-        async with self._load_lock:
-            self._may_open.clear()
-            try:
-                if self.drains:
-                    await self._idle.wait()
-                await asyncio.get_running_loop().run_in_executor(self._worker, self._merge, adapter)
-                self.version = version
-            finally:
-                self._may_open.set()
+        async with self._loading(adapter):
+            await asyncio.get_running_loop().run_in_executor(self._worker, self._merge, adapter)
+            self.version = version
 
     def _merge(self, adapter: Adapter | None) -> None:
         touched = set(self._base) | set(adapter.tensors if adapter is not None else ())
@@ -172,8 +145,7 @@ class HfEngine:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     async def _submit(self, session: HfSession, row: Row) -> Completion:
-        if self._shut:
-            raise InfraFailure("the engine is shut down", code="engine_closed")
+        self._check_alive()
         loop = asyncio.get_running_loop()
         request = _Request(session, row, loop.create_future(), loop.time())
         session.waiting = request
@@ -184,21 +156,15 @@ class HfEngine:
             return await request.done
         finally:
             session.waiting = None
+            if request in self._pending:  # cancelled: nobody wants it decoded
+                self._pending.remove(request)
 
     def _closed(self, session: HfSession) -> None:
-        self._sessions.discard(session)
-        if session.prefix_key is not None:
-            counts = self._keys[session.prefix_key]
-            counts[1] -= 1
-            if not counts[1]:
-                del self._keys[session.prefix_key]
-        request = session.waiting
-        if request is not None:
-            if request in self._pending:
-                self._pending.remove(request)
-            _fail(request, InfraFailure("the session was closed", code="session_closed"))
-        if not self._sessions:
-            self._idle.set()
+        super()._closed(session)
+        if session.waiting is not None:
+            if session.waiting in self._pending:
+                self._pending.remove(session.waiting)
+            _fail(session.waiting, InfraFailure("the session was closed", code="session_closed"))
         self._kick()
 
     def _kick(self) -> None:

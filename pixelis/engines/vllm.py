@@ -26,10 +26,11 @@ from PIL import Image
 from pixelis.dialogue.positions import mrope_positions
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines import Completion, SamplingParams, check_request
+from pixelis.engines.sessions import Sessions
 from pixelis.engines.vllm_files import BaseFile, Scratch, link_model, write_peft
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError
 from pixelis.policy.model import fingerprint, pick_dtype
-from pixelis.policy.ranks import largest_rank, served_rank
+from pixelis.policy.ranks import largest_rank, merges, served_rank
 from pixelis.policy.samples import view_digest
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class VllmSession:
         del self.ids[ids:], self.short[short:], self.pictures[pictures:], self.digests[pictures:]
 
 
-class VllmEngine:
+class VllmEngine(Sessions[VllmSession]):
     """Generation with vLLM; see `engines.Engine`.
 
     model_folder: a Hugging Face folder. dialogue: its pixel budgets, number of images and context are the most that the engine
@@ -138,22 +139,16 @@ class VllmEngine:
         folder = Path(model_folder)
         self.tokenizer = load_tokenizer(folder)
         self.spec = ModelSpec.load(folder, self.tokenizer)
-        self.base_sha256, self.seed, self.version = fingerprint(folder), seed, 0
+        super().__init__(fingerprint(folder), drains=engine.in_flight == "drain")
+        self.seed, self.version = seed, 0
         self.max_context, self.max_images, self.deadline_s = dialogue.max_context, dialogue.max_images, engine.deadline_s
         self.max_pixels = max(budget.max_pixels for budget in (dialogue.input, dialogue.crop, dialogue.frame))
-        # vLLM adapts the layers of the language model, but not the output layer of these two families.
-        self.drains = engine.in_flight == "drain"
-        self.merges = policy.full or engine.adapters == "merge" or "lm_head" in policy.lora.targets
+        self.merges = merges(policy, engine)
         self._base = BaseFile(folder)
         self._scratch = Scratch()
-        self._sessions: set[VllmSession] = set()
-        self._keys: dict[str, list[int]] = {}
-        self._may_open, self._idle, self._load_lock = asyncio.Event(), asyncio.Event(), asyncio.Lock()
-        self._may_open.set()
-        self._idle.set()
         self._lora: Any = None
         self._lora_turns: Counter[int] = Counter()
-        self._merged = self._shut = False
+        self._merged = False
         self._broken: str | None = None
         self._loads = self._requests = self._pending = 0
         self.rows_done = self.failures = self.tokens_read = self.tokens_reused = self.tokens_written = 0
@@ -213,38 +208,19 @@ class VllmEngine:
             except Exception as error:
                 raise InfraFailure(f"vLLM did not start: {error}", code="engine_start") from error
 
-    async def open(self, prefix_key: str | None = None) -> VllmSession:
-        """A new session; waits while a `load` is pending."""
-        while not self._may_open.is_set():
-            await self._may_open.wait()
-        self._check_alive()
-        counts = self._keys.setdefault(prefix_key, [0, 0]) if prefix_key is not None else [0, 0]
-        session = VllmSession(self, prefix_key, counts[0])
-        counts[0] += 1
-        counts[1] += 1
-        self._sessions.add(session)
-        self._idle.clear()
-        return session
+    def _session(self, prefix_key: str | None, ordinal: int) -> VllmSession:
+        return VllmSession(self, prefix_key, ordinal)
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
         """Switch to `version`, see `engines.Engine.load`. On BadInput the engine stays as it was."""
-        if adapter is not None and adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
-            raise BadInput("the adapter belongs to another base model", code="foreign_adapter", fix="use the same policy.model")
         if adapter is not None and not self.merges and (adapter.kind == "full" or "lm_head.A" in adapter.tensors):
             raise BadInput("vLLM swaps adapters of the language model's layers only", fix="set engine.adapters=merge")
-        async with self._load_lock:
-            self._may_open.clear()
-            try:
-                if self.drains:
-                    await self._idle.wait()
-                self._check_alive()
-                if adapter is not None:
-                    await asyncio.to_thread(self._base.updates, adapter)
-                self._loads += 1
-                await self._guarded(self._merge(adapter) if self.merges else self._swap(version, adapter), "load of a version")
-                self.version = version
-            finally:
-                self._may_open.set()
+        async with self._loading(adapter):
+            if adapter is not None:
+                await asyncio.to_thread(self._base.updates, adapter)
+            self._loads += 1
+            await self._guarded(self._merge(adapter) if self.merges else self._swap(version, adapter), "load of a version")
+            self.version = version
 
     async def _swap(self, version: int, adapter: Adapter | None) -> None:
         """Hand vLLM the adapter as a file in shared memory, under a name it has never seen, and drop the one before."""
@@ -453,20 +429,9 @@ class VllmEngine:
         return "its process died" if self._llm.errored else None
 
     def _check_alive(self) -> None:
-        if self._shut:
-            raise InfraFailure("the engine is shut down", code="engine_closed")
+        super()._check_alive()
         if (reason := self._dead()) is not None:
             raise InfraFailure(f"vLLM is gone: {reason}", code="engine_dead", fix="restart the generator")
-
-    def _closed(self, session: VllmSession) -> None:
-        self._sessions.discard(session)
-        if session.prefix_key is not None:
-            counts = self._keys[session.prefix_key]
-            counts[1] -= 1
-            if not counts[1]:
-                del self._keys[session.prefix_key]
-        if not self._sessions:
-            self._idle.set()
 
 
 def collapse(tokens: Sequence[int], sizes: Sequence[int], image_token: int) -> list[int]:

@@ -21,8 +21,8 @@ from pixelis.errors import BadConfig, BadInput
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_header
+from pixelis.policy.architecture import Architecture
 from pixelis.policy.checkpoint import write_json
-from pixelis.policy.estimate import Architecture
 from pixelis.policy.model import default_device, fingerprint, resolve
 from pixelis.policy.ranks import Change, RankFile, change, decide
 from pixelis.telemetry import lineage

@@ -194,22 +194,6 @@ def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def adapter_state(model: nn.Module) -> dict[str, np.ndarray]:
-    """Copies of the adapters' tensors, float32."""
-    return {name: p.detach().float().cpu().numpy().copy() for name, p in lora_parameters(model).items()}
-
-
-def set_adapter_state(model: nn.Module, state: Mapping[str, np.ndarray]) -> None:
-    """Overwrite the adapters in place. Raises BadInput when names, shapes or finiteness do not fit; then nothing was changed."""
-    parameters = lora_parameters(model)
-    _check_names(set(state), set(parameters))
-    for name, parameter in parameters.items():
-        _check(name, state[name], tuple(parameter.shape))
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(torch.from_numpy(np.array(state[name])))
-
-
 class BaseWeights(dict[str, torch.Tensor]):
     """Name of a parameter -> its value in the base model; filled when a parameter is first overwritten."""
 

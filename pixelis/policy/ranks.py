@@ -241,6 +241,11 @@ def largest_rank(lora: config.Lora) -> int:
     return max((r for name, r in read(lora.ranks).layer_ranks.items() if type_of(name) in lora.targets), default=lora.rank)
 
 
+def merges(policy: config.Policy, engine: config.Engine) -> bool:
+    """Whether vLLM gets whole weights instead of adapters: it adapts the language model's layers, but not the output layer."""
+    return policy.full or engine.adapters == "merge" or "lm_head" in policy.lora.targets
+
+
 def served_rank(rank: int) -> int:
     """The rank that vLLM reserves for adapters of this one: the next that its kernels know. Raises BadConfig above them."""
     if rank > max(VLLM_LORA_RANKS):

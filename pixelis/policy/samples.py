@@ -83,15 +83,11 @@ def from_trajectory(trajectory: Trajectory, views: Sequence[np.ndarray], advanta
     mask = np.asarray(trajectory.loss_mask(), dtype=bool)
     if len(views) != len(trajectory.images):
         raise DataFailure(f"{trajectory.id}: {len(views)} views for {len(trajectory.images)} images", code="views_mismatch")
-    log_probs: list[float] = []
-    for turn in trajectory.turns:
-        # Demonstrations carry no log-probabilities on their policy turns.
-        log_probs.extend(turn.log_probs if turn.is_policy and turn.log_probs else [0.0] * len(turn.tokens))
     weight = trajectory.advantage if advantage is None else advantage
     sample = TrainSample(
         tokens=tokens,
         mask=mask,
-        log_probs=np.asarray(log_probs, dtype=np.float32),
+        log_probs=np.asarray(trajectory.behaviour_log_probs(), dtype=np.float32),
         advantage=0.0 if weight is None else float(weight),
         views=list(views),
         version=trajectory.policy_version,

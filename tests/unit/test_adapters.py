@@ -8,7 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_policy import FAMILIES, LORA, Maker, folder, policy, random_adapter, stock, stock_log_probs
+from tiny_policy import (
+    FAMILIES,
+    LORA,
+    Maker,
+    adapter_state,
+    folder,
+    policy,
+    random_adapter,
+    set_adapter_state,
+    stock,
+    stock_log_probs,
+)
 
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, MissingFile
@@ -17,13 +28,11 @@ from pixelis.policy.adapters import (
     BaseWeights,
     adapted_layers,
     adapter_bytes,
-    adapter_state,
     add_lora,
     load_adapter,
     lora_parameters,
     merge_into,
     save_adapter,
-    set_adapter_state,
 )
 from pixelis.policy.model import fingerprint, load_model, resolve
 
@@ -118,11 +127,6 @@ def test_a_broken_adapter_is_refused_and_changes_nothing(change: str):
     with pytest.raises(BadInput):
         merge_into(model, base, bad)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-    trained = add_lora(stock(), LORA)
-    state = adapter_state(trained)
-    with pytest.raises(BadInput):
-        set_adapter_state(trained, bad.tensors)
-    assert all(np.array_equal(v, state[k]) for k, v in adapter_state(trained).items())
 
 
 def test_full_parameters_travel_the_same_way():

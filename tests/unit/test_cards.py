@@ -80,8 +80,8 @@ def test_a_shift_changes_the_cards_and_nothing_else():
 
 
 def test_questions_and_demonstrations():
-    rows = list(cards.question_rows("validation", 5, seed=2, shift="invert"))
-    assert rows == list(cards.question_rows("validation", 5, seed=2, shift="invert"))
+    rows, again = ([cards.question_row("validation", 2, index, "invert") for index in range(5)] for _ in range(2))
+    assert rows == again
     for row in rows:
         scene = cards.describe(row["media"][0]["uri"])
         assert row["answers"] == [str(scene.asked.digit)]

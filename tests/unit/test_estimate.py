@@ -14,7 +14,7 @@ from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
 from pixelis import config
 from pixelis.errors import BadConfig
 from pixelis.jobs import rft, sft
-from pixelis.policy import estimate
+from pixelis.policy import architecture, estimate
 from pixelis.policy.adapters import adapter_bytes
 from pixelis.policy.forward import use_packed_attention
 from pixelis.policy.model import load_model
@@ -100,7 +100,7 @@ def recipe(path: str, public: dict[str, str], *more: str) -> config.Config:
 
 
 def test_the_public_models_have_their_parameters_and_layers(public: dict[str, str]) -> None:
-    found = {family: estimate.Architecture(name) for family, name in public.items()}
+    found = {family: architecture.Architecture(name) for family, name in public.items()}
     assert {f: a.counts for f, a in found.items()} == {
         "qwen2_5_vl": (8_292_166_656, 676_550_144),
         "qwen3_vl": (8_767_123_696, 576_388_336),
@@ -121,7 +121,7 @@ def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool) -> No
     trainer = Trainer(settings, config.Learner(row_tokens=256, rows=1), total_steps=2)
     maker = Maker(family)
     trainer.step([maker.sample(), maker.sample()])
-    device, host = estimate.learner_memory(estimate.Architecture(settings.model, torch.float32), settings, trainer.learner)
+    device, host = estimate.learner_memory(architecture.Architecture(settings.model, torch.float32), settings, trainer.learner)
     trainable = set(map(id, trainer.zero.parameters.values()))
     own = [(p.numel() * p.element_size(), id(p) in trainable) for p in trainer.model.parameters()]
     weights, adapters = (sum(size for size, mine in own if mine is wanted) for wanted in (full, not full))
@@ -132,7 +132,7 @@ def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool) -> No
     assert device["optimizer"] == moments + copies
     assert host == {}
     if not full:
-        shapes = estimate.Architecture(settings.model).shapes(LORA.targets)
+        shapes = architecture.Architecture(settings.model).shapes(LORA.targets)
         assert adapters == adapter_bytes(shapes, LORA.rank)
 
 
@@ -140,18 +140,20 @@ def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool) -> No
 def test_a_layer_saves_on_the_meta_device_what_it_saves_for_real(family: str) -> None:
     real = load_model(policy(family), "cpu")[0]
     use_packed_attention(real)
-    inner, tokens = real.model.language_model, estimate.MEASURED_TOKENS
+    inner, tokens = real.model.language_model, architecture.MEASURED_TOKENS
     hidden = torch.randn(1, tokens, inner.config.hidden_size, requires_grad=True)
     rotary = inner.rotary_emb(hidden, torch.arange(tokens).expand(3, 1, -1))
     layer = inner.layers[0].train()
     parts = segment([tokens // 2] * 2)
-    found = estimate.saved_bytes(layer, lambda: layer(hidden, position_embeddings=rotary, attention_mask=None, segments=parts))
-    foreseen = estimate.language_layer_bytes(estimate.Architecture(str(folder(family)), torch.float32).thin(), tokens)
+    found = architecture.saved_bytes(
+        layer, lambda: layer(hidden, position_embeddings=rotary, attention_mask=None, segments=parts)
+    )
+    foreseen = architecture.language_layer_bytes(architecture.Architecture(str(folder(family)), torch.float32).thin(), tokens)
     assert foreseen == pytest.approx(found, rel=0.15)
 
 
 def test_sharding_and_offload_move_what_they_say(public: dict[str, str]) -> None:
-    arch = estimate.Architecture(public["qwen3_vl"])
+    arch = architecture.Architecture(public["qwen3_vl"])
     full = config.Policy(full=True, gradient_checkpointing=True, dtype="bfloat16")
 
     def memory(stage: int, file: str | None = None) -> tuple[dict[str, int], dict[str, int]]:
@@ -172,7 +174,7 @@ def test_sharding_and_offload_move_what_they_say(public: dict[str, str]) -> None
 
 
 def test_checkpointing_keeps_the_inputs_of_layers_alone(public: dict[str, str]) -> None:
-    arch, learner = estimate.Architecture(public["qwen2_5_vl"]), config.Learner(gpus=1, row_tokens=8192, rows=1)
+    arch, learner = architecture.Architecture(public["qwen2_5_vl"]), config.Learner(gpus=1, row_tokens=8192, rows=1)
     saved = {
         on: estimate.learner_memory(arch, config.Policy(gradient_checkpointing=on, dtype="bfloat16"), learner)[0]["activations"]
         for on in (True, False)

@@ -326,6 +326,23 @@ def test_cancelling_one_session_leaves_the_others_alone():
     with_engine(body)
 
 
+def test_a_turn_that_was_cancelled_in_the_queue_is_never_decoded():
+    async def body(engine: HfEngine) -> None:
+        prompt = Prompt(Maker())
+        _idle, session = await engine.open(), await engine.open()
+        turn = asyncio.create_task(session.generate(prompt.first, [prompt.view], GREEDY))
+        await asyncio.sleep(0)  # queued, waiting for the idle session
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        health = await engine.health()
+        assert (health["pending"], health["sessions"]) == (0, 1)
+        await asyncio.sleep(0.3)
+        assert engine.waves == 0
+
+    with_engine(body)
+
+
 def test_a_bad_request_fails_alone():
     async def body(engine: HfEngine) -> None:
         maker = Maker()
@@ -431,10 +448,12 @@ def test_shutting_down_fails_what_waits():
         prompt = Prompt(Maker())
         idle, session = await engine.open(), await engine.open()
         waiting = asyncio.create_task(session.generate(prompt.first, [prompt.view], GREEDY))
+        load = asyncio.create_task(engine.load(3, None))
         await asyncio.sleep(0)
         await engine.aclose()
-        with pytest.raises(InfraFailure):
-            await waiting
+        for task in (waiting, load):
+            with pytest.raises(InfraFailure):
+                await task
         with pytest.raises(InfraFailure):
             await engine.open()
         idle.close()

@@ -15,24 +15,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
-from tiny_policy import LORA, Maker, folder, policy, stock, stock_log_probs
+from tiny_policy import LORA, Maker, adapter_state, folder, policy, set_adapter_state, stock, stock_log_probs
 
 from pixelis import config
 from pixelis.engines.vllm_files import write_peft
 from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 from pixelis.jobs import lineage as lineage_job
 from pixelis.jobs import ranks as job
-from pixelis.policy import estimate, ranks
+from pixelis.policy import architecture, estimate, ranks
 from pixelis.policy.adapters import (
     Adapter,
     BaseWeights,
     adapter_bytes,
-    adapter_state,
     add_lora,
     load_adapter,
     merge_into,
     save_adapter,
-    set_adapter_state,
 )
 from pixelis.policy.model import fingerprint
 from pixelis.policy.train_step import Trainer
@@ -162,7 +160,7 @@ def test_no_change_makes_no_file():
 
 
 def layers_of(family: str = "qwen3_vl") -> dict[str, tuple[int, int]]:
-    return estimate.Architecture(str(folder(family)), torch.float32).shapes(LORA.targets)
+    return architecture.Architecture(str(folder(family)), torch.float32).shapes(LORA.targets)
 
 
 def rank_file(path: Path, family: str = "qwen3_vl", skip: int = 1, least: int = 2) -> Path:
@@ -227,7 +225,7 @@ def test_the_estimate_counts_each_layers_rank(tmp_path: Path):
     lora, adapter = mixed(tmp_path / "ranks.json")
     path = str(tmp_path / "ranks.json")
     whole = config.load(None, [f"policy.model={folder('qwen3_vl')}", f"policy.lora.ranks={path}", "engine.name=vllm"])
-    arch = estimate.Architecture(whole.policy.model, torch.float32)
+    arch = architecture.Architecture(whole.policy.model, torch.float32)
     device, _ = estimate.learner_memory(arch, whole.policy, whole.learner)
     assert device["adapters"] == adapter.nbytes
     slots = estimate.generator_memory(arch, whole.policy, whole.engine)["adapters"]

@@ -15,7 +15,7 @@ from pixelis import config
 from pixelis.dialogue.spec import ModelSpec
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
-from pixelis.policy.adapters import Adapter, adapted_layers
+from pixelis.policy.adapters import Adapter, adapted_layers, lora_parameters
 from pixelis.policy.model import fingerprint, load_model
 from pixelis.policy.samples import TrainSample
 
@@ -61,6 +61,19 @@ def random_adapter(family: str = "qwen3_vl", seed: int = 0, size: float = 0.08, 
             tensors[f"{name}.A"] = rng.normal(0, size, (rank, layer.in_features)).astype(np.float32)
             tensors[f"{name}.B"] = rng.normal(0, size, (layer.out_features, rank)).astype(np.float32)
     return Adapter(tensors, LORA.alpha, LORA.rank, fingerprint(folder(family)))
+
+
+def adapter_state(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    """Copies of a peft model's adapters, as they are published."""
+    return {name: p.detach().numpy().copy() for name, p in lora_parameters(model).items()}
+
+
+def set_adapter_state(model: torch.nn.Module, state: dict[str, np.ndarray]) -> None:
+    parameters = lora_parameters(model)
+    assert set(parameters) == set(state)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(torch.from_numpy(state[name]))
 
 
 class Maker:

@@ -110,11 +110,6 @@ class Spot:
         return np.random.default_rng([sorted(SOURCES).index(self.name), SPLITS.index(self.split), self.seed, self.index])
 
 
-def is_packaged(source: str) -> bool:
-    """True for a source of this module."""
-    return source.startswith(SCHEME)
-
-
 def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
     """The items of a ``packaged:`` source, annotated and not asked about; see the module.
 

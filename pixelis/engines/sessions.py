@@ -1,0 +1,86 @@
+"""What every engine does with its sessions: number those of a key, and hold new ones back while another version is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from pixelis.errors import BadInput, InfraFailure
+
+if TYPE_CHECKING:
+    from pixelis.policy.adapters import Adapter
+
+
+class Held(Protocol):
+    """What is known of a session here."""
+
+    prefix_key: str | None
+
+
+S = TypeVar("S", bound=Held)
+
+
+class Sessions(ABC, Generic[S]):
+    """The open sessions of an engine. drains: whether a load waits until none is open."""
+
+    def __init__(self, base_sha256: str, drains: bool):
+        self.base_sha256, self.drains = base_sha256, drains
+        self._sessions: set[S] = set()
+        self._keys: dict[str, list[int]] = {}  # [sessions so far, open ones]
+        self._may_open, self._idle, self._load_lock = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._may_open.set()
+        self._idle.set()
+        self._shut = False
+
+    @abstractmethod
+    def _session(self, prefix_key: str | None, ordinal: int) -> S:
+        """A session, the ``ordinal``-th of its key."""
+
+    def _check_alive(self) -> None:
+        """InfraFailure when the engine can serve nobody."""
+        if self._shut:
+            raise InfraFailure("the engine is shut down", code="engine_closed")
+
+    async def open(self, prefix_key: str | None = None) -> S:
+        """A new session; waits while a `load` is pending."""
+        while not self._may_open.is_set():
+            await self._may_open.wait()
+        self._check_alive()
+        counts = self._keys.setdefault(prefix_key, [0, 0]) if prefix_key is not None else [0, 0]
+        session = self._session(prefix_key, counts[0])
+        counts[0] += 1
+        counts[1] += 1
+        self._sessions.add(session)
+        self._idle.clear()
+        return session
+
+    def _closed(self, session: S) -> None:
+        self._sessions.discard(session)
+        if session.prefix_key is not None:
+            counts = self._keys[session.prefix_key]
+            counts[1] -= 1
+            if not counts[1]:
+                del self._keys[session.prefix_key]
+        if not self._sessions:
+            self._idle.set()
+
+    @asynccontextmanager
+    async def _loading(self, adapter: Adapter | None) -> AsyncIterator[None]:
+        """The time in which the weights may change: one load at once, and when it drains no session is open.
+
+        Raises BadInput for an adapter of another base model.
+        """
+        if adapter is not None and adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
+            raise BadInput("the adapter belongs to another base model", code="foreign_adapter", fix="use the same policy.model")
+        async with self._load_lock:
+            self._may_open.clear()
+            try:
+                if self.drains:
+                    await self._idle.wait()
+                self._check_alive()
+                yield
+            finally:
+                self._may_open.set()
