@@ -168,7 +168,7 @@ def work(job: dict[str, Any]) -> None:
 
 
 def update(trainer: Any, samples: list[TrainSample], kind: Literal["sft", "policy"], parts: int) -> dict[str, float]:
-    """Learn from a batch in ``parts`` optimizer steps; the ratio of each is to the weights before the first. Metrics: means."""
+    """Learn from a batch in ``parts`` optimizer steps; the ratio of each is to the weights before the first. Metrics of all."""
     if parts == 1:
         return trainer.step(samples, kind)
     old = trainer.log_probs(samples)
@@ -177,10 +177,27 @@ def update(trainer: Any, samples: list[TrainSample], kind: Literal["sft", "polic
         mine = slice(part, None, parts)
         if sum_over_workers([float(len(samples[mine]))])[0]:
             found.append(trainer.step(samples[mine], kind, old=old[mine]))
-    names = {name for metrics in found for name in metrics}
-    totals = {name: sum(metrics.get(name, 0.0) for metrics in found) for name in names}
-    summed = ("learner/tokens", "learner/sequences", "learner/trained_sequences", "learner/micro_batches", "learner/seconds")
-    return {name: total if name in summed else total / len(found) for name, total in totals.items()}
+    return combined(found)
+
+
+SUMMED = ("learner/tokens", "learner/sequences", "learner/trained_sequences", "learner/micro_batches", "learner/seconds")
+
+
+def combined(found: list[dict[str, float]]) -> dict[str, float]:
+    """Metrics of several optimizer steps as one: counts are summed, largest values and running counts stay, others are means.
+
+    A step without a trained sample has fewer metrics and does not count in the means of those it lacks.
+    """
+    out = {}
+    for name in {name: None for metrics in found for name in metrics}:
+        values = [metrics[name] for metrics in found if name in metrics]
+        if name in SUMMED or name.startswith("learner/dropped_"):
+            out[name] = sum(values)
+        elif name.endswith("_max") or name == "learner/skipped":
+            out[name] = max(values)
+        else:
+            out[name] = sum(values) / len(values)
+    return out
 
 
 def asked_to_stop(config: Config) -> bool:

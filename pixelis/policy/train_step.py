@@ -308,12 +308,25 @@ class Trainer:
                 fix="resume from the last checkpoint with a lower learner.lr",
             )
 
+    @contextmanager
+    def _without_dropout(self) -> Iterator[None]:
+        """Compute what an engine computes with these weights."""
+        self.model.train(self.policy.lora.dropout == 0)
+        try:
+            yield
+        finally:
+            self.model.train()
+
     @torch.no_grad()
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """Log-probabilities of the policy tokens of each sample under the current weights, float32 [tokens of the sample].
 
-        An unusable sample has none: float32 [0].
+        Without dropout. An unusable sample has none: float32 [0].
         """
+        with self._without_dropout():
+            return self._log_probs(samples)
+
+    def _log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         out: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
         usable = [i for i, s in enumerate(samples) if unusable(s, self.spec, self.learner.row_tokens) is None]
         bins = pack([len(samples[i].tokens) for i in usable], self.learner.rows * self.learner.row_tokens)
@@ -353,7 +366,7 @@ class Trainer:
 
     @torch.no_grad()
     def _reference_log_probs(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
-        with self._weights_of(self.reference or {}):
+        with self._without_dropout(), self._weights_of(self.reference or {}):
             return [self.zero.engine.module(b, self._see(b))[0] for b in (batch.to(self.device) for batch in batches)]
 
     @contextmanager

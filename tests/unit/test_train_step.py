@@ -110,6 +110,17 @@ def test_only_adapters_change_and_the_published_ones_are_those():
                 assert np.abs(stock_log_probs(merged, sample).numpy() - found).max() < 1e-5
 
 
+def test_what_is_measured_knows_no_dropout_and_what_is_learnt_does():
+    samples = batch(3)
+    with trainer(policy=policy(lora=LORA.model_copy(update={"dropout": 0.5})), adapter=random_adapter()) as dropping:
+        found = dropping.log_probs(samples)
+        learnt = dropping.step(samples, "sft")["policy/loss"]
+    with trainer(adapter=random_adapter()) as plain:
+        expected, whole = plain.log_probs(samples), plain.step(samples, "sft")["policy/loss"]
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert abs(learnt - whole) > 1e-4
+
+
 @pytest.mark.parametrize(("stage", "full"), [(1, False), (2, False), (0, False), (3, False), (1, True)])
 def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: Path):
     small = LEARNER.model_copy(update={"zero_stage": stage, "schedule": "cosine", "warmup": 0.2, "lr": 1e-3})
