@@ -159,12 +159,13 @@ class DemonstrationStream:
         return Stepped(found)
 
     def _held_out(self) -> list[tuple[str, TrainSample]]:
-        """This rank's validation demonstrations with their levels."""
+        """This rank's validation demonstrations with their levels, of the kinds that are learnt."""
         from pixelis.datasets.demonstration_stream import demonstrations, played
         from pixelis.datasets.demonstrations import Player
 
         player, count = Player(self.config, str(resolve(self.config.policy.model))), self.config.sft.validation_size
-        rows = itertools.islice(demonstrations(self.config, self.config.sft.validation, count), count)
+        found = demonstrations(self.config, self.config.sft.validation, count)
+        rows = itertools.islice((row for row in found if row.kind in self.config.sft.kinds), count)
         return [(row.level or "", played(player, row)) for row in itertools.islice(rows, self.rank, None, self.world)]
 
     def _loss(self, trainer: Any) -> dict[str, float]:

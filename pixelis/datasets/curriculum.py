@@ -95,7 +95,9 @@ class Curriculum:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict``. The stage stays within a configuration that has fewer of them now."""
         self.state |= dict(state)
-        self.state["stage"] = min(int(self.state["stage"]), len(self.settings.stages) - 1)
+        last = len(self.settings.stages) - 1
+        if self.state["stage"] > last:
+            self.state |= {"stage": last, "before": None}  # nothing to compare: it is not the stage that was entered
 
     def metrics(self, event: Event | None = None) -> dict[str, float]:
         """Stage (from 0), what has just happened to it (1 advance, -1 rollback), mixture and counts."""

@@ -47,7 +47,12 @@ def demonstrations(config: Config, source: str, count: int) -> Iterator[Demonstr
 def fill_shelf(config: Config, folder: Path) -> Shelf:
     """The demonstrations that ``config`` learns from, written into ``folder``."""
     rows = demonstrations(config, config.data.demonstrations, config.sft.steps * config.sft.batch)
-    return Shelf.fill(folder, rows, config.sft.kinds)
+    return Shelf.fill(folder, rows, config.sft.kinds, shelf_settings(config))
+
+
+def shelf_settings(config: Config) -> dict[str, Any]:
+    """The keys that decide which demonstrations are written down."""
+    return {"data.demonstrations": config.data.demonstrations, "data.limit": config.data.limit, "sft.kinds": config.sft.kinds}
 
 
 def draw_from(config: Config, shelf: Shelf) -> Draw:

@@ -10,7 +10,7 @@ import json
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,19 +33,26 @@ class Shelf:
     """Demonstrations in a folder, by number.
 
     offsets: int64 [n + 1], where each row begins in the file; levels: int8 [n], place in LEVELS, -1 for none; weights: float64
-    [n]; refused: how many rows of each other kind were left out.
+    [n]; refused: how many rows of each other kind were left out; about: as given to `fill`.
     """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         with np.load(self.folder / INDEX) as index:
             self.offsets, self.levels, self.weights = index["offsets"], index["levels"], index["weights"]
-        self.refused: dict[str, int] = json.loads((self.folder / COUNTS).read_text(encoding="utf-8"))["refused"]
+        counts = json.loads((self.folder / COUNTS).read_text(encoding="utf-8"))
+        self.refused: dict[str, int] = counts["refused"]
+        self.about: dict[str, Any] = counts.get("about", {})
         self._file = (self.folder / ROWS).open("rb")
 
     @classmethod
-    def fill(cls, folder: str | Path, rows: Iterable[Demonstration], kinds: Iterable[str]) -> Shelf:
-        """Write the rows of these kinds; a folder that was there is replaced. DataFailure when there is none."""
+    def fill(
+        cls, folder: str | Path, rows: Iterable[Demonstration], kinds: Iterable[str], about: Mapping[str, Any] | None = None
+    ) -> Shelf:
+        """Write the rows of these kinds; a folder that was there is replaced. DataFailure when there is none.
+
+        about: plain values to keep beside them.
+        """
         kinds, refused = set(kinds), Counter[str]()
         offsets, levels, weights = array("q", [0]), array("b"), array("d")
 
@@ -62,7 +69,8 @@ class Shelf:
                 told = f"none of its {sum(refused.values())} demonstrations" if refused else "no demonstration"
                 raise DataFailure(f"there is {told} of kind {', '.join(sorted(kinds))} to learn from", fix="see sft.kinds")
             np.savez(aside / INDEX, offsets=np.asarray(offsets), levels=np.asarray(levels, np.int8), weights=np.asarray(weights))
-            (aside / COUNTS).write_text(json.dumps({"rows": len(weights), "refused": dict(refused)}), encoding="utf-8")
+            counts = {"rows": len(weights), "refused": dict(refused), "about": dict(about or {})}
+            (aside / COUNTS).write_text(json.dumps(counts), encoding="utf-8")
 
         checkpoint.write_folder(folder, write)
         return cls(folder)

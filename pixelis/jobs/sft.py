@@ -5,6 +5,7 @@ Result: checkpoints in run.dir/checkpoints, each with the adapter (or the model)
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,15 +83,19 @@ def schedule(config: Config) -> Iterator[ActorHandle | None]:
 
 
 def drawn(config: Config, folder: Path, resumed: bool) -> Draw:
-    """The demonstrations of the run: written down once, so that a resumed run finds the same.
+    """The demonstrations of the run: written down once, so that a resumed run finds the same, and is told when it wants others.
 
     Raises BadInput, before any actor is started, for demonstrations that cannot be read or lack a level that a stage draws.
     """
-    from pixelis.datasets.demonstration_stream import demonstrations, draw_from, fill_shelf
+    from pixelis.datasets.demonstration_stream import demonstrations, draw_from, fill_shelf, shelf_settings
 
     endless = config.data.demonstrations.startswith("cards:")
     kept = resumed and not endless and (folder / SHELF).is_dir()
     shelf = Shelf(folder / SHELF) if kept else fill_shelf(config, folder / SHELF)
+    now = shelf_settings(config)
+    if changed := [key for key, value in shelf.about.items() if value != now.get(key)]:
+        told = f"{', '.join(changed)} changed, but the run goes on with the demonstrations that it began with"
+        print(f"pixelis.jobs.sft: {told}\n  fix: run.resume=false reads them anew", file=sys.stderr)
     draw = draw_from(config, shelf)
     if config.sft.evaluate_every:
         next(demonstrations(config, config.sft.validation, 1), None)

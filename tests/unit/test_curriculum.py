@@ -79,6 +79,16 @@ def test_a_mixture_that_is_no_mixture_is_refused() -> None:
         Stage(name="a", mixture=(0.5, 0.4, 0.0))
 
 
+def test_a_resumed_run_with_fewer_stages_stays_in_the_last_of_them() -> None:
+    curriculum = Curriculum(settings(patience=1, cooldown=0))
+    told(curriculum, [0.65, 0.65])
+    assert curriculum.state["stage"] == 2
+    fewer = Curriculum(settings(stages=[Stage(name="all", mixture=(0.2, 0.3, 0.5))]))
+    fewer.load_state_dict(curriculum.state_dict())
+    # The evaluation that would have taken stage 2 back: there is none before the only one.
+    assert told(fewer, [0.1], start=2) == [(None, 0)]
+
+
 @given(
     accuracies=st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=1, max_size=60),
     cut=st.integers(0, 60),

@@ -10,6 +10,7 @@ import pytest
 import tiny_policy
 from PIL import Image
 
+from pixelis.actors.demonstrations import DemonstrationStream
 from pixelis.config import Config, parse
 from pixelis.datasets.cards import FRAME, render
 from pixelis.datasets.demonstration_stream import Prepare, samples_of
@@ -208,3 +209,13 @@ def test_what_the_learner_reads_from_the_stream_is_what_was_played(row: Callable
         assert len(sample.views) == len(views)
         for seen, view in zip(sample.views, views, strict=True):
             np.testing.assert_array_equal(seen, view)
+
+
+def test_the_held_out_loss_is_of_kinds_that_are_learnt(row: Callable[..., Demonstration], tmp_path: Path) -> None:
+    kinds = ("trap_logical", "golden", "outcome_negative", "golden", "golden")
+    rows = [row({"answer": "7"}).model_copy(update={"id": f"q{n}", "kind": kind}) for n, kind in enumerate(kinds)]
+    (tmp_path / "held_out.jsonl").write_text("\n".join(one.model_dump_json() for one in rows) + "\n")
+    sft = {"validation": str(tmp_path / "held_out.jsonl"), "validation_size": 2}
+    stream = DemonstrationStream(parse({**settings().model_dump(), "sft": sft}), 0, 1)
+    stream.rank, stream.world = 0, 1
+    assert [sample.id for _, sample in stream._held_out()] == ["q1", "q3"]
