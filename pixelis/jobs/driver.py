@@ -68,7 +68,7 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
         if not config.run.resume:
             for name in ("checkpoints", "versions", "train", "phases"):
                 shutil.rmtree(folder / name, ignore_errors=True)
-            for name in ("events.jsonl", "rollouts.jsonl", "consumed.jsonl"):
+            for name in ("events.jsonl", "rollouts.jsonl", "consumed.jsonl", lineage.NAME):
                 (folder / name).unlink(missing_ok=True)
         _check_same_run(folder / "config.yaml", config)
         (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
@@ -216,8 +216,8 @@ def made_steps(latest: Path | None) -> Path:
 
 def last_step(folder: Path, kind: str, keys: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
     """Steps done and the chosen metrics of the newest ``kind`` event in ``folder``; (0, {}) before the first."""
-    rows = events.read(folder, kind)
-    if not rows:
+    row = events.last(folder, kind)
+    if row is None:
         return 0, {}
-    shown = {key.rsplit("/", 1)[-1]: rows[-1][key] for key in keys if isinstance(rows[-1].get(key), int | float)}
-    return int(rows[-1]["step"]), shown
+    shown = {key.rsplit("/", 1)[-1]: row[key] for key in keys if isinstance(row.get(key), int | float)}
+    return int(row["step"]), shown

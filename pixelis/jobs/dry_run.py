@@ -61,7 +61,8 @@ def prompts(config: Config) -> list[Prompt]:
         data = config.data
         rows = read_questions(data.train, limit=data.limit, epochs=1, max_bad_rows=data.max_bad_rows)
         questions = list(itertools.islice(rows, QUESTIONS))
-    except PixelisError:
+    except PixelisError as error:
+        print(f"questions are not read, one picture without text stands for them: {error.message}", file=sys.stderr)
         questions = [Question(id="none", question="")]
     out: list[Prompt] = []
     for question in questions:

@@ -19,6 +19,7 @@ from typing import Any
 
 FILE = "events.jsonl"
 RESERVED = frozenset({"time", "kind"})
+BLOCK = 2**16
 
 
 class EventLog:
@@ -84,13 +85,36 @@ def read(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
     events = []
     with path.open("rb") as lines:
         for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:  # torn by a crash; covers bad UTF-8 too
-                continue
-            if isinstance(event, dict) and (kind is None or event.get("kind") == kind):
+            if (event := _event(line)) is not None and (kind is None or event.get("kind") == kind):
                 events.append(event)
     return events
+
+
+def last(run_dir: str | Path, kind: str) -> dict[str, Any] | None:
+    """The newest event of a kind, None for none. Reads from the end: it costs the same however long the log is."""
+    path, tail = Path(run_dir) / FILE, b""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        start = file.seek(0, os.SEEK_END)
+        while start:
+            size = min(start, max(BLOCK, len(tail)))  # twice as much each time
+            start -= size
+            file.seek(start)
+            tail = file.read(size) + tail
+            head, *whole = tail.split(b"\n")
+            for line in reversed(whole if start else [head, *whole]):
+                if (event := _event(line)) is not None and event.get("kind") == kind:
+                    return event
+    return None
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:  # torn by a crash; covers bad UTF-8 too
+        return None
+    return event if isinstance(event, dict) else None
 
 
 def plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from pixelis.errors import BadConfig, BadInput, InfraFailure, MissingFile
 from pixelis.jobs import driver as jobs
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import save_adapter
+from pixelis.telemetry import lineage
 from pixelis.telemetry.events import EventLog
 
 
@@ -118,6 +119,9 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
         assert checkpoint.latest(folder) is None
         assert jobs.last_step(folder, "step/sft") == (0, {})
         assert not (folder / "consumed.jsonl").exists(), "the new run has learnt from nothing yet"
+        known = lineage.read(folder)
+        assert known is not None
+        assert not known.earlier, "it is made from nothing of the old one"
 
 
 def test_what_cannot_be_read_is_told_before_anything_starts(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pixelis.records import Question, StopReason
-from pixelis.telemetry.events import EventLog, read
+from pixelis.telemetry.events import EventLog, last, read
 from pixelis.telemetry.progress import Progress, clock
 
 
@@ -40,6 +40,21 @@ def test_a_torn_line_costs_only_itself(tmp_path):
     with EventLog(tmp_path) as again:
         again.write("b")
     assert [e["kind"] for e in read(tmp_path)] == ["a", "b"]
+
+
+def test_the_newest_of_a_kind_is_found_however_far_back_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("pixelis.telemetry.events.BLOCK", 64)
+    assert last(tmp_path, "a") is None
+    with EventLog(tmp_path) as log:
+        for step in range(9):
+            log.write("a", step=step, text="ä" * step)
+            log.write("b", step=step)
+        for _ in range(40):
+            log.write("b", text="x" * 50)
+    with log.path.open("ab") as file:
+        file.write(b'{"kind": "a", "step": 99')
+    for kind in ("a", "b", "c"):
+        assert last(tmp_path, kind) == (read(tmp_path, kind) or [None])[-1]
 
 
 def test_every_line_is_strict_json(tmp_path):
