@@ -16,6 +16,7 @@ from typing import Any
 
 from pixelis.actors import cluster, synthesis
 from pixelis.config import Config, from_command_line
+from pixelis.datasets.synthesis.corrections import WAYS
 from pixelis.datasets.synthesis.planning import Ledger, Rows, cells
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import BadConfig, DataFailure
@@ -46,8 +47,7 @@ def run(config: Config) -> dict[str, Any]:
         summary = ledger.summary() | {"bad_rows": dict(rows.bad), "seconds": round(seconds, 1)}
         summary["samples_per_second"] = round((ledger.made - before) / max(seconds, 1e-9), 2)
         (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
-        if (folder / "samples").is_dir():
-            lineage.record_of_run(folder / "samples", "dataset")
+        lineage.record_of_run(folder / "samples", "dataset")
         return summary
 
 
@@ -59,8 +59,6 @@ def _start_over(folder: Path) -> None:
 
 def check(config: Config) -> None:
     """BadConfig for tasks, ways of correcting or operations that do not exist."""
-    from pixelis.datasets.synthesis.corrections import WAYS
-
     s = config.synthesis
     planned = cells(s)
     if s.method == "templates" and (unknown := sorted({cell.task for cell in planned} - set(TASKS))):

@@ -36,6 +36,7 @@ STEP = 0.2
 """Temperature added with each try: a judge that talked nonsense once would do so again at 0."""
 PATIENT = (408, 409, 425, 429)
 """Replies of the 4xx family that another try may change."""
+LONGEST_WAIT_S = 60.0
 
 
 class Judge:
@@ -139,7 +140,7 @@ class Judge:
                 elif reply.status_code in PATIENT or reply.status_code >= 500:
                     code = "judge_busy" if reply.status_code == 429 else "judge_error"
                     failure = DataFailure(f"the judge replied {reply.status_code}", code=code)
-                    wait = _seconds(reply.headers.get("Retry-After"), wait)
+                    wait = retry_after(reply.headers.get("Retry-After"), wait)
                 else:
                     raise DataFailure(f"the judge replied {reply.status_code}: {reply.text[:200]}", code="judge_refused")
             if attempt + 1 < s.tries:
@@ -173,25 +174,48 @@ def read_verdict(body: bytes, scores: Container[float] = (0, 1)) -> tuple[float,
 
     Thoughts before ``</think>`` and a code fence around the object are cut off.
     """
+    text = completion(body)
+    verdict = json_object(text)
+    if set(verdict) - {"score", "why"} or "score" not in verdict:
+        raise ValueError(f"{text[:80]!r} is not a score and why")
+    score, why = verdict["score"], verdict.get("why", "")
+    if isinstance(score, bool) or not isinstance(score, (int, float)) or score not in scores or not isinstance(why, str):
+        raise ValueError(f"{text[:80]!r} has no score of {scores}")
+    return float(score), why[:500]
+
+
+def completion(body: bytes) -> str:
+    """The text of a chat completion; ValueError for anything else."""
     try:
         message = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         raise ValueError("the reply is no chat completion") from None
     if not isinstance(message, str):
         raise ValueError("the reply has no text")
-    text = message.rpartition("</think>")[2].strip()
-    if text.startswith("```") and text.endswith("```"):
-        text = text.removeprefix("```json").removeprefix("```").removesuffix("```").strip()
+    return message
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The one JSON object of a reply; thoughts before ``</think>`` and a code fence are cut off. ValueError."""
+    plain = text.strip()
+    plain = plain if plain.startswith("{") else plain.rpartition("</think>")[2].strip()
+    if plain.startswith("```") and plain.endswith("```"):
+        plain = plain.removeprefix("```json").removeprefix("```").removesuffix("```").strip()
     try:
-        verdict: Any = json.loads(text)
+        value = json.loads(plain)
     except (ValueError, RecursionError):
-        raise ValueError(f"{text[:80]!r} is not JSON") from None
-    if not isinstance(verdict, dict) or set(verdict) - {"score", "why"} or "score" not in verdict:
-        raise ValueError(f"{text[:80]!r} is not a score and why")
-    score, why = verdict["score"], verdict.get("why", "")
-    if isinstance(score, bool) or not isinstance(score, (int, float)) or score not in scores or not isinstance(why, str):
-        raise ValueError(f"{text[:80]!r} has no score of {scores}")
-    return float(score), why[:500]
+        raise ValueError(f"{plain[:80]!r} is not JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{plain[:80]!r} is no object")
+    return value
+
+
+def retry_after(text: str | None, otherwise: float) -> float:
+    """Seconds that a ``Retry-After`` header asks for, a minute at most; ``otherwise`` without a number."""
+    try:
+        return min(max(float(text or ""), 0.0), LONGEST_WAIT_S)
+    except ValueError:
+        return otherwise
 
 
 def _open(path: str | Path) -> sqlite3.Connection:
@@ -201,10 +225,3 @@ def _open(path: str | Path) -> sqlite3.Connection:
     with store:
         store.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, score REAL NOT NULL, why TEXT NOT NULL)")
     return store
-
-
-def _seconds(text: str | None, otherwise: float) -> float:
-    try:
-        return min(max(float(text or ""), 0.0), 60.0)
-    except ValueError:
-        return otherwise

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.config.synthesis import Synthesis
-from pixelis.datasets.synthesis.making import Attempt, sample_name
+from pixelis.datasets.synthesis.making import Attempt
 from pixelis.datasets.synthesis.planning import Ledger, Rows, apportion, cells
+from pixelis.datasets.synthesis.studio import sample_name
 from pixelis.errors import BadConfig
 from pixelis.records import Demonstration, Question, Step
 

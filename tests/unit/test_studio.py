@@ -7,7 +7,7 @@ import pytest
 from pixelis.config import Config, Toolbox
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.synthesis.studio import Studio, renamed, stable_id
+from pixelis.datasets.synthesis.studio import Studio, renamed, sample_name
 from pixelis.errors import DataFailure, MissingDependency
 from pixelis.policy.model import resolve
 from pixelis.records import Demonstration
@@ -81,7 +81,7 @@ def test_a_player_sees_what_the_studio_saw(golden: Demonstration) -> None:
 def test_renaming_is_done_once_and_by_whole_words() -> None:
     names = {"obs1": "obs2", "obs2": "obs3"}
     assert renamed("obs1.0 and obs2, not obs12", names) == "obs2.0 and obs3, not obs12"
-    assert stable_id(1, "a") == stable_id(1, "a") != stable_id(1, "b")
+    assert sample_name(1, "a") == sample_name(1, "a") != sample_name(1, "b")
 
 
 def test_an_operation_that_cannot_be_executed_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

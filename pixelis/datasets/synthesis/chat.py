@@ -26,12 +26,11 @@ from PIL import Image
 
 from pixelis.config.synthesis import Chat
 from pixelis.errors import BadConfig, DataFailure
-from pixelis.rewards.judge import PATIENT, STEP
+from pixelis.rewards.judge import PATIENT, STEP, completion, retry_after
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-LONGEST_WAIT_S = 60.0
 WRONG = (401, 403, 404)
 """Replies that say key, model or address are wrong: no other request would fare better."""
 
@@ -74,7 +73,7 @@ class ChatClient:
         ``chat_rejected`` when ``read`` took none of the replies. Only a reply that ``read`` took is kept.
         """
         body = {"model": self.settings.model, "messages": messages, "max_tokens": self.settings.max_tokens}
-        return self.post("chat/completions", body, _content, read, draw)
+        return self.post("chat/completions", body, completion, read, draw)
 
     def post(
         self, path: str, body: dict[str, Any], extract: Callable[[bytes], str], read: Callable[[str], T], draw: int = 0
@@ -139,7 +138,7 @@ class ChatClient:
             if reply.status_code not in PATIENT and reply.status_code < 500:
                 raise DataFailure(f"{failure}: {reply.text[:200]}", code="chat_refused")
             code = "chat_busy" if reply.status_code == 429 else "chat_error"
-            raise _Again(DataFailure(failure, code=code), _seconds(reply.headers.get("Retry-After"), wait))
+            raise _Again(DataFailure(failure, code=code), retry_after(reply.headers.get("Retry-After"), wait))
         try:
             return extract(reply.content)
         except (ValueError, KeyError, IndexError, TypeError, RecursionError):
@@ -182,29 +181,6 @@ class _Again(Exception):
         self.failure, self.wait = failure, wait
 
 
-def _content(body: bytes) -> str:
-    """The text of a chat completion; ValueError and the like for anything else."""
-    text = json.loads(body)["choices"][0]["message"]["content"]
-    if not isinstance(text, str):
-        raise ValueError("the reply has no text")
-    return text
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """The one JSON object of a reply; thoughts before ``</think>`` and a code fence are cut off. ValueError."""
-    plain = text.strip()
-    plain = plain if plain.startswith("{") else plain.rpartition("</think>")[2].strip()
-    if plain.startswith("```") and plain.endswith("```"):
-        plain = plain.removeprefix("```json").removeprefix("```").removesuffix("```").strip()
-    try:
-        value = json.loads(plain)
-    except (ValueError, RecursionError):
-        raise ValueError(f"{plain[:80]!r} is not JSON") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{plain[:80]!r} is no object")
-    return value
-
-
 def picture_part(view: np.ndarray) -> dict[str, Any]:
     """A uint8 [h, w, 3] picture as a part of a message."""
     return {"type": "image_url", "image_url": {"url": data_url(view)}}
@@ -224,10 +200,3 @@ def _open(path: str | Path) -> sqlite3.Connection:
     with store:
         store.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)")
     return store
-
-
-def _seconds(text: str | None, otherwise: float) -> float:
-    try:
-        return min(max(float(text or ""), 0.0), LONGEST_WAIT_S)
-    except ValueError:
-        return otherwise

@@ -18,7 +18,7 @@ from pixelis.datasets.synthesis.corrections import WAYS, make_correction
 from pixelis.datasets.synthesis.distillation import Distiller
 from pixelis.datasets.synthesis.imitation import Imitator
 from pixelis.datasets.synthesis.mistakes import make_mistake
-from pixelis.datasets.synthesis.studio import Studio
+from pixelis.datasets.synthesis.studio import Studio, sample_name
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.datasets.synthesis.writer import ThoughtWriter
 from pixelis.errors import DataFailure, PixelisError
@@ -147,11 +147,6 @@ class Maker:
     def _rng(self, attempt: Attempt, question: Question, kind: str) -> np.random.Generator:
         parts = [str(part) for part in (self.seed, attempt.source, question.id, attempt.row, attempt.draw, attempt.task, kind)]
         return np.random.default_rng(list(hashlib.sha256("\x1f".join(parts).encode()).digest()))
-
-
-def sample_name(*parts: object) -> str:
-    """``cota_`` and twelve hexadecimal digits that depend on the parts alone."""
-    return "cota_" + hashlib.md5("\x1f".join(str(part) for part in parts).encode(), usedforsecurity=False).hexdigest()[:12]
 
 
 def content_key(made: Demonstration) -> str:

@@ -185,8 +185,8 @@ Attempt = Callable[[], tuple[Room, dict[str, Any], int]]
 def _attempts(golden: Demonstration, room: Room, before: list[Look], rng: np.random.Generator) -> Iterator[Attempt]:
     """Near misses to try, best first: one more thing counted, a nearby annotated thing, a cut line, other frames, beside."""
     segmented = [look for look in before if look.step.op == "segment_object_at"]
-    value = number(_spelt(golden))
-    if segmented and value == len(segmented):
+    spelt = _spelt(golden)
+    if segmented and number(spelt) == len(segmented) and "." not in spelt:  # with decimals it is measured, not counted
         for other in _others(golden, segmented[-1], [look.place for look in segmented if look.place]):
             yield partial(_counted, golden, room, segmented[-1], other, rng)
         if len(segmented) > 1:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pixelis.datasets.synthesis import grounding
-from pixelis.datasets.synthesis.studio import Room, Studio, stable_id
+from pixelis.datasets.synthesis.studio import Room, Studio, sample_name
 from pixelis.datasets.synthesis.writing import Style, Writer
 from pixelis.errors import DataFailure
 from pixelis.operations import colours, geometry, masks
@@ -193,7 +193,7 @@ class Sample:
         source = str(self.question.meta.get("source", ""))
         original = str(self.question.meta.get("original_id", self.question.id))
         return self.room.demonstration(
-            id="cota_" + stable_id(self.task, self.question.id, text, actions)[:12],
+            id=sample_name(self.task, self.question.id, text, actions),
             question=text,
             answers=truths,
             scorer=scorer,

@@ -218,6 +218,6 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
     return words.sub(lambda match: names[match[1]], value)
 
 
-def stable_id(*parts: Any) -> str:
-    """Sixteen hexadecimal digits that depend on the parts alone: ids that a repeated synthesis gives again."""
-    return hashlib.sha256("\x1f".join(str(part) for part in parts).encode()).hexdigest()[:16]
+def sample_name(*parts: Any) -> str:
+    """``cota_`` and twelve hexadecimal digits that depend on the parts alone: ids that a repeated synthesis gives again."""
+    return "cota_" + hashlib.md5("\x1f".join(str(part) for part in parts).encode(), usedforsecurity=False).hexdigest()[:12]

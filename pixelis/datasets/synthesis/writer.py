@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from rapidfuzz.distance import Indel
 
 from pixelis.config.synthesis import Writer
-from pixelis.datasets.synthesis.chat import ChatClient, json_object
+from pixelis.datasets.synthesis.chat import ChatClient
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration, Provenance
+from pixelis.rewards.judge import json_object
 from pixelis.rewards.scorers import canonical
 
 SYSTEM = (
@@ -34,20 +34,16 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 class ThoughtWriter:
-    """Rewrites the thoughts of demonstrations. ``counts``: written, kept (the template's after a rejection), causes by name.
-
-    BadConfig when url, model or key are missing.
-    """
+    """Rewrites the thoughts of demonstrations; BadConfig when url, model or key are missing."""
 
     def __init__(self, settings: Writer, cache: str | Path | None = None):
         self.settings = settings
         self.client = ChatClient(settings, "synthesis.writer", cache)
-        self.counts: Counter[str] = Counter()
 
     def write(self, made: Demonstration) -> Demonstration:
-        """The demonstration with new thoughts. What fails its checks in every try keeps the template's thoughts, counted as
-        ``kept``, or with ``on_reject`` drop is a DataFailure ``writer_rejected``; a server that cannot be reached or refuses is a
-        DataFailure in either case.
+        """The demonstration with new thoughts. What fails its checks in every try keeps the template's thoughts, which
+        ``provenance.writer`` says, or with ``on_reject`` drop is a DataFailure ``writer_rejected``; a server that cannot be
+        reached or refuses is a DataFailure in either case.
         """
         if not any(turn.think for turn in made.turns):
             return made
@@ -57,12 +53,9 @@ class ThoughtWriter:
         except DataFailure as failure:
             if failure.code != "chat_rejected":
                 raise
-            self.counts["rejected"] += 1
             if self.settings.on_reject == "drop":
                 raise DataFailure(failure.message, code="writer_rejected") from None
-            self.counts["kept"] += 1
             return made.model_copy(update={"provenance": _by(made, KEPT)})
-        self.counts["written"] += 1
         words = iter(thoughts)
         turns = [turn.model_copy(update={"think": next(words)}) if turn.think else turn for turn in made.turns]
         provenance = _by(made, f"{self.settings.model} (prompt {PROMPT_VERSION})")
