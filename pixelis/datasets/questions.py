@@ -171,7 +171,7 @@ def _read(
             number, epoch = number + whole * length, epoch + whole  # epochs that were learnt from are not read again
             continue
         begun = number
-        rows = itertools.islice(_usable(source, kind, tolerance if epoch == 0 else None), limit or None)
+        rows = _usable(source, kind, limit, tolerance if epoch == 0 else None)
         if seed is None:
             for record in rows:
                 if number >= start:
@@ -207,14 +207,18 @@ def _weight(question: Question) -> float:
     return float(weight)
 
 
-def _usable(source: str, kind: type[R], tolerance: Tolerance | None) -> Iterator[R]:
-    """The records of one pass; bad rows are counted in the first one only."""
+def _usable(source: str, kind: type[R], limit: int, tolerance: Tolerance | None) -> Iterator[R]:
+    """The records of one pass, the first ``limit`` if that is not 0; bad rows are counted in the first pass only."""
+    left = limit or math.inf
     for row in rows_of(source, kind):
         bad = row if isinstance(row, BadRow) else None
         if tolerance is not None:
             tolerance.add(bad)
         if bad is None:
             yield cast("R", row)
+            left -= 1
+            if not left:
+                break
     if tolerance is not None:
         tolerance.end()
 

@@ -155,6 +155,14 @@ def test_bad_rows_are_skipped_and_told_once_up_to_the_budget_and_an_error_beyond
         assert [row.code for row in told] == ["wrong_type"] * bad
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_share_of_bad_rows_counts_among_those_before_the_limit(tmp_path: Path, seed: int | None) -> None:
+    source = with_bad(tmp_path / "some.jsonl", 20, 5)
+    with pytest.raises(BadInput, match="4 bad rows of 16"):
+        list(read_questions(source, seed=seed, epochs=1, limit=12, max_bad_rows=0.2))
+    assert len(list(read_questions(source, seed=seed, epochs=1, limit=12, max_bad_rows=0.3))) == 12
+
+
 def test_a_source_is_read_no_further_than_the_window_that_is_asked_for(tmp_path: Path) -> None:
     source = with_bad(tmp_path / "late.jsonl", 40, 0) + "?format=question"
     with open(tmp_path / "late.jsonl", "a", encoding="utf-8") as lines:
