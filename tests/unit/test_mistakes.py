@@ -174,6 +174,11 @@ def test_counting_one_more_thing_is_a_perceptual_trap() -> None:
     wrong = make_mistake("trap_perceptual", room.demonstration(), room, np.random.default_rng(0))
     assert wrong.final == "3"
     assert [step.op for step in wrong.steps] == ["segment_object_at"] * 3
+    measured = room.demonstration(question="How many times larger is it?", answers=["2.00"], scorer="numeric_band")
+    measured.turns[-1] = measured.turns[-1].model_copy(update={"answer": "2.00"})
+    with pytest.raises(DataFailure) as failure:  # one of two things measured, not two things counted
+        make_mistake("trap_perceptual", measured, room, np.random.default_rng(0))
+    assert failure.value.code == "no_conclusion"
 
 
 def test_other_frames_show_another_event(tmp_path: Path) -> None:
