@@ -25,7 +25,7 @@ from pixelis.actors.fleet import Fleet
 from pixelis.actors.rollouts import Batch, Prompts, Rollouts, Stepped
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.questions import read_questions
+from pixelis.datasets.questions import asked, read_questions
 from pixelis.datasets.stream import question_stream
 from pixelis.dialogue.dialects import offered
 from pixelis.engines import SamplingParams
@@ -243,7 +243,8 @@ class Coordinator:
                 self.evaluated[name] += 1
                 return rolled.group, rolled.views
 
-        held_out = itertools.islice(read_questions(source, seed=seed, epochs=1), count)
+        rows = itertools.islice(read_questions(source, seed=seed, epochs=1), count)
+        held_out = (asked(question, source) for question in rows)
         questions = await asyncio.to_thread(list, held_out)
         if not questions:
             raise DataFailure(f"{source} holds no question", fix="check data.evaluate")

@@ -103,6 +103,15 @@ def read_questions(
     return _read(source, Question, seed, start, limit, epochs, Tolerance(source, max_bad_rows, bad), shuffle_rows)
 
 
+def asked(question: Question, source: str) -> Question:
+    """The question, which is to be put to a policy; BadInput for an annotated picture that nobody has asked about yet."""
+    if not question.question.strip():
+        raise BadInput(
+            f"{source}: {question.id} asks nothing", code="no_question", fix="make questions of it with jobs.synthesize"
+        )
+    return question
+
+
 def read_demonstrations(
     source: str,
     count: int,

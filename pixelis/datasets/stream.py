@@ -12,8 +12,7 @@ from ray.data.block import BlockMetadata
 
 from pixelis.config import Data
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.questions import read_questions
-from pixelis.errors import BadInput
+from pixelis.datasets.questions import asked, read_questions
 from pixelis.records import Question
 
 ROWS = 8
@@ -85,11 +84,8 @@ def _blocks(data: Data, seed: int, start: int) -> Iterable[pa.Table]:
         bad=lambda row: rows.append({"question": None, "bad": [*row]}),
     )
     for question in questions:
-        if not question.question.strip():
-            raise BadInput(
-                f"{data.train}: {question.id} asks nothing", code="no_question", fix="make questions of it with jobs.synthesize"
-            )
-        rows.append({"question": question.model_dump_json(exclude={"annotations"}), "bad": None})
+        text = asked(question, data.train).model_dump_json(exclude={"annotations"})
+        rows.append({"question": text, "bad": None})
         if len(rows) >= ROWS:
             yield pa.Table.from_pylist(rows, schema=SCHEMA)
             rows.clear()

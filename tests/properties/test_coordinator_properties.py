@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from pixelis.actors import fleet
 from pixelis.actors.coordinator import Batch, Coordinator
 from pixelis.config import Config, Data, parse
 from pixelis.datasets.questions import read_questions
-from pixelis.errors import DataFailure, InfraFailure, PixelisError
+from pixelis.errors import BadInput, DataFailure, InfraFailure, PixelisError
 from pixelis.records import Group, Question, Trajectory
 from pixelis.rewards.grader import Advance
 
@@ -248,6 +249,19 @@ def test_a_stop_ends_the_wait_of_every_rank_but_not_half_a_batch() -> None:
         assert await asyncio.wait_for(coordinator.next_batch(0, 2, 1), 10) is None
 
     asyncio.run(run())
+
+
+def test_pictures_that_nobody_asked_about_are_not_evaluated(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"id": "a", "question": "What?", "answers": ["7"]}\n{"id": "b", "question": ""}\n')
+
+    async def run(count: int) -> Any:
+        coordinator = REAL(settings_of(), [Generator(random.Random(1))], [Scorer()])
+        return await coordinator.evaluate(str(tmp_path / "rows.jsonl"), count, 10, operations=True)
+
+    groups, _ = asyncio.run(run(1))
+    assert [group.question.id for group in groups] == ["a"]
+    with pytest.raises(BadInput, match="b asks nothing"):
+        asyncio.run(run(2))
 
 
 def test_without_a_generator_the_wait_has_an_end() -> None:
