@@ -31,7 +31,7 @@ class Lora(Section):
 
 class Policy(Section):
     model: str = Field("nano", description="`nano`, or a folder with a Hugging Face Qwen2.5-VL or Qwen3-VL model")
-    adapter: str | None = Field(None, description="checkpoint folder whose adapter to start from")
+    adapter: str | None = Field(None, description="checkpoint folder to start from: its adapter, with policy.full its model")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on GPUs that have it, else float32")
     attention: Literal["auto", "sdpa", "flash_attention_2"] = Field(
         "auto", description="auto: flash-attn when installed on a GPU, else sdpa"

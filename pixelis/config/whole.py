@@ -117,8 +117,6 @@ class Config(Section):
         uniform = not self.policy.full and not self.policy.lora.ranks
         if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
-        if self.policy.full and self.policy.adapter:
-            problems.append("policy.full trains all parameters but policy.adapter names an adapter")
         if not self.toolbox.operations and self.evaluate.operations:
             problems.append("toolbox.operations is empty but evaluate.operations is true")
         if problems:

@@ -25,7 +25,7 @@ from pixelis.config import Config, Policy
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.policy import ranks
-from pixelis.policy.adapters import load_adapter
+from pixelis.policy.adapters import load_header
 from pixelis.policy.model import fingerprint, resolve
 from pixelis.telemetry import artifacts, events, lineage
 from pixelis.telemetry.metrics import require_trackers
@@ -52,8 +52,9 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
     """
     resolve(config.policy.model)
     require_trackers(config)
-    if config.policy.adapter:
-        load_adapter(config.policy.adapter)
+    if config.policy.adapter and load_header(config.policy.adapter)[1]["kind"] == "lora" and config.policy.full:
+        told = f"policy.full trains all parameters, but {config.policy.adapter} holds an adapter"
+        raise BadConfig(told, fix="name a checkpoint of a run with policy.full=true, or train with policy.full=false")
     if config.policy.lora.ranks:
         ranks.read(config.policy.lora.ranks)
     for source in questions:

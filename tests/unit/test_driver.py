@@ -127,7 +127,8 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
 def test_what_cannot_be_read_is_told_before_anything_starts(tmp_path: Path) -> None:
     gone = make(tmp_path / "run")
     gone = gone.model_copy(update={"policy": gone.policy.model_copy(update={"model": str(tmp_path / "no-model")})})
-    damaged = tmp_path / "step_00000001"
+    damaged, lora = tmp_path / "step_00000001", tmp_path / "step_00000003"
+    save_adapter(tiny_policy.random_adapter(), lora)
     save_adapter(tiny_policy.random_adapter(), damaged)
     file = damaged / "adapter.safetensors"
     file.write_bytes(file.read_bytes()[:-3] + b"abc")
@@ -135,6 +136,7 @@ def test_what_cannot_be_read_is_told_before_anything_starts(tmp_path: Path) -> N
         (gone, (), MissingFile, "no-model"),
         (make(tmp_path / "run", adapter=str(tmp_path / "step_00000002")), (), MissingFile, "step_00000002"),
         (make(tmp_path / "run", adapter=str(damaged)), (), BadInput, "damaged"),
+        (make(tmp_path / "run", adapter=str(lora), full=True), (), BadConfig, "holds an adapter"),
         (make(tmp_path / "run"), (str(tmp_path / "no.jsonl"),), MissingFile, "no.jsonl"),
     ]
     for config, sources, kind, word in cases:

@@ -303,6 +303,10 @@ def test_training_all_parameters_reaches_the_vision_tower(family: str):
         with torch.no_grad():
             difference = stock_log_probs(merged, samples[0]).numpy() - learner.log_probs(samples[:1])[0]
         assert np.abs(difference).max() < 1e-5
+        whole, measured = learner.adapter(), learner.log_probs(samples[:1])[0]
+    with trainer(family, policy=policy(family, full=True), adapter=whole) as going_on:
+        assert going_on.adapter().sha256() == whole.sha256()
+        assert np.array_equal(going_on.log_probs(samples[:1])[0], measured)
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory():
