@@ -408,10 +408,11 @@ class VllmEngine(Sessions[VllmSession]):
         if list(output.prompt_token_ids) != session.ids:
             raise InfraFailure("vLLM made another prompt of the episode's tokens and pictures", code="prompt_mismatch")
         said = output.outputs[0]
-        tokens = [int(token) for token in said.token_ids]
-        log_probs = [float(entry[token].logprob) for token, entry in zip(tokens, said.logprobs or [], strict=True)]
-        if said.finish_reason not in ("stop", "length"):
-            raise InfraFailure(f"vLLM ended a request with {said.finish_reason!r}", code="engine_failed")
+        tokens, values = [int(token) for token in said.token_ids], said.logprobs or []
+        if said.finish_reason not in ("stop", "length") or not tokens or len(values) != len(tokens):
+            told = f"{said.finish_reason!r}, {len(tokens)} tokens and {len(values)} log-probs"
+            raise InfraFailure(f"vLLM ended a request with {told}", code="engine_failed")
+        log_probs = [float(entry[token].logprob) for token, entry in zip(tokens, values, strict=True)]
         return Completion(tokens, log_probs, "stop" if tokens[-1] == self.spec.stop else "length")
 
     def _translated(self, error: Exception) -> PixelisError:

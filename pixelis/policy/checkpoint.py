@@ -75,7 +75,9 @@ def write_folder(final: str | Path, fill: Callable[[Path], None]) -> None:
     final = Path(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     aside = final.with_name(f".{final.name}.{os.getpid()}.aside")
-    shutil.rmtree(aside, ignore_errors=True)
+    for left in final.parent.glob(f".{final.name}.*.aside"):  # of a process that was killed
+        if _abandoned(left):
+            shutil.rmtree(left, ignore_errors=True)
     aside.mkdir()
     try:
         fill(aside)

@@ -95,6 +95,13 @@ def test_a_failed_write_leaves_the_old_checkpoint_and_no_rubbish(tmp_path: Path)
     assert checkpoint.latest(tmp_path) == good
 
 
+def test_what_a_killed_process_left_aside_is_removed_by_the_next_write(tmp_path: Path):
+    for owner in (2**22 + 1, os.getppid()):
+        (tmp_path / f".rows.{owner}.aside").mkdir()
+    checkpoint.write_folder(tmp_path / "rows", lambda folder: (folder / "a").write_bytes(b"x") and None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f".rows.{os.getppid()}.aside", "rows"]
+
+
 def test_a_step_can_be_written_again(tmp_path: Path):
     write(tmp_path, 3)
     folder = checkpoint.write(tmp_path, 3, {"adapter": {"a": np.zeros(2)}}, {"again": True})
