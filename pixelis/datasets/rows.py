@@ -23,6 +23,8 @@ from pixelis.records import Demonstration, Media, Question
 from pixelis.rewards.scorers import find_scorer
 
 _LETTER = re.compile(r"\(?([A-H])\)?\.?")
+_TRANCE = re.compile(r"(?<![a-z])trance", re.IGNORECASE)
+"""In the ids of Reason-RFT's questions about transformations, which are answered by sequences of functions."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def _problem(answer: str, pictures: str, otherwise: str, videos: str | None = No
     def read(row: Fields, name: str) -> Question:
         media, own = row.media(pictures, videos), row.name("id", "doc_id") or name
         answers = row.answers(answer)
-        scorer = "func_seq" if "trance" in own.lower() else _choice(answers, otherwise)
+        scorer = "func_seq" if _TRANCE.search(own) else _choice(answers, otherwise)
         return Question(
             id=own,
             question=row.question(row.text("problem"), "problem", media),

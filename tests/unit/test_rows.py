@@ -392,6 +392,11 @@ def test_an_answer_says_something(folder: Path, written: Any) -> None:
     assert one(write(folder, {"problem": "What?", "answer": written})).answers == ["cat"]
 
 
+@pytest.mark.parametrize(("own", "scorer"), [("TRANCE_3", "func_seq"), ("entrance_3", "math"), ("clevr-trance-3", "func_seq")])
+def test_sequences_of_functions_are_told_by_the_id(folder: Path, own: str, scorer: str) -> None:
+    assert one(write(folder, {"id": own, "problem": "What?", "answer": "shape(1, cube)"})).scorer == scorer
+
+
 def test_rows_without_an_id_of_their_own_are_called_by_their_file(folder: Path) -> None:
     row = {"image_path": "images/0.png", "question": "What?", "ground_truth": "red"}
     for name in ("easy/test.jsonl", "hard/test.jsonl", "test.jsonl"):
