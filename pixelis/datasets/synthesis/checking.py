@@ -91,8 +91,13 @@ def is_right(question: Question, answer: str | None, rewards: Rewards | None = N
 
 
 def is_wrong(question: Question, answer: str | None, rewards: Rewards | None = None) -> bool:
-    """True when the scorer refuses the answer."""
-    return counts_as_wrong(question, score(question, answer, shared_tools(rewards or Rewards())))
+    """True when the scorer refuses the answer and it is no truth with another name of a colour: grey for gray."""
+    refused = counts_as_wrong(question, score(question, answer, shared_tools(rewards or Rewards())))
+    return refused and _meaning(answer or "") not in {_meaning(truth) for truth in question.answers or ()}
+
+
+def _meaning(text: str) -> str:
+    return " ".join(grounding.SAME_COLOUR.get(word, word) for word in canonical(text).split())
 
 
 def wrong_answer(question: Question, answer: str, rng: np.random.Generator, rewards: Rewards | None = None) -> tuple[str, str]:
@@ -111,10 +116,9 @@ def alternatives(question: Question, answer: str, rng: np.random.Generator) -> I
     plain, known = canonical(answer), question.annotations or Annotations()
     yield from _options(question, answer, rng)
     bare = plain.removeprefix("the ")
-    for name in grounding.describe([region for region in known.regions if region.frame is None]).values():
-        other = name.removeprefix("the ")
-        if canonical(other) != bare and canonical(name) in canonical(question.question) and plain != "yes" and plain != "no":
-            yield _like(answer, name if plain != bare else other), "choice"
+    named = [name.removeprefix("the ") for name in _named(question, known)]
+    if bare in map(canonical, named):  # the answer is one of the things that the question names: another of them is as likely
+        yield from ((_like(answer, f"the {n}" if plain != bare else n), "choice") for n in named if canonical(n) != bare)
     for first, second in _CHOICE.findall(question.question):
         for mine, other in ((first, second), (second, first)):
             if canonical(mine) == bare and len(other.split()) <= 4:
@@ -135,6 +139,14 @@ def alternatives(question: Question, answer: str, rng: np.random.Generator) -> I
         yield from ((_like(answer, other), "common") for other in _shuffled(THINGS, rng))
         return
     yield from ((other, "misread") for other in _misread(answer, rng))
+
+
+def _named(question: Question, known: Annotations) -> list[str]:
+    """Annotated things that the question names, but for those that others are compared with: "closer to the tree"."""
+    names = grounding.describe([region for region in known.regions if region.frame is None]).values()
+    text = canonical(question.question)
+    said = [name for name in names if re.search(rf"\b{re.escape(canonical(name))}\b", text)]
+    return [name for name in said if not re.search(rf"\b(to|from|than) {re.escape(canonical(name))}\b", text)]
 
 
 def _options(question: Question, answer: str, rng: np.random.Generator) -> Iterator[tuple[str, str]]:
