@@ -44,6 +44,15 @@ def imitator(monkeypatch: pytest.MonkeyPatch, shown: list[Demonstration]) -> Ite
         one.close()
 
 
+def test_no_example_gives_the_answer_away(imitator: Callable, shown: list[Demonstration]) -> None:
+    one, server = imitator(CALL, "<answer>" + str((shown[1].answers or [""])[0]) + "</answer>")
+    one.play(shown[1].model_copy(update={"id": "another name"}))
+    system = server.requests[0]["messages"][0]["content"]
+    assert shown[1].question not in system
+    assert shown[2].question in system
+    assert "Example 2" not in system
+
+
 def test_an_episode_is_played_with_real_operations(imitator: Callable, shown: list[Demonstration]) -> None:
     one, server = imitator(CALL, CALL_AGAIN, RIGHT)
     made = one.play(shown[0])

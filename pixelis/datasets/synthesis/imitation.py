@@ -49,9 +49,7 @@ class Imitator:
         self.coordinates = self.dialect.scale or studio.coordinates
         self.operations = {name: op for name, op in studio.operations.items() if self.dialect.offers(op)}
         self.client = ChatClient(settings, "synthesis.imitation", cache)
-        self.examples = "\n\n".join(
-            [SHOWN, *(f"Example {i}\n{self._example(one)}" for i, one in enumerate(shown[: settings.shots], 1))]
-        )
+        self.examples = [(_asked(one), self._example(one)) for one in shown[: settings.shots]]
 
     def play(self, question: Question, draw: int = 0) -> Demonstration:
         """An episode that may be learnt from; ``draw`` tells repeated episodes of a question apart.
@@ -64,7 +62,7 @@ class Imitator:
         system = self.dialect.system(room.images, self.operations, self.coordinates)  # type: ignore[arg-type]
         asked = self.dialect.question(question.question, room.images, tools=True, instruct=True)
         messages: list[dict[str, Any]] = [
-            {"role": "system", "content": "".join([*(str(piece) for piece in system), "\n\n", self.examples])},
+            {"role": "system", "content": "".join([*(str(piece) for piece in system), "\n\n", self._shown(question)])},
             {"role": "user", "content": self._parts(asked, room)},
         ]
         for _ in range(self.settings.max_turns):
@@ -124,6 +122,11 @@ class Imitator:
         source = Provenance(source="", original_id=question.id, method="imitation", writer=self.settings.model)
         return room.demonstration(id=f"{question.id}-imitation-{draw}", provenance=source)
 
+    def _shown(self, question: Question) -> str:
+        """The demonstrations to imitate, but for one of this very question: it would give the answer away."""
+        others = [text for asked, text in self.examples if asked != _asked(question)]
+        return "\n\n".join([SHOWN, *(f"Example {i}\n{text}" for i, text in enumerate(others, 1))])
+
     def _example(self, one: Demonstration) -> str:
         room = self.studio.open(one)
         lines = [f"User: {one.question}"]
@@ -157,6 +160,11 @@ class Imitator:
             else:
                 parts.append({"type": "text", "text": str(piece)})
         return parts
+
+
+def _asked(question: Question) -> tuple[str, ...]:
+    """What two records of one question share: its text and the names of its files, which may be written from another folder."""
+    return (question.question, *(Path(uri).name for item in question.media for uri in (item.frames or [item.uri])))
 
 
 def _episode(body: bytes) -> str:
