@@ -107,6 +107,8 @@ def _demonstration(row: Fields, name: str, chat: list[Said], used: tuple[str, ..
         ):
             sizes.add(key, path)
     for i, said in enumerate(chat[1:], 1):
+        if said.role == chat[i - 1].role:  # a call has one observation: with none or two, later ones would be called otherwise
+            raise Fault(column, "out_of_turn", f"turn {i}: the {said.role} speaks twice")
         if said.role == "user":
             if not steps or steps[-1].op is None:
                 raise Fault(column, "second_question", f"turn {i} asks again: a demonstration has one question")

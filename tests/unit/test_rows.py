@@ -392,6 +392,17 @@ def test_an_answer_says_something(folder: Path, written: Any) -> None:
     assert one(write(folder, {"problem": "What?", "answer": written})).answers == ["cat"]
 
 
+@pytest.mark.parametrize("speakers", ["gg", "ghhg", "ghgg", "hg"])
+def test_a_chat_in_which_one_speaks_twice_is_a_bad_row(folder: Path, speakers: str) -> None:
+    zoom = '<think>t</think><grounding>{"bbox_2d":[0.5,0.0,0.9,0.75],"source":"original_image"}</grounding>'
+    said = {"g": {"from": "gpt", "value": zoom}, "h": {"from": "human", "value": "Here it is."}}
+    chat = [{"from": "human", "value": "<image>What?"}, *(said[speaker] for speaker in speakers)]
+    chat[-1] = {"from": "gpt", "value": "<answer>x</answer>"}
+    (row,) = read_records(write(folder, {"conversations": chat, "images": ["images/0.png"]}))
+    assert isinstance(row, BadRow)
+    assert row.code == "out_of_turn"
+
+
 @pytest.mark.parametrize(("own", "scorer"), [("TRANCE_3", "func_seq"), ("entrance_3", "math"), ("clevr-trance-3", "func_seq")])
 def test_sequences_of_functions_are_told_by_the_id(folder: Path, own: str, scorer: str) -> None:
     assert one(write(folder, {"id": own, "problem": "What?", "answer": "shape(1, cube)"})).scorer == scorer
