@@ -15,7 +15,7 @@ from pixelis.dialogue.spec import ModelSpec
 from pixelis.errors import DataFailure
 from pixelis.operations import Scene, execute, select
 from pixelis.operations.media import first_look, open_media
-from pixelis.records import Action, Demonstration, ImageView, StopReason, Trajectory
+from pixelis.records import Action, Demonstration, ImageView, Observation, StopReason, Trajectory
 
 
 class Player:
@@ -47,10 +47,15 @@ class Player:
                 continue
             action = Action(op=step.op or "", target=step.target or default_target(media), arguments=step.arguments)
             turn = self.renderer.assistant(action, step.think, images)
-            trajectory.turns.append(turn.model_copy(update={"learn": step.learn}))
-            # What the dialect makes of it: the same call of a policy must show the same.
-            action = turn.action or action
-            observation, shown = execute(action, self.scene(media, trajectory.objects, images), self.renderer.operations)
+            # Read back from its tokens, places on the grid of coordinates: the same call of a policy must show the same.
+            read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images)
+            trajectory.turns.append(turn.model_copy(update={"learn": step.learn, "action": read.action, "error": read.error}))
+            if reply.action is None:
+                code, text = (reply.error.code, reply.error.message) if reply.error else ("bad_json", "it reads as no call")
+                observation, shown = Observation(status="error", code=code, text=text), []
+            else:
+                action = reply.action
+                observation, shown = execute(action, self.scene(media, trajectory.objects, images), self.renderer.operations)
             if observation.status != "ok":
                 if step.learn:
                     code = observation.code or "operation"

@@ -92,6 +92,17 @@ def test_a_crop_of_a_crop_is_cut_from_the_picture(player: Player, row: Callable[
     assert trajectory.images[2].parent == "obs1"
 
 
+@pytest.mark.parametrize("family", tiny_policy.FAMILIES)
+def test_boxes_that_are_written_alike_show_alike(family: str, row: Callable[..., Demonstration]) -> None:
+    """A policy writes the numbers of the call: what they leave out of a demonstration's box cannot show anything."""
+    player = Player(settings(family), str(tiny_policy.folder(family)))
+    boxes = ([0.25, 0.25, 0.75, 0.75], [0.2503, 0.2503, 0.7503, 0.7503])
+    (exact, seen), (rounded, shown) = (player.play(row(zoom(box), {"answer": "7"})) for box in boxes)
+    assert rounded.token_ids() == exact.token_ids()
+    assert [turn.action for turn in rounded.turns] == [turn.action for turn in exact.turns]
+    np.testing.assert_array_equal(shown[1], seen[1])
+
+
 def test_a_demonstration_of_the_picture_world_shows_the_card_that_is_asked_for(player: Player) -> None:
     played = 0
     for line in read_demonstrations("cards:?split=train", 8, seed=1, direct_share=0.5):
