@@ -15,7 +15,7 @@ from pixelis.config import Config
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.making import Attempt, Maker
 from pixelis.datasets.synthesis.planning import Rows
-from pixelis.errors import PixelisError
+from pixelis.errors import BadConfig, PixelisError
 from pixelis.records import Demonstration, Question
 
 BATCH = 8
@@ -46,9 +46,9 @@ class Make:
                 made = self.maker.make(Attempt(*json.loads(attempt)), Question.model_validate_json(question))
                 samples.append(made.model_dump_json())
                 causes.append("")
+            except BadConfig:  # a wrong key or address: nothing that follows would fare better
+                raise
             except PixelisError as error:
-                if error.code == "bad_config":
-                    raise
                 samples.append("")
                 causes.append(error.code)
         return {"sample": samples, "cause": causes}

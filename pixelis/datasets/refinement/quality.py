@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from pixelis.datasets.refinement.actions import WRONG, actions, signature
 from pixelis.datasets.synthesis import checking
@@ -42,7 +42,7 @@ def scorer(tools: Tools) -> Score:
 
 def fault(
     demonstration: Demonstration,
-    operations: Iterable[str],
+    operations: Container[str],
     length: tuple[int, int] = LENGTH,
     question: tuple[int, int] = QUESTION,
     provenance: bool = True,
@@ -58,7 +58,7 @@ def fault(
         return "missing_field"
     if demonstration.scorer not in SCORERS:
         return "unknown_scorer"
-    if any(step.op not in set(operations) for step in demonstration.steps if step.learn):
+    if any(step.op not in operations for step in demonstration.steps if step.learn):
         return "unknown_op"
     if not length[0] <= len(actions(demonstration)) <= length[1]:
         return "length"

@@ -276,7 +276,7 @@ class Ledger:
         return json.dumps([self.seed, named], sort_keys=True)
 
     def _resume(self) -> None:
-        for path in sorted((self.folder / "rounds").glob("*.json")):
+        for path in sorted((self.folder / "rounds").glob("*.json"), key=lambda path: int(path.stem)):
             state = json.loads(path.read_text(encoding="utf-8"))
             if state["settings"] != self._identity():
                 raise BadConfig(
