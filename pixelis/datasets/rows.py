@@ -58,6 +58,10 @@ def _canonical(kind: type[Question]) -> Callable[[Fields, str], Question]:
                 media.frames = [row.root.reference(f"media.{at}.frames", frame) for frame in media.frames]
             else:
                 media.uri = row.root.reference(f"media.{at}.uri", media.uri)
+        for column in ("regions", "lines"):
+            for at, thing in enumerate(getattr(record.annotations, column, ())):
+                if thing.box is not None and not all(0 <= edge <= 1 for edge in thing.box):
+                    raise Fault(f"annotations.{column}.{at}.box", "out_of_range", "a place is 0..1 of its picture, not pixels")
         return record
 
     return read

@@ -392,6 +392,20 @@ def test_an_answer_says_something(folder: Path, written: Any) -> None:
     assert one(write(folder, {"problem": "What?", "answer": written})).answers == ["cat"]
 
 
+def test_annotated_places_are_shares_of_the_picture(folder: Path) -> None:
+    def told(**annotations: Any) -> dict[str, Any]:
+        return {"id": str(annotations), "question": "", "annotations": annotations}
+
+    shares, pixels = [0.0, 0.5, 1.0, 1.0], [0, 20, 80, 40]
+    wrong = [told(regions=[{"id": "r0", "label": "cup", "box": pixels}])]
+    wrong += [told(lines=[{"text": "a", "box": shares}, {"text": "b", "box": [-0.1, 0, 1, 1]}])]
+    right = told(regions=[{"id": "r0", "label": "cup", "box": shares}], lines=[{"text": "a"}])
+    *bad, good = read_records(write(folder, *wrong, right))
+    columns = ["annotations.regions.0.box", "annotations.lines.1.box"]
+    assert [(row.column, row.code) for row in bad if isinstance(row, BadRow)] == [(column, "out_of_range") for column in columns]
+    assert isinstance(good, Question)
+
+
 @pytest.mark.parametrize("speakers", ["gg", "ghhg", "ghgg", "hg"])
 def test_a_chat_in_which_one_speaks_twice_is_a_bad_row(folder: Path, speakers: str) -> None:
     zoom = '<think>t</think><grounding>{"bbox_2d":[0.5,0.0,0.9,0.75],"source":"original_image"}</grounding>'
