@@ -255,7 +255,7 @@ class Demonstration(Question):
 
     turns: Annotated[list[Step], Field(min_length=1)]
     kind: SampleKind = "golden"
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     difficulty: float | None = None
     level: Level | None = None
     quality: float | None = None

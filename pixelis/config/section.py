@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """Base of every part of the configuration: unknown keys are errors, values are fixed once read."""
+    """Base of every part of the configuration: unknown keys and infinite numbers are errors, values are fixed once read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:

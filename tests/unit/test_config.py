@@ -45,6 +45,7 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
         ("gamma=1", "`gamma`"),
         ("learner.lr=fast", "learner.lr"),
         ("learner.lr=-1", "learner.lr"),
+        ("learner.lr=inf", "finite number"),
         ("rft.group=1", "rft.group"),
         ("policy.lora=3", "policy.lora"),
         ("dialogue.crop.max_pixels=10", "min_pixels 4096 is above max_pixels 10"),

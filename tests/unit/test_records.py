@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pixelis.errors import BadImage, Overloaded
-from pixelis.records import Action, Group, ImageView, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.records import Action, Demonstration, Group, ImageView, Observation, Question, StopReason, Trajectory, Turn
 
 unit = st.floats(0, 1)
 text = st.text(max_size=40)
@@ -85,3 +85,9 @@ def test_errors_survive_the_trip_between_processes() -> None:
     assert str(error) == "too large\n  fix: shrink it"
     busy = pickle.loads(pickle.dumps(Overloaded("full", retry_after_s=2.5)))
     assert (busy.code, busy.retry_after_s) == ("overloaded", 2.5)
+
+
+def test_a_weight_is_a_finite_number() -> None:
+    row = '{"id": "a", "question": "Which?", "turns": [{"answer": "1"}], "weight": Infinity}'
+    with pytest.raises(ValidationError, match="finite"):
+        Demonstration.model_validate_json(row)
