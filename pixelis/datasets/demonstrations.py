@@ -52,7 +52,7 @@ class Player:
             trajectory.turns.append(turn.model_copy(update={"learn": step.learn, "action": read.action, "error": read.error}))
             if reply.action is None:
                 code, text = (reply.error.code, reply.error.message) if reply.error else ("bad_json", "it reads as no call")
-                observation, shown = Observation(status="error", code=code, text=text), []
+                observation, shown = Observation(status="error", code=code, text=text), list[np.ndarray]()
             else:
                 action = reply.action
                 observation, shown = execute(action, self.scene(media, trajectory.objects, images), self.renderer.operations)
