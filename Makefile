@@ -32,7 +32,8 @@ quickstart: install  ## train, evaluate and serve the embedded model (about ten 
 	@$(PY) -m pixelis.jobs.quickstart configs/nano/quickstart.yaml
 
 test: install lint $(VLLM)/installed  ## every check and test
-	@$(PY) -m pytest
+	@$(PY) -m pytest tests/chaos tests/engines tests/ray tests/serve
+	@$(PY) -m pytest -n 2 --dist loadfile tests/unit tests/properties
 	@$(VLLM)/bin/python -m pytest tests/engines -m slow
 
 # vLLM's CPU build, for its tests only: a second environment on top of the first, so that nothing else meets its versions.

@@ -7,6 +7,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,6 +18,10 @@ os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN_PATH"] = os.path.join(_private, "ray-token")
 with open(os.environ["RAY_AUTH_TOKEN_PATH"], "w") as _token:
     _token.write(secrets.token_hex(32))
+
+# Examples are slow when the machine has other work, and that is no fault of what they check.
+hypothesis.settings.register_profile("pixelis", deadline=None)
+hypothesis.settings.load_profile("pixelis")
 
 
 @pytest.fixture(scope="session")

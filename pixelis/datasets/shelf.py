@@ -88,7 +88,7 @@ class Draw:
     """The rows of each batch: they depend on the seed, the step and the mixture in force, and on nothing else.
 
     The slots of batches, numbered through the run, walk through a shuffle of the rows, a new one when it is through; with a
-    mixture each through that of its level. A row of weight w is w / mean weight times in a shuffle, rounded up or down at random.
+    mixture those of each level through its own. A row of weight w is w / mean weight times in a shuffle, rounded up or down at random.
     ``sft.share`` keeps that part of the rows; those of a smaller share are among those of a larger one. Without ``shuffle`` the
     first pass is in order.
     """
@@ -121,14 +121,19 @@ class Draw:
 
     def rows(self, step: int, mixture: Mixture | None = None) -> np.ndarray:
         """Numbers of the rows of batch ``step``, int64 [batch]. Each level has its share of the batch, rounded up or down."""
-        slots = np.arange(self.batch)
-        pools = np.zeros(self.batch, np.int64)
-        if mixture is not None:
-            ends = np.cumsum(mixture)
-            points = (slots + np.random.default_rng([self.seed, 2, step]).random()) / self.batch * ends[-1]
-            last = max(i for i, share in enumerate(mixture) if share > 0)
-            pools = 1 + np.minimum(np.searchsorted(ends, points, side="right"), last)
-        return np.asarray([self._row(pool, step * self.batch + slot) for slot, pool in enumerate(pools.tolist())])
+        begun, slots = step * self.batch, np.arange(self.batch)
+        if mixture is None:
+            return np.asarray([self._row(0, place) for place in (begun + slots).tolist()])
+        ends = np.cumsum(mixture)
+        points = (slots + np.random.default_rng([self.seed, 2, step]).random()) / self.batch * ends[-1]
+        last = max(i for i, share in enumerate(mixture) if share > 0)
+        levels = np.minimum(np.searchsorted(ends, points, side="right"), last)
+        rows = []
+        for level, share in enumerate(mixture):
+            # As if this mixture had been in force from the first step: a level's shuffle is used up before the next.
+            place = int(begun * share / ends[-1])
+            rows += [self._row(1 + level, place + i) for i in range(int((levels == level).sum()))]
+        return np.asarray(rows)
 
     def _row(self, pool: int, place: int) -> int:
         epoch, at = divmod(place, len(self.pools[pool]))

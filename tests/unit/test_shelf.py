@@ -74,6 +74,14 @@ def test_without_a_mixture_every_row_is_drawn_once_in_a_pass_and_each_pass_is_sh
     assert Draw(shelf, Sft(batch=12), seed=3, shuffle=False).rows(1).tolist() == list(range(12, 24))
 
 
+def test_a_level_with_a_small_share_uses_up_its_rows_before_they_come_again(shelf: Shelf) -> None:
+    draw = Draw(shelf, Sft(batch=10), seed=3)
+    rows = np.concatenate([draw.rows(step, (0.2, 0.3, 0.5)) for step in range(10)])
+    seen = Counter(rows[shelf.levels[rows] == 0].tolist())
+    assert len(seen) == ROWS // 3, "20 draws of 20 rows"
+    assert max(seen.values()) == 1
+
+
 def test_smaller_shares_lie_in_larger_ones(shelf: Shelf) -> None:
     shares = [set(Draw(shelf, Sft(share=share), seed=8).pools[0].tolist()) for share in (0.1, 0.25, 0.5, 1.0)]
     assert [len(share) for share in shares] == [6, 15, 30, 60]
