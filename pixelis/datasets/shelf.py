@@ -88,9 +88,9 @@ class Draw:
     """The rows of each batch: they depend on the seed, the step and the mixture in force, and on nothing else.
 
     The slots of batches, numbered through the run, walk through a shuffle of the rows, a new one when it is through; with a
-    mixture those of each level through its own. A row of weight w is w / mean weight times in a shuffle, rounded up or down at random.
-    ``sft.share`` keeps that part of the rows; those of a smaller share are among those of a larger one. Without ``shuffle`` the
-    first pass is in order.
+    mixture those of each level through its own. A row of weight w is w / mean weight times in a shuffle, rounded up or down at
+    random. ``sft.share`` keeps that part of the rows; those of a smaller share are among those of a larger one. Without
+    ``shuffle`` the first pass is in order.
     """
 
     def __init__(self, shelf: Shelf, settings: Sft, seed: int, shuffle: bool = True):
