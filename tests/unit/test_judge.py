@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from chat_server import ChatServer
 from test_rewards import episode, group
 
 from pixelis import config
@@ -24,54 +23,12 @@ def verdict(score, why: str = "same") -> str:
     return json.dumps({"score": score, "why": why})
 
 
-class Server:
-    """Plays a list of replies, the last one again and again: text, (status, headers), or seconds to stall."""
-
-    def __init__(self):
-        self.replies: list = [verdict(1)]
-        self.requests: list[dict] = []
-        self.headers: list[dict] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                reply = outer.replies[min(len(outer.requests), len(outer.replies) - 1)]
-                outer.requests.append({"path": self.path, **body})
-                outer.headers.append(dict(self.headers))
-                if isinstance(reply, float):
-                    time.sleep(reply)
-                    reply = verdict(1)
-                status, extra, content = 200, {}, reply
-                if isinstance(reply, tuple):
-                    (status, extra), content = reply, "busy"
-                data = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
-                if isinstance(reply, bytes):
-                    data = reply
-                try:
-                    self.send_response(status)
-                    for name, value in {**extra, "Content-Length": str(len(data))}.items():
-                        self.send_header(name, value)
-                    self.end_headers()
-                    self.wfile.write(data)
-                except OSError:
-                    pass  # the client has given up
-
-            def log_message(self, *args):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    server = Server()
+    server = ChatServer(verdict(1))
     yield server
-    server.http.shutdown()
-    server.http.server_close()
+    server.close()
 
 
 @pytest.fixture
