@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from chat_server import ChatServer
 from refined import SCORE, demonstration, zoom
-from test_judge import Server
 
 from pixelis.config import Judge as JudgeSettings
 from pixelis.config.refinement import Quality
@@ -78,23 +78,22 @@ def test_weights():
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    made = Server()
+    made = ChatServer()
     yield made
-    made.http.shutdown()
-    made.http.server_close()
+    made.close()
 
 
 def rated(score: int, why: str = "fine") -> str:
     return json.dumps({"score": score, "why": why})
 
 
-def client(server: Server, **settings) -> tuple[judging.QualityJudge, Quality]:
+def client(server: ChatServer, **settings) -> tuple[judging.QualityJudge, Quality]:
     chosen = Quality(judge=True, **{"judge_calls_per_min": 60_000, "judge_repeats": 0, **settings})
     reached = JudgeSettings(url=server.url, model="m", api_key_env="", tries=2, concurrency=1)
     return judging.QualityJudge(reached, chosen), chosen
 
 
-def test_the_judge_scores_one_to_five_and_reads_the_turns(server: Server):
+def test_the_judge_scores_one_to_five_and_reads_the_turns(server: ChatServer):
     server.replies = [rated(9), rated(4), rated(2)]
     judge, settings = client(server)
     found = list(judging.judge_all([demonstration("a"), demonstration("b", zooms=1)], judge, settings))
@@ -105,7 +104,7 @@ def test_the_judge_scores_one_to_five_and_reads_the_turns(server: Server):
     assert [turn.get("operation") for turn in shown["turns"]] == ["zoom_in", "zoom_in", None]
 
 
-def test_a_judge_that_contradicts_itself_is_told_by_its_scatter(server: Server):
+def test_a_judge_that_contradicts_itself_is_told_by_its_scatter(server: ChatServer):
     server.replies = [rated(1), rated(5), rated(3)]
     judge, settings = client(server, judge_repeats=1.0)
     (found,) = judging.judge_all([demonstration()], judge, settings)
@@ -114,7 +113,7 @@ def test_a_judge_that_contradicts_itself_is_told_by_its_scatter(server: Server):
     assert len(server.requests) == 3
 
 
-def test_without_a_verdict_there_is_a_cause_and_no_score(server: Server):
+def test_without_a_verdict_there_is_a_cause_and_no_score(server: ChatServer):
     server.replies = ["I like it"]
     judge, settings = client(server)
     (found,) = judging.judge_all([demonstration()], judge, settings)

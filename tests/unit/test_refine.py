@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chat_server import ChatServer
 from PIL import Image
 from refined import TASKS, demonstration, zoom
-from test_judge import Server
 from test_quality import rated
 
 from pixelis.config import Config, from_command_line, load
@@ -115,7 +115,7 @@ def test_the_judge_is_asked_once_and_its_contradictions_are_told(source: Path, m
     none = dict.fromkeys(GATES, 0) | {"corrupted": 1}
     with pytest.raises(BadConfig, match=r"rewards\.judge\.url"):
         refine.run(settings(source, *judge, **none))
-    server = Server()
+    server = ChatServer()
     server.replies = [rated(score) for score in (5, 5, 5, 5, 1, 3, 4, 4, 5)]
     config = settings(source, *judge, f"rewards.judge.url={server.url}", **none)
     summary = refine.run(config)
@@ -124,8 +124,7 @@ def test_the_judge_is_asked_once_and_its_contradictions_are_told(source: Path, m
     assert list(summary["judge"]["scattered"].values()) == [2.0]
     assert refine.run(config)["kept"] == 2
     assert len(server.requests) == 9  # verdicts are kept
-    server.http.shutdown()
-    server.http.server_close()
+    server.close()
 
 
 def test_a_rejected_set_is_not_written(source: Path):
