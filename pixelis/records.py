@@ -377,25 +377,50 @@ class Group(Record):
 
 
 class Vote(Record):
-    """One voter's answer and its weight."""
+    """One voter's answer and its weight; ``id`` is that of its trajectory or, for a neighbour, of its experience."""
 
     answer: str | None
     weight: float = 1.0
-    source: str = "sample"
+    source: Literal["sample", "neighbour"] = "sample"
+    id: str = ""
+    confidence: float | None = None
+    similarity: float | None = None
 
 
 class Verdict(Record):
-    """The outcome of a vote with its provenance. ``answer`` None means abstained; ``confidence`` in [0, 1]."""
+    """The outcome of a vote with its provenance. ``answer`` None means abstained; ``confidence`` in [0, 1].
+
+    ``self_answer`` is the first sample's; ``neighbours`` were looked up (``partial``: some shards did not answer) and those
+    compatible are among ``votes``; ``answer_weights`` by canonical answer; ``strategies`` what each voted for in an ensemble.
+    """
 
     answer: str | None
     confidence: float
     strategy: str
     votes: list[Vote] = Field(default_factory=list)
     reason: str = ""
+    self_answer: str | None = None
+    neighbours: int = 0
+    partial: bool = False
+    answer_weights: dict[str, float] = Field(default_factory=dict)
+    strategies: dict[str, str | None] = Field(default_factory=dict)
+
+
+class Feedback(Record):
+    """What somebody said of a served answer: was it ``correct``, what would be right, and why."""
+
+    correct: bool | None = None
+    answer: str | None = None
+    comment: str = ""
+    created_at: float = 0.0
 
 
 class Experience(Record):
-    """A served episode as the memory keeps it."""
+    """A served episode as the memory keeps it: text redacted, pictures beside it, never a caller's data URL.
+
+    ``user`` is a pseudonym (see ``evolution.privacy``). Retrievals and successes are the memory's own counts: a retrieval is a
+    success when a verdict agreed with this experience, told once for each retrieval id. ``priority`` > 0.
+    """
 
     id: str = Field(default_factory=lambda: new_id("exp"))
     question: Question
@@ -403,6 +428,20 @@ class Experience(Record):
     verdict: Verdict
     policy_version: int
     created_at: float
+    user: str | None = None
+    status: Literal["pending", "processed", "failed", "archived"] = "pending"
+    priority: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
+    cold_start: bool = False
+    feedback: list[Feedback] = Field(default_factory=list)
+    retrievals: int = 0
+    successes: int = 0
+
+
+class Neighbour(Record):
+    """A found experience and its cosine (or negative distance) to what was asked for."""
+
+    experience: Experience
+    similarity: float
 
 
 class UpdateTask(Record):
@@ -414,6 +453,7 @@ class UpdateTask(Record):
     pseudo_label: str
     confidence: float
     created_at: float
+    experience_id: str = ""
 
 
 class VersionStatus(enum.StrEnum):

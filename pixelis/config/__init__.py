@@ -8,13 +8,13 @@ contradictions are errors that name the key's path. The defaults are those of th
 from __future__ import annotations
 
 from pixelis.config.load import describe, from_command_line, load, parse
+from pixelis.config.online import Alerts, Audit, Canary, Evolution, Guard, Memory, Neighbours, Review, Serve, Voting
 from pixelis.config.parts import (
     Cluster,
     Data,
     Dialogue,
     Engine,
     Evaluate,
-    Evolution,
     Learner,
     Lora,
     PixelRange,
@@ -22,7 +22,6 @@ from pixelis.config.parts import (
     Quickstart,
     Run,
     Sampling,
-    Serve,
     Telemetry,
     Toolbox,
 )
@@ -50,6 +49,9 @@ from pixelis.config.whole import VLLM_LORA_RANKS, Config, absolute
 __all__ = [
     "VLLM_LORA_RANKS",
     "Advantage",
+    "Alerts",
+    "Audit",
+    "Canary",
     "Cluster",
     "Config",
     "Curiosity",
@@ -61,11 +63,14 @@ __all__ = [
     "Engine",
     "Evaluate",
     "Evolution",
+    "Guard",
     "Judge",
     "Learner",
     "Lora",
     "Loss",
     "MathScorer",
+    "Memory",
+    "Neighbours",
     "Normalise",
     "Overlong",
     "PartWeights",
@@ -75,6 +80,7 @@ __all__ = [
     "Ranks",
     "Refinement",
     "Replay",
+    "Review",
     "RewardWeights",
     "Rewards",
     "Rft",
@@ -90,6 +96,7 @@ __all__ = [
     "Telemetry",
     "Toolbox",
     "VoteReward",
+    "Voting",
     "absolute",
     "describe",
     "from_command_line",

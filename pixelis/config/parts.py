@@ -175,27 +175,6 @@ class Evaluate(Section):
     trajectories: int = Field(12, ge=0, description="episodes kept with pictures in the report")
 
 
-class Serve(Section):
-    host: str = Field("127.0.0.1", description="address to bind; anything but loopback needs an API key")
-    port: int = Field(8000, ge=1, le=65535, description="port of the HTTP gateway")
-    api_key_env: str = Field("PIXELIS_API_KEY", description="environment variable that holds the API key")
-    samples: int = Field(8, ge=1, description="k: samples of a request that vote")
-    sampling: Sampling = Field(Sampling(temperature=1.0), description="how the votes are drawn")
-    max_body_bytes: int = Field(16_000_000, ge=1024, description="largest request body")
-    max_question_chars: int = Field(4000, ge=1, description="longest question")
-    max_queue: int = Field(64, ge=1, description="requests waiting before the gateway answers 429")
-    timeout_s: float = Field(60.0, gt=0, description="seconds a request may take")
-
-
-class Evolution(Section):
-    enabled: bool = Field(True, description="learn from served traffic")
-    gate: float = Field(0.7, ge=0, le=1, description="least confidence (inclusive) of a verdict that becomes an update")
-    batch: int = Field(16, ge=1, description="update tasks in one optimizer step")
-    queue: int = Field(256, ge=1, description="update tasks that wait; the oldest is dropped beyond")
-    lr: float = Field(3e-4, gt=0, description="learning rate of online updates")
-    kl: float = Field(0.01, ge=0, description="weight of the k3 KL term to the policy that served")
-
-
 class Quickstart(Section):
     sft_lr: float = Field(2e-3, gt=0, description="learning rate of the SFT stage")
     rft_lr: float = Field(1e-3, gt=0, description="learning rate of the RFT stage")

@@ -11,18 +11,17 @@ from pathlib import Path
 import yaml
 from pydantic import model_validator
 
+from pixelis.config.online import Evolution, Memory, Serve
 from pixelis.config.parts import (
     Cluster,
     Data,
     Dialogue,
     Engine,
     Evaluate,
-    Evolution,
     Learner,
     Policy,
     Quickstart,
     Run,
-    Serve,
     Telemetry,
     Toolbox,
 )
@@ -42,6 +41,8 @@ PATHS = (
     ("data", "train"),
     ("data", "evaluate"),
     ("data", "demonstrations"),
+    ("memory", "dir"),
+    ("evolution", "canary", "questions"),
     ("sft", "validation"),
     ("ranks", "tuned"),
     ("synthesis", "imitation", "demonstrations"),
@@ -69,6 +70,7 @@ class Config(Section):
     rewards: Rewards = Rewards()
     evaluate: Evaluate = Evaluate()
     serve: Serve = Serve()
+    memory: Memory = Memory()
     evolution: Evolution = Evolution()
     quickstart: Quickstart = Quickstart()
     telemetry: Telemetry = Telemetry()

@@ -48,7 +48,7 @@ def evolve(config: Config, actors: cluster.Actors, evolution: ray.actor.ActorHan
     steady = config.model_copy(update={"learner": config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})})
     e = config.evolution
     # The guard against drifting away is this stage's own, wherever the offline algorithm has its KL.
-    loss = config.rft.loss.model_copy(update={"kl": e.kl, "kl_in": "loss", "kl_estimator": "k3"})
+    loss = config.rft.loss.model_copy(update={"kl": e.guard.beta, "kl_in": "loss", "kl_estimator": "k3"})
     return learner.fit(steady, stream, lr=e.lr, loss=loss, temperature=config.serve.sampling.temperature)
 
 
