@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 export DS_BUILD_OPS := 0
 export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
-.PHONY: help install quickstart test lint clean
+.PHONY: help install quickstart test test-ray test-unit test-vllm lint clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,8 +32,16 @@ quickstart: install  ## train, evaluate and serve the embedded model (about ten 
 	@$(PY) -m pixelis.jobs.quickstart configs/nano/quickstart.yaml
 
 test: install lint $(VLLM)/installed  ## every check and test
+	@$(MAKE) test-ray
+	@$(MAKE) -j 2 test-unit test-vllm
+
+test-ray: install
 	@$(PY) -m pytest tests/chaos tests/engines tests/ray tests/serve
+
+test-unit: install
 	@$(PY) -m pytest -n 2 --dist loadfile tests/unit tests/properties
+
+test-vllm: $(VLLM)/installed
 	@$(VLLM)/bin/python -m pytest tests/engines -m slow
 
 # vLLM's CPU build, for its tests only: a second environment on top of the first, so that nothing else meets its versions.

@@ -65,6 +65,7 @@ class Actors:
     """The actors that one job placed, by role; ``names`` are those of the generators."""
 
     store: Any = None
+    store_name: str = ""
     generators: list[ActorHandle] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     scorers: list[ActorHandle] = field(default_factory=list)
@@ -77,8 +78,11 @@ class Actors:
         return [*self.generators, *self.scorers, *single]
 
 
-def preflight(config: Config, *, learner: bool, rollouts: bool) -> None:
-    """Compare what the job asks for with what the cluster has; InfraFailure naming the bundle that cannot fit."""
+def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> None:
+    """Compare what the job asks for with what the cluster has; InfraFailure naming the bundle that cannot fit.
+
+    ``online``: with what serving takes beside.
+    """
     wanted: list[tuple[str, int, float, float]] = []
     if rollouts:
         wanted += [
@@ -87,6 +91,12 @@ def preflight(config: Config, *, learner: bool, rollouts: bool) -> None:
             ("rewards (scorers)", config.rewards.workers, config.rewards.cpus, 0),
             ("embedder", int(config.rewards.needs_states), config.engine.cpus, config.engine.gpus),
         ]
+    if online and config.memory.enabled:
+        wanted.append(("memory (shards)", config.memory.shards, config.memory.cpus, 0))
+        wanted.append(("embedder (of the memory)", 1, config.engine.cpus, config.engine.gpus))
+    if online and config.evolution.enabled and config.evolution.canary.enabled:
+        wanted.append(("evolution.canary (generator)", 1, config.evolution.canary.cpus, config.evolution.canary.gpus))
+        wanted.append(("toolboxes (of the canary)", config.toolbox.workers, config.toolbox.cpus, 0))
     if learner:
         wanted.append(("learner", config.learner.workers, config.learner.cpus, config.learner.gpus))
     have = ray.cluster_resources()
@@ -101,11 +111,11 @@ def preflight(config: Config, *, learner: bool, rollouts: bool) -> None:
 
 
 @contextmanager
-def placed(config: Config, *, learner: bool = True, initial: str | None = None) -> Iterator[Actors]:
+def placed(config: Config, *, learner: bool = True, initial: str | None = None, job: str | None = None) -> Iterator[Actors]:
     """Place store, scorers, generators (with their toolboxes) and coordinator; end exactly these on the way out.
 
-    ``initial`` is a checkpoint folder with the adapter to publish as the first version. Raises InfraFailure when an actor is
-    not ready within ``cluster.placement_timeout_s``.
+    ``initial`` is a checkpoint folder with the adapter to publish as the first version; ``job`` makes the names.
+    Raises InfraFailure when an actor is not ready within ``cluster.placement_timeout_s``.
     """
     from pixelis.actors.coordinator import Coordinator
     from pixelis.actors.embedder import Embedder
@@ -115,13 +125,14 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None) 
 
     connect(config)
     preflight(config, learner=learner, rollouts=True)
-    actors, job = Actors(), uuid.uuid4().hex[:6]
+    actors, job = Actors(), job or uuid.uuid4().hex[:6]
     try:
 
         def names(role: str, count: int) -> list[str]:
             return [f"{config.run.name}-{job}-{role}-{index}" for index in range(count)]
 
         (store,) = names("store", 1)
+        actors.store_name = store
         actors.names = names("generator", config.engine.workers)
         actors.store = spawn(PolicyStore, config.run.dir, initial, name=store)
         actors.scorers = [spawn(Scorer, config, num_cpus=config.rewards.cpus) for _ in range(config.rewards.workers)]

@@ -27,7 +27,7 @@ from PIL import Image
 from pixelis.actors import cluster, report
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.questions import read_questions
-from pixelis.errors import InfraFailure
+from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.jobs import evaluate, rft, serve, sft
 from pixelis.jobs.driver import driver, run_folder, watch
@@ -104,7 +104,9 @@ class Story:
         online = online.model_copy(update={"run": online.run.model_copy(update={"resume": False})})
         judged = online.model_copy(update={"evaluate": config.evaluate.model_copy(update={"questions": q.shift_questions})})
         held_out = f"cards:?split=test&seed=8&shift={q.shift}"
-        with run_folder(online), serve.serving(online, actors) as (url, evolution):
+        with run_folder(online), serve.serving(online, actors) as (url, behind):
+            if (evolution := behind.evolution) is None:
+                raise BadConfig("the quickstart's last part is to learn from traffic", fix="evolution.enabled=true")
             self.reply = ask(url, next(read_questions(config.data.evaluate)), learn=False)
             print(
                 f"     asked {url}/v1/agent about a held-out picture: {self.reply['answer']} "

@@ -1,14 +1,18 @@
-"""Serve the agent over HTTP and, unless evolution.enabled=false, learn from its traffic.
+"""Serve the agent over HTTP, remember what it answers and, unless evolution.enabled=false, learn from its traffic.
 
     curl localhost:8000/v1/agent -H 'content-type: application/json' \\
         -d '{"question": "...", "image": "data:image/png;base64,..."}'
 
-Every request is sampled serve.samples times; a confident vote becomes an update of the adapter, and the new version is
-served. Ctrl-C ends it; the updates so far are in run.dir/checkpoints.
+A page to ask and to watch the evolution is at http://localhost:8000/. Every request is sampled serve.samples times; a confident
+vote becomes an update of the adapter, and what the canary does not refuse is served. Ctrl-C ends it; the updates so far are in
+run.dir/checkpoints. On a cluster of machines, with gateways that scale:
+
+    PIXELIS_API_KEY=... serve run pixelis.jobs.serve:application config=configs/nano/serve.yaml policy.adapter=CHECKPOINT
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -16,13 +20,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ray
+from ray import serve
 
+from pixelis import config as configuration
 from pixelis.actors import cluster, learner
-from pixelis.actors.evolution import Evolution
+from pixelis.actors.online import Online, online
 from pixelis.config import Config, from_command_line
 from pixelis.errors import PixelisError
 from pixelis.jobs.driver import driver, run_folder, stop_file
 from pixelis.serve import app
+from pixelis.serve.backends import Backends
 
 ENDLESS = 10**9
 GRACE_S = 8.0
@@ -30,15 +37,25 @@ GRACE_S = 8.0
 
 
 @contextmanager
-def serving(config: Config, actors: cluster.Actors) -> Iterator[tuple[str, ray.actor.ActorHandle]]:
-    """The service on placed actors: its base URL and the Evolution actor that learns from it."""
-    name = f"{config.run.name}-evolution-{actors.names[0]}"
-    evolution = cluster.spawn(Evolution, config, actors.generators, name=name)
-    try:
-        yield app.start(config, actors.names, name), evolution
-    finally:
-        app.stop()
-        ray.kill(evolution)
+def serving(config: Config, actors: cluster.Actors) -> Iterator[tuple[str, Online]]:
+    """The service on placed actors: its base URL, and what remembers and learns behind it."""
+    with online(config, actors) as behind:
+        try:
+            yield app.start(config, backends(actors, behind)), behind
+        finally:
+            app.stop()
+
+
+def backends(actors: cluster.Actors, behind: Online) -> Backends:
+    """The names by which a gateway finds these actors."""
+    names = behind.names
+    return Backends(
+        generators=tuple(actors.names),
+        namespace=ray.get_runtime_context().namespace,
+        evolution=next(iter(names.get("evolution", [])), None),
+        memory=tuple(names.get("memory", [])),
+        embedder=next(iter(names.get("embedder", [])), None),
+    )
 
 
 def evolve(config: Config, actors: cluster.Actors, evolution: ray.actor.ActorHandle) -> Path | None:
@@ -52,6 +69,78 @@ def evolve(config: Config, actors: cluster.Actors, evolution: ray.actor.ActorHan
     return learner.fit(steady, stream, lr=e.lr, loss=loss, temperature=config.serve.sampling.temperature)
 
 
+class Learning:
+    """The learner in a thread beside a service; ``failed`` is what ended it."""
+
+    def __init__(self, config: Config, actors: cluster.Actors, behind: Online):
+        self.config, self.actors, self.evolution = config, actors, behind.evolution
+        self.failed: PixelisError | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        if self.evolution is not None:
+            self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            evolve(self.config, self.actors, self.evolution)
+        except PixelisError as error:
+            self.failed = error
+
+    def stop(self) -> None:
+        """End it and give it the time for a last checkpoint."""
+        if self.evolution is not None:
+            stop_file(self.config).touch()
+            ray.get(self.evolution.stop.remote())
+            self.thread.join(GRACE_S)
+
+
+@serve.deployment(
+    name="System",
+    num_replicas=1,
+    graceful_shutdown_timeout_s=30.0,
+    health_check_period_s=5.0,
+    ray_actor_options={"num_cpus": 0},
+)
+class System:
+    """Owns the actors behind the gateways and learns from their traffic; Serve starts a dead one again, from run.dir."""
+
+    def __init__(self, config: Config):
+        self.stack = contextlib.ExitStack()
+        with self.stack:
+            self.stack.enter_context(run_folder(config))
+            initial = config.policy.adapter
+            # Fixed names: gateways that outlive this replica find its successor's actors by them.
+            placed = cluster.placed(config, learner=config.evolution.enabled, initial=initial, job="serve")
+            actors = self.stack.enter_context(placed)
+            behind = self.stack.enter_context(online(config, actors, job="serve"))
+            self.names = backends(actors, behind)
+            self.learning = Learning(config, actors, behind)
+            self.stack.callback(self.learning.stop)
+            self.stack = self.stack.pop_all()
+
+    def backends(self) -> Backends:
+        """Where the actors are."""
+        return self.names
+
+    def check_health(self) -> None:
+        """Raises what ended the learner."""
+        if self.learning.failed is not None:
+            raise self.learning.failed
+
+    def __del__(self) -> None:
+        self.stack.close()
+
+
+def application(arguments: dict[str, str]) -> serve.Application:
+    """The whole service for `serve run` and `serve deploy`: ``config`` names a file, other keys override its values.
+
+    What address Serve binds is not known here, so a key is always asked for. Raises BadConfig.
+    """
+    values = dict(arguments)
+    path = values.pop("config", None)
+    config = configuration.absolute(configuration.load(path, [f"{key}={value}" for key, value in values.items()]))
+    return app.build(config, System.bind(config), app.api_key_digest(config, "the address that Serve binds"))  # type: ignore[attr-defined]
+
+
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.serve`."""
     config = from_command_line(__doc__, "serve", default="configs/nano/serve.yaml")
@@ -59,29 +148,16 @@ def main() -> None:
         driver("serve"),
         run_folder(config),
         cluster.placed(config, learner=config.evolution.enabled, initial=config.policy.adapter) as actors,
-        serving(config, actors) as (url, evolution),
+        serving(config, actors) as (url, behind),
     ):
-        print(f"serving on {url}  (try {url}/healthz; Ctrl-C ends)", flush=True)
-        failed: list[PixelisError] = []
-
-        def learn() -> None:
-            try:
-                evolve(config, actors, evolution)
-            except PixelisError as error:
-                failed.append(error)
-
-        learning = threading.Thread(target=learn, daemon=True)
-        if config.evolution.enabled:
-            learning.start()
+        print(f"serving on {url}  (open it in a browser, try {url}/healthz; Ctrl-C ends)", flush=True)
+        learning = Learning(config, actors, behind)
         try:
-            while not failed:
+            while learning.failed is None:
                 time.sleep(1.0)
-            raise failed[0]
+            raise learning.failed
         except KeyboardInterrupt:
-            stop_file(config).touch()
-            ray.get(evolution.stop.remote())
-            if learning.is_alive():
-                learning.join(GRACE_S)
+            learning.stop()
             raise
 
 

@@ -1,4 +1,4 @@
-"""Builds the Serve application from a configuration and the names of the actors behind it, and starts it."""
+"""Builds the application of gateways and starts it in front of actors that somebody else has placed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from typing import Any
 
-import ray
 from ray import serve
-from ray.serve.config import BackpressureConfig, HTTPOptions
+from ray.serve.config import AutoscalingConfig, BackpressureConfig, HTTPOptions
+from ray.serve.handle import DeploymentHandle
 
 from pixelis.config import Config
 from pixelis.errors import BadConfig
+from pixelis.serve.backends import Backends
 from pixelis.serve.gateway import Gateway, digest, running_limit
 
 APP_NAME = "pixelis"
@@ -21,38 +22,41 @@ SPARE_REQUESTS = 64
 """Requests beyond running and waiting that reach the gateway, so that it answers health checks and its own 429s."""
 
 
-def build(
-    config: Config, generator_names: Sequence[str], evolution_name: str | None = None, namespace: str | None = None
-) -> serve.Application:
-    """The application: ``serve.run(build(...), name="pixelis", route_prefix="/")`` in a connected driver.
+def build(config: Config, backends: Backends | DeploymentHandle, key_digest: bytes | None) -> serve.Application:
+    """The gateways as an application for ``serve.run``; Serve scales them between serve.replicas and serve.max_replicas.
 
-    ``generator_names`` are named Generator actors of ``namespace`` (default: the driver's). Raises BadConfig when the
-    address is not loopback and no API key is set.
+    ``backends`` names running actors, or is a deployment whose method ``backends`` does; ``key_digest`` None asks for no key.
     """
-    reach = running_limit(config) + config.serve.max_queue + SPARE_REQUESTS
+    s = config.serve
+    reach = running_limit(config) + s.max_queue + SPARE_REQUESTS
+    scaling: dict[str, Any] = {"num_replicas": s.replicas}
+    if s.max_replicas > s.replicas:
+        load = float(max(1, running_limit(config)))
+        scaling = {"autoscaling_config": AutoscalingConfig(s.replicas, s.replicas, s.max_replicas, load)}
     # The gateway counts and refuses by itself, in the shape clients know. Serve's own bounds lie outside: the proxy counts
     # a request as queued until a replica is chosen, so a tight bound there would refuse bursts that the gateway can take.
     deployment = Gateway.options(  # type: ignore[attr-defined]
-        num_replicas=1,
+        **scaling,
         max_ongoing_requests=reach,
         max_queued_requests=reach,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
-        graceful_shutdown_timeout_s=min(config.serve.timeout_s, 20.0),
+        health_check_period_s=2.0,
+        health_check_timeout_s=10.0,
+        graceful_shutdown_timeout_s=min(s.timeout_s, 20.0),
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": 0},
     )
-    space = namespace or ray.get_runtime_context().namespace
-    return deployment.bind(config, api_key_digest(config), list(generator_names), evolution_name, space)
+    return deployment.bind(config, key_digest, backends)
 
 
-def api_key_digest(config: Config) -> bytes | None:
-    """SHA-256 of the key in the variable ``serve.api_key_env``; None when there is none and the address is loopback."""
+def api_key_digest(config: Config, host: str | None = None) -> bytes | None:
+    """SHA-256 of the key in the variable ``serve.api_key_env``; None when there is none and ``host`` (serve.host) is loopback."""
     key = os.environ.get(config.serve.api_key_env, "").strip()
     if key:
         return digest(key)
-    if not is_loopback(config.serve.host):
+    if not is_loopback(host or config.serve.host):
         raise BadConfig(
-            f"serve.host {config.serve.host} is reachable from other machines but {config.serve.api_key_env} is not set",
+            f"{host or config.serve.host} may be reachable from other machines but {config.serve.api_key_env} is not set",
             fix=f"export {config.serve.api_key_env}=... with a long random key, or set serve.host=127.0.0.1",
         )
     return None
@@ -66,13 +70,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def start(config: Config, generator_names: Sequence[str], evolution_name: str | None = None, namespace: str | None = None) -> str:
+def start(config: Config, backends: Backends) -> str:
     """Start Serve on ``serve.host:serve.port``, deploy, wait until it answers; returns the base URL.
 
     Raises BadConfig for a port that is taken or a missing API key.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    application = build(config, generator_names, evolution_name, namespace)
+    application = build(config, backends, api_key_digest(config))
     if not serve.status().proxies:  # a Serve that already runs holds the port itself
         require_free_port(config.serve.host, config.serve.port)
     serve.start(http_options=HTTPOptions(host=config.serve.host, port=config.serve.port))

@@ -1,0 +1,104 @@
+"""The actors behind a service: memory shards, the Embedder, Evolution and the generator of its canary."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from pixelis.actors import cluster
+from pixelis.config import Config
+from pixelis.errors import InfraFailure
+
+
+@dataclass
+class Online:
+    """What a service needs beside its generators; ``names`` by role, for whoever has to find them from elsewhere."""
+
+    evolution: ActorHandle | None = None
+    canary: ActorHandle | None = None
+    embedder: ActorHandle | None = None
+    memory: list[ActorHandle] = field(default_factory=list)
+    names: dict[str, list[str]] = field(default_factory=dict)
+
+    def all(self) -> list[ActorHandle]:
+        """Every actor placed here."""
+        return [a for a in (self.evolution, self.canary, self.embedder, *self.memory) if a is not None]
+
+
+@contextmanager
+def online(config: Config, actors: cluster.Actors, job: str | None = None) -> Iterator[Online]:
+    """Place what ``config`` asks for beside ``actors``, wait until it answers, and end exactly this on the way out.
+
+    ``job`` makes the names; the same one gives the same names again. Read-only services learn and remember nothing, so they
+    have none of it. Raises InfraFailure for what is not ready within ``cluster.placement_timeout_s``.
+    """
+    from pixelis.actors.embedder import Embedder
+    from pixelis.actors.evolution import Evolution
+    from pixelis.actors.generator import Generator
+    from pixelis.actors.memory import MemoryShard
+
+    cluster.preflight(config, learner=config.evolution.enabled, rollouts=True, online=True)
+    placed, prefix = Online(), f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"
+    engine = {"num_cpus": config.engine.cpus, "num_gpus": config.engine.gpus}
+    try:
+        if remembers(config):
+            names = [f"{prefix}-memory-{index}" for index in range(config.memory.shards)]
+            placed.names["memory"] = names
+            placed.memory = [
+                cluster.spawn(MemoryShard, config, index, name=name, num_cpus=config.memory.cpus)
+                for index, name in enumerate(names)
+            ]
+            placed.names["embedder"] = [f"{prefix}-embedder"]
+            placed.embedder = cluster.spawn(Embedder, config, name=f"{prefix}-embedder", **engine)
+        if config.evolution.enabled and not config.serve.read_only:
+            if config.evolution.canary.enabled:
+                c = config.evolution.canary
+                name = f"{prefix}-canary"
+                placed.canary = cluster.spawn(
+                    Generator, config, actors.store_name, config.engine.workers, name=name, num_cpus=c.cpus, num_gpus=c.gpus
+                )
+            placed.names["evolution"] = [f"{prefix}-evolution"]
+            placed.evolution = cluster.spawn(
+                Evolution, config, actors.generators, actors.store, placed.canary, name=f"{prefix}-evolution"
+            )
+        _wait(placed, config.cluster.placement_timeout_s)
+        yield placed
+    finally:
+        for actor in placed.all():
+            ray.kill(actor)
+
+
+def remembers(config: Config) -> bool:
+    """Whether a service of this configuration has a memory."""
+    return config.memory.enabled and not config.serve.read_only
+
+
+def _wait(placed: Online, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    asked = {
+        "memory shard": placed.memory,
+        "embedder": [placed.embedder],
+        "canary generator": [placed.canary],
+        "evolution": [placed.evolution],
+    }
+    for role, handles in asked.items():
+        refs = [handle.health.remote() for handle in handles if handle is not None]
+        if not refs:
+            continue
+        ready, late = ray.wait(refs, num_returns=len(refs), timeout=max(0.0, deadline - time.monotonic()))
+        try:
+            ray.get(ready)
+        except RayError as error:
+            raise cluster.own_error(error) or error from None
+        if late:
+            raise InfraFailure(
+                f"{len(late)} of {len(refs)} {role} actors were not ready in {timeout_s:g} s",
+                fix="look at `ray status` for what is missing, or raise cluster.placement_timeout_s",
+            )
