@@ -127,6 +127,12 @@ def load_header(folder: str | Path) -> tuple[Path, dict[str, str]]:
     return path, meta
 
 
+def moving_average(average: Mapping[str, np.ndarray], newest: Mapping[str, np.ndarray], decay: float) -> dict[str, np.ndarray]:
+    """`decay` x average + (1 - decay) x newest of every tensor, float32; decay 0 is the newest, bit by bit."""
+    keep, take = np.float32(decay), np.float32(1.0 - decay)
+    return {name: keep * average[name] + take * new if decay else new for name, new in newest.items()}
+
+
 def adapted_layers(model: nn.Module, targets: list[str]) -> dict[str, nn.Linear]:
     """Linear layers that get an adapter, by name: those of the language model named in `targets`, and `lm_head` when listed.
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pixelis.policy.forward import PACKED, Features, VisionLanguageModel, hidden_states
+from pixelis.policy.forward import PACKED, Features, VisionLanguageModel, concatenate, encode_views, hidden_states
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from pixelis.dialogue.spec import ModelSpec
     from pixelis.policy.packing import Batch
 
 CHUNK_VALUES = 2**24
@@ -117,3 +119,29 @@ class _TokenLogProbs(torch.autograd.Function):
             weights.addr_(ctx.smoothing * gradient, ctx.allowed)
         weights.scatter_add_(-1, targets[:, None], ((1 - ctx.smoothing) * gradient)[:, None])
         return weights.to(ctx.dtype), None, None, None, None
+
+
+class PolicyModule(torch.nn.Module):
+    """What DeepSpeed wraps: packed batch -> (log-probabilities, entropies) of its policy tokens."""
+
+    def __init__(self, model: VisionLanguageModel, spec: ModelSpec, temperature: float, one_pass: bool):
+        super().__init__()
+        self.banned: torch.Tensor
+        self.model, self.spec, self.temperature, self.one_pass = model, spec, temperature, one_pass
+        self.register_buffer("banned", banned_mask(spec.banned, spec.vocab, next(model.parameters()).device), persistent=False)
+
+    def forward(self, batch: Batch, features: Features | None, smoothing: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """features: of the batch's distinct views; None when the vision tower has to run here. smoothing: of the labels."""
+        if features is None and (views := batch.views or self._blank()):
+            features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
+        image, t = self.spec.image_token, self.temperature
+        return token_log_probs(self.model, batch, features, image, self.banned, t, smoothing=smoothing)
+
+    def _blank(self) -> list[np.ndarray]:
+        """For a batch of text alone: a view whose features nobody reads, where all workers have to be in the vision tower.
+
+        That is so under ZeRO-3, and when the tower learns: its gradients are summed over workers that may have seen pictures.
+        """
+        if not self.one_pass and not next(self.model.model.visual.parameters()).requires_grad:
+            return []
+        return [np.zeros((self.spec.multiple, self.spec.multiple, 3), dtype=np.uint8)]

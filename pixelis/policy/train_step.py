@@ -17,9 +17,9 @@ import torch.distributed as dist
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
 from pixelis.policy import checkpoint
-from pixelis.policy.adapters import FILES, Adapter, add_lora, load_adapter, lora_parameters
-from pixelis.policy.forward import FeatureCache, Features, concatenate, encode_views, use_packed_attention
-from pixelis.policy.log_probs import banned_mask, token_log_probs
+from pixelis.policy.adapters import FILES, Adapter, add_lora, load_adapter, lora_parameters, moving_average
+from pixelis.policy.forward import FeatureCache, Features, concatenate, use_packed_attention
+from pixelis.policy.log_probs import PolicyModule
 from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, sft_loss, token_weights
 from pixelis.policy.model import default_device, fingerprint, load_model, resolve
 from pixelis.policy.packing import Batch, collate, pack
@@ -30,45 +30,17 @@ from pixelis.telemetry import lineage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pixelis.dialogue.spec import ModelSpec
-    from pixelis.policy.forward import VisionLanguageModel
 
 Kind = Literal["sft", "policy"]
 STATE_FORMAT = 1
-
-
-class PolicyModule(torch.nn.Module):
-    """What DeepSpeed wraps: packed batch -> (log-probabilities, entropies) of its policy tokens."""
-
-    def __init__(self, model: VisionLanguageModel, spec: ModelSpec, temperature: float, one_pass: bool):
-        super().__init__()
-        self.banned: torch.Tensor
-        self.model, self.spec, self.temperature, self.one_pass = model, spec, temperature, one_pass
-        self.register_buffer("banned", banned_mask(spec.banned, spec.vocab, next(model.parameters()).device), persistent=False)
-
-    def forward(self, batch: Batch, features: Features | None, smoothing: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-        """features: of the batch's distinct views; None when the vision tower has to run here. smoothing: of the labels."""
-        if features is None and (views := batch.views or self._blank()):
-            features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
-        image, t = self.spec.image_token, self.temperature
-        return token_log_probs(self.model, batch, features, image, self.banned, t, smoothing=smoothing)
-
-    def _blank(self) -> list[np.ndarray]:
-        """For a batch of text alone: a view whose features nobody reads, where all workers have to be in the vision tower.
-
-        That is so under ZeRO-3, and when the tower learns: its gradients are summed over workers that may have seen pictures.
-        """
-        if not self.one_pass and not next(self.model.model.visual.parameters()).requires_grad:
-            return []
-        return [np.zeros((self.spec.multiple, self.spec.multiple, 3), dtype=np.uint8)]
 
 
 class Trainer:
     """The policy in training on one worker; with several, every method is called by all of them together.
 
     policy, learner, loss: from the configuration; total_steps: length of the learning-rate schedule; temperature: the one that
-    rollouts are sampled at; adapter: where to start (None: the base model); label_smoothing: of the `sft` loss. The reference of
-    the KL term is the starting policy.
+    rollouts are sampled at; adapter: where to start (None: the base model); label_smoothing: of the `sft` loss; ema: decay of the
+    average of the weights that is published, 0 for the newest. The reference of the KL term is the starting policy.
     Raises BadConfig, MissingFile and BadInput before any memory is spent on the optimizer.
     """
 
@@ -83,9 +55,10 @@ class Trainer:
         temperature: float = 1.0,
         adapter: Adapter | None = None,
         label_smoothing: float = 0.0,
+        ema: float = 0.0,
         device: torch.device | str | None = None,
     ):
-        self.label_smoothing = label_smoothing
+        self.label_smoothing, self.ema = label_smoothing, ema
         self.policy, self.learner, self.loss = policy, learner, loss or config.Loss()
         self.total_steps, self.seed = total_steps, seed
         if temperature <= 0:
@@ -110,6 +83,8 @@ class Trainer:
         # A frozen tower always makes the same features. Under ZeRO-3 all workers must enter it equally often: no cache then.
         self.features = FeatureCache() if not policy.full and self.zero.stage < 3 else None
         self.reference = self.zero.weights() if self.loss.kl > 0 else None
+        self.average = self.zero.weights() if ema else None
+        self.kl_weight = self.loss.kl
         self.step_count = self.skipped = self.skipped_in_a_row = 0
 
     @property
@@ -155,7 +130,14 @@ class Trainer:
         return learning_rate(self.learner, self.step_count - self.skipped, self.total_steps)
 
     def step(
-        self, samples: Sequence[TrainSample], kind: Kind = "policy", old: Sequence[np.ndarray] | None = None
+        self,
+        samples: Sequence[TrainSample],
+        kind: Kind = "policy",
+        old: Sequence[np.ndarray] | None = None,
+        *,
+        lr: float | None = None,
+        kl_weight: float | None = None,
+        kl_limit: float | None = None,
     ) -> dict[str, float]:
         """One optimizer step on this worker's share of a batch; metrics of the whole batch, equal on all workers.
 
@@ -163,15 +145,21 @@ class Trainer:
         this is the only step). Unusable samples are dropped and counted by cause (`learner/dropped_CAUSE`). Trajectories with an
         advantage of exactly 0 count in the denominators but are not computed (without a KL term or an entropy bonus they have no
         gradient). When loss or gradient is not finite the step is skipped and counted; the third in a row raises InfraFailure.
+        lr, kl_weight: instead of the schedule's and of `loss.kl`, for this step. kl_limit: the largest KL from the policy that
+        wrote the batch to the updated one (`behaviour_kl`); a step beyond is taken back: parameters and moments are bitwise what
+        they were, and `evolve/skipped` is 1.
         Raises DataFailure when no worker has a usable sample.
         """
         started = time.perf_counter()
+        rate = self.lr() if lr is None else lr
+        self.kl_weight = self.loss.kl if kl_weight is None else kl_weight
+        before_step = (self.zero.weights(), self.zero.moments()) if kl_limit is not None else None
         if self.policy.lora.dropout > 0:
             # Seeded per step, so that a resumed run drops the same.
             torch.manual_seed(hash((self.seed, self.step_count, dist.get_rank())) & 0x7FFFFFFF)
         causes: Counter[str] = Counter()
         usable, active, before = [], [], []
-        silent = kind == "policy" and self.loss.entropy == 0 and (self.loss.kl == 0 or self.loss.kl_in == "reward")
+        silent = kind == "policy" and self.loss.entropy == 0 and not self._kl_in_loss
         for index, sample in enumerate(samples):
             cause = unusable(sample, self.spec, self.learner.row_tokens)
             if cause is not None:
@@ -203,10 +191,15 @@ class Trainer:
                 reference = references[i] if references and i < len(batches) else None
                 first = olds[i] if olds and i < len(batches) else None
                 self._backward(batch.to(self.device), kind, totals, reference, first, weight, sums)
-            norm = self.zero.apply(self.lr())
+            norm = self.zero.apply(rate)
         metrics = self._metrics(kind, sums, trained)
+        if before_step is not None and kl_limit is not None:
+            metrics |= self._guard(usable, kl_limit, *before_step)
+        if self.average is not None:
+            # After a step taken back as well: where the weights run ahead of what is served, they wait for it.
+            self.average = moving_average(self.average, self.zero.weights(), self.ema)
         metrics |= {
-            "policy/lr": self.lr(),
+            "policy/lr": rate,
             "policy/grad_norm": norm if norm is not None else float("nan"),
             "learner/tokens": float(sum_over_workers([float(sum(len(s.tokens) for s in active))])[0]),
             "learner/sequences": float(sequences),
@@ -223,6 +216,29 @@ class Trainer:
             "learner/tokens_per_s": metrics["learner/tokens"] / seconds,
         }
         return metrics
+
+    def _guard(
+        self, samples: Sequence[TrainSample], limit: float, weights: Mapping[str, np.ndarray], moments: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
+        """Take the step back when it went further than `limit`: what a step does is known exactly only afterwards."""
+        divergence = self.behaviour_kl(samples)
+        beyond = not divergence <= limit
+        if beyond:
+            self.zero.set_weights(weights)
+            self.zero.set_moments(moments)
+        return {"evolve/kl": divergence, "evolve/skipped": float(beyond)}
+
+    def behaviour_kl(self, samples: Sequence[TrainSample]) -> float:
+        """KL(policy that wrote the samples || current weights) in nats per token, over all workers' usable samples.
+
+        The mean of exp(r) - 1 - r with r = current - behaviour log-probability, which is never negative and has no bias (k3 of
+        http://joschu.net/blog/kl-approx.html, the samples being the behaviour policy's). Infinite when it overflows.
+        """
+        ratios = [new - s.log_probs[s.mask] for s, new in zip(samples, self.log_probs(samples), strict=True) if len(new)]
+        r = np.concatenate(ratios).astype(np.float64) if ratios else np.empty(0)
+        with np.errstate(over="ignore"):
+            total, tokens = sum_over_workers([float(np.sum(np.expm1(r) - r)), float(len(r))])
+        return total / tokens if tokens else 0.0
 
     def _nothing(self) -> TrainSample:
         """A sample that costs next to nothing."""
@@ -257,7 +273,7 @@ class Trainer:
                 batch.behaviour[batch.mask],
                 batch.advantages[sequence],
                 weights,
-                self.loss,
+                self.loss if self.kl_weight == self.loss.kl else self.loss.model_copy(update={"kl": self.kl_weight}),
                 old=old,
                 reference=reference,
                 entropy=entropy,
@@ -383,10 +399,34 @@ class Trainer:
                 place.copy_(own[name])
 
     def adapter(self) -> Adapter:
-        """What to publish: the current weights, copied."""
+        """The current weights, copied."""
+        return self._as_adapter(self.zero.weights())
+
+    def served(self) -> Adapter:
+        """What to publish: the average of the weights, or the current ones when there is none."""
+        return self.adapter() if self.average is None else self._as_adapter(self.average)
+
+    def _as_adapter(self, weights: dict[str, np.ndarray]) -> Adapter:
         lora = self.policy.lora
         kind: Literal["lora", "full"] = "full" if self.policy.full else "lora"
-        return Adapter(self.zero.weights(), lora.alpha, lora.rank, self.base_sha256, kind)
+        return Adapter(weights, lora.alpha, lora.rank, self.base_sha256, kind)
+
+    def go_back(self, adapter: Adapter | None) -> None:
+        """Go on from other weights, with an optimizer and an average that know nothing of those so far. None: the bare model.
+
+        Raises BadInput for an adapter that does not fit, and for None where the whole model is trained.
+        """
+        self._check_adapter(adapter, self.zero.parameters)
+        if adapter is not None:
+            weights = adapter.tensors
+        elif self.policy.full:
+            raise BadInput("the bare model's weights are not kept while all of them are trained", code="no_weights")
+        else:
+            weights = {name: a * (not name.endswith(".B")) for name, a in self.zero.weights().items()}
+        self.zero.set_weights(weights)
+        self.zero.set_moments({})
+        self.average = self.zero.weights() if self.ema else None
+        self.skipped_in_a_row = 0
 
     def save(self, run_dir: str | Path, extra: Mapping[str, Any] | None = None, name: int | None = None) -> Path:
         """Write a complete checkpoint and prune to `learner.keep`; returns its folder. `extra`: the caller's own state, JSON.
@@ -400,6 +440,8 @@ class Trainer:
             tensors = {FILES[adapter.kind]: adapter.tensors, "optimizer": moments}
             if self.reference is not None:
                 tensors["reference"] = self.reference
+            if self.average is not None:
+                tensors["average"] = self.average
             state = {
                 "format": STATE_FORMAT,
                 "step": self.step_count,
@@ -427,6 +469,7 @@ class Trainer:
         self.zero.set_moments(tensors.get("optimizer", {}))
         if self.loss.kl > 0 and "reference" in tensors:
             self.reference = tensors["reference"]
+        self.average = tensors.get("average", self.zero.weights()) if self.ema else None
         self.step_count, self.skipped = int(state["step"]), int(state["skipped"])
         self.skipped_in_a_row = int(state["skipped_in_a_row"])
         return dict(state["extra"])
