@@ -31,7 +31,7 @@ def connect(config: Config) -> None:
         return
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "DS_BUILD_OPS": "0"}
-    env |= {name: os.environ[name] for name in WORKER_ENV if name in os.environ}
+    env |= {name: value for name, value in os.environ.items() if name in WORKER_ENV or name.startswith("RAY_SERVE_")}
     options: dict[str, Any] = {
         "runtime_env": {"env_vars": env},
         "log_to_driver": False,
