@@ -7,15 +7,17 @@ from collections import deque
 from typing import Any, Generic, TypeVar
 
 from pixelis.config import Evolution, Rewards
+from pixelis.errors import BadInput
 from pixelis.evolution.gate import gate
 from pixelis.records import Group, ImageView, Question, Trajectory, UpdateTask, Verdict
+from pixelis.rewards.scorers import canonical
 from pixelis.rewards.terms import score_group
 
 Item = TypeVar("Item")
 
 
 def make_task(
-    group: Group, verdict: Verdict, evolution: Evolution, rewards: Rewards, now: float | None = None
+    group: Group, verdict: Verdict, evolution: Evolution, rewards: Rewards, now: float | None = None, experience_id: str = ""
 ) -> UpdateTask | None:
     """The update task of a served group, or None when the gate is closed.
 
@@ -32,16 +34,36 @@ def make_task(
         pseudo_label=verdict.answer,
         confidence=verdict.confidence,
         created_at=time.time() if now is None else now,
+        experience_id=experience_id,
     )
+
+
+def relabel(task: UpdateTask, question: Question, label: str, rewards: Rewards) -> UpdateTask:
+    """The task scored anew against another label, a reviewer's; all else stays, its id and the confidence of the vote too."""
+    if not canonical(label):
+        raise BadInput("a blank answer is no label", code="blank_answer", fix="give the right answer, or reject the update")
+    first = task.trajectories[0]
+    asked = question.model_copy(update={"id": task.question_id})
+    group = Group(id=first.group_id, question=asked, trajectories=task.trajectories, policy_version=first.policy_version)
+    scored = score_group(blind(group), rewards, truths=[label])
+    return task.model_copy(update={"trajectories": scored.trajectories, "pseudo_label": label})
 
 
 def blind(group: Group) -> Group:
     """A copy without truths, and without rewards or advantages that truths may have given."""
-    question = group.question.model_copy(update={"answers": None, "meta": {}})
-    cleared: dict[str, Any] = {"rewards": {}, "reward": None, "unscored": None, "advantage": None}
+    cleared: dict[str, Any] = {"rewards": {}, "weighted": {}, "reward": None, "unscored": None, "advantage": None}
     return group.model_copy(
-        update={"question": question, "trajectories": [t.model_copy(update=cleared) for t in group.trajectories]}
+        update={
+            "question": unlabelled(group.question),
+            "trajectories": [t.model_copy(update=cleared) for t in group.trajectories],
+        }
     )
+
+
+def unlabelled(question: Question) -> Question:
+    """What may be known of a question without its truth: no answers, no annotations, of ``meta`` the options alone."""
+    meta = {"options": question.meta["options"]} if "options" in question.meta else {}
+    return question.model_copy(update={"answers": None, "annotations": None, "meta": meta})
 
 
 def as_group(task: UpdateTask) -> Group:
