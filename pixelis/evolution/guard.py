@@ -1,0 +1,62 @@
+"""The KL guard: how strongly an update is held to the starting policy, and which update is too far away to be taken."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+from pixelis.config import Guard
+
+STEP = 1.2
+WINDOW = 100
+LEAST = 10
+
+
+class Beta:
+    """Weight of the KL term. ``auto`` follows the measured KL, ``fixed`` stays at ``config.beta``.
+
+    In nats a token, estimator k3 (>= 0). After LEAST measurements the mean of the last WINDOW is compared with ``target``: above
+    it by more than ``tolerance`` beta grows by STEP, below it by more than that beta shrinks by STEP, within ``[min_beta,
+    max_beta]``. Source: the adaptive penalty of PPO (arXiv 1707.06347, section 4) with the constants of the specification.
+    """
+
+    def __init__(self, config: Guard):
+        self.config = config
+        self.beta = self._bounded(config.beta)
+        self.measured: deque[float] = deque(maxlen=WINDOW)
+
+    def _bounded(self, beta: float) -> float:
+        c = self.config
+        return beta if c.mode == "fixed" else min(max(beta, c.min_beta), c.max_beta)
+
+    @property
+    def mean_kl(self) -> float | None:
+        """Mean of the last measurements; None before the first."""
+        return sum(self.measured) / len(self.measured) if self.measured else None
+
+    def update(self, kl: float) -> float:
+        """Take the KL of an update into account and return the beta of the next. One that is not finite counts for nothing."""
+        if math.isfinite(kl):
+            self.measured.append(kl)
+            mean = self.mean_kl
+            if self.config.mode == "auto" and mean is not None and len(self.measured) >= LEAST:
+                if mean > self.config.target + self.config.tolerance:
+                    self.beta = self._bounded(self.beta * STEP)
+                elif mean < self.config.target - self.config.tolerance:
+                    self.beta = self._bounded(self.beta / STEP)
+        return self.beta
+
+    def skip(self, kl: float) -> bool:
+        """True when an update of this KL must not be taken: above twice the target, or not a number."""
+        return not kl <= 2 * self.config.target
+
+    def state(self) -> dict[str, Any]:
+        """What a restarted learner needs to go on, as JSON takes it."""
+        return {"beta": self.beta, "measured": list(self.measured)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``; a fixed beta stays the configured one."""
+        self.measured.extend(float(kl) for kl in state["measured"])
+        if self.config.mode == "auto":
+            self.beta = self._bounded(float(state["beta"]))
