@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,9 @@ from pixelis.actors.pool import ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.render import Renderer
-from pixelis.engines import SamplingParams, start_engine
+from pixelis.engines import SamplingParams, Session, start_engine
 from pixelis.operations import select
-from pixelis.records import Group, Question
+from pixelis.records import Group, Question, Turn
 
 Views = dict[str, list[np.ndarray]]
 """Trajectory id -> the uint8 views of its images, in the order of ``Trajectory.images``."""
@@ -71,6 +73,7 @@ class Generator:
         """The engine's version and load, and the state of the toolboxes; answers while the engine is busy."""
         return {
             "index": self.index,
+            "started": self.started,
             "pid": os.getpid(),
             "node": ray.get_runtime_context().get_node_id(),
             "toolbox": self.tools.health(),
@@ -88,12 +91,57 @@ class Generator:
         max_turns: int | None = None,
     ) -> tuple[Group, Views]:
         """``n`` episodes of one question: the group's record, and beside it the views (the caller owns both)."""
+        return await self._episodes(question, group_id, n, sampling, operations, max_turns)
+
+    @ray.method(num_returns="streaming")
+    async def stream(
+        self,
+        question: Question,
+        group_id: str,
+        n: int,
+        sampling: SamplingParams,
+        operations: bool = True,
+        max_turns: int | None = None,
+    ) -> AsyncIterator[tuple[int, Turn, list[np.ndarray]] | Group | Views]:
+        """The same episodes as they happen: (sample, turn without tokens, views it adds) each, then the group, then the views.
+
+        Cancelling the call, or closing what it returned, ends the episodes and frees their rows of the engine.
+        """
+        events: asyncio.Queue[tuple[int, Turn, list[np.ndarray]] | None] = asyncio.Queue()
+
+        def watch(sample: int, turn: Turn, views: list[np.ndarray]) -> None:
+            events.put_nowait((sample, turn.model_copy(update={"tokens": [], "log_probs": []}), views))
+
+        episodes = asyncio.ensure_future(self._episodes(question, group_id, n, sampling, operations, max_turns, watch))
+        episodes.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            group, views = await episodes
+            yield group
+            yield views
+        finally:
+            episodes.cancel()
+
+    async def _episodes(
+        self,
+        question: Question,
+        group_id: str,
+        n: int,
+        sampling: SamplingParams,
+        operations: bool,
+        max_turns: int | None,
+        watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None,
+    ) -> tuple[Group, Views]:
         await self._start()
         await self._alive()
         d = self.config.dialogue
-        limits = Limits(max_turns or d.max_turns, d.max_turn_tokens, d.max_context, d.max_images)
-        sessions = [await self.engine.open(group_id) for _ in range(n)]
+        turn_tokens = min(sampling.max_tokens, d.max_turn_tokens)
+        limits = Limits(max_turns or d.max_turns, turn_tokens, d.max_context, d.max_images)
+        sessions: list[Session] = []
         try:
+            for _ in range(n):  # a cancelled call closes those it already has
+                sessions.append(await self.engine.open(group_id))
             version = self.engine.version
             opened, (images, views) = await self.tools.open(question.media)
             episodes = await asyncio.gather(
@@ -106,9 +154,10 @@ class Generator:
                         views,
                         self.tools.bound(opened) if operations else None,
                         limits,
-                        SamplingParams(sampling.temperature, sampling.top_p, d.max_turn_tokens, sampling.seed + i),
+                        SamplingParams(sampling.temperature, sampling.top_p, turn_tokens, sampling.seed + i),
                         group_id=group_id,
                         policy_version=version,
+                        watch=partial(watch, i) if watch is not None else None,
                     )
                     for i, session in enumerate(sessions)
                 )

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,12 +19,15 @@ import numpy as np
 from pixelis.config import Dialogue
 from pixelis.dialogue.render import Renderer
 from pixelis.errors import DeadlineExceeded, InfraFailure, PixelisError
-from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, new_id
+from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn, new_id
 
 if TYPE_CHECKING:
     from pixelis.engines import Completion, SamplingParams, Session
 
 log = logging.getLogger(__name__)
+
+Watch = Callable[[Turn, list[np.ndarray]], None]
+"""Told of each turn after the prompt as soon as it is part of the episode, with the views that it adds."""
 
 
 class Tools(Protocol):
@@ -76,6 +79,7 @@ async def run_episode(
     group_id: str,
     policy_version: int,
     trajectory_id: str | None = None,
+    watch: Watch | None = None,
 ) -> Episode:
     """Let the policy answer a question; closes the session.
 
@@ -83,7 +87,7 @@ async def run_episode(
     offered and a call gets an ``unknown_op`` observation. A call in the last allowed turn is not executed (over_turn); an
     observation that would not fit is not appended (over_context, over_images); a prompt that would not fit leaves an episode
     without turns or images. Failures of the engine end it with ``error`` or ``deadline`` and their code in ``unscored``; only
-    cancellation is raised.
+    cancellation is raised. ``watch`` is told of the turns as they happen.
     """
     trajectory = Trajectory(
         id=trajectory_id or new_id("traj"),
@@ -96,7 +100,7 @@ async def run_episode(
     episode = Episode(trajectory, list(views))
     started = time.perf_counter()
     try:
-        trajectory.stop_reason = await _play(session, renderer, question, episode, tools, limits, sampling)
+        trajectory.stop_reason = await _play(session, renderer, question, episode, tools, limits, sampling, watch)
         _check_views(renderer, episode)
     except (TimeoutError, DeadlineExceeded):
         trajectory.stop_reason, trajectory.unscored = StopReason.DEADLINE, "deadline_exceeded"
@@ -125,6 +129,7 @@ async def _play(
     tools: Tools | None,
     limits: Limits,
     sampling: SamplingParams,
+    watch: Watch | None,
 ) -> StopReason:
     trajectory = episode.trajectory
     if len(trajectory.images) > limits.max_images:
@@ -145,6 +150,8 @@ async def _play(
         used += len(turn.tokens)
         if turn.error == "bad_token":
             raise InfraFailure(f"the engine sampled a token it must not: {turn.text[-200:]!r}", code="bad_token")
+        if watch is not None:
+            watch(turn, [])
         if completion.finish == "length":
             return StopReason.LENGTH if room == limits.max_turn_tokens else StopReason.OVER_CONTEXT
         if reply.answer is not None:
@@ -168,6 +175,8 @@ async def _play(
         trajectory.turns.append(answer)
         trajectory.images += observation.images
         episode.views += views
+        if watch is not None:
+            watch(answer, views)
         tokens, used = answer.tokens, used + len(answer.tokens)
     raise AssertionError("the last turn returns")
 

@@ -1,0 +1,125 @@
+"""What the memory knows of questions like this one, looked up while the samples are drawn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from pixelis.config import Config
+from pixelis.dialogue.pixels import PixelBudget, fit
+from pixelis.errors import InfraFailure, PixelisError
+from pixelis.records import Neighbour, Question
+from pixelis.serve.backends import Backends
+
+log = logging.getLogger(__name__)
+
+
+class Lookup:
+    """One search: its result once ``wait`` has returned, and the question's vector, which an experience is kept with.
+
+    ``partial`` says that some or all of the memory did not answer in time.
+    """
+
+    def __init__(self, vector: asyncio.Task[np.ndarray] | None, search: asyncio.Task[Any] | None, until: float):
+        self.vector, self.search, self.until = vector, search, until
+        self.neighbours: list[Neighbour] = []
+        self.retrieval_id = ""
+        self.partial = False
+
+    async def wait(self) -> None:
+        """Take what was found: by now, or by ``until`` (monotonic seconds) if that is later."""
+        if self.search is None:
+            return
+        await asyncio.wait([self.search], timeout=max(0.0, self.until - time.monotonic()))
+        if not self.search.done() or self.search.cancelled() or self.search.exception() is not None:
+            self.partial = True
+            return
+        found = self.search.result()
+        self.neighbours, self.retrieval_id, self.partial = found.neighbours, found.retrieval_id, found.partial
+
+
+class Recall:
+    """The memory's client and the Embedder, from the side of a request. Without shards there is nothing to recall."""
+
+    def __init__(self, config: Config, backends: Backends, counts: Counter[str]):
+        self.config, self.backends, self.counts = config, backends, counts
+        self.embedder: ActorHandle | None = None
+        self.memory: Any = None
+        if backends.memory and config.memory.enabled:
+            from pixelis.actors.memory import Memory
+
+            self.memory = Memory(backends.memory, backends.namespace, config.memory)
+
+    @property
+    def writes(self) -> bool:
+        """Whether anything may be written: never in a read-only service, which has no cold start either."""
+        return self.memory is not None and not self.config.serve.read_only
+
+    async def cold(self) -> bool:
+        """Whether the memory holds too little for a vote with neighbours or an update; never without memory and evolution."""
+        threshold = self.config.evolution.cold_start
+        if not (threshold and self.writes and self.config.evolution.enabled):
+            return False
+        try:
+            return await asyncio.wait_for(self.memory.size(), self.config.memory.deadline_s) < threshold
+        except (TimeoutError, RayError, InfraFailure):
+            self.counts["memory_unreachable"] += 1  # nothing is known of its size; the samples can still vote
+            return False
+
+    @contextmanager
+    def look(self, question: Question, pictures: Sequence[np.ndarray], search: bool, keep: bool) -> Iterator[Lookup]:
+        """Begin to look; what is still searched for at the end is given up, the vector (wanted later) is not."""
+        k = self.config.evolution.neighbours.k
+        search = search and k > 0 and self.writes and self.config.evolution.enabled
+        vector = None
+        if self.backends.embedder is not None and self.writes and (search or keep):
+            vector = asyncio.create_task(self._vector(question, pictures))
+            vector.add_done_callback(self._heard)
+        found = asyncio.create_task(self._search(vector, k)) if search and vector is not None else None
+        if found is not None:
+            found.add_done_callback(self._heard)
+        try:
+            yield Lookup(vector, found, time.monotonic() + self.config.memory.deadline_s)
+        finally:
+            if found is not None:
+                found.cancel()
+
+    async def _search(self, vector: asyncio.Task[np.ndarray], k: int) -> Any:
+        return await self.memory.search(await asyncio.shield(vector), k)
+
+    async def _vector(self, question: Question, pictures: Sequence[np.ndarray]) -> np.ndarray:
+        actor = self.embedder
+        if actor is None:
+            try:
+                actor = await asyncio.to_thread(ray.get_actor, self.backends.embedder or "", self.backends.namespace)
+            except ValueError:
+                raise InfraFailure(f"no Embedder named {self.backends.embedder} is running") from None
+            self.embedder = actor
+        views = await asyncio.to_thread(self._shrink, pictures)
+        try:
+            # The text and the views say it all: the caller's data URLs stay here.
+            bare = question.model_copy(update={"media": []})
+            return await actor.question_vector.remote(bare, views)
+        except RayError:
+            self.embedder = None
+            raise
+
+    def _shrink(self, pictures: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """No more pixels than the policy sees; the Embedder knows the exact size."""
+        budget = PixelBudget(self.config.dialogue.input.min_pixels, self.config.dialogue.input.max_pixels)
+        return [fit(picture, budget, 1) for picture in pictures]
+
+    def _heard(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.counts["lookup_failed"] += 1
+            log.warning("lookup failed: %s", error if isinstance(error, PixelisError) else type(error).__name__)
