@@ -1,11 +1,12 @@
-"""Shared fixtures: one real local Ray cluster for the whole test session."""
+"""Shared fixtures: one real local Ray cluster for the whole test session, and the figures that fault tests reach."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -36,3 +37,27 @@ def ray_cluster() -> Iterator[None]:
     connect(load(None, ["cluster.cpus=4", "cluster.object_store_bytes=300000000"]))
     yield
     ray.shutdown()
+
+
+FIGURES: list[tuple[str, str]] = []
+
+
+@pytest.fixture
+def reached(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """``reached(detection_s=0.4)`` notes figures of this test."""
+
+    def note(**figures: Any) -> None:
+        for name, value in figures.items():
+            record_property(name, value)
+        shown = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items())
+        FIGURES.append((request.node.name, shown))
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The figures of all fault tests that ran."""
+    if FIGURES:
+        terminalreporter.section("faults: what was reached")
+        for name, shown in FIGURES:
+            terminalreporter.write_line(f"{name}: {shown}")

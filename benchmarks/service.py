@@ -1,0 +1,258 @@
+"""What HTTP adds to a generator, and how the service behaves near and far beyond its capacity.
+
+    python -m benchmarks.service --adapter runs/quickstart/rft/checkpoints/step_00000040
+
+`overhead`: the same greedy question through `/v1/agent` and straight to the Generator actor, in turns. `stream`: time to the first
+event of a streamed reply. `load`: locust at 80 % of the measured capacity, then at ten times of it. `kills`: a gateway replica, a
+generator, a memory shard and the learner are killed under load. The embedded model on real pictures; the load generator takes its
+share of the same cores, so figures of load are pessimistic. `load` needs `pip install -e .[bench]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import ray
+from PIL import Image
+
+from benchmarks.harness import Ratio, Report, percentile
+from pixelis.actors import cluster
+from pixelis.actors.online import Online
+from pixelis.config import Config, load
+from pixelis.datasets.questions import read_questions
+from pixelis.engines import SamplingParams
+from pixelis.jobs.serve import serving
+from pixelis.operations.media import load_image
+from pixelis.records import Question, new_id
+
+PARTS = ("overhead", "stream", "load", "kills")
+
+
+@dataclass
+class Service:
+    """The running service and what asks it."""
+
+    config: Config
+    url: str
+    actors: cluster.Actors
+    behind: Online
+    questions: list[tuple[Question, dict[str, Any]]]
+
+
+@contextmanager
+def running(adapter: str, folder: str, overrides: list[str]) -> Iterator[Service]:
+    """A service of the embedded model with memory and without a learner, and twenty questions with their request bodies."""
+    settings = {"policy.adapter": adapter, "run.dir": folder, "evolution.enabled": "false", "serve.cache": "0"}
+    settings |= dict(override.split("=", 1) for override in overrides)
+    config = load("configs/nano/serve.yaml", [f"{key}={value}" for key, value in settings.items()])
+    questions = [_request(q) for q in read_questions("cards:?split=train&seed=5", limit=20, epochs=1)]
+    with cluster.placed(config, learner=False, initial=adapter) as actors, serving(config, actors) as (url, behind):
+        yield Service(config, url, actors, behind, questions)
+
+
+def _request(question: Question) -> tuple[Question, dict[str, Any]]:
+    buffer = io.BytesIO()
+    Image.fromarray(load_image(question.media[0].uri, 2**26, 2**26)).save(buffer, format="PNG", compress_level=1)
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    media = [question.media[0].model_copy(update={"uri": url})]
+    return question.model_copy(update={"media": media}), {"question": question.question, "image": url}
+
+
+def overhead(service: Service, report: Report, repeats: int) -> None:
+    """Sequential requests, HTTP and actor in turns."""
+    d, generator = service.config.dialogue, service.actors.generators[0]
+    greedy = SamplingParams(0.0, 1.0, d.max_turn_tokens, 1)
+    http, direct = [], []
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        for number in range(repeats + 5):
+            question, body = service.questions[number % len(service.questions)]
+            began = time.perf_counter()
+            client.post("/v1/agent", json={**body, "temperature": 0.0}).raise_for_status()
+            between = time.perf_counter()
+            group, _ = generator.rollout.remote(question, new_id("group"), 1, greedy, True, d.max_turns_test)
+            ray.get(group)
+            if number >= 5:  # the first warm both up
+                http.append(between - began)
+                direct.append(time.perf_counter() - between)
+    added = sorted(a - b for a, b in zip(http, direct, strict=True))
+    ratio = sorted(a / b for a, b in zip(http, direct, strict=True))
+    spread = Ratio(percentile(http, 0.5), percentile(direct, 0.5), *(percentile(ratio, share) for share in (0.5, 0.25, 0.75)))
+    report.row("seconds of a greedy request, HTTP / actor", spread)
+    report.row("added ms, p50", 1e3 * percentile(added, 0.5), "<= 5")
+    report.row("added ms, p99", 1e3 * percentile(added, 0.99), "<= 20")
+
+
+def stream(service: Service, report: Report, repeats: int) -> None:
+    """Seconds to the first event of a stream, beside those to a whole reply."""
+    first, whole = [], []
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        for number in range(repeats):
+            body = {**service.questions[number % len(service.questions)][1], "temperature": 0.0, "stream": True}
+            began = time.perf_counter()
+            with client.stream("POST", "/v1/agent", json=body) as reply:
+                lines = (line for line in reply.iter_lines() if line.startswith("event: "))
+                next(lines)
+                first.append(time.perf_counter() - began)
+                for _ in lines:
+                    pass
+            whole.append(time.perf_counter() - began)
+    report.row("first event of a stream, ms (p50)", 1e3 * percentile(first, 0.5))
+    report.row("whole streamed reply, ms (p50)", 1e3 * percentile(whole, 0.5))
+
+
+def capacity(service: Service, seconds: float) -> float:
+    """Requests answered in a second when as many clients ask as can be served at once."""
+    from pixelis.serve.gateway import running_limit
+
+    done, stop = [0], time.monotonic() + seconds
+    lock = threading.Lock()
+
+    def ask(number: int) -> None:
+        with httpx.Client(base_url=service.url, timeout=60) as client:
+            while time.monotonic() < stop:
+                if client.post("/v1/agent", json=service.questions[number % 20][1]).status_code == 200:
+                    with lock:
+                        done[0] += 1
+
+    clients = [threading.Thread(target=ask, args=(i,)) for i in range(min(16, running_limit(service.config)))]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    return done[0] / seconds
+
+
+def load_part(service: Service, report: Report, seconds: float) -> None:
+    """locust in a process of its own: 80 % of capacity, then ten times of it."""
+    limit = capacity(service, min(10.0, seconds))
+    report.row("capacity, requests a second", limit)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as bodies:
+        json.dump([body for _, body in service.questions], bodies)
+        bodies.flush()
+        calm = _locust(service, bodies.name, 0.8 * limit, seconds)
+        before = _gateway_bytes()
+        flood = _locust(service, bodies.name, 10 * limit, seconds)
+        after = _gateway_bytes()
+    report.row("80 % load: answered / sent", calm["ok"] / max(1, calm["sent"]), ">= 0.99", f"{calm['sent']} requests")
+    report.row("80 % load: p50, p99 ms", calm["ok_p50"], "", f"p99 {calm['ok_p99']:.0f}")
+    report.row(
+        "10 x: shed", flood["shed"] / max(1, flood["sent"]), "", f"{flood['sent']} requests, {flood['failed']} failed otherwise"
+    )
+    report.row("10 x: shed p99 ms", flood["shed_p99"], "<= 50")
+    report.row("10 x: accepted p99 / p99 at 80 %", flood["ok_p99"] / max(1e-9, calm["ok_p99"]), "<= 2")
+    report.row("10 x: gateway's memory, after / before", after / before, "<= 1.05")
+
+
+def _locust(service: Service, bodies: str, rate: float, seconds: float) -> dict[str, float]:
+    command = [sys.executable, str(Path(__file__).with_name("service_load.py")), service.url, bodies, str(rate), str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _gateway_bytes() -> int:
+    """Resident bytes of the gateway replicas of this machine."""
+    return sum(p.memory_info().rss for p in psutil.process_iter(["cmdline"]) if "Gateway" in " ".join(p.info["cmdline"] or []))
+
+
+VICTIMS = {
+    "gateway replica": "ray::ServeReplica:pixelis:Gateway",
+    "generator": "ray::Generator",
+    "memory shard": "ray::MemoryShard",
+    "learner": "ray::RayTrainWorker",
+}
+
+
+def kills(service: Service, report: Report, seconds: float) -> None:
+    """One client a quarter second, each request tried once more when it fails; a kill every quarter of ``seconds``."""
+    from pixelis.jobs.serve import Learning
+
+    answers: list[tuple[float, float, bool, bool]] = []
+    stop = threading.Event()
+
+    def ask(number: int) -> None:
+        began = time.monotonic()
+        tries = 0
+        ok = False
+        while tries < 2 and not ok:
+            tries += 1
+            with contextlib.suppress(httpx.HTTPError):
+                ok = httpx.post(f"{service.url}/v1/agent", json=service.questions[number % 20][1], timeout=60).status_code == 200
+        answers.append((began, time.monotonic() - began, ok, tries == 1))
+
+    def load() -> None:
+        with ThreadPoolExecutor(32) as pool:
+            number = 0
+            while not stop.wait(0.25):
+                pool.submit(ask, number)
+                number += 1
+
+    learning = Learning(service.config, service.actors, service.behind)
+    thread = threading.Thread(target=load)
+    thread.start()
+    deaths = []
+    for name, title in VICTIMS.items():
+        time.sleep(seconds / (len(VICTIMS) + 1))
+        victims = [p for p in psutil.process_iter(["cmdline"]) if title in " ".join(p.info["cmdline"] or [])]
+        if victims:
+            victims[0].kill()
+            deaths.append((name, time.monotonic()))
+    time.sleep(seconds / (len(VICTIMS) + 1))
+    stop.set()
+    thread.join()
+    learning.stop()
+    report.row("kills", ", ".join(name for name, _ in deaths))
+    report.row(
+        "answered with one retry at most", sum(a[2] for a in answers) / len(answers), ">= 0.99", f"{len(answers)} requests"
+    )
+    report.row("answered at the first try", sum(a[3] and a[2] for a in answers) / len(answers))
+    after = [seconds for at, seconds, *_ in answers if any(0 <= at - death < 5 for _, death in deaths)]
+    steady = [seconds for at, seconds, *_ in answers if not any(-1 <= at - death < 8 for _, death in deaths)]
+    report.row("p99 within 5 s of a kill / p99 else", percentile(after, 0.99) / percentile(steady, 0.99), "<= 3")
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--adapter", required=True, help="checkpoint of `rft`")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this part (again for more)")
+    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
+    arguments = parser.parse_args()
+    parts = arguments.part or PARTS
+    report = Report("service")
+    with tempfile.TemporaryDirectory() as folder:
+        cluster.connect(load("configs/nano/serve.yaml", ["cluster.cpus=8"]))
+        with running(arguments.adapter, folder, []) as service:
+            if "overhead" in parts:
+                overhead(service, report, arguments.repeats)
+            if "stream" in parts:
+                stream(service, report, arguments.repeats // 2)
+            if "load" in parts:
+                load_part(service, report, arguments.seconds)
+        if "kills" in parts:
+            wide = ["engine.workers=2", "memory.shards=2", "serve.replicas=2", "evolution.enabled=true", "evolution.cold_start=0"]
+            with running(arguments.adapter, f"{folder}/kills", wide) as service:
+                kills(service, report, 2 * arguments.seconds)
+        ray.shutdown()
+    report.close()
+
+
+if __name__ == "__main__":
+    main()
