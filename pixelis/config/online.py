@@ -75,6 +75,13 @@ class Voting(Section):
     )
     min_votes: int = Field(3, ge=1, description="votes below which agreement is no evidence")
     abstain: float = Field(0.0, ge=0, le=1, description="share of the votes below which there is no answer")
+    collapse: float = Field(
+        0.25,
+        ge=0,
+        lt=1,
+        description="updates stop when all answers but the most common win at most this times as often as they did; 0 is never",
+    )
+    collapse_window: int = Field(64, ge=16, description="requests that are compared for that: the first ones, and the last")
 
 
 class Neighbours(Section):

@@ -9,11 +9,9 @@ and never casts a vote: whoever wants to poison the stream can only make it say 
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from pixelis.config import Evolution, Voting
 from pixelis.records import Experience, Neighbour, Question, Trajectory, Verdict, Vote
@@ -293,31 +291,3 @@ def _first(weights: dict[str, float]) -> tuple[str | None, bool]:
 def _unit(value: float) -> float:
     """Within 0..1; what is not a number is 0."""
     return min(max(value, 0.0), 1.0) if not math.isnan(value) else 0.0
-
-
-# -- verdicts over time ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Consistency:
-    """Verdicts of a window: how many, mean and standard deviation of confidence, where it goes, share below .5."""
-
-    num_votes: int
-    mean: float
-    std: float
-    trend: Literal["increasing", "decreasing", "stable"]
-    low_rate: float
-
-
-def consistency(confidences: Sequence[float], change: float = 0.05) -> Consistency:
-    """Of the confidences of verdicts in order of time; a trend is a fitted line that moves by more than ``change`` over them."""
-    n = len(confidences)
-    if n == 0:
-        return Consistency(0, 0.0, 0.0, "stable", 0.0)
-    slope = statistics.linear_regression(range(n), confidences).slope if n > 1 else 0.0
-    rise = slope * (n - 1)
-    trend: Literal["increasing", "decreasing", "stable"] = (
-        "increasing" if rise > change else "decreasing" if rise < -change else "stable"
-    )
-    low = sum(c < CONFIDENT for c in confidences) / n
-    return Consistency(n, statistics.fmean(confidences), statistics.pstdev(confidences), trend, low)
