@@ -2,10 +2,10 @@
 
     python -m benchmarks.service --adapter runs/quickstart/rft/checkpoints/step_00000040
 
-`overhead`: the same greedy question through `/v1/agent` and straight to the Generator actor, in turns. `stream`: time to the first
-event of a streamed reply. `load`: locust at 80 % of the measured capacity, then at ten times of it. `kills`: a gateway replica, a
-generator, a memory shard and the learner are killed under load. The embedded model on real pictures; the load generator takes its
-share of the same cores, so figures of load are pessimistic. `load` needs `pip install -e .[bench]`.
+`overhead`: the same greedy question through `/v1/agent` and straight to the Generator actor, in turns. `stream`: time to the
+first event of a streamed reply. `load`: locust at 80 % of the measured capacity, then at ten times of it. `kills`: a gateway
+replica, a generator, a memory shard and the learner are killed under load. The embedded model on real pictures; whoever asks
+takes a share of the same cores, so figures of load are pessimistic. `load` needs `pip install -e .[bench]`.
 """
 
 from __future__ import annotations

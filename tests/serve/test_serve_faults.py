@@ -1,0 +1,127 @@
+"""Faults of a service under load: processes killed (F11), and far more requests than it can answer (F12).
+
+Short here; PIXELIS_CHAOS=full keeps the load up for a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+import ray
+from ray import serve
+from scripted import Deployed, ScriptedGenerator, picture_url
+
+from pixelis.actors.memory import MemoryShard
+from pixelis.config import load
+from pixelis.serve import app
+from pixelis.serve.backends import Backends
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+LOAD_S = 60.0 if os.environ.get("PIXELIS_CHAOS") == "full" else 6.0
+RATE = 50
+BODY = {"question": "say 7", "image": picture_url()}
+
+
+@pytest.fixture(scope="module")
+def service(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Two gateway replicas, two generators and two memory shards beside the application of the other tests; the base URL."""
+    folder = tmp_path_factory.mktemp("faults")
+    overrides = ["serve.replicas=2", "serve.max_queue=16", "engine.workers=2", "engine.max_rows=8", "serve.samples=1"]
+    overrides += ["memory.shards=2", "evolution.enabled=false", f"run.dir={folder}", "serve.timeout_s=20", "serve.cache=0"]
+    config = load(None, overrides)
+    generators = {f"faults-{i}": ScriptedGenerator.options(name=f"faults-{i}").remote(i) for i in range(2)}
+    shards = {f"faults-shard-{i}": MemoryShard.options(name=f"faults-shard-{i}").remote(config, i) for i in range(2)}
+    ray.get([actor.health.remote() for actor in [*generators.values(), *shards.values()]])
+    found = Backends(tuple(generators), ray.get_runtime_context().namespace, memory=tuple(shards))
+    serve.run(app.build(config, found, None), name="faults", route_prefix="/faults")
+    yield f"{deployed.url}/faults"
+    serve.delete("faults")
+    for actor in [*generators.values(), *shards.values()]:
+        ray.kill(actor)
+
+
+def killed(title: str) -> int:
+    """SIGKILL for the first process of that title; its pid."""
+    victim = next(p for p in psutil.process_iter(["cmdline"]) if title in " ".join(p.info["cmdline"] or []))
+    victim.kill()
+    return victim.pid
+
+
+def test_f11_a_replica_a_generator_and_a_shard_killed_under_load_cost_no_answer(
+    service: str, reached: Callable[..., None]
+) -> None:
+    answers: list[tuple[float, float, bool]] = []
+    began = time.monotonic()
+
+    def ask() -> None:
+        at, ok = time.monotonic(), False
+        for _ in range(2):
+            try:
+                ok = httpx.post(f"{service}/v1/agent", json=BODY, timeout=30).status_code == 200
+            except httpx.HTTPError:
+                ok = False
+            if ok:
+                break
+        answers.append((at - began, time.monotonic() - at, ok))
+
+    deaths = []
+    with ThreadPoolExecutor(64) as pool:
+        titles = ["ray::ServeReplica:faults:Gateway", "ray::ScriptedGenerator", "ray::MemoryShard"]
+        for number in range(int(LOAD_S * RATE)):
+            pool.submit(ask)
+            time.sleep(max(0.0, began + (number + 1) / RATE - time.monotonic()))
+            if titles and time.monotonic() - began > LOAD_S * (4 - len(titles)) / 5:
+                killed(titles.pop(0))
+                deaths.append(time.monotonic() - began)
+    share = np.mean([ok for *_, ok in answers])
+    during = [s for at, s, _ in answers if any(0 <= at - death < 2 for death in deaths)]
+    steady = [s for at, s, _ in answers if at < deaths[0]]
+    reached(requests=len(answers), answered=float(share), p99_failover_s=float(np.quantile(during, 0.99)))
+    reached(p99_steady_s=float(np.quantile(steady, 0.99)))
+    assert len(deaths) == 3
+    assert share >= 0.99
+
+
+def test_f12_what_is_beyond_capacity_is_refused_at_once_and_what_is_taken_is_answered(
+    service: str, reached: Callable[..., None]
+) -> None:
+    slow = {**BODY, "question": "wait 0.3 say 7"}
+
+    def ask(_: int) -> tuple[float, httpx.Response]:
+        at = time.monotonic()
+        reply = httpx.post(f"{service}/v1/agent", json=slow, timeout=30)
+        return time.monotonic() - at, reply
+
+    with ThreadPoolExecutor(128) as pool:
+        replies = list(pool.map(ask, range(384)))
+    taken = [seconds for seconds, reply in replies if reply.status_code == 200]
+    refused = [(seconds, reply) for seconds, reply in replies if reply.status_code in (429, 503)]
+    reached(taken=len(taken), refused=len(refused), taken_p99_s=float(np.quantile(taken, 0.99)))
+    reached(refused_p50_s=float(np.median([seconds for seconds, _ in refused])))
+    assert len(taken) + len(refused) == len(replies)
+    assert len(refused) > len(taken) > 0
+    assert all(int(reply.headers["Retry-After"]) >= 1 for _, reply in refused)
+    assert threading.active_count() < 200
+
+
+def test_serve_run_makes_the_whole_application_and_asks_for_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from pixelis.errors import BadConfig
+    from pixelis.jobs.serve import application
+
+    monkeypatch.delenv("PIXELIS_API_KEY", raising=False)
+    with pytest.raises(BadConfig, match="PIXELIS_API_KEY"):
+        application({"run.dir": str(tmp_path)})
+    monkeypatch.setenv("PIXELIS_API_KEY", "long and random")
+    built = application({"config": "configs/nano/serve.yaml", "serve.max_replicas": "3", "run.dir": str(tmp_path)})
+    assert built._bound_deployment.name == "Gateway"
+    assert built._bound_deployment._deployment_config.autoscaling_config.max_replicas == 3
