@@ -1,12 +1,14 @@
-"""The Embedder actor: states of episodes by the frozen base model, for coherence and curiosity."""
+"""The Embedder actor: the frozen base model's view of episodes (coherence, curiosity) and of questions (memory)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import ray
 
 from pixelis.config import Config
-from pixelis.records import Group
+from pixelis.records import Group, Question
 
 
 @ray.remote(max_restarts=-1, max_task_retries=2)
@@ -21,7 +23,7 @@ class Embedder:
 
         torch.set_num_threads(config.engine.threads)
         self.config = config
-        self.model, _, self.spec = load_model(config.policy)
+        self.model, self.tokenizer, self.spec = load_model(config.policy)
         use_packed_attention(self.model)
 
     def health(self) -> str:
@@ -35,3 +37,16 @@ class Embedder:
         shown = [views[t.id] for t in group.trajectories]
         found = turn_states(self.model, self.spec, group.trajectories, shown, self.config.learner.row_tokens)
         return {t.id: states.tolist() for t, states in zip(group.trajectories, found, strict=True) if states is not None}
+
+    def question_vector(self, question: Question, views: list[np.ndarray]) -> np.ndarray:
+        """The vector by which memory finds a question, float32 [hidden size]; views uint8 [h, w, 3] as the policy saw them."""
+        return self.question_vectors([question], [views])[0]
+
+    def question_vectors(self, questions: Sequence[Question], views: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
+        """Vectors of several questions with the views of each."""
+        from pixelis.memory.vectors import combine
+        from pixelis.policy.embed import question_parts
+
+        texts = [self.tokenizer(q.question, add_special_tokens=False)["input_ids"] for q in questions]
+        weights = self.config.memory.visual, self.config.memory.text
+        return [combine(*parts, weights) for parts in question_parts(self.model, self.spec, texts, views)]

@@ -1,4 +1,4 @@
-"""Where an episode stands after each turn, as the frozen base model sees it: states for coherence and curiosity."""
+"""What the frozen base model makes of an episode or a question: states for coherence and curiosity, vectors for memory."""
 
 from __future__ import annotations
 
@@ -72,4 +72,25 @@ def turn_states(
             places = torch.tensor(ends, device=device) + start
             out[index] = hidden.index_select(0, places).float().cpu().numpy()
             start += len(sample.tokens)
+    return out
+
+
+@torch.no_grad()
+def question_parts(
+    model: VisionLanguageModel, spec: ModelSpec, texts: Sequence[Sequence[int]], views: Sequence[Sequence[np.ndarray]]
+) -> list[tuple[np.ndarray | None, np.ndarray | None]]:
+    """Of each question its pictures' vector and its words', float32 [hidden size]; None without pictures or words.
+
+    texts: token ids of the questions; views: uint8 [h, w, 3] of each one's own pictures. The visual part is the mean of the image
+    features as the language model gets them, the text part the mean of the tokens' embeddings.
+    """
+    flat = [view for shown in views for view in shown]
+    seen = iter([f.embeds.float().mean(0).cpu().numpy() for f in encode_views(model, spec, flat)] if flat else [])
+    table = model.model.language_model.embed_tokens
+    out = []
+    for tokens, shown in zip(texts, views, strict=True):
+        pictures = [next(seen) for _ in shown]
+        visual = np.mean(pictures, axis=0) if pictures else None
+        words = table(torch.tensor(list(tokens), device=table.weight.device)).float().mean(0).cpu().numpy() if tokens else None
+        out.append((visual, words))
     return out
