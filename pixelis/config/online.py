@@ -24,6 +24,9 @@ class Serve(Section):
     max_replicas: int = Field(1, ge=1, description="gateway replicas at most; above `replicas` Serve scales by the load")
     per_minute: int = Field(0, ge=0, description="requests of one client in a minute, in each replica; 0 is no limit")
     per_hour: int = Field(0, ge=0, description="requests of one client in an hour, in each replica; 0 is no limit")
+    proxies: int = Field(
+        0, ge=0, description="reverse proxies in front; that many last entries of X-Forwarded-For are believed for rate limits"
+    )
     cache: int = Field(
         1000, ge=0, description="replies kept by each replica for requests that repeat (seeded or greedy); 0 is none"
     )
