@@ -11,22 +11,38 @@ import time
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import JSONResponse
 
-from pixelis.records import ImageView, Trajectory, Verdict, new_id
+from pixelis.records import Experience, ImageView, PolicyVersion, Trajectory, Verdict, new_id
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/tiff")
 MAX_PARTS = 256
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
 _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
-_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+MAX_NAME_CHARS = 256
+"""Longest name of a user or reviewer."""
+MAX_ANSWER_CHARS = 1000
+MAX_COMMENT_CHARS = 4000
+ID = r"^[A-Za-z0-9_-]{1,80}$"
+"""Ids of experiences and reviews."""
 
 
 class ApiError(Exception):
     """A request that cannot be answered: HTTP status and the fields of an OpenAI error. Never carries internals."""
 
-    def __init__(self, status: int, message: str, code: str, param: str | None = None, retry_after_s: float | None = None):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        extra: dict[str, str] | None = None,
+    ):
         super().__init__(message)
         self.status, self.message, self.code, self.param, self.retry_after_s = status, message, code, param, retry_after_s
+        self.extra = extra or {}
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""
@@ -35,16 +51,20 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """``Retry-After`` in whole seconds where the caller may try again, ``WWW-Authenticate`` where a key is missing."""
-        out = {}
+        out = dict(self.extra)
         if self.retry_after_s is not None:
             out["Retry-After"] = str(max(1, round(self.retry_after_s + 0.499)))
         if self.status == 401:
             out["WWW-Authenticate"] = "Bearer"
         return out
 
+    def response(self) -> JSONResponse:
+        """The error as a reply."""
+        return JSONResponse(self.body(), status_code=self.status, headers=self.headers())
+
 
 class _Lenient(BaseModel):
-    """OpenAI clients send fields that mean nothing here (user, metadata, ...): unknown keys are ignored."""
+    """OpenAI clients send fields that mean nothing here (metadata, store, ...): unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -94,7 +114,16 @@ class ChatRequest(_Lenient):
     functions: list[Any] | None = None
     stop: str | list[str] | None = None
     logprobs: bool | None = None
+    top_logprobs: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
     response_format: dict[str, Any] | None = None
+    user: str | None = Field(None, max_length=MAX_NAME_CHARS)
 
     def ask(self) -> tuple[str, list[str]]:
         """The question and its pictures (URLs as sent): one user turn, system text put before it.
@@ -107,6 +136,14 @@ class ChatRequest(_Lenient):
             "functions": bool(self.functions),
             "stop": bool(self.stop),
             "logprobs": bool(self.logprobs),
+            "top_logprobs": bool(self.top_logprobs),
+            "logit_bias": bool(self.logit_bias),
+            "presence_penalty": bool(self.presence_penalty),
+            "frequency_penalty": bool(self.frequency_penalty),
+            "modalities": self.modalities not in (None, ["text"]),
+            "audio": self.audio is not None,
+            "prediction": self.prediction is not None,
+            "web_search_options": self.web_search_options is not None,
             "response_format": self.response_format is not None and self.response_format.get("type") != "text",
         }
         for name, given in unsupported.items():
@@ -137,7 +174,9 @@ class AgentRequest(_Strict):
     """``POST /v1/agent``: one question about one picture or several (data URLs).
 
     ``samples`` is the number of votes (at most the configured one), ``operations`` false answers without any pixel
-    operation, ``learn`` false keeps this request out of the update stream.
+    operation, ``learn`` false keeps this request out of the update stream and ``remember`` false out of the memory, too.
+    ``stream`` sends turns as they happen. ``cache`` true takes a kept reply of the served version, if there is one, for
+    requests that are sampled; greedy and seeded ones take it unless ``cache`` is false. ``user`` is kept as a pseudonym.
     """
 
     question_param: ClassVar[str] = "question"
@@ -150,17 +189,50 @@ class AgentRequest(_Strict):
     operations: bool = True
     max_turns: int | None = Field(None, ge=1)
     learn: bool = True
+    remember: bool = True
+    stream: bool = False
+    cache: bool | None = None
+    user: str | None = Field(None, max_length=MAX_NAME_CHARS)
 
     def ask(self) -> tuple[str, list[str]]:
         """The question and its pictures (URLs as sent)."""
         return self.question.strip(), [self.image] if isinstance(self.image, str) else list(self.image)
 
 
+class FeedbackRequest(_Strict):
+    """``POST /v1/feedback``: was a remembered answer right, what would be, and why."""
+
+    experience_id: str = Field(pattern=ID)
+    correct: bool | None = None
+    answer: str | None = Field(None, min_length=1, max_length=MAX_ANSWER_CHARS)
+    comment: str = Field("", max_length=MAX_COMMENT_CHARS)
+
+
+class EvolutionOrder(_Strict):
+    """``POST /v1/evolution/{pause, resume, promote, rollback}``: ``version`` to promote, or to go back to (none: the last).
+
+    ``force`` promotes without asking the canary; the audit log says so.
+    """
+
+    version: int | None = Field(None, ge=0, lt=2**31)
+    force: bool = False
+
+
+class ReviewDecision(_Strict):
+    """``POST /v1/review/{id}``: ``answer`` corrects what an approved update learns; ``reviewer`` stands in the audit log."""
+
+    decision: Literal["approve", "reject"]
+    answer: str | None = Field(None, min_length=1, max_length=MAX_ANSWER_CHARS)
+    comment: str = Field("", max_length=MAX_COMMENT_CHARS)
+    reviewer: str = Field("", max_length=MAX_NAME_CHARS)
+
+
 class AgentReply(BaseModel):
-    """Reply of ``/v1/agent``. ``answer`` is null when no sample reached one; ``confidence`` is the winner's share.
+    """Reply of ``/v1/agent``. ``answer`` is null when no sample reached one; ``confidence`` is the verdict's.
 
     ``trajectory`` is the winning sample in the one schema of ``records``: its images' ``uri`` are PNG data URLs of what
-    the policy saw, its token ids and log-probs are left out. ``seconds`` from the arrival of the request.
+    the policy saw, its token ids and log-probs are left out. ``experience_id`` names what is remembered of it, null for
+    nothing. ``cached``: the reply was given before, and this request made no experience. ``seconds`` from its arrival.
     """
 
     id: str = Field(default_factory=lambda: new_id("agent"))
@@ -171,18 +243,38 @@ class AgentReply(BaseModel):
     verdict: Verdict
     trajectory: Trajectory
     policy_version: int
+    experience_id: str | None = None
+    cached: bool = False
     seconds: float
 
 
+class ExperienceReply(BaseModel):
+    """An experience for the caller: no token ids; ``pictures`` are data URLs by image id, only where one is asked for."""
+
+    object: Literal["experience"] = "experience"
+    experience: Experience
+    pictures: dict[str, str] = {}
+
+
 class EvolutionStatus(BaseModel):
-    """Reply of ``/v1/evolution``: is the service learning, from what, and which version answers."""
+    """Reply of ``GET /v1/evolution``: is the service learning, from what, which version answers, and how it came to be.
+
+    ``status`` is the Evolution actor's own account; ``canary`` its judgements over time; ``audit`` and ``alerts`` the latest.
+    """
 
     object: Literal["evolution.status"] = "evolution.status"
     enabled: bool
+    read_only: bool = False
     policy_version: int | None
     updates: int
     queue: int
     counts: dict[str, int]
+    status: dict[str, Any] = {}
+    memory: dict[str, Any] = {}
+    versions: list[PolicyVersion] = []
+    canary: list[dict[str, Any]] = []
+    audit: list[dict[str, Any]] = []
+    alerts: list[dict[str, Any]] = []
 
 
 Request = TypeVar("Request", bound=BaseModel)
@@ -232,6 +324,12 @@ def check_question(text: str, max_chars: int, param: str = "question") -> str:
     return text
 
 
+def check_text(text: str | None, param: str) -> None:
+    """Raises ApiError 400 for a NUL or a surrogate in a name, an answer or a comment: none of them belongs in a store."""
+    if text is not None and any(c == "\x00" or "\ud800" <= c <= "\udfff" for c in text):
+        raise ApiError(400, f"`{param}` contains a NUL or an unpaired surrogate", "invalid_characters", param)
+
+
 def check_images(urls: list[str], max_images: int, param: str = "image") -> list[str]:
     """The pictures' data URLs, or ApiError 400: none, too many, not a base64 data URL of a raster image.
 
@@ -259,7 +357,13 @@ def check_images(urls: list[str], max_images: int, param: str = "image") -> list
 
 
 def chat_reply(
-    model: str, verdict: Verdict, winner: Trajectory, version: int, usage: dict[str, int], seconds: float
+    model: str,
+    verdict: Verdict,
+    winner: Trajectory,
+    version: int,
+    usage: dict[str, int],
+    seconds: float,
+    experience_id: str | None = None,
 ) -> dict[str, Any]:
     """A ``chat.completion``: the voted answer as content, Pixelis' own fields under ``pixelis``.
 
@@ -287,28 +391,11 @@ def chat_reply(
             "verdict": verdict.model_dump(mode="json"),
             "policy_version": version,
             "operations": winner.operations_ok,
+            "experience_id": experience_id,
+            "cached": False,
             "seconds": round(seconds, 4),
         },
     }
-
-
-def chat_chunks(reply: dict[str, Any], include_usage: bool) -> list[dict[str, Any]]:
-    """The same reply as ``chat.completion.chunk``s: role, content, finish, and usage when asked for.
-
-    The answer exists only once all samples have voted, so it streams in one piece.
-    """
-    shared = {k: reply[k] for k in ("id", "created", "model", "system_fingerprint")} | {"object": "chat.completion.chunk"}
-    choice = reply["choices"][0]
-    said = {k: v for k, v in choice["message"].items() if k != "role" and v is not None}
-    deltas = [({"role": "assistant", "content": ""}, None), (said, None), ({}, choice["finish_reason"])]
-    chunks: list[dict[str, Any]] = [
-        {**shared, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]}
-        for delta, finish in deltas
-    ]
-    chunks[-1]["pixelis"] = reply["pixelis"]
-    if include_usage:
-        chunks.append({**shared, "choices": [], "usage": reply["usage"]})
-    return chunks
 
 
 def usage_of(trajectories: list[Trajectory]) -> dict[str, int]:

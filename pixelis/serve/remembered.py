@@ -1,0 +1,145 @@
+"""Routes over what is remembered: experiences with their pictures, feedback on them, and their deletion."""
+
+from __future__ import annotations
+
+import base64
+import math
+import time
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from ray.exceptions import RayError
+
+from pixelis.actors.memory import Memory
+from pixelis.errors import InfraFailure
+from pixelis.evolution.privacy import pseudonym
+from pixelis.records import Experience, Feedback
+from pixelis.serve import schemas
+from pixelis.serve.desk import Desk
+from pixelis.serve.replies import Handler, log
+from pixelis.serve.schemas import ApiError, ExperienceReply, FeedbackRequest
+
+MAX_LISTED = 200
+
+
+class Remembered:
+    """The handlers; every one needs the key, and those that write a service that is not read-only."""
+
+    def __init__(self, desk: Desk):
+        self.desk, self.agent, self.access = desk, desk.agent, desk.access
+
+    def routes(self) -> list[tuple[str, str, Handler]]:
+        """Method, path, handler."""
+        return [
+            ("POST", "/v1/feedback", self.feedback),
+            ("GET", "/v1/experiences", self.listed),
+            ("DELETE", "/v1/experiences", self.delete_user),
+            ("GET", "/v1/experiences/{id}", self.one),
+            ("DELETE", "/v1/experiences/{id}", self.delete),
+        ]
+
+    async def feedback(self, request: Request) -> Response:
+        """``POST /v1/feedback``: stored with the experience, redacted. Nothing is trained on it."""
+        body = await self.desk.order(request)
+        self.desk.limited(request)
+        wanted = schemas.parse(FeedbackRequest, body)
+        for name in ("answer", "comment"):
+            schemas.check_text(getattr(wanted, name), name)
+        if wanted.correct is None and wanted.answer is None and not wanted.comment.strip():
+            raise ApiError(400, "feedback says `correct`, an `answer` or a `comment`", "missing_parameter", "correct")
+        said = Feedback(correct=wanted.correct, answer=wanted.answer, comment=wanted.comment, created_at=time.time())
+        self._memory()
+        experience = await self.desk.within(self.agent.feedback(wanted.experience_id, said))
+        return JSONResponse({"object": "feedback", "experience_id": wanted.experience_id, "count": len(experience.feedback)})
+
+    async def listed(self, request: Request) -> Response:
+        """``GET /v1/experiences?limit&before&user``: newest first; ``before`` is the last seen ``created_at``."""
+        self.access.authorise(request)
+        query = request.query_params
+        limit = number(query.get("limit"), "limit", 50, 1, MAX_LISTED)
+        before = number(query.get("before"), "before", math.inf, 0, math.inf, whole=False)
+        user = query.get("user")
+        schemas.check_text(user, "user")
+        found = await self.desk.within(
+            self._memory().list(int(limit), None if before == math.inf else before, pseudonym(user) if user else None)
+        )
+        shown = [without_tokens(e).model_dump(mode="json") for e in found]
+        more = found[-1].created_at if len(found) == limit else None
+        return JSONResponse({"object": "list", "data": shown, "next_before": more})
+
+    async def one(self, request: Request) -> Response:
+        """``GET /v1/experiences/{id}``: with its pictures as data URLs."""
+        self.access.authorise(request)
+        name = self.desk.named(request)
+        memory = self._memory()
+        experience = await self.desk.within(memory.get(name))
+        if experience is None:
+            raise _unknown(name)
+        pictures = await self.desk.within(memory.pictures(name))
+        reply = ExperienceReply(experience=without_tokens(experience), pictures=data_urls(pictures))
+        return JSONResponse(reply.model_dump(mode="json"))
+
+    async def delete(self, request: Request) -> Response:
+        """``DELETE /v1/experiences/{id}``."""
+        self.access.authorise(request)
+        self.access.writing()
+        name = self.desk.named(request)
+        if not await self.desk.within(self._memory().delete([name])):
+            raise _unknown(name)
+        return await self._deleted([name], {"ids": [name]})
+
+    async def delete_user(self, request: Request) -> Response:
+        """``DELETE /v1/experiences?user=NAME``: all that this user's requests left behind."""
+        self.access.authorise(request)
+        self.access.writing()
+        user = request.query_params.get("user")
+        if not user:
+            raise ApiError(400, "say whose experiences to delete: ?user=NAME", "missing_parameter", "user")
+        schemas.check_text(user, "user")
+        name = pseudonym(user)
+        ids = await self.desk.within(self._memory().delete_user(name))
+        return await self._deleted(ids, {"user": name})
+
+    async def _deleted(self, ids: list[str], what: dict[str, Any]) -> Response:
+        self.desk.cache.forget(set(ids))
+        if self.desk.evolves:
+            try:
+                details = {**what, "count": len(ids)}
+                await self.desk.tell("audit", "deletion", self.access.operator(), "delete", "success", details)
+            except (RayError, InfraFailure, TimeoutError, ApiError):
+                log.exception("a deletion is done but not in the audit log: %s", what)
+        return JSONResponse({"object": "deleted", "deleted": len(ids), "ids": ids})
+
+    def _memory(self) -> Memory:
+        if self.agent.memory is None:
+            raise ApiError(404, "this service remembers nothing: it has no memory", "no_memory")
+        return self.agent.memory
+
+
+def without_tokens(experience: Experience) -> Experience:
+    """A copy for the caller: token ids and log-probs left out."""
+    return experience.model_copy(update={"trajectory": schemas.without_tokens(experience.trajectory, {})})
+
+
+def data_urls(pictures: dict[str, bytes]) -> dict[str, str]:
+    """PNG bytes by name as data URLs."""
+    return {name: "data:image/png;base64," + base64.b64encode(png).decode("ascii") for name, png in pictures.items()}
+
+
+def number(text: str | None, name: str, default: float, least: float, most: float, whole: bool = True) -> float:
+    """A number of the query string. Raises ApiError 400 for anything else, NaN included, or one out of range."""
+    if text is None:
+        return default
+    try:
+        value = float(int(text)) if whole and text.isascii() and len(text) < 20 else float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most or math.isinf(value):
+        span = f"from {least:g} to {most:g}" if most < math.inf else f"of at least {least:g}"
+        raise ApiError(400, f"`{name}` is a {'whole ' * whole}number {span}", "invalid_value", name)
+    return value
+
+
+def _unknown(name: str) -> ApiError:
+    return ApiError(404, f"no experience {name} is remembered", "not_found", "experience_id")
