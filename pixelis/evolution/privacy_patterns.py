@@ -1,0 +1,269 @@
+"""The forms of personal data: fifteen categories, each a pattern and, where the form alone says too little, a check.
+
+All repetitions are bounded, so that no text is slow. A number is taken for personal only by its separators, its prefix, its check
+digits or the words before it: ``value`` is what is replaced, the words stay.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+
+Check = Callable[[re.Match[str]], bool]
+
+WEIGHTS = {
+    "EMAIL": 5,
+    "PHONE": 5,
+    "SSN": 10,
+    "CREDIT_CARD": 10,
+    "IP": 1,
+    "MAC": 1,
+    "URL": 1,
+    "HANDLE": 1,
+    "BIRTH_DATE": 5,
+    "BANK_ACCOUNT": 10,
+    "PASSPORT": 10,
+    "DRIVER_LICENCE": 10,
+    "MEDICAL_RECORD": 10,
+    "AWS_KEY": 10,
+    "API_KEY": 10,
+}
+"""Categories and what a finding adds to a text's risk."""
+
+CATEGORIES = tuple(WEIGHTS)
+MARK = rf"\[(?:{'|'.join(CATEGORIES)})_[0-9a-f]{{6}}\]"
+
+_HOSTS = (
+    r"(?:linkedin\.com/in|facebook\.com|instagram\.com|twitter\.com|x\.com|github\.com|gitlab\.com|tiktok\.com|youtube\.com|"
+    r"reddit\.com/u(?:ser)?|t\.me|medium\.com|mastodon\.social|threads\.net|pinterest\.com|snapchat\.com/add|vk\.com|"
+    r"xing\.com/profile)"
+)
+_NAMED = r"[ \t]{0,3}(?:(?:number|no|nr|num|id)\b\.?|#)?[ \t]{0,3}(?:is|was|[:=#])?[ \t]{0,3}"
+"""Between a word and its number: "passport no. : X"."""
+
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.?"
+_DATE = (
+    r"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})"
+    rf"|{_MONTH}[ \t]\d{{1,2}}(?:st|nd|rd|th)?,?[ \t]\d{{4}}|\d{{1,2}}(?:st|nd|rd|th|\.)?[ \t](?:of[ \t])?{_MONTH},?[ \t]\d{{4}})"
+)
+
+
+def _digits(text: str) -> str:
+    return "".join(c for c in text if c in "0123456789")
+
+
+def luhn(digits: str) -> bool:
+    """The check digit of card numbers. Source: ISO/IEC 7812-1."""
+    total = 0
+    for i, c in enumerate(reversed(digits)):
+        d = int(c) * (2 if i % 2 else 1)
+        total += d - 9 if d > 9 else d
+    return total % 10 == 0
+
+
+_ISSUERS = re.compile(
+    r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|3[47]\d{13}"
+    r"|6(?:011|5\d\d|4[4-9]\d)\d{12}|35(?:2[89]|[3-8]\d)\d{12}|3(?:0[0-5]|[68]\d)\d{11}|62\d{14,17}"
+)
+
+
+def _card(found: re.Match[str]) -> bool:
+    digits = _digits(found["value"])
+    return _ISSUERS.fullmatch(digits) is not None and luhn(digits)
+
+
+def _ssn(found: re.Match[str]) -> bool:
+    digits = _digits(found["value"])
+    return digits[:3] not in ("000", "666") and digits[0] != "9" and digits[3:5] != "00" and digits[5:] != "0000"
+
+
+_VERSION = re.compile(
+    r"(?:\bv|version|ver\.?|release|section|chapter|clause|build|rev(?:ision)?\.?|firmware|driver|§)[ \t:=#]{0,3}$", re.I
+)
+_ADDRESS = re.compile(r"\bip(?:v4)?(?:[ \t-]{0,3}addr(?:ess)?)?[ \t:=]{0,3}(?:is[ \t]{1,3})?$", re.I)
+
+
+def _ip(found: re.Match[str]) -> bool:
+    value, before = found["value"], found.string[max(0, found.start() - 24) : found.start()]
+    if ":" in value:
+        try:
+            ipaddress.IPv6Address(value)
+        except ValueError:
+            return False
+        groups = [group for group in value.split(":") if group]
+        return len(groups) > 3 and any(len(group) > 2 for group in groups)  # 1:2:3:4:5:6:7:8 is a ratio, 1::200 a slice
+    octets = value.split(".")
+    if any(int(o) > 255 or (len(o) > 1 and o[0] == "0") for o in octets) or _VERSION.search(before):
+        return False
+    return any(len(o) > 1 for o in octets) or _ADDRESS.search(before) is not None  # 1.2.3.4 is a version or a section
+
+
+def _mac(found: re.Match[str]) -> bool:
+    return ":" in found["value"] or any(c.isalpha() for c in found["value"])  # 01-02-03-04-05-06 is a row of numbers
+
+
+def _iban(found: re.Match[str]) -> bool:
+    plain = "".join(found["value"].split()).upper()
+    return 15 <= len(plain) <= 34 and int("".join(str(int(c, 36)) for c in plain[4:] + plain[:4])) % 97 == 1
+
+
+def _account(found: re.Match[str]) -> bool:
+    return 6 <= len(_digits(found["value"])) <= 18
+
+
+def _four_digits(found: re.Match[str]) -> bool:
+    return len(_digits(found["value"])) >= 4
+
+
+def _phone(found: re.Match[str]) -> bool:
+    count = len(_digits(found["value"]))
+    return 7 <= count <= 15
+
+
+def _international(found: re.Match[str]) -> bool:
+    value = found["value"]
+    count = len(_digits(value))
+    if value.count(".") == 1:  # a decimal number with a sign
+        return False
+    return (8 if re.search(r"[ ().-]", value) else 10) <= count <= 15
+
+
+def _trunk(found: re.Match[str]) -> bool:
+    return 10 <= len(_digits(found["value"])) <= 13
+
+
+def _secret(found: re.Match[str]) -> bool:
+    value = found["value"]
+    return any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
+
+
+def _pattern(
+    category: str, pattern: str, check: Check | None = None, flags: int = 0
+) -> tuple[str, re.Pattern[str], Check | None]:
+    """A mark is tried first, everywhere: what was replaced is never looked into again."""
+    return category, re.compile(f"{MARK}|(?:{pattern})", flags), check
+
+
+_EDGE = r"(?<![\w.])"
+_END = r"(?![\w]|[.,-]\d)"
+
+PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
+    # Keys first: they may hold what looks like something else.
+    _pattern(
+        "AWS_KEY", r"(?<![A-Za-z0-9])(?P<value>(?:AKIA|ASIA|AROA|AIDA|AGPA|ANPA|ANVA|ABIA|ACCA)[A-Z0-9]{16})(?![A-Za-z0-9])"
+    ),
+    _pattern(
+        "AWS_KEY",
+        r"aws_?(?:secret_?)?(?:access_?)?key(?:_?id)?[\"']?[ \t]{0,3}[:=][ \t]{0,3}[\"']?"
+        r"(?P<value>[A-Za-z0-9/+=]{40})(?![A-Za-z0-9/+=])",
+        flags=re.I,
+    ),
+    _pattern(
+        "API_KEY",
+        r"(?P<value>-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[A-Za-z0-9+/=\s:,-]{0,9000})",
+    ),
+    _pattern(
+        "API_KEY",
+        r"(?<![\w-])(?P<value>(?:sk|pk|rk)[-_](?:(?:live|test|proj|ant|or)[-_])?[A-Za-z0-9_-]{16,200}|gh[pousr]_[A-Za-z0-9]{20,200}"
+        r"|github_pat_[A-Za-z0-9_]{20,200}|glpat-[A-Za-z0-9_-]{16,100}|hf_[A-Za-z0-9]{20,100}|xox[abprs]-[A-Za-z0-9-]{10,200}"
+        r"|AIza[A-Za-z0-9_-]{30,60}|SG\.[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{16,64}"
+        r"|eyJ[A-Za-z0-9_-]{8,2000}\.eyJ[A-Za-z0-9_-]{4,4000}\.[A-Za-z0-9_-]{4,1000})",
+        _secret,
+    ),
+    _pattern("API_KEY", r"(?<![\w])bearer[ \t]{1,3}(?P<value>[A-Za-z0-9._~+/=-]{16,2000})", _secret, re.I),
+    _pattern(
+        "API_KEY",
+        r"(?:api[ _-]?key|secret(?:[ _-]?key)?|access[ _-]?token|auth[ _-]?token|token)[\"']?[ \t]{0,3}[:=][ \t]{0,3}[\"']?"
+        r"(?P<value>[A-Za-z0-9_+/=.-]{16,500})",
+        _secret,
+        re.I,
+    ),
+    _pattern(
+        "API_KEY",
+        r"(?<![A-Za-z])(?:password|passwd|pwd|passphrase|passcode)[\"']?[ \t]{0,3}(?:[:=]|(?P<said>is\b))[ \t]{0,3}[\"']?"
+        r"(?P<value>[^\s\"'\[\]<>{},;]{4,100})",
+        lambda found: not (found["said"] and found["value"].strip(".?!:").isalpha()),  # "which password is written here?"
+        re.I,
+    ),
+    _pattern("EMAIL", r"(?P<value>[\w.+%'-]{1,64}@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24})(?![\w-])"),
+    _pattern("URL", r"(?P<value>(?:https?|ftp)://[^\s/@\[\]<>\"']{1,100}@[^\s\[\]<>\"']{1,300})", flags=re.I),
+    _pattern(
+        "URL",
+        rf"(?<![\w.@-])(?P<value>(?:https?://)?(?:(?:www|m|mobile|[a-z]{{2}})\.)?{_HOSTS}/@?[\w.%-]{{2,100}}(?:/[\w.%/?=&#-]{{0,200}})?)",
+        flags=re.I,
+    ),
+    _pattern(
+        "URL",
+        r"(?P<value>https?://[^\s/\[\]<>\"']{1,200}/(?:[^\s/\[\]<>\"'~]{1,60}/){0,3}(?:~|users?/|u/|profiles?/|people/|home/)"
+        r"[\w.%-]{2,100}[^\s\[\]<>\"']{0,200})",
+        flags=re.I,
+    ),
+    _pattern("HANDLE", r"(?<![\w@/.:])(?P<value>@[A-Za-z_][A-Za-z0-9_]{1,29}(?:\.[A-Za-z0-9_]{1,20}){0,2})(?![\w@])"),
+    _pattern(
+        "BIRTH_DATE",
+        r"(?<![A-Za-z])(?:d\.?o\.?b\.?|birth[ \t-]?date|birthday|birth|born(?:[ \t]on)?|geburtsdatum|geb\.)"
+        rf"[ \t]{{0,3}}(?:is|was|[:=])?[ \t]{{0,3}}(?:the[ \t])?(?P<value>{_DATE})(?!\w)",
+        flags=re.I,
+    ),
+    _pattern(
+        "MEDICAL_RECORD",
+        rf"(?<![A-Za-z])(?:mrn|medical[ \t]record|patient[ \t](?:id|number|no)|health[ \t]record){_NAMED}"
+        r"(?P<value>[A-Z]{0,4}-?\d[\dA-Z-]{3,18})(?!\w)",
+        _four_digits,
+        re.I,
+    ),
+    _pattern("PASSPORT", rf"(?<![A-Za-z])passport{_NAMED}(?P<value>[A-Z]{{0,3}}\d[\dA-Z]{{4,10}})(?!\w)", _four_digits, re.I),
+    _pattern(
+        "DRIVER_LICENCE",
+        rf"(?<![A-Za-z])(?:driv(?:er|ing)(?:['’]?s)?[ \t]licen[cs]e|dl[ \t]?(?:no\b\.?|number|\#)){_NAMED}"
+        r"(?P<value>[A-Z]{0,5}-?\d(?:[ -]?[A-Z]?\d){4,16})(?!\w)",
+        _four_digits,
+        re.I,
+    ),
+    _pattern(
+        "BANK_ACCOUNT",
+        r"(?<![A-Za-z0-9])(?P<value>[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?)(?![A-Za-z0-9])",
+        _iban,
+    ),
+    _pattern(
+        "BANK_ACCOUNT",
+        r"(?<![A-Za-z])(?:(?:bank[ \t])?(?:account|acct|a/c)(?:[ \t](?:number|no|nr|num)\b\.?|[ \t]?\#)|routing[ \t](?:number|no)"
+        r"|sort[ \t]code|iban|bank[ \t]account|konto(?:nummer)?)"
+        r"[ \t]{0,3}(?:is|was|[:=#])?[ \t]{0,3}(?P<value>\d(?:[ -]?\d){5,19})(?![\w]|\.\d)",
+        _account,
+        re.I,
+    ),
+    _pattern("SSN", r"(?<![\w.+-])(?P<value>\d{3}-\d{2}-\d{4})(?![\w-]|\.\d)", _ssn),
+    _pattern(
+        "SSN",
+        rf"(?<![A-Za-z])(?:ssn|social[ \t]security){_NAMED}(?P<value>\d{{3}}[ -]?\d{{2}}[ -]?\d{{4}})(?![\w]|\.\d)",
+        _ssn,
+        re.I,
+    ),
+    _pattern(
+        "CREDIT_CARD",
+        rf"{_EDGE}(?<!\d[,-])(?P<value>\d{{13,19}}|\d{{4}}([ -])\d{{4}}\2\d{{4}}\2\d{{4}}(?:\2\d{{1,3}})?"
+        rf"|3\d{{3}}([ -])\d{{6}}\3\d{{4,5}}){_END}",
+        _card,
+    ),
+    _pattern(
+        "PHONE",
+        r"(?<![A-Za-z_])(?:tel(?:ephone|efon)?|phone|mobile|cell(?:[ \t]?phone)?|fax|whatsapp|sms|handy)\b\.?[ \t]{0,3}"
+        r"(?:(?:number|no|nr)\b\.?|\#)?"
+        r"[ \t]{0,3}(?:is|was|[:=])?[ \t]{0,3}(?P<value>\+?\(?\d(?:[ ()./-]{0,2}\d){6,14})(?![\w]|[.,]\d)",
+        _phone,
+        re.I,
+    ),
+    _pattern("PHONE", r"(?<![\w.+-])(?P<value>\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,6})(?![\w]|[.,]\d)", _international),
+    _pattern(
+        "PHONE",
+        rf"(?<![\w.+,-])(?P<value>(?:\+?1[ .-])?(?:\([2-9]\d{{2}}\)[ -]?\d{{3}}[ .-]\d{{4}}"
+        rf"|[2-9]\d{{2}}([.-])\d{{3}}\2\d{{4}})){_END}",
+    ),
+    _pattern("PHONE", rf"(?<![\w.+,-])(?P<value>0[1-9]\d{{1,3}}[ /-][1-9]\d{{2,3}}[ -]?\d{{3,5}}){_END}", _trunk),
+    _pattern("PHONE", rf"(?<![\w.+,-])(?P<value>0[1-9](?:([ .-])\d{{2}})(?:\2\d{{2}}){{3}}){_END}"),
+    _pattern("MAC", r"(?<![\w:-])(?P<value>[0-9A-Fa-f]{2}(?:(?::[0-9A-Fa-f]{2}){5}|(?:-[0-9A-Fa-f]{2}){5}))(?![\w:-])", _mac),
+    _pattern("IP", r"(?<![\w.-])(?P<value>\d{1,3}(?:\.\d{1,3}){3})(?![\w]|[.-]\d)", _ip),
+    _pattern("IP", r"(?<![\w:.])(?P<value>[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){3,7})(?![\w:])", _ip),
+)
