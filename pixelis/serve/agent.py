@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.evolution import vote
+from pixelis.evolution import privacy, vote
 from pixelis.operations.media import load_image
 from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
 from pixelis.serve.backends import Backends
@@ -46,7 +46,6 @@ class Agent:
         self.memory = self.recall.memory
         self.learning = Learning(config, self.recall, self.evolution_actor if backends.evolution else None, self.counts)
         self.decoding = asyncio.Semaphore(2)
-        self.evolution: ActorHandle | None = None
         self.version: int | None = None
 
     async def answer(self, ask: Ask) -> Answer:
@@ -116,7 +115,10 @@ class Agent:
         if cold:
             return vote.direct(group.trajectories[0])
         await lookup.wait()
-        verdict = vote.vote(group.trajectories, lookup.neighbours, self.config.evolution, question, time.time())
+        known = [n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")]
+        if known:  # their questions were redacted: only what this one would become can be the same
+            question = question.model_copy(update={"question": privacy.redact(question.question)})
+        verdict = vote.vote(group.trajectories, known, self.config.evolution, question, time.time())
         return verdict.model_copy(update={"neighbours": len(lookup.neighbours), "partial": lookup.partial})
 
     async def _picture(self, url: str) -> np.ndarray:
@@ -146,12 +148,10 @@ class Agent:
         name = self.backends.evolution
         if name is None:
             raise InfraFailure("this service does not evolve", code="no_evolution", fix="start it with evolution.enabled=true")
-        if self.evolution is None:
-            try:
-                self.evolution = await asyncio.to_thread(ray.get_actor, name, self.backends.namespace)
-            except ValueError:
-                raise InfraFailure(f"no Evolution actor named {name} is running") from None
-        return self.evolution
+        try:
+            return await asyncio.to_thread(ray.get_actor, name, self.backends.namespace)
+        except ValueError:
+            raise InfraFailure(f"no Evolution actor named {name} is running") from None
 
     async def evolution_stats(self, timeout_s: float = 2.0) -> dict[str, Any]:
         """Counters of the Evolution actor; empty when there is none or it does not answer in time."""
@@ -161,7 +161,6 @@ class Agent:
             actor = await self.evolution_actor()
             return dict(await asyncio.wait_for(_value(actor.stats.remote()), timeout_s))
         except (TimeoutError, RayError, InfraFailure):
-            self.evolution = None
             return {}
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,11 @@ from ray.exceptions import RayError
 
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure
+from pixelis.evolution import privacy
 from pixelis.evolution.updates import make_task
 from pixelis.evolution.vote import agrees
-from pixelis.records import Experience, Feedback, ImageView, Question, Verdict
+from pixelis.memory import Entry
+from pixelis.records import Experience, Feedback, Verdict
 from pixelis.serve.events import Answer, Ask
 from pixelis.serve.recall import Lookup, Recall
 
@@ -55,13 +57,15 @@ class Learning:
         if (remember or learn) and len(self.background) >= c.evolution.queue:
             self.counts["skipped"] += 1
             remember = learn = False
-        name, kept = answer.experience_id or "", remember
+        name = answer.experience_id or ""
         if not remember:
             answer.experience_id = None
         if remember or learn:
-            task = asyncio.create_task(self._follow(answer, ask, lookup, kept, learn))
-            self.background[name] = task
-            task.add_done_callback(lambda _: self.background.pop(name, None))
+            self._begin(name, self._follow(answer, ask, lookup, remember, learn))
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = self.background[name] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self.background.pop(name, None))
 
     async def drain(self, timeout_s: float) -> None:
         """Return once what has begun is done, at most ``timeout_s`` seconds later."""
@@ -69,14 +73,13 @@ class Learning:
             await asyncio.wait(list(self.background.values()), timeout=timeout_s)
 
     async def _follow(self, answer: Answer, ask: Ask, lookup: Lookup, remember: bool, learn: bool) -> None:
+        user = privacy.pseudonym(ask.user) if ask.user else None
+        redacted = await asyncio.to_thread(lambda: privacy.redact_experience(as_experience(answer, user)))
         if remember:
-            await self._counted("remembered", self._remember(answer, ask, lookup))
-        if lookup.retrieval_id and answer.verdict.answer is not None:
-            agreed = [v.id for v in answer.verdict.votes if v.source == "neighbour" and agrees(v.answer, answer.verdict.answer)]
-            if agreed:
-                await self._counted("success_told", self.recall.memory.succeeded(lookup.retrieval_id, agreed))
+            await self._counted("remembered", self._remember(answer, redacted, lookup))
+            await self._counted("success_told", self._tell(answer.verdict, lookup.retrieval_id))
         if learn:
-            await self._counted("update_sent", self._learn(answer))
+            await self._counted("update_sent", self._learn(answer, redacted))
 
     async def _counted(self, name: str, work: Awaitable[Any]) -> None:
         """Do it, and count it under ``name`` or ``name_failed``; False is neither."""
@@ -92,51 +95,49 @@ class Learning:
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
-    async def _remember(self, answer: Answer, ask: Ask, lookup: Lookup) -> None:
-        from pixelis.evolution import privacy
-        from pixelis.memory import Entry
-
-        views = (await _value(answer.views))[answer.winner.id] if self.config.memory.pictures else []
+    async def _remember(self, answer: Answer, redacted: Experience, lookup: Lookup) -> None:
+        assert self.recall.memory is not None
+        pictures: dict[str, bytes] = {}
+        if self.config.memory.pictures:
+            views = (await _value(answer.views))[answer.winner.id]
+            named = list(zip(answer.winner.images, views, strict=True))
+            pictures = await asyncio.to_thread(lambda: {image.id: privacy.clean_png(view) for image, view in named})
         vector = await _in_time(lookup.vector)
-        if vector is None:
-            self.counts["no_vector"] += 1
+        self.counts["no_vector"] += vector is None
+        await self.recall.memory.add([Entry(redacted, vector, pictures)])
 
-        def entry() -> Entry:
-            user = privacy.pseudonym(ask.user) if ask.user else None
-            experience = privacy.redact_experience(as_experience(answer, user))
-            pictures = {i.id: privacy.clean_png(view) for i, view in zip(answer.winner.images, views, strict=bool(views))}
-            return Entry(experience=experience, vector=vector, pictures=pictures)
-
-        await self.recall.memory.add([await asyncio.to_thread(entry)])
+    async def _tell(self, verdict: Verdict, retrieval_id: str) -> bool:
+        """Tell the neighbours that voted for the verdict's answer; False when there was none."""
+        answer = verdict.answer
+        agreed = [v.id for v in verdict.votes if v.source == "neighbour" and answer is not None and agrees(v.answer, answer)]
+        if agreed and self.recall.memory is not None:
+            await self.recall.memory.succeeded(retrieval_id, agreed)
+        return bool(agreed)
 
     async def feedback(self, experience_id: str, feedback: Feedback) -> Experience:
         """Keep what somebody said of an answer, redacted, and tell Evolution.
 
         Raises BadInput in a read-only service and for an id under which nothing is remembered, InfraFailure.
         """
-        from pixelis.evolution import privacy
-
-        if not self.recall.writes:
+        if not self.recall.writes or self.recall.memory is None:
             raise BadInput("this service remembers nothing, so it takes no feedback", code="no_memory")
         if (task := self.background.get(experience_id)) is not None:
             await asyncio.wait([task])  # it was answered a moment ago and is being stored
-        said = feedback.model_copy(
-            update={
-                "answer": None if feedback.answer is None else privacy.redact(feedback.answer),
-                "comment": privacy.redact(feedback.comment),
-                "created_at": feedback.created_at or time.time(),
-            }
-        )
+        said = privacy.redact_feedback(feedback)
+        said = said.model_copy(update={"created_at": said.created_at or time.time()})
         experience = await self.recall.memory.feedback(experience_id, said)
         self.counts["feedback"] += 1
         if self.evolution is not None:
-            actor = await self.evolution()
-            await self._counted("feedback_told", _value(actor.feedback.remote(experience_id, said)))
+            self._begin(f"feedback of {experience_id}", self._counted("feedback_told", self._pass_on(experience_id, said)))
         return experience
+
+    async def _pass_on(self, experience_id: str, feedback: Feedback) -> None:
+        assert self.evolution is not None
+        await _value((await self.evolution()).feedback.remote(experience_id, feedback))
 
     # -- evolution --------------------------------------------------------------------------------------------------
 
-    async def _learn(self, answer: Answer) -> bool:
+    async def _learn(self, answer: Answer, redacted: Experience) -> bool:
         """False when the gate is closed, or Evolution takes no tasks now."""
         c, verdict = self.config, answer.verdict
         assert self.evolution is not None
@@ -147,7 +148,7 @@ class Learning:
             return False
         actor = await self.evolution()
         # In a list the reference itself travels: the pictures stay where they are until the learner wants them.
-        if not await _value(actor.submit.remote(task, [answer.views], verdict, bare(answer.group.question))):
+        if not await _value(actor.submit.remote(task, [answer.views], redacted.verdict, redacted.question)):
             self.counts["update_refused"] += 1
             return False
         return True
@@ -158,29 +159,17 @@ def as_experience(answer: Answer, user: str | None) -> Experience:
 
     Priority .5 (1 - confidence) + .25, of cold starts .9: what the policy was unsure of is looked at first.
     """
-    verdict: Verdict = answer.verdict
-    images = [_unnamed(image) for image in answer.winner.images]
     return Experience(
         id=answer.experience_id or "",
-        question=bare(answer.group.question),
-        trajectory=answer.winner.model_copy(update={"images": images}),
-        verdict=verdict,
+        question=answer.group.question,
+        trajectory=answer.winner,
+        verdict=answer.verdict,
         policy_version=answer.group.policy_version,
         created_at=time.time(),
         user=user,
-        priority=COLD_PRIORITY if answer.cold_start else 0.5 * (1 - verdict.confidence) + 0.25,
+        priority=COLD_PRIORITY if answer.cold_start else 0.5 * (1 - answer.verdict.confidence) + 0.25,
         cold_start=answer.cold_start,
     )
-
-
-def bare(question: Question) -> Question:
-    """The question without the caller's data URLs: its pictures are called as they are kept beside an experience."""
-    media = [m.model_copy(update={"uri": f"memory:{m.id}"}) if m.uri.startswith("data:") else m for m in question.media]
-    return question.model_copy(update={"media": media})
-
-
-def _unnamed(image: ImageView) -> ImageView:
-    return image.model_copy(update={"uri": ""}) if image.uri.startswith("data:") else image
 
 
 async def _in_time(vector: asyncio.Task[np.ndarray] | None) -> np.ndarray | None:

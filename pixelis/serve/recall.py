@@ -15,6 +15,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from pixelis.actors.memory import Found, Memory
 from pixelis.config import Config
 from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.errors import InfraFailure, PixelisError
@@ -23,6 +24,9 @@ from pixelis.serve.backends import Backends
 
 log = logging.getLogger(__name__)
 
+SIZE_S = 1.0
+"""Age at which the memory's size is asked for again."""
+
 
 class Lookup:
     """One search: its result once ``wait`` has returned, and the question's vector, which an experience is kept with.
@@ -30,7 +34,7 @@ class Lookup:
     ``partial`` says that some or all of the memory did not answer in time.
     """
 
-    def __init__(self, vector: asyncio.Task[np.ndarray] | None, search: asyncio.Task[Any] | None, until: float):
+    def __init__(self, vector: asyncio.Task[np.ndarray] | None, search: asyncio.Task[Found] | None, until: float):
         self.vector, self.search, self.until = vector, search, until
         self.neighbours: list[Neighbour] = []
         self.retrieval_id = ""
@@ -54,11 +58,12 @@ class Recall:
     def __init__(self, config: Config, backends: Backends, counts: Counter[str]):
         self.config, self.backends, self.counts = config, backends, counts
         self.embedder: ActorHandle | None = None
-        self.memory: Any = None
+        self.memory: Memory | None = None
         if backends.memory and config.memory.enabled:
-            from pixelis.actors.memory import Memory
-
             self.memory = Memory(backends.memory, backends.namespace, config.memory)
+        self.size: int | None = None
+        self.sized_at = 0.0
+        self.sizing: asyncio.Task[None] | None = None
 
     @property
     def writes(self) -> bool:
@@ -70,22 +75,33 @@ class Recall:
         threshold = self.config.evolution.cold_start
         if not (threshold and self.writes and self.config.evolution.enabled):
             return False
+        if self.sizing is None and (self.size is None or time.monotonic() - self.sized_at > SIZE_S):
+            self.sizing = asyncio.create_task(self._count())
+        if self.size is None and self.sizing is not None:  # later ones go by what was known a moment ago
+            await asyncio.wait([self.sizing], timeout=self.config.memory.deadline_s)
+        return self.size is not None and self.size < threshold
+
+    async def _count(self) -> None:
+        assert self.memory is not None
         try:
-            return await asyncio.wait_for(self.memory.size(), self.config.memory.deadline_s) < threshold
-        except (TimeoutError, RayError, InfraFailure):
+            self.size = await self.memory.size()
+        except (RayError, InfraFailure):
             self.counts["memory_unreachable"] += 1  # nothing is known of its size; the samples can still vote
-            return False
+        self.sizing, self.sized_at = None, time.monotonic()
 
     @contextmanager
     def look(self, question: Question, pictures: Sequence[np.ndarray], search: bool, keep: bool) -> Iterator[Lookup]:
-        """Begin to look; what is still searched for at the end is given up, the vector (wanted later) is not."""
+        """Begin to look; what is still searched for at the end is given up, the vector (wanted later) is not.
+
+        Without ``keep`` nothing is written, not even that somebody looked.
+        """
         k = self.config.evolution.neighbours.k
-        search = search and k > 0 and self.writes and self.config.evolution.enabled
+        search = search and k > 0 and self.memory is not None and self.config.evolution.enabled
         vector = None
-        if self.backends.embedder is not None and self.writes and (search or keep):
+        if self.backends.embedder is not None and (search or (keep and self.writes)):
             vector = asyncio.create_task(self._vector(question, pictures))
             vector.add_done_callback(self._heard)
-        found = asyncio.create_task(self._search(vector, k)) if search and vector is not None else None
+        found = asyncio.create_task(self._search(vector, k, keep)) if search and vector is not None else None
         if found is not None:
             found.add_done_callback(self._heard)
         try:
@@ -94,11 +110,12 @@ class Recall:
             if found is not None:
                 found.cancel()
 
-    async def _search(self, vector: asyncio.Task[np.ndarray], k: int) -> Any:
-        return await self.memory.search(await asyncio.shield(vector), k)
+    async def _search(self, vector: asyncio.Task[np.ndarray], k: int, keep: bool) -> Found:
+        assert self.memory is not None
+        return await self.memory.search(await asyncio.shield(vector), k, track=self.writes and keep)
 
     async def _vector(self, question: Question, pictures: Sequence[np.ndarray]) -> np.ndarray:
-        actor = self.embedder
+        actor: Any = self.embedder
         if actor is None:
             try:
                 actor = await asyncio.to_thread(ray.get_actor, self.backends.embedder or "", self.backends.namespace)

@@ -39,7 +39,10 @@ def refuse_picture() -> None:
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class ScriptedGenerator:
-    """Does what the question says: ``say 7,7,8`` answers in turn, ``wait 5`` sleeps first, ``die0`` ends generator 0, ..."""
+    """Does what the question says: ``say 7,7,8`` answers in turn, ``wait 5`` sleeps first, ``pause 1`` between streamed turns.
+
+    ``die0`` ends generator 0, ``fall0`` once it has streamed a turn, ...
+    """
 
     def __init__(self, index: int):
         self.index, self.version, self.counts = index, 0, Counter[str]()
@@ -57,6 +60,34 @@ class ScriptedGenerator:
     @ray.method(num_returns=2)
     async def rollout(self, question, group_id, n, sampling, operations=True, max_turns=None):  # type: ignore[no-untyped-def]
         self.counts["rollouts"] += 1
+        return await self._play(question, group_id, n, operations)
+
+    @ray.method(num_returns="streaming")
+    async def stream(self, question, group_id, n, sampling, operations=True, max_turns=None):  # type: ignore[no-untyped-def]
+        self.counts["rollouts"] += 1
+        pause = re.search(r"pause ([\d.]+)", question.question)
+        playing = asyncio.ensure_future(self._play(question, group_id, n, operations))
+        try:
+            group, views = await playing
+            for place in range(1, max(len(t.turns) for t in group.trajectories)):
+                for sample, trajectory in enumerate(group.trajectories):
+                    turn = trajectory.turns[place]
+                    shown = views[trajectory.id][1:] if turn.role == "tool" else []
+                    yield sample, turn.model_copy(update={"tokens": [], "log_probs": []}), shown
+                if pause:
+                    await asyncio.sleep(float(pause[1]))
+                if f"fall{self.index}" in question.question:
+                    os._exit(1)
+            self.counts["streamed"] += 1
+            yield group
+            yield views
+        except (GeneratorExit, asyncio.CancelledError):
+            self.counts["closed"] += 1
+            raise
+        finally:
+            playing.cancel()
+
+    async def _play(self, question, group_id: str, n: int, operations: bool):  # type: ignore[no-untyped-def]
         script = question.question
         if wait := re.search(r"wait ([\d.]+)", script):
             try:
