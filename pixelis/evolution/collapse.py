@@ -22,12 +22,11 @@ class Collapse:
     """Notices when one answer wins nearly everywhere that used to have many: agreement as an end in itself.
 
     A vote rewards agreement, and the cheapest way to agree is to say the same whatever the picture shows. Confidence then rises
-    while the answers of *different* requests become one. The first ``collapse_window`` winners after the start are what is normal;
-    of the last as many, the most common answer is looked at. It is a collapse when all other answers together have at most
-    ``collapse`` times the share they had, and two windows of the same traffic would differ so with a probability below 1e-4
-    (Fisher's exact test).
-    Traffic that was uniform from the start never alarms; where a new kind of questions really has one answer it may, at the cost of
-    updates that would teach next to nothing: a group of samples that agree has no advantages.
+    while the answers of *different* requests become one. The first ``collapse_window`` winners are what is normal; of the last as
+    many, the most common answer is looked at. It is a collapse when all other answers together have at most ``collapse`` times
+    the share they had, and two windows of the same traffic would differ so with a probability below 1e-4 (Fisher's exact test).
+    Traffic that was uniform from the start never alarms; where a new kind of questions really has one answer it may, at the cost
+    of updates that would teach next to nothing: a group of samples that agree has no advantages.
 
     What is normal does not follow the traffic, or a slow collapse would become normal: ``reset`` after a way back to another
     version, or when a person resumes learning.
@@ -59,8 +58,9 @@ class Collapse:
         return self.collapsed
 
     def stats(self) -> dict[str, float]:
-        """``collapsed`` 0 or 1; ``winners`` in the window, how many ``answers`` they are, ``top_share`` and ``normal_share`` of the
-        most common one, and their ``entropy`` in bits."""
+        """``collapsed`` 0 or 1; of the last window ``winners``, how many ``answers``, their ``entropy`` in bits, and of the most
+        common one ``top_share`` and the share it used to have, ``normal_share``.
+        """
         counts = Counter(key for key, _ in self.recent)
         n = counts.total()
         (top, most), *_ = counts.most_common(1) or [("", 0)]

@@ -261,7 +261,8 @@ def _verdict(votes: list[Vote], config: Voting) -> Verdict:
 
 
 def _asked(question: Question) -> tuple[str, list[str], tuple[str, ...]]:
-    options = question.meta.get("options") or []
+    given = question.meta.get("options") or ()
+    options = given.values() if isinstance(given, dict) else given
     return canonical(question.question), [m.kind for m in question.media], tuple(canonical(str(option)) for option in options)
 
 

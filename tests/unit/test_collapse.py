@@ -1,0 +1,88 @@
+"""A vote that collapses on one answer is noticed, traffic as ever is not; the trend of confidence."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pixelis.config import Voting
+from pixelis.evolution.collapse import Collapse, consistency, fewer
+from pixelis.records import Verdict
+
+DIGITS = [str(digit) for digit in range(10)]
+
+
+def says(answer: str | None) -> Verdict:
+    return Verdict(answer=answer, confidence=0.9, strategy="majority")
+
+
+@pytest.mark.parametrize(("answers", "weights"), [(DIGITS, [1] * 10), (["yes", "no"], [1, 1]), (["yes", "no"], [4, 1])])
+def test_the_same_traffic_never_alarms(answers: list[str], weights: list[int]) -> None:
+    for seed in range(5):
+        rng, collapse = random.Random(seed), Collapse(Voting())
+        assert not any(collapse.seen(says(a)) for a in rng.choices(answers, weights, k=800))
+
+
+@pytest.mark.parametrize("answers", [DIGITS, ["yes", "no"]])
+def test_one_answer_for_everything_alarms_within_a_window_and_stays(answers: list[str]) -> None:
+    rng, collapse = random.Random(1), Collapse(Voting())
+    for _ in range(100):
+        assert not collapse.seen(says(rng.choice(answers)))
+    alarms = [collapse.seen(says(answers[0].upper() + " ")) for _ in range(500)]
+    first = alarms.index(True)
+    assert first < Voting().collapse_window
+    assert all(alarms[first:])  # what is normal does not follow the collapse
+    assert collapse.stats()["collapsed"] == 1
+    assert collapse.stats()["top_share"] == 1
+    assert collapse.stats()["normal_share"] < 0.7
+
+
+def test_a_slow_slide_alarms_before_it_is_complete() -> None:
+    rng, collapse = random.Random(2), Collapse(Voting())
+    for i in range(500):
+        slide = max(0.0, (i - 100) / 400)
+        if collapse.seen(says("7" if rng.random() < slide else rng.choice(DIGITS))):
+            assert slide < 0.95
+            return
+    pytest.fail("the slide was not noticed")
+
+
+def test_variety_ends_the_alarm_and_reset_starts_anew() -> None:
+    rng, collapse = random.Random(3), Collapse(Voting())
+    for answer in [*rng.choices(DIGITS, k=64), *["7"] * 64]:
+        collapse.seen(says(answer))
+    assert collapse.collapsed
+    assert not [collapse.seen(says(a)) for a in rng.choices(DIGITS, k=64)][-1]
+    collapse.reset()
+    assert not any(collapse.seen(says("7")) for _ in range(300))  # uniform from the start
+
+
+def test_repeated_prompts_and_abstentions_do_not_count() -> None:
+    rng, collapse = random.Random(4), Collapse(Voting())
+    for i, answer in enumerate(rng.choices(DIGITS, k=64)):
+        collapse.seen(says(answer), prompt=f"p{i}")
+    assert not any(collapse.seen(says("7"), prompt="again") for _ in range(300))
+    assert not any(collapse.seen(says(answer)) for answer in [None, "", " "] * 100)
+    assert collapse.stats()["winners"] == 64
+
+
+def test_zero_turns_it_off() -> None:
+    collapse = Collapse(Voting(collapse=0))
+    assert not any(collapse.seen(says(a)) for a in [*DIGITS * 10, *["7"] * 200])
+
+
+def test_fishers_exact_probability() -> None:
+    assert fewer(1, 9, 12) == pytest.approx(0.0013797280926100418)  # scipy.stats.fisher_exact([[1, 11], [9, 3]], "less")
+    assert fewer(5, 0, 8) == pytest.approx(1.0)
+
+
+def test_consistency_of_a_window() -> None:
+    rising = consistency([0.4, 0.5, 0.6, 0.7, 0.8])
+    assert (rising.num_votes, rising.trend, rising.low_rate) == (5, "increasing", 0.2)
+    assert rising.mean == pytest.approx(0.6)
+    assert rising.std == pytest.approx(0.1414, abs=1e-4)
+    assert consistency([0.8, 0.6, 0.5]).trend == "decreasing"
+    assert consistency([0.8, 0.81, 0.8]).trend == "stable"
+    assert consistency([]).num_votes == 0
+    assert consistency([0.3]).trend == "stable"
