@@ -1,38 +1,60 @@
-"""One deployed gateway for all tests here: real Ray Serve and HTTP in front of scripted generators."""
+"""One deployed gateway for all tests here: real Ray Serve, Evolution and memory; only the generators are scripted."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import ray
 from scripted import KEY, Deployed, ScriptedGenerator, free_port
 
 from pixelis.actors.evolution import Evolution
-from pixelis.config import load
+from pixelis.actors.memory import place_shards
+from pixelis.config import Config, load
 from pixelis.serve import app
+from pixelis.serve.backends import Backends
+
+GENERATORS = ("scripted-0", "scripted-1")
+EVOLUTION = "evolution-under-test"
 
 
 @pytest.fixture(scope="session")
-def deployed(ray_cluster: None) -> Iterator[Deployed]:
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
+    """The configuration of the deployed service with other overrides behind its own."""
+    own = ["engine.workers=2", "engine.max_rows=8", "serve.samples=4", "serve.max_queue=2", "serve.timeout_s=3"]
+    own += ["serve.max_body_bytes=1000000", "serve.max_question_chars=500", "toolbox.max_image_pixels=1000000"]
+    own += ["dialogue.max_images=3", "evolution.batch=2", "evolution.queue=4", "evolution.cold_start=0"]
+    own += ["evolution.canary.enabled=false", "evolution.per_minute=6000", "memory.cpus=0"]
+    own += [f"serve.port={free_port()}", f"run.dir={tmp_path_factory.mktemp('served')}"]
+    return lambda *more: load(None, [*own, *more])
+
+
+@pytest.fixture(scope="session")
+def backends(ray_cluster: None, settings: Callable[..., Config]) -> Iterator[Backends]:
+    """Two scripted generators, Evolution and a memory shard, under their names; no embedder: nothing finds a neighbour."""
+    config = settings()
+    generators = [ScriptedGenerator.options(name=name).remote(i) for i, name in enumerate(GENERATORS)]
+    evolution = Evolution.options(name=EVOLUTION).remote(config, generators)
+    names, shards = place_shards(config, "under-test")
+    ray.get([actor.health.remote() for actor in [*generators, evolution, *shards]])
+    yield Backends(GENERATORS, ray.get_runtime_context().namespace, EVOLUTION, tuple(names))
+    for actor in [*generators, evolution, *shards]:
+        ray.kill(actor)
+
+
+@pytest.fixture(scope="session")
+def deployed(backends: Backends, settings: Callable[..., Config]) -> Iterator[Deployed]:
     """Two generators of 8 rows, 4 samples a request: 4 requests run, 2 wait, the next is refused; 3 s a request."""
-    overrides = ["engine.workers=2", "engine.max_rows=8", "serve.samples=4", "serve.max_queue=2", "serve.timeout_s=3"]
-    overrides += ["serve.max_body_bytes=1000000", "serve.max_question_chars=500", "toolbox.max_image_pixels=1000000"]
-    overrides += ["dialogue.max_images=3", "evolution.batch=2", "evolution.queue=4", f"serve.port={free_port()}"]
-    config = load(None, overrides)
-    names = ["scripted-0", "scripted-1"]
-    generators = [ScriptedGenerator.options(name=name).remote(i) for i, name in enumerate(names)]
-    evolution = Evolution.options(name="evolution-under-test").remote(config, generators)
+    config = settings()
     before = os.environ.get("PIXELIS_API_KEY")
     os.environ["PIXELIS_API_KEY"] = KEY
     try:
-        url = app.start(config, names, "evolution-under-test")
+        url = app.start(config, backends)
     finally:
         os.environ.pop("PIXELIS_API_KEY")
         if before is not None:
             os.environ["PIXELIS_API_KEY"] = before
-    yield Deployed(config, url, generators, evolution)
+    generators = [ray.get_actor(name) for name in GENERATORS]
+    yield Deployed(config, url, generators, ray.get_actor(EVOLUTION))
     app.stop()
-    for actor in [*generators, evolution]:
-        ray.kill(actor)
