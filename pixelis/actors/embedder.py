@@ -39,14 +39,17 @@ class Embedder:
         return {t.id: states.tolist() for t, states in zip(group.trajectories, found, strict=True) if states is not None}
 
     def question_vector(self, question: Question, views: list[np.ndarray]) -> np.ndarray:
-        """The vector by which memory finds a question, float32 [hidden size]; views uint8 [h, w, 3] as the policy saw them."""
+        """The vector by which memory finds a question, float32 [hidden size]; views uint8 [h, w, 3], fitted if they are not."""
         return self.question_vectors([question], [views])[0]
 
     def question_vectors(self, questions: Sequence[Question], views: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
         """Vectors of several questions with the views of each."""
+        from pixelis.dialogue.pixels import PixelBudget, fit
         from pixelis.memory.vectors import combine
         from pixelis.policy.embed import question_parts
 
+        budget = PixelBudget(self.config.dialogue.input.min_pixels, self.config.dialogue.input.max_pixels)
+        views = [[fit(view, budget, self.spec.multiple) for view in shown] for shown in views]
         texts = [self.tokenizer(q.question, add_special_tokens=False)["input_ids"] for q in questions]
         weights = self.config.memory.visual, self.config.memory.text
         return [combine(*parts, weights) for parts in question_parts(self.model, self.spec, texts, views)]
