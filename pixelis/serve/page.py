@@ -9,13 +9,24 @@ import hashlib
 import importlib.resources
 import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from pixelis.config import Config
+from pixelis.serve.shapes import model_name
 
-TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "json": "application/json"}
+TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+    "jpg": "image/jpeg",
+    "json": "application/json",
+}
+EXAMPLE = "cards:?split=test&seed=7&index=5"
+"""The picture of ``example.jpg``, in the world of pixelis-nano. Its ground is scikit-image's rocket (SpaceX, CC0)."""
 HEADERS = {
     # No script, style or connection but our own: an answer that smuggled markup into the page could still load or send nothing.
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; "
@@ -44,9 +55,10 @@ def page_files() -> dict[str, bytes]:
     return {item.name: item.read_bytes() for item in folder.iterdir() if item.name.rpartition(".")[2] in TYPES}
 
 
-def settings(config: Config, needs_key: bool) -> dict[str, int | bool]:
+def settings(config: Config, needs_key: bool) -> dict[str, Any]:
     """Limits that the page keeps to before it sends anything, and whether it must ask for a key."""
     return {
+        "model": model_name(config),
         "needs_key": needs_key,
         "read_only": config.serve.read_only,
         "samples": config.serve.samples,
@@ -55,6 +67,7 @@ def settings(config: Config, needs_key: bool) -> dict[str, int | bool]:
         "max_image_pixels": config.toolbox.max_image_pixels,
         "operations": bool(config.toolbox.operations),
         "evolution": config.evolution.enabled,
+        "example": ["example.jpg", "Which digit is in the red frame?"],
     }
 
 

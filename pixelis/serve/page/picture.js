@@ -1,0 +1,63 @@
+// The caller's picture: read, shown as the policy will get it, and made smaller where the service would refuse it.
+
+const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
+
+/** A picture that cannot be used, with what to do. */
+export class BadPicture extends Error {}
+
+/** { url, element, note } of a file of an image; `limits` are the service's `max_body_bytes` and `max_image_pixels`. */
+export async function open(file, limits) {
+  if (file.type && !file.type.startsWith("image/")) throw new BadPicture("This is no picture: choose a PNG, JPEG, WebP, GIF or BMP file.");
+  const address = URL.createObjectURL(file);
+  try {
+    const image = await decoded(address);
+    const pixels = image.naturalWidth * image.naturalHeight;
+    const room = limits.max_body_bytes - 8192; // for the question and the JSON around it
+    if (TYPES.includes(file.type) && pixels <= limits.max_image_pixels && (file.size * 4) / 3 < room) {
+      const url = await dataUrl(file);
+      return { url, element: await decoded(url), note: `${image.naturalWidth} × ${image.naturalHeight} pixels` };
+    }
+    return await smaller(image, Math.min(1, Math.sqrt(limits.max_image_pixels / pixels)), room, file.type);
+  } finally {
+    URL.revokeObjectURL(address);
+  }
+}
+
+async function smaller(image, scale, room, type) {
+  const canvas = document.createElement("canvas");
+  for (let i = 0; i < 12; i++, scale *= 0.8) {
+    canvas.width = Math.max(1, Math.floor(image.naturalWidth * scale));
+    canvas.height = Math.max(1, Math.floor(image.naturalHeight * scale));
+    const pen = canvas.getContext("2d");
+    pen.imageSmoothingQuality = "high";
+    pen.fillStyle = "#fff";
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+    pen.drawImage(image, 0, 0, canvas.width, canvas.height);
+    for (const url of type === "image/png" ? [canvas.toDataURL("image/png"), canvas.toDataURL("image/jpeg", 0.92)] : [canvas.toDataURL("image/jpeg", 0.92)]) {
+      if (url.length > 100 && url.length < room) {
+        const why = scale < 1 ? ", made smaller to fit this service" : "";
+        return { url, element: await decoded(url), note: `${canvas.width} × ${canvas.height} pixels${why}` };
+      }
+    }
+  }
+  throw new BadPicture("This picture is too large for the browser and the service: make it smaller first.");
+}
+
+async function decoded(url) {
+  const image = new Image();
+  image.src = url;
+  try {
+    await image.decode();
+  } catch {
+    throw new BadPicture("This browser cannot read the picture: save it as PNG or JPEG and choose that.");
+  }
+  if (!image.naturalWidth) throw new BadPicture("The picture has no size in pixels: save it as PNG and choose that.");
+  return image;
+}
+
+const dataUrl = (file) => new Promise((resolve, reject) => {
+  const reader = new FileReader();
+  reader.onload = () => resolve(reader.result);
+  reader.onerror = () => reject(new BadPicture("The file cannot be read: choose it again."));
+  reader.readAsDataURL(file);
+});
