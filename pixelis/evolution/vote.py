@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pixelis.config import Evolution, Voting
@@ -95,43 +95,52 @@ def neighbour_weight(neighbour: Neighbour, config: Evolution, now: float) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """What a strategy makes of the votes: the canonical answer (None: nobody answered), confidence 0..1, and if it was a tie."""
+    """What a strategy makes of the votes: the best canonical answers, in the order they were given, and a confidence 0..1."""
 
-    key: str | None
+    best: tuple[str, ...]
     confidence: float
-    tie: bool = False
+
+    @property
+    def key(self) -> str | None:
+        """The answer elected, the first of equals; None when nobody answered."""
+        return self.best[0] if self.best else None
+
+    @property
+    def tie(self) -> bool:
+        """True when more than one is best."""
+        return len(self.best) > 1
 
 
 Strategy = Callable[[Sequence[Vote]], Elected]
+NOBODY = Elected((), 0.0)
 
 
 def by_majority(votes: Sequence[Vote]) -> Elected:
     """The most common answer; confidence is its share of *all* votes: one without an answer counts."""
     counts = Counter(key for v in votes if (key := _key(v.answer)) is not None)
-    key, tie = _first({key: float(count) for key, count in counts.items()})
-    return Elected(key, counts[key] / len(votes) if key is not None else 0.0, tie)
+    return Elected(_best(counts), max(counts.values()) / len(votes)) if counts else NOBODY
 
 
 def by_weight(votes: Sequence[Vote]) -> Elected:
     """The answer of most weight; confidence is its share of all weight x ``agreement_factor`` of its share of the votes."""
     weights, total = _weights(votes), math.fsum(v.weight for v in votes)
-    key, tie = _first(weights)
-    if key is None or not total:
-        return Elected(key, 0.0, tie)
-    share = sum(_key(v.answer) == key for v in votes) / len(votes)
-    return Elected(key, _unit(weights[key] / total) * agreement_factor(share), tie)
+    if not weights:
+        return NOBODY
+    best = _best(weights)
+    share = sum(_key(v.answer) == best[0] for v in votes) / len(votes)
+    return Elected(best, _unit(weights[best[0]] / total) * agreement_factor(share) if total else 0.0)
 
 
 def by_confidence(votes: Sequence[Vote]) -> Elected:
     """The answer of the single heaviest vote; confidence is its weight, halved when that is below .5."""
-    best: dict[str, float] = {}
+    heaviest: dict[str, float] = {}
     for v in votes:
         if (key := _key(v.answer)) is not None:
-            best[key] = max(best.get(key, 0.0), v.weight)
-    key, tie = _first(best)
-    if key is None:
-        return Elected(None, 0.0)
-    return Elected(key, _unit(best[key] if best[key] >= CONFIDENT else best[key] / 2), tie)
+            heaviest[key] = max(heaviest.get(key, 0.0), v.weight)
+    if not heaviest:
+        return NOBODY
+    most = max(heaviest.values())
+    return Elected(_best(heaviest), _unit(most if most >= CONFIDENT else most / 2))
 
 
 def by_ensemble(votes: Sequence[Vote]) -> Elected:
@@ -140,12 +149,12 @@ def by_ensemble(votes: Sequence[Vote]) -> Elected:
     A strategy that is tied elects nothing here: its first of equals would be an accident of order.
     """
     heard = [strategy(votes) for strategy in SINGLE.values()]
-    sure = Counter(e.key for e in heard if e.key is not None and not e.tie)
-    key, tie = _first({key: float(count) for key, count in sure.items()}) if sure else (heard[0].key, heard[0].tie)
-    if key is None:
-        return Elected(None, 0.0)
+    clear = Counter(e.best[0] for e in heard if len(e.best) == 1)
     mean = math.fsum(e.confidence for e in heard) / len(heard)
-    return Elected(key, min(mean * UNANIMOUS, 1.0) if sure[key] == len(heard) else mean, tie)
+    if not clear:
+        return Elected(heard[0].best, mean)
+    best = _best(clear)
+    return Elected(best, min(mean * UNANIMOUS, 1.0) if clear[best[0]] == len(heard) else mean)
 
 
 SINGLE: dict[str, Strategy] = {"majority": by_majority, "weighted": by_weight, "confidence": by_confidence}
@@ -198,10 +207,9 @@ def vote(
     ]
     verdict = _verdict([*samples, *known], config.vote)
     verdict.neighbours = len(neighbours)
-    if known and verdict.answer is not None and not verdict.reason:
-        alone = STRATEGIES[config.vote.strategy](samples)
-        if alone.key != canonical(verdict.answer) and not alone.tie:
-            verdict.reason = OVERRULED
+    alone = STRATEGIES[config.vote.strategy](samples).best
+    if known and not verdict.reason and canonical(verdict.answer or "") not in alone:
+        verdict.reason = OVERRULED
     return verdict
 
 
@@ -280,13 +288,10 @@ def _weights(votes: Sequence[Vote]) -> dict[str, float]:
     return {key: math.fsum(values) for key, values in parts.items()}
 
 
-def _first(weights: dict[str, float]) -> tuple[str | None, bool]:
-    """The key of most weight, the first of equal ones, and whether there are equal ones."""
-    if not weights:
-        return None, False
+def _best(weights: Mapping[str, float]) -> tuple[str, ...]:
+    """The keys of most weight, more than one when they are equal."""
     most = max(weights.values())
-    top = [key for key, weight in weights.items() if math.isclose(weight, most, rel_tol=1e-9)]
-    return top[0], len(top) > 1
+    return tuple(key for key, weight in weights.items() if math.isclose(weight, most, rel_tol=1e-9))
 
 
 def _unit(value: float) -> float:

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.config import Evolution, Rewards
+from pixelis.errors import BadInput
 from pixelis.evolution.gate import gate
-from pixelis.evolution.updates import DropOldest, as_group, make_task
+from pixelis.evolution.updates import DropOldest, as_group, make_task, relabel
 from pixelis.evolution.vote import INSUFFICIENT, MIN_VOTES, NO_ANSWER, TIE, agrees, majority
-from pixelis.records import Group, ImageView, Question, StopReason, Trajectory, Turn, UpdateTask, Verdict
+from pixelis.records import Annotations, Group, ImageView, Question, Region, StopReason, Trajectory, Turn, UpdateTask, Verdict
 from pixelis.rewards.scorers import canonical
 
 ANSWERS = st.lists(st.one_of(st.none(), st.sampled_from(["7", "8", " 7 ", "Cat", "cat", "", "  ", "ＣＡＴ", "dog"])), max_size=12)
@@ -130,6 +131,52 @@ def test_labels_never_leak(answers: list[str | None], truths: list[str] | None) 
     assert dumps[0] == dumps[1] == dumps[2]
     if len([a for a in answers if a and a.strip()]) < MIN_VOTES:
         assert tasks[0] is None
+
+
+TEXT = st.text(max_size=8)
+
+
+@given(
+    ANSWERS.filter(lambda answers: len(answers) > 2),
+    st.one_of(st.none(), st.lists(TEXT, max_size=3)),
+    st.dictionaries(st.sampled_from(["truth", "label", "answer"]), TEXT),
+    TEXT,
+)
+def test_scrambled_truths_give_identical_tasks(
+    answers: list[str | None], truths: list[str] | None, meta: dict[str, str], label: str
+) -> None:
+    """Wherever a truth may hide (answers, meta, annotations), and whatever terms are weighed."""
+    served = group(answers)
+    annotations = Annotations(captions=[label], regions=[Region(id="r", label=label, box=(0, 0, 1, 1))])
+    told = served.question.model_copy(update={"answers": truths, "meta": meta, "annotations": annotations})
+    rewards = Rewards(weights={"accuracy": 1, "format": 0.5, "coherence": 0.1, "tool_misuse": 0.1, "majority_vote": 0.2})
+    tasks = [
+        make_task(g, majority(answers), Evolution(gate=0.3), rewards, now=1.0, experience_id="exp_1")
+        for g in (served, served.model_copy(update={"question": told}))
+    ]
+    assert tasks[0] is None or tasks[0].experience_id == "exp_1"
+    assert len({task and task.model_dump_json(exclude={"id"}) for task in tasks}) == 1
+
+
+def test_options_are_part_of_the_question_not_of_its_truth() -> None:
+    served = group(["(B) 7", "B", "b.", "A"])
+    asked = served.question.model_copy(update={"scorer": "mc_letter", "meta": {"options": ["5", "7"], "truth": "A"}})
+    verdict = Verdict(answer="7", confidence=0.75, strategy="majority")
+    task = make_task(served.model_copy(update={"question": asked}), verdict, Evolution(), Rewards())
+    assert task is not None
+    assert [t.reward for t in task.trajectories] == [1, 1, 1, 0]
+
+
+def test_a_correction_scores_anew_and_keeps_the_rest() -> None:
+    served = group(["7", "7", "7", "8"])
+    task = make_task(served, majority(["7", "7", "7", "8"]), Evolution(), Rewards(), now=1.0, experience_id="exp_1")
+    assert task is not None
+    corrected = relabel(task, served.question, " 8", Rewards())
+    assert [t.reward for t in corrected.trajectories] == [0, 0, 0, 1]
+    assert (corrected.id, corrected.pseudo_label, corrected.confidence) == (task.id, " 8", 0.75)
+    assert relabel(corrected, served.question, "7", Rewards()) == task
+    with pytest.raises(BadInput, match="blank"):
+        relabel(task, served.question, "  ", Rewards())
 
 
 def test_a_task_becomes_the_learners_group() -> None:

@@ -1,0 +1,213 @@
+"""The review queue: nothing put or decided is lost, decisions stand, corrections are scored anew, pictures come back exactly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pixelis.config import Evolution, Rewards
+from pixelis.errors import BadInput, InfraFailure
+from pixelis.evolution.review import ReviewQueue
+from pixelis.evolution.updates import make_task
+from pixelis.evolution.vote import majority
+from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, UpdateTask, Verdict
+
+PNG = b"\x89PNG not really"
+QUESTION = Question(
+    id="q1",
+    question="which digit?",
+    media=[Media(id="img0", uri="data:image/png;base64,AAAA", width=4, height=3)],
+    answers=["8"],
+    meta={"truth": "8"},
+)
+
+
+def update(number: int = 0, answers: str = "7778", experience_id: str = "") -> tuple[UpdateTask, Verdict]:
+    trajectories = [
+        Trajectory(
+            id=f"t{number}_{i}",
+            question_id="q1",
+            group_id="g1",
+            images=[ImageView(id="img0"), ImageView(id="obs1", parent="img0")],
+            turns=[Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[3, 4], log_probs=[-0.1, -0.25])],
+            answer=answer,
+            stop_reason=StopReason.ANSWER,
+        )
+        for i, answer in enumerate(answers)
+    ]
+    verdict = majority(list(answers))
+    group = Group(id="g1", question=QUESTION, trajectories=trajectories)
+    task = make_task(group, verdict, Evolution(gate=0.5), Rewards(), now=100.0 + number, experience_id=experience_id)
+    assert task is not None
+    return task, verdict
+
+
+def views(task: UpdateTask, seed: int = 0) -> dict[str, list[np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(0, 256, (30, 40, 3)).astype(np.uint8)
+    return {t.id: [shared, rng.integers(0, 256, (5 + i, 7, 3)).astype(np.uint8)] for i, t in enumerate(task.trajectories)}
+
+
+def put(queue: ReviewQueue, number: int = 0, experience_id: str = "") -> str:
+    task, verdict = update(number, experience_id=experience_id)
+    assert queue.put(task, verdict, QUESTION, {"img0": PNG}, views(task, number))
+    return task.id
+
+
+def test_what_was_put_comes_back(tmp_path: Path) -> None:
+    queue, (task, verdict) = ReviewQueue(tmp_path / "a" / "review.db"), update()
+    assert queue.put(task, verdict, QUESTION, {"img0": PNG, "obs1": PNG}, views(task))
+    assert not queue.put(task, verdict, QUESTION, {}, views(task))
+    queue.close()
+    queue = ReviewQueue(tmp_path / "a" / "review.db")
+    review = queue.get(task.id)
+    assert review is not None
+    assert queue.list() == [review]
+    assert (review.task, review.verdict, review.state, queue.waiting()) == (task, verdict, "waiting", 1)
+    assert review.question.question == "which digit?"
+    assert "AAAA" not in review.model_dump_json()
+    assert (review.question.answers, review.question.meta) == (None, {})  # nothing tells the truth here either
+    assert queue.pictures(task.id) == {"img0": PNG, "obs1": PNG}
+    found = queue.views(task.id)
+    for name, arrays in views(task).items():
+        assert all(np.array_equal(a, b) and b.dtype == np.uint8 for a, b in zip(arrays, found[name], strict=True))
+    assert (queue.get("task_x"), queue.pictures("task_x"), queue.views("task_x")) == (None, {}, {})
+
+
+def test_views_that_samples_share_are_kept_once(tmp_path: Path) -> None:
+    queue = ReviewQueue(tmp_path / "review.db")
+    put(queue, 0)
+    one = queue.stats()["picture_bytes"]
+    assert one < 2 * 30 * 40 * 3
+    task, verdict = update(1)
+    queue.put(task, verdict, QUESTION, {"img0": PNG}, views(task, 0))
+    assert queue.stats()["picture_bytes"] == one
+
+
+@pytest.mark.parametrize("wrong", [{}, {"t0_0": []}, {f"t0_{i}": [np.zeros((2, 2, 3)), np.zeros((2, 2, 3))] for i in range(4)}])
+def test_views_that_the_learner_could_not_use_are_refused(tmp_path: Path, wrong: dict) -> None:
+    queue, (task, verdict) = ReviewQueue(tmp_path / "review.db"), update()
+    with pytest.raises(BadInput):
+        queue.put(task, verdict, QUESTION, {}, wrong)
+    assert queue.waiting() == 0
+
+
+def test_approved_gives_the_task_once(tmp_path: Path) -> None:
+    queue = ReviewQueue(tmp_path / "review.db")
+    id = put(queue)
+    task = queue.decide(id, "approved", "ann", "fine", now=160.0)
+    assert task is not None
+    assert (task.id, [t.reward for t in task.trajectories]) == (id, [1, 1, 1, 0])
+    assert queue.decide(id, "approved", "bob") is None  # a retry teaches nothing a second time
+    review = queue.list("approved")[0]
+    assert (review.reviewer, review.comment, review.decided_at) == ("ann", "fine", 160.0)
+    assert queue.list() == []
+    with pytest.raises(BadInput, match="already") as refused:
+        queue.decide(id, "rejected", "bob")
+    assert (refused.value.code, refused.value.fix is not None) == ("already_decided", True)
+    with pytest.raises(BadInput, match="already"):
+        queue.decide(id, "approved", "bob", answer="8")
+
+
+def test_rejected_teaches_nothing(tmp_path: Path) -> None:
+    queue = ReviewQueue(tmp_path / "review.db")
+    id = put(queue)
+    assert queue.decide(id, "rejected", "ann") is None
+    assert queue.decide(id, "rejected", "ann") is None
+    with pytest.raises(BadInput, match="already"):
+        queue.decide(id, "approved", "ann")
+    assert (queue.stats()["rejected"], queue.stats()["waiting"]) == (1, 0)
+
+
+def test_a_reviewers_answer_becomes_the_label(tmp_path: Path) -> None:
+    queue = ReviewQueue(tmp_path / "review.db", Rewards(weights={"accuracy": 2.0}))
+    id = put(queue)
+    task = queue.decide(id, "approved", "ann", answer=" 8 ")
+    assert task is not None
+    assert (task.pseudo_label, [t.reward for t in task.trajectories]) == ("8", [0, 0, 0, 2])
+    assert queue.decide(id, "approved", "ann", answer="8") is None
+    assert queue.stats()["corrected"] == 1
+    confirmed = queue.decide(put(queue, 1), "approved", "ann", answer="7")
+    assert confirmed is not None
+    assert [t.reward for t in confirmed.trajectories] == [1, 1, 1, 0]
+
+
+def test_bad_decisions_change_nothing(tmp_path: Path) -> None:
+    queue = ReviewQueue(tmp_path / "review.db")
+    id = put(queue)
+    for code, call in (
+        ("unknown_review", lambda: queue.decide("task_x", "approved", "ann")),
+        ("bad_decision", lambda: queue.decide(id, "maybe", "ann")),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(BadInput) as refused:
+            call()
+        assert refused.value.code == code
+    assert queue.waiting() == 1
+
+
+def test_what_waited_long_enough_is_due(tmp_path: Path) -> None:
+    queue = ReviewQueue(tmp_path / "review.db")
+    ids = [put(queue, number) for number in (2, 0, 1)]  # made at 102, 100 and 101
+    assert queue.due(161.0, 60.0) == [ids[1], ids[2]]
+    assert queue.due(161.0, None) == []
+    queue.decide(ids[1], "rejected", "ann")
+    assert queue.due(1e9, 60.0) == [ids[2], ids[0]]
+    assert [r.id for r in queue.list(limit=1)] == [ids[2]]
+    assert len(queue.list(None)) == 3
+
+
+def test_forgetting_takes_the_pictures_too(tmp_path: Path) -> None:
+    queue = ReviewQueue(tmp_path / "review.db")
+    secret = b"PICTURE-OF-SOMEBODY"
+    task, verdict = update(0, experience_id="exp_1")
+    queue.put(task, verdict, QUESTION, {"img0": secret}, views(task))
+    other = put(queue, 1, experience_id="exp_2")
+    assert queue.forget(["exp_1", "", "exp_9"]) == 1
+    assert [r.id for r in queue.list()] == [other]
+    assert len(queue.views(other)) == 4
+    assert secret not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    queue.decide(other, "approved", "ann", now=200.0)
+    assert (queue.prune(150.0), queue.prune(201.0)) == (0, 1)
+    assert queue.stats()["picture_bytes"] == 0
+
+
+def test_a_damaged_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "review.db").write_bytes(b"no database " * 100)
+    with pytest.raises(InfraFailure, match="review queue"):
+        ReviewQueue(tmp_path / "review.db")
+
+
+WRITER = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_review import put
+from pixelis.evolution.review import ReviewQueue
+queue = ReviewQueue({path!r})
+for number in range(10_000):
+    id = put(queue, number)
+    print("put", id, flush=True)
+    if number % 2:
+        queue.decide(id, "approved", "ann")
+        print("approved", id, flush=True)
+"""
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "review.db"
+    code = WRITER.format(tests=str(Path(__file__).parent), path=str(path))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        told = [writer.stdout.readline().split() for _ in range(31)]
+        os.kill(writer.pid, signal.SIGKILL)
+        told += [line.split() for line in writer.stdout if line.endswith("\n")]
+    queue = ReviewQueue(path)
+    states = {review.id: review.state for review in queue.list(None, 20_000)}
+    assert all(id in states for word, id in told if word == "put")
+    assert all(states[id] == "approved" for word, id in told if word == "approved")
+    assert all(len(queue.views(id)) == 4 for id in states)  # whole or not at all

@@ -1,0 +1,304 @@
+"""Votes of samples and neighbours: strategies, compatibility, provenance, and what never teaches."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.config import Evolution
+from pixelis.evolution.gate import gate
+from pixelis.evolution.vote import (
+    ABSTAINED,
+    COLD_START,
+    INSUFFICIENT,
+    NO_ANSWER,
+    OVERRULED,
+    TIE,
+    agreement_factor,
+    compatible,
+    direct,
+    majority,
+    neighbour_weight,
+    self_confidence,
+    vote,
+)
+from pixelis.records import Experience, Feedback, Media, Neighbour, Question, Trajectory, Turn, Verdict
+from pixelis.rewards.scorers import canonical
+
+QUESTION = Question(id="q", question="Which digit?", media=[Media(id="img0", uri="data:image/png;base64,AAAA")])
+NOW = 1_000_000.0
+STRATEGIES = ["majority", "weighted", "confidence", "ensemble"]
+Said = tuple[str | None, float]
+
+
+def voting(strategy: str = "majority", **values: Any) -> Evolution:
+    return Evolution(vote={"strategy": strategy, **values}, neighbours={"min_similarity": 0.9})
+
+
+def sample(said: Said, i: int = 0) -> Trajectory:
+    """A sample whose answer turn has this geometric mean probability."""
+    answer, probability = said
+    log_prob = math.log(probability) if probability else -math.inf
+    turns = [
+        Turn(role="user", tokens=[1]),
+        Turn(role="assistant", tokens=[2], log_probs=[-9.0]),  # a call: not the answer
+        Turn(role="tool", tokens=[3]),
+        Turn(role="assistant", tokens=[4, 5], log_probs=[log_prob, log_prob]),
+    ]
+    return Trajectory(id=f"t{i}", question_id="q", turns=turns, answer=answer)
+
+
+def samples(*said: Said) -> list[Trajectory]:
+    return [sample(one, i) for i, one in enumerate(said)]
+
+
+def neighbour(answer: str | None, similarity: float = 1.0, **changes: Any) -> Neighbour:
+    reason, confidence = changes.pop("reason", ""), changes.pop("confidence", 1.0)
+    verdict = Verdict(answer=answer, confidence=confidence, strategy="majority", reason=reason)
+    asked = Question(id="old", question=" which  DIGIT? ", media=[Media(id="img0", uri="memory:img0")])
+    fields = {"question": asked, "trajectory": Trajectory(question_id="old"), "verdict": verdict, "policy_version": 1}
+    experience = Experience(**{**fields, "created_at": NOW, "priority": 2.0, **changes})
+    return Neighbour(experience=experience, similarity=similarity)
+
+
+# -- the pinned values ----------------------------------------------------------------------------------------------
+
+
+def test_four_of_six_is_two_thirds() -> None:
+    verdict = vote(samples(*[("7", 0.9)] * 4, ("8", 0.9), ("9", 0.9)), [], voting(), QUESTION, NOW)
+    assert (verdict.answer, verdict.confidence, verdict.reason) == ("7", pytest.approx(0.667, abs=1e-3), "")
+
+
+def test_weighted_is_the_share_of_weight_times_the_agreement_factor() -> None:
+    verdict = vote(samples(("7", 0.9), ("7", 0.6), ("8", 0.5)), [], voting("weighted"), QUESTION, NOW)
+    assert verdict.answer == "7"
+    assert verdict.confidence == pytest.approx(1.5 / 2.0 * agreement_factor(2 / 3))
+    assert verdict.answer_weights == {"7": pytest.approx(1.5), "8": pytest.approx(0.5)}
+
+
+@pytest.mark.parametrize(("best", "confidence"), [(0.8, 0.8), (0.5, 0.5), (0.4, 0.2)])
+def test_confidence_takes_the_best_vote_and_halves_a_weak_one(best: float, confidence: float) -> None:
+    verdict = vote(samples(("7", 0.3), ("7", 0.3), ("8", best)), [], voting("confidence"), QUESTION, NOW)
+    assert (verdict.answer, verdict.confidence) == ("8", pytest.approx(confidence))
+
+
+def test_an_ensemble_is_the_mean_and_a_fifth_more_when_unanimous() -> None:
+    united = vote(samples(("7", 0.6), ("7", 0.5), ("7", 0.5), ("8", 0.2)), [], voting("ensemble"), QUESTION, NOW)
+    parts = [0.75, 1.6 / 1.8 * agreement_factor(0.75), 0.6]
+    assert (united.answer, united.confidence) == ("7", pytest.approx(min(1.0, 1.2 * sum(parts) / 3)))
+    assert united.strategies == {"majority": "7", "weighted": "7", "confidence": "7"}
+    split = vote(samples(("7", 0.5), ("7", 0.5), ("8", 0.9)), [], voting("ensemble"), QUESTION, NOW)
+    assert split.strategies == {"majority": "7", "weighted": "7", "confidence": "8"}
+    assert (split.answer, split.confidence) == ("7", pytest.approx((2 / 3 + 1 / 1.9 * agreement_factor(2 / 3) + 0.9) / 3))
+
+
+def test_an_unknown_strategy_is_an_error() -> None:
+    with pytest.raises(ValueError, match="strategy"):
+        voting("loudest")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_few_votes_give_the_own_answer_with_half_confidence(strategy: str) -> None:
+    verdict = vote(samples(("7", 0.8), ("8", 0.9)), [], voting(strategy), QUESTION, NOW)
+    assert (verdict.answer, verdict.self_answer, verdict.reason) == ("7", "7", INSUFFICIENT)
+    assert verdict.confidence == pytest.approx(0.25 if strategy == "majority" else 0.4)
+    assert not gate(verdict, Evolution(gate=0.0))
+
+
+def test_the_agreement_factor_rises_and_keeps_its_published_range() -> None:
+    values = [agreement_factor(i / 1000) for i in range(1001)]
+    assert values == sorted(values)
+    assert (values[0], values[1000]) == (0.5, 1.0)
+    assert max(b - a for a, b in itertools.pairwise(values)) < 0.001  # no step at .3 any more
+    assert agreement_factor(0.7) == pytest.approx(0.8)
+    assert all(0.7 < value <= 1 for value in values[501:])
+
+
+# -- confidence of a sample -----------------------------------------------------------------------------------------
+
+
+def test_self_confidence_is_of_the_answer_turn() -> None:
+    assert self_confidence(sample(("7", 0.8))) == pytest.approx(0.8)
+    assert self_confidence(sample(("7", 0.0))) == 0.0
+    assert self_confidence(Trajectory(question_id="q")) == 0.0
+    certain = Trajectory(question_id="q", turns=[Turn(role="assistant", tokens=[1], log_probs=[1e-7])])
+    assert self_confidence(certain) == 1.0  # rounding of the engine
+    broken = Trajectory(question_id="q", turns=[Turn(role="assistant", tokens=[1], log_probs=[math.nan])])
+    assert self_confidence(broken) == 0.0
+
+
+def test_the_cold_start_answers_directly_and_never_teaches() -> None:
+    verdict = direct(sample(("7", 0.8)))
+    assert (verdict.answer, verdict.strategy, verdict.reason) == ("7", "direct", COLD_START)
+    assert verdict.confidence == pytest.approx(0.8)
+    assert not gate(verdict, Evolution(gate=0.0))
+    assert (direct(sample((None, 0.8))).answer, direct(sample((None, 0.8))).confidence) == (None, 0.0)
+
+
+# -- neighbours -----------------------------------------------------------------------------------------------------
+
+SOUND = Feedback(correct=True)
+WRONG = Feedback(correct=False)
+
+
+@pytest.mark.parametrize(
+    ("other", "votes"),
+    [
+        (neighbour("7"), True),
+        (neighbour("7", 0.9), True),
+        (neighbour("7", 0.89), False),
+        (neighbour("7", math.nan), False),
+        (neighbour(None), False),
+        (neighbour(" "), False),
+        (neighbour("7", question=Question(id="o", question="Which letter?", media=QUESTION.media)), False),
+        (neighbour("7", question=Question(id="o", question="Which digit?")), False),
+        (neighbour("7", question=QUESTION.model_copy(update={"meta": {"options": ["7", "8"]}})), False),
+        (neighbour("7", reason=COLD_START, cold_start=True), False),
+        (neighbour("7", reason=TIE), False),
+        (neighbour("7", status="failed"), False),
+        (neighbour("7", status="archived"), False),
+        (neighbour("7", status="processed"), True),
+        (neighbour("7", feedback=[WRONG]), False),
+        (neighbour("7", feedback=[WRONG, SOUND]), True),
+        (neighbour("7", feedback=[SOUND, WRONG, Feedback(comment="hm")]), False),
+        (neighbour("7", feedback=[Feedback(answer="8")]), False),
+        (neighbour("7", feedback=[Feedback(answer=" 7 ")]), True),
+    ],
+)
+def test_who_is_compatible(other: Neighbour, votes: bool) -> None:
+    assert compatible(QUESTION, other, voting()) is votes
+    verdict = vote(samples(*[("7", 0.9)] * 3), [other], voting(), QUESTION, NOW)
+    assert len(verdict.votes) == 3 + votes
+    assert verdict.neighbours == 1
+
+
+def test_the_weight_of_a_neighbour() -> None:
+    def weight(**values: Any) -> float:
+        return neighbour_weight(neighbour("7", **values), Evolution(), NOW)
+
+    assert weight() == pytest.approx(1.0)
+    assert weight(confidence=0.6) == pytest.approx(0.6)
+    assert weight(similarity=0.96) == pytest.approx(0.96)
+    assert weight(created_at=NOW - 24 * 3600) == pytest.approx(math.exp(-1))
+    assert weight(created_at=NOW + 500) == pytest.approx(1.0)
+    assert weight(priority=0.5) == pytest.approx(0.625)
+    assert weight(retrievals=4, successes=1) == pytest.approx(0.625)
+    assert weight(retrievals=4, successes=0) == pytest.approx(0.5)
+
+
+def test_feedback_silences_and_never_casts_a_vote() -> None:
+    """Whoever answers 8 to every experience gets no vote for 8."""
+    poisoned = [neighbour("7", feedback=[Feedback(correct=False, answer="8")]) for _ in range(5)]
+    verdict = vote(samples(*[("7", 0.9)] * 3, ("8", 0.9)), poisoned, voting(), QUESTION, NOW)
+    assert (verdict.answer, verdict.confidence, len(verdict.votes)) == ("7", 0.75, 4)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_neighbours_that_overrule_the_samples_never_teach(strategy: str) -> None:
+    drawn, memory = samples(*[("7", 0.6)] * 3, (None, 0.9)), [neighbour("8") for _ in range(9)]
+    verdict = vote(drawn, memory, voting(strategy), QUESTION, NOW)
+    assert (verdict.answer, verdict.reason) == ("8", OVERRULED)
+    assert not gate(verdict, Evolution(gate=0.0))
+    torn = vote(samples(("7", 0.6), ("9", 0.6)), memory, voting(strategy), QUESTION, NOW)
+    assert (torn.answer, torn.reason) == ("8", OVERRULED)
+    silent = vote(samples((None, 0.9), (None, 0.9)), memory, voting(strategy), QUESTION, NOW)
+    assert (silent.answer, silent.reason) == ("8", OVERRULED)
+
+
+def test_neighbours_support_doubt_and_break_a_tie() -> None:
+    drawn = samples(*[("7", 0.9)] * 4, *[("8", 0.9)] * 2)
+    config = voting()
+    assert vote(drawn, [neighbour("7")] * 2, config, QUESTION, NOW).confidence == 0.75
+    assert vote(drawn, [neighbour("8")], config, QUESTION, NOW).confidence == pytest.approx(4 / 7)
+    tied = vote(samples(("8", 0.9), ("7", 0.9)), [neighbour("7")], config, QUESTION, NOW)
+    assert (tied.answer, tied.reason) == ("7", "")
+
+
+# -- verdicts -------------------------------------------------------------------------------------------------------
+
+
+def test_provenance_is_complete() -> None:
+    config = voting("weighted")
+    verdict = vote(
+        samples(("7", 0.9), ("8", 0.4), ("7", 0.8)), [neighbour("7", 0.95), neighbour("7", 0.1)], config, QUESTION, NOW
+    )
+    assert (verdict.self_answer, verdict.neighbours, verdict.strategy) == ("7", 2, "weighted")
+    assert [v.source for v in verdict.votes] == ["sample"] * 3 + ["neighbour"]
+    assert [v.id for v in verdict.votes[:3]] == ["t0", "t1", "t2"]
+    assert [v.confidence for v in verdict.votes] == pytest.approx([0.9, 0.4, 0.8, 1.0])
+    assert [v.weight for v in verdict.votes] == pytest.approx([0.9, 0.4, 0.8, 0.95])
+    assert [v.similarity for v in verdict.votes] == [None, None, None, 0.95]
+    assert verdict.votes[3].id.startswith("exp_")
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+def test_a_winner_below_the_abstain_share_is_no_answer() -> None:
+    drawn = samples(("7", 0.9), ("7", 0.9), ("8", 0.9), ("9", 0.9), (None, 0.9))
+    assert vote(drawn, [], voting(abstain=0.4), QUESTION, NOW).answer == "7"
+    verdict = vote(drawn, [], voting(abstain=0.41), QUESTION, NOW)
+    assert (verdict.answer, verdict.confidence, verdict.reason) == (None, 0.0, ABSTAINED)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nothing_to_vote_on(strategy: str) -> None:
+    for drawn in ([], samples((None, 0.9), ("  ", 0.9))):
+        verdict = vote(drawn, [], voting(strategy), QUESTION, NOW)
+        assert (verdict.answer, verdict.confidence, verdict.reason) == (None, 0.0, NO_ANSWER)
+
+
+SAID = st.lists(st.tuples(st.one_of(st.none(), st.sampled_from(["7", "8", " 7", "x", ""])), st.floats(0, 1)), max_size=9)
+FOUND = st.lists(
+    st.builds(
+        neighbour,
+        st.sampled_from(["7", "8", "x", None]),
+        st.floats(-1, 1),
+        confidence=st.floats(0, 1),
+        priority=st.floats(0.01, 9),
+        retrievals=st.integers(0, 3),
+        successes=st.integers(0, 3),
+        created_at=st.floats(0, 2e6),
+    ),
+    max_size=4,
+)
+
+
+@given(SAID, FOUND, st.sampled_from(STRATEGIES), st.randoms(use_true_random=False))
+def test_every_verdict_is_sound_and_a_clear_one_of_no_order(
+    said: list[Said], found: list[Neighbour], strategy: str, random
+) -> None:
+    drawn, config = samples(*said), voting(strategy)
+    verdict = vote(drawn, found, config, QUESTION, NOW)
+    assert 0 <= verdict.confidence <= 1
+    assert all(0 <= v.weight <= 1 for v in verdict.votes)
+    assert (verdict.answer is None) == (verdict.reason in (NO_ANSWER, ABSTAINED))
+    if verdict.answer is not None:
+        assert canonical(verdict.answer) in verdict.answer_weights
+    shuffled, moved = list(drawn), list(found)
+    random.shuffle(shuffled)
+    random.shuffle(moved)
+    again = vote(shuffled, moved, config, QUESTION, NOW)
+    if not verdict.reason:
+        assert any(canonical(t.answer or "") == canonical(verdict.answer or "") for t in drawn)  # a sample said so
+        assert again.answer is not None
+        assert canonical(again.answer) == canonical(verdict.answer or "")
+        assert (again.confidence, again.reason) == (pytest.approx(verdict.confidence), "")
+
+
+@given(SAID, st.floats(0.05, 1))
+def test_equal_weights_make_weighted_a_majority(said: list[Said], weight: float) -> None:
+    drawn = samples(*((answer, weight) for answer, _ in said))
+    even, weighted = (vote(drawn, [], voting(s), QUESTION, NOW) for s in ("majority", "weighted"))
+    assert (even.answer, even.reason) == (weighted.answer, weighted.reason)
+    if not even.reason:
+        assert weighted.confidence == pytest.approx(even.confidence * agreement_factor(even.confidence))
+
+
+@given(SAID)
+def test_the_vote_of_samples_is_the_majority_of_their_answers(said: list[Said]) -> None:
+    bare, full = majority([answer for answer, _ in said]), vote(samples(*said), [], voting(), QUESTION, NOW)
+    assert (bare.answer, bare.confidence, bare.reason) == (full.answer, full.confidence, full.reason)
