@@ -24,7 +24,7 @@ from pixelis.config import Rewards
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution.updates import relabel, unlabelled
 from pixelis.evolution.vote import agrees
-from pixelis.records import Question, Record, UpdateTask, Verdict
+from pixelis.records import Question, Record, Trajectory, UpdateTask, Verdict
 
 State = Literal["waiting", "approved", "rejected"]
 Rows = list[sqlite3.Row]
@@ -34,7 +34,7 @@ SCHEMA = 1
 TABLES = """
 CREATE TABLE IF NOT EXISTS reviews (
     id TEXT PRIMARY KEY, state TEXT NOT NULL, created_at REAL NOT NULL, experience TEXT NOT NULL,
-    question TEXT NOT NULL, verdict TEXT NOT NULL, task TEXT NOT NULL,
+    question TEXT NOT NULL, verdict TEXT NOT NULL, task TEXT NOT NULL, light TEXT NOT NULL,
     decided_at REAL, reviewer TEXT NOT NULL DEFAULT '', comment TEXT NOT NULL DEFAULT '', answer TEXT
 );
 CREATE INDEX IF NOT EXISTS by_state ON reviews (state, created_at);
@@ -133,15 +133,14 @@ class ReviewQueue:
                 parts.append((task.id, "view", trajectory.id, place, _keep(blobs, shape, np.ascontiguousarray(view).tobytes())))
         row = (
             *(task.id, "waiting", task.created_at, task.experience_id),
-            *(_portable(question).model_dump_json(), verdict.model_dump_json(), task.model_dump_json()),
+            *(r.model_dump_json() for r in (_portable(question), verdict, task, _light(task))),
         )
         with self._transaction():
             known = self.store.execute("SELECT 1 FROM reviews WHERE id = ?", (task.id,)).fetchone()
             if known:
                 return False
-            self.store.execute(
-                "INSERT INTO reviews (id, state, created_at, experience, question, verdict, task) VALUES (?,?,?,?,?,?,?)", row
-            )
+            columns = "id, state, created_at, experience, question, verdict, task, light"
+            self.store.execute(f"INSERT INTO reviews ({columns}) VALUES (?,?,?,?,?,?,?,?)", row)
             self.store.executemany("INSERT OR IGNORE INTO blobs VALUES (?,?,?)", [(key, *blob) for key, blob in blobs.items()])
             self.store.executemany("INSERT INTO parts VALUES (?,?,?,?,?)", parts)
         return True
@@ -149,15 +148,18 @@ class ReviewQueue:
     # -- out --------------------------------------------------------------------------------------------------------
 
     def list(self, state: State | None = "waiting", limit: int = 100) -> Reviews:
-        """At most ``limit`` reviews in this state (None: any), the oldest first where they wait, else the newest first."""
+        """At most ``limit`` reviews in this state (None: any), the oldest first where they wait, else the newest first.
+
+        For people to look at: the tasks come without tokens and log-probs, which take long to read. ``get`` has them.
+        """
         order = "created_at ASC, rowid ASC" if state == "waiting" else "created_at DESC, rowid DESC"
         rows = self._rows(f"SELECT * FROM reviews WHERE ? IS NULL OR state = ? ORDER BY {order} LIMIT ?", (state, state, limit))
-        return [_review(row) for row in rows]
+        return [_review(row, row["light"]) for row in rows]
 
     def get(self, id: str) -> Review | None:
         """The review of this id, None when there is none."""
         rows = self._rows("SELECT * FROM reviews WHERE id = ?", (id,))
-        return _review(rows[0]) if rows else None
+        return _review(rows[0], rows[0]["task"]) if rows else None
 
     def pictures(self, id: str) -> dict[str, bytes]:
         """PNG bytes by image id of what the shown trajectory saw; empty for an unknown id."""
@@ -328,14 +330,24 @@ def _portable(question: Question) -> Question:
     return unlabelled(question).model_copy(update={"media": media})
 
 
-def _review(row: sqlite3.Row) -> Review:
+def _light(task: UpdateTask) -> UpdateTask:
+    """The task without tokens and log-probs."""
+
+    def light(trajectory: Trajectory) -> Trajectory:
+        turns = [turn.model_copy(update={"tokens": [], "log_probs": []}) for turn in trajectory.turns]
+        return trajectory.model_copy(update={"turns": turns})
+
+    return task.model_copy(update={"trajectories": [light(t) for t in task.trajectories]})
+
+
+def _review(row: sqlite3.Row, task: str) -> Review:
     return Review(
         id=row["id"],
         state=row["state"],
         created_at=row["created_at"],
         question=Question.model_validate_json(row["question"]),
         verdict=Verdict.model_validate_json(row["verdict"]),
-        task=UpdateTask.model_validate_json(row["task"]),
+        task=UpdateTask.model_validate_json(task),
         decided_at=row["decided_at"],
         reviewer=row["reviewer"],
         comment=row["comment"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from pixelis.config import Evolution, Rewards
@@ -100,3 +101,10 @@ class DropOldest(Generic[Item]):
     def take(self, count: int) -> list[Item]:
         """Up to ``count`` items, oldest first."""
         return [self.items.popleft() for _ in range(min(count, len(self.items)))]
+
+    def remove(self, unwanted: Callable[[Item], bool]) -> int:
+        """Take out what is unwanted, keep the order of the rest; returns how many went."""
+        kept = [item for item in self.items if not unwanted(item)]
+        gone = len(self.items) - len(kept)
+        self.items = deque(kept, maxlen=self.items.maxlen)
+        return gone

@@ -68,7 +68,9 @@ def test_what_was_put_comes_back(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "a" / "review.db")
     review = queue.get(task.id)
     assert review is not None
-    assert queue.list() == [review]
+    (listed,) = queue.list()
+    assert listed.model_copy(update={"task": task}) == review
+    assert [t.token_ids() for t in listed.task.trajectories] == [[]] * 4
     assert (review.task, review.verdict, review.state, queue.waiting()) == (task, verdict, "waiting", 1)
     assert review.question.question == "which digit?"
     assert "AAAA" not in review.model_dump_json()

@@ -189,7 +189,7 @@ def test_a_task_becomes_the_learners_group() -> None:
     assert unit.question.media == []
 
 
-@given(st.integers(1, 6), st.lists(st.one_of(st.integers(0, 99), st.just("take")), max_size=40))
+@given(st.integers(1, 6), st.lists(st.one_of(st.integers(0, 99), st.sampled_from(["take", "odd"])), max_size=40))
 def test_the_queue_keeps_the_newest_and_counts_the_rest(limit: int, moves: list) -> None:
     queue: DropOldest[int] = DropOldest(limit)
     model: list[int] = []
@@ -198,6 +198,9 @@ def test_the_queue_keeps_the_newest_and_counts_the_rest(limit: int, moves: list)
         if move == "take":
             assert queue.take(2) == model[:2]
             model = model[2:]
+        elif move == "odd":
+            assert queue.remove(lambda item: item % 2 == 1) == sum(item % 2 for item in model)
+            model = [item for item in model if item % 2 == 0]
         else:
             queue.push(move)
             model.append(move)
