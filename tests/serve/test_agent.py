@@ -1,0 +1,424 @@
+"""The agent behind the gateway, in front of scripted generators, real memory shards and the real Embedder."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import io
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from PIL import Image
+from ray.actor import ActorHandle
+from scripted import ScriptedGenerator, picture_url
+
+from pixelis.actors.embedder import Embedder
+from pixelis.actors.memory import place_shards
+from pixelis.config import load
+from pixelis.engines import SamplingParams
+from pixelis.errors import BadInput, InfraFailure
+from pixelis.evolution import privacy
+from pixelis.records import Feedback, Question, UpdateTask, Verdict
+from pixelis.serve.agent import Agent
+from pixelis.serve.backends import Backends
+from pixelis.serve.events import Answer, Ask, TurnEvent
+
+pytestmark = pytest.mark.slow
+
+GENERATORS = ("agent-generator-0", "agent-generator-1")
+
+
+@ray.remote(num_cpus=0)
+class Listener:
+    """Hears what an Evolution actor would."""
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[UpdateTask, Any, Verdict, Question]] = []
+        self.said: list[tuple[str, Feedback]] = []
+
+    async def submit(self, task: UpdateTask, views: list[ray.ObjectRef], verdict: Verdict, question: Question) -> bool:
+        self.tasks.append((task, await views[0], verdict, question))
+        return True
+
+    async def feedback(self, experience_id: str, feedback: Feedback) -> None:
+        self.said.append((experience_id, feedback))
+
+    async def heard(self) -> tuple[list[Any], list[Any]]:
+        return self.tasks, self.said
+
+
+@pytest.fixture(scope="module")
+def generators(ray_cluster: None) -> Iterator[list[ActorHandle]]:
+    actors = [ScriptedGenerator.options(name=name).remote(i) for i, name in enumerate(GENERATORS)]
+    ray.get([actor.health.remote() for actor in actors])
+    yield actors
+    for actor in actors:
+        ray.kill(actor)
+
+
+@pytest.fixture(scope="module")
+def embedder(ray_cluster: None) -> Iterator[str]:
+    actor = Embedder.options(name="agent-embedder", num_cpus=0.1).remote(load(None, []))
+    ray.get(actor.health.remote())
+    yield "agent-embedder"
+    ray.kill(actor)
+
+
+class House:
+    """A memory and a listener of their own behind the agents of a test; ``overrides`` are an agent's alone."""
+
+    def __init__(self, folder: Path, name: str, embedder: str | None, *overrides: str):
+        # The clock of a busy machine is no concern of most tests.
+        self.fixed = [f"run.dir={folder}", "memory.cpus=0", "evolution.cold_start=0", "memory.deadline_s=5", *overrides]
+        names, self.shards = place_shards(load(None, self.fixed), name)
+        self.listener = Listener.options(name=f"{name}-evolution").remote()
+        ray.get([shard.health.remote() for shard in self.shards])
+        self.backends = Backends(GENERATORS, "pixelis", f"{name}-evolution", tuple(names), embedder)
+
+    def agent(self, *overrides: str) -> Agent:
+        return Agent(load(None, [*self.fixed, *overrides]), self.backends)
+
+    def close(self) -> None:
+        for actor in [*self.shards, self.listener]:
+            ray.kill(actor)
+
+    def heard(self) -> tuple[dict[str, tuple[Any, ...]], dict[str, Feedback]]:
+        """Tasks with what came along, and feedback, by experience id."""
+        tasks, said = ray.get(self.listener.heard.remote())
+        return {one[0].experience_id: one for one in tasks}, dict(said)
+
+    def totals(self) -> dict[str, int]:
+        stats = ray.get([shard.stats.remote() for shard in self.shards])
+        return {name: sum(s[name] for s in stats) for name in ("size", "added", "retrievals", "successes")}
+
+    def since(self, before: dict[str, int]) -> dict[str, int]:
+        return {name: count - before[name] for name, count in self.totals().items()}
+
+
+@pytest.fixture(scope="module")
+def home(generators: list[ActorHandle], embedder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    house = House(tmp_path_factory.mktemp("home"), "agent-home", embedder, "memory.shards=2")
+    yield house
+    house.close()
+
+
+def ask(question: str, size: tuple[int, int] = (40, 30), **changes: Any) -> Ask:
+    given = {"samples": 4, "sampling": SamplingParams(), "max_turns": 3, **changes}
+    return Ask(question, [picture_url(size)], **given)
+
+
+def plain(**changes: Any) -> Agent:
+    return Agent(load(None, []), Backends(GENERATORS, "pixelis", **changes))
+
+
+def run(work: Coroutine[Any, Any, Any], seconds: float = 30.0) -> Any:
+    return asyncio.run(asyncio.wait_for(work, seconds))
+
+
+async def until(true: Callable[[], Awaitable[bool] | bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while True:
+            answer = true()
+            if answer if isinstance(answer, bool) else await answer:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def counted(generators: list[ActorHandle], name: str) -> int:
+    return sum([(await g.counters.remote()).get(name, 0) for g in generators])
+
+
+# -- answers and events -------------------------------------------------------------------------------------------------
+
+
+def test_samples_vote(generators: list[ActorHandle]) -> None:
+    answer = run(plain().answer(ask("say 8,7,7,7")))
+    assert (answer.verdict.answer, answer.verdict.confidence, answer.winner.answer) == ("7", 0.75, "7")
+    assert answer.winner is answer.group.trajectories[1]
+    assert (answer.neighbours, answer.cold_start, answer.experience_id) == ([], False, None)
+
+
+def test_turns_come_as_they_happen(generators: list[ActorHandle]) -> None:
+    async def watch() -> tuple[list[TurnEvent], list[float], Answer]:
+        events, times = [], []
+        async for item in plain().stream(ask("say 7 pause 0.2", samples=2)):
+            if isinstance(item, Answer):
+                return events, times, item
+            events.append(item)
+            times.append(time.monotonic())
+        raise AssertionError("no answer")
+
+    events, times, answer = run(watch())
+    assert [(e.sample, e.samples, e.turn.role, e.attempt) for e in events] == [
+        (sample, 2, role, 0) for role in ("assistant", "tool", "assistant") for sample in (0, 1)
+    ]
+    assert times[-1] - times[0] > 0.35  # two pauses lie between, the events did not wait for the answer
+    seen = events[2]
+    assert seen.turn.observation is not None
+    assert (seen.images[0].id, seen.images[0].box) == ("obs1", (0.25, 0.25, 0.75, 0.75))
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(seen.images[0].uri.partition(",")[2]))))
+    assert (pixels == 200).all()
+    assert all(not e.turn.tokens and not e.turn.log_probs for e in events)
+    assert TurnEvent.model_validate_json(seen.model_dump_json()) == seen
+    assert answer.verdict.answer == "7"
+    assert all(t.turns[-1].tokens for t in answer.group.trajectories)
+    assert len(run(_views(answer))[answer.winner.id]) == 2
+
+
+async def _views(answer: Answer) -> Any:
+    return await answer.views
+
+
+def test_bad_pictures_are_refused_before_any_event(generators: list[ActorHandle]) -> None:
+    bad = Ask("say 7", ["data:image/png;base64,AAAA"], 1, SamplingParams())
+
+    async def first() -> Any:
+        return await anext(plain().stream(bad))
+
+    for work in (first(), plain().answer(bad)):
+        with pytest.raises(BadInput) as refused:
+            run(work)
+        assert refused.value.code.startswith("image_")
+    with pytest.raises(BadInput, match="not to our taste"):  # what the generator's toolbox says passes through
+        run(plain().answer(ask("nested")))
+
+
+# -- failures and deadlines ---------------------------------------------------------------------------------------------
+
+
+def test_another_generator_takes_over(generators: list[ActorHandle]) -> None:
+    agent = plain()
+    assert run(agent.answer(ask("say 7 refuse0 refuse0"))).verdict.answer == "7"
+    with pytest.raises(InfraFailure, match="no generator"):
+        run(agent.answer(ask("refuse0 refuse1")))
+    assert not +agent.pool.running
+
+
+def test_a_generator_that_dies_in_the_middle_begins_a_new_attempt(generators: list[ActorHandle]) -> None:
+    async def watch() -> list[Any]:
+        return [item async for item in plain().stream(ask("say 7 pause 0.1 fall0", samples=2))]
+
+    *events, answer = run(watch())
+    attempts = [event.attempt for event in events]
+    assert attempts == sorted(attempts)
+    assert attempts[0] == 0
+    assert attempts.count(1) == 6
+    assert answer.verdict.answer == "7"
+    ray.get(generators[0].health.remote(), timeout=20)  # back for the other tests
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_ends_the_work(generators: list[ActorHandle], stream: bool) -> None:
+    async def late() -> float:
+        agent = plain()
+        before = await counted(generators, "cancelled")
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(agent.stream(ask("wait 30"))) if stream else agent.answer(ask("wait 30")), 0.5)
+        waited = time.monotonic() - began
+        assert not +agent.pool.running
+
+        async def ended() -> bool:
+            return await counted(generators, "cancelled") > before
+
+        await until(ended, 5)
+        return waited
+
+    assert run(late()) < 2
+
+
+def test_who_leaves_in_the_middle_ends_the_work(generators: list[ActorHandle]) -> None:
+    async def leave() -> None:
+        before = await counted(generators, "closed")
+        async with contextlib.aclosing(plain().stream(ask("say 7 pause 20"))) as items:
+            await anext(items)
+
+        async def ended() -> bool:
+            return await counted(generators, "closed") > before
+
+        await until(ended, 5)
+
+    run(leave())
+
+
+# -- memory and evolution -----------------------------------------------------------------------------------------------
+
+
+def test_a_cold_memory_answers_directly_and_teaches_nothing(home: House) -> None:
+    before = home.totals()
+    threshold = before["size"] + 2
+
+    async def talk() -> list[Answer]:
+        answers = []
+        for _ in range(3):
+            agent = home.agent(f"evolution.cold_start={threshold}")
+            answers.append(await agent.answer(ask("say 7 when it is cold")))
+            await agent.drain()
+        assert agent.memory is not None
+        stored = [await agent.memory.get(answer.experience_id or "") for answer in answers]
+        assert [(e.cold_start, e.priority) for e in stored if e] == [(True, 0.9), (True, 0.9), (False, 0.25)]
+        return answers
+
+    *cold, warm = run(talk())
+    for answer in cold:
+        assert (answer.verdict.strategy, answer.verdict.reason, answer.verdict.neighbours) == ("direct", "cold_start", 0)
+        assert (len(answer.group.trajectories), answer.retrieval_id, answer.cold_start) == (1, "", True)
+    assert warm.verdict.strategy == "majority"
+    assert len(warm.group.trajectories) == 4
+    assert {cold[0].experience_id, cold[1].experience_id} <= {n.experience.id for n in warm.neighbours}
+    assert all(v.source == "sample" for v in warm.verdict.votes)  # cold answers have no vote
+    tasks, _ = home.heard()
+    assert warm.experience_id in tasks
+    assert not {cold[0].experience_id, cold[1].experience_id} & set(tasks)
+    assert home.since(before)["successes"] == 0
+
+
+def test_an_answer_is_remembered_and_learnt_from(home: House) -> None:
+    async def talk() -> tuple[Answer, Any, Any]:
+        agent = home.agent()
+        answer = await agent.answer(ask("say 7,7,7,8 write to jane.doe@example.org", user="jane"))
+        await agent.drain()
+        assert agent.memory is not None
+        return answer, await agent.memory.get(answer.experience_id or ""), await agent.memory.pictures(answer.experience_id or "")
+
+    answer, kept, pictures = run(talk())
+    assert kept.verdict.answer == "7"
+    assert kept.priority == pytest.approx(0.5 * 0.25 + 0.25)
+    assert kept.user == privacy.pseudonym("jane")
+    text = kept.model_dump_json()
+    assert "data:image" not in text
+    assert "jane" not in text
+    assert "[EMAIL_" in kept.question.question
+    assert set(pictures) == {"img0", "obs1"}
+    assert Image.open(io.BytesIO(pictures["obs1"])).size == (8, 8)
+    task, views, verdict, question = home.heard()[0][answer.experience_id or ""]
+    assert (task.pseudo_label, task.confidence) == ("7", 0.75)
+    assert task.trajectories[3].reward < task.trajectories[0].reward
+    assert set(views) == {t.id for t in task.trajectories}
+    assert verdict.answer == "7"
+    assert "jane" not in question.model_dump_json()
+    assert "data:image" not in task.model_dump_json()
+
+
+def test_the_same_question_is_found_again_and_success_told_once(home: House) -> None:
+    before = home.totals()
+
+    async def talk() -> Answer:
+        agent = home.agent("evolution.neighbours.k=1")
+        await agent.answer(ask("say 7 once more, joe.blow@example.org", (31, 41), remember=True))
+        await agent.drain()
+        middle = home.totals()
+        answer = await agent.answer(ask("say 7 once more, joe.blow@example.org", (31, 41)))
+        await agent.drain()
+        assert home.since(middle)["successes"] == 1
+        return answer
+
+    answer = run(talk())
+    assert [n.similarity for n in answer.neighbours] == [pytest.approx(1.0, abs=1e-4)]
+    assert [(v.answer, v.id) for v in answer.verdict.votes if v.source == "neighbour"] == [
+        ("7", answer.neighbours[0].experience.id)
+    ]
+    assert (answer.verdict.neighbours, answer.verdict.partial) == (1, False)
+    assert home.since(before)["size"] == 2
+
+
+def test_what_is_doubtful_or_not_wanted_is_not_learnt_from(home: House) -> None:
+    before = home.totals()
+
+    async def talk() -> list[str | None]:
+        agent = home.agent()
+        doubtful = await agent.answer(ask("say 7,7,8,9 of doubt"))
+        unused = await agent.answer(ask("say 7 of no use", learn=False))
+        unkept = await agent.answer(ask("say 7 of no trace", remember=False, learn=False))
+        await agent.drain()
+        assert (agent.counts["gated"], agent.counts["remembered"], agent.counts["update_sent"]) == (1, 2, 0)
+        return [doubtful.experience_id, unused.experience_id, unkept.experience_id]
+
+    ids = run(talk())
+    assert ids[2] is None
+    assert home.since(before)["size"] == 2
+    assert not set(ids) & set(home.heard()[0])
+
+
+def test_read_only_writes_nothing(home: House) -> None:
+    run(_answered(home.agent(), ask("say 7 to read")))
+    before, heard = home.totals(), [set(part) for part in home.heard()]
+    agent = home.agent("serve.read_only=true", "evolution.cold_start=1000")
+    answer = run(_answered(agent, ask("say 7 to read")))
+    assert (answer.verdict.answer, len(answer.group.trajectories), answer.experience_id) == ("7", 4, None)
+    assert answer.neighbours
+    with pytest.raises(BadInput):
+        run(agent.feedback(answer.neighbours[0].experience.id, Feedback(correct=True)))
+    assert home.totals() == before
+    assert [set(part) for part in home.heard()] == heard
+
+
+async def _answered(agent: Agent, asked: Ask) -> Answer:
+    answer = await agent.answer(asked)
+    await agent.drain()
+    return answer
+
+
+def test_feedback_reaches_the_experience_at_once_and_evolution(home: House) -> None:
+    async def talk() -> Any:
+        agent = home.agent()
+        answer = await agent.answer(ask("say 7 and be told"))
+        said = Feedback(correct=False, answer="8", comment="ask jane.doe@example.org")
+        kept = await agent.feedback(answer.experience_id or "", said)  # sooner than the experience is stored
+        assert kept.id == answer.experience_id
+        await agent.drain()
+        return kept
+
+    kept = run(talk())
+    told = home.heard()[1][kept.id]
+    assert (told.answer, told.correct) == ("8", False)
+    assert told == kept.feedback[0]
+    assert "jane" not in told.comment
+    assert told.created_at > 0
+    with pytest.raises(BadInput):
+        run(home.agent().feedback("exp_unknown", Feedback(correct=True)))
+
+
+def test_a_full_background_skips_and_never_delays(home: House) -> None:
+    async def talk() -> None:
+        agent = home.agent("evolution.queue=1")
+        answers = await asyncio.gather(*(agent.answer(ask("say 7 at once")) for _ in range(3)))
+        await agent.drain()
+        kept = [a for a in answers if a.experience_id is not None]
+        assert len(kept) == agent.counts["remembered"] >= 1
+        assert agent.counts["skipped"] == 3 - len(kept)
+        assert not agent.learning.background
+
+    run(talk())
+
+
+def test_a_dead_memory_or_embedder_costs_its_deadline_only(home: House, tmp_path: Path) -> None:
+    async def talk(house: House, kill: bool) -> None:
+        agent = house.agent("memory.deadline_s=0.3")
+        await agent.answer(ask("say 7"))
+        for shard in house.shards if kill else []:
+            ray.kill(shard)
+        began = time.monotonic()
+        answer = await agent.answer(ask("say 7", samples=3))
+        assert time.monotonic() - began < 2
+        assert (answer.verdict.partial, answer.verdict.answer, len(answer.verdict.votes)) == (True, "7", 3)
+        for task in agent.learning.background.values():
+            task.cancel()
+
+    home.backends, whole = dataclasses.replace(home.backends, embedder="agent-nobody"), home.backends
+    try:
+        run(talk(home, kill=False))
+    finally:
+        home.backends = whole
+    doomed = House(tmp_path, "agent-doomed", whole.embedder)
+    try:
+        run(talk(doomed, kill=True))
+    finally:
+        doomed.close()

@@ -1,0 +1,96 @@
+"""A real Generator on nano: episodes streamed turn by turn, and what is left of them when nobody waits any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.actor import ActorHandle
+from scripted import picture_url
+
+from pixelis.actors.generator import Generator
+from pixelis.actors.policy_store import PolicyStore
+from pixelis.config import load
+from pixelis.engines import SamplingParams
+from pixelis.records import Group, Media, Question
+from pixelis.serve.agent import Agent
+from pixelis.serve.backends import Backends
+from pixelis.serve.events import Answer, Ask
+
+pytestmark = pytest.mark.slow
+
+OVERRIDES = ["toolbox.workers=1", "toolbox.cpus=0", "dialogue.max_turns_test=3"]
+
+
+@pytest.fixture(scope="module")
+def generator(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActorHandle]:
+    folder: Path = tmp_path_factory.mktemp("streaming")
+    store = PolicyStore.options(name="streaming-store").remote(str(folder))
+    config = load(None, [*OVERRIDES, f"run.dir={folder}"])
+    actor = Generator.options(name="streaming-generator", num_cpus=0.1).remote(config, "streaming-store")
+    ray.get(actor.ready.remote(), timeout=60)
+    yield actor
+    for one in (actor, store):
+        ray.kill(one)
+
+
+def question() -> Question:
+    media = [Media(id="img0", uri=picture_url((64, 64)))]
+    return Question(id="q", question="How many shapes are there?", media=media)
+
+
+def test_a_streamed_group_is_what_its_events_said(generator: ActorHandle) -> None:
+    async def listen() -> tuple[list[Any], Group, dict[str, Any]]:
+        items = []
+        async for ref in generator.stream.remote(question(), "g", 3, SamplingParams(1.0, seed=5), True, 3):
+            items.append(await ref)
+        *events, group, views = items
+        return events, group, views
+
+    events, group, views = asyncio.run(asyncio.wait_for(listen(), 60))
+    assert set(views) == {t.id for t in group.trajectories}
+    for sample, trajectory in enumerate(group.trajectories):
+        told = [(turn, added) for s, turn, added in events if s == sample]
+        after = [turn for turn in trajectory.turns if turn.role in ("assistant", "tool")]
+        assert [t.text for t, _ in told] == [t.text for t in after]
+        assert [t.role for t, _ in told] == [t.role for t in after]
+        assert all(not t.tokens and not t.log_probs for t, _ in told)
+        assert sum(len(added) for _, added in told) == len(views[trajectory.id]) - 1
+        assert all(turn.tokens for turn in trajectory.turns)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_cancelled_episodes_leave_no_session(generator: ActorHandle, stream: bool) -> None:
+    """An open session would hold back the next version for ever."""
+
+    async def leave() -> None:
+        agent = Agent(load(None, OVERRIDES), Backends(("streaming-generator",), "pixelis"))
+        asked = Ask("How many shapes are there?", [picture_url((64, 64))], 8, SamplingParams(1.0), max_turns=3)
+        with contextlib.suppress(TimeoutError):  # quick machines may be done with the first
+            for seconds in (0.02, 0.05, 0.1):
+                if stream:
+                    async with asyncio.timeout(5), contextlib.aclosing(agent.stream(asked)) as items:
+                        await anext(items)
+                else:
+                    await asyncio.wait_for(agent.answer(asked), seconds)
+        async with asyncio.timeout(10):
+            while (told := await generator.health.remote())["sessions"] or told["pending"]:
+                await asyncio.sleep(0.05)
+        assert await generator.load.remote(0) == 0
+        assert isinstance(await agent.answer(asked), Answer)
+
+    asyncio.run(asyncio.wait_for(leave(), 60))
+
+
+def test_a_caller_may_ask_for_shorter_turns(generator: ActorHandle) -> None:
+    async def short() -> Group:
+        refs = generator.rollout.remote(question(), "short", 2, SamplingParams(1.0, max_tokens=2), False, 1)
+        return await refs[0]
+
+    group = asyncio.run(asyncio.wait_for(short(), 60))
+    assert all(len(t.turns[-1].tokens) <= 2 for t in group.trajectories)
