@@ -228,6 +228,7 @@ class AuditLog:
         if torn:
             text = torn[:TORN_KEPT].decode("utf-8", "replace")
             self._append("repair", "audit", "cut", "success", {"file": path.name, "bytes": len(torn), "text": text})
+        self._retain(time.time())
         self._pack(self._number)
 
     def _cut(self) -> bytes:

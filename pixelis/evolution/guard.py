@@ -11,6 +11,7 @@ from pixelis.config import Guard
 STEP = 1.2
 WINDOW = 100
 LEAST = 10
+ROUNDING = 1e-9
 
 
 class Beta:
@@ -33,7 +34,7 @@ class Beta:
     @property
     def mean_kl(self) -> float | None:
         """Mean of the last measurements; None before the first."""
-        return sum(self.measured) / len(self.measured) if self.measured else None
+        return math.fsum(self.measured) / len(self.measured) if self.measured else None
 
     def update(self, kl: float) -> float:
         """Take the KL of an update into account and return the beta of the next. One that is not finite counts for nothing."""
@@ -41,9 +42,9 @@ class Beta:
             self.measured.append(kl)
             mean = self.mean_kl
             if self.config.mode == "auto" and mean is not None and len(self.measured) >= LEAST:
-                if mean > self.config.target + self.config.tolerance:
+                if mean - self.config.target > self.config.tolerance + ROUNDING:
                     self.beta = self._bounded(self.beta * STEP)
-                elif mean < self.config.target - self.config.tolerance:
+                elif self.config.target - mean > self.config.tolerance + ROUNDING:
                     self.beta = self._bounded(self.beta / STEP)
         return self.beta
 

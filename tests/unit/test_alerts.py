@@ -1,0 +1,154 @@
+"""Alerts: the built-in thresholds, cooldowns through the public entry point, and channels that never disturb the service."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from pixelis.config import Alerts
+from pixelis.config.online import Threshold
+from pixelis.errors import BadConfig
+from pixelis.evolution.alerts import Alerter
+
+URL = "PIXELIS_ALERT_WEBHOOK"
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[HTTPServer, list[dict]]]:
+    """A webhook's other end: what was posted; answers with `server.status`."""
+    bodies: list[dict] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(self.server.status)  # type: ignore[attr-defined]
+            self.send_header("location", "/elsewhere")
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server.status = 200  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield server, bodies
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("metric", "good", "bad", "severity", "cooldown"),
+    [
+        ("update_rate", 0.01, 0.0, "warning", 600),
+        ("faiss_failure_rate", 0.1, 0.11, "critical", 300),
+        ("mean_kl", 0.2, 0.21, "warning", 300),
+        ("queue_size", 900, 901, "warning", 180),
+        ("queue_fill", 0.9, 0.95, "warning", 180),
+        ("memory_usage", 0.9, 0.91, "critical", 300),
+        ("p99_latency", 2.0, 2.5, "warning", 600),
+    ],
+)
+def test_built_in_thresholds_and_their_cooldowns(metric, good, bad, severity, cooldown):
+    alerter = Alerter(Alerts(), environment={})
+    assert alerter.look({metric: good}, now=0) == []
+    (alert,) = alerter.look({metric: bad}, now=1)
+    assert (alert.metric, alert.value, alert.severity, alert.component) == (metric, bad, severity, "service")
+    assert alerter.look({metric: bad}, now=cooldown) == []
+    assert len(alerter.look({metric: bad}, now=1 + cooldown)) == 1
+    assert alerter.statistics() == {f"severity/{severity}": 2, "component/service": 2, "suppressed": 1}
+
+
+def test_extra_thresholds_add_to_the_built_in_ones():
+    alerter = Alerter(Alerts(extra=[Threshold(metric="refused", over=5)]), environment={})
+    assert {a.metric for a in alerter.look({"refused": 6, "mean_kl": 0.3}, now=0)} == {"refused", "mean_kl"}
+
+
+def test_a_cooldown_is_of_one_component_and_one_metric():
+    alerter = Alerter(Alerts(), environment={})
+    assert len(alerter.look({"mean_kl": 1.0}, now=0, component="learner")) == 1
+    assert len(alerter.look({"mean_kl": 1.0}, now=1, component="canary")) == 1
+    assert len(alerter.look({"queue_size": 1000}, now=1, component="learner")) == 1
+    assert alerter.look({"mean_kl": 1.0, "queue_size": 1000}, now=2, component="learner") == []
+
+
+def test_a_louder_alert_passes_the_cooldown_and_a_quieter_one_does_not():
+    alerter = Alerter(Alerts(extra=[Threshold(metric="mean_kl", over=0.5, severity="critical")]), environment={})
+    assert [a.severity for a in alerter.look({"mean_kl": 0.3}, now=0)] == ["warning"]
+    assert [a.severity for a in alerter.look({"mean_kl": 0.6}, now=1)] == ["critical"]
+    assert alerter.look({"mean_kl": 0.3}, now=2) == []
+
+
+def test_what_is_not_measured_is_not_judged():
+    alerter = Alerter(Alerts(), environment={})
+    assert alerter.look({"mean_kl": float("nan"), "unknown": 1e9}, now=0) == []
+    assert len(alerter.look({"mean_kl": float("inf")}, now=0)) == 1
+
+
+def test_alerts_reach_log_file_and_ring(tmp_path, caplog):
+    alerter = Alerter(Alerts(), tmp_path / "run", environment={})
+    with caplog.at_level(logging.INFO, logger="pixelis"):
+        alerter.look({"memory_usage": 0.95}, now=7.0)
+        alerter.look({"mean_kl": 0.5}, now=8.0)
+    assert [record.levelname for record in caplog.records] == ["CRITICAL", "WARNING"]
+    written = [json.loads(line) for line in (tmp_path / "run" / "alerts.jsonl").read_text().splitlines()]
+    assert [(w["time"], w["metric"], w["limit"], w["side"]) for w in written] == [
+        (7.0, "memory_usage", 0.9, "over"),
+        (8.0, "mean_kl", 0.2, "over"),
+    ]
+    assert [alert.metric for alert in alerter.recent(5)] == ["mean_kl", "memory_usage"]
+    assert alerter.recent(0) == []
+
+
+def test_a_file_that_takes_nothing_is_counted(tmp_path):
+    (tmp_path / "run").write_text("no folder")
+    alerter = Alerter(Alerts(), tmp_path / "run", environment={})
+    assert len(alerter.look({"mean_kl": 0.5}, now=0)) == 1
+    assert alerter.statistics()["file_failed"] == 1
+
+
+def test_the_webhook_gets_the_alert(receiver):
+    server, bodies = receiver
+    alerter = Alerter(Alerts(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"})
+    alerter.look({"memory_usage": 0.95}, now=7.0)
+    alerter.close()
+    (body,) = bodies
+    assert body["text"] == "pixelis critical: service memory_usage is 0.95, above 0.9"
+    assert (body["metric"], body["value"], body["time"]) == ("memory_usage", 0.95, 7.0)
+    assert alerter.statistics()["webhook_sent"] == 1
+
+
+@pytest.mark.parametrize("status", [500, 307])
+def test_a_failing_webhook_is_counted_not_raised_and_its_secret_not_logged(receiver, caplog, status):
+    server, bodies = receiver
+    server.status = status
+    alerter = Alerter(Alerts(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"})
+    with caplog.at_level(logging.DEBUG):
+        assert len(alerter.look({"mean_kl": 0.5}, now=0)) == 1
+        alerter.close()
+    assert alerter.statistics()["webhook_failed"] == 1
+    assert len(bodies) == 1  # a redirect is not followed
+    assert "webhook failed" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
+def test_a_webhook_that_nobody_listens_to(receiver):
+    server, _ = receiver
+    port = server.server_port
+    server.shutdown()
+    server.server_close()
+    alerter = Alerter(Alerts(), environment={URL: f"http://127.0.0.1:{port}/"})
+    alerter.look({"mean_kl": 0.5}, now=0)
+    alerter.close()
+    assert alerter.statistics()["webhook_failed"] == 1
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/x", "host/path", "http://"])
+def test_a_webhook_must_be_http(url):
+    with pytest.raises(BadConfig, match=URL):
+        Alerter(Alerts(), environment={URL: url})

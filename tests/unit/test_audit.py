@@ -1,0 +1,425 @@
+"""The audit log: every change of a line shows, rotation and retention keep the chain, crashes and second writers do no harm."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pixelis.config import Audit
+from pixelis.errors import BadInput, InfraFailure, MissingFile
+from pixelis.evolution import audit
+from pixelis.jobs import audit as job
+
+SMALL = Audit(rotate_bytes=3000)
+HUGE = Audit()
+
+
+def log_of(folder: Path, count: int, config: Audit = HUGE) -> None:
+    with audit.AuditLog(folder, config) as log:
+        for i in range(count):
+            log.write("update", "learner", f"step {i}", details={"step": i, "kl": 0.01 * i})
+
+
+def lines(folder: Path) -> list[str]:
+    return (folder / "audit-00000001.jsonl").read_text().splitlines(keepends=True)
+
+
+def put(folder: Path, changed: list[str]) -> None:
+    (folder / "audit-00000001.jsonl").write_text("".join(changed))
+
+
+def kinds(folder: Path) -> list[tuple[int, str]]:
+    return [(problem.line, problem.kind) for problem in audit.verify(folder).problems]
+
+
+def test_an_event_is_on_disk_with_all_its_fields(tmp_path):
+    with audit.AuditLog(tmp_path, HUGE) as log:
+        written = log.write("promotion", "alice", "promote 3", "refused", {"version": 3, "pair": (1, 2)})
+    (line,) = lines(tmp_path)
+    assert json.loads(line) == {
+        "id": written.id,
+        "time": pytest.approx(time.time(), abs=60),
+        "event": "promotion",
+        "actor": "alice",
+        "action": "promote 3",
+        "result": "refused",
+        "details": {"version": 3, "pair": [1, 2]},
+        "previous": audit.GENESIS,
+        "hash": written.hash,
+    }
+    assert audit.verify(tmp_path).ok
+
+
+@pytest.mark.parametrize("where", [0, 5, 9])
+def test_a_changed_line_is_named(tmp_path, where):
+    log_of(tmp_path, 10)
+    all_lines = lines(tmp_path)
+    all_lines[where] = all_lines[where].replace('"learner"', '"nobody"')
+    put(tmp_path, all_lines)
+    assert kinds(tmp_path) == [(where + 1, "changed")]
+
+
+def test_a_changed_line_with_its_hash_made_anew_is_found_at_the_next(tmp_path):
+    log_of(tmp_path, 10)
+    all_lines = lines(tmp_path)
+    fields = json.loads(all_lines[4])
+    fields["actor"] = "nobody"
+    fields["hash"] = audit_hash(fields)
+    all_lines[4] = spelled(fields)
+    put(tmp_path, all_lines)
+    assert kinds(tmp_path) == [(6, "removed")]
+
+
+def audit_hash(fields: dict) -> str:
+    import hashlib
+
+    content = {key: value for key, value in fields.items() if key != "hash"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def spelled(fields: dict) -> str:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")) + "\n"
+
+
+def test_a_removed_line_is_found_at_the_next(tmp_path):
+    log_of(tmp_path, 10)
+    all_lines = lines(tmp_path)
+    put(tmp_path, all_lines[:4] + all_lines[5:])
+    assert kinds(tmp_path) == [(5, "removed")]
+
+
+def test_the_first_line_is_missed_too(tmp_path):
+    log_of(tmp_path, 4)
+    put(tmp_path, lines(tmp_path)[1:])
+    assert kinds(tmp_path) == [(1, "removed")]
+
+
+def test_an_inserted_line_is_named_even_when_its_hash_is_right(tmp_path):
+    log_of(tmp_path, 10)
+    all_lines = lines(tmp_path)
+    forged = {**json.loads(all_lines[6]), "actor": "mallory", "previous": json.loads(all_lines[3])["hash"]}
+    forged["hash"] = audit_hash(forged)
+    put(tmp_path, [*all_lines[:4], spelled(forged), *all_lines[4:]])
+    assert kinds(tmp_path) == [(5, "inserted")]
+
+
+def test_a_copied_line_is_named(tmp_path):
+    log_of(tmp_path, 6)
+    all_lines = lines(tmp_path)
+    put(tmp_path, [*all_lines[:4], all_lines[1], *all_lines[4:]])
+    assert kinds(tmp_path) == [(5, "inserted")]
+
+
+def test_swapped_lines_are_named(tmp_path):
+    log_of(tmp_path, 10)
+    all_lines = lines(tmp_path)
+    all_lines[4], all_lines[5] = all_lines[5], all_lines[4]
+    put(tmp_path, all_lines)
+    assert (5, "reordered") in kinds(tmp_path)
+
+
+def test_another_spelling_of_the_same_content_is_no_line_of_the_log(tmp_path):
+    log_of(tmp_path, 3)
+    all_lines = lines(tmp_path)
+    all_lines[1] = all_lines[1].replace('":', '": ', 1)
+    put(tmp_path, all_lines)
+    assert kinds(tmp_path) == [(2, "unreadable")]
+
+
+def test_a_cut_end_is_seen_with_a_noted_head_only(tmp_path):
+    log_of(tmp_path, 5)
+    head = audit.verify(tmp_path).head
+    assert audit.verify(tmp_path, head).ok
+    put(tmp_path, lines(tmp_path)[:3])
+    assert audit.verify(tmp_path).ok
+    assert [p.kind for p in audit.verify(tmp_path, head).problems] == ["head"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**16), st.integers(1, 255))
+def test_any_one_edit_of_the_files_is_found(place, mask):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        log_of(folder, 6)
+        content = bytearray((folder / "audit-00000001.jsonl").read_bytes())
+        content[place % (len(content) - 1)] ^= mask  # not the last end of line: without it the line is torn, not edited
+        (folder / "audit-00000001.jsonl").write_bytes(bytes(content))
+        assert not audit.verify(folder).ok
+
+
+def test_the_chain_goes_on_over_rotation_and_compressed_files(tmp_path):
+    log_of(tmp_path, 60, SMALL)
+    names = sorted(path.name for path in tmp_path.glob("audit-*"))
+    assert len(names) > 4
+    assert all(name.endswith(".gz") for name in names[:-1])
+    report = audit.verify(tmp_path)
+    assert report.ok
+    assert report.files == len(names)
+    assert report.lines == 60 + len(names) - 1  # each new file begins with an anchor
+    with gzip.open(tmp_path / names[1]) as file:
+        anchor = json.loads(file.readline())
+    assert anchor["event"] == "rotation"
+    with gzip.open(tmp_path / names[0]) as file:
+        assert anchor["previous"] == json.loads(file.read().splitlines()[-1])["hash"]
+    steps = [event.details["step"] for event in audit.search(tmp_path, event="update")]
+    assert steps == list(range(60))
+
+
+def test_an_edit_in_a_compressed_file_is_named(tmp_path):
+    log_of(tmp_path, 60, SMALL)
+    path = tmp_path / "audit-00000002.jsonl.gz"
+    all_lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(gzip.compress(b"".join([*all_lines[:2], *all_lines[3:]])))
+    (problem,) = audit.verify(tmp_path).problems
+    assert (problem.file, problem.line, problem.kind) == (path.name, 3, "removed")
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_lost_file_is_named(tmp_path, damage):
+    log_of(tmp_path, 60, SMALL)
+    path = tmp_path / "audit-00000002.jsonl.gz"
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:50])
+    else:
+        path.unlink()
+    problems = audit.verify(tmp_path).problems
+    assert problems
+    assert problems[0].file in ("audit-00000002.jsonl.gz", "audit-00000003.jsonl.gz")
+
+
+def test_retention_removes_old_files_and_the_rest_verifies(tmp_path):
+    log_of(tmp_path, 60, SMALL)
+    for name in ("audit-00000001.jsonl.gz", "audit-00000002.jsonl.gz"):
+        os.utime(tmp_path / name, (time.time() - 400 * 86400,) * 2)
+    with audit.AuditLog(tmp_path, SMALL) as log:
+        (removal,) = audit.search(tmp_path, event="retention")
+        assert removal.details["files"] == ["audit-00000001.jsonl.gz", "audit-00000002.jsonl.gz"]
+        assert log.prune() == []
+        for _ in range(40):  # and it goes on rotating
+            log.write("start", "service", "start")
+    assert not (tmp_path / "audit-00000001.jsonl.gz").exists()
+    assert audit.verify(tmp_path).ok
+    os.utime(tmp_path / "audit-00000003.jsonl.gz", (time.time() - 400 * 86400,) * 2)
+    with audit.AuditLog(tmp_path, SMALL):
+        pass
+    assert not (tmp_path / "audit-00000003.jsonl.gz").exists()
+    assert audit.verify(tmp_path).ok
+
+
+def test_files_that_somebody_else_removed_are_missed(tmp_path):
+    log_of(tmp_path, 60, SMALL)
+    (tmp_path / "audit-00000001.jsonl.gz").unlink()
+    (problem,) = audit.verify(tmp_path).problems
+    assert (problem.file, problem.line, problem.kind) == ("audit-00000002.jsonl.gz", 1, "removed")
+
+
+@pytest.mark.parametrize("kept", [1, 40, -1])
+def test_a_torn_last_line_is_cut_and_recorded(tmp_path, kept):
+    log_of(tmp_path, 5)
+    whole = (tmp_path / "audit-00000001.jsonl").read_bytes()
+    last = whole.splitlines(keepends=True)[-1]
+    torn = last[:kept]
+    (tmp_path / "audit-00000001.jsonl").write_bytes(whole[: -len(last)] + torn)
+    assert audit.verify(tmp_path).ok
+    assert audit.verify(tmp_path).torn
+    log_of(tmp_path, 1)
+    report = audit.verify(tmp_path)
+    assert report.ok
+    assert not report.torn
+    repair = next(audit.search(tmp_path, event="repair"))
+    assert repair.details == {"file": "audit-00000001.jsonl", "bytes": len(torn), "text": torn.decode()}
+    assert report.lines == 4 + 1 + 1
+
+
+@pytest.mark.parametrize("state", ["both forms", "no next file", "an empty next file", "not compressed"])
+def test_a_crash_while_rotating_is_mended_on_reopening(tmp_path, state):
+    log_of(tmp_path, 20, SMALL)
+    first = tmp_path / "audit-00000001.jsonl.gz"
+    later = [path for path in sorted(tmp_path.glob("audit-*")) if path != first]
+    content = gzip.decompress(first.read_bytes())
+    for path in later:
+        path.unlink()
+    if state in ("both forms", "not compressed"):
+        (tmp_path / "audit-00000001.jsonl").write_bytes(content)
+    if state == "not compressed":
+        first.unlink()
+    if state == "both forms":
+        first.write_bytes(first.read_bytes()[:30])
+    if state != "no next file":
+        (tmp_path / "audit-00000002.jsonl").touch()
+    log_of(tmp_path, 1, SMALL)
+    assert audit.verify(tmp_path).ok
+    assert sorted(p.name for p in tmp_path.glob("audit-*")) == ["audit-00000001.jsonl.gz", "audit-00000002.jsonl"]
+    assert json.loads((tmp_path / "audit-00000002.jsonl").read_text().splitlines()[0])["event"] == "rotation"
+
+
+def test_a_last_line_that_cannot_be_continued_is_refused(tmp_path):
+    log_of(tmp_path, 2)
+    with open(tmp_path / "audit-00000001.jsonl", "a") as file:
+        file.write("no event\n")
+    with pytest.raises(BadInput) as told:
+        audit.AuditLog(tmp_path, HUGE)
+    assert told.value.code == "audit_broken"
+    assert kinds(tmp_path) == [(3, "unreadable")]
+
+
+def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path):
+    log = audit.AuditLog(tmp_path, HUGE)
+    with pytest.raises(BadInput, match=str(os.getpid())) as told:
+        audit.AuditLog(tmp_path, HUGE, lock_wait_s=0.0)
+    assert told.value.code == "audit_in_use"
+    log.close()
+    with pytest.raises(InfraFailure):
+        log.write("stop", "service", "stop")
+    log_of(tmp_path, 1)
+    assert audit.verify(tmp_path).lines == 1
+
+
+def test_many_threads_write_one_chain(tmp_path):
+    with audit.AuditLog(tmp_path, SMALL) as log:
+
+        def write(name: str) -> None:
+            for i in range(25):
+                log.write("feedback", name, "said", details={"i": i})
+
+        threads = [threading.Thread(target=write, args=(f"user {n}",)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert audit.verify(tmp_path).ok
+    for n in range(4):
+        assert [e.details["i"] for e in audit.search(tmp_path, actor=f"user {n}")] == list(range(25))
+
+
+def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path):
+    program = (
+        "import sys; from pixelis.config import Audit; from pixelis.evolution.audit import AuditLog\n"
+        "log = AuditLog(sys.argv[1], Audit(rotate_bytes=4000))\n"
+        "for i in range(10**6): log.write('update', 'learner', 'step', details={'i': i}); print(i, flush=True)\n"
+    )
+    chance = random.Random(0)
+    acknowledged: list[int] = []
+    for _ in range(2):
+        process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        count = chance.randrange(20, 80)
+        seen = [int(process.stdout.readline()) for _ in range(count)]
+        process.send_signal(signal.SIGKILL)
+        seen += [int(line) for line in process.stdout.read().splitlines() if line]
+        process.wait()
+        acknowledged.append(seen[-1])
+    with audit.AuditLog(tmp_path, SMALL):
+        pass
+    assert audit.verify(tmp_path).ok
+    told = [event.details["i"] for event in audit.search(tmp_path, event="update")]
+    second = told.index(0, 1)
+    for part, last in zip((told[:second], told[second:]), acknowledged, strict=True):
+        assert part == list(range(len(part)))
+        assert len(part) > last
+
+
+def test_what_cannot_be_written_is_refused_and_leaves_no_trace(tmp_path):
+    with audit.AuditLog(tmp_path, HUGE) as log:
+        for details in ({"x": float("nan")}, {"x": object()}):
+            with pytest.raises(BadInput):
+                log.write("update", "learner", "step", details=details)
+        with pytest.raises(BadInput, match="no audit event"):
+            log.write("gossip", "learner", "step")
+        with pytest.raises(BadInput, match="refused"):
+            log.write("update", "learner", "step", "maybe")
+        log.write("update", "learner", "step \ud800 \u2028 \n", details={"text": "\n\ud800"})
+    assert audit.verify(tmp_path).lines == 1
+    assert audit.verify(tmp_path).ok
+
+
+def test_a_full_disk_appends_nothing_and_the_chain_goes_on(tmp_path, monkeypatch):
+    with audit.AuditLog(tmp_path, HUGE) as log:
+        log.write("start", "service", "start")
+        real = os.fsync
+
+        def full(handle: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(InfraFailure) as told:
+            log.write("update", "learner", "lost")
+        assert told.value.code == "audit_write"
+        monkeypatch.setattr(os, "fsync", real)
+        log.write("update", "learner", "kept")
+    assert [event.action for event in audit.search(tmp_path)] == ["start", "kept"]
+    assert audit.verify(tmp_path).ok
+
+
+def test_recent_events_survive_reopening(tmp_path):
+    log_of(tmp_path, 30, SMALL)
+    with audit.AuditLog(tmp_path, SMALL) as log:
+        log.write("stop", "service", "stop")
+        newest, *others = log.recent(3)
+        assert newest.event == "stop"
+        assert len(others) == 2
+
+
+def test_search_by_time_actor_event_and_result(tmp_path):
+    with audit.AuditLog(tmp_path, HUGE) as log:
+        a = log.write("pause", "alice", "pause")
+        time.sleep(0.002)
+        b = log.write("pause", "bob", "pause", "refused")
+    assert [e.actor for e in audit.search(tmp_path, event="pause")] == ["alice", "bob"]
+    assert [e.actor for e in audit.search(tmp_path, result="refused")] == ["bob"]
+    assert [e.actor for e in audit.search(tmp_path, until=a.time)] == ["alice"]
+    assert [e.actor for e in audit.search(tmp_path, since=b.time)] == ["bob"]
+    assert not list(audit.search(tmp_path, event="rollback"))
+    with pytest.raises(MissingFile):
+        list(audit.search(tmp_path / "nothing"))
+
+
+def run_job(monkeypatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["audit", *words])
+    try:
+        job.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_the_command_verifies_and_searches(tmp_path, monkeypatch, capsys):
+    log_of(tmp_path / "audit", 3)
+    assert run_job(monkeypatch, str(tmp_path)) == 0
+    said = capsys.readouterr().out
+    assert "3 events in 1 files" in said
+    assert "the chain is whole" in said
+    assert run_job(monkeypatch, str(tmp_path / "audit"), "--event", "update", "--since", "2020-01-01", "--json") == 0
+    assert [json.loads(line)["details"]["step"] for line in capsys.readouterr().out.splitlines()] == [0, 1, 2]
+    assert run_job(monkeypatch, str(tmp_path), "--actor", "learner") == 0
+    assert capsys.readouterr().out.count('update success by "learner"') == 3
+
+    put(tmp_path / "audit", [line.replace("learner", "nobody") for line in lines(tmp_path / "audit")])
+    assert run_job(monkeypatch, str(tmp_path)) == 1
+    told = capsys.readouterr()
+    assert "audit-00000001.jsonl line 1: changed" in told.out
+    assert "broken in 3 places" in told.err
+
+
+@pytest.mark.parametrize("words", [[], ["x", "y"], ["x", "--bogus"], ["x", "--event", "gossip"], ["x", "--since", "soon"]])
+def test_a_wrong_command_line_is_told(words, monkeypatch, capsys):
+    assert run_job(monkeypatch, *words) == 2
+    assert "fix:" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_log_is_told(tmp_path, monkeypatch, capsys):
+    assert run_job(monkeypatch, str(tmp_path)) == 1
+    assert "no audit log" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""The KL guard: beta follows the measured KL within its bounds, and an update that goes too far is not taken."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.config import Guard
+from pixelis.evolution.guard import LEAST, Beta
+
+
+def warmed(config: Guard, kl: float) -> Beta:
+    beta = Beta(config)
+    for _ in range(LEAST - 1):
+        assert beta.update(kl) == config.beta
+    return beta
+
+
+@pytest.mark.parametrize(("kl", "after"), [(0.1, 0.012), (0.01, 0.0083), (0.05, 0.01), (0.06, 0.01), (0.04, 0.01)])
+def test_beta_after_ten_measurements(kl, after):
+    assert warmed(Guard(), kl).update(kl) == pytest.approx(after, abs=5e-5)
+
+
+def test_fixed_beta_stays():
+    beta = Beta(Guard(mode="fixed", beta=0.0))
+    assert [beta.update(1.0) for _ in range(50)] == [0.0] * 50
+    assert beta.mean_kl == pytest.approx(1.0)
+
+
+def test_the_mean_is_of_the_last_hundred():
+    beta = Beta(Guard())
+    for kl in [5.0] * 100 + [0.05] * 100:
+        beta.update(kl)
+    assert beta.mean_kl == pytest.approx(0.05)
+
+
+@given(st.lists(st.floats(0, 1e6, allow_nan=False), max_size=200), st.floats(0, 10), st.floats(1e-5, 1), st.floats(0, 5))
+def test_beta_never_leaves_its_bounds(measured, start, low, span):
+    config = Guard(beta=start, min_beta=low, max_beta=low + span)
+    beta = Beta(config)
+    for kl in measured:
+        assert config.min_beta <= beta.update(kl) <= config.max_beta
+
+
+@given(st.lists(st.floats(0, 10), max_size=LEAST - 1))
+def test_beta_is_unchanged_with_few_measurements(measured):
+    beta = Beta(Guard())
+    assert [beta.update(kl) for kl in measured] == [0.01] * len(measured)
+
+
+def test_equal_bounds_are_allowed():
+    assert warmed(Guard(beta=0.5, min_beta=0.5, max_beta=0.5), 9.0).update(9.0) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("kl", "skipped"), [(0.0, False), (0.1, False), (0.1001, True), (float("nan"), True), (float("inf"), True)]
+)
+def test_an_update_beyond_twice_the_target_is_skipped(kl, skipped):
+    assert Beta(Guard()).skip(kl) is skipped
+
+
+def test_no_number_is_no_measurement():
+    beta = warmed(Guard(), 0.1)
+    beta.update(float("nan"))
+    beta.update(float("inf"))
+    assert beta.beta == 0.01
+    assert beta.update(0.1) == pytest.approx(0.012)
+
+
+def test_a_restart_goes_on_where_it_was():
+    beta = warmed(Guard(), 0.1)
+    beta.update(0.1)
+    again = Beta(Guard())
+    again.restore(json.loads(json.dumps(beta.state())))
+    assert again.update(0.1) == beta.update(0.1) == pytest.approx(0.0144)
+    fixed = Beta(Guard(mode="fixed", beta=0.3))
+    fixed.restore(beta.state())
+    assert fixed.beta == 0.3
