@@ -60,7 +60,7 @@ class Desk:
     def named(self, request: Request) -> str:
         """The id in the path. Raises ApiError 404 for what cannot be one."""
         name = request.path_params["id"]
-        if not re.match(ID, name):
+        if not re.fullmatch(ID, name):
             raise ApiError(404, "no such id", "not_found", "id")
         return name
 

@@ -1,0 +1,292 @@
+"""Rate limits, the reply cache, and who is let in: the parts of the gateway that need no actor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pixelis.config import load
+from pixelis.errors import BadInput, InfraFailure
+from pixelis.serve.access import Access, Shield, digest, is_local
+from pixelis.serve.cache import ReplyCache, key_of
+from pixelis.serve.counters import Counters
+from pixelis.serve.limits import RateLimits
+from pixelis.serve.replies import api_error, guarded, until
+from pixelis.serve.schemas import ApiError
+
+# -- rates --------------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds as a test moves them."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_client_gets_its_share_of_a_minute_and_of_an_hour() -> None:
+    clock = Clock()
+    rates = RateLimits(2, 3, clock)
+    first = rates.take("a")
+    assert first is not None
+    assert first.headers() == {
+        "x-ratelimit-limit-requests": "2",
+        "x-ratelimit-remaining-requests": "1",
+        "x-ratelimit-reset-requests": "1m0s",
+    }
+    clock.now += 30
+    assert rates.take("a").retry_after_s is None  # type: ignore[union-attr]
+    refused = rates.take("a")
+    assert refused is not None
+    assert refused.retry_after_s == 30
+    assert refused.remaining == 0
+    assert rates.take("b").retry_after_s is None  # type: ignore[union-attr]  # another client's share is its own
+    clock.now += 30
+    assert rates.take("a").retry_after_s is None  # type: ignore[union-attr]
+    clock.now += 60
+    last = rates.take("a")
+    assert last is not None
+    assert last.retry_after_s == pytest.approx(3600 - 120)  # the hour's
+    assert last.limit == 3
+    assert rates.refused == 2
+    assert RateLimits(0, 0).take("a") is None
+
+
+@given(st.lists(st.floats(0, 40), max_size=80), st.integers(0, 5), st.integers(0, 9))
+def test_no_window_ever_holds_more_than_its_limit(pauses: list[float], per_minute: int, per_hour: int) -> None:
+    clock = Clock()
+    rates = RateLimits(per_minute, per_hour, clock)
+    taken: list[float] = []
+    for pause in pauses:
+        clock.now += pause
+        allowance = rates.take("a")
+        inside = [sum(at > clock.now - span for at in taken) for span in (60, 3600)]
+        full = any(limit and count >= limit for limit, count in zip((per_minute, per_hour), inside, strict=True))
+        if allowance is None:
+            assert not per_minute
+            assert not per_hour
+        elif allowance.retry_after_s is None:
+            assert not full
+            taken.append(clock.now)
+        else:
+            assert full
+            assert allowance.retry_after_s > 0
+    for limit, span in ((per_minute, 60), (per_hour, 3600)):
+        assert not limit or all(sum(at <= t < at + span for t in taken) <= limit for at in taken)
+
+
+def test_clients_without_number_take_bounded_room() -> None:
+    rates = RateLimits(1, 0, Clock(), clients=10)
+    for i in range(1000):
+        rates.take(f"client-{i}")
+    assert len(rates.taken) == 10
+
+
+# -- the cache ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_kept_reply_comes_back_until_it_is_old() -> None:
+    clock = Clock()
+    cache = ReplyCache(2, 10, clock=clock)
+    cache.keep("a", {"answer": "7"}, 3, "exp_1")
+    kept = cache.find("a")
+    assert kept is not None
+    assert (json.loads(kept.body), kept.version, kept.experience_id) == ({"answer": "7"}, 3, "exp_1")
+    cache.keep("b", {}, 3, None)
+    cache.find("a")
+    cache.keep("c", {}, 3, None)  # b was not used for longest
+    assert [cache.find(k) is not None for k in "abc"] == [True, False, True]
+    cache.forget({"exp_1"})
+    assert cache.find("a") is None
+    clock.now += 10
+    assert cache.find("c") is None
+    assert cache.bytes == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 60), st.booleans()), max_size=60))
+def test_the_cache_knows_its_size_and_keeps_to_it(moves: list[tuple[str, int, bool]]) -> None:
+    cache = ReplyCache(4, 10, max_bytes=150, clock=Clock())
+    for key, size, drop in moves:
+        if drop:
+            cache.drop(key)
+        else:
+            cache.keep(key, {"x": "y" * size}, 0, None)
+        assert cache.bytes == sum(len(k.body) for k in cache.kept.values()) <= 150
+        assert len(cache.kept) <= 4
+
+
+def test_no_cache_keeps_nothing_and_keys_tell_requests_apart() -> None:
+    none = ReplyCache(0, 10)
+    none.keep("a", {}, 0, None)
+    assert none.find("a") is None
+    assert key_of({"a": 1, "b": [2]}) == key_of({"b": [2], "a": 1}) != key_of({"a": 1, "b": [3]})
+
+
+# -- who is let in ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        ("localhost", True),
+        ("LocalHost:8000", True),
+        ("127.0.0.1:8000", True),
+        ("127.9.9.9", True),
+        ("[::1]:8000", True),
+        ("[::1]", True),
+        ("", False),
+        ("example.com", False),
+        ("localhost.example.com", False),
+        ("localhost@example.com", False),
+        ("127.0.0.1.example.com", False),
+        ("10.0.0.1", False),
+        ("0.0.0.0:8000", False),
+        ("[::1", False),
+        ("[::1]x", False),
+        ("localhost:80a", False),
+        ("2130706433", False),
+    ],
+)
+def test_names_of_this_machine(host: str, ours: bool) -> None:
+    assert is_local(host) is ours
+
+
+def request(client: str = "10.0.0.1", **headers: str) -> Request:
+    raw = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": raw, "client": (client, 1)})
+
+
+def test_clients_are_told_apart_by_an_address_that_is_not_kept() -> None:
+    access = Access(load(None, []), None)
+    one, other = access.client(request("10.0.0.1")), access.client(request("10.0.0.2"))
+    assert one != other
+    assert "10.0.0" not in one
+    assert access.client(request("10.0.0.1", x_forwarded_for="1.2.3.4")) == one  # nobody vouches for it
+    assert access.client(request("2001:db8::1")) == access.client(request("2001:db8::2"))  # one household
+    assert access.client(request("2001:db8::1")) != access.client(request("2001:db8:0:1::1"))
+    assert access.client(request("::ffff:10.0.0.1")) == one
+    assert Access(load(None, []), None).client(request("10.0.0.1")) != one  # salted anew
+    behind = Access(load(None, ["serve.proxies=1"]), None)
+    seen = [behind.client(request("127.0.0.1", x_forwarded_for=text)) for text in ("9.9.9.9, 1.2.3.4", "1.2.3.4", "9.9.9.9")]
+    assert seen[0] == seen[1] != seen[2]
+
+
+@pytest.mark.parametrize(("kind", "status"), [("application/json; charset=utf-8", None), ("text/plain", 415), ("", 415)])
+def test_only_json_is_taken(kind: str, status: int | None) -> None:
+    access = Access(load(None, []), None)
+    if status is None:
+        access.json_only(request(content_type=kind))
+        return
+    with pytest.raises(ApiError) as caught:
+        access.json_only(request(content_type=kind))
+    assert caught.value.status == status
+
+
+@settings(max_examples=50)
+@given(st.text(st.characters(max_codepoint=255, exclude_categories=["Cc"]), max_size=20))
+def test_no_other_text_is_the_key(text: str) -> None:
+    access = Access(load(None, []), digest("the key"))
+    with pytest.raises(ApiError) as caught:
+        access.authorise(request(authorization=f"Bearer {text}"))
+    assert caught.value.status == 401
+    access.authorise(request(authorization="bearer the key"))
+
+
+def test_writing_is_refused_where_nothing_is_written() -> None:
+    Access(load(None, []), None).writing()
+    with pytest.raises(ApiError) as caught:
+        Access(load(None, ["serve.read_only=true"]), None).writing()
+    assert (caught.value.status, caught.value.code) == (403, "read_only")
+
+
+async def shielded(key_digest: bytes | None, path: str, host: str) -> tuple[httpx.Response, str]:
+    counters = Counters("r1", lambda: {"inside": 1, "shed": 2})
+    app = FastAPI()
+
+    async def fine(request: Request) -> Response:
+        return JSONResponse({}, headers={"Cache-Control": "max-age=5"})
+
+    async def broken(request: Request) -> Response:
+        raise RuntimeError("secret internals")
+
+    app.add_route("/fine", guarded("/fine", fine))
+    app.add_route("/broken", guarded("/broken", broken))
+    app.add_middleware(Shield, access=Access(load(None, []), key_digest), counters=counters)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}") as client:
+        return await client.get(path), counters.text().decode()
+
+
+def test_a_page_that_pretends_to_be_this_machine_is_refused() -> None:
+    reply, text = asyncio.run(shielded(None, "/fine", "evil.example"))
+    assert reply.status_code == 403
+    assert reply.json()["error"]["code"] == "host_not_allowed"
+    assert 'status="403"' in text
+    assert asyncio.run(shielded(None, "/fine", "localhost:8000"))[0].status_code == 200
+    assert asyncio.run(shielded(digest("k"), "/fine", "pixelis.example"))[0].status_code == 200
+
+
+def test_every_reply_is_shielded_and_counted() -> None:
+    reply, text = asyncio.run(shielded(None, "/fine", "localhost"))
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.headers["cache-control"] == "max-age=5"  # the route's own stays
+    assert "access-control-allow-origin" not in reply.headers
+    assert 'pixelis_requests_total{replica="r1",route="/fine",status="200"} 1.0' in text
+    assert 'pixelis_inside{replica="r1"} 1.0' in text
+    assert 'pixelis_shed_total{replica="r1"} 2.0' in text
+    broken, text = asyncio.run(shielded(None, "/broken", "localhost"))
+    assert (broken.status_code, "secret" in broken.text) == (500, False)
+    assert 'route="/broken",status="500"' in text
+    assert 'route="other",status="404"' in asyncio.run(shielded(None, "/a/path/of/theirs", "localhost"))[1]
+
+
+# -- failures and streams -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (BadInput("x", code="unknown_experience"), 404),
+        (BadInput("x", code="already_decided"), 409),
+        (BadInput("x", code="image_undecodable"), 400),
+        (InfraFailure("a shard is away"), 503),
+        (KeyError("internals"), 500),
+    ],
+)
+def test_failures_become_statuses(error: Exception, status: int) -> None:
+    known = api_error(error)
+    assert known.status == status
+    assert "internals" not in known.message
+
+
+def test_a_deadline_ends_a_stream_and_its_source() -> None:
+    ended: list[str] = []
+
+    async def source() -> Any:
+        try:
+            yield 1
+            await asyncio.sleep(60)
+            yield 2
+        finally:
+            ended.append("source")
+
+    got: list[int] = []
+
+    async def run() -> None:
+        async for item in until(asyncio.get_running_loop().time() + 0.05, source()):
+            got.append(item)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(run())
+    assert got == [1]
+    assert ended == ["source"]
