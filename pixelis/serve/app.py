@@ -32,7 +32,8 @@ def build(config: Config, backends: Backends | DeploymentHandle, key_digest: byt
     scaling: dict[str, Any] = {"num_replicas": s.replicas}
     if s.max_replicas > s.replicas:
         load = float(max(1, running_limit(config)))
-        scaling = {"autoscaling_config": AutoscalingConfig(s.replicas, s.replicas, s.max_replicas, load)}
+        limits = AutoscalingConfig(min_replicas=s.replicas, max_replicas=s.max_replicas, target_ongoing_requests=load)
+        scaling = {"autoscaling_config": limits}
     # The gateway counts and refuses by itself, in the shape clients know. Serve's own bounds lie outside: the proxy counts
     # a request as queued until a replica is chosen, so a tight bound there would refuse bursts that the gateway can take.
     deployment = Gateway.options(  # type: ignore[attr-defined]
