@@ -2,7 +2,10 @@
 
 One SQLite file (WAL, synchronous=FULL): what ``put`` or ``decide`` returned from survives a killed process. Pictures and views
 are blobs named by their content, so that what the samples of a group share is kept once. Only JSON and bytes of known shape are
-read back. The caller redacts texts and strips pictures of their metadata before they come here.
+read back.
+
+What people see is redacted, and kept; what the learner needs, tokens that spell what was said, is kept while it waits and goes
+with the decision. The caller redacts the question and the verdict and strips pictures of their metadata.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ import numpy as np
 
 from pixelis.config import Rewards
 from pixelis.errors import BadInput, InfraFailure
+from pixelis.evolution.privacy import redact, redact_experience
 from pixelis.evolution.updates import relabel, unlabelled
 from pixelis.evolution.vote import agrees
-from pixelis.records import Question, Record, Trajectory, UpdateTask, Verdict
+from pixelis.records import Experience, Question, Record, Trajectory, UpdateTask, Verdict
 
 State = Literal["waiting", "approved", "rejected"]
 Rows = list[sqlite3.Row]
@@ -34,7 +38,7 @@ SCHEMA = 1
 TABLES = """
 CREATE TABLE IF NOT EXISTS reviews (
     id TEXT PRIMARY KEY, state TEXT NOT NULL, created_at REAL NOT NULL, experience TEXT NOT NULL,
-    question TEXT NOT NULL, verdict TEXT NOT NULL, task TEXT NOT NULL, light TEXT NOT NULL,
+    question TEXT NOT NULL, verdict TEXT NOT NULL, shown TEXT NOT NULL, task TEXT,
     decided_at REAL, reviewer TEXT NOT NULL DEFAULT '', comment TEXT NOT NULL DEFAULT '', answer TEXT
 );
 CREATE INDEX IF NOT EXISTS by_state ON reviews (state, created_at);
@@ -45,6 +49,7 @@ CREATE TABLE IF NOT EXISTS parts (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_hash ON parts (hash);
 """
+COLUMNS = "id, state, created_at, question, verdict, shown, decided_at, reviewer, comment, answer"
 MAX_VIEW_BYTES = 1 << 30
 """Largest view that is read back: a damaged shape must not ask for all memory."""
 
@@ -52,7 +57,8 @@ MAX_VIEW_BYTES = 1 << 30
 class Review(Record):
     """An update that waits for a person, or what was decided of it. ``id`` is that of its task; times since the epoch.
 
-    ``question`` carries no truth and no data URL. ``answer`` is a reviewer's correction. ``task`` is as it was put.
+    ``question`` carries no truth and no data URL. ``answer`` is a reviewer's correction. ``task`` is redacted and has neither
+    tokens nor log-probs: ``decide`` gives the one to learn from.
     """
 
     id: str
@@ -133,13 +139,13 @@ class ReviewQueue:
                 parts.append((task.id, "view", trajectory.id, place, _keep(blobs, shape, np.ascontiguousarray(view).tobytes())))
         row = (
             *(task.id, "waiting", task.created_at, task.experience_id),
-            *(r.model_dump_json() for r in (_portable(question), verdict, task, _light(task))),
+            *(record.model_dump_json() for record in (_portable(question), verdict, _shown(task, question, verdict), task)),
         )
         with self._transaction():
             known = self.store.execute("SELECT 1 FROM reviews WHERE id = ?", (task.id,)).fetchone()
             if known:
                 return False
-            columns = "id, state, created_at, experience, question, verdict, task, light"
+            columns = "id, state, created_at, experience, question, verdict, shown, task"
             self.store.execute(f"INSERT INTO reviews ({columns}) VALUES (?,?,?,?,?,?,?,?)", row)
             self.store.executemany("INSERT OR IGNORE INTO blobs VALUES (?,?,?)", [(key, *blob) for key, blob in blobs.items()])
             self.store.executemany("INSERT INTO parts VALUES (?,?,?,?,?)", parts)
@@ -148,18 +154,17 @@ class ReviewQueue:
     # -- out --------------------------------------------------------------------------------------------------------
 
     def list(self, state: State | None = "waiting", limit: int = 100) -> Reviews:
-        """At most ``limit`` reviews in this state (None: any), the oldest first where they wait, else the newest first.
-
-        For people to look at: the tasks come without tokens and log-probs, which take long to read. ``get`` has them.
-        """
+        """At most ``limit`` reviews in this state (None: any), the oldest first where they wait, else the newest first."""
         order = "created_at ASC, rowid ASC" if state == "waiting" else "created_at DESC, rowid DESC"
-        rows = self._rows(f"SELECT * FROM reviews WHERE ? IS NULL OR state = ? ORDER BY {order} LIMIT ?", (state, state, limit))
-        return [_review(row, row["light"]) for row in rows]
+        rows = self._rows(
+            f"SELECT {COLUMNS} FROM reviews WHERE ? IS NULL OR state = ? ORDER BY {order} LIMIT ?", (state, state, limit)
+        )
+        return [_review(row) for row in rows]
 
     def get(self, id: str) -> Review | None:
         """The review of this id, None when there is none."""
-        rows = self._rows("SELECT * FROM reviews WHERE id = ?", (id,))
-        return _review(rows[0], rows[0]["task"]) if rows else None
+        rows = self._rows(f"SELECT {COLUMNS} FROM reviews WHERE id = ?", (id,))
+        return _review(rows[0]) if rows else None
 
     def pictures(self, id: str) -> dict[str, bytes]:
         """PNG bytes by image id of what the shown trajectory saw; empty for an unknown id."""
@@ -225,10 +230,12 @@ class ReviewQueue:
             values = (decision, time.time() if now is None else now, reviewer, comment, corrected, id)
             with self._transaction():
                 changed = self.store.execute(
-                    "UPDATE reviews SET state=?, decided_at=?, reviewer=?, comment=?, answer=? WHERE id=? AND state='waiting'",
+                    "UPDATE reviews SET state=?, decided_at=?, reviewer=?, comment=?, answer=?, task=NULL"
+                    " WHERE id=? AND state='waiting'",
                     values,
                 ).rowcount
             if changed:
+                self._empty_log()
                 return task
             review = self._known(id)  # somebody was faster
         if review.state != decision or _differ(review.answer, corrected):
@@ -243,9 +250,13 @@ class ReviewQueue:
     def _decided(self, review: Review, decision: str, answer: str | None) -> UpdateTask | None:
         if decision == "rejected":
             return None
-        if answer is None or agrees(answer, review.task.pseudo_label):
-            return review.task
-        return relabel(review.task, review.question, answer, self.rewards)
+        rows = self._rows("SELECT task FROM reviews WHERE id = ? AND task IS NOT NULL", (review.id,))
+        if not rows:  # decided meanwhile: the caller will see
+            return None
+        task = UpdateTask.model_validate_json(rows[0]["task"])
+        if answer is None or agrees(answer, task.pseudo_label):
+            return task
+        return relabel(task, review.question, answer, self.rewards)
 
     def _known(self, id: str) -> Review:
         review = self.get(id)
@@ -268,8 +279,12 @@ class ReviewQueue:
             count = sum(self.store.execute(f"DELETE FROM reviews WHERE {where}", value).rowcount for value in values)
             self.store.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT hash FROM parts)")
         if count:
-            self._rows("PRAGMA wal_checkpoint(TRUNCATE)")  # what was removed is not to be found in the log either
+            self._empty_log()
         return count
+
+    def _empty_log(self) -> None:
+        """What was removed is not to be found in the write-ahead log either."""
+        self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # -- SQLite -----------------------------------------------------------------------------------------------------
 
@@ -326,28 +341,31 @@ def _read(row: sqlite3.Row, size: int | None = None) -> bytes:
 
 def _portable(question: Question) -> Question:
     """The question without truth, and without pictures inside it."""
-    media = [m.model_copy(update={"uri": f"review:{m.id}", "frames": None}) for m in question.media]
+    media = [m.model_copy(update={"uri": f"stored:{m.id}", "frames": None}) for m in question.media]
     return unlabelled(question).model_copy(update={"media": media})
 
 
-def _light(task: UpdateTask) -> UpdateTask:
-    """The task without tokens and log-probs."""
+def _shown(task: UpdateTask, question: Question, verdict: Verdict) -> UpdateTask:
+    """The task as people see it: redacted, without tokens and log-probs."""
 
-    def light(trajectory: Trajectory) -> Trajectory:
-        turns = [turn.model_copy(update={"tokens": [], "log_probs": []}) for turn in trajectory.turns]
-        return trajectory.model_copy(update={"turns": turns})
+    def shown(trajectory: Trajectory) -> Trajectory:
+        whole = Experience(question=question, trajectory=trajectory, verdict=verdict, policy_version=0, created_at=0.0)
+        clean = redact_experience(whole).trajectory
+        turns = [turn.model_copy(update={"tokens": [], "log_probs": []}) for turn in clean.turns]
+        return clean.model_copy(update={"turns": turns})
 
-    return task.model_copy(update={"trajectories": [light(t) for t in task.trajectories]})
+    trajectories = [shown(trajectory) for trajectory in task.trajectories]
+    return task.model_copy(update={"trajectories": trajectories, "pseudo_label": redact(task.pseudo_label)})
 
 
-def _review(row: sqlite3.Row, task: str) -> Review:
+def _review(row: sqlite3.Row) -> Review:
     return Review(
         id=row["id"],
         state=row["state"],
         created_at=row["created_at"],
         question=Question.model_validate_json(row["question"]),
         verdict=Verdict.model_validate_json(row["verdict"]),
-        task=UpdateTask.model_validate_json(task),
+        task=UpdateTask.model_validate_json(row["shown"]),
         decided_at=row["decided_at"],
         reviewer=row["reviewer"],
         comment=row["comment"],
