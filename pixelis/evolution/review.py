@@ -79,11 +79,12 @@ Reviews = list[Review]
 class ReviewQueue:
     """The queue in the SQLite file ``path``. Safe to use from many threads of one process.
 
-    ``rewards`` score a task anew when a reviewer corrects its label. InfraFailure when the file cannot be written or read.
+    ``rewards`` score a task anew when a reviewer corrects its label; what was decided ``keep_days`` ago goes with the next
+    decision. InfraFailure when the file cannot be written or read.
     """
 
-    def __init__(self, path: str | Path, rewards: Rewards | None = None):
-        self.path, self.rewards = Path(path), rewards or Rewards()
+    def __init__(self, path: str | Path, rewards: Rewards | None = None, keep_days: float = 90.0):
+        self.path, self.rewards, self.keep_s = Path(path), rewards or Rewards(), keep_days * 86_400
         self.lock = threading.RLock()
         with self._failures():
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,11 +224,13 @@ class ReviewQueue:
         """
         if decision not in ("approved", "rejected"):
             raise BadInput(f"`{decision}` is no decision", code="bad_decision", fix="approved or rejected")
+        now = time.time() if now is None else now
         corrected = answer.strip() or None if answer is not None else None
+        kept = redact(corrected) if corrected else None
         review = self._known(id)
         if review.state == "waiting":
             task = self._decided(review, decision, corrected)
-            values = (decision, time.time() if now is None else now, reviewer, comment, corrected, id)
+            values = (decision, now, reviewer, redact(comment), kept, id)
             with self._transaction():
                 changed = self.store.execute(
                     "UPDATE reviews SET state=?, decided_at=?, reviewer=?, comment=?, answer=?, task=NULL"
@@ -235,10 +238,11 @@ class ReviewQueue:
                     values,
                 ).rowcount
             if changed:
+                self.prune(now - self.keep_s)
                 self._empty_log()
                 return task
             review = self._known(id)  # somebody was faster
-        if review.state != decision or _differ(review.answer, corrected):
+        if review.state != decision or _differ(review.answer, kept):
             what = review.state + (f" with the answer {review.answer!r:.80}" if review.answer else "")
             raise BadInput(
                 f"review {id} was {what} by {review.reviewer or 'somebody'} already",

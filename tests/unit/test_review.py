@@ -179,6 +179,14 @@ def test_forgetting_takes_the_pictures_too(tmp_path: Path) -> None:
     assert queue.stats()["picture_bytes"] == 0
 
 
+def test_old_decisions_leave_by_themselves(tmp_path: Path) -> None:
+    queue = ReviewQueue(tmp_path / "review.db", keep_days=1)
+    ids = [put(queue, number) for number in range(3)]
+    queue.decide(ids[0], "rejected", "ann", now=1000.0)
+    queue.decide(ids[1], "rejected", "ann", now=1000.0 + 86_401)
+    assert {review.id for review in queue.list(None)} == set(ids[1:])
+
+
 def test_personal_data_is_redacted_and_leaves_with_the_decision(tmp_path: Path) -> None:
     queue, (task, verdict) = ReviewQueue(tmp_path / "review.db"), update()
     for trajectory in task.trajectories:
@@ -187,8 +195,9 @@ def test_personal_data_is_redacted_and_leaves_with_the_decision(tmp_path: Path) 
     review = queue.get(task.id)
     assert review is not None
     assert "example.org" not in review.model_dump_json()
-    learnt = queue.decide(task.id, "approved", "ann")
+    learnt = queue.decide(task.id, "approved", "ann", "ask bob@example.org")
     assert learnt == task
+    assert "example.org" not in queue.list(None)[0].model_dump_json()
     assert b"example.org" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
 
