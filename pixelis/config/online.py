@@ -21,7 +21,9 @@ class Serve(Section):
     max_queue: int = Field(64, ge=1, description="requests waiting in a replica before it answers 429")
     timeout_s: float = Field(60.0, gt=0, description="seconds a request may take; then its rollouts are cancelled")
     replicas: int = Field(1, ge=1, description="gateway replicas at least")
-    max_replicas: int = Field(1, ge=1, description="gateway replicas at most; above `replicas` Serve scales by the load")
+    max_replicas: int | None = Field(
+        None, ge=1, description="gateway replicas at most: Serve scales by the load; none: always `replicas`"
+    )
     per_minute: int = Field(0, ge=0, description="requests of one client in a minute, in each replica; 0 is no limit")
     per_hour: int = Field(0, ge=0, description="requests of one client in an hour, in each replica; 0 is no limit")
     proxies: int = Field(
@@ -36,7 +38,7 @@ class Serve(Section):
 
     @model_validator(mode="after")
     def _ordered(self) -> Serve:
-        if self.max_replicas < self.replicas:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(f"serve.max_replicas {self.max_replicas} is below serve.replicas {self.replicas}")
         return self
 

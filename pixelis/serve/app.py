@@ -30,7 +30,7 @@ def build(config: Config, backends: Backends | DeploymentHandle, key_digest: byt
     s = config.serve
     reach = running_limit(config) + s.max_queue + SPARE_REQUESTS
     scaling: dict[str, Any] = {"num_replicas": s.replicas}
-    if s.max_replicas > s.replicas:
+    if s.max_replicas is not None:
         load = float(max(1, running_limit(config)))
         limits = AutoscalingConfig(min_replicas=s.replicas, max_replicas=s.max_replicas, target_ongoing_requests=load)
         scaling = {"autoscaling_config": limits}
