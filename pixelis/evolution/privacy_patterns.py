@@ -186,8 +186,8 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         lambda found: not (found["said"] and found["value"].strip(".?!:").isalpha()),  # "which password is written here?"
         re.I,
     ),
-    _pattern("EMAIL", r"(?P<value>[\w.+%'-]{1,64}@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24})(?![\w-])"),
     _pattern("URL", r"(?P<value>(?:https?|ftp)://[^\s/@\[\]<>\"']{1,100}@[^\s\[\]<>\"']{1,300})", flags=re.I),
+    _pattern("EMAIL", r"(?P<value>[\w.+%'-]{1,64}@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24})(?![\w-])"),
     _pattern(
         "URL",
         rf"(?<![\w.@-])(?P<value>(?:https?://)?(?:(?:www|m|mobile|[a-z]{{2}})\.)?{_HOSTS}/@?[\w.%-]{{2,100}}(?:/[\w.%/?=&#-]{{0,200}})?)",

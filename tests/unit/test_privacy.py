@@ -1,0 +1,418 @@
+"""Redaction: every category is found, numbers and coordinates are not, and nothing that is stored holds what was taken out."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import string
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from pixelis.evolution.privacy import (
+    MAX_CHARS,
+    clean_png,
+    is_redacted,
+    make_salt,
+    pseudonym,
+    redact,
+    redact_data,
+    redact_experience,
+    risk,
+)
+from pixelis.evolution.privacy_patterns import CATEGORIES, luhn
+from pixelis.records import (
+    Action,
+    Annotations,
+    Experience,
+    Feedback,
+    ImageView,
+    Media,
+    Observation,
+    Question,
+    Trajectory,
+    Turn,
+    Verdict,
+    Vote,
+)
+
+PERSONAL = {
+    "EMAIL": ["john.doe@example.com", "j+d_x@mail.example.co.uk", "jörg@müller.de", "A.B@X.IO"],
+    "PHONE": [
+        "+1 415-555-2671",
+        "+14155552671",
+        "(415) 555-2671",
+        "415-555-2671",
+        "415.555.2671",
+        "020 7946 0958",
+        "06 12 34 56 78",
+        "+33 6 12 34 56 78",
+        "+49 (171) 1234567",
+    ],
+    "SSN": ["078-05-1120", "219-09-9999"],
+    "CREDIT_CARD": ["4111 1111 1111 1111", "4111-1111-1111-1111", "5555555555554444", "378282246310005", "3782 822463 10005"],
+    "IP": ["192.168.10.20", "10.0.0.255", "2001:0db8:85a3:0000:0000:8a2e:0370:7334", "fe80::1ff:fe23:4567:890a"],
+    "MAC": ["00:1A:2B:3C:4D:5E", "00-1a-2b-3c-4d-5e", "12:34:56:78:90:12"],
+    "URL": [
+        "https://www.linkedin.com/in/johndoe",
+        "github.com/jdoe",
+        "http://example.org/~jdoe/index.html",
+        "https://example.com/users/jdoe",
+        "https://jdoe:pw@example.com/x",
+    ],
+    "HANDLE": ["@john_doe", "@jane.doe"],
+    "BANK_ACCOUNT": ["DE89 3704 0044 0532 0130 00", "GB82WEST12345698765432"],
+    "AWS_KEY": ["AKIAIOSFODNN7EXAMPLE"],
+    "API_KEY": [
+        "sk-proj-abcdEFGH1234567890abcd",
+        "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
+        "hf_abcdefghij1234567890KLMNOP",
+        "xoxb-123456789012-abcdefGHIJKL",
+        "AIzaSyA1234567890abcdefghijklmnopqrstuv",
+    ],
+}
+
+IN_CONTEXT = {
+    "PHONE": ["phone: 5551234567", "Tel. 555 1234", "mobile number is 07700900123", "fax=+49 30/901820"],
+    "SSN": ["SSN 078051120", "social security number: 078 05 1120"],
+    "BIRTH_DATE": ["DOB: 03/04/1985", "born on March 5, 1990", "date of birth 1985-04-03", "born 5th of May 1990"],
+    "BANK_ACCOUNT": ["account number: 123456789", "acct # 0012345678", "sort code 12-34-56"],
+    "PASSPORT": ["Passport No: X1234567", "passport 123456789", "passport number is AB123456"],
+    "DRIVER_LICENCE": ["driver's license: D123-4567-8901", "driving licence no. 99999 12345"],
+    "MEDICAL_RECORD": ["MRN: 12345678", "medical record number A-123456", "patient id 4711-0815"],
+    "IP": ["ip address: 8.8.8.8"],
+    "AWS_KEY": ["aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"],
+    "API_KEY": [
+        "password: hunter2",
+        "api_key=abcdef1234567890abcdef",
+        "Authorization: Bearer abc.def-1234567890",
+        "the password is s3cret!",
+    ],
+}
+
+NUMBERS = [
+    "12345678901234567890",
+    "1234567890123456",
+    "5551234567",
+    "4155552671",
+    "415 555 2671",
+    "-17",
+    "+5",
+    "3+12345678",
+    "+12345678.5",
+    "0.123456789",
+    "0.4111111111111111",
+    "3.14159",
+    "1e-10",
+    "1,234,567",
+    "$1,299.99",
+    "100-200-3000",
+    "12:30:45",
+    "2026-11-21T22:00:00Z",
+    "2024-01-15",
+    "03/04/1985",
+    "1/2/3",
+    "1.2.3.4",
+    "8.8.8.8",
+    "v10.20.30.40",
+    "version 10.0.19.45",
+    "section 3.14.15.92",
+    "999.999.999.999",
+    "1:2:3:4:5:6:7:8",
+    "12-34-56-07-08-09",
+    "001 002 003",
+    "ISBN 978-3-16-148410-0",
+    "[0.1, 0.25, 0.5, 0.75]",
+    "120,45,300,80 total 42",
+    '{"name": "zoom_in", "arguments": {"bbox_2d": [4111, 1111, 1111, 1111], "target": "img0"}}',
+    "born in 1990",
+    "passport is required",
+    "Which password is written on the note?",
+    "tokens: 128",
+    "5 @ 3.50",
+    "a[12::345]",
+    "4111 1111 1111 1112",
+    "000-12-3456",
+]
+
+
+@pytest.mark.parametrize(("category", "value"), [(c, v) for c, values in PERSONAL.items() for v in values])
+def test_each_category_is_taken_out_wherever_it_stands(category, value):
+    for text in (value, f"It says {value}.", f"({value})", f"a\n{value}\nb"):
+        cleaned = redact(text)
+        assert f"[{category}_" in cleaned
+        assert value not in cleaned
+        assert redact(cleaned) == cleaned
+
+
+@pytest.mark.parametrize(("category", "text"), [(c, t) for c, texts in IN_CONTEXT.items() for t in texts])
+def test_words_before_a_number_make_it_personal(category, text):
+    cleaned = redact(text)
+    assert f"[{category}_" in cleaned
+    assert not any(character.isdigit() for character in cleaned[: cleaned.index("[")])
+    assert redact(cleaned) == cleaned
+
+
+def test_all_fifteen_categories_are_tested():
+    assert len(CATEGORIES) == 15
+    assert PERSONAL.keys() | IN_CONTEXT.keys() == set(CATEGORIES)
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_numbers_places_times_and_operations_stay(text):
+    assert redact(text) == text
+    assert redact(f"The answer is {text} here") == f"The answer is {text} here"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(-(10**30), 10**30))
+def test_an_integer_is_changed_only_if_it_is_a_card(number):
+    if not (13 <= len(str(abs(number))) <= 19 and luhn(str(abs(number)))):
+        assert redact(str(number)) == str(number)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-9999, 99999), min_size=1, max_size=8))
+def test_decimals_coordinates_and_json_are_never_changed(numbers):
+    for text in (json.dumps(numbers), json.dumps({"op": "zoom_in", "box": numbers}), ",".join(map(str, numbers))):
+        assert redact(text) == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.times(), st.dates())
+def test_times_and_dates_are_never_changed(clock, day):
+    for text in (clock.isoformat(), day.isoformat(), day.strftime("%d/%m/%Y"), f"{day.isoformat()} {clock.isoformat()}"):
+        assert redact(text) == text
+
+
+PIECES = st.sampled_from(
+    [value for values in (*PERSONAL.values(), *IN_CONTEXT.values()) for value in values]
+    + [*NUMBERS, "[EMAIL_", "[EMAIL_123456]", "_000000]", "@", "+", "-", "]", "[", " ", "\n", "phone ", "password: "]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(PIECES | st.text(string.printable, max_size=6), max_size=12).map("".join))
+def test_redacting_again_changes_nothing(text):
+    cleaned = redact(text)
+    assert redact(cleaned) == cleaned
+    assert len(cleaned) <= MAX_CHARS
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 60), PIECES, st.sampled_from(["x", " ", "7", "é"]), st.integers(0, 400))
+def test_a_cut_text_keeps_no_half_of_what_stood_at_the_cut(before, piece, filler, after):
+    text = filler * (MAX_CHARS - before) + " " + piece + " " + filler * after
+    cleaned = redact(text)
+    assert len(cleaned) <= MAX_CHARS
+    assert redact(cleaned) == cleaned
+
+
+def test_what_a_cut_would_halve_is_taken_out_whole():
+    cleaned = redact("x" * (MAX_CHARS - 10) + " john.doe@example.com")
+    assert "john" not in cleaned
+    assert "[EMAIL" not in redact("x" * (MAX_CHARS - 10) + " john.doe@example.com")[:MAX_CHARS] or cleaned.endswith("]")
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a", "1", "a@", "1-", "1 ", "a.", "@a.", "+1", "a/", "[EMAIL_", "0 1", ":a", "(", "-----BEGIN PRIVATE KEY-----",
+     "password: ",
+     "https://a/", "http://a@", "eyJa.eyJ", "token=", "sk-", "1.", "AB12 ", "A0", "account no ", "'", "%", "4 ", "+1 (", "born ",
+     "phone", "phone ", "x.com/", "1:", "::", "é", "\x00", "😀", "\ud800"],
+)  # fmt: skip
+def test_no_text_is_slow(unit):
+    text = (unit * 20_000)[:20_000]
+    started = time.process_time()
+    redact(text)
+    redact(text[:9_000] + "@")
+    assert time.process_time() - started < 2.0  # each takes some 10 ms; what backtracks takes minutes
+
+
+def test_marks_link_the_same_value_and_only_with_the_same_salt():
+    one, two = redact("a@b.org"), redact("Ask A@B.ORG please")
+    assert one in two
+    assert redact("a@c.org") != one
+    assert redact("+1 415-555-2671") == redact("+1 (415) 555 2671")
+    assert redact("a@b.org", b"salt") != one
+    assert redact("a@b.org", b"salt") == redact("a@b.org", b"salt")
+
+
+def test_pseudonyms():
+    assert pseudonym("alice") == "2bd806c97f0e00af"  # the first 16 hex digits of sha256
+    assert pseudonym("alice", b"salt") != pseudonym("alice")
+    assert len(pseudonym("", b"salt")) == 16
+
+
+def test_one_salt_for_an_installation(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        salts = set(pool.map(make_salt, [tmp_path / "run"] * 16))
+    (salt,) = salts
+    assert len(salt) == 32
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["privacy.salt"]
+    assert stat.S_IMODE(os.stat(tmp_path / "run" / "privacy.salt").st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "level"),
+    [
+        ("how many cats are there? 42", 0, "low"),
+        ("see @john_doe", 1, "low"),
+        ("mail a@b.org or c@d.org", 10, "medium"),
+        (
+            " ".join(["078-05-1120", "219-09-9999", "4111111111111111", "AKIAIOSFODNN7EXAMPLE", "GB82WEST12345698765432"]),
+            50,
+            "high",
+        ),
+    ],
+)
+def test_risk(text, score, level):
+    found = risk(text)
+    assert (found.score, found.level) == (score, level)
+    assert risk(redact(text)).score == 0
+
+
+def test_png_has_pixels_and_nothing_else():
+    rng = np.random.default_rng(0)
+    for shape in ((5, 7), (5, 7, 3), (5, 7, 4)):
+        view = rng.integers(0, 256, shape, dtype=np.uint8)
+        data = clean_png(view[:, ::-1])
+        with Image.open(io.BytesIO(data)) as image:
+            assert np.array_equal(np.asarray(image), view[:, ::-1])
+            assert not image.info
+        assert {
+            data[i : i + 4] for i in range(len(data)) if data[i : i + 4] in (b"tEXt", b"iTXt", b"eXIf", b"iCCP", b"tIME")
+        } == set()
+
+
+SECRET = "john.doe@example.com"
+
+
+def served(secret: str = SECRET) -> Experience:
+    """An experience that says ``secret`` wherever text can stand."""
+    view = ImageView(id="img0", uri="data:image/png;base64,AAAA", view_size=(8, 8))
+    data = {
+        "op": "read_text",
+        "lines": [
+            {
+                "text": f"mail {secret}",
+                "confidence": 0.9,
+                "box": [0.1, 0.2, 0.3, 0.4],
+                "words": [{"text": secret, "box": [0, 0, 1, 1]}],
+            },
+            {"text": "total 12.50", "confidence": 0.9, "box": [0, 0, 1, 1], "words": [{"text": "total", "box": [0, 0, 1, 1]}]},
+        ],
+        "mask": {"size": [480, 640], "counts": "@abc_def@ghi.jkl"},
+        "num_lines": 2,
+    }
+    turns = [
+        Turn(role="user", text="What does it say?", tokens=[1, 2, 3]),
+        Turn(
+            role="assistant",
+            text=f'<think>it is {secret}</think><tool_call>{{"name": "read_text"}}</tool_call>',
+            tokens=[4, 5],
+            log_probs=[-0.1, -0.2],
+            action=Action(op="read_text", arguments={"box": [0.1, 0.2, 0.3, 0.4], "hint": secret}),
+            observation=Observation(status="ok", id="obs1", text=f"10,20,30,40 {secret}", images=[view], data=data),
+        ),
+        Turn(role="tool", text=f"10,20,30,40 {secret}", tokens=[6], error=f"no {secret}"),
+        Turn(role="assistant", text="<answer>12.50</answer>", tokens=[7, 8], log_probs=[-0.3, -0.4]),
+    ]
+    return Experience(
+        question=Question(
+            id="q1",
+            question=f"Is {secret} there?",
+            answers=[secret],
+            media=[
+                Media(id="img0", uri=f"/home/{secret}/a.png"),
+                Media(id="vid0", kind="video", frames=["data:image/png;base64,A"]),
+            ],
+            meta={"note": secret, "n": 3},
+            annotations=Annotations(captions=[secret]),
+        ),
+        trajectory=Trajectory(question_id="q1", images=[view], turns=turns, answer=secret, rewards={"accuracy": 1.0}),
+        verdict=Verdict(
+            answer=secret,
+            confidence=0.75,
+            strategy="ensemble",
+            votes=[Vote(answer=secret, weight=0.5), Vote(answer="12.50")],
+            self_answer=secret,
+            answer_weights={secret: 0.5, secret.upper(): 0.25, "12.50": 0.25},
+            strategies={"majority": secret, "confidence": None},
+        ),
+        policy_version=3,
+        created_at=1.5,
+        user="alice",
+        feedback=[Feedback(correct=False, answer=secret, comment=f"ask {secret}")],
+    )
+
+
+@pytest.mark.parametrize("secret", [SECRET, "(415) 555-2671", "4111 1111 1111 1111"])
+def test_no_text_of_an_experience_keeps_what_was_taken_out(secret):
+    cleaned = redact_experience(served(secret))
+    written = cleaned.model_dump_json()
+    assert secret not in written
+    assert secret.casefold() not in written.casefold()
+    assert "data:" not in written
+    assert "/home" not in written
+    again = Experience.model_validate_json(written)
+    assert again == cleaned
+    assert redact_experience(again) == again
+
+
+def test_numbers_masks_and_untouched_turns_of_an_experience_stay():
+    before, after = served(), redact_experience(served())
+    assert after.user == pseudonym("alice")
+    assert after.question.annotations is None
+    assert after.question.meta["n"] == 3
+    first, second, third, last = after.trajectory.turns
+    assert (first, last) == (before.trajectory.turns[0], before.trajectory.turns[3])
+    assert second.tokens == second.log_probs == third.tokens == []  # they would spell it
+    assert second.action is not None
+    assert second.action.arguments["box"] == [0.1, 0.2, 0.3, 0.4]
+    assert second.observation is not None
+    data = second.observation.data
+    assert data["lines"][0]["box"] == [0.1, 0.2, 0.3, 0.4]
+    assert data["lines"][0]["words"] == []
+    assert data["lines"][1]["words"] == [{"text": "total", "box": [0, 0, 1, 1]}]
+    assert data["mask"] == {"size": [480, 640], "counts": "@abc_def@ghi.jkl"}
+    assert third.text.startswith("10,20,30,40 [EMAIL_")
+    assert after.verdict.confidence == 0.75
+    assert sum(after.verdict.answer_weights.values()) == pytest.approx(1.0)
+    assert len(after.verdict.answer_weights) == 2
+    assert after.verdict.votes[1].answer == "12.50"
+    assert [medium.uri for medium in after.question.media] == ["stored:img0", "stored:vid0"]
+    assert after.trajectory.rewards == {"accuracy": 1.0}
+    assert before.trajectory.turns[1].tokens == [4, 5]  # a copy: nothing of the original changed
+
+
+def test_an_experience_without_personal_data_keeps_all_it_can_learn_from():
+    plain = served("nobody")
+    cleaned = redact_experience(plain)
+    assert [turn.tokens for turn in cleaned.trajectory.turns] == [turn.tokens for turn in plain.trajectory.turns]
+    assert cleaned.trajectory.token_ids() == plain.trajectory.token_ids()
+    assert cleaned.verdict == plain.verdict
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+        max_leaves=12,
+    )
+)
+def test_structured_numbers_are_untouched(value):
+    assert redact_data(value) == value
+
+
+def test_a_mark_is_no_answer():
+    assert is_redacted(redact("a@b.org"))
+    assert not is_redacted("a@b.org")
+    assert not is_redacted("[EMAIL]")
