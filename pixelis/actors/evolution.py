@@ -1,4 +1,4 @@
-"""The Evolution actor: update tasks from traffic come in, batches for the learner go out.
+"""The Evolution actor: update tasks from traffic come in, batches for the learner go out, and what it learns is judged.
 
 It offers the learner what the Coordinator offers (``begin``, ``next_batch``, ``stepped``, ``stop``), so that one worker
 group serves both streams. Records and references only; pixels and tensors pass it by.
@@ -7,103 +7,192 @@ group serves both streams. Records and references only; pixels and tensors pass 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from pixelis.actors.canary import Canary
 from pixelis.actors.fleet import Fleet
+from pixelis.actors.overseer import Overseer
+from pixelis.actors.reviewing import Reviewing
 from pixelis.actors.rollouts import Batch, Stepped
+from pixelis.actors.versions import Versions
+from pixelis.actors.waiting import Tasks, Waiting, prompt_key, update_metrics
 from pixelis.config import Config
-from pixelis.evolution.updates import DropOldest, as_group
-from pixelis.policy.advantages import assign_advantages
-from pixelis.records import Group, UpdateTask
+from pixelis.errors import BadConfig
+from pixelis.evolution.collapse import Collapse
+from pixelis.evolution.gate import Rate, drawn_for_review, learning_rate
+from pixelis.evolution.guard import Beta
+from pixelis.evolution.review import ReviewQueue, State
+from pixelis.evolution.vote import agrees
+from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
+
+log = logging.getLogger(__name__)
+
+COUNTED = (
+    "received",
+    "handed",
+    "refused",
+    "paused",
+    "collapsed",
+    "withdrawn",
+    "disowned",
+    "private",
+    "lost",
+    "unusable",
+    "left_over",
+)
+"""What becomes of tasks, beside those that are dropped from a full queue, in review or learnt from."""
 
 
-@dataclass(slots=True)
-class Waiting:
-    """A task and the reference to its views."""
-
-    task: UpdateTask
-    views: ray.ObjectRef
-
-
-@ray.remote(num_cpus=0, max_restarts=0)
+@ray.remote(num_cpus=0, max_restarts=-1)
 class Evolution:
-    """Holds at most ``evolution.queue`` tasks; gives the learner ``evolution.batch`` of them per step."""
+    """Holds at most ``evolution.queue`` tasks; gives the learner ``evolution.batch`` of them per step.
 
-    def __init__(self, config: Config, generators: list[ActorHandle]):
-        self.config = config
-        self.fleet = Fleet(generators)
-        self.queue: DropOldest[Waiting] = DropOldest(config.evolution.queue)
+    ``generators`` are those that serve; ``store`` is the PolicyStore; ``canary`` a Generator actor that does not serve, needed
+    with ``evolution.canary.enabled``. Reviews, audit and alerts are in ``run.dir``: an actor that starts again goes on with them
+    and with the promoted version; tasks that waited and counts are gone, and the learner begins anew from its checkpoint.
+    """
+
+    def __init__(self, config: Config, generators: Sequence[ActorHandle], store: ActorHandle, canary: ActorHandle | None = None):
+        e = config.evolution
+        self.config, self.settings = config, e
+        self.overseer = Overseer(config, self._health)
+        self.reviewing = Reviewing(ReviewQueue(Path(config.run.dir) / "review.db", config.rewards), e.review.limit)
+        if e.canary.enabled and canary is None:
+            raise BadConfig("no generator for the canary", fix="place one, or set evolution.canary.enabled=false")
+        judge = Canary(config, canary) if e.canary.enabled else None
+        self.versions_of = Versions(config, store, Fleet(list(generators)), judge, self.overseer.note)
         self.counts: Counter[str] = Counter()
-        self.step, self.version = 0, 0
+        self.queue = Tasks(e.queue, self.counts)
+        self.rate, self.beta, self.collapse = Rate(e.per_minute), Beta(e.guard), Collapse(e.vote)
+        self.updates_at: deque[float] = deque()
+        self.step = self.lives = 0
         self.current: Batch | None = None
+        self.tasks: list[UpdateTask] = []
         self.given: set[int] = set()
-        self.learning = self.draining = self.stopped = False
+        self.learning = self.paused = self.draining = self.stopped = False
         self.changed = asyncio.Condition()
+        self.opening: asyncio.Task | None = None
+        self.background: list[asyncio.Task] = []
 
-    def health(self) -> str:
-        """Answers when alive."""
+    async def _open(self) -> None:
+        """Once in the life of this process, by whoever calls first."""
+        if self.opening is None:
+            self.opening = asyncio.create_task(self._start())
+        await asyncio.shield(self.opening)
+
+    async def _start(self) -> None:
+        await self.versions_of.open()
+        await self.overseer.note("start", "evolution", "start", "success", {"version": self.versions_of.served})
+        self.background = [asyncio.create_task(loop()) for loop in (self.overseer.run, self._watch, self._review)]
+
+    async def health(self) -> str:
+        """Answers when alive and the generators hold what is promoted."""
+        await self._open()
         return "ok"
 
-    # -- from the gateway -------------------------------------------------------------------------------------------
+    # -- from the gateways ------------------------------------------------------------------------------------------
 
-    async def submit(self, task: UpdateTask, views: list[ray.ObjectRef]) -> bool:
-        """Queue a task; ``views`` is ``[reference to {trajectory id: views}]``. False when draining, stopped or views are lost.
+    async def submit(
+        self, task: UpdateTask, views: list[ray.ObjectRef], verdict: Verdict | None = None, question: Question | None = None
+    ) -> bool:
+        """Queue a task, or keep it for a person; ``views`` is ``[reference to {trajectory id: views}]``.
 
+        ``verdict`` and ``question`` (without pictures inside) are needed for a review. False when nothing will come of it:
+        paused, draining or stopped, the votes have collapsed, the policy that sampled it was withdrawn, or its views are lost.
         The views are stored again under this actor's name: an object dies with its owner, and the gateway's replica that
         owns these may be gone long before the learner reads them.
         """
-        if self.draining or self.stopped:
-            self.counts["refused"] += 1
+        await self._open()
+        cause = "refused" if self.draining or self.stopped else "paused" if self.paused else ""
+        if not cause and task.trajectories[0].policy_version in self.versions_of.withdrawn:
+            cause = "withdrawn"
+        if cause:
+            self.counts[cause] += 1
             return False
         try:
-            kept = ray.put(await _value(views[0]))
+            seen = await _value(views[0])
         except RayError:
             self.counts["lost"] += 1
             return False
-        async with self.changed:
-            self.counts["received"] += 1
-            self.queue.push(Waiting(task, kept))
-            self.changed.notify_all()
+        if verdict is not None and self.collapse.seen(verdict, prompt_key(task, question, seen)):
+            self.counts["collapsed"] += 1
+            return False
+        self.counts["received"] += 1
+        drawn = verdict is not None and question is not None and drawn_for_review(task.id, self.settings)
+        if verdict is not None and question is not None and drawn and not await self.reviewing.full():
+            kept = await self.reviewing.keep(task, verdict, question, seen)
+            self.counts["reviewed" if kept else "private"] += 1
+            return kept
+        await self._push(task, seen)
         return True
 
-    async def stats(self) -> dict[str, int]:
-        """Version served, whether a learner is there, updates applied, and tasks by what became of them."""
-        names = ("received", "handed", "refused", "lost", "unusable", "left_over")
-        return {
-            "version": self.version,
-            "learning": int(self.learning),
-            "updates": self.counts["updates"],
-            "queue": len(self.queue),
-            "dropped": self.queue.dropped,
-            **{name: self.counts[name] for name in names},
-        }
+    async def _push(self, task: UpdateTask, seen: dict[str, Any]) -> None:
+        async with self.changed:
+            self.queue.push(Waiting(task, ray.put(seen)))
+            self.changed.notify_all()
+
+    async def feedback(self, experience_id: str, feedback: Feedback) -> None:
+        """Somebody's word on an answer: it teaches nothing, but what it calls wrong is not learnt from if it still waits."""
+        wrong = feedback.correct is False
+        async with self.changed:
+            if feedback.correct is None and feedback.answer is not None:
+                mine = [w.task for w in self.queue.items if w.task.experience_id == experience_id]
+                wrong = any(not agrees(feedback.answer, task.pseudo_label) for task in mine)
+            if wrong:
+                self.counts["disowned"] += self.queue.discard(lambda task: task.experience_id == experience_id)
+        about = {"experience": experience_id, "correct": feedback.correct, "answered": feedback.answer is not None}
+        await self.overseer.note("feedback", "client", "feedback", "success", about)
+
+    async def forget(self, experience_ids: list[str]) -> int:
+        """Drop what waits of these experiences, in the queue or for a person; returns how many."""
+        gone = set(experience_ids)
+        async with self.changed:
+            dropped = self.queue.discard(lambda task: task.experience_id in gone)
+        return dropped + await self.reviewing.forget(experience_ids)
+
+    async def told(self, metrics: dict[str, float], source: str = "") -> None:
+        """Health metrics that only a gateway knows, such as p99_latency and faiss_failure_rate; ``source`` names the gateway."""
+        self.overseer.told(metrics, source)
 
     # -- from the learner -------------------------------------------------------------------------------------------
 
     async def begin(self, step: int, state: dict[str, Any], version: int) -> None:
-        """The learner (re)starts at ``step`` with ``version``; a batch it was given but did not finish is given again."""
-        await self.fleet.load(version)
+        """The learner (re)starts at ``step`` where ``version`` is promoted; an unfinished batch is given again.
+
+        ``state`` is what ``keep`` gave for its checkpoint.
+        """
+        await self._open()
+        if "beta" in state and not self.beta.measured:
+            self.beta.restore(state["beta"])
+        await self.versions_of.begin(state.get("base"))
         async with self.changed:
-            self.step, self.version, self.learning = step, version, True
+            self.step, self.learning, self.lives = step, True, self.lives + 1
             self.given.clear()
             if self.current is not None:
-                self.current.step = step
+                self.current.step, self.current.restore = step, self.versions_of.restore
             self.changed.notify_all()
+        await self.overseer.note("start", "learner", "begin", "success", {"step": step, "version": version})
 
     async def next_batch(self, rank: int, world: int, step: int) -> Batch | None:
         """Rank ``rank``'s share of update ``step``: whole groups, round robin; None when drained or stopped.
 
-        Waits for ``evolution.batch`` tasks; while draining a smaller last batch goes out, if every rank gets a group.
+        Waits for ``evolution.batch`` tasks and for its turn (``evolution.per_minute``); while draining a smaller last batch goes
+        out, if every rank gets a group.
         """
         async with self.changed:
-            await self.changed.wait_for(lambda: self.stopped or (step == self.step and self._ready(world)))
+            while not (self.stopped or (step == self.step and self._ready(world))):
+                await self._wait()
             # Once one rank has its share all must get theirs, or the optimizer step would wait for ever.
             if self.current is None or (self.stopped and not self.given):
                 return None
@@ -111,46 +200,75 @@ class Evolution:
             whole = self.current
         return whole.share(rank, world)
 
+    async def _wait(self) -> None:
+        """Until something changes, or the next update is allowed."""
+        pause = self.rate.wait_s(time.monotonic())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.changed.wait(), pause or None)
+
     def _ready(self, world: int) -> bool:
         """Form the batch of this step once: True when there is one, or when there will never be."""
-        size = self.config.evolution.batch
-        while self.current is None and (len(self.queue) >= size or (self.draining and len(self.queue) >= world)):
-            self.current = self._batch(self.queue.take(size), world)
-        if self.current is None and self.draining:
+        size, now = self.settings.batch, time.monotonic()
+        while (
+            self.current is None
+            and not self.paused
+            and (len(self.queue) >= size or (self.draining and len(self.queue) >= world))
+            and self.rate.wait_s(now) == 0
+        ):
+            self.current = self._batch(world)
+            if self.current is not None:
+                self.rate.allow(now)
+        if self.current is None and self.draining and len(self.queue) < world:
             self.counts["left_over"] += len(self.queue.take(len(self.queue)))
             return True
         return self.current is not None
 
-    def _batch(self, waiting: list[Waiting], world: int) -> Batch | None:
-        all_groups = [as_group(item.task) for item in waiting]
-        assign_advantages(all_groups, self.config.rft.advantage)
-        groups, views, kept = [], [], []
-        for item, group in zip(waiting, all_groups, strict=True):
-            if all(t.advantage is None for t in group.trajectories):
-                self.counts["unusable"] += 1
-                continue
-            groups.append(group)
-            views.append(item.views)
-            kept.append(item.task)
-        if len(groups) < world:
-            self.counts["unusable"] += len(groups)
+    def _batch(self, world: int) -> Batch | None:
+        made = self.queue.batch(self.settings.batch, world, self.config.rft.advantage)
+        if made is None:
             return None
-        self.counts["handed"] += len(groups)
-        return Batch(self.step, groups, views, metrics=update_metrics(groups, kept, self.version))
+        batch, self.tasks = made
+        metrics = update_metrics(batch.groups, self.tasks, self.versions_of.served)
+        rate, beta = learning_rate(metrics["evolve/confidence"], self.settings), self.beta.beta
+        batch.step, batch.restore = self.step, self.versions_of.restore
+        batch.metrics = metrics | {"evolve/lr": rate, "evolve/beta": beta}
+        batch.options = {"lr": rate, "kl_weight": beta, "kl_limit": 2 * self.settings.guard.target}
+        return batch
 
-    async def stepped(self, step: int, version: int) -> Stepped:
-        """The learner applied update ``step`` and published ``version``: serve it everywhere and go on."""
-        await self.fleet.load(version)
+    async def stepped(self, step: int, version: int | None, metrics: dict[str, float] | None = None) -> Stepped:
+        """The learner applied (or skipped) update ``step``; ``version`` is the candidate that it published, if it did.
+
+        Returns when that candidate serves or is refused: the learner goes on from weights that are judged.
+        """
+        metrics, life = metrics or {}, self.lives
+        skipped = bool(metrics.get("evolve/skipped"))
+        if "evolve/kl" in metrics:
+            self.beta.update(metrics["evolve/kl"])
+        if self.current is not None:
+            self.versions_of.took_up(self.current.restore)
+        names = ("evolve/kl", "evolve/lr", "evolve/beta", "evolve/confidence", "policy/loss", "policy/grad_norm")
+        about: dict[str, Any] = {name.partition("/")[2]: _plain(metrics[name]) for name in names if name in metrics}
+        about |= {"step": step, "experiences": [task.experience_id or task.id for task in self.tasks]}
+        await self.overseer.note("update", "learner", "step", "skipped" if skipped else "success", about)
+        if version is not None:
+            await self.candidate(version)
         async with self.changed:
-            self.step, self.version, self.current = step + 1, version, None
-            self.given.clear()
-            self.counts["updates"] += 1
-            self.changed.notify_all()
+            self.counts["skipped" if skipped else "updates"] += 1
+            self.updates_at.append(time.monotonic())
+            if life == self.lives:  # else the learner that made this step is gone, and its successor is elsewhere
+                self.step, self.current, self.tasks = step + 1, None, []
+                self.given.clear()
+                self.changed.notify_all()
         return Stepped()
 
+    async def candidate(self, version: int) -> bool:
+        """A published candidate: judged and promoted or refused; True when it serves now. Left as it is once stopped."""
+        return not self.stopped and await self.versions_of.offer(version)
+
     async def keep(self) -> dict[str, Any]:
-        """Nothing: what was not learnt from is not kept."""
-        return {}
+        """For a checkpoint: where its weights come from (None: from what was refused), and the KL guard."""
+        versions = self.versions_of
+        return {"base": versions.base if versions.restore is None else None, "beta": self.beta.state()}
 
     # -- from the job -----------------------------------------------------------------------------------------------
 
@@ -165,19 +283,187 @@ class Evolution:
         async with self.changed:
             self.stopped = True
             self.changed.notify_all()
+        for task in self.background:
+            task.cancel()
+        await self.overseer.note("stop", "evolution", "stop", "success", {"version": self.versions_of.served})
+
+    # -- from people ------------------------------------------------------------------------------------------------
+
+    async def pause(self, by: str) -> None:
+        """No task is taken and no update made until ``resume``; what is judged already goes its way."""
+        await self._pause(by, True)
+
+    async def resume(self, by: str) -> None:
+        """Learn again, from tasks that come from now on; what votes were like before says nothing any more."""
+        self.collapse.reset()
+        await self._pause(by, False)
+
+    async def _pause(self, by: str, paused: bool) -> None:
+        async with self.changed:
+            self.paused = paused
+            if paused:
+                self.counts["paused"] += len(self.queue.take(len(self.queue)))
+            self.changed.notify_all()
+        await self.overseer.note("pause", by, "pause" if paused else "resume", "success", {})
+
+    async def promote(self, version: int, by: str, force: bool = False) -> dict[str, Any]:
+        """Serve ``version`` if the canary does not refuse it; with ``force`` whatever it says, until the watch looks."""
+        await self._open()
+        told = await self.versions_of.promote(version, by, force)
+        if told["promoted"]:
+            await self._forget_withdrawn()
+        return told
+
+    async def roll_back(self, version: int | None, by: str) -> dict[str, Any]:
+        """Serve an earlier promoted version again (None: the one before); later ones are withdrawn with what they sampled."""
+        await self._open()
+        served = await self.versions_of.roll_back(version, by, "ordered")
+        await self._rolled_back()
+        return {"version": served}
+
+    async def look(self, by: str = "watch") -> bool:
+        """Judge the served version now; True when it fell and was rolled back."""
+        await self._open()
+        fell = await self.versions_of.look(by)
+        if fell:
+            await self._rolled_back()
+        return fell
+
+    async def _rolled_back(self) -> None:
+        self.collapse.reset()
+        await self._forget_withdrawn()
+        await self.overseer.alert({"rollback": 1.0})
+
+    async def _forget_withdrawn(self) -> None:
+        """What withdrawn versions sampled is not learnt from."""
+        gone = self.versions_of.withdrawn
+        async with self.changed:
+            self.counts["withdrawn"] += self.queue.discard(lambda task: task.trajectories[0].policy_version in gone)
+
+    async def reviews(self, state: State | None = "waiting", limit: int = 100) -> list[dict[str, Any]]:
+        """Updates in this state of review, without tokens and pictures."""
+        return await self.reviewing.show(state, limit)
+
+    async def review(self, id: str) -> dict[str, Any] | None:
+        """One of them, with ``pictures``: PNG bytes by image id of its trajectory; None for an unknown id."""
+        return await self.reviewing.show_one(id)
+
+    async def decide(self, id: str, approve: bool, by: str, comment: str = "", answer: str | None = None) -> dict[str, Any]:
+        """Approve (learn from it, with ``answer`` as its label if that is given) or reject an update; once.
+
+        Raises BadInput for an unknown one or one that was decided otherwise.
+        """
+        await self._open()
+        decided = await self.reviewing.decide(id, approve, by, comment, answer)
+        queued = decided is not None and not (self.draining or self.stopped)
+        if decided is not None and queued:
+            await self._push(*decided)
+        state = "approved" if approve else "rejected"
+        self.counts[state] += 1
+        await self.overseer.note("review", by, state, "success", {"task": id, "corrected": answer is not None, "queued": queued})
+        return {"state": state, "queued": queued}
+
+    async def audit(self, event: str, actor: str, action: str, result: str = "success", details: dict | None = None) -> None:
+        """Write an event of somebody else's, such as a deletion, into the audit log."""
+        await self.overseer.note(event, actor, action, result, details or {})
+
+    # -- what is known ----------------------------------------------------------------------------------------------
+
+    async def stats(self) -> dict[str, int]:
+        """Version served, whether a learner is there, updates applied, and tasks by what became of them."""
+        await self._open()
+        return {
+            "version": self.versions_of.served,
+            "learning": int(self.learning),
+            "updates": self.counts["updates"],
+            "skipped": self.counts["skipped"],
+            "queue": len(self.queue),
+            "dropped": self.queue.dropped,
+            "rollbacks": self.versions_of.rollbacks,
+            **{name: self.counts[name] for name in COUNTED},
+        }
+
+    async def status(self) -> dict[str, Any]:
+        """All there is to say in numbers; lists have methods of their own."""
+        counts = await self.stats()
+        versions = self.versions_of
+        return {
+            "enabled": self.settings.enabled,
+            "paused": self.paused,
+            "learning": self.learning,
+            "served": versions.served,
+            "candidate": versions.candidate,
+            "restoring": versions.restore,
+            "updates": counts["updates"],
+            "queue": counts["queue"],
+            "beta": self.beta.beta,
+            "mean_kl": self.beta.mean_kl,
+            "collapse": self.collapse.stats(),
+            "review": await self.reviewing.stats(),
+            "fleet": versions.fleet.stats(),
+            "health": self._health(),
+            "counts": counts,
+        }
+
+    async def versions(self) -> list[PolicyVersion]:
+        """All policy versions, oldest first."""
+        return await self.versions_of.store.list.remote()
+
+    async def canary_curve(self) -> list[dict[str, Any]]:
+        """Judgements, oldest first: version, time, accuracy, reference_accuracy, mean, se, decision, reason."""
+        return self.versions_of.curve
+
+    async def recent_audit(self, n: int = 50) -> list[dict[str, Any]]:
+        """The newest audit events."""
+        return self.overseer.recent_audit(n)
+
+    async def alerts(self, n: int = 50) -> list[dict[str, Any]]:
+        """The newest alerts, newest first."""
+        return [{**asdict(alert), "message": alert.message} for alert in self.overseer.alerter.recent(n)]
+
+    # -- by itself --------------------------------------------------------------------------------------------------
+
+    def _health(self) -> dict[str, float]:
+        """What thresholds are compared with. No update is no alarm where none is wanted."""
+        minute = time.monotonic() - 60.0
+        while self.updates_at and self.updates_at[0] < minute:
+            self.updates_at.popleft()
+        found = {
+            "queue_size": float(len(self.queue)),
+            "queue_fill": len(self.queue) / self.settings.queue,
+            "vote_collapsed": float(self.collapse.collapsed),
+        }
+        if self.learning and not self.paused and len(self.queue) >= self.settings.batch:
+            found["update_rate"] = float(len(self.updates_at))
+        if self.beta.mean_kl is not None:
+            found["mean_kl"] = self.beta.mean_kl
+        return found
+
+    async def _watch(self) -> None:
+        """Judge what serves, now and then."""
+        while True:
+            await asyncio.sleep(self.settings.canary.watch_s)
+            try:
+                await self.look()
+            except Exception:  # a look that failed must not be the last one
+                log.exception("the watch failed")
+
+    async def _review(self) -> None:
+        """Take what waited long enough for a person, where that is wanted."""
+        after = self.settings.review.approve_after_s
+        while after is not None:
+            await asyncio.sleep(min(after, self.settings.alerts.every_s))
+            for id in await self.reviewing.due(time.time(), after):
+                try:
+                    await self.decide(id, True, "timeout")
+                except Exception:
+                    log.exception("a review could not be taken")
 
 
 async def _value(ref: ray.ObjectRef) -> Any:
     return await ref
 
 
-def update_metrics(groups: list[Group], tasks: list[UpdateTask], version: int) -> dict[str, float]:
-    """What an update learns from: confidence, share of uniform groups (no signal), age in seconds, lag in versions."""
-    now, n = time.time(), len(tasks)
-    return {
-        "evolve/tasks": float(n),
-        "evolve/confidence": sum(t.confidence for t in tasks) / n,
-        "evolve/uniform": sum(len({t.reward for t in g.trajectories}) == 1 for g in groups) / n,
-        "evolve/age_s": sum(now - t.created_at for t in tasks) / n,
-        "evolve/lag": sum(max(0, version - g.policy_version) for g in groups) / n,
-    }
+def _plain(value: float) -> float | None:
+    """As JSON takes it."""
+    return float(value) if value == value and abs(value) != float("inf") else None

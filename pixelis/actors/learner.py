@@ -6,7 +6,7 @@ worker goes on from the last complete checkpoint in ``run.dir``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -27,6 +27,9 @@ from pixelis.records import Group
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import Tracker, publish
 
+ENDLESS = 10**9
+"""Steps of a stream that ends when its source says so."""
+
 
 @dataclass
 class Work:
@@ -35,6 +38,8 @@ class Work:
     samples: list[TrainSample]
     metrics: dict[str, float]
     state: dict[str, Any]
+    options: dict[str, float] = field(default_factory=dict)
+    """What ``Trainer.step`` is told beside the samples."""
 
 
 class Stream(Protocol):
@@ -59,7 +64,7 @@ class Stream(Protocol):
 
 
 class GroupStream:
-    """Groups of scored trajectories from an actor that hands out batches: the Coordinator (RFT) or Evolution (traffic).
+    """Groups of scored trajectories from an actor that hands out batches, such as the Coordinator.
 
     With ``rft`` a KL that it takes off the reward is measured here, where the reference weights are.
     """
@@ -83,6 +88,7 @@ class GroupStream:
         batch = ray.get(self.source.next_batch.remote(self.rank, self.world, step))
         if batch is None:
             return None
+        self.take_up(batch.restore)
         views = ray.get(batch.views)
         samples = _samples(batch.groups, views)
         metrics = batch.metrics
@@ -93,7 +99,13 @@ class GroupStream:
                 batch.groups, self.rft.advantage, greedy=batch.greedy, kl=kl, kl_weight=loss.kl, sum_workers=sum_over_workers
             )
             samples = _samples(batch.groups, views)
-        return Work(samples, metrics, batch.state)
+        return Work(samples, metrics, batch.state, batch.options)
+
+    def take_up(self, version: int | None) -> None:
+        """Go on from the weights of ``version``, unless that is None. All ranks are told the same."""
+        if version is not None:
+            (ref,) = ray.get(self.store.get.remote(version))
+            self.trainer.go_back(ray.get(ref))
 
     def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Stepped:
         """Publish the new weights and let the generators load them."""
@@ -106,6 +118,65 @@ class GroupStream:
     def keep(self) -> dict[str, Any]:
         """What the source adds to a checkpoint."""
         return ray.get(self.source.keep.remote())
+
+
+class TrafficStream(GroupStream):
+    """Groups from the Evolution actor, without end. Every ``every``-th update is published as a candidate; Evolution decides.
+
+    What a checkpoint holds may have been refused or withdrawn since: a learner that starts says which promoted version its
+    weights come from, and is sent back when another one is promoted by then.
+    """
+
+    def __init__(self, source: ActorHandle, store: ActorHandle, every: int):
+        super().__init__(source, store, stage="evolve", steps=ENDLESS)
+        self.every = every
+
+    def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
+        """Start from what is promoted; where nothing was learnt yet that is the starting policy, kept as a version."""
+        context = ray.train.get_context()
+        self.rank, self.world = context.get_world_rank(), context.get_world_size()
+        self.trainer, adapter, self.unpublished = trainer, trainer.served(), 0
+        if self.rank == 0:
+            version = ray.get(self.store.promoted.remote())
+            if step == 0 and version == 0:
+                version = ray.get(self.store.publish.remote(adapter, self.stage, step))
+                state = {"base": version}
+            ray.get(self.source.begin.remote(step, state, version))
+
+    def take_up(self, version: int | None) -> None:
+        """As for all streams; what was not published is gone then."""
+        super().take_up(version)
+        if version is not None:
+            self.unpublished = 0
+
+    def next(self, step: int) -> Work | None:
+        """This rank's groups of the batch; at the end of the traffic what was learnt last is published as well."""
+        work = super().next(step)
+        if work is None and self.unpublished:
+            version = self._publish(step, {})
+            if self.rank == 0:
+                ray.get(self.source.candidate.remote(version))
+        return work
+
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Stepped:
+        """Count the update and publish it when it is its turn.
+
+        Also when one went too far to be taken: those before it take up the room that there is up to the served policy.
+        """
+        skipped = bool(metrics.get("evolve/skipped"))
+        self.unpublished += not skipped
+        due = self.unpublished >= self.every or (skipped and self.unpublished > 0)
+        version = self._publish(step + 1, metrics) if due else None
+        if self.rank:
+            return Stepped()
+        return ray.get(self.source.stepped.remote(step, version, metrics))
+
+    def _publish(self, step: int, metrics: dict[str, float]) -> int | None:
+        """The version that these weights become; None in all ranks but the first."""
+        adapter, self.unpublished = self.trainer.served(), 0
+        if self.rank:
+            return None
+        return ray.get(self.store.publish.remote(adapter, self.stage, step, metrics, promote=False))
 
 
 def _samples(groups: list[Group], views: list[dict[str, Any]]) -> list[TrainSample]:
@@ -134,6 +205,7 @@ def work(job: dict[str, Any]) -> None:
         temperature=job["temperature"],
         adapter=load_adapter(config.policy.adapter) if config.policy.adapter else None,
         label_smoothing=config.sft.label_smoothing,
+        ema=job["ema"],
     )
     latest = checkpoint.latest(config.run.dir)
     state = trainer.restore(latest) if latest is not None else {}
@@ -145,7 +217,7 @@ def work(job: dict[str, Any]) -> None:
     log, tracker = EventLog(config.run.dir), Tracker(config) if trainer.is_first else None
     stream.begin(step, trainer, state)
     while not asked_to_stop(config) and (item := stream.next(step)) is not None:
-        metrics = {**item.metrics, **update(trainer, item.samples, stream.kind, parts)}
+        metrics = {**item.metrics, **update(trainer, item.samples, stream.kind, parts, item.options)}
         state = item.state
         told = stream.done(step, trainer, metrics)
         metrics |= told.metrics
@@ -167,16 +239,18 @@ def work(job: dict[str, Any]) -> None:
     trainer.close()
 
 
-def update(trainer: Any, samples: list[TrainSample], kind: Literal["sft", "policy"], parts: int) -> dict[str, float]:
+def update(
+    trainer: Any, samples: list[TrainSample], kind: Literal["sft", "policy"], parts: int, options: dict[str, float]
+) -> dict[str, float]:
     """Learn from a batch in ``parts`` optimizer steps; the ratio of each is to the weights before the first. Metrics of all."""
     if parts == 1:
-        return trainer.step(samples, kind)
+        return trainer.step(samples, kind, **options)
     old = trainer.log_probs(samples)
     found = []
     for part in range(parts):
         mine = slice(part, None, parts)
         if sum_over_workers([float(len(samples[mine]))])[0]:
-            found.append(trainer.step(samples[mine], kind, old=old[mine]))
+            found.append(trainer.step(samples[mine], kind, old=old[mine], **options))
     return combined(found)
 
 
@@ -212,11 +286,13 @@ def fit(
     lr: float | None = None,
     loss: Loss | None = None,
     temperature: float = 1.0,
+    ema: float = 0.0,
     datasets: dict[str, Any] | None = None,
 ) -> Path | None:
     """Run the learner to the end of its stream; returns the last checkpoint of the run, None when there is no step in it.
 
-    ``temperature`` is the one the stream's rollouts are sampled at; ``loss`` is that of policy updates.
+    ``temperature`` is the one the stream's rollouts are sampled at; ``loss`` is that of policy updates; ``ema`` the decay of the
+    average of weights that is published.
     Raises the error that stopped it.
     """
     from ray.data import ExecutionOptions
@@ -235,6 +311,7 @@ def fit(
             "lr": lr or learner.lr,
             "loss": loss or Loss(),
             "temperature": temperature,
+            "ema": ema,
         },
         scaling_config=ScalingConfig(
             num_workers=learner.workers,

@@ -10,17 +10,21 @@ from typing import Any
 
 import ray
 
-from pixelis.errors import MissingFile
+from pixelis.errors import BadInput, MissingFile
 from pixelis.policy.adapters import Adapter, load_adapter, save_adapter
 from pixelis.policy.checkpoint import write_json
 from pixelis.records import PolicyVersion, VersionStatus
+
+WAYS_BACK = 3
+"""Promoted versions whose weights stay."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class PolicyStore:
     """Monotone versions of the policy's weights; version 0 is the starting policy.
 
-    The weights of version 0, of the promoted and of the newest ``keep`` versions stay; of the others only the record does.
+    The weights of version 0, of the last promoted ones (there must be a way back) and of the newest ``keep`` versions stay; of
+    the others only the record does. A candidate (``promote=False``) is served by nobody until ``promote`` is called.
     ``initial`` names a checkpoint folder whose adapter becomes version 0; without it version 0 is the bare model.
     """
 
@@ -80,38 +84,57 @@ class PolicyStore:
         return self.folder / f"v{version:06d}"
 
     def _save(self) -> None:
-        kept = {0, self.promoted(), *sorted(self.versions)[-self.keep :]}
+        promoted = [v.version for v in self.list() if v.status is VersionStatus.PROMOTED]
+        kept = {0, *promoted[-WAYS_BACK:], *sorted(self.versions)[-self.keep :]}
         for version in set(self.versions) - kept:
             self.refs.pop(version, None)
             shutil.rmtree(self._path(version), ignore_errors=True)
         write_json(self.folder / "versions.json", [v.model_dump(mode="json") for v in self.list()])
 
+    def _has_weights(self, record: PolicyVersion) -> bool:
+        return not record.sha256 or self._path(record.version).is_dir()
+
     def promoted(self) -> int:
-        """The newest promoted version."""
-        return max((v.version for v in self.versions.values() if v.status is VersionStatus.PROMOTED), default=0)
+        """The newest promoted version whose weights are kept."""
+        able = (v for v in self.versions.values() if v.status is VersionStatus.PROMOTED and self._has_weights(v))
+        return max((v.version for v in able), default=0)
 
     def get(self, version: int) -> list[Any]:
         """``[ref]`` of the version's Adapter (or of None for a bare model), wrapped so that Ray passes the reference.
 
         Raises MissingFile for a version that never was or whose weights are no longer kept.
         """
-        record = self.versions.get(version)
         if version not in self.refs:
-            if record is None or (record.sha256 and not self._path(version).is_dir()):
-                raise MissingFile(f"no weights of policy version {version}", fix=f"known versions: {sorted(self.refs)}")
+            record = self._record(version)
             self.refs[version] = ray.put(load_adapter(self._path(version)) if record.sha256 else None)
         return [self.refs[version]]
 
     def promote(self, version: int) -> None:
-        """Make ``version`` the one to serve."""
-        self.versions[version].status = VersionStatus.PROMOTED
+        """Make ``version`` the one to serve: what was promoted after it is withdrawn. MissingFile when its weights are gone."""
+        record = self._record(version)
+        for later in self.versions.values():
+            if later.version > version and later.status is VersionStatus.PROMOTED:
+                later.status = VersionStatus.ROLLED_BACK
+        record.status = VersionStatus.PROMOTED
         self._save()
 
     def roll_back(self, version: int) -> int:
-        """Withdraw ``version``; returns the version that is promoted now."""
-        self.versions[version].status = VersionStatus.ROLLED_BACK
+        """Withdraw ``version``; returns the version that is promoted now. BadInput for version 0, to which all ways lead back."""
+        if version == 0:
+            raise BadInput("version 0 is the starting policy and cannot be withdrawn", code="no_way_back")
+        self._record(version, weights=False).status = VersionStatus.ROLLED_BACK
         self._save()
         return self.promoted()
+
+    def _record(self, version: int, weights: bool = True) -> PolicyVersion:
+        record = self.versions.get(version)
+        if record is None or (weights and not self._has_weights(record)):
+            raise MissingFile(
+                f"no weights of policy version {version}",
+                code="unknown_version",
+                fix=f"versions with weights: {sorted(v.version for v in self.versions.values() if self._has_weights(v))}",
+            )
+        return record
 
     def list(self) -> list[PolicyVersion]:
         """All versions, oldest first."""

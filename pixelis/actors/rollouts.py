@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import ray
@@ -36,7 +36,8 @@ MAX_GROUP_FAILURES = 0.5
 class Batch:
     """What the learner gets: groups with advantages, and beside them a reference to the views of each.
 
-    ``numbers`` are those of the questions drawn for it; ``state`` says where a run that goes on after it begins.
+    ``numbers`` are those of the questions drawn for it; ``state`` says where a run that goes on after it begins. ``options`` are
+    what the optimizer step is told beside the samples; with ``restore`` it starts from the weights of that version.
     """
 
     step: int
@@ -46,11 +47,13 @@ class Batch:
     numbers: list[int] = field(default_factory=list)
     state: dict = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    options: dict[str, float] = field(default_factory=dict)
+    restore: int | None = None
 
     def share(self, rank: int, world: int) -> Batch:
         """Rank ``rank``'s part of ``world``: whole groups, round robin."""
         part = slice(rank, None, world)
-        return Batch(self.step, self.groups[part], self.views[part], self.greedy[part], self.numbers, self.state, self.metrics)
+        return replace(self, groups=self.groups[part], views=self.views[part], greedy=self.greedy[part])
 
 
 @dataclass

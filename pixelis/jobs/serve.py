@@ -31,7 +31,6 @@ from pixelis.jobs.driver import driver, run_folder, stop_file
 from pixelis.serve import app
 from pixelis.serve.backends import Backends
 
-ENDLESS = 10**9
 GRACE_S = 8.0
 """Seconds that a stopped service gives its learner for the last checkpoint."""
 
@@ -60,13 +59,14 @@ def backends(actors: cluster.Actors, behind: Online) -> Backends:
 
 def evolve(config: Config, actors: cluster.Actors, evolution: ray.actor.ActorHandle) -> Path | None:
     """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if any."""
-    stream = learner.GroupStream(evolution, actors.store, stage="evolve", steps=ENDLESS)
+    e = config.evolution
+    stream = learner.TrafficStream(evolution, actors.store, e.canary.every if e.canary.enabled else 1)
     # Traffic has no end that a warm-up or a schedule could be a share of.
     steady = config.model_copy(update={"learner": config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})})
-    e = config.evolution
-    # The guard against drifting away is this stage's own, wherever the offline algorithm has its KL.
-    loss = config.rft.loss.model_copy(update={"kl": e.guard.beta, "kl_in": "loss", "kl_estimator": "k3"})
-    return learner.fit(steady, stream, lr=e.lr, loss=loss, temperature=config.serve.sampling.temperature)
+    # The guard against drifting away is this stage's own, wherever the offline algorithm has its KL. Evolution weighs it.
+    beta = max(e.guard.beta, e.guard.min_beta) if e.guard.mode == "auto" else e.guard.beta
+    loss = config.rft.loss.model_copy(update={"kl": beta, "kl_in": "loss", "kl_estimator": "k3"})
+    return learner.fit(steady, stream, lr=e.lr, loss=loss, temperature=config.serve.sampling.temperature, ema=e.ema)
 
 
 class Learning:

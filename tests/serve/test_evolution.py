@@ -1,10 +1,12 @@
-"""The Evolution actor on a real cluster: order, shares, drain, and what happens when learner or queue misbehave."""
+"""The Evolution actor on a real cluster: order, shares, drain, judgement of versions, and what happens when others misbehave."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from ray.actor import ActorHandle
@@ -12,7 +14,9 @@ from ray.exceptions import GetTimeoutError
 from scripted import ScriptedGenerator
 
 from pixelis.actors.evolution import Evolution
+from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import load
+from pixelis.policy.adapters import Adapter
 from pixelis.records import StopReason, Trajectory, Turn, UpdateTask
 
 pytestmark = pytest.mark.slow
@@ -34,12 +38,48 @@ def task(name: str, rewards: tuple[float | None, ...] = (1.0, 1.0, 0.0)) -> Upda
     return UpdateTask(question_id=name, trajectories=trajectories, pseudo_label="7", confidence=0.75, created_at=0.0)
 
 
+class Placed:
+    """An Evolution actor with a real store and, unless they are given, no generators."""
+
+    def __init__(
+        self, folder: Path, *overrides: str, generators: tuple[ActorHandle, ...] = (), canary: ActorHandle | None = None
+    ):
+        own = [f"run.dir={folder}", "evolution.batch=4", "evolution.queue=6", "evolution.per_minute=6000"]
+        own.append(f"evolution.canary.enabled={canary is not None}".lower())
+        self.config = load(None, [*own, *overrides])
+        self.store = PolicyStore.remote(str(folder))
+        self.actor = Evolution.remote(self.config, list(generators), self.store, canary)
+
+    def publish(self, value: float, promote: bool = False) -> int:
+        tensors = {"layer.A": np.full((2, 3), value, np.float32), "layer.B": np.full((4, 2), value, np.float32)}
+        return ray.get(self.store.publish.remote(Adapter(tensors, 2, 2, "base"), "evolve", 0, {}, promote))
+
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        return ray.get(getattr(self.actor, method).remote(*arguments, **named), timeout=30)
+
+    def end(self) -> None:
+        ray.kill(self.actor)
+        ray.kill(self.store)
+
+
 @pytest.fixture
-def evolution(ray_cluster: None) -> Iterator[ActorHandle]:
-    actor = Evolution.remote(load(None, ["evolution.batch=4", "evolution.queue=6"]), [])
-    ray.get(actor.begin.remote(0, {}, 0))
-    yield actor
-    ray.kill(actor)
+def place(ray_cluster: None, tmp_path: Path) -> Iterator[Callable[..., Placed]]:
+    placed: list[Placed] = []
+
+    def make(*overrides: str, **actors: Any) -> Placed:
+        placed.append(Placed(tmp_path, *overrides, **actors))
+        return placed[-1]
+
+    yield make
+    for one in placed:
+        one.end()
+
+
+@pytest.fixture
+def evolution(place: Callable[..., Placed]) -> ActorHandle:
+    actor = place().actor
+    ray.get(actor.begin.remote(0, {"base": 0}, 0))
+    return actor
 
 
 def submit(actor: ActorHandle, *names: str, **options: Any) -> list[bool]:
@@ -62,10 +102,10 @@ def test_ranks_share_a_batch_and_steps_follow_each_other(evolution: ActorHandle)
     later = evolution.next_batch.remote(0, 1, 1)
     submit(evolution, "f", "g", "h")
     assert ray.wait([later], timeout=0.3)[0] == []  # step 1 exists only when step 0 is applied
-    ray.get(evolution.stepped.remote(0, 1))
+    ray.get(evolution.stepped.remote(0, None))
     assert names(ray.get(later, timeout=10)) == ["e", "f", "g", "h"]
     stats = ray.get(evolution.stats.remote())
-    assert (stats["version"], stats["updates"], stats["handed"]) == (1, 1, 8)
+    assert (stats["version"], stats["updates"], stats["handed"]) == (0, 1, 8)
 
 
 def test_a_full_queue_drops_the_oldest(evolution: ActorHandle) -> None:
@@ -87,23 +127,24 @@ def test_draining_gives_what_is_left_and_then_none(evolution: ActorHandle) -> No
     ray.get(evolution.drain.remote())
     assert submit(evolution, "late") == [False]
     assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)) == ["a", "b", "c", "d"]
-    ray.get(evolution.stepped.remote(0, 1))
+    ray.get(evolution.stepped.remote(0, None))
     assert names(ray.get(evolution.next_batch.remote(0, 1, 1), timeout=10)) == ["e"]
-    ray.get(evolution.stepped.remote(1, 2))
+    ray.get(evolution.stepped.remote(1, None))
     assert ray.get(evolution.next_batch.remote(0, 1, 2), timeout=10) is None
 
 
-def test_every_generator_holds_the_version_that_the_learner_starts_from(ray_cluster: None) -> None:
+def test_every_generator_holds_what_is_promoted_whatever_the_learner_starts_from(place: Callable[..., Placed]) -> None:
     generator = ScriptedGenerator.remote(0)
     ray.get(generator.load.remote(40))
-    evolution = Evolution.remote(load(None, []), [generator])
-    assert ray.get(evolution.stats.remote())["learning"] == 0
-    ray.get(evolution.begin.remote(3, {}, 43))
-    stats = ray.get(evolution.stats.remote())
-    assert (stats["learning"], stats["version"]) == (1, 43)
-    assert ray.get(generator.health.remote())["version"] == 43
-    for actor in (evolution, generator):
-        ray.kill(actor)
+    placed = place(generators=(generator,))
+    assert placed.call("stats")["learning"] == 0
+    assert ray.get(generator.health.remote())["version"] == 0
+    version = placed.publish(1.0, promote=True)
+    placed.call("begin", 3, {"base": 0}, version)
+    assert (placed.call("stats")["learning"], placed.call("stats")["version"]) == (1, version)
+    assert ray.get(generator.health.remote())["version"] == version
+    assert placed.call("status")["restoring"] == version
+    ray.kill(generator)
 
 
 def test_views_outlive_who_made_them(evolution: ActorHandle) -> None:
@@ -133,7 +174,7 @@ def test_a_stop_never_splits_the_ranks(evolution: ActorHandle) -> None:
     ray.get(evolution.stop.remote())
     second = ray.get(evolution.next_batch.remote(1, 2, 0), timeout=10)
     assert (names(first), names(second)) == (["a", "c"], ["b", "d"])
-    ray.get(evolution.stepped.remote(0, 1))
+    ray.get(evolution.stepped.remote(0, None))
     assert ray.get([evolution.next_batch.remote(rank, 2, 1) for rank in range(2)], timeout=10) == [None, None]
 
 

@@ -1,0 +1,79 @@
+"""Update tasks that wait for the learner, and the batches that they become."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from pixelis.actors.rollouts import Batch
+from pixelis.config import Advantage
+from pixelis.evolution.updates import DropOldest, as_group
+from pixelis.policy.advantages import assign_advantages
+from pixelis.records import Group, Question, UpdateTask
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A task and the reference to its views."""
+
+    task: UpdateTask
+    views: ray.ObjectRef
+
+
+class Tasks(DropOldest[Waiting]):
+    """The queue of tasks; ``counts`` learns what becomes of those that are taken."""
+
+    def __init__(self, limit: int, counts: Counter[str]):
+        super().__init__(limit)
+        self.counts = counts
+
+    def discard(self, unwanted: Callable[[UpdateTask], bool]) -> int:
+        """Take out what must not be learnt from; how many that were."""
+        waiting = self.take(len(self))
+        self.items.extend(item for item in waiting if not unwanted(item.task))
+        return len(waiting) - len(self)
+
+    def batch(self, size: int, world: int, settings: Advantage) -> tuple[Batch, list[UpdateTask]] | None:
+        """The oldest ``size`` tasks with their advantages, and what they were; None when a rank would get no usable one."""
+        waiting = self.take(size)
+        all_groups = [as_group(item.task) for item in waiting]
+        assign_advantages(all_groups, settings)
+        groups, views, kept = [], [], []
+        for item, group in zip(waiting, all_groups, strict=True):
+            if all(t.advantage is None for t in group.trajectories):
+                self.counts["unusable"] += 1
+                continue
+            groups.append(group)
+            views.append(item.views)
+            kept.append(item.task)
+        if len(groups) < world:
+            self.counts["unusable"] += len(groups)
+            return None
+        self.counts["handed"] += len(groups)
+        return Batch(0, groups, views), kept
+
+
+def update_metrics(groups: list[Group], tasks: list[UpdateTask], version: int) -> dict[str, float]:
+    """What an update learns from: confidence, share of uniform groups (no signal), age in seconds, lag in versions."""
+    now, n = time.time(), len(tasks)
+    return {
+        "evolve/tasks": float(n),
+        "evolve/confidence": sum(t.confidence for t in tasks) / n,
+        "evolve/uniform": sum(len({t.reward for t in g.trajectories}) == 1 for g in groups) / n,
+        "evolve/age_s": sum(now - t.created_at for t in tasks) / n,
+        "evolve/lag": sum(max(0, version - g.policy_version) for g in groups) / n,
+    }
+
+
+def prompt_key(task: UpdateTask, question: Question | None, seen: dict[str, Any]) -> str:
+    """What tells prompts apart: the question and the pixels of its first picture."""
+    digest = hashlib.sha256((question.question if question is not None else "").encode())
+    for view in seen.get(task.trajectories[0].id, [])[:1]:
+        digest.update(view.tobytes())
+    return digest.hexdigest()
