@@ -184,7 +184,7 @@ def kills(service: Service, report: Report, seconds: float) -> None:
     from pixelis.jobs.serve import Learning
 
     answers: list[tuple[float, float, bool, bool]] = []
-    stop = threading.Event()
+    stop, client = threading.Event(), httpx.Client(base_url=service.url, timeout=60)
 
     def ask(number: int) -> None:
         began = time.monotonic()
@@ -193,7 +193,7 @@ def kills(service: Service, report: Report, seconds: float) -> None:
         while tries < 2 and not ok:
             tries += 1
             with contextlib.suppress(httpx.HTTPError):
-                ok = httpx.post(f"{service.url}/v1/agent", json=service.questions[number % 20][1], timeout=60).status_code == 200
+                ok = client.post("/v1/agent", json=service.questions[number % 20][1]).status_code == 200
         answers.append((began, time.monotonic() - began, ok, tries == 1))
 
     def load() -> None:

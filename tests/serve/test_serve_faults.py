@@ -33,8 +33,8 @@ BODY = {"question": "say 7", "image": picture_url()}
 
 
 @pytest.fixture(scope="module")
-def service(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Two gateway replicas, two generators and two memory shards beside the application of the other tests; the base URL."""
+def service(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """Two gateway replicas, two generators and two memory shards beside the application of the other tests; a client of it."""
     folder = tmp_path_factory.mktemp("faults")
     overrides = ["serve.replicas=2", "serve.max_queue=16", "engine.workers=2", "engine.max_rows=8", "serve.samples=1"]
     overrides += ["memory.shards=2", "evolution.enabled=false", f"run.dir={folder}", "serve.timeout_s=20", "serve.cache=0"]
@@ -44,7 +44,9 @@ def service(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Ite
     ray.get([actor.health.remote() for actor in [*generators.values(), *shards.values()]])
     found = Backends(tuple(generators), ray.get_runtime_context().namespace, memory=tuple(shards))
     serve.run(app.build(config, found, None), name="faults", route_prefix="/faults")
-    yield f"{deployed.url}/faults"
+    limits = httpx.Limits(max_connections=128, max_keepalive_connections=128)
+    with httpx.Client(base_url=f"{deployed.url}/faults", timeout=30, limits=limits) as client:
+        yield client
     serve.delete("faults")
     for actor in [*generators.values(), *shards.values()]:
         ray.kill(actor)
@@ -58,7 +60,7 @@ def killed(title: str) -> int:
 
 
 def test_f11_a_replica_a_generator_and_a_shard_killed_under_load_cost_no_answer(
-    service: str, reached: Callable[..., None]
+    service: httpx.Client, reached: Callable[..., None]
 ) -> None:
     answers: list[tuple[float, float, bool]] = []
     began = time.monotonic()
@@ -67,7 +69,7 @@ def test_f11_a_replica_a_generator_and_a_shard_killed_under_load_cost_no_answer(
         at, ok = time.monotonic(), False
         for _ in range(2):
             try:
-                ok = httpx.post(f"{service}/v1/agent", json=BODY, timeout=30).status_code == 200
+                ok = service.post("/v1/agent", json=BODY).status_code == 200
             except httpx.HTTPError:
                 ok = False
             if ok:
@@ -93,13 +95,13 @@ def test_f11_a_replica_a_generator_and_a_shard_killed_under_load_cost_no_answer(
 
 
 def test_f12_what_is_beyond_capacity_is_refused_at_once_and_what_is_taken_is_answered(
-    service: str, reached: Callable[..., None]
+    service: httpx.Client, reached: Callable[..., None]
 ) -> None:
     slow = {**BODY, "question": "wait 0.3 say 7"}
 
     def ask(_: int) -> tuple[float, httpx.Response]:
         at = time.monotonic()
-        reply = httpx.post(f"{service}/v1/agent", json=slow, timeout=30)
+        reply = service.post("/v1/agent", json=slow)
         return time.monotonic() - at, reply
 
     with ThreadPoolExecutor(128) as pool:
