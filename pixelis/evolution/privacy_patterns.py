@@ -32,7 +32,7 @@ WEIGHTS = {
 """Categories and what a finding adds to a text's risk."""
 
 CATEGORIES = tuple(WEIGHTS)
-MARK = rf"\[(?:{'|'.join(CATEGORIES)})_[0-9a-f]{{6}}\]"
+MARK = rf"\[(?:{'|'.join(CATEGORIES)}|TEXT)_[0-9a-f]{{6}}\]"
 
 _HOSTS = (
     r"(?:linkedin\.com/in|facebook\.com|instagram\.com|twitter\.com|x\.com|github\.com|gitlab\.com|tiktok\.com|youtube\.com|"

@@ -236,6 +236,15 @@ def test_no_text_is_slow(unit):
     assert time.process_time() - started < 2.0  # each takes some 10 ms; what backtracks takes minutes
 
 
+def test_a_text_that_uncovers_more_each_time_is_not_kept():
+    text = "+1234561.2.3.4+49 (171) 12345671" * 200
+    cleaned = redact(text)
+    assert cleaned.startswith("[TEXT_")
+    assert redact(cleaned) == cleaned
+    assert is_redacted(cleaned)
+    assert risk(text).found == {"TEXT": 1}
+
+
 def test_marks_link_the_same_value_and_only_with_the_same_salt():
     one, two = redact("a@b.org"), redact("Ask A@B.ORG please")
     assert one in two
