@@ -19,6 +19,8 @@ from pixelis.engines import SamplingParams, Session, start_engine
 from pixelis.operations import select
 from pixelis.records import Group, Question, Turn
 
+Event = tuple[int, Turn, list[np.ndarray]]
+"""The number of a sample, a turn of it without its tokens, and the uint8 views that the turn adds."""
 Views = dict[str, list[np.ndarray]]
 """Trajectory id -> the uint8 views of its images, in the order of ``Trajectory.images``."""
 
@@ -102,21 +104,27 @@ class Generator:
         sampling: SamplingParams,
         operations: bool = True,
         max_turns: int | None = None,
-    ) -> AsyncIterator[tuple[int, Turn, list[np.ndarray]] | Group | Views]:
-        """The same episodes as they happen: (sample, turn without tokens, views it adds) each, then the group, then the views.
+    ) -> AsyncIterator[list[Event] | Group | Views]:
+        """The same episodes as they happen: the turns that are new, again and again, then the group, then the views.
 
         Cancelling the call, or closing what it returned, ends the episodes and frees their rows of the engine.
         """
-        events: asyncio.Queue[tuple[int, Turn, list[np.ndarray]] | None] = asyncio.Queue()
+        events: list[Event] = []
+        news = asyncio.Event()
 
         def watch(sample: int, turn: Turn, views: list[np.ndarray]) -> None:
-            events.put_nowait((sample, turn.model_copy(update={"tokens": [], "log_probs": []}), views))
+            events.append((sample, turn.model_copy(update={"tokens": [], "log_probs": []}), views))
+            news.set()
 
         episodes = asyncio.ensure_future(self._episodes(question, group_id, n, sampling, operations, max_turns, watch))
-        episodes.add_done_callback(lambda _: events.put_nowait(None))
+        episodes.add_done_callback(lambda _: news.set())
         try:
-            while (event := await events.get()) is not None:
-                yield event
+            while events or not episodes.done():
+                await news.wait()
+                news.clear()
+                together, events[:] = events[:], []
+                if together:  # samples that were decoded together travel together
+                    yield together
             group, views = await episodes
             yield group
             yield views

@@ -144,11 +144,12 @@ class GeneratorPool:
                     if group is not None:
                         views = ref
                         break
-                    happened = await ref
-                    if isinstance(happened, Group):
-                        group = happened
+                    item = await ref
+                    if isinstance(item, Group):
+                        group = item
                     else:
-                        yield Happened(attempt, *happened)
+                        for event in item:
+                            yield Happened(attempt, *event)
             else:
                 call, views = actor.rollout.options(num_returns=2).remote(*arguments)
                 group = await call

@@ -70,10 +70,14 @@ class ScriptedGenerator:
         try:
             group, views = await playing
             for place in range(1, max(len(t.turns) for t in group.trajectories)):
-                for sample, trajectory in enumerate(group.trajectories):
-                    turn = trajectory.turns[place]
-                    shown = views[trajectory.id][1:] if turn.role == "tool" else []
-                    yield sample, turn.model_copy(update={"tokens": [], "log_probs": []}), shown
+                yield [
+                    (
+                        sample,
+                        t.turns[place].model_copy(update={"tokens": [], "log_probs": []}),
+                        views[t.id][1:] if t.turns[place].role == "tool" else [],
+                    )
+                    for sample, t in enumerate(group.trajectories)
+                ]
                 if pause:
                     await asyncio.sleep(float(pause[1]))
                 if f"fall{self.index}" in question.question:

@@ -50,7 +50,7 @@ def test_a_streamed_group_is_what_its_events_said(generator: ActorHandle) -> Non
         async for ref in generator.stream.remote(question(), "g", 3, SamplingParams(1.0, seed=5), True, 3):
             items.append(await ref)
         *events, group, views = items
-        return events, group, views
+        return [event for together in events for event in together], group, views
 
     events, group, views = asyncio.run(asyncio.wait_for(listen(), 60))
     assert set(views) == {t.id for t in group.trajectories}
