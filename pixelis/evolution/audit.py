@@ -49,7 +49,7 @@ FOLDER = "audit"
 KEPT = 200
 TAIL = 2**18
 LOCK = "lock"
-LOCK_WAIT_S = 1.0
+LOCK_WAIT_S = 5.0
 TORN_KEPT = 2000
 DAY_S = 86400.0
 

@@ -178,6 +178,36 @@ def test_the_chain_goes_on_over_rotation_and_compressed_files(tmp_path):
     assert steps == list(range(60))
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(["remove", "copy", "swap", "retell"]), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
+def test_any_edit_of_whole_lines_is_found_over_files(edit, which, first, second):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        log_of(folder, 12, Audit(rotate_bytes=1200))
+        report = audit.verify(folder)
+        assert report.ok
+        paths = sorted(folder.glob("audit-*"))
+        path = paths[which % len(paths)]
+        packed = path.suffix == ".gz"
+        content = path.read_bytes()
+        old = (gzip.decompress(content) if packed else content).splitlines(keepends=True)
+        new = list(old)
+        i, j = first % len(old), second % len(old)
+        if edit == "remove":
+            del new[i]
+        elif edit == "copy":
+            new.insert(j, old[i])
+        elif edit == "swap":
+            new[i], new[j] = old[j], old[i]
+        else:
+            fields = json.loads(old[i])
+            fields["actor"] = "nobody"
+            new[i] = spelled({**fields, "hash": audit_hash(fields)}).encode()
+        joined = b"".join(new)
+        path.write_bytes(gzip.compress(joined) if packed else joined)
+        assert audit.verify(folder, report.head).ok == (new == old)
+
+
 def test_an_edit_in_a_compressed_file_is_named(tmp_path):
     log_of(tmp_path, 60, SMALL)
     path = tmp_path / "audit-00000002.jsonl.gz"
