@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scipy.linalg import hadamard
+from torch.nn import functional
 
 from pixelis.errors import DataFailure
 from pixelis.policy.forward import PACKED, VisionLanguageModel, concatenate, encode_views, hidden_states
@@ -75,17 +77,39 @@ def turn_states(
     return out
 
 
+GRID = 4
+"""Cells a side into which a picture's features are averaged."""
+
+
+def picture_vector(features: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A picture's direction, float32 [hidden size], of its image features [rows * columns, hidden size].
+
+    The features are averaged into 4 x 4 cells, and channel c keeps its Walsh coefficient 1 + c mod 15 over the cells: where in
+    the picture the channel is strong, not how strong it is. The mean over a picture, which is what usually is taken, says almost
+    the same of all: of the embedded model's different pictures half have a cosine above .94, and the nearest of 300 is at .99,
+    as near as the picture itself after JPEG. By these coefficients the nearest other is at .79 and the picture itself at .96.
+    """
+    cells = functional.adaptive_avg_pool2d(features.float().T.reshape(1, -1, rows, columns), GRID)[0].flatten(1)
+    if rows * columns == 1:
+        return cells[:, 0]
+    patterns = torch.tensor(hadamard(GRID * GRID)[1:], dtype=torch.float32, device=cells.device)
+    return (cells * patterns[torch.arange(len(cells), device=cells.device) % len(patterns)]).mean(1)
+
+
 @torch.no_grad()
 def question_parts(
     model: VisionLanguageModel, spec: ModelSpec, texts: Sequence[Sequence[int]], views: Sequence[Sequence[np.ndarray]]
 ) -> list[tuple[np.ndarray | None, np.ndarray | None]]:
     """Of each question its pictures' vector and its words', float32 [hidden size]; None without pictures or words.
 
-    texts: token ids of the questions; views: uint8 [h, w, 3] of each one's own pictures. The visual part is the mean of the image
-    features as the language model gets them, the text part the mean of the tokens' embeddings.
+    texts: token ids of the questions; views: uint8 [h, w, 3] of each one's own pictures. The visual part is the mean of the
+    pictures' directions, the text part the mean of the tokens' embeddings.
     """
     flat = [view for shown in views for view in shown]
-    seen = iter([f.embeds.float().mean(0).cpu().numpy() for f in encode_views(model, spec, flat)] if flat else [])
+    features = encode_views(model, spec, flat) if flat else []
+    sides = [(view.shape[0] // spec.multiple, view.shape[1] // spec.multiple) for view in flat]
+    directions = [picture_vector(f.embeds, *side) for f, side in zip(features, sides, strict=True)]
+    seen = iter([functional.normalize(d, dim=0).cpu().numpy() for d in directions])
     table = model.model.language_model.embed_tokens
     out = []
     for tokens, shown in zip(texts, views, strict=True):

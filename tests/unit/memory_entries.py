@@ -1,0 +1,37 @@
+"""Experiences for the tests of memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pixelis.memory import Entry
+from pixelis.records import Experience, Question, Trajectory, Turn, Verdict, Vote
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def made(number: int, **values: object) -> Experience:
+    """Experience ``e<number>``, made ``number`` seconds after the epoch unless ``created_at`` says otherwise."""
+    turns = [Turn(role="user", text="which?", tokens=[1, 2, 3]), Turn(role="assistant", text="7", tokens=[4], log_probs=[-0.5])]
+    return Experience(
+        **{
+            "id": f"e{number}",
+            "question": Question(id=f"q{number}", question="Which digit?"),
+            "trajectory": Trajectory(question_id=f"q{number}", turns=turns, answer="7"),
+            "verdict": Verdict(answer="7", confidence=0.75, strategy="majority", votes=[Vote(answer="7", id="traj_0")]),
+            "policy_version": 3,
+            "created_at": float(number),
+            **values,  # type: ignore[arg-type]
+        }
+    )
+
+
+def vectors(count: int, width: int = 16, seed: int = 0) -> np.ndarray:
+    """Float32 [count, width] near a few directions, as embeddings are."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((8, width))
+    return (centres[rng.integers(0, 8, count)] + 0.5 * rng.standard_normal((count, width))).astype(np.float32)
+
+
+def entries(count: int, width: int = 16, first: int = 0, seed: int = 0) -> list[Entry]:
+    return [Entry(made(first + i), v) for i, v in enumerate(vectors(count, width, seed))]
