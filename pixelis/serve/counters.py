@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
@@ -9,6 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+RECENT = 10_000
+"""Answers whose seconds are remembered."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
@@ -39,11 +44,28 @@ class Counters(Collector):
             registry=self.registry,
         )
         self.registry.register(self)
+        self.recent: deque[tuple[float, float, bool, bool]] = deque(maxlen=RECENT)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count a finished request; status 0 is a caller who left before the reply began."""
         self.requests.labels(self.replica, route, str(status or "gone")).inc()
         self.seconds.labels(self.replica, route).observe(seconds)
+
+    def answered(self, seconds: float, searched: bool, partial: bool) -> None:
+        """Note how long an answer took, whether memory was searched for it, and whether some shard did not answer."""
+        self.recent.append((time.monotonic(), seconds, searched, partial))
+
+    def health(self, span_s: float = 60.0) -> dict[str, float]:
+        """Of the last ``span_s`` seconds: ``p99_latency`` (nearest rank) and ``faiss_failure_rate`` (share of partial searches).
+
+        Empty without answers, and without searches there is no rate: nothing is known to be well.
+        """
+        since = time.monotonic() - span_s
+        recent = [answer for answer in self.recent if answer[0] >= since]
+        seconds = sorted(answer[1] for answer in recent)
+        searches = [answer[3] for answer in recent if answer[2]]
+        found = {"p99_latency": seconds[math.ceil(0.99 * len(seconds)) - 1]} if seconds else {}
+        return found | ({"faiss_failure_rate": sum(searches) / len(searches)} if searches else {})
 
     def collect(self) -> Iterable[Metric]:
         """The values of ``now``."""

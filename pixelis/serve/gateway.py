@@ -86,8 +86,18 @@ class Endpoints:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        telling = asyncio.create_task(self._tell())
         yield
+        telling.cancel()
         await self.agent.drain()  # what was answered is still to be remembered and learnt from
+
+    async def _tell(self) -> None:
+        """Tell Evolution, which watches over the thresholds, what only a gateway can measure."""
+        while self.desk.evolves and not self.config.serve.read_only:
+            await asyncio.sleep(self.config.evolution.alerts.every_s)
+            if health := self.counters.health():
+                with contextlib.suppress(RayError, InfraFailure, ApiError):
+                    await self.desk.tell("told", health, self.counters.replica)
 
     # -- routes that tell -------------------------------------------------------------------------------------------
 
@@ -200,9 +210,11 @@ class Endpoints:
             yield text
 
     async def _finished(self, wanted: Shape, answer: Answer) -> dict[str, Any]:
+        partial = answer.verdict.partial
+        self.counters.answered(answer.seconds, bool(answer.retrieval_id) or partial, partial)
         reply = await wanted.reply(self.agent, answer)
         # With all shards there, or the cold start over, the answer may be another.
-        if wanted.key is not None and not answer.verdict.partial and not answer.cold_start:
+        if wanted.key is not None and not partial and not answer.cold_start:
             self.cache.keep(wanted.key, reply, answer.group.policy_version, answer.experience_id)
         return reply
 

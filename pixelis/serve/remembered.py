@@ -16,7 +16,7 @@ from pixelis.errors import InfraFailure
 from pixelis.evolution.privacy import pseudonym
 from pixelis.records import Experience, Feedback
 from pixelis.serve import schemas
-from pixelis.serve.desk import Desk
+from pixelis.serve.desk import LOOK_S, Desk
 from pixelis.serve.replies import Handler, log
 from pixelis.serve.schemas import ApiError, ExperienceReply, FeedbackRequest
 
@@ -28,6 +28,7 @@ class Remembered:
 
     def __init__(self, desk: Desk):
         self.desk, self.agent, self.access = desk, desk.agent, desk.access
+        self.patience_s = max(LOOK_S, desk.config.serve.timeout_s)  # a shard may restart meanwhile
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Method, path, handler."""
@@ -81,33 +82,50 @@ class Remembered:
         return JSONResponse(reply.model_dump(mode="json"))
 
     async def delete(self, request: Request) -> Response:
-        """``DELETE /v1/experiences/{id}``."""
+        """``DELETE /v1/experiences/{id}``: from the memory, from the updates that wait, from the replies kept."""
         self.access.authorise(request)
         self.access.writing()
-        name = self.desk.named(request)
-        if not await self.desk.within(self._memory().delete([name])):
+        name, memory = self.desk.named(request), self._memory()
+        await self.agent.drain(LOOK_S)  # it may be on its way into the memory
+        await self._forget([name])
+        if not await self.desk.within(memory.delete([name]), self.patience_s):
             raise _unknown(name)
         return await self._deleted([name], {"ids": [name]})
 
     async def delete_user(self, request: Request) -> Response:
-        """``DELETE /v1/experiences?user=NAME``: all that this user's requests left behind."""
+        """``DELETE /v1/experiences?user=NAME``: all that this user's requests left behind.
+
+        What waits for the learner or a person goes before its experience does: after a failure in between the same request
+        still finds what it has to delete.
+        """
         self.access.authorise(request)
         self.access.writing()
         user = request.query_params.get("user")
         if not user:
             raise ApiError(400, "say whose experiences to delete: ?user=NAME", "missing_parameter", "user")
         schemas.check_text(user, "user")
-        name = pseudonym(user)
-        ids = await self.desk.within(self._memory().delete_user(name))
-        return await self._deleted(ids, {"user": name})
+        name, memory, ids = pseudonym(user), self._memory(), list[str]()
+        await self.agent.drain(LOOK_S)
+        while page := [e.id for e in await self.desk.within(memory.list(MAX_LISTED, None, name), self.patience_s)]:
+            await self._forget(page)
+            if not await self.desk.within(memory.delete(page), self.patience_s):
+                break  # another request deletes the same
+            ids += page
+        late = await self.desk.within(memory.delete_user(name), self.patience_s)
+        await self._forget(late)
+        return await self._deleted([*ids, *late], {"user": name})
+
+    async def _forget(self, ids: list[str]) -> None:
+        self.desk.cache.forget(set(ids))
+        if self.desk.evolves and ids:
+            await self.desk.tell("forget", ids, limit_s=self.patience_s)
 
     async def _deleted(self, ids: list[str], what: dict[str, Any]) -> Response:
-        self.desk.cache.forget(set(ids))
         if self.desk.evolves:
             try:
                 details = {**what, "count": len(ids)}
                 await self.desk.tell("audit", "deletion", self.access.operator(), "delete", "success", details)
-            except (RayError, InfraFailure, TimeoutError, ApiError):
+            except (RayError, InfraFailure, ApiError):
                 log.exception("a deletion is done but not in the audit log: %s", what)
         return JSONResponse({"object": "deleted", "deleted": len(ids), "ids": ids})
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 NOT_FOUND = ("not_found", "unknown_experience", "unknown_review", "unknown_version", "no_evolution")
-CONFLICT = ("already_decided",)
+CONFLICT = ("already_decided", "serves_already", "no_way_back", "no_version")
 
 
 def guarded(route: str, handler: Handler) -> Handler:

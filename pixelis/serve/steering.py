@@ -52,7 +52,7 @@ class Steering:
         reply = EvolutionStatus(
             enabled=self.desk.config.evolution.enabled and self.desk.evolves,
             read_only=self.desk.config.serve.read_only,
-            policy_version=await self._served(),
+            policy_version=status["served"] if status.get("served") is not None else await self._served(),
             updates=int(stats.get("updates", 0)),
             queue=int(stats.get("queue", 0)),
             counts={**_counts(stats), **self.agent.counts, "cache_hits": self.desk.cache.hits},

@@ -11,12 +11,14 @@ from scripted import KEY, Deployed, ScriptedGenerator, free_port
 
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.memory import place_shards
+from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import Config, load
 from pixelis.serve import app
 from pixelis.serve.backends import Backends
 
 GENERATORS = ("scripted-0", "scripted-1")
 EVOLUTION = "evolution-under-test"
+STORE = "store-under-test"
 
 
 @pytest.fixture(scope="session")
@@ -35,11 +37,12 @@ def backends(ray_cluster: None, settings: Callable[..., Config]) -> Iterator[Bac
     """Two scripted generators, Evolution and a memory shard, under their names; no embedder: nothing finds a neighbour."""
     config = settings()
     generators = [ScriptedGenerator.options(name=name).remote(i) for i, name in enumerate(GENERATORS)]
-    evolution = Evolution.options(name=EVOLUTION).remote(config, generators)
+    store = PolicyStore.options(name=STORE).remote(config.run.dir)
+    evolution = Evolution.options(name=EVOLUTION).remote(config, generators, store)
     names, shards = place_shards(config, "under-test")
     ray.get([actor.health.remote() for actor in [*generators, evolution, *shards]])
     yield Backends(GENERATORS, ray.get_runtime_context().namespace, EVOLUTION, tuple(names))
-    for actor in [*generators, evolution, *shards]:
+    for actor in [*generators, evolution, store, *shards]:
         ray.kill(actor)
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import io
-import struct
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +15,13 @@ import numpy as np
 import openai
 import pytest
 import ray
+from asking import error_of, messages, until
 from PIL import Image
 from scripted import KEY, Deployed, picture_url
 
 from pixelis.records import Trajectory
 
 pytestmark = pytest.mark.slow
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def messages(text: str, *urls: str) -> list[Any]:
-    pictures = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    return [{"role": "user", "content": [{"type": "text", "text": text}, *pictures]}]
-
-
-def error_of(response: httpx.Response) -> dict[str, Any]:
-    body = response.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "code", "param"}
-    assert body["error"]["message"]
-    for inside in ("Traceback", "pixelis/", "ray::", "secret internals", KEY):
-        assert inside not in response.text
-    return body["error"]
 
 
 @pytest.fixture(scope="module")
@@ -131,85 +106,7 @@ def test_the_agent_does_as_asked(deployed: Deployed) -> None:
     assert error_of(deployed.ask("say 7", max_turns=99))["param"] == "max_turns"
 
 
-# -- bad input ----------------------------------------------------------------------------------------------------------
-
-
-def bomb() -> str:
-    """A PNG of a few hundred bytes that says it has 30,000 x 30,000 pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
-    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
-    return "data:image/png;base64," + base64.b64encode(data).decode()
-
-
-def truncated(format: str) -> str:
-    head, _, data = picture_url((200, 200), format).partition(",")
-    raw = base64.b64decode(data)
-    return head + "," + base64.b64encode(raw[: len(raw) // 2]).decode()
-
-
-BAD_PICTURES: dict[str, Any] = {
-    "http": "http://169.254.169.254/latest/meta-data",
-    "file": "file:///etc/passwd",
-    "path": "/etc/passwd",
-    "cards": "cards:?split=test",
-    "svg": "data:image/svg+xml;base64," + base64.b64encode(b"<svg/>").decode(),
-    "html as png": "data:image/png;base64," + base64.b64encode(b"<html></html>").decode(),
-    "text": "data:text/plain;base64,AAAA",
-    "not base64": "data:image/png;base64,@@@@",
-    "empty": "data:image/png;base64,",
-    "bomb": bomb(),
-    "too many pixels": picture_url((1100, 1000), "GIF"),
-    "truncated jpeg": truncated("JPEG"),
-    "truncated png": truncated("PNG"),
-    "none": [],
-    "too many": [picture_url()] * 4,
-    "a thousand": [picture_url((1, 1))] * 1000,
-    "number": 7,
-    "null": None,
-    "nested": [[picture_url()]],
-}
-
-
-@pytest.mark.parametrize("name", BAD_PICTURES)
-def test_bad_pictures_are_refused(deployed: Deployed, name: str) -> None:
-    before = deployed.counters()["rollouts"]
-    response = deployed.ask("say 7", image=BAD_PICTURES[name])
-    assert response.status_code == 400
-    error_of(response)
-    assert deployed.counters()["rollouts"] == before
-
-
-@pytest.mark.parametrize(("format", "options"), [("JPEG", {}), ("WEBP", {}), ("GIF", {}), ("BMP", {}), ("TIFF", {})])
-def test_other_formats_are_taken(deployed: Deployed, format: str, options: dict[str, Any]) -> None:
-    assert deployed.ask("say 7", image=picture_url(format=format, **options), learn=False).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'{"question": "q", "image": "x", "extra": 1}',
-        b'{"question": "a\\u0000b", "image": "%s"}' % picture_url().encode(),
-        b'{"question": "a\\ud800b", "image": "x"}',
-        b'{"question": "   ", "image": "%s"}' % picture_url().encode(),
-        b'{"question": "%s", "image": "%s"}' % (b"x" * 501, picture_url().encode()),
-        b'{"question": "<|image_pad|>", "image": "%s"}' % picture_url().encode(),
-        b'{"question": 7, "image": "x"}',
-        b"\xff\xfe\x00",
-        b"[" * 50_000,
-    ],
-)
-def test_bad_bodies_are_refused(deployed: Deployed, body: bytes) -> None:
-    with deployed.client() as client:
-        response = client.post("/v1/agent", content=body, headers={"Content-Type": "application/json"})
-    assert response.status_code == 400
-    error_of(response)
+# -- caps --------------------------------------------------------------------------------------------------------------
 
 
 def test_large_bodies_are_refused_before_they_are_read(deployed: Deployed) -> None:
@@ -308,7 +205,7 @@ def test_a_caller_who_leaves_ends_the_work(deployed: Deployed) -> None:
     before = deployed.counters()
     with deployed.client(timeout=1.0) as client, pytest.raises(httpx.ReadTimeout):
         client.post("/v1/agent", json={"question": "wait 2.5", "image": picture_url()})
-    assert until(lambda: deployed.counters()["cancelled"] == before["cancelled"] + 1)
+    assert until(lambda: deployed.counters()["cancelled"] > before["cancelled"])
 
 
 def test_a_body_that_never_ends_is_given_up(deployed: Deployed) -> None:
