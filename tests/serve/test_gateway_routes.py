@@ -1,0 +1,322 @@
+"""The routes around the answers: feedback, experiences, evolution, review, metrics; rates, cache and read-only mode."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import ray
+from asking import error_of, until
+from conftest import STORE
+from PIL import Image
+from scripted import KEY, Deployed, picture_url
+
+from pixelis.config import Config
+from pixelis.policy.adapters import Adapter
+from pixelis.serve.agent import Agent
+from pixelis.serve.backends import Backends
+from pixelis.serve.gateway import Endpoints
+
+pytestmark = pytest.mark.slow
+
+
+def publish(value: float) -> int:
+    """A candidate in the store behind the deployed service."""
+    tensors = {"layer.A": np.full((2, 3), value, np.float32), "layer.B": np.full((4, 2), value, np.float32)}
+    store = ray.get_actor(STORE)
+    return ray.get(store.publish.remote(Adapter(tensors, 2, 2, "base"), "evolve", 0, {}, False))
+
+
+# -- feedback and experiences -------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_remembered_judged_and_deleted(deployed: Deployed) -> None:
+    asked = deployed.ask("say 7 and write to anna@example.com", user="anna").json()
+    name = asked["experience_id"]
+    with deployed.client() as client:
+        said = {"experience_id": name, "correct": False, "answer": "8", "comment": "it is an eight, says bob@example.com"}
+        reply = client.post("/v1/feedback", json=said)
+        assert (reply.status_code, reply.json()["count"]) == (200, 1), reply.text
+        shown = client.get(f"/v1/experiences/{name}").json()
+        experience = shown["experience"]
+        assert "example.com" not in str(shown)
+        assert experience["user"] not in (None, "anna")
+        assert experience["trajectory"]["answer"] == "7"
+        assert experience["feedback"][0]["answer"] == "8"
+        assert all(turn["tokens"] == [] for turn in experience["trajectory"]["turns"])
+        crop = np.asarray(Image.open(io.BytesIO(base64.b64decode(shown["pictures"]["obs1"].partition(",")[2]))))
+        assert (crop == 200).all()
+        listed = client.get("/v1/experiences", params={"user": "anna", "limit": 1}).json()
+        assert [e["id"] for e in listed["data"]] == [name]
+        assert client.get("/v1/experiences", params={"user": "ann"}).json()["data"] == []
+        assert client.delete(f"/v1/experiences/{name}").json() == {"object": "deleted", "deleted": 1, "ids": [name]}
+        for gone in (client.get(f"/v1/experiences/{name}"), client.delete(f"/v1/experiences/{name}")):
+            assert (gone.status_code, error_of(gone)["code"]) == (404, "not_found")
+        assert client.post("/v1/feedback", json=said).status_code == 404
+        events = client.get("/v1/evolution").json()["audit"]
+        assert {"feedback", "deletion"} <= {event["event"] for event in events}
+
+
+def test_all_of_a_user_is_deleted_and_pages_go_back_in_time(deployed: Deployed) -> None:
+    names = [deployed.ask("say 7", user="carla").json()["experience_id"] for _ in range(3)]
+    other = deployed.ask("say 7", user="dora").json()["experience_id"]
+    with deployed.client() as client:
+        assert until(lambda: len(client.get("/v1/experiences", params={"user": "carla"}).json()["data"]) == 3)
+        first = client.get("/v1/experiences", params={"user": "carla", "limit": 2}).json()
+        assert [e["id"] for e in first["data"]] == [names[2], names[1]]
+        rest = client.get("/v1/experiences", params={"user": "carla", "limit": 2, "before": first["next_before"]}).json()
+        assert ([e["id"] for e in rest["data"]], rest["next_before"]) == ([names[0]], None)
+        assert sorted(client.delete("/v1/experiences", params={"user": "carla"}).json()["ids"]) == sorted(names)
+        assert client.delete("/v1/experiences", params={"user": "carla"}).json()["deleted"] == 0
+        assert until(lambda: client.get(f"/v1/experiences/{other}").status_code == 200)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/v1/feedback", {"experience_id": "exp_1"}, 400),
+        ("POST", "/v1/feedback", {"experience_id": "exp_1", "comment": "  "}, 400),
+        ("POST", "/v1/feedback", {"experience_id": "exp_1", "correct": True}, 404),
+        ("POST", "/v1/feedback", {"experience_id": "../x", "correct": True}, 400),
+        ("POST", "/v1/feedback", {"experience_id": "exp_1", "correct": "yes"}, 400),
+        ("POST", "/v1/feedback", {"experience_id": "exp_1", "answer": "a\x00"}, 400),
+        ("POST", "/v1/feedback", {"experience_id": "exp_1", "answer": "x" * 1001}, 400),
+        ("POST", "/v1/feedback", {"experience_id": "exp_1", "correct": True, "reward": 1}, 400),
+        ("GET", "/v1/experiences?limit=0", None, 400),
+        ("GET", "/v1/experiences?limit=9999", None, 400),
+        ("GET", "/v1/experiences?limit=nan", None, 400),
+        ("GET", "/v1/experiences?before=nan", None, 400),
+        ("GET", "/v1/experiences?before=yesterday", None, 400),
+        ("GET", "/v1/experiences?user=%00", None, 400),
+        ("GET", "/v1/experiences/exp_unknown", None, 404),
+        ("GET", "/v1/experiences/..%2f..%2fetc", None, 404),
+        ("GET", "/v1/experiences/" + "x" * 500, None, 404),
+        ("DELETE", "/v1/experiences", None, 400),
+        ("DELETE", "/v1/experiences/exp_unknown", None, 404),
+        ("GET", "/v1/review?state=maybe", None, 400),
+        ("GET", "/v1/review/task_unknown", None, 404),
+        ("POST", "/v1/review/task_unknown", {"decision": "approve"}, 404),
+        ("POST", "/v1/review/task_unknown", {"decision": "perhaps"}, 400),
+        ("POST", "/v1/review/task_unknown", {"decision": "reject", "answer": "7"}, 400),
+        ("POST", "/v1/evolution/promote", {}, 400),
+        ("POST", "/v1/evolution/promote", {"version": -1}, 400),
+        ("POST", "/v1/evolution/promote", {"version": "1"}, 400),
+        ("POST", "/v1/evolution/promote", {"version": 99}, 404),
+        ("POST", "/v1/evolution/promote", {"version": 0}, 409),
+        ("POST", "/v1/evolution/rollback", {"version": 99}, 404),
+        ("POST", "/v1/evolution/rollback", {}, 409),
+        ("POST", "/v1/evolution/rollback", {"force": True}, 400),
+        ("POST", "/v1/evolution/pause", {"version": 3}, 400),
+        ("POST", "/v1/evolution/erase", {}, 404),
+    ],
+)
+def test_bad_orders_are_refused(deployed: Deployed, method: str, path: str, body: Any, status: int) -> None:
+    with deployed.client() as client:
+        response = client.request(method, path, json=body)
+    assert response.status_code == status, response.text
+    error_of(response)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/feedback"),
+        ("GET", "/v1/experiences"),
+        ("DELETE", "/v1/experiences?user=a"),
+        ("GET", "/v1/experiences/exp_1"),
+        ("DELETE", "/v1/experiences/exp_1"),
+        ("GET", "/v1/evolution"),
+        ("POST", "/v1/evolution/pause"),
+        ("POST", "/v1/evolution/resume"),
+        ("POST", "/v1/evolution/promote"),
+        ("POST", "/v1/evolution/rollback"),
+        ("GET", "/v1/review"),
+        ("GET", "/v1/review/a"),
+        ("POST", "/v1/review/a"),
+        ("GET", "/metrics"),
+        ("GET", "/v1/models/x"),
+    ],
+)
+def test_every_route_behind_the_page_needs_the_key(deployed: Deployed, method: str, path: str) -> None:
+    with deployed.client(None) as client:
+        assert client.request(method, path, json={} if method == "POST" else None).status_code == 401
+    if method == "POST":
+        with deployed.client() as client:  # what a form on another page could send
+            assert client.post(path, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+
+
+# -- evolution ----------------------------------------------------------------------------------------------------------
+
+
+def test_people_pause_promote_and_roll_back(deployed: Deployed) -> None:
+    with deployed.client() as client:
+
+        def order(name: str, **body: Any) -> dict[str, Any]:
+            response = client.post(f"/v1/evolution/{name}", json=body)
+            assert response.status_code == 200, response.text
+            return response.json()
+
+        assert order("pause")["status"]["paused"] is True
+        assert order("resume")["status"]["paused"] is False
+        before = client.get("/v1/evolution").json()["policy_version"]
+        version = publish(0.5)
+        order("promote", version=version, force=True)
+        assert deployed.ask("say 7", learn=False).json()["policy_version"] == version
+        status = client.get("/v1/evolution").json()
+        assert status["policy_version"] == version
+        assert {v["version"]: v["status"] for v in status["versions"]}[version] == "promoted"
+        order("rollback")
+        assert until(lambda: deployed.ask("say 7", learn=False).json()["policy_version"] == before)
+        actions = [(event["event"], event["actor"]) for event in client.get("/v1/evolution").json()["audit"]]
+        assert {event for event, _ in actions} >= {"pause", "promotion", "rollback"}
+        assert any(actor.startswith("key ") and KEY not in actor for _, actor in actions)
+
+
+def test_metrics_count_what_happens(deployed: Deployed) -> None:
+    deployed.ask("say 7", learn=False)
+    with deployed.client() as client:
+        text = client.get("/metrics").text
+    for name in ("pixelis_requests_total", "pixelis_request_seconds_bucket", "pixelis_inside", "pixelis_shed_total"):
+        assert name in text
+    assert 'route="/v1/agent",status="200"' in text
+    assert "pixelis_policy_version" in text
+    assert KEY not in text
+
+
+# -- the same endpoints under other configurations, in this process -----------------------------------------------------
+
+
+async def through(
+    config: Config, backends: Backends, *calls: Callable[[httpx.AsyncClient], Any], host: str = "localhost"
+) -> list:
+    """Replies of ``calls``, one after another, from endpoints without a key."""
+    endpoints = Endpoints(config, Agent(config, backends), None)
+    app = endpoints.app()
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}", timeout=20) as client:
+            return [await call(client) for call in calls]
+
+
+def ask(question: str = "say 7", **more: Any) -> Callable[[httpx.AsyncClient], Any]:
+    body = {"question": question, "image": picture_url(), "learn": False, **more}
+    return lambda client: client.post("/v1/agent", json=body)
+
+
+def test_a_client_gets_its_share(settings: Callable[..., Config], backends: Backends) -> None:
+    config = settings("serve.per_minute=2", "serve.per_hour=100")
+    replies = asyncio.run(through(config, backends, ask(), ask(samples=99), ask(), lambda c: c.get("/v1/evolution")))
+    assert [r.status_code for r in replies] == [200, 400, 429, 200]
+    assert replies[0].headers["x-ratelimit-limit-requests"] == "2"
+    assert replies[0].headers["x-ratelimit-remaining-requests"] == "1"
+    assert replies[1].headers["x-ratelimit-remaining-requests"] == "0"
+    assert 55 <= int(replies[2].headers["retry-after"]) <= 60
+    assert error_of(replies[2])["code"] == "rate_limit_exceeded"
+
+
+def test_read_only_answers_and_writes_nothing(settings: Callable[..., Config], backends: Backends, deployed: Deployed) -> None:
+    config = settings("serve.read_only=true")
+    before, memory = deployed.stats(), ray.get(ray.get_actor(backends.memory[0]).stats.remote())
+    calls = [
+        lambda c: c.post("/v1/agent", json={"question": "say 7,7,7,8", "image": picture_url()}),
+        lambda c: c.post("/v1/feedback", json={"experience_id": "exp_1", "correct": True}),
+        lambda c: c.delete("/v1/experiences/exp_1"),
+        lambda c: c.delete("/v1/experiences", params={"user": "anna"}),
+        lambda c: c.post("/v1/evolution/pause", json={}),
+        lambda c: c.post("/v1/evolution/promote", json={"version": 1}),
+        lambda c: c.post("/v1/review/a", json={"decision": "approve"}),
+        lambda c: c.get("/v1/evolution"),
+    ]
+    first, *orders, status = asyncio.run(through(config, backends, *calls))
+    assert (first.status_code, first.json()["answer"], first.json()["experience_id"]) == (200, "7", None)
+    for reply in orders:
+        assert (reply.status_code, error_of(reply)["code"]) == (403, "read_only")
+    assert status.json()["read_only"] is True
+    after = deployed.stats()
+    assert after["received"] == before["received"]
+    now = ray.get(ray.get_actor(backends.memory[0]).stats.remote())
+    assert now["size"] == memory["size"]
+
+
+def test_without_a_key_only_names_of_this_machine_are_answered(settings: Callable[..., Config], backends: Backends) -> None:
+    for host, status in (("localhost:8000", 200), ("127.0.0.1", 200), ("rebound.example", 403)):
+        (reply,) = asyncio.run(through(settings(), backends, lambda c: c.get("/v1/models"), host=host))
+        assert reply.status_code == status
+        assert reply.headers["x-content-type-options"] == "nosniff"
+
+
+def test_what_repeats_is_answered_from_the_cache(settings: Callable[..., Config], backends: Backends, deployed: Deployed) -> None:
+    rollouts = deployed.counters()["rollouts"]
+    body = {"model": "pixelis-nano", "seed": 3, "messages": None}
+    parts = [{"type": "text", "text": "say 7"}, {"type": "image_url", "image_url": {"url": picture_url()}}]
+    body["messages"] = [{"role": "user", "content": parts}]
+    replies = asyncio.run(
+        through(
+            settings(),
+            backends,
+            ask(seed=1),
+            ask(seed=1),
+            ask(seed=2),
+            ask(seed=1, user="anna"),
+            ask(seed=1, cache=False),
+            ask(temperature=0),
+            ask(temperature=0),
+            ask(),
+            ask(),
+            ask(cache=True),
+            ask(cache=True),
+            lambda c: c.post("/v1/chat/completions", json=body),
+            lambda c: c.post("/v1/chat/completions", json=body),
+            lambda c: c.post("/v1/chat/completions", json=body | {"stream": True}),
+        )
+    )
+    *agents, chat, again, stream = [r.json() if "json" in r.headers["content-type"] else r.text for r in replies]
+    hits = [False, True, False, False, False, False, True, False, False, False, True]
+    assert [r["cached"] for r in agents] == hits
+    assert (agents[1]["answer"], agents[1]["experience_id"]) == (agents[0]["answer"], agents[0]["experience_id"])
+    assert agents[1]["id"] != agents[0]["id"]
+    assert (chat["pixelis"]["cached"], again["pixelis"]["cached"], again["id"] == chat["id"]) == (False, True, False)
+    assert stream.endswith("data: [DONE]\n\n")
+    assert '"cached":true' in stream
+    assert deployed.counters()["rollouts"] == rollouts + hits.count(False) + 1
+
+
+def test_a_kept_reply_is_not_given_by_another_version_nor_after_its_deletion(
+    settings: Callable[..., Config], backends: Backends, deployed: Deployed
+) -> None:
+    asked: list[Any] = []
+
+    async def kept(client: httpx.AsyncClient) -> bool:
+        reply = (await ask("say 7,7,7,8", seed=9, learn=True)(client)).json()
+        asked.append(reply)
+        return reply["cached"]
+
+    async def promote(client: httpx.AsyncClient) -> None:
+        asked.append((await client.post("/v1/evolution/promote", json={"version": publish(0.7), "force": True})).json())
+
+    async def roll_back(client: httpx.AsyncClient) -> None:
+        await client.post("/v1/evolution/rollback", json={})
+
+    async def delete(client: httpx.AsyncClient) -> None:
+        assert (await client.delete(f"/v1/experiences/{asked[-1]['experience_id']}")).status_code == 200
+
+    calls = [kept, kept, promote, kept, kept, roll_back, kept, kept, delete, kept]
+    told = asyncio.run(through(settings(), backends, *calls))
+    assert told == [False, True, None, False, True, None, False, True, None, False]
+
+
+def test_the_official_client_is_told_of_limits_by_its_own_error(deployed: Deployed) -> None:
+    with openai.OpenAI(base_url=f"{deployed.url}/v1", api_key=KEY, max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("gpt-9")
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("a/b")
+        with pytest.raises(openai.NotFoundError):
+            client.embeddings.create(model="pixelis-nano", input="x")
