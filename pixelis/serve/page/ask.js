@@ -121,6 +121,7 @@ export function setUp(settings, needKey) {
 
   async function ask(question) {
     forget();
+    $("hint").hidden = true;
     const controller = new AbortController();
     const samples = new Samples(stage);
     const wanted = Math.min(settings.samples, Math.max(1, Math.floor(Number($("samples").value)) || settings.samples));
@@ -140,6 +141,8 @@ export function setUp(settings, needKey) {
       if (reply === null) throw new Failure(0, "the reply broke off");
       settle(samples, reply);
       $("answer").replaceChildren(verdictCard(reply, (performance.now() - started) / 1000, settings.read_only));
+      // On a phone the answer may lie below what is seen of the page.
+      if (innerWidth <= 820) $("answer").scrollIntoView({ block: "nearest", behavior: "smooth" });
     } catch (error) {
       samples.stop("stopped");
       if (aborted(error) || controller.signal.aborted) {
@@ -173,7 +176,8 @@ function settle(samples, reply) {
 /** The failure inside a stream, in the shape of all errors: {error: {message, code, ...}}, with the status it would have had. */
 function failure(data) {
   const told = data?.error ?? data ?? {};
-  const status = Number(told.status ?? data?.status) || { timeout: 504, overloaded: 429, unavailable: 503, invalid_api_key: 401 }[told.code] || 500;
+  const status = Number(told.status ?? data?.status) || { timeout: 504, overloaded: 429, rate_limit_exceeded: 429, unavailable: 503, internal_error: 500, invalid_api_key: 401 }[told.code]
+    || (told.type === "invalid_request_error" ? 400 : 500);
   const wait = Number(told.retry_after_s ?? data?.retry_after_s);
   return new Failure(status, String(told.message ?? ""), String(told.code ?? ""), Number.isFinite(wait) && wait > 0 ? wait : null);
 }

@@ -2,34 +2,35 @@
 
 import { h, isNumber, percent, spaced, svg, when } from "./dom.js";
 
-const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [640, 240, 46, 14, 14, 34];
+const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [240, 46, 18, 14, 34];
 
-/** What became of a judgement, as { good, words }: a name, a truth value or a whole decision with `promote` and `reason`. */
+const WORDS = { promote: "promoted", refuse: "refused", keep: "kept", roll_back: "rolled back" };
+
+/** What became of a judgement, as { good, words }. */
 export function judged(entry) {
-  const decision = entry.decision;
-  if (decision && typeof decision === "object") return { good: decision.promote === true, words: spaced(decision.reason ?? (decision.promote ? "promoted" : "refused")) };
-  if (typeof decision === "boolean") return { good: decision, words: decision ? "promoted" : "refused" };
-  const words = spaced(decision ?? "");
-  return { good: /promot|kept|keep|accept|pass|not worse|within|start|ok/i.test(words) && !/^not promot/i.test(words), words: entry.reason ? `${words} (${spaced(entry.reason)})` : words };
+  const words = WORDS[entry.decision] ?? spaced(entry.decision ?? "");
+  return { good: entry.decision === "promote" || entry.decision === "keep", words: entry.reason ? `${words} (${spaced(entry.reason)})` : words };
 }
 
-export function curve(entries) {
+/** `width` in pixels of the screen, so that letters keep their size on a phone. */
+export function curve(entries, width) {
+  const wide = Math.min(900, Math.max(260, Math.round(width)));
   const points = entries.filter((entry) => isNumber(entry.accuracy)).slice(-200);
   if (!points.length) return h("p", { class: "missing" }, "No version was judged yet.");
   const values = points.flatMap((p) => [p.accuracy, p.reference_accuracy]).filter(isNumber);
   const low = Math.max(0, Math.floor((Math.min(...values) - 0.05) * 10) / 10);
   const high = Math.min(1, Math.max(low + 0.2, Math.ceil((Math.max(...values) + 0.02) * 10) / 10));
-  const x = (i) => (points.length === 1 ? (LEFT + WIDTH - RIGHT) / 2 : LEFT + (i * (WIDTH - LEFT - RIGHT)) / (points.length - 1));
+  const x = (i) => (points.length === 1 ? (LEFT + wide - RIGHT) / 2 : LEFT + (i * (wide - LEFT - RIGHT)) / (points.length - 1));
   const y = (v) => TOP + ((high - v) / (high - low)) * (HEIGHT - TOP - BOTTOM);
   const steps = Math.max(1, Math.round((high - low) * 10));
   const every = Math.ceil(steps / 5);
   const grid = [];
   for (let i = 0; i <= steps; i += every) {
     const v = low + i / 10;
-    grid.push(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(v), y2: y(v) }),
+    grid.push(svg("line", { class: "grid", x1: LEFT, x2: wide - RIGHT, y1: y(v), y2: y(v) }),
       svg("text", { x: LEFT - 8, y: y(v) + 4, "text-anchor": "end" }, percent(v)));
   }
-  const skip = Math.ceil(points.length / 8);
+  const skip = Math.ceil(points.length / (wide / 70));
   const names = points.map((p, i) => (i % skip ? null : svg("text", { x: x(i), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, `v${p.version}`)));
   const line = (key, kind) => svg("polyline", { class: kind, points: points.map((p, i) => (isNumber(p[key]) ? `${x(i).toFixed(1)},${y(p[key]).toFixed(1)}` : "")).join(" ") });
   const dots = points.map((p, i) => {
@@ -45,7 +46,7 @@ export function curve(entries) {
   const rows = points.slice().reverse().map((p) => h("tr", {}, h("td", { "data-label": "Version" }, `v${p.version}`), h("td", { "data-label": "Accuracy" }, percent(p.accuracy)),
     h("td", { "data-label": "Reference" }, percent(p.reference_accuracy)), h("td", { "data-label": "Decision", class: judged(p).good ? "right" : "wrong" }, judged(p).words), h("td", { "data-label": "When" }, when(p.time))));
   return h("figure", { class: "curve" },
-    svg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label }, grid, names, line("reference_accuracy", "reference"), line("accuracy", "accuracy"), dots),
+    svg("svg", { class: "chart", viewBox: `0 0 ${wide} ${HEIGHT}`, role: "img", "aria-label": label }, grid, names, line("reference_accuracy", "reference"), line("accuracy", "accuracy"), dots),
     h("figcaption", {}, h("span", { class: "k" }, h("i", { class: "key line" }), "accuracy of the version"), h("span", { class: "k" }, h("i", { class: "key dashed" }), "of the one it was held against"),
       h("span", { class: "k right" }, "● taken"), h("span", { class: "k wrong" }, "× refused or rolled back")),
     h("details", {}, h("summary", {}, "As a table"), h("div", { class: "wide" }, h("table", {},

@@ -23,7 +23,7 @@ export function setUp(settings, askForKey) {
     return [...children, box];
   };
   $("evolution").append(
-    h("h1", {}, "Evolution"), part("trouble"), part("status"),
+    h("h1", {}, "Evolution"), ...part("trouble"), ...part("told"), ...part("status"),
     h("div", { class: "columns" },
       h("section", {}, part("canary", h("h2", {}, "Canary"))), h("section", {}, part("alerts", h("h2", {}, "Alerts")))),
     h("section", {}, part("versions", h("h2", {}, "Versions"))),
@@ -82,17 +82,18 @@ function put(name, data, build) {
 
 function render(reply) {
   const status = reply.status ?? {};
-  const served = status.version ?? status.served ?? reply.policy_version;
-  const list = (...names) => names.map((name) => reply[name]).find(Array.isArray) ?? [];
+  const served = status.served ?? reply.policy_version;
+  const list = (name) => (Array.isArray(reply[name]) ? reply[name] : []);
   const minute = Math.floor(Date.now() / 60000); // times are said as ages
   put("status", [reply.enabled, reply.read_only, reply.updates, reply.queue, status, reply.memory, served], () => statusCard(reply, status, served));
   const versions = list("versions");
   put("versions", [versions, served, reply.read_only, minute], () => versionTable(versions, served, reply.read_only === true));
-  const canary = list("canary", "canary_curve", "curve");
-  put("canary", [canary, minute], () => curve(canary));
+  const canary = list("canary");
+  const width = parts.get("canary").clientWidth;
+  put("canary", [canary, minute, width], () => curve(canary, width));
   const alerts = list("alerts");
   put("alerts", [alerts, minute], () => alertList(alerts));
-  const audit = list("audit", "recent_audit");
+  const audit = list("audit");
   put("audit", [audit, minute], () => auditTable(audit));
 }
 
@@ -102,7 +103,7 @@ function statusCard(reply, status, served) {
   const [word, kind] = reply.read_only ? ["read-only: nothing is learnt or kept", ""] : !enabled ? ["learning is switched off", ""] : paused ? ["paused", "wrong"]
     : status.learning === false || status.learning === 0 ? ["no learner at work", "wrong"] : ["learning", "right"];
   const candidate = status.candidate;
-  const experiences = reply.memory?.size ?? reply.memory?.experiences ?? reply.memory?.entries;
+  const experiences = reply.memory?.["memory/size"] ?? reply.memory?.size;
   const waiting = reply.queue ?? status.queue;
   const actions = enabled && !reply.read_only ? h("div", { class: "row" },
     h("button", { type: "button", "data-focus": "pause", onclick: () => order(paused ? "resume" : "pause", {}) }, paused ? "Resume learning" : "Pause learning"),
@@ -114,11 +115,12 @@ function statusCard(reply, status, served) {
     facts(
       ["Updates", number(reply.updates ?? status.updates)],
       ["Waiting updates", isNumber(waiting) ? number(waiting) : null],
-      ["Candidate", isNumber(candidate) ? `v${candidate}` : isNumber(candidate?.version) ? `v${candidate.version}` : null],
+      ["Candidate", isNumber(candidate) ? `v${candidate}` : null],
       ["KL to the start", isNumber(status.mean_kl) ? number(status.mean_kl) : null],
       ["KL weight β", isNumber(status.beta) ? number(status.beta) : null],
-      ["Learning rate", isNumber(status.lr) ? number(status.lr) : null],
       ["Experiences", isNumber(experiences) ? number(experiences) : null],
+      ["Waiting for review", isNumber(status.review?.waiting) ? number(status.review.waiting) : null],
+      ["Memory", reply.memory?.["memory/shards_away"] ? `${reply.memory["memory/shards_away"]} of ${reply.memory["memory/shards"]} shards do not answer` : null],
     ),
     actions, counters({ ...(reply.counts ?? {}), ...(status.counts ?? {}) }));
 }
@@ -128,14 +130,22 @@ function counters(counts) {
   return entries.length ? h("details", {}, h("summary", {}, "All counters"), facts(...entries.map(([name, value]) => [spaced(name), number(value)]))) : null;
 }
 
+/** Give an order and tell what came of it until the next one. */
 async function order(what, body) {
+  const tell = (words, more, bad) => parts.get("told").replaceChildren(h("div", { class: bad ? "card trouble" : "card", role: bad ? "alert" : "status" }, h("p", {}, h("b", {}, words)), more ? h("p", {}, more) : null));
+  tell(what === "promote" ? "The canary is asked…" : "Sending…");
   try {
-    await request(`/v1/evolution/${what}`, { method: "POST", body });
-    refresh();
+    const { result } = await request(`/v1/evolution/${what}`, { method: "POST", body });
+    if (result?.promoted === false) {
+      tell(`Version ${body.version} was not promoted.`, `The canary refused it: ${spaced(result.reason ?? "")} (accuracy ${percent(result.accuracy)}, reference ${percent(result.reference_accuracy)}).`, true);
+    } else {
+      const words = { pause: "Learning is paused.", resume: "Learning goes on.", promote: `Version ${body.version} answers now.`, rollback: isNumber(result?.version) ? `Version ${result.version} answers again.` : "Rolled back." };
+      tell(words[what]);
+    }
   } catch (error) {
-    parts.get("trouble").replaceChildren(h("div", { class: "card trouble", role: "alert" }, h("p", {}, h("b", {}, explain(error)[0])), h("p", {}, explain(error)[1])));
-    plan(6000); // long enough to read it
+    tell(...explain(error), true);
   }
+  refresh();
 }
 
 function versionTable(versions, served, readOnly) {
@@ -143,10 +153,10 @@ function versionTable(versions, served, readOnly) {
   const newest = versions.slice().sort((a, b) => b.version - a.version).slice(0, MAX_VERSIONS);
   const rows = newest.map((v) => {
     const isServed = v.version === served;
-    const promote = !readOnly && !isServed ? h("button", { type: "button", "data-focus": `promote-${v.version}`, onclick: async () => {
+    const promote = !readOnly && !isServed && v.status !== "rolled_back" ? h("button", { type: "button", "data-focus": `promote-${v.version}`, onclick: async () => {
       if (await confirm(`Let version ${v.version} answer? It must pass the canary first.`, `Promote v${v.version}`)) order("promote", { version: v.version });
     } }, "Promote") : null;
-    const back = !readOnly && !isServed && v.version < served ? h("button", { type: "button", class: "danger", "data-focus": `back-${v.version}`, onclick: async () => {
+    const back = !readOnly && v.version < served && v.status === "promoted" ? h("button", { type: "button", class: "danger", "data-focus": `back-${v.version}`, onclick: async () => {
       if (await confirm(`Roll back to version ${v.version}? It answers from the next request on.`, `Roll back to v${v.version}`)) order("rollback", { version: v.version });
     } }, "Roll back to it") : null;
     const metrics = Object.entries(v.metrics ?? {}).filter(([, value]) => isNumber(value)).slice(0, 6);
@@ -178,6 +188,6 @@ function auditTable(events) {
     h("tbody", {}, newest.map((e) => h("tr", {},
       h("td", { "data-label": "When" }, when(e.time)), h("td", { "data-label": "Who" }, said(e.actor ?? "", 80)),
       h("td", { "data-label": "What" }, said([e.event, e.action].filter((word, i, all) => word && all.indexOf(word) === i).map(spaced).join(": "), 120)),
-      h("td", { "data-label": "Result", class: e.result === "success" || e.result === "ok" ? "" : "wrong" }, said(spaced(e.result ?? ""), 80)),
+      h("td", { "data-label": "Result", class: e.result === "success" ? "" : "wrong" }, said(spaced(e.result ?? ""), 80)),
       h("td", { "data-label": "Details" }, Object.keys(e.details ?? {}).length ? h("small", {}, said(e.details, 240)) : ""))))));
 }

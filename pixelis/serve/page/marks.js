@@ -82,7 +82,7 @@ export class Scene {
       for (const spot of looked) put("box", spot.root, { box: spot.box });
       const asked = this.objects.get(action?.arguments?.object);
       const box = asBox(action?.arguments?.box);
-      if (!looked.length && asked && asBox(asked.box)) put("box", asked.root ?? root, { box: asked.box, mask: asked.mask });
+      if (!looked.length && asked && asBox(asked.box)) put("box", asked.root ?? root, { box: asked.box });
       else if (!looked.length && target && box) put("box", root, { box: compose(target.box, box) });
     }
     if (found.length) this.number += 1;

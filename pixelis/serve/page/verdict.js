@@ -1,7 +1,7 @@
 // The answer, how it was voted, where it comes from, and what the reader thinks of it.
 
 import { explain, request } from "./api.js";
-import { facts, h, isNumber, number, percent, plural, said, spaced } from "./dom.js";
+import { facts, h, isNumber, number, percent, plural, said, spaced, svg } from "./dom.js";
 
 const REASONS = {
   tie: "several answers had the most votes; the first of them is given",
@@ -84,6 +84,9 @@ export function verdictCard(reply, seconds, readOnly) {
     feedback(reply, readOnly));
 }
 
+const thumb = (way) => svg("svg", { class: `thumb ${way}`, viewBox: "0 0 20 20", "aria-hidden": "true" },
+  svg("path", { d: "M2.5 9h3.5v8H2.5zM6 9l3.5-6.5c1.6 0 2.3 1.2 2 2.6L11 8h4.6c1.3 0 2.1 1.1 1.8 2.3l-1.2 5c-.2 1-1 1.7-2 1.7H6" }));
+
 function feedback(reply, readOnly) {
   const id = reply.experience_id;
   if (readOnly) return h("p", {}, h("small", {}, "This service is read-only: it takes no feedback."));
@@ -111,12 +114,12 @@ function feedback(reply, readOnly) {
     if (comment.value.trim()) told.comment = comment.value.trim();
     send(told);
   } }, h("label", {}, "What would be right? ", answer), h("label", {}, "Anything else? ", comment), h("button", { type: "submit" }, "Send"));
-  const right = h("button", { type: "button", onclick: () => send({ correct: true }) }, "👍 Right");
+  const right = h("button", { type: "button", onclick: () => send({ correct: true }) }, thumb("up"), "Right");
   const wrong = h("button", { type: "button", "aria-expanded": "false", onclick: () => {
     form.hidden = !form.hidden;
     wrong.setAttribute("aria-expanded", String(!form.hidden));
     if (!form.hidden) answer.focus();
-  } }, "👎 Wrong");
+  } }, thumb("down"), "Wrong");
   buttons.push(right, wrong, form.lastChild);
   box.append(h("h3", {}, "Is it right?"), h("div", { class: "row" }, right, wrong), form, note);
   return box;
