@@ -96,6 +96,8 @@ def _ip(found: re.Match[str]) -> bool:
     octets = value.split(".")
     if any(int(o) > 255 or (len(o) > 1 and o[0] == "0") for o in octets) or _VERSION.search(before):
         return False
+    if octets[0] == "127" or octets == ["0"] * 4:  # this machine, whoever's it is
+        return False
     return any(len(o) > 1 for o in octets) or _ADDRESS.search(before) is not None  # 1.2.3.4 is a version or a section
 
 
@@ -199,7 +201,7 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         r"[\w.%-]{2,100}[^\s\[\]<>\"']{0,200})",
         flags=re.I,
     ),
-    _pattern("HANDLE", r"(?<![\w@/.:])(?P<value>@[A-Za-z_][A-Za-z0-9_]{1,29}(?:\.[A-Za-z0-9_]{1,20}){0,2})(?![\w@])"),
+    _pattern("HANDLE", r"(?<![\w@])(?P<value>@[A-Za-z_][A-Za-z0-9_]{1,29}(?:\.[A-Za-z0-9_]{1,20}){0,2})(?![\w@(]|\.\w)"),
     _pattern(
         "BIRTH_DATE",
         r"(?<![A-Za-z])(?:d\.?o\.?b\.?|birth[ \t-]?date|birthday|birth|born(?:[ \t]on)?|geburtsdatum|geb\.)"
