@@ -54,24 +54,28 @@ COUNTED = (
 """What becomes of tasks, beside those that are dropped from a full queue, in review or learnt from."""
 
 
+Actor = ActorHandle | str
+
+
 @ray.remote(num_cpus=0, max_restarts=-1)
 class Evolution:
     """Holds at most ``evolution.queue`` tasks; gives the learner ``evolution.batch`` of them per step.
 
     ``generators`` are those that serve; ``store`` is the PolicyStore; ``canary`` a Generator actor that does not serve, needed
-    with ``evolution.canary.enabled``. Reviews, audit and alerts are in ``run.dir``: an actor that starts again goes on with them
-    and with the promoted version; tasks that waited and counts are gone, and the learner begins anew from its checkpoint.
+    with ``evolution.canary.enabled``: handles or, so that a restart does not depend on who placed them, names in this namespace.
+    Reviews, audit and alerts are in ``run.dir``: an actor that starts again goes on with them and with the promoted version;
+    tasks that waited and counts are gone, and the learner begins anew from its checkpoint.
     """
 
-    def __init__(self, config: Config, generators: Sequence[ActorHandle], store: ActorHandle, canary: ActorHandle | None = None):
+    def __init__(self, config: Config, generators: Sequence[Actor], store: Actor, canary: Actor | None = None):
         e = config.evolution
         self.config, self.settings = config, e
         self.overseer = Overseer(config, self._health)
         self.reviewing = Reviewing(ReviewQueue(Path(config.run.dir) / "review.db", config.rewards), e.review.limit)
         if e.canary.enabled and canary is None:
             raise BadConfig("no generator for the canary", fix="place one, or set evolution.canary.enabled=false")
-        judge = Canary(config, canary) if e.canary.enabled else None
-        self.versions_of = Versions(config, store, Fleet(list(generators)), judge, self.overseer.note)
+        judge = Canary(config, _handle(canary)) if e.canary.enabled and canary is not None else None
+        self.versions_of = Versions(config, _handle(store), Fleet([_handle(g) for g in generators]), judge, self.overseer.note)
         self.counts: Counter[str] = Counter()
         self.queue = Tasks(e.queue, self.counts)
         self.rate, self.beta, self.collapse = Rate(e.per_minute), Beta(e.guard), Collapse(e.vote)
@@ -458,6 +462,10 @@ class Evolution:
                     await self.decide(id, True, "timeout")
                 except Exception:
                     log.exception("a review could not be taken")
+
+
+def _handle(actor: Actor) -> ActorHandle:
+    return ray.get_actor(actor) if isinstance(actor, str) else actor
 
 
 async def _value(ref: ray.ObjectRef) -> Any:

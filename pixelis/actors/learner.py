@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import ray
 import ray.train
+import torch.distributed as dist
 from ray.actor import ActorHandle
 
 from pixelis.actors.cluster import own_error
@@ -76,8 +77,7 @@ class GroupStream:
 
     def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
         """Publish what the checkpoint holds and let the source start there."""
-        context = ray.train.get_context()
-        self.rank, self.world = context.get_world_rank(), context.get_world_size()
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.trainer, adapter = trainer, trainer.adapter()
         if self.rank == 0:
             version = ray.get(self.store.publish.remote(adapter, self.stage, step, restart=True))
@@ -133,8 +133,7 @@ class TrafficStream(GroupStream):
 
     def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
         """Start from what is promoted; where nothing was learnt yet that is the starting policy, kept as a version."""
-        context = ray.train.get_context()
-        self.rank, self.world = context.get_world_rank(), context.get_world_size()
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.trainer, adapter, self.unpublished = trainer, trainer.served(), 0
         if self.rank == 0:
             version = ray.get(self.store.promoted.remote())

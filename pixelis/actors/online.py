@@ -58,6 +58,7 @@ def online(config: Config, actors: cluster.Actors, job: str | None = None) -> It
             placed.names["embedder"] = [f"{prefix}-embedder"]
             placed.embedder = cluster.spawn(Embedder, config, name=f"{prefix}-embedder", **engine)
         if config.evolution.enabled and not config.serve.read_only:
+            name = None
             if config.evolution.canary.enabled:
                 c = config.evolution.canary
                 name = f"{prefix}-canary"
@@ -65,9 +66,8 @@ def online(config: Config, actors: cluster.Actors, job: str | None = None) -> It
                     Generator, config, actors.store_name, config.engine.workers, name=name, num_cpus=c.cpus, num_gpus=c.gpus
                 )
             placed.names["evolution"] = [f"{prefix}-evolution"]
-            placed.evolution = cluster.spawn(
-                Evolution, config, actors.generators, actors.store, placed.canary, name=f"{prefix}-evolution"
-            )
+            # Names, not handles: a handle among its arguments would live in the object store and could make a restart impossible.
+            placed.evolution = cluster.spawn(Evolution, config, actors.names, actors.store_name, name, name=f"{prefix}-evolution")
         _wait(placed, config.cluster.placement_timeout_s)
         yield placed
     finally:
