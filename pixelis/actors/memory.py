@@ -181,7 +181,8 @@ class Memory:
         give_up = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return await asyncio.wait_for(_result(self._call(number, method, *arguments)), give_up - time.monotonic())
+                async with asyncio.timeout(give_up - time.monotonic()):  # wait_for may swallow a cancellation
+                    return await _result(self._call(number, method, *arguments))
             except (RayActorError, TimeoutError) as error:
                 if time.monotonic() + PAUSE_S > give_up:
                     raise InfraFailure(

@@ -402,15 +402,15 @@ def test_a_full_background_skips_and_never_delays(home: House) -> None:
 def test_a_dead_memory_or_embedder_costs_its_deadline_only(home: House, tmp_path: Path) -> None:
     async def talk(house: House, kill: bool) -> None:
         agent = house.agent("memory.deadline_s=0.3")
-        await agent.answer(ask("say 7"))
+        await agent.answer(ask("say 7", remember=not kill))
+        await agent.drain()
         for shard in house.shards if kill else []:
             ray.kill(shard)
         began = time.monotonic()
-        answer = await agent.answer(ask("say 7", samples=3))
+        answer = await agent.answer(ask("say 7", samples=3, remember=not kill))
         assert time.monotonic() - began < 2
         assert (answer.verdict.partial, answer.verdict.answer, len(answer.verdict.votes)) == (True, "7", 3)
-        for task in agent.learning.background.values():
-            task.cancel()
+        await agent.drain()
 
     home.backends, whole = dataclasses.replace(home.backends, embedder="agent-nobody"), home.backends
     try:
