@@ -88,7 +88,7 @@ class Database:
             self._writer = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None, timeout=30)
             os.chmod(self.path, 0o600)
             # A deleted record is overwritten, not only unlinked.
-            for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
+            for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON", "cache_size=-32000"):
                 self._writer.execute(f"PRAGMA {setting}")
             (version,) = self._writer.execute("PRAGMA user_version").fetchone()
             if version == 0:

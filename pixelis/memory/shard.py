@@ -70,6 +70,8 @@ class Shard:
         self._ids: dict[int, str] = {}
         self._rows: dict[str, int] = {}
         self._since_save = 0
+        self._offered, self._offering = 0, threading.Lock()
+        """Entries that callers are adding: what the shard holds at most beyond what it is known to hold."""
         self._wake, self._stop = threading.Event(), threading.Event()
         try:
             self._recover()
@@ -156,7 +158,9 @@ class Shard:
 
         def change(db: sqlite3.Connection) -> tuple[list[bool], list[tuple[int, Entry]], list[int]]:
             new, stored, out = [], [], []
-            (count,) = db.execute("SELECT count(*) FROM experiences").fetchone()
+            count = 0
+            if len(self._ids) + self._offered > self.capacity:  # counting takes long, and only a full shard needs it
+                (count,) = db.execute("SELECT count(*) FROM experiences").fetchone()
             for entry, record in made:
                 x = entry.experience
                 if db.execute("SELECT 1 FROM experiences WHERE id = ?", (x.id,)).fetchone():
@@ -189,7 +193,13 @@ class Shard:
                 count += 1
             return new, stored, out
 
-        return self.database.write(change, self._added)[0]
+        with self._offering:
+            self._offered += len(entries)
+        try:
+            return self.database.write(change, self._added)[0]
+        finally:
+            with self._offering:
+                self._offered -= len(entries)
 
     def _added(self, result: tuple[list[bool], list[tuple[int, Entry]], list[int]]) -> None:
         _, stored, out = result
