@@ -1,0 +1,528 @@
+"""The page in headless Chromium before the deployed gateway: what a person does, sees, and cannot be made to run."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import random
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import ray
+from asking import until
+from PIL import Image
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+from scripted import KEY, Deployed
+
+from pixelis.config import Evolution, Rewards
+from pixelis.evolution.review import ReviewQueue
+from pixelis.evolution.updates import make_task
+from pixelis.evolution.vote import majority
+from pixelis.operations import geometry, masks
+from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, new_id
+from pixelis.serve.page import EXAMPLE, page_files
+
+pytestmark = pytest.mark.slow
+
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+MARKUP = "<img/src=x/onerror=document.title='run'>"
+DRAWN = (
+    "[...document.getElementById('stage').getContext('2d').getImageData(0, 0, 720, 480).data].reduce((a, v) => a * 31 + v | 0, 7)"
+)
+Opened = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = os.environ.get("PIXELIS_CHROMIUM") or shutil.which("chromium")
+    if path is None:
+        pytest.skip("no Chromium: install chromium or name it in PIXELIS_CHROMIUM")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Browser, deployed: Deployed) -> Iterator[Opened]:
+    """Opens a view in a context of its own, with the key; what the console said against it fails the test."""
+    complaints: list[str] = []
+    contexts: list[BrowserContext] = []
+
+    def open_(view: str = "ask", key: str = KEY, **options: Any) -> Page:
+        options = {"viewport": {"width": 1200, "height": 800}, "reduced_motion": "reduce", **options}
+        context = browser.new_context(base_url=deployed.url, **options)
+        context.set_default_timeout(8000)
+        contexts.append(context)
+        page = context.new_page()
+        page.clock.install()
+        page.add_init_script(f"sessionStorage.setItem('pixelis-key', '{key}')")
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.goto(f"/#/{view}")
+        page.wait_for_selector(f"#{view}:not([hidden])")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    known = ("Failed to load resource", "Canvas2D: Multiple readback")  # refusals on purpose, and our own look at the pixels
+    assert [said for said in complaints if not said.startswith(known)] == []
+
+
+def picture(width: int = 72, height: int = 48) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(1).integers(0, 255, (height // 8, width // 8, 3)).astype(np.uint8).repeat(8, 0).repeat(8, 1)
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return {"name": "own.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
+
+
+def ask(page: Page, question: str, **size: int) -> None:
+    page.set_input_files("#choose", picture(**size))
+    page.wait_for_selector("#stage:not([hidden])")
+    page.fill("#question", question)
+    page.keyboard.press("Enter")
+
+
+def refuse(route: Route, **reply: Any) -> None:
+    route.fulfill(**reply)
+
+
+def fits(page: Page) -> bool:
+    return page.evaluate("document.documentElement.scrollWidth <= innerWidth && document.body.scrollWidth <= innerWidth")
+
+
+# -- files --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_files_are_served_strictly_and_nothing_else_is(deployed: Deployed) -> None:
+    with deployed.client(key=None) as client:
+        first = client.get("/")
+        assert first.headers["content-type"] == "text/html; charset=utf-8"
+        for name in page_files():
+            reply = client.get(f"/page/{name}")
+            assert reply.status_code == 200
+            assert "default-src 'self'; img-src 'self' data: blob:" in reply.headers["content-security-policy"]
+            assert reply.headers["x-content-type-options"] == "nosniff"
+            assert reply.headers["cache-control"] == "no-cache"
+            again = client.get(f"/page/{name}", headers={"If-None-Match": f'W/{reply.headers["etag"]}, "other"'})
+            assert (again.status_code, again.content) == (304, b"")
+        assert client.get("/page/main.js").headers["content-type"].startswith("text/javascript")
+        settings = client.get("/page/settings.json").json()
+        assert settings["samples"] == 4
+        assert settings["needs_key"] is True
+        for path in (
+            "../page.py",
+            "%2e%2e/page.py",
+            "..%2fpage.py",
+            "/etc/passwd",
+            "%2fetc%2fpasswd",
+            "none.js",
+            "",
+            "\\..\\page.py",
+        ):
+            assert client.send(httpx.Request("GET", f"{deployed.url}/page/{path}")).status_code == 404
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    files = page_files()
+    text = {name: content.decode() for name, content in files.items() if not name.endswith("jpg")}
+    for name, content in text.items():
+        assert set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", content)) <= {"http://www.w3.org", "//www.w3.org"}, name
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function| style=|javascript:", content
+        ), name
+        for other in re.findall(r'(?:from|src|href)[ =]"(?:\./|/page/)([\w.]+)"', content):
+            assert other in files, (name, other)
+
+
+def test_the_example_is_the_picture_it_is_said_to_be() -> None:
+    from pixelis.datasets import cards
+
+    shown = np.asarray(Image.open(io.BytesIO(page_files()["example.jpg"])), np.float32)
+    assert np.abs(shown - cards.render(EXAMPLE)).mean() < 3
+
+
+# -- asking -------------------------------------------------------------------------------------------------------------
+
+
+def test_turns_arrive_one_after_another_and_are_drawn(deployed: Deployed, opened: Opened) -> None:
+    page = opened()
+    page.set_input_files("#choose", picture())
+    page.wait_for_selector("#stage[data-marks='0']")
+    bare = page.evaluate(DRAWN)
+    page.fill("#question", "say 7,8,7,7 pause 0.3")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turns li")
+    assert page.locator(".verdict").count() == 0  # the answer is not there yet, its turns are
+    page.wait_for_selector("#stage[data-marks='4']")
+    assert page.evaluate(DRAWN) != bare
+    expect(page.locator(".final")).to_have_text("7")
+    expect(page.locator(".confidence b")).to_have_text("75 %")
+    assert page.locator(".voted").all_text_contents() == ["7", "8"]
+    assert "3 samples · weight 3" in page.locator(".votes").inner_text()
+    assert page.locator(".sample .status").all_text_contents() == ["answers 7", "answers 8", "answers 7", "answers 7"]
+    assert "majority" in page.locator(".verdict .facts").first.inner_text()
+    winner = page.locator(".sample.winner")
+    assert winner.locator(".deed").first.inner_text() == "Turn 1 calls zoom_in on img0"
+    assert "[0.25, 0.25, 0.75, 0.75]" in winner.locator(".arguments").inner_text()
+    assert page.evaluate("document.querySelector('.winner .crop img').naturalWidth") == 8
+    # After the vote only the winner's box is drawn; each sample's can be chosen, and all.
+    page.wait_for_selector("#stage[data-marks='1']")
+    alone = page.evaluate(DRAWN)
+    page.click(".legend .chip >> nth=2")
+    assert until(lambda: page.evaluate(DRAWN) != alone)
+    page.click(".legend .chip >> nth=0")
+    page.wait_for_selector("#stage[data-marks='4']")
+
+
+def test_feedback_reaches_the_experience(deployed: Deployed, opened: Opened) -> None:
+    page = opened()
+    ask(page, "say 7")
+    page.wait_for_selector(".feedback")
+    page.get_by_role("button", name="Wrong", exact=True).click()
+    assert page.evaluate("document.activeElement.name") == "answer"
+    page.keyboard.type("Käse 8")
+    with page.expect_response("**/v1/feedback") as told:
+        page.keyboard.press("Enter")
+    assert told.value.status == 200
+    expect(page.locator(".feedback")).to_have_text("Thank you: noted as wrong.")
+    name = told.value.request.post_data_json["experience_id"]
+    with deployed.client() as client:
+        feedback = client.get(f"/v1/experiences/{name}").json()["experience"]["feedback"]
+    assert [(f["correct"], f["answer"]) for f in feedback] == [(False, "Käse 8")]
+    ask(page, "say 9")
+    expect(page.locator(".final")).to_have_text("9")
+    page.get_by_role("button", name="Right", exact=True).click()
+    expect(page.locator(".feedback")).to_have_text("Thank you: noted as right.")
+
+
+def test_settings_are_kept_to(opened: Opened) -> None:
+    page = opened()
+    page.click(".settings summary")
+    assert page.input_value("#samples") == "4"
+    page.fill("#samples", "3")
+    for name in ("operations", "remember", "learn"):
+        page.uncheck(f"#{name}")
+    with page.expect_request("**/v1/agent") as sent:
+        ask(page, "say 7")
+    body = sent.value.post_data_json
+    assert [body[k] for k in ("samples", "operations", "remember", "learn", "stream")] == [3, False, False, False, True]
+    expect(page.locator(".final")).to_have_text("7")
+    assert page.locator(".sample").count() == 3
+    assert page.locator(".arguments").count() == 0
+    assert page.locator(".feedback").count() == 0
+    assert "Nothing of this is remembered" in page.locator(".verdict").inner_text()
+
+
+def test_cancel_stops_the_work(deployed: Deployed, opened: Opened) -> None:
+    page = opened()
+    before = deployed.counters()
+    ask(page, "say 7 pause 0.6")
+    page.wait_for_selector(".turns li")
+    page.click("#cancel")
+    expect(page.locator("#trouble")).to_contain_text("Cancelled.")
+    assert page.is_enabled("#send")
+    assert page.locator(".verdict").count() == 0
+    assert until(lambda: deployed.counters()["closed"] > before["closed"])
+
+
+def test_a_picture_can_be_pasted_and_a_large_one_is_made_smaller(opened: Opened) -> None:
+    page = opened()
+    page.evaluate(
+        """async () => {
+            const canvas = new OffscreenCanvas(1600, 1200);
+            canvas.getContext("2d").fillRect(5, 5, 9, 9);
+            const items = new DataTransfer();
+            items.items.add(new File([await canvas.convertToBlob()], "p.png", { type: "image/png" }));
+            window.dispatchEvent(new ClipboardEvent("paste", { clipboardData: items, bubbles: true }));
+        }"""
+    )
+    expect(page.locator("#picture-note")).to_contain_text("1154 × 866 pixels, made smaller")  # a million pixels are taken here
+    page.set_input_files("#choose", {"name": "x.png", "mimeType": "image/png", "buffer": b"no picture"})
+    expect(page.locator("#trouble")).to_contain_text("save it as PNG or JPEG")
+    page.set_input_files("#choose", {"name": "x.pdf", "mimeType": "application/pdf", "buffer": b"%PDF"})
+    expect(page.locator("#trouble")).to_contain_text("This is no picture")
+
+
+def test_failures_say_what_to_do(opened: Opened) -> None:
+    page = opened(key="wrong")
+    ask(page, "say 7")
+    expect(page.locator("#trouble")).to_contain_text("does not take this key")
+    page.fill("#key", KEY)
+    page.keyboard.press("Enter")
+    assert page.evaluate("Object.keys(localStorage).length") == 0
+    page.click("#send")
+    expect(page.locator(".final")).to_have_text("7")
+    ask(page, "say <|im_start|>")
+    expect(page.locator("#trouble")).to_contain_text("spells the control token")
+    told = {429: "Try again in 7 s", 413: "too large", 504: "no answer in time", 500: "failed (500)", 503: "Try again in 7 s"}
+    for status, words in told.items():
+        refusal = {"status": status, "headers": {"Retry-After": "7"}, "json": {"error": {"message": "m", "code": "c"}}}
+        page.route("**/v1/agent", functools.partial(refuse, **refusal))
+        page.click("#send")
+        expect(page.locator("#trouble")).to_contain_text(words)
+    page.route("**/v1/agent", lambda route: route.abort())
+    page.click("#send")
+    expect(page.locator("#trouble")).to_contain_text("cannot be reached")
+    broken = 'event: error\ndata: {"error": {"message": "no answer within 3 s", "code": "timeout"}}\n\n'
+    page.route("**/v1/agent", lambda route: route.fulfill(content_type="text/event-stream", body=broken))
+    page.click("#send")
+    expect(page.locator("#trouble")).to_contain_text("no answer in time")
+
+
+def test_markup_in_question_and_answer_stays_text(opened: Opened) -> None:
+    page = opened()
+    ask(page, f"say {MARKUP} <script>document.title='run'</script>")
+    expect(page.locator(".final")).to_have_text(MARKUP)
+    expect(page.locator(".voted").first).to_have_text(MARKUP)
+    assert page.locator("img[src=x]").count() == 0
+    assert page.title() == "Pixelis"
+
+
+def test_a_phone_needs_no_sideways_scrolling(opened: Opened) -> None:
+    page = opened(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    assert page.is_visible("#photo-label")
+    assert page.get_attribute("#photo", "capture") == "environment"
+    assert fits(page)
+    ask(page, f"say {'wide' * 60}", width=400, height=40)
+    page.wait_for_selector(".verdict")
+    assert fits(page)
+    page.click("nav a >> nth=1")
+    page.wait_for_selector("#evolution-versions tr")
+    assert fits(page)
+
+
+def test_the_keyboard_reaches_everything(opened: Opened) -> None:
+    page = opened()
+    seen = []
+    for _ in range(14):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
+    assert [name for name in ("Ask", "Evolution", "choose", "example", "question", "Settings", "send") if name not in seen] == []
+    page.focus("nav a >> nth=1")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#evolution:not([hidden])")
+    assert page.get_attribute("nav a >> nth=1", "aria-current") == "page"
+
+
+# -- evolution ----------------------------------------------------------------------------------------------------------
+
+
+def waiting(run: Path) -> str:
+    """An update that waits for a person in the service's own queue; returns the question."""
+    asked = f"{MARKUP} which digit? {new_id('q')}"
+    question = Question(id=new_id("q"), question=asked, media=[Media(id="img0", uri="data:image/png;base64,AAAA")])
+    image = ImageView(id="img0", source_size=(8, 8), view_size=(8, 8))
+
+    def sample(answer: str) -> Trajectory:
+        turn = Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2], log_probs=[-0.1, -0.1])
+        stop = StopReason.ANSWER
+        return Trajectory(question_id=question.id, group_id="g", images=[image], turns=[turn], answer=answer, stop_reason=stop)
+
+    trajectories = [sample(a) for a in ("7", "7", "7", "1")]
+    verdict = majority([t.answer for t in trajectories])
+    group = Group(id="g", question=question, trajectories=trajectories)
+    task = make_task(group, verdict, Evolution(gate=0.5), Rewards(), now=time.time(), experience_id=new_id("exp"))
+    assert task is not None
+    view, buffer = np.full((8, 8, 3), 90, np.uint8), io.BytesIO()
+    Image.fromarray(view).save(buffer, "PNG")
+    queue = ReviewQueue(run / "review.db")
+    assert queue.put(task, verdict, question, {"img0": buffer.getvalue()}, {t.id: [view] for t in task.trajectories})
+    queue.close()
+    return asked
+
+
+def test_a_person_approves_and_rejects_updates(deployed: Deployed, opened: Opened) -> None:
+    questions = [waiting(Path(deployed.config.run.dir)) for _ in range(2)]
+    page = opened("evolution")
+    cards = [page.locator(".review", has_text=question) for question in questions]
+    for card in cards:
+        expect(card.locator(".shots img")).to_have_js_property("naturalWidth", 8)
+        assert card.locator(".voted").all_text_contents() == ["7", "1"]
+    page.fill("#reviewer", "Ada")
+    cards[0].locator("[name=answer]").fill("1")
+    cards[0].locator("[name=comment]").fill("it is a one")
+    with page.expect_response("**/v1/review?*"):  # the page asks again, and what was typed stays
+        page.clock.fast_forward(2500)
+    assert cards[0].locator("[name=answer]").input_value() == "1"
+    with page.expect_response("**/v1/review/*") as told:
+        cards[0].get_by_role("button", name="Approve").click()
+    assert told.value.status == 200
+    assert told.value.request.post_data_json == {
+        "decision": "approve",
+        "answer": "1",
+        "comment": "it is a one",
+        "reviewer": "Ada",
+    }
+    with page.expect_response("**/v1/review/*") as told:
+        cards[1].get_by_role("button", name="Reject").click()
+    assert told.value.status == 200
+    with deployed.client() as client:
+        done = {
+            r["question"]["question"]: r
+            for s in ("approved", "rejected")
+            for r in client.get(f"/v1/review?state={s}").json()["data"]
+        }
+    assert [done[q]["state"] for q in questions] == ["approved", "rejected"]
+    assert (done[questions[0]]["answer"], done[questions[0]]["reviewer"]) == ("1", "Ada")
+    expect(page.locator("#evolution-audit tr", has_text="Ada").filter(has_text="approved").first).to_be_visible()
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_the_evolution_is_shown_and_steered(deployed: Deployed, opened: Opened) -> None:
+    page = opened("evolution")
+    expect(page.locator("#evolution-versions .served th")).to_have_text("v0")
+    page.click("text=Pause learning")
+    expect(page.locator("#evolution-told")).to_contain_text("Learning is paused.")
+    expect(page.locator(".state .pill")).to_have_text("paused")
+    assert ray.get(deployed.evolution.status.remote())["paused"]
+    page.click("text=Resume learning")
+    expect(page.locator("#evolution-told")).to_contain_text("Learning goes on.")
+    page.get_by_role("button", name="Roll back").click()
+    assert page.evaluate("document.activeElement.id") == "confirm-no"
+    page.click("#confirm-no")
+    page.get_by_role("button", name="Roll back").click()
+    page.click("#confirm-yes")
+    expect(page.locator("#evolution-told [role=alert]")).to_be_visible()  # there is nothing to go back to
+    assert ray.get(deployed.evolution.status.remote())["served"] == 0
+
+
+def test_the_page_asks_only_while_it_is_looked_at(opened: Opened) -> None:
+    page = opened("evolution")
+    page.wait_for_selector("#evolution-versions tr")
+    asked: list[str] = []
+    page.click("nav a >> nth=0")
+    page.on("request", lambda request: asked.append(request.url))
+    page.clock.fast_forward(60_000)
+    page.wait_for_timeout(200)
+    assert asked == []
+    with page.expect_request("**/v1/evolution"):
+        page.click("nav a >> nth=1")
+
+
+def test_all_parts_of_an_evolution_are_drawn(opened: Opened) -> None:
+    def judged(version: int, accuracy: float, decision: str) -> dict[str, Any]:
+        return {
+            "version": version,
+            "time": time.time(),
+            "accuracy": accuracy,
+            "reference_accuracy": 0.8,
+            "decision": decision,
+            "reason": "r",
+        }
+
+    page = opened()
+    alert = {
+        "time": time.time(),
+        "severity": "critical",
+        "metric": MARKUP,
+        "side": "over",
+        "value": 0.3,
+        "limit": 0.2,
+        "message": "m",
+    }
+    reply = {
+        "enabled": True,
+        "policy_version": 2,
+        "updates": 5,
+        "queue": 1,
+        "counts": {},
+        "status": {"served": 2, "learning": True, "paused": False, "beta": 0.01, "mean_kl": None, "candidate": 3},
+        "versions": [{"version": i, "status": s} for i, s in enumerate(("promoted", "rolled_back", "promoted", "candidate"))],
+        "canary": [judged(1, 0.7, "roll_back"), judged(2, 0.85, "promote"), judged(3, 0.6, "refuse")],
+        "alerts": [alert],
+        "audit": [
+            {"time": time.time(), "event": "alert", "actor": MARKUP, "action": "a", "result": "success", "details": {"x": MARKUP}}
+        ],
+    }
+    refused = {"result": {"promoted": False, "reason": "fell", "accuracy": 0.6, "reference_accuracy": 0.85}}
+    page.route("**/v1/evolution", lambda route: route.fulfill(json=reply))
+    page.route("**/v1/evolution/promote", lambda route: route.fulfill(json=refused))
+    page.route("**/v1/review?*", lambda route: route.fulfill(status=404, json={}))
+    page.click("nav a >> nth=1")
+    expect(page.locator(".chart .good")).to_have_count(1)
+    expect(page.locator(".chart path.bad")).to_have_count(2)
+    assert "the last, version 3: 60 %, reference 80 %" in str(page.get_attribute(".chart", "aria-label"))
+    assert page.locator(".versions .deeds").all_text_contents() == ["Promote", "", "", "Roll back to it"]
+    expect(page.locator("#evolution-alerts .critical")).to_contain_text(MARKUP)
+    expect(page.locator("#reviews")).to_contain_text("keeps no review queue")
+    page.get_by_role("button", name="Promote").click()
+    page.click("#confirm-yes")
+    expect(page.locator("#evolution-told")).to_contain_text("The canary refused it: fell (accuracy 60 %, reference 85 %)")
+    assert page.title() == "Pixelis · Evolution"
+
+
+# -- what the page computes ---------------------------------------------------------------------------------------------
+
+
+def test_masks_and_places_are_those_of_the_operations(opened: Opened) -> None:
+    rng = np.random.default_rng(5)
+    cases = []
+    for _ in range(40):
+        height, width = (int(n) for n in rng.integers(1, 40, 2))
+        inside = rng.random((height, width)) < rng.choice([0.02, 0.5, 0.98])
+        inside[rng.integers(height), rng.integers(width)] = True
+        cases.append((masks.encode(inside), inside))
+    page = opened()
+    decoded = page.evaluate(
+        """async (codes) => { const { decode } = await import("/page/masks.js");
+            return codes.map((code) => [...decode(code, code.size[1], code.size[0])]); }""",
+        [code for code, _ in cases],
+    )
+    for values, (_, inside) in zip(decoded, cases, strict=True):
+        assert np.array_equal(np.array(values, bool).reshape(inside.shape), inside)
+    good, _ = cases[0]
+    bad = [{**good, "counts": good["counts"] + "1"}, {**good, "counts": "o"}, {**good, "counts": "\x00"}, {**good, "counts": 5}]
+    bad += [
+        {**good, "size": [1e9, 1e9]},
+        {**good, "counts": [-1, 2]},
+        {"size": [2, 2]},
+        None,
+        {**good, "counts": "ooooooooooooo"},
+    ]
+    evaluate = (
+        """async (codes) => { const { decode } = await import("/page/masks.js"); return codes.map((c) => decode(c, 4, 4)); }"""
+    )
+    assert page.evaluate(evaluate, bad) == [None] * len(bad)
+    for _ in range(10):
+        views = [ImageView(id="img0")]
+        for depth in range(1, 5):
+            x0, y0 = (float(v) for v in rng.uniform(0, 0.5, 2))
+            box = (x0, y0, x0 + float(rng.uniform(0.1, 0.5)), y0 + float(rng.uniform(0.1, 0.5)))
+            views.append(ImageView(id=f"obs{depth}", parent=views[-1].id, box=box))
+        found = page.evaluate(
+            """async (views) => { const { Scene } = await import("/page/marks.js"); const scene = new Scene();
+                scene.learn(views); return scene.place("obs4"); }""",
+            [view.model_dump(mode="json") for view in views],
+        )
+        assert found["root"] == "img0"
+        assert found["box"] == pytest.approx(geometry.to_root(geometry.chain(views, "obs4")))
+
+
+def test_events_survive_any_cut(opened: Opened) -> None:
+    text = 'event: turn\r\ndata: {"a": "käse\\n"}\r\n\r\n: comment\n\ndata: one\ndata: two\n\nevent: answer\ndata:x\n\n'
+    text += "event: lost\n\ndata: cut"
+    draw = random.Random(3)
+    cuts = [sorted(draw.sample(range(len(text)), draw.randint(0, 30))) for _ in range(30)]
+    pieces = [[text[a:b] for a, b in zip([0, *cut], [*cut, len(text)], strict=True)] for cut in cuts]
+    heard = opened().evaluate(
+        """async (all) => { const { Events } = await import("/page/api.js");
+            return all.map((pieces) => {
+                const out = [];
+                const events = new Events((...event) => out.push(event));
+                pieces.forEach((piece) => events.push(piece));
+                return out;
+            }); }""",
+        pieces,
+    )
+    assert heard == [[["turn", '{"a": "käse\\n"}'], ["message", "one\ntwo"], ["answer", "x"]]] * len(cuts)
