@@ -54,9 +54,6 @@ COUNTED = (
 """What becomes of tasks, beside those that are dropped from a full queue, in review or learnt from."""
 
 
-Actor = ActorHandle | str
-
-
 @ray.remote(num_cpus=0, max_restarts=-1)
 class Evolution:
     """Holds at most ``evolution.queue`` tasks; gives the learner ``evolution.batch`` of them per step.
@@ -67,7 +64,13 @@ class Evolution:
     tasks that waited and counts are gone, and the learner begins anew from its checkpoint.
     """
 
-    def __init__(self, config: Config, generators: Sequence[Actor], store: Actor, canary: Actor | None = None):
+    def __init__(
+        self,
+        config: Config,
+        generators: Sequence[ActorHandle | str],
+        store: ActorHandle | str,
+        canary: ActorHandle | str | None = None,
+    ):
         e = config.evolution
         self.config, self.settings = config, e
         self.overseer = Overseer(config, self._health)
@@ -464,7 +467,7 @@ class Evolution:
                     log.exception("a review could not be taken")
 
 
-def _handle(actor: Actor) -> ActorHandle:
+def _handle(actor: ActorHandle | str) -> ActorHandle:
     return ray.get_actor(actor) if isinstance(actor, str) else actor
 
 

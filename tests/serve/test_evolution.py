@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,33 @@ import numpy as np
 import pytest
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError
 from scripted import ScriptedGenerator
 
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import load
+from pixelis.errors import BadInput, MissingFile
+from pixelis.evolution import audit
 from pixelis.policy.adapters import Adapter
-from pixelis.records import StopReason, Trajectory, Turn, UpdateTask
+from pixelis.records import (
+    Feedback,
+    ImageView,
+    Media,
+    Question,
+    StopReason,
+    Trajectory,
+    Turn,
+    UpdateTask,
+    Verdict,
+    VersionStatus,
+    Vote,
+)
 
 pytestmark = pytest.mark.slow
 
 
-def task(name: str, rewards: tuple[float | None, ...] = (1.0, 1.0, 0.0)) -> UpdateTask:
+def task(name: str, rewards: tuple[float | None, ...] = (1.0, 1.0, 0.0), version: int = 0) -> UpdateTask:
     trajectories = [
         Trajectory(
             id=f"{name}-{i}",
@@ -32,10 +47,13 @@ def task(name: str, rewards: tuple[float | None, ...] = (1.0, 1.0, 0.0)) -> Upda
             answer="7",
             stop_reason=StopReason.ANSWER,
             reward=reward,
+            policy_version=version,
         )
         for i, reward in enumerate(rewards)
     ]
-    return UpdateTask(question_id=name, trajectories=trajectories, pseudo_label="7", confidence=0.75, created_at=0.0)
+    return UpdateTask(
+        question_id=name, trajectories=trajectories, pseudo_label="7", confidence=0.75, created_at=0.0, experience_id=name
+    )
 
 
 class Placed:
@@ -47,15 +65,23 @@ class Placed:
         own = [f"run.dir={folder}", "evolution.batch=4", "evolution.queue=6", "evolution.per_minute=6000"]
         own.append(f"evolution.canary.enabled={canary is not None}".lower())
         self.config = load(None, [*own, *overrides])
-        self.store = PolicyStore.remote(str(folder))
-        self.actor = Evolution.remote(self.config, list(generators), self.store, canary)
+        name = f"store-{time.monotonic_ns()}"
+        self.store = PolicyStore.options(name=name).remote(str(folder))
+        self.actor = Evolution.remote(self.config, list(generators), name, canary)
 
     def publish(self, value: float, promote: bool = False) -> int:
         tensors = {"layer.A": np.full((2, 3), value, np.float32), "layer.B": np.full((4, 2), value, np.float32)}
         return ray.get(self.store.publish.remote(Adapter(tensors, 2, 2, "base"), "evolve", 0, {}, promote))
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        return ray.get(getattr(self.actor, method).remote(*arguments, **named), timeout=30)
+        """What the actor answers, asked again while it starts again."""
+        give_up = time.monotonic() + 30
+        while True:
+            try:
+                return ray.get(getattr(self.actor, method).remote(*arguments, **named), timeout=30)
+            except ActorUnavailableError:
+                assert time.monotonic() < give_up
+                time.sleep(0.1)
 
     def end(self) -> None:
         ray.kill(self.actor)
@@ -75,11 +101,54 @@ def place(ray_cluster: None, tmp_path: Path) -> Iterator[Callable[..., Placed]]:
         one.end()
 
 
+@pytest.fixture(scope="module")
+def bare_store(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActorHandle]:
+    """For tests in which nothing is published."""
+    store = PolicyStore.remote(str(tmp_path_factory.mktemp("store")))
+    yield store
+    ray.kill(store)
+
+
 @pytest.fixture
-def evolution(place: Callable[..., Placed]) -> ActorHandle:
-    actor = place().actor
+def evolution(bare_store: ActorHandle, tmp_path: Path) -> Iterator[ActorHandle]:
+    own = [f"run.dir={tmp_path}", "evolution.batch=4", "evolution.queue=6", "evolution.per_minute=6000"]
+    actor = Evolution.remote(load(None, [*own, "evolution.canary.enabled=false"]), [], bare_store)
     ray.get(actor.begin.remote(0, {"base": 0}, 0))
-    return actor
+    yield actor
+    ray.kill(actor)
+
+
+Scripted = ScriptedGenerator.__ray_metadata__.modified_class
+
+
+@ray.remote(num_cpus=0)
+class Versioned(Scripted):
+    """Answers 7, and 8 once it holds a version among ``bad``; remembers what it held."""
+
+    def __init__(self, bad: tuple[int, ...]):
+        super().__init__(0)
+        self.bad, self.held = bad, list[int]()
+
+    async def load(self, version: int) -> int:
+        self.held.append(version)
+        return await super().load(version)
+
+    async def history(self) -> list[int]:
+        return self.held
+
+    @ray.method(num_returns=2)
+    async def rollout(self, question, group_id, n, sampling, operations=True, max_turns=None):  # type: ignore[no-untyped-def]
+        assert question.answers is None
+        said = question.model_copy(update={"question": f"say {8 if self.version in self.bad else 7}"})
+        return await self._play(said, group_id, n, operations)
+
+
+def questions(folder: Path, count: int = 8) -> str:
+    media = [Media(id="img0", uri="cards:train:0:0", width=8, height=8)]
+    rows = [Question(id=f"q{i}", question="which?", media=media, answers=["7"]) for i in range(count)]
+    path = folder / "canary.jsonl"
+    path.write_text("".join(row.model_dump_json() + "\n" for row in rows))
+    return str(path)
 
 
 def submit(actor: ActorHandle, *names: str, **options: Any) -> list[bool]:
@@ -191,3 +260,141 @@ def test_waiting_for_traffic_blocks_nobody_else(evolution: ActorHandle) -> None:
         ray.get(waiting, timeout=0.3)
     assert ray.get(evolution.stats.remote(), timeout=5)["queue"] == 0
     assert ray.get(evolution.health.remote(), timeout=5) == "ok"
+
+
+def test_what_the_canary_refuses_is_not_served_and_the_learner_goes_back(place: Callable[..., Placed], tmp_path: Path) -> None:
+    serving, judging = (Versioned.remote((2, 4)) for _ in range(2))
+    canary = [f"evolution.canary.questions={questions(tmp_path)}", "evolution.canary.count=8", "evolution.canary.watch_s=1000"]
+    placed = place(*canary, "evolution.batch=1", generators=(serving,), canary=judging)
+    placed.call("begin", 0, {"base": 0}, 0)
+
+    def step(number: int, version: int | None, **metrics: float) -> Any:
+        submit(placed.actor, f"task{number}", version=placed.call("stats")["version"])
+        batch = placed.call("next_batch", 0, 1, number)
+        placed.call("stepped", number, version, {f"evolve/{k}": v for k, v in metrics.items()})
+        return batch
+
+    def status(version: int) -> VersionStatus:
+        return next(v.status for v in placed.call("versions") if v.version == version)
+
+    good, bad = placed.publish(1.0), placed.publish(2.0)
+    assert step(0, good, kl=0.01).restore is None
+    assert (placed.call("status")["served"], placed.call("keep")["base"]) == (good, good)
+    assert step(1, bad).restore is None
+    assert (placed.call("status")["served"], status(bad)) == (good, VersionStatus.ROLLED_BACK)
+    assert placed.call("keep")["base"] is None, "a checkpoint of what was refused is not to be gone on from"
+    assert step(2, None).restore == good
+    assert (placed.call("status")["restoring"], placed.call("keep")["base"]) == (None, good)
+    better = placed.publish(3.0)
+    step(3, better)
+    assert [e["decision"] for e in placed.call("canary_curve")] == ["promote", "refuse", "promote"]
+
+    assert not placed.call("look"), "it is as good as it was"
+    assert placed.call("roll_back", None, "ann") == {"version": good}
+    assert submit(placed.actor, "of the withdrawn", version=better) == [False]
+    with pytest.raises(BadInput, match="not promoted before"):
+        placed.call("roll_back", better, "ann")
+    late = placed.publish(4.0)
+    assert not placed.call("candidate", late), "it comes from weights that were withdrawn"
+    assert status(late) is VersionStatus.ROLLED_BACK
+
+    refused = placed.call("promote", bad, "bob")
+    assert (refused["promoted"], placed.call("status")["served"]) == (False, good)
+    assert placed.call("promote", bad, "bob", force=True)["promoted"]
+    assert ray.get(serving.health.remote())["version"] == bad
+    submit(placed.actor, "of the forced one", version=bad)
+    assert placed.call("look"), "the watch sees what was forced"
+    assert (placed.call("status")["served"], placed.call("status")["restoring"]) == (good, good)
+    assert placed.call("stats")["withdrawn"] == 2
+    assert placed.call("alerts")[0]["metric"] == "rollback"
+    with pytest.raises(MissingFile, match="no policy version 77"):
+        placed.call("promote", 77, "bob")
+    assert placed.call("roll_back", 0, "ann") == {"version": 0}
+    with pytest.raises(BadInput, match="starting policy"):
+        placed.call("roll_back", None, "ann")
+
+    assert ray.get(serving.history.remote()) == [0, good, better, good, bad, good, 0], "only what was promoted, or forced"
+    assert {good, bad, better} <= set(ray.get(judging.history.remote()))
+    found = [(e["event"], e["actor"]) for e in placed.call("recent_audit", 100) if e["event"] in ("promotion", "rollback")]
+    assert found[0] == ("rollback", "ann")
+    assert ("rollback", "watch") in found
+    assert audit.verify(tmp_path / audit.FOLDER).ok
+    for actor in (serving, judging):
+        ray.kill(actor)
+
+
+def reviewable(name: str) -> tuple[UpdateTask, dict[str, list[np.ndarray]], Verdict, Question]:
+    made = task(name)
+    for trajectory in made.trajectories:
+        trajectory.images = [ImageView(id="img0", view_size=(8, 8))]
+    views = {t.id: [np.full((8, 8, 3), 9, np.uint8)] for t in made.trajectories}
+    verdict = Verdict(answer="7", confidence=0.75, strategy="majority", votes=[Vote(answer="7"), Vote(answer="8")])
+    return made, views, verdict, Question(id=name, question="how many?")
+
+
+def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place: Callable[..., Placed], tmp_path: Path) -> None:
+    placed = place("evolution.review.share=1", "evolution.batch=1")
+    version = placed.publish(1.0)
+    placed.call("begin", 0, {"base": 0}, 0)
+    assert placed.call("candidate", version), "without a canary every candidate serves"
+    for name in ("one", "two", "three"):
+        made, views, verdict, question = reviewable(name)
+        assert placed.call("submit", made, [ray.put(views)], verdict, question)
+    ray.kill(placed.actor, no_restart=False)
+    waiting = placed.call("reviews")
+    assert [row["experience_id"] for row in waiting] == ["one", "two", "three"]
+    assert all("task" not in row and not row["trajectory"]["turns"][1]["tokens"] for row in waiting)
+    stats = placed.call("stats")
+    assert (stats["version"], stats["queue"], stats["learning"]) == (version, 0, 0)
+    one, two, _ = (row["id"] for row in waiting)
+    assert placed.call("review", one)["pictures"]["img0"].startswith(b"\x89PNG")
+    assert placed.call("decide", one, False, "ann") == {"state": "rejected", "queued": False}
+    with pytest.raises(BadInput, match="rejected by ann"):
+        placed.call("decide", one, True, "bob")
+    assert placed.call("decide", two, True, "ann", "well", "8") == {"state": "approved", "queued": True}
+    assert placed.call("forget", ["three"]) == 1
+    placed.call("begin", 5, {"base": 0}, version)
+    batch = placed.call("next_batch", 0, 1, 5)
+    assert (names(batch), batch.restore) == (["two"], version), "the learner's checkpoint is older than what is promoted"
+    assert ray.get(batch.views)[0]["two-0"][0].shape == (8, 8, 3)
+    assert audit.verify(tmp_path / audit.FOLDER).ok
+    assert [e["event"] for e in placed.call("recent_audit", 100)].count("start") == 4
+
+
+def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[..., Placed]) -> None:
+    placed = place("evolution.batch=1", "evolution.per_minute=12", "evolution.lr=1e-3", "evolution.lr_by=confidence")
+    placed.call("begin", 0, {"base": 0}, 0)
+    for step in range(12):
+        submit(placed.actor, f"t{step}")
+        batch = placed.call("next_batch", 0, 1, step)
+        assert batch.options["lr"] == pytest.approx(0.25e-3)
+        assert batch.options["kl_limit"] == pytest.approx(0.1)
+        placed.call("stepped", step, None, {"evolve/kl": 0.5, "evolve/skipped": float(step % 2)})
+    assert batch.options["kl_weight"] == pytest.approx(0.01 * 1.2**2), "from the tenth measurement on"
+    stats, status = placed.call("stats"), placed.call("status")
+    assert (stats["updates"], stats["skipped"], status["mean_kl"]) == (6, 6, 0.5)
+    assert placed.call("keep")["beta"]["beta"] == status["beta"] == pytest.approx(0.01 * 1.2**3)
+    submit(placed.actor, "too soon")
+    assert ray.wait([placed.actor.next_batch.remote(0, 1, 12)], timeout=0.3)[0] == [], "twelve in this minute were"
+
+
+def test_what_people_say_keeps_tasks_from_the_learner(place: Callable[..., Placed]) -> None:
+    placed = place("evolution.vote.collapse_window=16")
+    placed.call("begin", 0, {"base": 0}, 0)
+    submit(placed.actor, "a", "b", "c")
+    placed.call("feedback", "a", Feedback(correct=False))
+    placed.call("feedback", "b", Feedback(answer="7"))
+    placed.call("feedback", "c", Feedback(answer="8"))
+    assert (placed.call("stats")["queue"], placed.call("stats")["disowned"]) == (1, 2)
+    placed.call("pause", "ann")
+    assert submit(placed.actor, "d") == [False]
+    assert (placed.call("stats")["queue"], placed.call("status")["paused"]) == (0, True)
+    placed.call("resume", "ann")
+    assert submit(placed.actor, "e") == [True]
+    for place_, answer in enumerate("12345678" * 2 + "9" * 30):
+        verdict = Verdict(answer=answer, confidence=1.0, strategy="majority")
+        placed.call("submit", task(f"v{place_}"), [ray.put({})], verdict, Question(id="v", question=f"nr {place_}?"))
+    assert placed.call("status")["collapse"]["collapsed"] == 1
+    assert placed.call("stats")["collapsed"] > 0
+    placed.call("told", {"p99_latency": 9.0}, "gateway")
+    assert [e["action"] for e in placed.call("recent_audit", 50) if e["event"] == "pause"] == ["resume", "pause"]
