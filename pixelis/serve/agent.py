@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import dataclasses
 import io
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -48,13 +48,19 @@ class Agent:
         self.decoding = asyncio.Semaphore(2)
         self.version: int | None = None
 
+    async def ready(self, timeout_s: float) -> None:
+        """Meet the actors behind, as far as they answer: the first contact with one takes seconds (its class is imported)."""
+        with contextlib.suppress(TimeoutError, RayError, InfraFailure):  # they may come up later
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(self.pool.health(timeout_s), self.recall.ready())
+
     async def answer(self, ask: Ask) -> Answer:
         """Sample, vote, and pick the trajectory that stands for the verdict.
 
         Raises BadImage for pictures outside the caps, BadInput for a prompt that does not fit, InfraFailure. Cancelling it
         cancels the rollouts.
         """
-        async with aclosing(self._run(ask, stream=False)) as items:
+        async with contextlib.aclosing(self._run(ask, stream=False)) as items:
             async for item in items:
                 if isinstance(item, Answer):
                     return item
@@ -65,7 +71,7 @@ class Agent:
 
         What is wrong with the request is raised before the first event. Closing the iterator cancels the rollouts.
         """
-        async with aclosing(self._run(ask, stream=True)) as items:
+        async with contextlib.aclosing(self._run(ask, stream=True)) as items:
             async for item in items:
                 yield item
 
@@ -82,7 +88,7 @@ class Agent:
             ask = dataclasses.replace(ask, samples=1)
         with self.recall.look(question, pictures, search=not cold, keep=ask.remember) as lookup:
             rolled: Rolled | None = None
-            async with aclosing(self.pool.episodes(question, ask, stream)) as items:
+            async with contextlib.aclosing(self.pool.episodes(question, ask, stream)) as items:
                 async for item in items:
                     if isinstance(item, Happened):
                         yield await _event(item, ask.samples)

@@ -70,6 +70,12 @@ class Recall:
         """Whether anything may be written: never in a read-only service, which has no cold start either."""
         return self.memory is not None and not self.config.serve.read_only
 
+    async def ready(self) -> None:
+        """Meet the memory and the Embedder once, which takes longer than it ever will again."""
+        if self.memory is not None and self.backends.embedder is not None:
+            actor = await self._embedder()
+            await asyncio.gather(_value(actor.health.remote()), self._count())
+
     async def cold(self) -> bool:
         """Whether the memory holds too little for a vote with neighbours or an update; never without memory and evolution."""
         threshold = self.config.evolution.cold_start
@@ -115,13 +121,7 @@ class Recall:
         return await self.memory.search(await asyncio.shield(vector), k, track=self.writes and keep)
 
     async def _vector(self, question: Question, pictures: Sequence[np.ndarray]) -> np.ndarray:
-        actor: Any = self.embedder
-        if actor is None:
-            try:
-                actor = await asyncio.to_thread(ray.get_actor, self.backends.embedder or "", self.backends.namespace)
-            except ValueError:
-                raise InfraFailure(f"no Embedder named {self.backends.embedder} is running") from None
-            self.embedder = actor
+        actor = await self._embedder()
         views = await asyncio.to_thread(self._shrink, pictures)
         try:
             # The text and the views say it all: the caller's data URLs stay here.
@@ -130,6 +130,15 @@ class Recall:
         except RayError:
             self.embedder = None
             raise
+
+    async def _embedder(self) -> Any:
+        if self.embedder is None:
+            name = self.backends.embedder or ""
+            try:
+                self.embedder = await asyncio.to_thread(ray.get_actor, name, self.backends.namespace)
+            except ValueError:
+                raise InfraFailure(f"no Embedder named {name} is running") from None
+        return self.embedder
 
     def _shrink(self, pictures: Sequence[np.ndarray]) -> list[np.ndarray]:
         """No more pixels than the policy sees; the Embedder knows the exact size."""
@@ -140,3 +149,7 @@ class Recall:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.counts["lookup_failed"] += 1
             log.warning("lookup failed: %s", error if isinstance(error, PixelisError) else type(error).__name__)
+
+
+async def _value(ref: ray.ObjectRef) -> Any:
+    return await ref

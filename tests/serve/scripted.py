@@ -81,6 +81,7 @@ class ScriptedGenerator:
                 if pause:
                     await asyncio.sleep(float(pause[1]))
                 if f"fall{self.index}" in question.question:
+                    await asyncio.sleep(0.5)  # what it said has arrived
                     os._exit(1)
             self.counts["streamed"] += 1
             yield group
