@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -264,13 +266,13 @@ class Index:
             with self._lock:
                 self.built, self._removed = None, None
             return False
-        fresh = Built.over(self.config, vectors) if self._enough(len(rows)) else None
-        for start in range(0, len(rows), STEP):
-            if stop():
+        fresh = None
+        if self._enough(len(rows)):
+            with ThreadPoolExecutor(1, initializer=_behind) as pool:
+                fresh = pool.submit(self._made, rows, vectors, stop).result()
+            if fresh is None:
                 self._removed = None
                 return False
-            if fresh is not None:
-                fresh.add(rows[start : start + STEP], vectors[start : start + STEP])
         with self._lock:
             kept = fresh.places if fresh is not None else {}
             later = [row for row in self.tail.places if row not in kept]
@@ -287,6 +289,15 @@ class Index:
                     fresh.remove(row, wipe=True)
             self.tail, self.built, self._removed = tail_now, fresh, None
         return True
+
+    def _made(self, rows: np.ndarray, vectors: np.ndarray, stop: Callable[[], bool]) -> Built | None:
+        """Another built part, in steps between which it may be stopped: None then. Nobody waits for it."""
+        fresh = Built.over(self.config, vectors)
+        for start in range(0, len(rows), STEP):
+            if stop():
+                return None
+            fresh.add(rows[start : start + STEP], vectors[start : start + STEP])
+        return fresh
 
     def _enough(self, count: int) -> bool:
         return self.config.index == "hnsw" or count >= TRAINED_BY * self.config.ivf_lists
@@ -350,6 +361,12 @@ class Index:
             built.remove(row)
         self.built = built
         return True
+
+
+def _behind() -> None:
+    """Give this thread what processor time others leave."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _nothing(n: int, k: int) -> Found:

@@ -109,8 +109,7 @@ class Shard:
                     index.add([seq for seq, _ in chunk], values)
 
     def _keep(self) -> None:
-        """The thread that maintains the index and writes its built part, behind everything else."""
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        """The thread that maintains the index and writes its built part."""
         while not self._stop.is_set():
             self._wake.wait()
             self._wake.clear()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 
 from pixelis.memory import Entry
@@ -35,3 +38,10 @@ def vectors(count: int, width: int = 16, seed: int = 0) -> np.ndarray:
 
 def entries(count: int, width: int = 16, first: int = 0, seed: int = 0) -> list[Entry]:
     return [Entry(made(first + i), v) for i, v in enumerate(vectors(count, width, seed))]
+
+
+def wait_for(what: Callable[[], object], timeout_s: float = 60.0) -> None:
+    began = time.monotonic()
+    while not what():
+        assert time.monotonic() - began < timeout_s
+        time.sleep(0.005)

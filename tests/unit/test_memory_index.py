@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_entries import entries, vectors
+from memory_entries import entries, vectors, wait_for
 
 from pixelis.config import Memory
 from pixelis.memory import Shard
@@ -173,8 +173,7 @@ def test_a_shard_opens_with_its_built_index_and_what_came_after(kind: str, tmp_p
     shard.add(given[:250])
     shard.close()
     shard = Shard(tmp_path, config(kind))  # the keeper may have been ended before it built
-    while shard.stats()["waiting_for_index"] >= 64:
-        pass
+    wait_for(lambda: shard.stats()["waiting_for_index"] < 64)
     shard.close()
     assert (tmp_path / "index.built").is_file()
     built = (tmp_path / "index.built").read_bytes()

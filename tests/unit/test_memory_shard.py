@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_entries import PNG, entries, made, vectors
+from memory_entries import PNG, entries, made, vectors, wait_for
 
 from pixelis.config import Memory
 from pixelis.errors import BadInput, InfraFailure, MissingFile
@@ -98,8 +98,7 @@ def test_thirty_writers_at_once_share_commits(tmp_path: Path) -> None:
     holding = ThreadPoolExecutor(21)
     first = holding.submit(shard.database.write, lambda db: started.wait(10))
     rest = [holding.submit(shard.add, [entry]) for entry in entries(20, first=100)]
-    while shard.database._waiting.qsize() < 20:
-        pass
+    wait_for(lambda: shard.database._waiting.qsize() == 20)
     started.set()
     assert first.result()
     assert [r.result() for r in rest] == [[True]] * 20
@@ -314,12 +313,3 @@ def test_reads_do_not_wait_for_a_commit(tmp_path: Path) -> None:
         assert writing.result()
     assert shard.get(["e1"])[0].priority == 9
     shard.close()
-
-
-def wait_for(what, timeout_s: float = 30.0) -> None:
-    import time
-
-    began = time.monotonic()
-    while not what():
-        assert time.monotonic() - began < timeout_s
-        time.sleep(0.01)
