@@ -23,11 +23,13 @@ from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sy
 from scripted import KEY, Deployed
 
 from pixelis.config import Evolution, Rewards
+from pixelis.dialogue.dialects import DIALECTS
 from pixelis.evolution.review import ReviewQueue
 from pixelis.evolution.updates import make_task
 from pixelis.evolution.vote import majority
 from pixelis.operations import geometry, masks
-from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, new_id
+from pixelis.operations.scale import Scale
+from pixelis.records import Action, Group, ImageView, Media, Question, StopReason, Trajectory, Turn, new_id
 from pixelis.serve.page import EXAMPLE, page_files
 
 pytestmark = pytest.mark.slow
@@ -507,6 +509,22 @@ def test_masks_and_places_are_those_of_the_operations(opened: Opened) -> None:
         )
         assert found["root"] == "img0"
         assert found["box"] == pytest.approx(geometry.to_root(geometry.chain(views, "obs4")))
+
+
+def test_turns_are_read_as_their_dialect_writes_them(opened: Opened) -> None:
+    scale, written = Scale("pixels", {"img0": (100, 100)}), []
+    for dialect in DIALECTS.values():
+        thought = "I <answer>see</answer> it" if dialect.thinks else "I see it"
+        for answer in ("7", "two words", "{a}"):
+            written.append((("".join(dialect.render(answer, scale, thought)) + "<|im_end|>"), answer, "see"))
+        if dialect.call:
+            call = Action(op="zoom_in", arguments={"box": (0.1, 0.1, 0.5, 0.5)})
+            written.append(("".join(dialect.render(call, scale, "Closer.")), None, "Closer."))
+    script = """async (texts) => { const { read } = await import("/page/samples.js"); return texts.map(read); }"""
+    for found, (_, answer, part) in zip(opened().evaluate(script, [w[0] for w in written]), written, strict=True):
+        assert found["answer"] == answer
+        assert part in found["thought"]
+        assert not re.search(r"im_end|tool_call|grounding|zoom_in|<think>", found["thought"])
 
 
 def test_events_survive_any_cut(opened: Opened) -> None:

@@ -147,17 +147,24 @@ export class Samples {
   }
 }
 
-/** Thought and answer out of a policy turn's text, whatever tags its dialect writes. */
+/** Thought and answer out of a policy turn's text, whatever tags its dialect writes; tags inside the thought are not looked at. */
 export function read(text) {
-  const answers = [...text.matchAll(ANSWER)].map((match) => match[1].trim());
-  const thought = text.replace(CALL, " ").replace(ANSWER, " ").replace(PADS, " ").replace(CONTROL, " ").replace(/<\/?think>/g, " ").trim();
-  if (answers.length) return { thought, answer: answers.at(-1) };
-  const box = text.lastIndexOf("\\boxed{");
-  if (box < 0) return { thought, answer: null };
-  let depth = 1;
-  let end = box + 7;
-  while (end < text.length && depth > 0) depth += { "{": 1, "}": -1 }[text[end++]] ?? 0;
-  return { thought, answer: text.slice(box + 7, depth ? end : end - 1).trim() };
+  const cut = text.indexOf("</think>");
+  const body = cut < 0 ? text : text.slice(cut + 8);
+  const answer = [...body.matchAll(ANSWER)].at(-1)?.[1].trim() ?? boxed(body);
+  const rest = body.replace(CALL, " ").replace(ANSWER, " ");
+  const thought = `${cut < 0 ? "" : text.slice(0, cut)} ${rest}`.replace(/^\s*<think>/, "").replace(PADS, " ").replace(CONTROL, " ").trim();
+  return { thought, answer };
+}
+
+/** What stands in the last \boxed{...}; null for none. */
+function boxed(text) {
+  const last = [...text.matchAll(/\\boxed\s*\{/g)].at(-1);
+  if (!last) return null;
+  const start = last.index + last[0].length;
+  let end = start;
+  for (let depth = 1; end < text.length && depth > 0; end++) depth += { "{": 1, "}": -1 }[text[end]] ?? 0;
+  return text.slice(start, end - 1).trim();
 }
 
 const DOING = { zoom_in: "looks closer", read_text: "reads", segment_object_at: "outlines an object", track_object: "follows an object",
