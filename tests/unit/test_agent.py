@@ -15,7 +15,7 @@ from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.engines import Completion, SamplingParams
 from pixelis.errors import DeadlineExceeded, InfraFailure
 from pixelis.operations import Scene, execute
-from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory
+from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn
 
 PICTURE = np.random.default_rng(1).integers(0, 256, (800, 1000, 3), dtype=np.uint8)
 QUESTION = Question(id="q", question="Which digit?", answers=["7"])
@@ -60,7 +60,15 @@ def play(lines, tools="real", limits=LIMITS, name=NANO, sampling=None, images=No
     views = [fit(PICTURE, PixelBudget(1, 10**7), 1)[: i.view_size[1], : i.view_size[0]] for i in images]
     tools = RealTools(name) if tools == "real" else tools
     sampling = sampling or SamplingParams(seed=5)
-    episode = asyncio.run(run_episode(session, renderer(name), QUESTION, images, views, tools, limits, sampling, "g", 3))
+    told: list[tuple[Turn, list[np.ndarray]]] = []
+    playing = run_episode(
+        session, renderer(name), QUESTION, images, views, tools, limits, sampling, "g", 3, watch=lambda *news: told.append(news)
+    )
+    episode = asyncio.run(playing)
+    # Whoever watches is told every turn after the prompt, in order, with its views; but none that the engine broke.
+    after = [turn for turn in episode.trajectory.turns if turn.role in ("assistant", "tool")]
+    assert [turn for turn, _ in told] == (after[: len(told)] if episode.trajectory.stop_reason is StopReason.ERROR else after)
+    assert [v.shape for _, added in told for v in added] == [v.shape for v in episode.views[len(images) :]]
     return episode, session
 
 
