@@ -32,6 +32,8 @@ STEP = 32
 """Rows that go into the built part under one lock."""
 GONE = 0.25
 """Share of the built part that may be gone before it is built anew."""
+MOST_ON_GPU = 2048
+"""Neighbours that FAISS finds on a GPU at most."""
 TRAINED_BY = 39
 """Vectors a list of ``ivf`` at least, as FAISS asks of its clustering."""
 
@@ -87,6 +89,37 @@ class Flat:
             return _nothing(len(vectors), k)
         scores, places = self.index.search(vectors, k)
         return scores, np.where(places >= 0, self.rows[places], -1)
+
+
+class Mirrored(Flat):
+    """The same with a copy on a GPU that searches; the vectors here stay what counts, as a GPU's index cannot remove."""
+
+    def __init__(self, width: int, metric: int):
+        super().__init__(width, metric)
+        self.resources = faiss.StandardGpuResources()
+        self.copy = faiss.GpuIndexFlat(self.resources, width, metric)
+        self.stale = False
+
+    def remove(self, row: int) -> bool:
+        removed = super().remove(row)
+        self.stale |= removed
+        return removed
+
+    def search(self, vectors: np.ndarray, k: int) -> Found:
+        if k > MOST_ON_GPU or not len(self):
+            return super().search(vectors, k)
+        if self.stale:
+            self.copy.reset()
+            self.stale = False
+        if self.copy.ntotal < len(self):
+            self.copy.add(self._values()[self.copy.ntotal :])
+        scores, places = self.copy.search(vectors, k)
+        return scores, np.where(places >= 0, self.rows[places], -1)
+
+
+def flat(width: int, metric: int) -> Flat:
+    """On a GPU when there is one and FAISS was built for it, else on the CPU."""
+    return Mirrored(width, metric) if hasattr(faiss, "GpuIndexFlat") and faiss.get_num_gpus() else Flat(width, metric)
 
 
 class Built:
@@ -174,7 +207,8 @@ class Index:
     def __init__(self, config: Memory, width: int):
         self.config, self.width = config, width
         self.metric = METRICS[config.metric]
-        self.tail = Flat(width, self.metric)
+        # A tail is short: a way to the GPU and back would take longer than it.
+        self.tail = flat(width, self.metric) if config.index == "flat" else Flat(width, self.metric)
         self.built: Built | None = None
         self._lock = threading.RLock()
         self._draining = self._stale = False
