@@ -122,9 +122,7 @@ class Agent:
             return vote.direct(group.trajectories[0])
         await lookup.wait()
         known = [n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")]
-        if known:  # their questions were redacted: only what this one would become can be the same
-            question = question.model_copy(update={"question": privacy.redact(question.question)})
-        verdict = vote.vote(group.trajectories, known, self.config.evolution, question, time.time())
+        verdict = vote.vote(group.trajectories, known, self.config.evolution, lookup.asked or question, time.time())
         return verdict.model_copy(update={"neighbours": len(lookup.neighbours), "partial": lookup.partial})
 
     async def _picture(self, url: str) -> np.ndarray:

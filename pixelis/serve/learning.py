@@ -7,7 +7,9 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -25,6 +27,7 @@ from pixelis.serve.events import Answer, Ask
 from pixelis.serve.recall import Lookup, Recall
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 COLD_PRIORITY = 0.9
 VECTOR_S = 30.0
@@ -46,6 +49,8 @@ class Learning:
     ):
         self.config, self.recall, self.evolution, self.counts = config, recall, evolution, counts
         self.background: dict[str, asyncio.Task[None]] = {}
+        # A thread of its own: the shared ones decode the pictures of requests that somebody waits for.
+        self.thread = ThreadPoolExecutor(1, "after-reply")
 
     def later(self, answer: Answer, ask: Ask, lookup: Lookup) -> None:
         """Begin what follows this answer; nothing at all in a read-only service. Takes the id from an answer that is not kept."""
@@ -74,12 +79,15 @@ class Learning:
 
     async def _follow(self, answer: Answer, ask: Ask, lookup: Lookup, remember: bool, learn: bool) -> None:
         user = privacy.pseudonym(ask.user) if ask.user else None
-        redacted = await asyncio.to_thread(lambda: privacy.redact_experience(as_experience(answer, user)))
+        redacted = await self._aside(lambda: privacy.redact_experience(as_experience(answer, user)))
         if remember:
             await self._counted("remembered", self._remember(answer, redacted, lookup))
             await self._counted("success_told", self._tell(answer.verdict, lookup.retrieval_id))
         if learn:
             await self._counted("update_sent", self._learn(answer, redacted))
+
+    async def _aside(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
     async def _counted(self, name: str, work: Awaitable[Any]) -> None:
         """Do it, and count it under ``name`` or ``name_failed``; False is neither."""
@@ -101,7 +109,7 @@ class Learning:
         if self.config.memory.pictures:
             views = (await _value(answer.views))[answer.winner.id]
             named = list(zip(answer.winner.images, views, strict=True))
-            pictures = await asyncio.to_thread(lambda: {image.id: privacy.clean_png(view) for image, view in named})
+            pictures = await self._aside(lambda: {image.id: privacy.clean_png(view) for image, view in named})
         vector = await _in_time(lookup.vector)
         self.counts["no_vector"] += vector is None
         await self.recall.memory.add([Entry(redacted, vector, pictures)])
@@ -142,7 +150,7 @@ class Learning:
         c, verdict = self.config, answer.verdict
         assert self.evolution is not None
         kept = answer.experience_id or ""
-        task = await asyncio.to_thread(make_task, answer.group, verdict, c.evolution, c.rewards, experience_id=kept)
+        task = await self._aside(partial(make_task, answer.group, verdict, c.evolution, c.rewards, experience_id=kept))
         if task is None:
             self.counts["gated"] += 1
             return False

@@ -19,6 +19,7 @@ from pixelis.actors.memory import Found, Memory
 from pixelis.config import Config
 from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.errors import InfraFailure, PixelisError
+from pixelis.evolution import privacy
 from pixelis.records import Neighbour, Question
 from pixelis.serve.backends import Backends
 
@@ -26,16 +27,20 @@ log = logging.getLogger(__name__)
 
 SIZE_S = 1.0
 """Age at which the memory's size is asked for again."""
+Search = asyncio.Task[tuple[Question, Found]]
 
 
 class Lookup:
     """One search: its result once ``wait`` has returned, and the question's vector, which an experience is kept with.
 
-    ``partial`` says that some or all of the memory did not answer in time.
+    ``asked`` is the question as those found were stored, redacted. ``partial``: some or all of the memory did not answer in time.
     """
 
-    def __init__(self, vector: asyncio.Task[np.ndarray] | None, search: asyncio.Task[Found] | None, until: float):
+    def __init__(
+        self, vector: asyncio.Task[np.ndarray] | None, search: asyncio.Task[tuple[Question, Found]] | None, until: float
+    ):
         self.vector, self.search, self.until = vector, search, until
+        self.asked: Question | None = None
         self.neighbours: list[Neighbour] = []
         self.retrieval_id = ""
         self.partial = False
@@ -48,7 +53,7 @@ class Lookup:
         if not self.search.done() or self.search.cancelled() or self.search.exception() is not None:
             self.partial = True
             return
-        found = self.search.result()
+        self.asked, found = self.search.result()
         self.neighbours, self.retrieval_id, self.partial = found.neighbours, found.retrieval_id, found.partial
 
 
@@ -107,7 +112,7 @@ class Recall:
         if self.backends.embedder is not None and (search or (keep and self.writes)):
             vector = asyncio.create_task(self._vector(question, pictures))
             vector.add_done_callback(self._heard)
-        found = asyncio.create_task(self._search(vector, k, keep)) if search and vector is not None else None
+        found = asyncio.create_task(self._search(vector, question, k, keep)) if search and vector is not None else None
         if found is not None:
             found.add_done_callback(self._heard)
         try:
@@ -116,9 +121,11 @@ class Recall:
             if found is not None:
                 found.cancel()
 
-    async def _search(self, vector: asyncio.Task[np.ndarray], k: int, keep: bool) -> Found:
+    async def _search(self, vector: asyncio.Task[np.ndarray], question: Question, k: int, keep: bool) -> tuple[Question, Found]:
         assert self.memory is not None
-        return await self.memory.search(await asyncio.shield(vector), k, track=self.writes and keep)
+        text = await asyncio.to_thread(privacy.redact, question.question)
+        found = await self.memory.search(await asyncio.shield(vector), k, track=self.writes and keep)
+        return question.model_copy(update={"question": text}), found
 
     async def _vector(self, question: Question, pictures: Sequence[np.ndarray]) -> np.ndarray:
         actor = await self._embedder()
