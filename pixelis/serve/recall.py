@@ -36,9 +36,7 @@ class Lookup:
     ``asked`` is the question as those found were stored, redacted. ``partial``: some or all of the memory did not answer in time.
     """
 
-    def __init__(
-        self, vector: asyncio.Task[np.ndarray] | None, search: asyncio.Task[tuple[Question, Found]] | None, until: float
-    ):
+    def __init__(self, vector: asyncio.Task[np.ndarray] | None, search: Search | None, until: float):
         self.vector, self.search, self.until = vector, search, until
         self.asked: Question | None = None
         self.neighbours: list[Neighbour] = []
