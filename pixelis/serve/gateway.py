@@ -236,10 +236,12 @@ class Endpoints:
         serving = {h.get("version") for h in await self._health(time.monotonic())}
         if serving != {kept.version}:
             return None
-        stored = kept.experience_id is not None and kept.experience_id not in self.agent.learning.background
-        if stored and self.agent.memory is not None:
+        name = kept.experience_id
+        if name is not None and self.agent.memory is not None:
+            if (storing := self.agent.learning.background.get(name)) is not None:
+                await asyncio.wait([storing], timeout=1.0)
             try:
-                if await self.desk.within(self.agent.memory.get(kept.experience_id or ""), 1.0) is None:
+                if await self.desk.within(self.agent.memory.get(name), 1.0) is None:
                     return None
             except (RayError, InfraFailure, ApiError):
                 return None
@@ -273,7 +275,7 @@ class Gateway:
         agent = Agent(config, backends)
         self.endpoints = Endpoints(config, agent, key_digest, serve.get_replica_context().replica_id.unique_id)
         # The first contact with an actor takes seconds (its class is imported here): not at a caller's expense.
-        await agent.pool.health(timeout_s=20.0)
+        await agent.ready(timeout_s=20.0)
         with contextlib.suppress(ApiError, RayError, InfraFailure):  # it may come up later than the gateway
             await self.endpoints.desk.tell("stats", limit_s=20.0)
 

@@ -1,4 +1,4 @@
-"""What the tests of the gateway share: waiting for a condition, chat messages, errors in their one shape."""
+"""What the tests of the gateway share: waiting for a condition, chat messages, errors in their one shape, candidates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import numpy as np
+import ray
 from scripted import KEY
+
+from pixelis.policy.adapters import Adapter
+
+STORE = "store-under-test"
 
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
@@ -32,3 +38,10 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     for inside in ("Traceback", "pixelis/", "ray::", "secret internals", KEY):
         assert inside not in response.text
     return body["error"]
+
+
+def publish(value: float) -> int:
+    """A candidate in the store behind the deployed service."""
+    tensors = {"layer.A": np.full((2, 3), value, np.float32), "layer.B": np.full((4, 2), value, np.float32)}
+    store = ray.get_actor(STORE)
+    return ray.get(store.publish.remote(Adapter(tensors, 2, 2, "base"), "evolve", 0, {}, False))

@@ -15,7 +15,7 @@ import numpy as np
 import openai
 import pytest
 import ray
-from asking import error_of, messages, until
+from asking import error_of, messages, publish, until
 from PIL import Image
 from scripted import KEY, Deployed, picture_url
 
@@ -93,7 +93,7 @@ def test_the_agent_shows_its_work(deployed: Deployed) -> None:
     crop = np.asarray(Image.open(io.BytesIO(base64.b64decode(trajectory.images[1].uri.partition(",")[2]))))
     assert crop.shape == (8, 8, 3)
     assert (crop == 200).all()
-    assert 0 < reply["seconds"] < 3
+    assert 0 < reply["seconds"] < 2
 
 
 def test_the_agent_does_as_asked(deployed: Deployed) -> None:
@@ -177,7 +177,7 @@ def test_overload_is_refused_at_once(deployed: Deployed) -> None:
         started = time.monotonic()
 
         def one(_: int) -> tuple[httpx.Response, float]:
-            response = deployed.ask("wait 1 say 7", learn=False)
+            response = deployed.ask("wait 0.6 say 7", learn=False)
             return response, time.monotonic() - started
 
         results = list(pool.map(one, range(20)))
@@ -197,20 +197,20 @@ def test_a_deadline_ends_the_work(deployed: Deployed) -> None:
     response = deployed.ask("wait 30")
     assert response.status_code == 504
     assert error_of(response)["code"] == "timeout"
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 5
     assert until(lambda: deployed.counters()["cancelled"] == before + 1)
 
 
 def test_a_caller_who_leaves_ends_the_work(deployed: Deployed) -> None:
     before = deployed.counters()
-    with deployed.client(timeout=1.0) as client, pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/agent", json={"question": "wait 2.5", "image": picture_url()})
-    assert until(lambda: deployed.counters()["cancelled"] > before["cancelled"])
+    with deployed.client(timeout=0.3) as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/agent", json={"question": "wait 1.9", "image": picture_url()})
+    assert until(lambda: deployed.counters()["cancelled"] > before["cancelled"], 3)
 
 
 def test_a_body_that_never_ends_is_given_up(deployed: Deployed) -> None:
     def drip() -> Iterator[bytes]:
-        for _ in range(35):
+        for _ in range(25):
             yield b" "
             time.sleep(0.1)
 
@@ -291,8 +291,10 @@ def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
         assert sum(t.advantage for t in group.trajectories) == pytest.approx(0, abs=1e-3)
         assert group.trajectories[3].advantage < 0 < group.trajectories[0].advantage
         assert [len(views[t.id]) for t in group.trajectories] == [2, 2, 2, 2]
-    ray.get(deployed.evolution.stepped.remote(0, 5))
-    assert deployed.ask("say 7", learn=False).json()["policy_version"] == 5
+    version = publish(0.25)
+    ray.get(deployed.evolution.stepped.remote(0, version))
+    assert until(lambda: deployed.ask("say 7", learn=False).json()["policy_version"] == version)
     with deployed.client() as client:
         status = client.get("/v1/evolution").json()
-    assert (status["policy_version"], status["updates"]) == (5, 1)
+        assert (status["policy_version"], status["updates"]) == (version, 1)
+        client.post("/v1/evolution/rollback", json={})  # as other tests expect it

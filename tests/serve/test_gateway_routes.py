@@ -13,25 +13,16 @@ import numpy as np
 import openai
 import pytest
 import ray
-from asking import error_of, until
-from conftest import STORE
+from asking import error_of, publish, until
 from PIL import Image
 from scripted import KEY, Deployed, picture_url
 
 from pixelis.config import Config
-from pixelis.policy.adapters import Adapter
 from pixelis.serve.agent import Agent
 from pixelis.serve.backends import Backends
 from pixelis.serve.gateway import Endpoints
 
 pytestmark = pytest.mark.slow
-
-
-def publish(value: float) -> int:
-    """A candidate in the store behind the deployed service."""
-    tensors = {"layer.A": np.full((2, 3), value, np.float32), "layer.B": np.full((4, 2), value, np.float32)}
-    store = ray.get_actor(STORE)
-    return ray.get(store.publish.remote(Adapter(tensors, 2, 2, "base"), "evolve", 0, {}, False))
 
 
 # -- feedback and experiences -------------------------------------------------------------------------------------------
@@ -307,9 +298,12 @@ def test_a_kept_reply_is_not_given_by_another_version_nor_after_its_deletion(
     async def delete(client: httpx.AsyncClient) -> None:
         assert (await client.delete(f"/v1/experiences/{asked[-1]['experience_id']}")).status_code == 200
 
-    calls = [kept, kept, promote, kept, kept, roll_back, kept, kept, delete, kept]
+    async def delete_elsewhere(client: httpx.AsyncClient) -> None:
+        assert await ray.get_actor(backends.memory[0]).delete.remote([asked[-1]["experience_id"]])
+
+    calls = [kept, kept, promote, kept, kept, roll_back, kept, kept, delete, kept, kept, delete_elsewhere, kept]
     told = asyncio.run(through(settings(), backends, *calls))
-    assert told == [False, True, None, False, True, None, False, True, None, False]
+    assert told == [False, True, None, False, True, None, False, True, None, False, True, None, False]
 
 
 def test_the_official_client_is_told_of_limits_by_its_own_error(deployed: Deployed) -> None:

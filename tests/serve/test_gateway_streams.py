@@ -57,14 +57,14 @@ def test_turns_arrive_before_the_answer(deployed: Deployed) -> None:
 
 
 def test_the_first_byte_and_the_turns_come_at_once(deployed: Deployed) -> None:
-    body = {"question": "pause 0.4 say 7", "image": picture_url(), "stream": True, "learn": False, "samples": 1}
+    body = {"question": "pause 0.3 say 7", "image": picture_url(), "stream": True, "learn": False, "samples": 1}
     started, at = time.monotonic(), []
     with deployed.client() as client, client.stream("POST", "/v1/agent", json=body) as response:
         for _ in response.iter_raw():
             at.append(time.monotonic() - started)
     assert at[0] < 0.3
-    assert at[-1] > 1.2  # three turns with pauses between
-    assert len([t for t in at if t < 1.0]) >= 2
+    assert at[-1] > 0.9  # three turns with pauses between
+    assert len([t for t in at if t < 0.7]) >= 2
 
 
 def test_the_official_client_sees_turns_and_the_answer(client: openai.OpenAI) -> None:
@@ -134,11 +134,3 @@ def test_streams_count_as_requests_inside(deployed: Deployed) -> None:
         finally:
             for stream in open_streams:
                 stream.__exit__(None, None, None)
-
-
-def test_a_dead_generator_in_the_middle_of_a_stream_is_replaced(deployed: Deployed) -> None:
-    got = streamed(deployed, "fall0 say 7")
-    got += streamed(deployed, "fall0 say 7")  # whichever of the two was asked first
-    assert [name for name, _ in got].count("answer") == 2
-    with deployed.client() as client:
-        assert until(lambda: client.get("/healthz").json()["generators"] == 2)
