@@ -14,7 +14,7 @@ from pixelis.errors import BadConfig, Overloaded
 from pixelis.records import ImageView, Observation, StopReason, Trajectory, Turn, Verdict
 from pixelis.serve import app, schemas
 from pixelis.serve.gateway import Admission, digest
-from pixelis.serve.schemas import AgentRequest, ApiError, ChatRequest
+from pixelis.serve.schemas import AgentRequest, ApiError, ChatRequest, EvolutionOrder, FeedbackRequest, ReviewDecision
 
 PICTURE = "data:image/png;base64,AAAA"
 
@@ -46,6 +46,17 @@ def test_a_chat_request_is_a_question_and_pictures() -> None:
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"stop": "x"}, "stop"),
         ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logit_bias": {"50256": -100}}, "logit_bias"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": -1}, "frequency_penalty"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"prediction": {"type": "content"}}, "prediction"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"user": 7}, "user"),
+        ({"user": "u" * 257}, "user"),
+        ({"stream": "yes"}, "stream"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "assistant", "content": "7"}]}, "messages"),
@@ -83,6 +94,46 @@ def test_the_agent_endpoint_takes_no_unknown_keys() -> None:
     assert both.ask() == ("q", [PICTURE, PICTURE])
 
 
+def test_what_changes_nothing_is_taken() -> None:
+    usual = {"n": 1, "stop": None, "tools": [], "logprobs": False, "presence_penalty": 0, "logit_bias": {}, "store": True}
+    body = chat(**usual, modalities=["text"], response_format={"type": "text"}, parallel_tool_calls=True)
+    assert schemas.parse(ChatRequest, body).ask()[0] == "which digit?"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param"),
+    [
+        (FeedbackRequest, {}, "experience_id"),
+        (FeedbackRequest, {"experience_id": "exp_1\n"}, "experience_id"),
+        (FeedbackRequest, {"experience_id": "../exp_1"}, "experience_id"),
+        (FeedbackRequest, {"experience_id": "exp_1", "correct": 1}, "correct"),
+        (FeedbackRequest, {"experience_id": "exp_1", "answer": ""}, "answer"),
+        (FeedbackRequest, {"experience_id": "exp_1", "comment": "x" * 4001}, "comment"),
+        (FeedbackRequest, {"experience_id": "exp_1", "priority": 9}, "priority"),
+        (EvolutionOrder, {"version": -1}, "version"),
+        (EvolutionOrder, {"version": 1.0}, "version"),
+        (EvolutionOrder, {"version": True}, "version"),
+        (EvolutionOrder, {"force": "yes"}, "force"),
+        (ReviewDecision, {}, "decision"),
+        (ReviewDecision, {"decision": "approved"}, "decision"),
+        (ReviewDecision, {"decision": "approve", "reviewer": "r" * 257}, "reviewer"),
+    ],
+)
+def test_orders_are_strict(kind: type, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        schemas.parse(kind, json.dumps(body).encode())
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("text", ["a\x00", "\ud800"])
+def test_names_and_comments_are_text(text: str) -> None:
+    schemas.check_text("Käse 🧀", "user")
+    schemas.check_text(None, "user")
+    with pytest.raises(ApiError) as caught:
+        schemas.check_text(text, "user")
+    assert (caught.value.code, caught.value.param) == ("invalid_characters", "user")
+
+
 @given(
     st.recursive(
         st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
@@ -97,10 +148,12 @@ def test_the_agent_endpoint_takes_no_unknown_keys() -> None:
 )
 def test_any_json_is_parsed_or_refused(value: Any) -> None:
     body = json.dumps(value).encode()
-    for kind in (ChatRequest, AgentRequest):
+    for kind in (ChatRequest, AgentRequest, FeedbackRequest, EvolutionOrder, ReviewDecision):
         error = None
         try:
-            schemas.parse(kind, body).ask()
+            parsed = schemas.parse(kind, body)
+            if isinstance(parsed, ChatRequest | AgentRequest):
+                parsed.ask()
         except ApiError as caught:
             error = caught
         assert error is None or (error.status == 400 and error.message)
