@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,8 @@ class MemoryShard:
         if others:
             raise BadConfig(
                 f"the memory in {folder} was kept by another number of shards ({', '.join(sorted(others))})",
-                fix=f"set memory.shards as it was, or export it, move the folder away and load it into {memory.shards}",
+                fix="set memory.shards as it was, or export each old shard (pixelis.memory.Shard(FOLDER, Memory()).export), move "
+                "the folder away and give the files to Memory.load",
             )
         share = -(-memory.capacity // memory.shards)
         self.shard = Shard(folder / f"shard-{number}-of-{memory.shards}", memory, share)
@@ -296,7 +297,10 @@ class Memory:
             except (RayActorError, InfraFailure):
                 return
 
-        task = asyncio.ensure_future(call())
+        self._behind(call())
+
+    def _behind(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -374,8 +378,8 @@ class Memory:
         where, n = str(Path(path).absolute()), len(self.names)
         return sum(await asyncio.gather(*(_result(self._call(i, "load", where, i, n)) for i in range(n))))
 
-    async def stats(self) -> dict[str, Any]:
-        """``memory/...`` figures of all shards together, those that answer: sums, and how many are there."""
+    async def stats(self) -> dict[str, float]:
+        """``memory/...`` figures of all shards together, those that answer; times only where there are experiences."""
         until = time.monotonic() + max(1.0, self.config.deadline_s)
         answers = await self._in_time(dict.fromkeys(range(len(self.names)), ("stats",)), until)
         parts = list(answers.values())
@@ -387,19 +391,24 @@ class Memory:
             "memory/shards": len(self.names),
             "memory/shards_away": len(self.names) - len(parts),
             "memory/mean_priority": sum(p["mean_priority"] * p["size"] for p in parts) / max(size, 1),
-            "memory/newest": max((newest for newest, _ in times), default=None),
-            "memory/oldest": min((oldest for _, oldest in times), default=None),
+            **({"memory/newest": max(t[0] for t in times), "memory/oldest": min(t[1] for t in times)} if times else {}),
         }
 
     async def size(self) -> int:
-        """Experiences in all shards, about a second old; a shard that is away counts as it was."""
-        at, known = self._size
-        if time.monotonic() - at > SIZE_S:
-            until = time.monotonic() + self.config.deadline_s
-            answers = await self._in_time(dict.fromkeys(range(len(self.names)), ("stats",)), until)
-            known = [answers[n]["size"] if n in answers else before for n, before in enumerate(known)]
-            self._size = (time.monotonic(), known)
-        return sum(known)
+        """Experiences in all shards, about a second old or two; a shard that is away counts as it was."""
+        age = time.monotonic() - self._size[0]
+        if age == float("inf"):
+            await self._count()
+        elif age > SIZE_S:
+            self._size = (time.monotonic(), self._size[1])
+            self._behind(self._count())
+        return sum(self._size[1])
+
+    async def _count(self) -> None:
+        until = time.monotonic() + max(1.0, self.config.deadline_s)
+        answers = await self._in_time(dict.fromkeys(range(len(self.names)), ("stats",)), until)
+        known = [answers[n]["size"] if n in answers else before for n, before in enumerate(self._size[1])]
+        self._size = (time.monotonic(), known)
 
 
 def merge(lists: Sequence[Near], k: int) -> Near:

@@ -88,7 +88,8 @@ class Database:
             self._writer = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None, timeout=30)
             os.chmod(self.path, 0o600)
             # A deleted record is overwritten, not only unlinked.
-            for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON", "cache_size=-32000"):
+            settings = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"]
+            for setting in (*settings, "cache_size=-32000", "journal_size_limit=67108864"):
                 self._writer.execute(f"PRAGMA {setting}")
             (version,) = self._writer.execute("PRAGMA user_version").fetchone()
             if version == 0:
@@ -208,6 +209,10 @@ class Database:
         self._closed = True
         self._waiting.put(None)
         self._thread.join()
+        while not self._waiting.empty():
+            late = self._waiting.get_nowait()
+            if late is not None:
+                late[1].set_exception(InfraFailure("the memory is closed", code="closed", fix="open it again"))
         while not self._readers.empty():
             self._readers.get_nowait().close()
         self._writer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
 import threading
@@ -23,6 +24,7 @@ from pixelis.memory.priority import keys, weights
 from pixelis.memory.vectors import checked
 from pixelis.records import Experience, Feedback
 
+log = logging.getLogger(__name__)
 DAY = 86_400.0
 RETRIEVAL_DAYS = 7.0
 """Age at which a retrieval id is forgotten; a success told later counts as one of a retrieval of its own."""
@@ -113,7 +115,11 @@ class Shard:
         while not self._stop.is_set():
             self._wake.wait()
             self._wake.clear()
-            self._settle()
+            try:
+                self._settle()
+            except Exception:
+                # What is not built is searched one by one, and what is not saved is built again: nothing is lost.
+                log.exception("the index of %s could not be maintained; the next change tries again", self.folder)
 
     def _settle(self) -> None:
         index = self._index
