@@ -34,15 +34,19 @@ class Canary:
         # The raw term `accuracy` is all that is wanted; other terms may cost a call to a judge.
         self.rewards = config.rewards.model_copy(update={"weights": RewardWeights(accuracy=1.0), "tasks": {}, "own": {}})
 
+    async def ready(self) -> None:
+        """Read the questions. Raises BadInput or MissingFile for what cannot be read or has no answers."""
+        if not self.questions:
+            self.questions = await asyncio.to_thread(self._read)
+
     async def judge(self, version: int) -> dict[str, float | None]:
         """Score of ``version`` by question id; None where the question could not be asked or scored. One version at a time.
 
         Raises InfraFailure when the generator stays away, MissingFile for a version without weights, BadInput for weights that no
-        engine takes or questions that cannot be read.
+        engine takes.
         """
+        await self.ready()
         async with self.one:
-            if not self.questions:
-                self.questions = await asyncio.to_thread(self._read)
             await self.fleet.load(version)
             groups = await asyncio.gather(*(self._ask(question, version) for question in self.questions))
             scored = await asyncio.to_thread(self._score, [group for group in groups if group is not None])

@@ -93,8 +93,8 @@ class Evolution:
         self.background: list[asyncio.Task] = []
 
     async def _open(self) -> None:
-        """Once in the life of this process, by whoever calls first."""
-        if self.opening is None:
+        """Once in the life of this process, by whoever calls first; again after a failure."""
+        if self.opening is None or (self.opening.done() and self.opening.exception() is not None):
             self.opening = asyncio.create_task(self._start())
         await asyncio.shield(self.opening)
 

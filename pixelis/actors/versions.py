@@ -48,14 +48,18 @@ class Versions:
         self.unjudged = False
         """True after a forced promotion, until the watch has looked."""
         self.curve: list[dict[str, Any]] = []
+        self.key: list[Any] = []
+        """Questions, starting policy and served version: what the kept answers are about."""
         self.transition = asyncio.Lock()
         self.file = Path(config.run.dir) / "versions" / "canary.json"
 
     async def open(self) -> None:
-        """Serve what is promoted and take up what an earlier life of this service knew."""
+        """Serve what is promoted and take up what an earlier life of this service knew. Raises what ``Canary.ready`` does."""
+        if self.canary is not None:
+            await self.canary.ready()
         async with self.transition:
-            self._recall(await self._records())
             await self._serve(await self.store.promoted.remote())
+            self._recall()
 
     async def begin(self, base: int | None) -> None:
         """The learner starts with weights that come from version ``base``; anything but what is promoted sends it back."""
@@ -244,8 +248,12 @@ class Versions:
     async def _serve(self, version: int) -> None:
         """Every generator loads ``version``, between its episodes; one that cannot is not used until it has."""
         await self.fleet.load(version)
+        records = await self._records()
         self.served = version
-        self.withdrawn = {v.version for v in await self._records() if v.status is VersionStatus.ROLLED_BACK}
+        self.withdrawn = {v.version for v in records if v.status is VersionStatus.ROLLED_BACK}
+        hashes = {v.version: v.sha256 for v in records}
+        c = self.config.evolution.canary
+        self.key = [c.questions, c.count, hashes.get(0, ""), version, hashes.get(version, "")]
 
     async def _records(self) -> list[PolicyVersion]:
         return await self.store.list.remote()
@@ -256,18 +264,12 @@ class Versions:
             raise MissingFile(f"no policy version {version}", code="unknown_version", fix="take one from the list of versions")
         return found
 
-    def _key(self, records: list[PolicyVersion]) -> list[Any]:
-        """What makes earlier answers comparable: the questions and the starting policy."""
-        c = self.config.evolution.canary
-        return [c.questions, c.count, records[0].sha256 if records else ""]
-
     def _remember(self) -> None:
         state = self.watch.state() if self.watch is not None else None
         write_json(self.file, {"key": self.key, "watch": state, "unjudged": self.unjudged, "curve": self.curve})
 
-    def _recall(self, records: list[PolicyVersion]) -> None:
-        """Another set of questions or another starting policy makes a new beginning."""
-        self.key = self._key(records)
+    def _recall(self) -> None:
+        """Other questions, another starting policy or another one that serves make a new beginning."""
         if not self.file.is_file():
             return
         kept = json.loads(self.file.read_text(encoding="utf-8"))

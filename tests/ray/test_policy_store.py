@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from pixelis.actors.policy_store import PolicyStore
-from pixelis.errors import MissingFile
+from pixelis.errors import BadInput, MissingFile
 from pixelis.policy.adapters import Adapter
 
 pytestmark = pytest.mark.slow
@@ -66,4 +66,38 @@ def test_rolling_back_serves_the_version_before(ray_cluster: None, tmp_path: Pat
     ray.get(store.promote.remote(candidate))
     assert ray.get(store.promoted.remote()) == 2
     assert ray.get(store.roll_back.remote(candidate)) == 1
+    ray.kill(store)
+
+
+def test_there_is_a_way_back_however_many_candidates_were_refused(ray_cluster: None, tmp_path: Path) -> None:
+    store = PolicyStore.remote(str(tmp_path), None, 2)
+    first, second = (ray.get(store.publish.remote(adapter(i), "evolve", i)) for i in (1, 2))
+    for i in range(3, 8):
+        ray.get(store.roll_back.remote(ray.get(store.publish.remote(adapter(i), "evolve", i, {}, False))))
+    assert ray.get(store.roll_back.remote(second)) == first
+    assert np.array_equal(held(store, first).tensors["layer.A"], adapter(1).tensors["layer.A"])
+    assert ray.get(store.roll_back.remote(first)) == 0
+    with pytest.raises(BadInput, match="starting policy"):
+        ray.get(store.roll_back.remote(0))
+    with pytest.raises(MissingFile, match="version 3"):
+        ray.get(store.promote.remote(3))  # refused long ago, its weights are gone
+    ray.kill(store)
+
+
+def test_promoting_an_earlier_version_withdraws_the_later_ones(ray_cluster: None, tmp_path: Path) -> None:
+    store = PolicyStore.remote(str(tmp_path), None)
+    for i in (1, 2, 3):
+        ray.get(store.publish.remote(adapter(i), "evolve", i))
+    candidate = ray.get(store.publish.remote(adapter(4), "evolve", 4, {}, False))
+    ray.get(store.promote.remote(1))
+    assert ray.get(store.promoted.remote()) == 1
+    assert [v.status.value for v in ray.get(store.list.remote())] == [
+        "promoted",
+        "promoted",
+        "rolled_back",
+        "rolled_back",
+        "candidate",
+    ]
+    ray.get(store.promote.remote(candidate))
+    assert ray.get(store.promoted.remote()) == candidate
     ray.kill(store)
