@@ -362,10 +362,13 @@ def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place
 
 
 def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[..., Placed]) -> None:
-    placed = place("evolution.batch=1", "evolution.per_minute=0.1", "evolution.lr=1e-3", "evolution.lr_by=confidence")
+    own = ["evolution.batch=1", "evolution.per_minute=0.1", "evolution.lr=1e-3", "evolution.lr_by=confidence"]
+    placed = place(*own, "evolution.review.share=1", "evolution.review.approve_after_s=0.5")
     placed.call("begin", 0, {"base": 0}, 0)
-    submit(placed.actor, "first")
-    options = placed.call("next_batch", 0, 1, 0).options
+    made, views, verdict, question = reviewable("first")
+    placed.call("submit", made, [ray.put(views)], verdict, question)
+    options = placed.call("next_batch", 0, 1, 0).options  # nobody came to review it
+    assert placed.call("reviews", "approved")[0]["reviewer"] == "timeout"
     assert (options["lr"], options["kl_weight"], options["kl_limit"]) == pytest.approx((0.25e-3, 0.01, 0.1))
     for step in range(11):
         placed.call("stepped", step, None, {"evolve/kl": 0.5, "evolve/skipped": float(step % 2)})
