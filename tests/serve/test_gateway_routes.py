@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,10 +15,11 @@ import numpy as np
 import openai
 import pytest
 import ray
-from asking import error_of, publish, until
+from asking import STORE, error_of, publish, until
 from PIL import Image
 from scripted import KEY, Deployed, picture_url
 
+from pixelis.actors.evolution import Evolution
 from pixelis.config import Config
 from pixelis.serve.agent import Agent
 from pixelis.serve.backends import Backends
@@ -241,6 +244,49 @@ def test_without_a_key_only_names_of_this_machine_are_answered(settings: Callabl
         (reply,) = asyncio.run(through(settings(), backends, lambda c: c.get("/v1/models"), host=host))
         assert reply.status_code == status
         assert reply.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_person_reviews_an_update(settings: Callable[..., Config], backends: Backends, tmp_path: Path) -> None:
+    config = settings("evolution.review.share=1", f"run.dir={tmp_path}")
+    generators = [ray.get_actor(name) for name in backends.generators]
+    evolution = Evolution.options(name="reviewing").remote(config, generators, ray.get_actor(STORE))
+    shown: dict[str, Any] = {}
+
+    async def waiting(client: httpx.AsyncClient, count: int) -> list[dict[str, Any]]:
+        for _ in range(100):
+            data = (await client.get("/v1/review")).json()["data"]
+            if len(data) == count:
+                return data
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"{len(data)} wait, not {count}")
+
+    async def decided(client: httpx.AsyncClient) -> None:
+        await ask("say 7,7,7,8", learn=True)(client)
+        (review,) = await waiting(client, 1)
+        path = f"/v1/review/{review['id']}"
+        shown.update((await client.get(path)).json())
+        order = {"decision": "approve", "answer": "8", "comment": "an eight", "reviewer": "bob"}
+        first = await client.post(path, json=order)
+        assert (first.status_code, first.json()["result"]["queued"]) == (200, True), first.text
+        second = await client.post(path, json={"decision": "reject"})
+        assert (second.status_code, error_of(second)["code"]) == (409, "already_decided")
+        assert await waiting(client, 0) == []
+        (approved,) = (await client.get("/v1/review", params={"state": "approved"})).json()["data"]
+        assert (approved["id"], approved["reviewer"], approved["answer"]) == (review["id"], "bob", "8")
+
+    async def deleted(client: httpx.AsyncClient) -> None:
+        reply = (await ask("say 7,7,7,8", learn=True)(client)).json()
+        await waiting(client, 1)
+        assert (await client.delete(f"/v1/experiences/{reply['experience_id']}")).status_code == 200
+        assert await waiting(client, 0) == []
+
+    try:
+        asyncio.run(through(config, dataclasses.replace(backends, evolution="reviewing"), decided, deleted))
+    finally:
+        ray.kill(evolution)
+    assert shown["object"] == "review"
+    assert shown["pictures"]
+    assert all(url.startswith("data:image/png;base64,") for url in shown["pictures"].values())
 
 
 def test_what_repeats_is_answered_from_the_cache(settings: Callable[..., Config], backends: Backends, deployed: Deployed) -> None:
