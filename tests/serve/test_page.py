@@ -208,6 +208,18 @@ def test_feedback_reaches_the_experience(deployed: Deployed, opened: Opened) -> 
     expect(page.locator(".feedback")).to_have_text("Thank you: noted as right.")
 
 
+def test_who_knows_the_answer_that_nobody_found_can_tell_it(opened: Opened) -> None:
+    page = opened()
+    ask(page, "say none")
+    expect(page.locator(".final")).to_have_text("No answer")
+    assert "a turn grew too long" in page.locator(".verdict").inner_text()
+    assert page.locator(".voted").all_text_contents() == ["no answer"]
+    page.get_by_role("button", name="Tell the answer").click()
+    page.keyboard.type("7")
+    page.keyboard.press("Enter")
+    expect(page.locator(".feedback")).to_have_text("Thank you: noted.")
+
+
 def test_settings_are_kept_to(opened: Opened) -> None:
     page = opened()
     page.click(".settings summary")
@@ -478,11 +490,19 @@ def test_masks_and_places_are_those_of_the_operations(opened: Opened) -> None:
     page = opened()
     decoded = page.evaluate(
         """async (codes) => { const { decode } = await import("/page/masks.js");
-            return codes.map((code) => [...decode(code, code.size[1], code.size[0])]); }""",
+            return codes.map((c) => [[1, 1], [3, 2], [0.5, 0.5]].map(([x, y]) =>
+                [...decode(c, Math.ceil(x * c.size[1]), Math.ceil(y * c.size[0]))])); }""",
         [code for code, _ in cases],
     )
-    for values, (_, inside) in zip(decoded, cases, strict=True):
-        assert np.array_equal(np.array(values, bool).reshape(inside.shape), inside)
+    for (same, larger, _), (_, inside) in zip(decoded, cases, strict=True):
+        assert np.array_equal(np.array(same, bool).reshape(inside.shape), inside)
+        whole = inside.repeat(2, 0).repeat(3, 1)
+        assert np.array_equal(np.array(larger, bool).reshape(whole.shape), whole)
+    for (_, _, smaller), (_, inside) in zip(decoded, cases, strict=True):
+        height, width = (-(-n // 2) for n in inside.shape)
+        rows = np.floor((np.arange(height) + 0.5) * inside.shape[0] / height).astype(int)
+        columns = np.floor((np.arange(width) + 0.5) * inside.shape[1] / width).astype(int)
+        assert np.array_equal(np.array(smaller, bool).reshape(height, width), inside[rows][:, columns])
     good, _ = cases[0]
     bad = [{**good, "counts": good["counts"] + "1"}, {**good, "counts": "o"}, {**good, "counts": "\x00"}, {**good, "counts": 5}]
     bad += [
@@ -509,6 +529,51 @@ def test_masks_and_places_are_those_of_the_operations(opened: Opened) -> None:
         )
         assert found["root"] == "img0"
         assert found["box"] == pytest.approx(geometry.to_root(geometry.chain(views, "obs4")))
+
+
+def test_masks_points_and_lines_are_drawn_where_they_are(opened: Opened) -> None:
+    inside = np.zeros((80, 80), bool)
+    inside[20:60, 20:60] = True
+    found = {"id": "a1", "kind": "object", "root": "img0", "box": [0.25, 0.25, 0.75, 0.75], "mask": masks.encode(inside)}
+    asked = {"op": "segment_object_at", "target": "img0", "arguments": {"point": [0.5, 0.5]}}
+    lines = [{"text": "word", "box": [0.1, 0.8, 0.4, 0.9]}, {"text": "no place"}, {"text": "broken", "box": [1, 2, "x", None]}]
+    track = {"id": "t", "frames": [0, 1], "boxes": [[0.7, 0.7, 0.8, 0.8], [0.8, 0.8, 0.9, 0.9]]}
+    observations = [
+        (asked, {"objects": [found]}),
+        ({"op": "read_text", "target": "img0", "arguments": {}}, {"lines": lines}),
+        ({"op": "get_properties", "target": "img0", "arguments": {"object": "a1"}}, {"properties": {}}),
+        ({"op": "track_object", "target": "img0", "arguments": {}}, {"tracks": [track]}),
+        ({"op": "own", "target": "obs9", "arguments": None}, {"boxes": [[0, 0, 1]], "objects": "x", "lines": None}),
+    ]
+    drawn = opened().evaluate(
+        """async (observations) => {
+            const { Scene, Stage } = await import("/page/marks.js");
+            const ground = new OffscreenCanvas(80, 80);
+            ground.getContext("2d").fillRect(0, 0, 80, 80);
+            const picture = new Image();
+            picture.src = URL.createObjectURL(await ground.convertToBlob());
+            await picture.decode();
+            const stage = new Stage(document.getElementById("stage"));
+            stage.show(picture);
+            const scene = new Scene();
+            const kinds = observations.map(([action, data], i) => {
+                const marks = scene.marks(action, { data, images: [] });
+                stage.add(marks.map((mark) => ({ ...mark, sample: 1, name: `2.${i + 1}`, turn: String(i) })));
+                return marks.map((mark) => mark.kind);
+            });
+            stage.draw();
+            const at = (x, y) => [...stage.canvas.getContext("2d").getImageData(x * 720, y * 720, 1, 1).data].slice(0, 3);
+            return { kinds, inside: at(0.4, 0.6), outside: at(0.05, 0.5), point: at(0.5, 0.5), line: at(0.3, 0.9),
+                said: stage.canvas.getAttribute("aria-label") };
+        }""",
+        observations,
+    )
+    assert drawn["kinds"] == [["mask", "point"], ["line"], ["box"], ["track"], []]
+    assert drawn["outside"] == [0, 0, 0]
+    assert drawn["point"] == [0, 179, 255]  # the second sample's colour
+    assert 50 < drawn["inside"][2] < 150
+    assert drawn["line"] != [0, 0, 0]
+    assert drawn["said"] == "the picture, 4 marked places, 1 line of text"
 
 
 def test_turns_are_read_as_their_dialect_writes_them(opened: Opened) -> None:

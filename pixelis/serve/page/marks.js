@@ -1,7 +1,7 @@
 // What an operation looked at and found, as marks on the question's own picture: boxes, masks, points, lines, tracks.
 
 import { decode } from "./masks.js";
-import { isNumber } from "./dom.js";
+import { isNumber, plural } from "./dom.js";
 
 const WHOLE = [0, 0, 1, 1];
 const MAX_MARKS = 300;
@@ -174,7 +174,7 @@ export class Stage {
     pen.globalAlpha = 1;
     const places = shown.filter((mark) => mark.kind !== "line").length;
     const lines = shown.length - places;
-    canvas.setAttribute("aria-label", `the picture${places ? `, ${places} marked places` : ""}${lines ? `, ${lines} lines of text` : ""}`);
+    canvas.setAttribute("aria-label", `the picture${places ? `, ${plural(places, "marked place")}` : ""}${lines ? `, ${plural(lines, "line")} of text` : ""}`);
     canvas.dataset.marks = String(shown.length);
   }
 

@@ -36,8 +36,14 @@ export function decode(mask, width, height) {
   const out = new Uint8Array(width * height);
   let run = 0;
   let end = runs[0] ?? 0; // of the run, counted down the columns
-  for (let x = 0; x < width; x++) {
+  for (let x = 0, before = -1; x < width; x++) {
     const first = Math.min(columns - 1, Math.floor(((x + 0.5) * columns) / width)) * rows;
+    if (first === before) {
+      // The same column of the mask again, in a picture larger than it: the runs are read on, never back.
+      for (let at = x; at < out.length; at += width) out[at] = out[at - 1];
+      continue;
+    }
+    before = first;
     for (let y = 0; y < height; y++) {
       const at = first + Math.min(rows - 1, Math.floor(((y + 0.5) * rows) / height));
       while (at >= end) end += runs[++run];

@@ -6,7 +6,6 @@ import { facts, h, isNumber, number, percent, plural, said, spaced, svg } from "
 const REASONS = {
   tie: "several answers had the most votes; the first of them is given",
   insufficient_votes: "too few samples reached an answer for a vote to mean much",
-  no_answer: "no sample reached an answer",
   abstained: "no answer had enough of the votes",
   cold_start: "the memory is still too small for votes: one sample answers",
   overruled: "remembered neighbours decided against the samples; nothing is learnt from this",
@@ -66,9 +65,9 @@ export function verdictCard(reply, seconds, readOnly) {
   const strategies = Object.entries(verdict.strategies ?? {});
   return h("article", { class: "card verdict" },
     answered ? h("p", { class: "final" }, said(reply.answer)) : h("p", { class: "final none" }, "No answer"),
-    !answered && h("p", {}, STOPS[stop] ? `The best sample stopped: ${STOPS[stop]}.` : "The samples reached none."),
+    !answered && h("p", {}, STOPS[stop] ? `No answer had enough votes; the sample shown stopped: ${STOPS[stop]}.` : "No answer had enough votes."),
     h("p", { class: "confidence" }, "Confidence ", h("b", {}, percent(sure)), meter),
-    REASONS[verdict.reason] || verdict.reason ? h("p", { class: "why" }, `Note: ${REASONS[verdict.reason] ?? spaced(verdict.reason)}.`) : null,
+    verdict.reason && verdict.reason !== "no_answer" ? h("p", { class: "why" }, `Note: ${REASONS[verdict.reason] ?? spaced(verdict.reason)}.`) : null,
     h("h3", {}, "Votes"), bars(verdict) ?? h("p", { class: "missing" }, "There were none."),
     verdict.votes?.some((vote) => vote.source === "neighbour") && h("p", {}, h("small", {}, h("i", { class: "key lent" }), " hatched: remembered questions that are much like this one")),
     h("h3", {}, "Where it comes from"),
@@ -91,6 +90,7 @@ function feedback(reply, readOnly) {
   const id = reply.experience_id;
   if (readOnly) return h("p", {}, h("small", {}, "This service is read-only: it takes no feedback."));
   if (!id) return h("p", {}, h("small", {}, "Nothing of this is remembered, so there is nothing to give feedback on."));
+  const answered = typeof reply.answer === "string";
   const note = h("p", { role: "status", class: "feedback-note" });
   const box = h("div", { class: "feedback" });
   const buttons = [];
@@ -99,7 +99,7 @@ function feedback(reply, readOnly) {
     note.textContent = "Sending…";
     try {
       await request("/v1/feedback", { method: "POST", body: { experience_id: id, ...told } });
-      box.replaceChildren(h("p", { role: "status", class: "feedback-note" }, told.correct ? "Thank you: noted as right." : "Thank you: noted as wrong."));
+      box.replaceChildren(h("p", { role: "status", class: "feedback-note" }, told.correct ? "Thank you: noted as right." : answered ? "Thank you: noted as wrong." : "Thank you: noted."));
     } catch (error) {
       note.textContent = explain(error).join(" ");
       for (const button of buttons) button.disabled = false;
@@ -120,7 +120,8 @@ function feedback(reply, readOnly) {
     wrong.setAttribute("aria-expanded", String(!form.hidden));
     if (!form.hidden) answer.focus();
   } }, thumb("down"), "Wrong");
+  if (!answered) wrong.replaceChildren("Tell the answer");
   buttons.push(right, wrong, form.lastChild);
-  box.append(h("h3", {}, "Is it right?"), h("div", { class: "row" }, right, wrong), form, note);
+  box.append(h("h3", {}, answered ? "Is it right?" : "Do you know it?"), h("div", { class: "row" }, ...(answered ? [right, wrong] : [wrong])), form, note);
   return box;
 }
