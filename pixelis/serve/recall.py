@@ -25,8 +25,6 @@ from pixelis.serve.backends import Backends
 
 log = logging.getLogger(__name__)
 
-SIZE_S = 1.0
-"""Age at which the memory's size is asked for again."""
 Search = asyncio.Task[tuple[Question, Found]]
 
 
@@ -64,9 +62,6 @@ class Recall:
         self.memory: Memory | None = None
         if backends.memory and config.memory.enabled:
             self.memory = Memory(backends.memory, backends.namespace, config.memory)
-        self.size: int | None = None
-        self.sized_at = 0.0
-        self.sizing: asyncio.Task[None] | None = None
 
     @property
     def writes(self) -> bool:
@@ -77,26 +72,20 @@ class Recall:
         """Meet the memory and the Embedder once, which takes longer than it ever will again."""
         if self.memory is not None and self.backends.embedder is not None:
             actor = await self._embedder()
-            await asyncio.gather(_value(actor.health.remote()), self._count())
+            await asyncio.gather(_value(actor.health.remote()), self.memory.size())
 
     async def cold(self) -> bool:
         """Whether the memory holds too little for a vote with neighbours or an update; never without memory and evolution."""
         threshold = self.config.evolution.cold_start
         if not (threshold and self.writes and self.config.evolution.enabled):
             return False
-        if self.sizing is None and (self.size is None or time.monotonic() - self.sized_at > SIZE_S):
-            self.sizing = asyncio.create_task(self._count())
-        if self.size is None and self.sizing is not None:  # later ones go by what was known a moment ago
-            await asyncio.wait([self.sizing], timeout=self.config.memory.deadline_s)
-        return self.size is not None and self.size < threshold
-
-    async def _count(self) -> None:
         assert self.memory is not None
         try:
-            self.size = await self.memory.size()
-        except (RayError, InfraFailure):
+            async with asyncio.timeout(self.config.memory.deadline_s):
+                return await self.memory.size() < threshold
+        except (TimeoutError, RayError, InfraFailure):
             self.counts["memory_unreachable"] += 1  # nothing is known of its size; the samples can still vote
-        self.sizing, self.sized_at = None, time.monotonic()
+            return False
 
     @contextmanager
     def look(self, question: Question, pictures: Sequence[np.ndarray], search: bool, keep: bool) -> Iterator[Lookup]:
