@@ -15,7 +15,7 @@ import numpy as np
 import openai
 import pytest
 import ray
-from asking import STORE, error_of, publish, until
+from asking import STORE, error_of, messages, publish, until
 from PIL import Image
 from scripted import KEY, Deployed, picture_url
 
@@ -213,6 +213,26 @@ def test_a_client_gets_its_share(settings: Callable[..., Config], backends: Back
     assert replies[1].headers["x-ratelimit-remaining-requests"] == "0"
     assert 55 <= int(replies[2].headers["retry-after"]) <= 60
     assert error_of(replies[2])["code"] == "rate_limit_exceeded"
+
+
+def test_the_official_client_knows_the_limits(settings: Callable[..., Config], backends: Backends) -> None:
+    async def official(client: httpx.AsyncClient) -> None:
+        sdk = openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=client)
+        asked = {"model": "pixelis-nano", "messages": messages("say 7", picture_url())}
+        raw = await sdk.chat.completions.with_raw_response.create(**asked)
+        assert raw.headers["x-ratelimit-remaining-requests"] == "0"
+        with pytest.raises(openai.RateLimitError) as caught:
+            await sdk.chat.completions.create(**asked)
+        assert caught.value.code == "rate_limit_exceeded"
+        assert int(caught.value.response.headers["retry-after"]) > 0
+
+    asyncio.run(through(settings("serve.per_minute=1"), backends, official))
+
+
+def test_what_was_answered_is_remembered_before_the_end(settings: Callable[..., Config], backends: Backends) -> None:
+    (reply,) = asyncio.run(through(settings(), backends, ask("say 7,7,7,8", learn=True)))
+    (row,) = ray.get(ray.get_actor(backends.memory[0]).rows.remote([reply.json()["experience_id"]]))
+    assert row is not None
 
 
 def test_read_only_answers_and_writes_nothing(settings: Callable[..., Config], backends: Backends, deployed: Deployed) -> None:
