@@ -1,0 +1,164 @@
+"""What the page computes in the browser, against the code that it follows: masks, places, marks, turns' text, events."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from browsing import Opened, chromium, views
+from playwright.sync_api import Browser
+from scripted import Deployed
+
+from pixelis.dialogue.dialects import DIALECTS
+from pixelis.operations import geometry, masks
+from pixelis.operations.scale import Scale
+from pixelis.records import Action, ImageView
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(browser: Browser, deployed: Deployed) -> Iterator[Opened]:
+    with views(browser, deployed.url) as opened:
+        yield opened
+
+
+def test_masks_and_places_are_those_of_the_operations(opened: Opened) -> None:
+    rng = np.random.default_rng(5)
+    cases = []
+    for _ in range(40):
+        height, width = (int(n) for n in rng.integers(1, 40, 2))
+        inside = rng.random((height, width)) < rng.choice([0.02, 0.5, 0.98])
+        inside[rng.integers(height), rng.integers(width)] = True
+        cases.append((masks.encode(inside), inside))
+    page = opened()
+    decoded = page.evaluate(
+        """async (codes) => { const { decode } = await import("/page/masks.js");
+            return codes.map((c) => [[1, 1], [3, 2], [0.5, 0.5]].map(([x, y]) =>
+                [...decode(c, Math.ceil(x * c.size[1]), Math.ceil(y * c.size[0]))])); }""",
+        [code for code, _ in cases],
+    )
+    for (same, larger, _), (_, inside) in zip(decoded, cases, strict=True):
+        assert np.array_equal(np.array(same, bool).reshape(inside.shape), inside)
+        whole = inside.repeat(2, 0).repeat(3, 1)
+        assert np.array_equal(np.array(larger, bool).reshape(whole.shape), whole)
+    for (_, _, smaller), (_, inside) in zip(decoded, cases, strict=True):
+        height, width = (-(-n // 2) for n in inside.shape)
+        rows = np.floor((np.arange(height) + 0.5) * inside.shape[0] / height).astype(int)
+        columns = np.floor((np.arange(width) + 0.5) * inside.shape[1] / width).astype(int)
+        assert np.array_equal(np.array(smaller, bool).reshape(height, width), inside[rows][:, columns])
+    good, _ = cases[0]
+    bad = [{**good, "counts": good["counts"] + "1"}, {**good, "counts": "o"}, {**good, "counts": "\x00"}, {**good, "counts": 5}]
+    bad += [
+        {**good, "size": [1e9, 1e9]},
+        {**good, "counts": [-1, 2]},
+        {"size": [2, 2]},
+        None,
+        {**good, "counts": "ooooooooooooo"},
+    ]
+    evaluate = (
+        """async (codes) => { const { decode } = await import("/page/masks.js"); return codes.map((c) => decode(c, 4, 4)); }"""
+    )
+    assert page.evaluate(evaluate, bad) == [None] * len(bad)
+    for _ in range(10):
+        views = [ImageView(id="img0")]
+        for depth in range(1, 5):
+            x0, y0 = (float(v) for v in rng.uniform(0, 0.5, 2))
+            box = (x0, y0, x0 + float(rng.uniform(0.1, 0.5)), y0 + float(rng.uniform(0.1, 0.5)))
+            views.append(ImageView(id=f"obs{depth}", parent=views[-1].id, box=box))
+        found = page.evaluate(
+            """async (views) => { const { Scene } = await import("/page/marks.js"); const scene = new Scene();
+                scene.learn(views); return scene.place("obs4"); }""",
+            [view.model_dump(mode="json") for view in views],
+        )
+        assert found["root"] == "img0"
+        assert found["box"] == pytest.approx(geometry.to_root(geometry.chain(views, "obs4")))
+
+
+def test_masks_points_and_lines_are_drawn_where_they_are(opened: Opened) -> None:
+    inside = np.zeros((80, 80), bool)
+    inside[20:60, 20:60] = True
+    found = {"id": "a1", "kind": "object", "root": "img0", "box": [0.25, 0.25, 0.75, 0.75], "mask": masks.encode(inside)}
+    asked = {"op": "segment_object_at", "target": "img0", "arguments": {"point": [0.5, 0.5]}}
+    lines = [{"text": "word", "box": [0.1, 0.8, 0.4, 0.9]}, {"text": "no place"}, {"text": "broken", "box": [1, 2, "x", None]}]
+    track = {"id": "t", "frames": [0, 1], "boxes": [[0.7, 0.7, 0.8, 0.8], [0.8, 0.8, 0.9, 0.9]]}
+    observations = [
+        (asked, {"objects": [found]}),
+        ({"op": "read_text", "target": "img0", "arguments": {}}, {"lines": lines}),
+        ({"op": "get_properties", "target": "img0", "arguments": {"object": "a1"}}, {"properties": {}}),
+        ({"op": "track_object", "target": "img0", "arguments": {}}, {"tracks": [track]}),
+        ({"op": "own", "target": "obs9", "arguments": None}, {"boxes": [[0, 0, 1]], "objects": "x", "lines": None}),
+    ]
+    drawn = opened().evaluate(
+        """async (observations) => {
+            const { Scene, Stage } = await import("/page/marks.js");
+            const ground = new OffscreenCanvas(80, 80);
+            ground.getContext("2d").fillRect(0, 0, 80, 80);
+            const picture = new Image();
+            picture.src = URL.createObjectURL(await ground.convertToBlob());
+            await picture.decode();
+            const stage = new Stage(document.getElementById("stage"));
+            stage.show(picture);
+            const scene = new Scene();
+            const kinds = observations.map(([action, data], i) => {
+                const marks = scene.marks(action, { data, images: [] });
+                stage.add(marks.map((mark) => ({ ...mark, sample: 1, name: `2.${i + 1}`, turn: String(i) })));
+                return marks.map((mark) => mark.kind);
+            });
+            stage.draw();
+            const at = (x, y) => [...stage.canvas.getContext("2d").getImageData(x * 720, y * 720, 1, 1).data].slice(0, 3);
+            return { kinds, inside: at(0.4, 0.6), outside: at(0.05, 0.5), point: at(0.5, 0.5), line: at(0.3, 0.9),
+                said: stage.canvas.getAttribute("aria-label") };
+        }""",
+        observations,
+    )
+    assert drawn["kinds"] == [["mask", "point"], ["line"], ["box"], ["track"], []]
+    assert drawn["outside"] == [0, 0, 0]
+    assert drawn["point"] == [0, 179, 255]  # the second sample's colour
+    assert 50 < drawn["inside"][2] < 150
+    assert drawn["line"] != [0, 0, 0]
+    assert drawn["said"] == "the picture, 4 marked places, 1 line of text"
+
+
+def test_turns_are_read_as_their_dialect_writes_them(opened: Opened) -> None:
+    scale, written = Scale("pixels", {"img0": (100, 100)}), []
+    for dialect in DIALECTS.values():
+        thought = "I <answer>see</answer> it" if dialect.thinks else "I see it"
+        for answer in ("7", "two words", "{a}"):
+            written.append((("".join(dialect.render(answer, scale, thought)) + "<|im_end|>"), answer, "see"))
+        if dialect.call:
+            call = Action(op="zoom_in", arguments={"box": (0.1, 0.1, 0.5, 0.5)})
+            written.append(("".join(dialect.render(call, scale, "Closer.")), None, "Closer."))
+    script = """async (texts) => { const { read } = await import("/page/samples.js"); return texts.map(read); }"""
+    for found, (_, answer, part) in zip(opened().evaluate(script, [w[0] for w in written]), written, strict=True):
+        assert found["answer"] == answer
+        assert part in found["thought"]
+        assert not re.search(r"im_end|tool_call|grounding|zoom_in|<think>", found["thought"])
+
+
+def test_events_survive_any_cut(opened: Opened) -> None:
+    text = 'event: turn\r\ndata: {"a": "käse\\n"}\r\n\r\n: comment\n\ndata: one\ndata: two\n\nevent: answer\ndata:x\n\n'
+    text += "event: lost\n\ndata: cut"
+    draw = random.Random(3)
+    cuts = [sorted(draw.sample(range(len(text)), draw.randint(0, 30))) for _ in range(30)]
+    pieces = [[text[a:b] for a, b in zip([0, *cut], [*cut, len(text)], strict=True)] for cut in cuts]
+    heard = opened().evaluate(
+        """async (all) => { const { Events } = await import("/page/api.js");
+            return all.map((pieces) => {
+                const out = [];
+                const events = new Events((...event) => out.push(event));
+                pieces.forEach((piece) => events.push(piece));
+                return out;
+            }); }""",
+        pieces,
+    )
+    assert heard == [[["turn", '{"a": "käse\\n"}'], ["message", "one\ntwo"], ["answer", "x"]]] * len(cuts)
