@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import ray
 import ray.train
 import torch.distributed as dist
 from ray.actor import ActorHandle
 
 from pixelis.actors.cluster import own_error
-from pixelis.actors.rollouts import Stepped
-from pixelis.config import Config, Loss, Rft
+from pixelis.actors.rollouts import Batch, Stepped
+from pixelis.config import Config, Evolution, Loss, Rft
 from pixelis.errors import InfraFailure
+from pixelis.evolution.updates import elected
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.advantages import assign_advantages
@@ -39,8 +41,10 @@ class Work:
     samples: list[TrainSample]
     metrics: dict[str, float]
     state: dict[str, Any]
-    options: dict[str, float] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     """What ``Trainer.step`` is told beside the samples."""
+    kind: Literal["sft", "policy"] | None = None
+    """How they are learnt from, where that is not the stream's way."""
 
 
 class Stream(Protocol):
@@ -99,7 +103,11 @@ class GroupStream:
                 batch.groups, self.rft.advantage, greedy=batch.greedy, kl=kl, kl_weight=loss.kl, sum_workers=sum_over_workers
             )
             samples = _samples(batch.groups, views)
-        return Work(samples, metrics, batch.state, batch.options)
+        return self.work(batch, views, Work(samples, metrics, batch.state, batch.options))
+
+    def work(self, batch: Batch, views: list[dict[str, Any]], work: Work) -> Work:
+        """What becomes of a batch's samples before they are learnt from: nothing here."""
+        return work
 
     def take_up(self, version: int | None) -> None:
         """Go on from the weights of ``version``, unless that is None. All ranks are told the same."""
@@ -127,9 +135,10 @@ class TrafficStream(GroupStream):
     weights come from, and is sent back when another one is promoted by then.
     """
 
-    def __init__(self, source: ActorHandle, store: ActorHandle, every: int):
+    def __init__(self, source: ActorHandle, store: ActorHandle, settings: Evolution):
         super().__init__(source, store, stage="evolve", steps=ENDLESS)
-        self.every = every
+        self.settings = settings
+        self.every = settings.canary.every if settings.canary.enabled else 1
 
     def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
         """Start from what is promoted; where nothing was learnt yet that is the starting policy, kept as a version."""
@@ -156,6 +165,20 @@ class TrafficStream(GroupStream):
             if self.rank == 0:
                 ray.get(self.source.candidate.remote(version))
         return work
+
+    def work(self, batch: Batch, views: list[dict[str, Any]], work: Work) -> Work:
+        """With objective=answer: every episode with the elected answer at its end, weighted; what was written guards the step."""
+        if self.settings.objective == "policy":
+            return work
+        samples = []
+        for group, shown in zip(batch.groups, views, strict=True):
+            for trajectory, agreed in elected(group.trajectories, group.question.meta["pseudo_label"]):
+                sample = from_trajectory(trajectory, shown[trajectory.id])
+                last = len(trajectory.turns[-1].tokens)
+                sample.weights = sample.mask * np.float32(self.settings.call_weight * agreed)
+                sample.weights[-last:] = sample.mask[-last:]
+                samples.append(sample)
+        return Work(samples, work.metrics, work.state, {**work.options, "wrote": work.samples}, kind="sft")
 
     def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Stepped:
         """Count the update and publish it when it is its turn.
@@ -216,7 +239,7 @@ def work(job: dict[str, Any]) -> None:
     log, tracker = EventLog(config.run.dir), Tracker(config) if trainer.is_first else None
     stream.begin(step, trainer, state)
     while not asked_to_stop(config) and (item := stream.next(step)) is not None:
-        metrics = {**item.metrics, **update(trainer, item.samples, stream.kind, parts, item.options)}
+        metrics = {**item.metrics, **update(trainer, item.samples, item.kind or stream.kind, parts, item.options)}
         state = item.state
         told = stream.done(step, trainer, metrics)
         metrics |= told.metrics
@@ -239,7 +262,7 @@ def work(job: dict[str, Any]) -> None:
 
 
 def update(
-    trainer: Any, samples: list[TrainSample], kind: Literal["sft", "policy"], parts: int, options: dict[str, float]
+    trainer: Any, samples: list[TrainSample], kind: Literal["sft", "policy"], parts: int, options: dict[str, Any]
 ) -> dict[str, float]:
     """Learn from a batch in ``parts`` optimizer steps; the ratio of each is to the weights before the first. Metrics of all."""
     if parts == 1:

@@ -168,6 +168,14 @@ class Evolution(Section):
     batch: int = Field(16, ge=1, description="update tasks in one optimizer step")
     queue: int = Field(256, ge=1, description="update tasks that wait; the oldest is dropped beyond")
     per_minute: float = Field(60.0, gt=0, description="most updates in a minute")
+    objective: Literal["answer", "policy"] = Field(
+        "policy",
+        description="policy: rft.loss with group advantages (TTRL); answer: the elected answer is learnt in every sample's own "
+        "episode, and the calls of the samples that gave it with weight call_weight",
+    )
+    call_weight: float = Field(
+        0.1, ge=0, description="objective=answer: weight of the tokens before the last turn where it agreed"
+    )
     lr: float = Field(3e-4, gt=0, description="largest learning rate of online updates")
     lr_min: float = Field(1e-6, gt=0, description="least learning rate of online updates")
     lr_by: Literal["fixed", "confidence"] = Field(

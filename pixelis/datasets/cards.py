@@ -53,7 +53,9 @@ PALETTE = {
 }
 COLOURS = tuple(PALETTE)
 SPLITS = ("train", "validation", "test")
-SHIFTS = ("noise", "rotate", "invert", "lowcontrast", "digits")
+SHIFTS = ("noise", "rotate", "invert", "lowcontrast", "digits", "warm")
+WARM = (1.0, 0.8, 0.6)
+"""What the light of `warm` leaves of red, green and blue, as in a room lit by a lamp."""
 MAX_CARDS = 3
 _GAP = 24
 _REDUCE = 6
@@ -106,6 +108,7 @@ class Scene:
     split: str
     ground: tuple[float, float, float]
     mirrored: bool
+    light: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     @property
     def asked(self) -> Card:
@@ -148,10 +151,12 @@ class World:
 
     def picture(self, scene: Scene, crop: tuple[int, int, int, int] = (0, 0, PICTURE, PICTURE)) -> np.ndarray:
         """The whole picture, uint8 [768, 768, 3], or the part of it from left, top to right, bottom."""
-        return self._region(scene, *crop)
+        return _lit(self._region(scene, *crop), scene.light)
 
     def overview(self, scene: Scene) -> np.ndarray:
         """The picture as the model sees it: equal to `fit(picture(scene), VIEW_BUDGET, 16)`, uint8 [64, 64, 3]."""
+        if scene.light != (1.0, 1.0, 1.0):  # rounded before it is averaged: no short cut
+            return fit(self.picture(scene), VIEW_BUDGET, VIEW_MULTIPLE)
         plate, left, top = self._cut(scene)
         rows, columns = top // _REDUCE, left // _REDUCE
         side = PICTURE // _REDUCE
@@ -167,7 +172,7 @@ class World:
     def crop(self, scene: Scene, box: Sequence[float]) -> np.ndarray:
         """What the model sees after zooming to `box` (0..1 of the picture): uint8 [64, 64, 3]."""
         x1, y1, x2, y2 = (round(min(1.0, max(0.0, v)) * PICTURE) for v in box)
-        return fit(self._region(scene, x1, y1, x2, y2), VIEW_BUDGET, VIEW_MULTIPLE)
+        return fit(self.picture(scene, (x1, y1, x2, y2)), VIEW_BUDGET, VIEW_MULTIPLE)
 
     def _cut(self, scene: Scene) -> tuple[Plate, int, int]:
         which, u, v = scene.ground
@@ -252,7 +257,12 @@ def scene_of(split: str, seed: int, index: int, shift: str = "") -> Scene:
             Card(COLOURS[colour], int(labels[image]), left, top, source, image, ink, paper, tint, warp, noise, noise_seed)
         )
     ground = (float(rng.random()), float(rng.random()), float(rng.random()))
-    return Scene(tuple(cards), 0, split, ground, bool(rng.random() < 0.5))
+    mirrored = bool(rng.random() < 0.5)
+    return Scene(tuple(cards), 0, split, ground, mirrored, WARM if "warm" in shifts else (1.0, 1.0, 1.0))
+
+
+def _lit(pixels: np.ndarray, light: tuple[float, float, float]) -> np.ndarray:
+    return pixels if light == (1.0, 1.0, 1.0) else (pixels * np.asarray(light, np.float32)).astype(np.uint8)
 
 
 def picture_uri(split: str, seed: int, index: int, shift: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from pixelis.config import Evolution, Rewards
@@ -70,8 +70,31 @@ def unlabelled(question: Question) -> Question:
 def as_group(task: UpdateTask) -> Group:
     """The task as the learner's unit. The question's text and pictures stay behind: tokens and views say it all."""
     first = task.trajectories[0]
-    question = Question(id=task.question_id, question="", task="evolution", split="serve")
+    meta = {"pseudo_label": task.pseudo_label}
+    question = Question(id=task.question_id, question="", task="evolution", split="serve", meta=meta)
     return Group(id=first.group_id, question=question, trajectories=task.trajectories, policy_version=first.policy_version)
+
+
+def elected(trajectories: Sequence[Trajectory], label: str) -> list[tuple[Trajectory, bool]]:
+    """Each answered episode as it would end had it given the elected answer, and whether it did.
+
+    An answer's reward is known for every answer there is, not only for the sampled one: 1 for the elected, 0 for others. So its
+    policy gradient needs no sampling; its expectation points from whatever was said to the elected answer, as the episode sees
+    the picture. An episode that said something else ends with the last turn of the first that said it; behaviour
+    log-probabilities of that turn are gone. Empty when none said it.
+    """
+    key = canonical(label)
+    agreeing = [t for t in trajectories if t.answer is not None and canonical(t.answer) == key]
+    if not agreeing:
+        return []
+    said = agreeing[0].turns[-1].model_copy(update={"log_probs": []})
+    out = []
+    for t in trajectories:
+        if t.answer is None or not t.turns[-1].is_policy:
+            continue
+        agrees = canonical(t.answer) == key
+        out.append((t if agrees else t.model_copy(update={"turns": [*t.turns[:-1], said], "answer": agreeing[0].answer}), agrees))
+    return out
 
 
 def _light(trajectory: Trajectory) -> Trajectory:

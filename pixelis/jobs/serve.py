@@ -60,7 +60,7 @@ def backends(actors: cluster.Actors, behind: Online) -> Backends:
 def evolve(config: Config, actors: cluster.Actors, evolution: ray.actor.ActorHandle) -> Path | None:
     """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if any."""
     e = config.evolution
-    stream = learner.TrafficStream(evolution, actors.store, e.canary.every if e.canary.enabled else 1)
+    stream = learner.TrafficStream(evolution, actors.store, e)
     # Traffic has no end that a warm-up or a schedule could be a share of.
     steady = config.model_copy(update={"learner": config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})})
     # The guard against drifting away is this stage's own, wherever the offline algorithm has its KL. Evolution weighs it.

@@ -138,6 +138,7 @@ class Trainer:
         lr: float | None = None,
         kl_weight: float | None = None,
         kl_limit: float | None = None,
+        wrote: Sequence[TrainSample] | None = None,
     ) -> dict[str, float]:
         """One optimizer step on this worker's share of a batch; metrics of the whole batch, equal on all workers.
 
@@ -147,7 +148,7 @@ class Trainer:
         gradient). When loss or gradient is not finite the step is skipped and counted; the third in a row raises InfraFailure.
         lr, kl_weight: instead of the schedule's and of `loss.kl`, for this step. kl_limit: the largest KL from the policy that
         wrote the batch to the updated one (`behaviour_kl`); a step beyond is taken back: parameters and moments are bitwise what
-        they were, and `evolve/skipped` is 1.
+        they were, and `evolve/skipped` is 1. wrote: what that policy really wrote, where the samples are something else.
         Raises DataFailure when no worker has a usable sample.
         """
         started = time.perf_counter()
@@ -194,7 +195,7 @@ class Trainer:
             norm = self.zero.apply(rate)
         metrics = self._metrics(kind, sums, trained)
         if before_step is not None and kl_limit is not None:
-            metrics |= self._guard(usable, kl_limit, *before_step)
+            metrics |= self._guard(usable if wrote is None else wrote, kl_limit, *before_step)
         if self.average is not None:
             # After a step taken back as well: where the weights run ahead of what is served, they wait for it.
             self.average = moving_average(self.average, self.zero.weights(), self.ema)

@@ -164,7 +164,7 @@ def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_wind
     calm = service.config.learner.model_copy(update={"warmup": 0.0})
     trainer = Trainer(service.config.policy, calm, Loss(kl=0.01), total_steps=100, adapter=taught)
     service.begin()
-    stream = learner.TrafficStream(service.evolution, service.store, every=1)
+    stream = learner.TrafficStream(service.evolution, service.store, service.config.evolution)
     stream.begin(0, trainer, {})
     poison(service, 8)
     assert learn(service, stream, trainer, 0)["evolve/skipped"] == 0

@@ -60,14 +60,20 @@ class Placed:
     """An Evolution actor with a real store and, unless they are given, no generators."""
 
     def __init__(
-        self, folder: Path, *overrides: str, generators: tuple[ActorHandle, ...] = (), canary: ActorHandle | None = None
+        self,
+        folder: Path,
+        *overrides: str,
+        generators: tuple[ActorHandle, ...] = (),
+        canary: ActorHandle | None = None,
+        store: ActorHandle | None = None,
     ):
         own = [f"run.dir={folder}", "evolution.batch=4", "evolution.queue=6", "evolution.per_minute=6000"]
         own.append(f"evolution.canary.enabled={canary is not None}".lower())
         self.config = load(None, [*own, *overrides])
         name = f"store-{time.monotonic_ns()}"
-        self.store = PolicyStore.options(name=name).remote(str(folder))
-        self.actor = Evolution.remote(self.config, list(generators), name, canary)
+        self.store = store or PolicyStore.options(name=name).remote(str(folder))
+        self.actor = Evolution.remote(self.config, list(generators), store or name, canary)
+        self.actors = [self.actor] if store else [self.actor, self.store]
 
     def publish(self, value: float, promote: bool = False) -> int:
         tensors = {"layer.A": np.full((2, 3), value, np.float32), "layer.B": np.full((4, 2), value, np.float32)}
@@ -84,8 +90,8 @@ class Placed:
                 time.sleep(0.1)
 
     def end(self) -> None:
-        ray.kill(self.actor)
-        ray.kill(self.store)
+        for actor in self.actors:
+            ray.kill(actor)
 
 
 @pytest.fixture
@@ -202,20 +208,6 @@ def test_draining_gives_what_is_left_and_then_none(evolution: ActorHandle) -> No
     assert ray.get(evolution.next_batch.remote(0, 1, 2), timeout=10) is None
 
 
-def test_every_generator_holds_what_is_promoted_whatever_the_learner_starts_from(place: Callable[..., Placed]) -> None:
-    generator = ScriptedGenerator.remote(0)
-    ray.get(generator.load.remote(40))
-    placed = place(generators=(generator,))
-    assert placed.call("stats")["learning"] == 0
-    assert ray.get(generator.health.remote())["version"] == 0
-    version = placed.publish(1.0, promote=True)
-    placed.call("begin", 3, {"base": 0}, version)
-    assert (placed.call("stats")["learning"], placed.call("stats")["version"]) == (1, version)
-    assert ray.get(generator.health.remote())["version"] == version
-    assert placed.call("status")["restoring"] == version
-    ray.kill(generator)
-
-
 def test_views_outlive_who_made_them(evolution: ActorHandle) -> None:
     @ray.remote(num_cpus=0)
     class Replica:
@@ -264,8 +256,10 @@ def test_waiting_for_traffic_blocks_nobody_else(evolution: ActorHandle) -> None:
 
 def test_what_the_canary_refuses_is_not_served_and_the_learner_goes_back(place: Callable[..., Placed], tmp_path: Path) -> None:
     serving, judging = (Versioned.remote((2, 4)) for _ in range(2))
+    ray.get(serving.load.remote(40))  # of another life
     canary = [f"evolution.canary.questions={questions(tmp_path)}", "evolution.canary.count=8", "evolution.canary.watch_s=1000"]
     placed = place(*canary, "evolution.batch=1", generators=(serving,), canary=judging)
+    assert placed.call("stats")["learning"] == 0
     placed.call("begin", 0, {"base": 0}, 0)
 
     def step(number: int, version: int | None, **metrics: float) -> Any:
@@ -313,7 +307,7 @@ def test_what_the_canary_refuses_is_not_served_and_the_learner_goes_back(place: 
     with pytest.raises(BadInput, match="starting policy"):
         placed.call("roll_back", None, "ann")
 
-    assert ray.get(serving.history.remote()) == [0, good, better, good, bad, good, 0], "only what was promoted, or forced"
+    assert ray.get(serving.history.remote()) == [40, 0, good, better, good, bad, good, 0], "only what was promoted, or forced"
     assert {good, bad, better} <= set(ray.get(judging.history.remote()))
     found = [(e["event"], e["actor"]) for e in placed.call("recent_audit", 100) if e["event"] in ("promotion", "rollback")]
     assert found[0] == ("rollback", "ann")
@@ -361,9 +355,9 @@ def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place
     assert [e["event"] for e in placed.call("recent_audit", 100)].count("start") == 4
 
 
-def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[..., Placed]) -> None:
+def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[..., Placed], bare_store: ActorHandle) -> None:
     own = ["evolution.batch=1", "evolution.per_minute=0.1", "evolution.lr=1e-3", "evolution.lr_by=confidence"]
-    placed = place(*own, "evolution.review.share=1", "evolution.review.approve_after_s=0.5")
+    placed = place(*own, "evolution.review.share=1", "evolution.review.approve_after_s=0.5", store=bare_store)
     placed.call("begin", 0, {"base": 0}, 0)
     made, views, verdict, question = reviewable("first")
     placed.call("submit", made, [ray.put(views)], verdict, question)
@@ -380,8 +374,8 @@ def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[...
     assert ray.wait([placed.actor.next_batch.remote(0, 1, 11)], timeout=0.5)[0] == [], "one in ten minutes, that was"
 
 
-def test_what_people_say_keeps_tasks_from_the_learner(place: Callable[..., Placed]) -> None:
-    placed = place("evolution.vote.collapse_window=16")
+def test_what_people_say_keeps_tasks_from_the_learner(place: Callable[..., Placed], bare_store: ActorHandle) -> None:
+    placed = place("evolution.vote.collapse_window=16", store=bare_store)
     placed.call("begin", 0, {"base": 0}, 0)
     submit(placed.actor, "a", "b", "c")
     placed.call("feedback", "a", Feedback(correct=False))

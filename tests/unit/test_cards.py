@@ -7,7 +7,7 @@ from pixelis.datasets import cards
 from pixelis.dialogue.pixels import fit
 from pixelis.errors import BadInput
 
-SHIFTS = ["", "noise", "rotate", "invert", "lowcontrast", "digits", "noise,rotate"]
+SHIFTS = ["", "noise", "rotate", "invert", "lowcontrast", "digits", "noise,rotate", "warm", "warm,noise"]
 
 
 def test_a_name_always_gives_the_same_pixels():

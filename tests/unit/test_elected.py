@@ -1,0 +1,62 @@
+"""objective=answer: what an update learns from when the elected answer is learnt in every sample's own episode."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.actors.learner import TrafficStream, Work
+from pixelis.actors.rollouts import Batch
+from pixelis.config import Evolution
+from pixelis.evolution.updates import as_group, elected
+from pixelis.records import StopReason, Trajectory, Turn, UpdateTask
+
+TOKENS = {"7": 70, "8": 80, "9": 90}
+
+
+def episode(number: int, answer: str | None) -> Trajectory:
+    """Prompt, a call, its observation, and an answer of two tokens; or no answer."""
+    turns = [
+        Turn(role="user", tokens=[1, 2]),
+        Turn(role="assistant", tokens=[10 + number, 3], log_probs=[-0.1, -0.2]),
+        Turn(role="tool", tokens=[4]),
+    ]
+    if answer is not None:
+        turns.append(Turn(role="assistant", tokens=[TOKENS[answer], 5], log_probs=[-0.3, -0.4]))
+    stop = StopReason.LENGTH if answer is None else StopReason.ANSWER
+    return Trajectory(id=f"t{number}", question_id="q", group_id="g", turns=turns, answer=answer, stop_reason=stop, advantage=0.0)
+
+
+def task(answers: list[str | None], label: str) -> UpdateTask:
+    episodes = [episode(i, answer) for i, answer in enumerate(answers)]
+    return UpdateTask(question_id="q", trajectories=episodes, pseudo_label=label, confidence=0.8, created_at=0.0)
+
+
+@given(st.lists(st.sampled_from(["7", "8", "9", None]), max_size=8), st.sampled_from(["7", "8"]))
+def test_every_answered_episode_keeps_its_own_way_and_ends_with_the_elected_answer(answers: list[str | None], label: str) -> None:
+    asked = task(answers, label)
+    found = elected(asked.trajectories, label)
+    assert [t.id for t, _ in found] == ([f"t{i}" for i, a in enumerate(answers) if a is not None] if label in answers else [])
+    for trajectory, agreed in found:
+        own = asked.trajectories[int(trajectory.id[1:])]
+        assert trajectory.turns[:-1] == own.turns[:-1]
+        assert (trajectory.answer, trajectory.turns[-1].tokens) == (label, [TOKENS[label], 5])
+        assert agreed == (own.answer == label)
+        if agreed:
+            assert trajectory == own
+
+
+def test_the_answer_counts_whole_and_the_calls_of_those_that_agreed_a_little() -> None:
+    group = as_group(task(["7", "8", None], "7"))
+    wrote = Work(["what was written"], {"evolve/tasks": 1.0}, {}, {"lr": 1e-4})  # type: ignore[list-item]
+    stream = TrafficStream(None, None, Evolution(objective="answer", call_weight=0.25))  # type: ignore[arg-type]
+    work = stream.work(Batch(0, [group]), [{f"t{i}": [] for i in range(3)}], wrote)
+    assert (work.kind, work.options["wrote"], work.options["lr"]) == ("sft", wrote.samples, 1e-4)
+    agreed, other = work.samples
+    assert agreed.tokens.tolist() == [1, 2, 10, 3, 4, 70, 5]
+    assert other.tokens.tolist() == [1, 2, 11, 3, 4, 70, 5]
+    np.testing.assert_allclose(agreed.weights, [0, 0, 0.25, 0.25, 0, 1, 1])
+    np.testing.assert_allclose(other.weights, [0, 0, 0, 0, 0, 1, 1])
+    plain = TrafficStream(None, None, Evolution())  # type: ignore[arg-type]
+    assert plain.work(Batch(0, [group]), [], wrote) is wrote
