@@ -10,8 +10,8 @@ import io
 import json
 import os
 import platform
+import shutil
 import sys
-import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import numpy as np
 import ray
 from PIL import Image
 
@@ -34,6 +35,7 @@ from pixelis.jobs.driver import driver, run_folder, watch
 from pixelis.operations.media import load_image
 from pixelis.policy import checkpoint
 from pixelis.records import Question
+from pixelis.rewards.scorers import canonical
 from pixelis.telemetry import events, lineage
 
 T = TypeVar("T")
@@ -65,6 +67,7 @@ class Story:
         self.policies: dict[str, int] = {}
         self.shift: dict[str, Any] = {}
         self.reply: dict[str, Any] = {}
+        self.right: list[bool] = []
 
     def tell(self) -> None:
         """Run everything; raises the error of the stage that failed."""
@@ -104,6 +107,8 @@ class Story:
         online = online.model_copy(update={"run": online.run.model_copy(update={"resume": False})})
         judged = online.model_copy(update={"evaluate": config.evaluate.model_copy(update={"questions": q.shift_questions})})
         held_out = f"cards:?split=test&seed=8&shift={q.shift}"
+        # The stream is the same every time: what an earlier run remembers would vote on the very same pictures.
+        shutil.rmtree(Path(online.run.dir) / "memory", ignore_errors=True)
         with run_folder(online), serve.serving(online, actors) as (url, behind):
             if (evolution := behind.evolution) is None:
                 raise BadConfig("the quickstart's last part is to learn from traffic", fix="evolution.enabled=true")
@@ -121,6 +126,7 @@ class Story:
                             raise learning.exception() or InfraFailure("the online learner ended before the stream began")
                         time.sleep(0.2)
                     stats = self.stream(online, url, evolution, lambda: learning.result())
+                    judged_versions = ray.get(evolution.canary_curve.remote())
                 finally:
                     ray.get(evolution.stop.remote())
             self.policies["evolved"] = newest(actors, "evolve", default=self.policies["rft"])
@@ -131,18 +137,23 @@ class Story:
             "after": after.summary,
             "after_minus_before": paired_bootstrap(after.correct, before.correct, seed=self.config.run.seed),
             "requests": q.stream,
+            "replies_right": {
+                "first_quarter": float(np.mean(self.right[: q.stream // 4])),
+                "last_quarter": float(np.mean(self.right[-(q.stream // 4) :])),
+            },
             "updates": stats["updates"],
+            "promoted": sum(look["decision"] == "promote" for look in judged_versions),
+            "refused": sum(look["decision"] == "refuse" for look in judged_versions),
         }
 
     def stream(self, online: Config, url: str, evolution: Any, finish: Callable[[], Any]) -> dict[str, int]:
         """Send the unlabelled requests, then wait until the learner has used what they taught."""
-        q, answered = self.config.quickstart, [0]
-        lock = threading.Lock()
+        q = self.config.quickstart
 
         def send(question: Question) -> None:
-            ask(url, question)
-            with lock:
-                answered[0] += 1
+            reply = ask(url, question)
+            # Put down here for the report; the service never hears of truths.
+            self.right.append(canonical(reply["answer"] or "") == canonical(reply["truth"]))
 
         def run() -> dict[str, int]:
             questions = read_questions(f"cards:?split=validation&seed=9&shift={q.shift}", limit=q.stream, epochs=1)
@@ -154,7 +165,7 @@ class Story:
 
         def poll() -> tuple[int, dict[str, Any]]:
             stats = ray.get(evolution.stats.remote())
-            return answered[0], {"updates": stats["updates"], "waiting": stats["queue"]}
+            return len(self.right), {"updates": stats["updates"], "waiting": stats["queue"]}
 
         return watch(online, "adapt", q.stream, run, poll)
 
@@ -197,7 +208,8 @@ class Story:
         print(
             f"\non `{self.shift['name']}` pictures: {before['accuracy']:.3f} before, {after['accuracy']:.3f} after "
             f"{self.shift['updates']} updates from {self.shift['requests']} unlabelled requests "
-            f"(difference {gain['mean']:+.3f} [{gain['ci95'][0]:+.3f}, {gain['ci95'][1]:+.3f}])"
+            f"(difference {gain['mean']:+.3f} [{gain['ci95'][0]:+.3f}, {gain['ci95'][1]:+.3f}]); "
+            f"candidates promoted {self.shift['promoted']}, refused {self.shift['refused']}"
         )
         print(f"\nsummary  {self.folder / 'summary.json'}\nreport   {page}   <- open this in a browser")
 
