@@ -23,7 +23,7 @@ from pixelis.actors.fleet import Fleet
 from pixelis.config import Config
 from pixelis.engines import SamplingParams
 from pixelis.errors import BadInput, DataFailure
-from pixelis.evaluation.batches import batch_metrics
+from pixelis.evaluation.batches import NO_MAJORITY, batch_metrics
 from pixelis.policy.advantages import assign_advantages, group_rewards, usable
 from pixelis.policy.replay import SampleReplay, informative, subset
 from pixelis.records import Group, Question
@@ -118,11 +118,14 @@ class Rollouts:
     async def batch(self, step: int, prompts: Prompts) -> Batch:
         """Batch ``step``: as many groups as asked for, less when too few can be used; what is missing is filled by replay.
 
-        A group that fails, is too small or teaches nothing is replaced at once by a new question. Raises DataFailure when too
-        many fail or the questions run out.
+        A group that fails, is too small or teaches nothing is replaced at once by a new question; so is one that abstains, its
+        rollouts having no majority, as long as ``rft.dynamic.most`` allows. Raises DataFailure when too many fail, when all
+        abstain, or when the questions run out.
         """
         r = self.config.rft
-        started, failures, dull = time.monotonic(), Counter[str](), []
+        started, failures = time.monotonic(), Counter[str]()
+        dull: list[Rolled] = []
+        undecided: list[Rolled] = []
         kept: dict[int, Rolled] = {}
         running: dict[asyncio.Task[Rolled | str], int] = {}
         numbers: list[int] = []
@@ -145,8 +148,10 @@ class Rollouts:
                                 f"too many unusable groups in step {step}: {dict(failures)}", fix="look at events.jsonl"
                             )
                         await draw()
-                    elif r.dynamic.filter == "accuracy" and not informative(rolled.group, self.term):
-                        dull.append(rolled)
+                    elif (abstains := _abstains(rolled.group)) or (
+                        r.dynamic.filter == "accuracy" and not informative(rolled.group, self.term)
+                    ):
+                        (undecided if abstains else dull).append(rolled)
                         if len(numbers) < r.dynamic.most * r.questions:
                             await draw()
                     else:
@@ -156,9 +161,12 @@ class Rollouts:
                 task.cancel()
         # The order in which questions were drawn, not the one in which they happened to end.
         chosen = [kept[place] for place in sorted(kept)]
+        if undecided and not chosen and not dull:
+            told = f"none of the {len(undecided)} questions tried for step {step} has a majority"
+            raise DataFailure(told, code="no_majority", fix="lower rewards.vote.min_share, or set rewards.vote.tie=first")
         batch = self._assemble(step, chosen, dull, numbers)
         seconds = time.monotonic() - started
-        everything = [rolled.group for rolled in [*chosen, *dull]]
+        everything = [rolled.group for rolled in [*chosen, *dull, *undecided]]
         batch.metrics |= {
             **batch_metrics(everything),
             "rollout/seconds": seconds,
@@ -210,6 +218,8 @@ class Rollouts:
         if greedy:
             rolled.greedy = greedy[0].group.trajectories[0].reward
         rewards = group_rewards(rolled.group, r.advantage)
+        if _abstains(rolled.group):
+            return rolled
         if not usable(rewards, r.advantage) or (greedy and rolled.greedy is None):
             return next((t.unscored for t in rolled.group.trajectories if t.unscored), "group_too_small")
         return rolled
@@ -230,3 +240,8 @@ class Rollouts:
         group, views = await self.fleet.rollout(question, group_id, n, sampling, offered, turns)
         more = [self.embedder.states.remote(group, views)] if self.embedder is not None else []
         return Rolled(await next(self.scorer).score.remote(group, step, *more), views)
+
+
+def _abstains(group: Group) -> bool:
+    """True when the rollouts were to vote and have no majority."""
+    return any(t.unscored in NO_MAJORITY for t in group.trajectories)

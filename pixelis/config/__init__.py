@@ -44,6 +44,7 @@ from pixelis.config.rft import Advantage, DynamicSampling, Loss, Replay, Rft
 from pixelis.config.section import Section
 from pixelis.config.sft import PartWeights, Sft, SftCurriculum, Stage
 from pixelis.config.synthesis import Synthesis
+from pixelis.config.ttrl import Ttrl
 from pixelis.config.whole import VLLM_LORA_RANKS, Config, absolute
 
 __all__ = [
@@ -95,6 +96,7 @@ __all__ = [
     "TaskRewards",
     "Telemetry",
     "Toolbox",
+    "Ttrl",
     "VoteReward",
     "Voting",
     "absolute",

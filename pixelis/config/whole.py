@@ -32,6 +32,7 @@ from pixelis.config.rft import Rft
 from pixelis.config.section import Section
 from pixelis.config.sft import Sft
 from pixelis.config.synthesis import Synthesis
+from pixelis.config.ttrl import Ttrl
 
 PATHS = (
     ("run", "dir"),
@@ -68,6 +69,7 @@ class Config(Section):
     ranks: Ranks = Ranks()
     rft: Rft = Rft()
     rewards: Rewards = Rewards()
+    ttrl: Ttrl = Ttrl()
     evaluate: Evaluate = Evaluate()
     serve: Serve = Serve()
     memory: Memory = Memory()

@@ -35,9 +35,19 @@ class Arm:
 
 
 def measure(
-    config: Config, actors: cluster.Actors, name: str, version: int, *, operations: bool = True, source: str | None = None
+    config: Config,
+    actors: cluster.Actors,
+    name: str,
+    version: int,
+    *,
+    operations: bool = True,
+    source: str | None = None,
+    samples: int = 1,
 ) -> Arm:
-    """Episodes of policy ``version`` on ``source`` (default data.evaluate), greedy unless configured otherwise."""
+    """Episodes of policy ``version`` on ``source`` (default data.evaluate), greedy unless configured otherwise.
+
+    ``samples`` are those of each question, whose correctness is their mean.
+    """
     coordinator, count = actors.coordinator, config.evaluate.questions
     source = source or config.data.evaluate
 
@@ -48,7 +58,7 @@ def measure(
         config,
         f"evaluate {name}",
         count,
-        lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, name)),
+        lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, name, samples=samples)),
         poll,
     )
     summary = {"name": name, **summarise(groups)}

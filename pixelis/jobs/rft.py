@@ -7,7 +7,9 @@ Result: checkpoints and policy versions in run.dir, every step in run.dir/events
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pixelis.actors import cluster, learner
 from pixelis.config import Config, from_command_line
@@ -17,16 +19,25 @@ from pixelis.jobs.dry_run import checks
 SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/calls", "rollout/seconds", "learner/seconds")
 
 
-def run(config: Config, actors: cluster.Actors) -> Path:
-    """Train to ``rft.steps`` or to a stop, on actors that are already placed; returns the last checkpoint."""
+def run(config: Config, actors: cluster.Actors, over: Callable[[], bool] = lambda: False) -> Path:
+    """Train to ``rft.steps`` or to a stop, on actors that are already placed; returns the last checkpoint.
+
+    ``over`` is asked every second: True ends the run after the step that is being made.
+    """
     stream = learner.GroupStream(actors.coordinator, actors.store, "rft", config.rft.steps, config.rft)
+
+    def poll() -> tuple[int, dict[str, Any]]:
+        if over():
+            actors.coordinator.stop.remote()
+        return last_step(Path(config.run.dir), "step/policy", SHOWN)
+
     return made_steps(
         watch(
             config,
             "rft",
             config.rft.steps,
             lambda: learner.fit(config, stream, loss=config.rft.loss, temperature=config.rft.sampling.temperature),
-            lambda: last_step(Path(config.run.dir), "step/policy", SHOWN),
+            poll,
             stop=actors.coordinator.stop.remote,
         )
     )

@@ -16,7 +16,7 @@ import pytest
 from pixelis.actors import cluster
 from pixelis.config import Config, load
 from pixelis.datasets import cards
-from pixelis.jobs import evaluate, rft, sft
+from pixelis.jobs import evaluate, rft, sft, ttrl
 from pixelis.jobs.driver import run_folder
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
@@ -224,6 +224,27 @@ def test_evaluate_writes_numbers_trajectories_and_pictures(
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/") >= 4
     assert str(tmp_path / "report.html") in out
+
+
+def test_ttrl_learns_from_votes_until_they_agree_no_further(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [cards.question_row("train", 1, number) for number in range(8)]
+    source = tmp_path / "unlabelled.jsonl"
+    source.write_text("\n".join(json.dumps({key: row[key] for key in row if key != "answers"}) for row in rows))
+    keys = f"policy.model=nano policy.adapter={straight}/checkpoints/step_00000060 run.dir={tmp_path}/run data.train={source}"
+    learns = "rft.algorithm=ttrl rewards.preset=ttrl rft.steps=50 rft.questions=4 rft.group=8 rft.samples=4 learner.lr=1e-3"
+    # No rise of shares is ever 1: the run ends as soon as two steps can be compared.
+    ends = "ttrl.samples=4 ttrl.patience=1 ttrl.min_gain=1 evaluate.questions=8 evaluate.sampling.temperature=1"
+    assert run_here(ttrl.main, monkeypatch, *keys.split(), *learns.split(), *ends.split()) == 0
+    found = json.loads((tmp_path / "run" / "ttrl.json").read_text())
+    steps = events.read(tmp_path / "run", "step/policy")
+    assert 2 <= found["steps"] == len(steps) < 50
+    assert (found["plateau"], found["pass@1"], found["questions"]) == (True, None, 8)
+    assert 0 < found["agreement"]["before"]["mean"] < 1
+    assert all("vote/majority_share" in row and "vote/label_accuracy" not in row for row in steps)
+    assert "unknown: the questions have no answers" in capfd.readouterr().out
+    assert run_here(ttrl.main, monkeypatch, *keys.split(), "rewards.preset=ttrl", "rewards.weights.accuracy=1") == 2
 
 
 @pytest.fixture

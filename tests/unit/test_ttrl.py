@@ -1,0 +1,176 @@
+"""Adapting to questions without answers: what is measured, when it ends, and that no truth reaches the weights."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from tiny_policy import Maker, policy
+
+from pixelis import config
+from pixelis.actors import rollouts
+from pixelis.errors import BadConfig, DataFailure
+from pixelis.jobs import ttrl
+from pixelis.policy.advantages import assign_advantages
+from pixelis.policy.replay import subset
+from pixelis.policy.samples import TrainSample
+from pixelis.policy.train_step import Trainer
+from pixelis.records import Group, Question, StopReason, Trajectory, Turn
+from pixelis.rewards.terms import score_group
+from pixelis.telemetry.events import EventLog
+
+TTRL = config.Rewards(preset="ttrl", vote={"min_share": 0.5, "tie": "abstain"})  # type: ignore[arg-type]
+ANSWERS = [["3", "3", "8", "3"], ["1", "7", "7", None], ["2", "2", "2", "2"], ["4", "5", "4", "5"]]
+
+
+def group(answers: list[str | None], name: str = "q", truths: list[str] | None = None) -> Group:
+    episodes = [
+        Trajectory(
+            id=f"{name}-{i}",
+            question_id=name,
+            group_id=name,
+            turns=[Turn(role="user", text="?"), Turn(role="assistant", text=f"<answer>{answer}</answer>")],
+            answer=answer,
+            stop_reason=StopReason.ANSWER if answer is not None else StopReason.LENGTH,
+        )
+        for i, answer in enumerate(answers)
+    ]
+    return Group(id=name, question=Question(id=name, question="?", answers=truths), trajectories=episodes)
+
+
+def scored(truths: list[list[str] | None]) -> list[Group]:
+    return [score_group(group(a, f"q{i}", t), TTRL) for i, (a, t) in enumerate(zip(ANSWERS, truths, strict=True))]
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ([0.5] * 3, False),  # too few to compare
+        ([0.5, 0.5, 0.6, 0.6], False),
+        ([0.5, 0.5, 0.504, 0.504], True),
+        ([0.6, 0.6, 0.5, 0.5], True),
+        ([0.1, 0.1, 0.5, 0.5, 0.9, 0.9], False),
+        ([0.1, 0.9, 0.9, 0.9, 0.9], True),
+    ],
+)
+def test_a_run_ends_when_the_votes_agree_no_further(values: list[float], ends: bool) -> None:
+    settings = config.Ttrl(patience=2, min_gain=0.005)
+    assert ttrl.plateau(values, settings) is ends
+    assert not ttrl.plateau(values, config.Ttrl(patience=0))
+
+
+def test_shares_are_those_of_the_steps_and_count_groups_without_a_majority(tmp_path) -> None:
+    log = EventLog(tmp_path)
+    for step, share, none in ((1, 0.5, 0.0), (2, 0.8, 0.5), (2, 0.8, 0.25)):  # the second step was made again after a restart
+        log.write("step/policy", step=step, **{"vote/majority_share": share, "vote/none": none})
+    log.write("step/policy", step=3, **{"vote/none": 1.0})
+    assert ttrl.shares(tmp_path) == pytest.approx([0.5, 0.6, 0.0])
+
+
+def test_pass_at_1_is_the_mean_of_the_episodes_and_the_majority_one_answer() -> None:
+    groups = scored([["3"], ["1"], ["2"], ["5"]])
+    agreement, single, majority = ttrl.votes(groups)
+    assert agreement == {"q0": 0.75, "q1": 0.5, "q2": 1.0, "q3": 0.5}
+    assert single == {"q0": 0.75, "q1": 0.25, "q2": 1.0, "q3": 0.5}
+    assert majority == {"q0": 1.0, "q1": 0.0, "q2": 1.0, "q3": 0.0}  # a tie goes to the answer given first
+    found = ttrl.compare(groups, groups, seed=0)
+    assert found["pass@1"]["before"]["mean"] == pytest.approx(0.625)
+    assert found["pass@1"]["difference"]["ci95"] == [0.0, 0.0]
+
+
+def test_without_truths_only_the_agreement_is_known() -> None:
+    groups = scored([None] * 4)
+    found = ttrl.compare(groups, groups, seed=0)
+    assert found["agreement"]["after"]["mean"] == pytest.approx(0.6875)
+    assert found["pass@1"] is None
+    assert found["majority"] is None
+
+
+def test_episodes_without_an_answer_do_not_win() -> None:
+    assert ttrl.votes([score_group(group([None, None, " ", "4"], truths=["4"]), TTRL)])[2] == {"q": 1.0}
+    assert ttrl.votes([score_group(group([None, None], truths=["4"]), TTRL)]) == ({"q": 0.0}, {"q": 0.0}, {"q": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "named"),
+    [
+        ({"preset": "ttrl", "weights": {"accuracy": 0.1}}, "rewards.weights.accuracy"),
+        ({"preset": "ttrl", "weights": {"length": 0.5}}, "rewards.weights.length"),
+        ({"preset": "ttrl", "tasks": {"counting": {}}}, "rewards.weights.accuracy"),
+        ({"preset": "ttrl", "own": {"own_rewards:reward": 1.0}}, "rewards.own"),
+        ({"weights": {"accuracy": 0.0, "format": 1.0}}, "majority_vote is 0"),
+    ],
+)
+def test_a_reward_that_may_look_at_a_truth_is_refused(rewards: dict, named: str) -> None:
+    with pytest.raises(BadConfig, match=named):
+        ttrl.unlabelled(config.parse({"rewards": rewards}))
+
+
+def test_the_preset_with_terms_of_the_form_alone_is_taken() -> None:
+    chosen = config.parse({"rewards": {"preset": "ttrl", "weights": {"format": 0.1}}})
+    assert ttrl.unlabelled(chosen) is chosen
+
+
+def trained(truths: list[list[str] | None]) -> dict[str, np.ndarray]:
+    """Weights after two steps on the groups, as `rft` makes them: score, choose, advantages, loss."""
+    maker, rng = Maker(seed=4), np.random.default_rng(0)
+    groups = [subset(g, 3, "stratified", rng) for g in scored(truths)]
+    assign_advantages(groups, config.Rft(algorithm="ttrl").advantage)
+    samples: list[TrainSample] = []
+    for one in groups:
+        for trajectory in one.trajectories:
+            sample = maker.sample(advantage=0.0)
+            if trajectory.advantage is not None:
+                sample.advantage = trajectory.advantage
+                samples.append(sample)
+    learner = config.Learner(lr=3e-3, warmup=0.0, row_tokens=512, rows=2)
+    loss = config.Rft(algorithm="ttrl").loss
+    trainer = Trainer(policy(), learner, loss, total_steps=2, device="cpu")
+    try:
+        for _ in range(2):
+            trainer.step(samples)
+        return trainer.adapter().tensors
+    finally:
+        trainer.close()
+
+
+def test_no_truth_reaches_the_weights() -> None:
+    blind = trained([None] * 4)
+    assert any(np.any(tensor) for name, tensor in blind.items() if name.endswith(".B"))  # it has learnt something
+    for truths in ([["3"], ["7"], ["2"], ["4"]], [["8"], ["0"], ["no"], ["9"]]):
+        told = trained(truths)
+        assert all(np.array_equal(blind[name], told[name]) for name in blind)
+
+
+def batch_of(found: list[Group | str], questions: int, most: float) -> rollouts.Batch:
+    """A batch from groups that questions give in this order, instead of from generators."""
+    chosen = config.parse({"rft": {"questions": questions, "group": 4, "dynamic": {"most": most}}, "rewards": TTRL.model_dump()})
+
+    class Given(rollouts.Rollouts):
+        async def group(self, question: Question, step: int) -> rollouts.Rolled | str:
+            one = found[int(question.id)]
+            return one if isinstance(one, str) else rollouts.Rolled(one, None)  # type: ignore[arg-type]
+
+    numbered = ((number, Question(id=str(number), question="?")) for number in range(len(found)))
+    prompts = rollouts.Prompts(numbered, "these")
+    try:
+        return asyncio.run(Given(chosen, None, [None]).batch(0, prompts))  # type: ignore[arg-type, list-item]
+    finally:
+        prompts.close()
+
+
+def test_groups_that_abstain_are_replaced_and_counted_and_are_no_failures() -> None:
+    sure, _, _, torn = scored([None] * 4)
+    batch = batch_of([torn, sure, torn, torn, torn, sure, sure], questions=2, most=3.0)
+    assert [g.id for g in batch.groups] == ["q0", "q0"]
+    assert batch.metrics["vote/none"] == pytest.approx(4 / 6)
+    assert batch.metrics["rollout/unusable_groups"] == 0.0
+    assert batch_of([torn, sure, torn, sure], questions=2, most=1.0).numbers == [0, 1], "no more questions than allowed"
+
+
+def test_a_batch_in_which_all_abstain_says_what_to_do() -> None:
+    torn = scored([None] * 4)[3]
+    with pytest.raises(DataFailure, match="none of the 4 questions") as told:
+        batch_of([torn] * 5, questions=2, most=2.0)
+    assert "min_share" in str(told.value.fix)
