@@ -218,7 +218,8 @@ class Index:
         faiss.omp_set_num_threads(int(threads) if threads.isdigit() else 1)
 
     def __len__(self) -> int:
-        return len(self.tail) + (len(self.built) if self.built is not None else 0)
+        with self._lock:  # a row that is on its way from the tail counts once
+            return len(self.tail) + (len(self.built) if self.built is not None else 0)
 
     def _ready(self, vectors: np.ndarray) -> np.ndarray:
         cosine = self.config.metric == "cosine"

@@ -202,3 +202,23 @@ def test_a_wiped_vector_is_zero_in_the_graph() -> None:
     values = index.built._values()
     assert (values[index.built.rows.tolist().index(7)] == 0).all()
     assert not (np.abs(values - unit(stored[7])).max(1) < 1e-6).any()
+
+
+def test_a_row_on_its_way_into_the_built_part_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "STEP", 4)
+    index = Index(config("hnsw"), 24)
+    stored, seen, done = vectors(1200, 24), set(), threading.Event()
+    index.add(range(600), stored[:600])
+
+    def count() -> None:
+        while not done.is_set():
+            seen.add(len(index))
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    settle(index)
+    index.add(range(600, 1200), stored[600:])
+    settle(index)
+    done.set()
+    counting.join()
+    assert seen <= {600, 1200}
