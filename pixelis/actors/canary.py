@@ -48,7 +48,12 @@ class Canary:
         await self.ready()
         async with self.one:
             await self.fleet.load(version)
-            groups = await asyncio.gather(*(self._ask(question, version) for question in self.questions))
+            asked = [asyncio.ensure_future(self._ask(question, version)) for question in self.questions]
+            try:
+                groups = await asyncio.gather(*asked)
+            finally:  # after the first failure: the next version must not be loaded under the rest
+                for one in asked:
+                    one.cancel()
             scored = await asyncio.to_thread(self._score, [group for group in groups if group is not None])
         known = correctness(scored)
         return {question.id: known.get(question.id) for question in self.questions}

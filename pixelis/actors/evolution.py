@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from pixelis.actors.rollouts import Batch, Stepped
 from pixelis.actors.versions import Versions
 from pixelis.actors.waiting import Tasks, Waiting, prompt_key, update_metrics
 from pixelis.config import Config
-from pixelis.errors import BadConfig
+from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import Rate, drawn_for_review, learning_rate
 from pixelis.evolution.guard import Beta
@@ -38,19 +38,8 @@ from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdi
 
 log = logging.getLogger(__name__)
 
-COUNTED = (
-    "received",
-    "handed",
-    "refused",
-    "paused",
-    "collapsed",
-    "withdrawn",
-    "disowned",
-    "private",
-    "lost",
-    "unusable",
-    "left_over",
-)
+ENDS = ("handed", "refused", "paused", "collapsed", "withdrawn", "disowned", "private", "lost", "unusable", "left_over")
+COUNTED = ("received", *ENDS)
 """What becomes of tasks, beside those that are dropped from a full queue, in review or learnt from."""
 
 
@@ -87,7 +76,9 @@ class Evolution:
         self.current: Batch | None = None
         self.tasks: list[UpdateTask] = []
         self.given: set[int] = set()
-        self.learning = self.paused = self.draining = self.stopped = False
+        self.hold = Path(config.run.dir) / "versions" / "paused"
+        self.paused = self.hold.exists()
+        self.learning = self.draining = self.stopped = False
         self.changed = asyncio.Condition()
         self.opening: asyncio.Task | None = None
         self.background: list[asyncio.Task] = []
@@ -121,10 +112,7 @@ class Evolution:
         owns these may be gone long before the learner reads them.
         """
         await self._open()
-        cause = "refused" if self.draining or self.stopped else "paused" if self.paused else ""
-        if not cause and task.trajectories[0].policy_version in self.versions_of.withdrawn:
-            cause = "withdrawn"
-        if cause:
+        if cause := self._refusal(task):
             self.counts[cause] += 1
             return False
         try:
@@ -141,13 +129,25 @@ class Evolution:
             kept = await self.reviewing.keep(task, verdict, question, seen)
             self.counts["reviewed" if kept else "private"] += 1
             return kept
-        await self._push(task, seen)
-        return True
+        return await self._push(task, seen)
 
-    async def _push(self, task: UpdateTask, seen: dict[str, Any]) -> None:
+    def _refusal(self, task: UpdateTask, approved: bool = False) -> str:
+        """Why nothing will come of a task, empty when something will. What a person approved waits for the end of a pause."""
+        if self.draining or self.stopped:
+            return "refused"
+        if self.paused and not approved:
+            return "paused"
+        return "withdrawn" if task.trajectories[0].policy_version in self.versions_of.withdrawn else ""
+
+    async def _push(self, task: UpdateTask, seen: dict[str, Any], approved: bool = False) -> bool:
+        views = ray.put(seen)
         async with self.changed:
-            self.queue.push(Waiting(task, ray.put(seen)))
+            if cause := self._refusal(task, approved):  # it may have become one while the views travelled
+                self.counts[cause] += 1
+                return False
+            self.queue.push(Waiting(task, views))
             self.changed.notify_all()
+            return True
 
     async def feedback(self, experience_id: str, feedback: Feedback) -> None:
         """Somebody's word on an answer: it teaches nothing, but what it calls wrong is not learnt from if it still waits."""
@@ -197,6 +197,7 @@ class Evolution:
         Waits for ``evolution.batch`` tasks and for its turn (``evolution.per_minute``); while draining a smaller last batch goes
         out, if every rank gets a group.
         """
+        await self._begun()
         async with self.changed:
             while not (self.stopped or (step == self.step and self._ready(world))):
                 await self._wait()
@@ -206,6 +207,12 @@ class Evolution:
             self.given.add(rank)
             whole = self.current
         return whole.share(rank, world)
+
+    async def _begun(self) -> None:
+        """Raises InfraFailure for a learner that began with an earlier life of this actor: what its weights are is not known."""
+        await self._open()
+        if not self.learning:
+            raise InfraFailure("the Evolution actor has started again", fix="restart the learner: it goes on from its checkpoint")
 
     async def _wait(self) -> None:
         """Until something changes, or the next update is allowed."""
@@ -231,7 +238,7 @@ class Evolution:
         return self.current is not None
 
     def _batch(self, world: int) -> Batch | None:
-        made = self.queue.batch(self.settings.batch, world, self.config.rft.advantage)
+        made = self.queue.batch(self.settings.batch, world, self.config.rft.advantage, self.settings.objective)
         if made is None:
             return None
         batch, self.tasks = made
@@ -247,6 +254,7 @@ class Evolution:
 
         Returns when that candidate serves or is refused: the learner goes on from weights that are judged.
         """
+        await self._begun()
         metrics, life = metrics or {}, self.lives
         skipped = bool(metrics.get("evolve/skipped"))
         if "evolve/kl" in metrics:
@@ -257,8 +265,7 @@ class Evolution:
         about: dict[str, Any] = {name.partition("/")[2]: _plain(metrics[name]) for name in names if name in metrics}
         about |= {"step": step, "experiences": [task.experience_id or task.id for task in self.tasks]}
         await self.overseer.note("update", "learner", "step", "skipped" if skipped else "success", about)
-        if version is not None:
-            await self.candidate(version)
+        promoted = version is not None and await self.candidate(version)
         async with self.changed:
             self.counts["skipped" if skipped else "updates"] += 1
             self.updates_at.append(time.monotonic())
@@ -266,6 +273,8 @@ class Evolution:
                 self.step, self.current, self.tasks = step + 1, None, []
                 self.given.clear()
                 self.changed.notify_all()
+            elif promoted and self.versions_of.served == version:  # which went on from what served before
+                self.versions_of.restore = version
         return Stepped()
 
     async def candidate(self, version: int) -> bool:
@@ -297,7 +306,7 @@ class Evolution:
     # -- from people ------------------------------------------------------------------------------------------------
 
     async def pause(self, by: str) -> None:
-        """No task is taken and no update made until ``resume``; what is judged already goes its way."""
+        """No task is taken and no update made until ``resume``, restarts or not; what is judged already goes its way."""
         await self._pause(by, True)
 
     async def resume(self, by: str) -> None:
@@ -309,7 +318,11 @@ class Evolution:
         async with self.changed:
             self.paused = paused
             if paused:
+                self.hold.parent.mkdir(parents=True, exist_ok=True)
+                self.hold.touch()
                 self.counts["paused"] += len(self.queue.take(len(self.queue)))
+            else:
+                self.hold.unlink(missing_ok=True)
             self.changed.notify_all()
         await self.overseer.note("pause", by, "pause" if paused else "resume", "success", {})
 
@@ -358,13 +371,14 @@ class Evolution:
     async def decide(self, id: str, approve: bool, by: str, comment: str = "", answer: str | None = None) -> dict[str, Any]:
         """Approve (learn from it, with ``answer`` as its label if that is given) or reject an update; once.
 
-        Raises BadInput for an unknown one or one that was decided otherwise.
+        ``queued`` is False when nothing will be learnt: rejected, approved before, or the policy that sampled it was withdrawn.
+        Raises BadInput for an unknown one or one that was decided otherwise, InfraFailure for an approval after the last update.
         """
         await self._open()
+        if approve and (self.draining or self.stopped):  # a decision stands, and this one could not be acted upon
+            raise InfraFailure("no update is made any more", code="ending", fix="approve it when the service runs again")
         decided = await self.reviewing.decide(id, approve, by, comment, answer)
-        queued = decided is not None and not (self.draining or self.stopped)
-        if decided is not None and queued:
-            await self._push(*decided)
+        queued = decided is not None and await self._push(*decided, approved=True)
         state = "approved" if approve else "rejected"
         self.counts[state] += 1
         await self.overseer.note("review", by, state, "success", {"task": id, "corrected": answer is not None, "queued": queued})
@@ -450,21 +464,27 @@ class Evolution:
         """Judge what serves, now and then."""
         while True:
             await asyncio.sleep(self.settings.canary.watch_s)
-            try:
+            with going_on("the watch failed"):
                 await self.look()
-            except Exception:  # a look that failed must not be the last one
-                log.exception("the watch failed")
 
     async def _review(self) -> None:
         """Take what waited long enough for a person, where that is wanted."""
         after = self.settings.review.approve_after_s
         while after is not None:
             await asyncio.sleep(min(after, self.settings.alerts.every_s))
-            for id in await self.reviewing.due(time.time(), after):
-                try:
-                    await self.decide(id, True, "timeout")
-                except Exception:
-                    log.exception("a review could not be taken")
+            with going_on("the reviews could not be looked at"):
+                for id in await self.reviewing.due(time.time(), after) if not (self.paused or self.draining) else ():
+                    with going_on("a review could not be taken"):
+                        await self.decide(id, True, "timeout")
+
+
+@contextlib.contextmanager
+def going_on(told: str) -> Iterator[None]:
+    """What failed once must not have been the last time that it was tried."""
+    try:
+        yield
+    except Exception:
+        log.exception(told)
 
 
 def _handle(actor: ActorHandle | str) -> ActorHandle:

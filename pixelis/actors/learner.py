@@ -19,7 +19,7 @@ from ray.actor import ActorHandle
 from pixelis.actors.cluster import own_error
 from pixelis.actors.rollouts import Batch, Stepped
 from pixelis.config import Config, Evolution, Loss, Rft
-from pixelis.errors import InfraFailure
+from pixelis.errors import DataFailure, InfraFailure
 from pixelis.evolution.updates import elected
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
@@ -239,7 +239,7 @@ def work(job: dict[str, Any]) -> None:
     log, tracker = EventLog(config.run.dir), Tracker(config) if trainer.is_first else None
     stream.begin(step, trainer, state)
     while not asked_to_stop(config) and (item := stream.next(step)) is not None:
-        metrics = {**item.metrics, **update(trainer, item.samples, item.kind or stream.kind, parts, item.options)}
+        metrics = {**item.metrics, **learn(trainer, stream, item, parts)}
         state = item.state
         told = stream.done(step, trainer, metrics)
         metrics |= told.metrics
@@ -259,6 +259,16 @@ def work(job: dict[str, Any]) -> None:
     if tracker is not None:
         tracker.close()
     trainer.close()
+
+
+def learn(trainer: Any, stream: Stream, item: Work, parts: int) -> dict[str, float]:
+    """One update from a batch; metrics. Traffic without a usable sample is skipped, in all ranks: it must not end a service."""
+    try:
+        return update(trainer, item.samples, item.kind or stream.kind, parts, item.options)
+    except DataFailure as error:
+        if error.code != "no_usable_sample" or not isinstance(stream, TrafficStream):
+            raise
+        return {"evolve/skipped": 1.0}
 
 
 def update(

@@ -71,9 +71,11 @@ class PolicyStore:
 
     def _add(self, adapter: Adapter | None, record: PolicyVersion) -> None:
         """Hold the weights and the record; what is there already stays."""
-        if adapter is not None and not self._path(record.version).is_dir():
+        if adapter is not None:
             record.sha256, record.bytes = adapter.sha256(), adapter.nbytes
-            save_adapter(adapter, self._path(record.version))
+            # A folder that no record knows is of another run, or of a life that ended before it wrote the record.
+            if record.version not in self.versions or not self._path(record.version).is_dir():
+                save_adapter(adapter, self._path(record.version))
         record.created_at = record.created_at or time.time()
         self.versions[record.version] = record
         if record.version not in self.refs:

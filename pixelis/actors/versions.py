@@ -167,6 +167,7 @@ class Versions:
 
     async def _promote(self, version: int, by: str, scores: Scores | None, forced: bool) -> None:
         before = self.served
+        self._remember({"version": version, "scores": None if scores is None else dict(scores)})
         await self.store.promote.remote(version)
         try:
             await self._serve(version)
@@ -174,14 +175,17 @@ class Versions:
             await self.store.roll_back.remote(version)
             await self._serve(await self.store.promoted.remote())
             raise
+        self._moved(before, version, scores)
+        self._remember()
+        await self.note("promotion", by, "promote", "success", {"version": version, "before": before, "forced": forced})
+
+    def _moved(self, before: int, version: int, scores: Scores | None) -> None:
         if self.watch is not None:
             if version < before:
                 self.watch.rolled_back(version)
             else:
                 self.watch.promoted(version, scores)
         self.unjudged = scores is None
-        self._remember()
-        await self.note("promotion", by, "promote", "success", {"version": version, "before": before, "forced": forced})
 
     async def roll_back(self, version: int | None, by: str, reason: str) -> int:
         """Serve ``version`` again, or the one promoted before the served one; all that was promoted after it is withdrawn.
@@ -264,16 +268,26 @@ class Versions:
             raise MissingFile(f"no policy version {version}", code="unknown_version", fix="take one from the list of versions")
         return found
 
-    def _remember(self) -> None:
+    def _remember(self, coming: dict[str, Any] | None = None) -> None:
+        """``coming`` is about to be promoted: a life that ends in between is gone on with as if it had got there."""
         state = self.watch.state() if self.watch is not None else None
-        write_json(self.file, {"key": self.key, "watch": state, "unjudged": self.unjudged, "curve": self.curve})
+        kept = {"key": self.key, "watch": state, "unjudged": self.unjudged, "curve": self.curve, "coming": coming}
+        write_json(self.file, kept)
 
     def _recall(self) -> None:
-        """Other questions, another starting policy or another one that serves make a new beginning."""
+        """Take up the watch. Other questions, another starting policy or one that it has not heard of make a new beginning."""
         if not self.file.is_file():
             return
         kept = json.loads(self.file.read_text(encoding="utf-8"))
-        if kept["key"] == self.key:
-            self.curve, self.unjudged = kept["curve"], kept["unjudged"]
-            if kept["watch"] is not None:
-                self.watch = Watch.restore(self.config.evolution.canary, kept["watch"])
+        if kept["key"][:3] != self.key[:3]:
+            return
+        watch = Watch.restore(self.config.evolution.canary, kept["watch"]) if kept["watch"] is not None else None
+        known, coming = kept["key"] == self.key, kept.get("coming") or {}
+        promoted = coming.get("version") == self.served
+        if known or promoted or (watch is not None and self.served in (version for version, _ in watch.line)):
+            self.watch, self.curve, self.unjudged = watch, kept["curve"], kept["unjudged"]
+            if not known and promoted:
+                self._moved(kept["key"][3], self.served, coming["scores"])
+            elif not known and watch is not None:  # withdrawn, but not yet written down
+                watch.rolled_back(self.served)
+                self.unjudged = False

@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ray
 
 from pixelis.actors.rollouts import Batch
 from pixelis.config import Advantage
-from pixelis.evolution.updates import DropOldest, as_group
+from pixelis.evolution.updates import DropOldest, as_group, elected
 from pixelis.policy.advantages import assign_advantages
 from pixelis.records import Group, Question, UpdateTask
 
@@ -35,18 +35,22 @@ class Tasks(DropOldest[Waiting]):
 
     def discard(self, unwanted: Callable[[UpdateTask], bool]) -> int:
         """Take out what must not be learnt from; how many that were."""
-        waiting = self.take(len(self))
-        self.items.extend(item for item in waiting if not unwanted(item.task))
-        return len(waiting) - len(self)
+        return self.remove(lambda item: unwanted(item.task))
 
-    def batch(self, size: int, world: int, settings: Advantage) -> tuple[Batch, list[UpdateTask]] | None:
-        """The oldest ``size`` tasks with their advantages, and what they were; None when a rank would get no usable one."""
+    def batch(
+        self, size: int, world: int, settings: Advantage, objective: Literal["answer", "policy"] = "policy"
+    ) -> tuple[Batch, list[UpdateTask]] | None:
+        """The oldest ``size`` tasks with their advantages, and what they were; None when a rank would get no usable one.
+
+        With objective=answer a label that none of the samples gave, a reviewer's, has no tokens to learn it from.
+        """
         waiting = self.take(size)
         all_groups = [as_group(item.task) for item in waiting]
         assign_advantages(all_groups, settings)
         groups, views, kept = [], [], []
         for item, group in zip(waiting, all_groups, strict=True):
-            if all(t.advantage is None for t in group.trajectories):
+            unsaid = objective == "answer" and not elected(group.trajectories, item.task.pseudo_label)
+            if unsaid or all(t.advantage is None for t in group.trajectories):
                 self.counts["unusable"] += 1
                 continue
             groups.append(group)

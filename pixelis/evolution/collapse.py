@@ -1,16 +1,11 @@
-"""What votes say over time: is a policy about to give everybody the same answer, and does confidence rise or fall."""
+"""What votes say over time: is a policy about to give everybody the same answer."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from pixelis.config import Voting
-from pixelis.evolution.vote import CONFIDENT
 from pixelis.records import Verdict
 from pixelis.rewards.scorers import canonical
 
@@ -87,27 +82,3 @@ def fewer(now: int, before: int, size: int) -> float:
     total = now + before
     ways = sum(math.comb(size, i) * math.comb(size, total - i) for i in range(max(total - size, 0), now + 1))
     return ways / math.comb(2 * size, total)
-
-
-@dataclass(frozen=True, slots=True)
-class Consistency:
-    """Verdicts of a window: how many, mean and standard deviation of confidence, where it goes, share below .5."""
-
-    num_votes: int
-    mean: float
-    std: float
-    trend: Literal["increasing", "decreasing", "stable"]
-    low_rate: float
-
-
-def consistency(confidences: Sequence[float], change: float = 0.05) -> Consistency:
-    """Of the confidences of verdicts in order of time; a trend is a fitted line that moves by more than ``change`` over them."""
-    n = len(confidences)
-    if n == 0:
-        return Consistency(0, 0.0, 0.0, "stable", 0.0)
-    rise = statistics.linear_regression(range(n), confidences).slope * (n - 1) if n > 1 else 0.0
-    trend: Literal["increasing", "decreasing", "stable"] = (
-        "increasing" if rise > change else "decreasing" if rise < -change else "stable"
-    )
-    low = sum(c < CONFIDENT for c in confidences) / n
-    return Consistency(n, statistics.fmean(confidences), statistics.pstdev(confidences), trend, low)

@@ -48,10 +48,6 @@ class Beta:
                     self.beta = self._bounded(self.beta / STEP)
         return self.beta
 
-    def skip(self, kl: float) -> bool:
-        """True when an update of this KL must not be taken: above twice the target, or not a number."""
-        return not kl <= 2 * self.config.target
-
     def state(self) -> dict[str, Any]:
         """What a restarted learner needs to go on, as JSON takes it."""
         return {"beta": self.beta, "measured": list(self.measured)}

@@ -26,7 +26,7 @@ from pixelis import config as configuration
 from pixelis.actors import cluster, learner
 from pixelis.actors.online import Online, online
 from pixelis.config import Config, from_command_line
-from pixelis.errors import PixelisError
+from pixelis.errors import InfraFailure, PixelisError
 from pixelis.jobs.driver import driver, run_folder, stop_file
 from pixelis.serve import app
 from pixelis.serve.backends import Backends
@@ -61,8 +61,9 @@ def evolve(config: Config, actors: cluster.Actors, evolution: ray.actor.ActorHan
     """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if any."""
     e = config.evolution
     stream = learner.TrafficStream(evolution, actors.store, e)
-    # Traffic has no end that a warm-up or a schedule could be a share of.
-    steady = config.model_copy(update={"learner": config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})})
+    # Traffic has no end that a warm-up or a schedule could be a share of; an update is one step, which the KL guard judges whole.
+    calm = config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})
+    steady = config.model_copy(update={"learner": calm, "rft": config.rft.model_copy(update={"minibatches": 1})})
     # The guard against drifting away is this stage's own, wherever the offline algorithm has its KL. Evolution weighs it.
     beta = max(e.guard.beta, e.guard.min_beta) if e.guard.mode == "auto" else e.guard.beta
     loss = config.rft.loss.model_copy(update={"kl": beta, "kl_in": "loss", "kl_estimator": "k3"})
@@ -82,8 +83,8 @@ class Learning:
     def _run(self) -> None:
         try:
             evolve(self.config, self.actors, self.evolution)
-        except PixelisError as error:
-            self.failed = error
+        except Exception as error:  # whatever it is, a service that no longer learns must say so
+            self.failed = cluster.own_error(error) or InfraFailure(f"the learner ended: {type(error).__name__}: {error}")
 
     def stop(self) -> None:
         """End it and give it the time for a last checkpoint."""

@@ -17,7 +17,7 @@ from scripted import ScriptedGenerator
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import load
-from pixelis.errors import BadInput, MissingFile
+from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.evolution import audit
 from pixelis.policy.adapters import Adapter
 from pixelis.records import (
@@ -81,10 +81,10 @@ class Placed:
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         """What the actor answers, asked again while it starts again."""
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + 90
         while True:
             try:
-                return ray.get(getattr(self.actor, method).remote(*arguments, **named), timeout=30)
+                return ray.get(getattr(self.actor, method).remote(*arguments, **named), timeout=60)
             except ActorUnavailableError:
                 assert time.monotonic() < give_up
                 time.sleep(0.1)
@@ -170,7 +170,7 @@ def test_ranks_share_a_batch_and_steps_follow_each_other(evolution: ActorHandle)
     waiting = [evolution.next_batch.remote(rank, 2, 0) for rank in range(2)]
     assert ray.wait(waiting, timeout=0.3)[0] == []
     submit(evolution, "a", "b", "c", "d", "e")
-    first, second = ray.get(waiting, timeout=10)
+    first, second = ray.get(waiting, timeout=60)
     assert (names(first), names(second)) == (["a", "c"], ["b", "d"])
     assert first.metrics == second.metrics
     assert (first.metrics["evolve/tasks"], first.metrics["evolve/confidence"], first.metrics["evolve/uniform"]) == (4, 0.75, 0)
@@ -178,34 +178,34 @@ def test_ranks_share_a_batch_and_steps_follow_each_other(evolution: ActorHandle)
     submit(evolution, "f", "g", "h")
     assert ray.wait([later], timeout=0.3)[0] == []  # step 1 exists only when step 0 is applied
     ray.get(evolution.stepped.remote(0, None))
-    assert names(ray.get(later, timeout=10)) == ["e", "f", "g", "h"]
+    assert names(ray.get(later, timeout=60)) == ["e", "f", "g", "h"]
     stats = ray.get(evolution.stats.remote())
     assert (stats["version"], stats["updates"], stats["handed"]) == (0, 1, 8)
 
 
 def test_a_full_queue_drops_the_oldest(evolution: ActorHandle) -> None:
     submit(evolution, *"abcdefgh")
-    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)) == ["c", "d", "e", "f"]
+    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)) == ["c", "d", "e", "f"]
     stats = ray.get(evolution.stats.remote())
     assert (stats["received"], stats["dropped"], stats["queue"]) == (8, 2, 2)
 
 
 def test_a_restarted_learner_gets_its_unfinished_batch_again(evolution: ActorHandle) -> None:
     submit(evolution, *"abcd")
-    once = ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)
+    once = ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)
     ray.get(evolution.begin.remote(0, {}, 0))
-    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)) == names(once)
+    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)) == names(once)
 
 
 def test_draining_gives_what_is_left_and_then_none(evolution: ActorHandle) -> None:
     submit(evolution, *"abcde")
     ray.get(evolution.drain.remote())
     assert submit(evolution, "late") == [False]
-    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)) == ["a", "b", "c", "d"]
+    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)) == ["a", "b", "c", "d"]
     ray.get(evolution.stepped.remote(0, None))
-    assert names(ray.get(evolution.next_batch.remote(0, 1, 1), timeout=10)) == ["e"]
+    assert names(ray.get(evolution.next_batch.remote(0, 1, 1), timeout=60)) == ["e"]
     ray.get(evolution.stepped.remote(1, None))
-    assert ray.get(evolution.next_batch.remote(0, 1, 2), timeout=10) is None
+    assert ray.get(evolution.next_batch.remote(0, 1, 2), timeout=60) is None
 
 
 def test_views_outlive_who_made_them(evolution: ActorHandle) -> None:
@@ -218,31 +218,31 @@ def test_views_outlive_who_made_them(evolution: ActorHandle) -> None:
     for name in "abcd":
         ray.get(replica.send.remote(evolution, task(name)))
     ray.kill(replica)
-    batch = ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)
-    assert ray.get(batch.views, timeout=10) == [{"view": name} for name in "abcd"]
+    batch = ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)
+    assert ray.get(batch.views, timeout=60) == [{"view": name} for name in "abcd"]
 
 
 def test_too_few_left_for_all_ranks_ends_the_run_for_all(evolution: ActorHandle) -> None:
     submit(evolution, "a")
     ray.get(evolution.drain.remote())
-    assert ray.get([evolution.next_batch.remote(rank, 2, 0) for rank in range(2)], timeout=10) == [None, None]
+    assert ray.get([evolution.next_batch.remote(rank, 2, 0) for rank in range(2)], timeout=60) == [None, None]
     assert ray.get(evolution.stats.remote())["left_over"] == 1
 
 
 def test_a_stop_never_splits_the_ranks(evolution: ActorHandle) -> None:
     submit(evolution, *"abcd")
-    first = ray.get(evolution.next_batch.remote(0, 2, 0), timeout=10)
+    first = ray.get(evolution.next_batch.remote(0, 2, 0), timeout=60)
     ray.get(evolution.stop.remote())
-    second = ray.get(evolution.next_batch.remote(1, 2, 0), timeout=10)
+    second = ray.get(evolution.next_batch.remote(1, 2, 0), timeout=60)
     assert (names(first), names(second)) == (["a", "c"], ["b", "d"])
     ray.get(evolution.stepped.remote(0, None))
-    assert ray.get([evolution.next_batch.remote(rank, 2, 1) for rank in range(2)], timeout=10) == [None, None]
+    assert ray.get([evolution.next_batch.remote(rank, 2, 1) for rank in range(2)], timeout=60) == [None, None]
 
 
 def test_unscored_groups_are_counted_and_left_out(evolution: ActorHandle) -> None:
     submit(evolution, "a", "b", rewards=(None, None, 1.0))
     submit(evolution, "c", "d")
-    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=10)) == ["c", "d"]
+    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)) == ["c", "d"]
     assert ray.get(evolution.stats.remote())["unusable"] == 2
 
 
@@ -250,8 +250,8 @@ def test_waiting_for_traffic_blocks_nobody_else(evolution: ActorHandle) -> None:
     waiting = evolution.next_batch.remote(0, 1, 0)
     with pytest.raises(GetTimeoutError):
         ray.get(waiting, timeout=0.3)
-    assert ray.get(evolution.stats.remote(), timeout=5)["queue"] == 0
-    assert ray.get(evolution.health.remote(), timeout=5) == "ok"
+    assert ray.get(evolution.stats.remote(), timeout=60)["queue"] == 0
+    assert ray.get(evolution.health.remote(), timeout=60) == "ok"
 
 
 def test_what_the_canary_refuses_is_not_served_and_the_learner_goes_back(place: Callable[..., Placed], tmp_path: Path) -> None:
@@ -331,16 +331,20 @@ def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place
     version = placed.publish(1.0)
     placed.call("begin", 0, {"base": 0}, 0)
     assert placed.call("candidate", version), "without a canary every candidate serves"
-    for name in ("one", "two", "three"):
+    for name in ("one", "two", "three", "four"):
         made, views, verdict, question = reviewable(name)
         assert placed.call("submit", made, [ray.put(views)], verdict, question)
+    placed.call("pause", "ann")
     ray.kill(placed.actor, no_restart=False)
     waiting = placed.call("reviews")
-    assert [row["experience_id"] for row in waiting] == ["one", "two", "three"]
+    assert [row["experience_id"] for row in waiting] == ["one", "two", "three", "four"]
+    with pytest.raises(InfraFailure, match="started again"):
+        placed.call("stepped", 4, None)  # of a learner that knows nothing of it
+    assert placed.call("status")["paused"], "an order of a person stands"
     assert all("task" not in row and not row["trajectory"]["turns"][1]["tokens"] for row in waiting)
     stats = placed.call("stats")
     assert (stats["version"], stats["queue"], stats["learning"]) == (version, 0, 0)
-    one, two, _ = (row["id"] for row in waiting)
+    one, two, _, four = (row["id"] for row in waiting)
     assert placed.call("review", one)["pictures"]["img0"].startswith(b"\x89PNG")
     assert placed.call("decide", one, False, "ann") == {"state": "rejected", "queued": False}
     with pytest.raises(BadInput, match="rejected by ann"):
@@ -348,9 +352,14 @@ def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place
     assert placed.call("decide", two, True, "ann", "well", "8") == {"state": "approved", "queued": True}
     assert placed.call("forget", ["three"]) == 1
     placed.call("begin", 5, {"base": 0}, version)
+    placed.call("resume", "ann")
     batch = placed.call("next_batch", 0, 1, 5)
     assert (names(batch), batch.restore) == (["two"], version), "the learner's checkpoint is older than what is promoted"
     assert ray.get(batch.views)[0]["two-0"][0].shape == (8, 8, 3)
+    placed.call("drain")
+    with pytest.raises(InfraFailure, match="no update is made any more"):
+        placed.call("decide", four, True, "ann")
+    assert [row["id"] for row in placed.call("reviews")] == [four], "it is not decided"
     assert audit.verify(tmp_path / audit.FOLDER).ok
     assert [e["event"] for e in placed.call("recent_audit", 100)].count("start") == 4
 

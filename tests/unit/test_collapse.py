@@ -1,4 +1,4 @@
-"""A vote that collapses on one answer is noticed, traffic as ever is not; the trend of confidence."""
+"""A vote that collapses on one answer is noticed, traffic as ever is not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pixelis.config import Voting
-from pixelis.evolution.collapse import Collapse, consistency, fewer
+from pixelis.evolution.collapse import Collapse, fewer
 from pixelis.records import Verdict
 
 DIGITS = [str(digit) for digit in range(10)]
@@ -75,14 +75,3 @@ def test_zero_turns_it_off() -> None:
 def test_fishers_exact_probability() -> None:
     assert fewer(1, 9, 12) == pytest.approx(0.0013797280926100418)  # scipy.stats.fisher_exact([[1, 11], [9, 3]], "less")
     assert fewer(5, 0, 8) == pytest.approx(1.0)
-
-
-def test_consistency_of_a_window() -> None:
-    rising = consistency([0.4, 0.5, 0.6, 0.7, 0.8])
-    assert (rising.num_votes, rising.trend, rising.low_rate) == (5, "increasing", 0.2)
-    assert rising.mean == pytest.approx(0.6)
-    assert rising.std == pytest.approx(0.1414, abs=1e-4)
-    assert consistency([0.8, 0.6, 0.5]).trend == "decreasing"
-    assert consistency([0.8, 0.81, 0.8]).trend == "stable"
-    assert consistency([]).num_votes == 0
-    assert consistency([0.3]).trend == "stable"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_train_step import trainer
 
-from pixelis.actors.learner import TrafficStream, Work
+from pixelis.actors.learner import GroupStream, TrafficStream, Work, learn
 from pixelis.actors.rollouts import Batch
-from pixelis.config import Evolution
+from pixelis.actors.waiting import Tasks, Waiting
+from pixelis.config import Advantage, Evolution
+from pixelis.errors import DataFailure
 from pixelis.evolution.updates import as_group, elected
 from pixelis.records import StopReason, Trajectory, Turn, UpdateTask
 
@@ -45,6 +51,32 @@ def test_every_answered_episode_keeps_its_own_way_and_ends_with_the_elected_answ
         assert agreed == (own.answer == label)
         if agreed:
             assert trajectory == own
+
+
+def test_a_corrected_answer_that_no_sample_gave_is_left_out() -> None:
+    counts: Counter[str] = Counter()
+    for objective, kept in (("policy", ["8", "7"]), ("answer", ["7"])):
+        queue = Tasks(4, counts)
+        for label in ("8", "7"):
+            made = task(["7", "7", "9"], label)
+            for trajectory in made.trajectories:
+                trajectory.reward = float(trajectory.answer == label)
+            queue.push(Waiting(made, None))  # type: ignore[arg-type]
+        found = queue.batch(2, 1, Advantage(), objective)  # type: ignore[arg-type]
+        assert found is not None
+        assert [made.pseudo_label for made in found[1]] == kept
+    assert counts["unusable"] == 1
+
+
+def test_traffic_without_a_usable_sample_does_not_end_the_learner() -> None:
+    traffic, other = TrafficStream(None, None, Evolution()), GroupStream(None, None, "rft", 1)  # type: ignore[arg-type]
+    empty = Work([], {}, {}, {"lr": 1e-3, "kl_weight": 0.0, "kl_limit": 0.1, "wrote": []}, kind="sft")
+    with trainer() as own:
+        before = own.adapter().sha256()
+        assert learn(own, traffic, empty, 1) == {"evolve/skipped": 1.0}
+        assert own.adapter().sha256() == before
+        with pytest.raises(DataFailure, match="no usable sample"):
+            learn(own, other, empty, 1)
 
 
 def test_the_answer_counts_whole_and_the_calls_of_those_that_agreed_a_little() -> None:

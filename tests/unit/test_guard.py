@@ -55,13 +55,6 @@ def test_equal_bounds_are_allowed():
     assert warmed(Guard(beta=0.5, min_beta=0.5, max_beta=0.5), 9.0).update(9.0) == 0.5
 
 
-@pytest.mark.parametrize(
-    ("kl", "skipped"), [(0.0, False), (0.1, False), (0.1001, True), (float("nan"), True), (float("inf"), True)]
-)
-def test_an_update_beyond_twice_the_target_is_skipped(kl, skipped):
-    assert Beta(Guard()).skip(kl) is skipped
-
-
 def test_no_number_is_no_measurement():
     beta = warmed(Guard(), 0.1)
     beta.update(float("nan"))

@@ -1,0 +1,169 @@
+"""The life of a version over a crash: the watch goes on from what it held last, weights are never mistaken for others."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pixelis.actors import policy_store
+from pixelis.actors.fleet import Fleet
+from pixelis.actors.policy_store import PolicyStore
+from pixelis.actors.versions import Versions
+from pixelis.config import load
+from pixelis.evolution.canary import Scores
+from pixelis.policy.adapters import Adapter, save_adapter
+
+Store = PolicyStore.__ray_metadata__.modified_class  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_store.ray, "put", lambda value: value)
+
+
+def adapter(value: float) -> Adapter:
+    return Adapter({"layer.A": np.full((2, 3), value, np.float32)}, alpha=2, rank=2, base_sha256="base")
+
+
+class Handle:
+    """The store as an actor's handle shows it."""
+
+    def __init__(self, store: Any):
+        self.store = store
+
+    def __getattr__(self, name: str) -> Any:
+        class Method:
+            @staticmethod
+            async def remote(*arguments: Any) -> Any:
+                return getattr(self.store, name)(*arguments)
+
+        return Method
+
+
+class Judge:
+    """Gives every version the accuracy that it is told."""
+
+    def __init__(self) -> None:
+        self.right: dict[int, int] = {}
+
+    async def ready(self) -> None: ...
+
+    async def judge(self, version: int) -> Scores:
+        return {f"q{i}": float(i < self.right.get(version, 90)) for i in range(100)}
+
+
+class Killed(BaseException):
+    """The end of the process."""
+
+
+class Dying(Fleet):
+    """Its owner is killed when version ``at`` is to be loaded: promoted or withdrawn by then, but not written down."""
+
+    def __init__(self, at: int = -1):
+        super().__init__([])
+        self.at = at
+
+    async def load(self, version: int) -> None:
+        if version == self.at:
+            raise Killed
+        await super().load(version)
+
+
+def life(folder: Path, store: Any, judge: Judge, dies_at: int = -1) -> Versions:
+    async def note(*_: Any) -> None: ...
+
+    config = load(None, [f"run.dir={folder}", "evolution.canary.questions=q.jsonl", "evolution.canary.count=100"])
+    return Versions(config, Handle(store), Dying(dies_at), judge, note)  # type: ignore[arg-type]
+
+
+async def offered(versions: Versions, store: Any, *values: float) -> None:
+    await versions.open()
+    await versions.begin(versions.served)
+    for value in values:
+        await versions.offer(store.publish(adapter(value), "evolve", 0, {}, promote=False))
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_life_that_ends_within_a_promotion_keeps_the_starting_policy_as_the_measure(tmp_path: Path, forced: bool) -> None:
+    store, judge = Store(str(tmp_path)), Judge()
+    asyncio.run(offered(life(tmp_path, store, judge), store, 1.0))
+
+    async def promote() -> None:
+        dying = life(tmp_path, store, judge, dies_at=2)
+        await dying.open()
+        if forced:
+            store.publish(adapter(2.0), "evolve", 0, {}, promote=False)
+            await dying.promote(2, "ann", force=True)
+        else:
+            await offered(dying, store, 2.0)
+
+    with pytest.raises(Killed):
+        asyncio.run(promote())
+    judge.right[2] = 60
+
+    async def after() -> None:
+        again = life(tmp_path, store, judge)
+        await again.open()
+        assert (again.served, again.unjudged) == (2, forced)
+        assert again.watch is not None
+        assert [version for version, _ in again.watch.line] == [0, 1, 2]
+        assert len(again.curve) == (1 if forced else 2)
+        assert await again.look(), "it is held against its ancestors"
+        assert again.served == 1
+
+    asyncio.run(after())
+
+
+def test_a_life_that_ends_within_a_rollback_forgets_only_what_was_withdrawn(tmp_path: Path) -> None:
+    store, judge = Store(str(tmp_path)), Judge()
+    asyncio.run(offered(life(tmp_path, store, judge), store, 1.0, 2.0))
+
+    async def back() -> None:
+        dying = life(tmp_path, store, judge, dies_at=1)
+        await dying.open()
+        await dying.roll_back(None, "ann", "ordered")
+
+    with pytest.raises(Killed):
+        asyncio.run(back())
+
+    async def after() -> None:
+        again = life(tmp_path, store, judge)
+        await again.open()
+        assert again.watch is not None
+        assert (again.served, [version for version, _ in again.watch.line]) == (1, [0, 1])
+
+    asyncio.run(after())
+
+
+def test_another_starting_policy_is_a_new_beginning(tmp_path: Path) -> None:
+    judge = Judge()
+    store = Store(str(tmp_path))
+    asyncio.run(offered(life(tmp_path, store, judge), store, 1.0))
+    save_adapter(adapter(9.0), tmp_path / "other")
+
+    async def after() -> None:
+        again = life(tmp_path, Store(str(tmp_path), str(tmp_path / "other")), judge)
+        await again.open()
+        assert (again.served, again.watch, again.curve) == (0, None, [])
+
+    asyncio.run(after())
+
+
+def test_a_folder_that_no_record_knows_is_not_taken_for_the_weights(tmp_path: Path) -> None:
+    """Of a store that died before its index was written, or of a run that began with another policy."""
+    first = Store(str(tmp_path))
+    save_adapter(adapter(1.0), tmp_path / "versions" / "v000001")
+    assert first.publish(adapter(2.0), "evolve", 1) == 1
+    again = Store(str(tmp_path))
+    assert again.list()[1].sha256 == adapter(2.0).sha256()
+    assert again.get(1)[0].sha256() == adapter(2.0).sha256()
+    for value in (5.0, 6.0):
+        save_adapter(adapter(value), tmp_path / f"start-{value}")
+        other = Store(str(tmp_path), str(tmp_path / f"start-{value}"))
+        assert other.publish(adapter(value + 0.5), "evolve", 1) == 1
+        restarted = Store(str(tmp_path), str(tmp_path / f"start-{value}"))
+        assert (restarted.promoted(), restarted.get(0)[0].sha256()) == (1, adapter(value).sha256())
