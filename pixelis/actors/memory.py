@@ -273,7 +273,7 @@ class Memory:
         """The ``k`` nearest experiences of ``vector`` [d] within ``memory.deadline_s``.
 
         ``partial`` when a shard is away or late; the others' are then exact. ``track`` False counts no retrieval: nothing is
-        written.
+        written. A neighbour's similarity is the cosine whatever ranked it, for ``manhattan`` the least that it can be.
         """
         until = time.monotonic() + self.config.deadline_s
         # What is left is for the winners' records.
@@ -282,11 +282,17 @@ class Memory:
         answers = await self._in_time({n: ("rows", ids) for n, ids in parts.items()}, until)
         found = Found(retrieval_id=new_id("retrieval"), partial=partial or len(answers) < len(parts))
         rows = {row[0]: row for answer in answers.values() for row in answer if row is not None}
-        found.neighbours = [Neighbour(experience=experience(rows[id]), similarity=s) for id, s in near if id in rows]
+        found.neighbours = [
+            Neighbour(experience=experience(rows[id]), similarity=self._cosine(s)) for id, s in near if id in rows
+        ]
         if track:
             for number, ids in self._by_shard([n.experience.id for n in found.neighbours]).items():
                 self._later(number, "retrieved", found.retrieval_id, ids)
         return found
+
+    def _cosine(self, similarity: float) -> float:
+        """Of vectors of length 1 at the negative distance: 1 - d^2/2 of the euclidean d, which manhattan's is never below."""
+        return similarity if self.config.metric == "cosine" else max(-1.0, 1 - similarity**2 / 2)
 
     def _later(self, number: int, method: str, *arguments: Any) -> None:
         """A call nobody waits for: a count that a crash may lose."""

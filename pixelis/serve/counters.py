@@ -14,6 +14,8 @@ from prometheus_client.registry import Collector
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RECENT = 10_000
 """Answers whose seconds are remembered."""
+MIN_SEARCHES = 10
+"""Searches below which a share of failures says nothing: the first one after a start is often late."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
@@ -58,14 +60,14 @@ class Counters(Collector):
     def health(self, span_s: float = 60.0) -> dict[str, float]:
         """Of the last ``span_s`` seconds: ``p99_latency`` (nearest rank) and ``faiss_failure_rate`` (share of partial searches).
 
-        Empty without answers, and without searches there is no rate: nothing is known to be well.
+        Empty without answers, and there is no rate of fewer than ``MIN_SEARCHES``: nothing is known to be well, or ill.
         """
         since = time.monotonic() - span_s
         recent = [answer for answer in self.recent if answer[0] >= since]
         seconds = sorted(answer[1] for answer in recent)
         searches = [answer[3] for answer in recent if answer[2]]
         found = {"p99_latency": seconds[math.ceil(0.99 * len(seconds)) - 1]} if seconds else {}
-        return found | ({"faiss_failure_rate": sum(searches) / len(searches)} if searches else {})
+        return found | ({"faiss_failure_rate": sum(searches) / len(searches)} if len(searches) >= MIN_SEARCHES else {})
 
     def collect(self) -> Iterable[Metric]:
         """The values of ``now``."""

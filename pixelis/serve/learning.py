@@ -22,7 +22,7 @@ from pixelis.evolution import privacy
 from pixelis.evolution.updates import make_task
 from pixelis.evolution.vote import agrees
 from pixelis.memory import Entry
-from pixelis.records import Experience, Feedback, Verdict
+from pixelis.records import Experience, Feedback, Verdict, new_id
 from pixelis.serve.events import Answer, Ask
 from pixelis.serve.recall import Lookup, Recall
 
@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 COLD_PRIORITY = 0.9
 VECTOR_S = 30.0
 """Seconds that an experience waits for its vector; without one it is kept, and never found."""
+EVOLUTION_S = 30.0
+"""Seconds that Evolution has to take something: while it restarts, its callers must not fill the background for good."""
 
 
 class Learning:
@@ -94,7 +96,7 @@ class Learning:
         try:
             if await work is not False:
                 self.counts[name] += 1
-        except (RayError, InfraFailure) as error:
+        except (RayError, InfraFailure, TimeoutError) as error:
             self.counts[f"{name}_failed"] += 1
             log.warning("%s failed: %s", name, type(error).__name__)
         except Exception:
@@ -107,8 +109,13 @@ class Learning:
         assert self.recall.memory is not None
         pictures: dict[str, bytes] = {}
         if self.config.memory.pictures:
-            views = (await _value(answer.views))[answer.winner.id]
-            named = list(zip(answer.winner.images, views, strict=True))
+            try:
+                views = (await _value(answer.views))[answer.winner.id]
+            except RayError as error:  # lost with their generator; the caller was told the id of what is kept
+                self.counts["no_pictures"] += 1
+                log.warning("pictures of an answer were lost: %s", type(error).__name__)
+                views = []
+            named = list(zip(answer.winner.images, views, strict=True)) if views else []
             pictures = await self._aside(lambda: {image.id: privacy.clean_png(view) for image, view in named})
         vector = await _in_time(lookup.vector)
         self.counts["no_vector"] += vector is None
@@ -136,12 +143,13 @@ class Learning:
         experience = await self.recall.memory.feedback(experience_id, said)
         self.counts["feedback"] += 1
         if self.evolution is not None:
-            self._begin(f"feedback of {experience_id}", self._counted("feedback_told", self._pass_on(experience_id, said)))
+            self._begin(new_id("feedback"), self._counted("feedback_told", self._pass_on(experience_id, said)))
         return experience
 
     async def _pass_on(self, experience_id: str, feedback: Feedback) -> None:
         assert self.evolution is not None
-        await _value((await self.evolution()).feedback.remote(experience_id, feedback))
+        async with asyncio.timeout(EVOLUTION_S):
+            await _value((await self.evolution()).feedback.remote(experience_id, feedback))
 
     # -- evolution --------------------------------------------------------------------------------------------------
 
@@ -154,9 +162,11 @@ class Learning:
         if task is None:
             self.counts["gated"] += 1
             return False
-        actor = await self.evolution()
-        # In a list the reference itself travels: the pictures stay where they are until the learner wants them.
-        if not await _value(actor.submit.remote(task, [answer.views], redacted.verdict, redacted.question)):
+        async with asyncio.timeout(EVOLUTION_S):
+            actor = await self.evolution()
+            # In a list the reference itself travels: the pictures stay where they are until the learner wants them.
+            taken = await _value(actor.submit.remote(task, [answer.views], redacted.verdict, redacted.question))
+        if not taken:
             self.counts["update_refused"] += 1
             return False
         return True

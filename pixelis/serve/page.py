@@ -62,7 +62,8 @@ def settings(config: Config, needs_key: bool) -> dict[str, Any]:
         "needs_key": needs_key,
         "read_only": config.serve.read_only,
         "samples": config.serve.samples,
-        "max_body_bytes": config.serve.max_body_bytes,
+        # As base64 in a body, so that one limit tells the page when to make a picture smaller.
+        "max_body_bytes": min(config.serve.max_body_bytes, config.toolbox.max_image_bytes * 4 // 3),
         "max_question_chars": config.serve.max_question_chars,
         "max_image_pixels": config.toolbox.max_image_pixels,
         "operations": bool(config.toolbox.operations),

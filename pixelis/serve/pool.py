@@ -83,9 +83,11 @@ class GeneratorPool:
 
     async def _look(self) -> None:
         """See whether those behind have changed; they get no work that would tell."""
-        await self.health()
-        await asyncio.sleep(LOOK_S)
-        self.looking = None
+        try:
+            await self.health()
+            await asyncio.sleep(LOOK_S)
+        finally:
+            self.looking = None
 
     def saw(self, name: str, version: int, since: float) -> None:
         """``name`` held ``version`` at ``since`` (monotonic seconds): what started before the last change says nothing new."""

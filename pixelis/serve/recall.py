@@ -20,7 +20,7 @@ from pixelis.config import Config
 from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.errors import InfraFailure, PixelisError
 from pixelis.evolution import privacy
-from pixelis.records import Neighbour, Question
+from pixelis.records import Neighbour, Question, new_id
 from pixelis.serve.backends import Backends
 
 log = logging.getLogger(__name__)
@@ -71,8 +71,8 @@ class Recall:
     async def ready(self) -> None:
         """Meet the memory and the Embedder once, which takes longer than it ever will again."""
         if self.memory is not None and self.backends.embedder is not None:
-            actor = await self._embedder()
-            await asyncio.gather(_value(actor.health.remote()), self.memory.size())
+            first = Question(id=new_id("q"), question="?", task="serve", split="serve")
+            await asyncio.gather(self._vector(first, [np.zeros((64, 64, 3), np.uint8)]), self.memory.size())
 
     async def cold(self) -> bool:
         """Whether the memory holds too little for a vote with neighbours or an update; never without memory and evolution."""
@@ -143,7 +143,3 @@ class Recall:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.counts["lookup_failed"] += 1
             log.warning("lookup failed: %s", error if isinstance(error, PixelisError) else type(error).__name__)
-
-
-async def _value(ref: ray.ObjectRef) -> Any:
-    return await ref

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 from fastapi import Request
@@ -63,7 +64,7 @@ class Steering:
             audit=[_plain(item) for item in audit],
             alerts=[_plain(item) for item in alerts],
         )
-        return JSONResponse(reply.model_dump(mode="json"))
+        return JSONResponse(_plain(reply))
 
     def _ordered(self, order: str) -> Handler:
         async def handler(request: Request) -> Response:
@@ -140,15 +141,17 @@ def _counts(stats: dict[str, Any]) -> dict[str, int]:
 
 
 def _plain(value: Any) -> Any:
-    """Records, pictures and containers of them as JSON takes them: pictures become data URLs."""
+    """Records, pictures and containers of them as JSON takes them: pictures become data URLs, what is no number null."""
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
+        return _plain(value.model_dump(mode="json"))
     if isinstance(value, dict):
         if value and all(isinstance(item, bytes) for item in value.values()):
             return data_urls(value)
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if hasattr(value, "__dataclass_fields__"):

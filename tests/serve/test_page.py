@@ -20,12 +20,12 @@ from PIL import Image
 from playwright.sync_api import Browser, Route, expect
 from scripted import KEY, Deployed
 
-from pixelis.config import Evolution, Rewards
+from pixelis.config import Evolution, Rewards, load
 from pixelis.evolution.review import ReviewQueue
 from pixelis.evolution.updates import make_task
 from pixelis.evolution.vote import majority
 from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, new_id
-from pixelis.serve.page import EXAMPLE, page_files
+from pixelis.serve.page import EXAMPLE, page_files, settings
 
 pytestmark = pytest.mark.slow
 
@@ -67,9 +67,9 @@ def test_the_files_are_served_strictly_and_nothing_else_is(deployed: Deployed) -
             again = client.get(f"/page/{name}", headers={"If-None-Match": f'W/{reply.headers["etag"]}, "other"'})
             assert (again.status_code, again.content) == (304, b"")
         assert client.get("/page/main.js").headers["content-type"].startswith("text/javascript")
-        settings = client.get("/page/settings.json").json()
-        assert settings["samples"] == 4
-        assert settings["needs_key"] is True
+        told = client.get("/page/settings.json").json()
+        assert told["samples"] == 4
+        assert told["needs_key"] is True
         for path in (
             "../page.py",
             "%2e%2e/page.py",
@@ -81,6 +81,11 @@ def test_the_files_are_served_strictly_and_nothing_else_is(deployed: Deployed) -
             "\\..\\page.py",
         ):
             assert client.send(httpx.Request("GET", f"{deployed.url}/page/{path}")).status_code == 404
+
+
+def test_one_limit_tells_the_page_when_a_picture_is_too_large() -> None:
+    limit = {size: settings(load(None, [f"toolbox.max_image_bytes={size}"]), False)["max_body_bytes"] for size in (3000, 10**9)}
+    assert limit == {3000: 4000, 10**9: load(None, []).serve.max_body_bytes}
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
