@@ -71,8 +71,14 @@ class Learning:
             self._begin(name, self._follow(answer, ask, lookup, remember, learn))
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            self.background.pop(name, None)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.counts["follow_failed"] += 1
+                log.error("what follows a reply failed", exc_info=error)
+
         task = self.background[name] = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self.background.pop(name, None))
+        task.add_done_callback(ended)
 
     async def drain(self, timeout_s: float) -> None:
         """Return once what has begun is done, at most ``timeout_s`` seconds later."""

@@ -107,6 +107,23 @@ def test_an_evolution_that_does_not_answer_holds_nothing_for_good(monkeypatch: p
     assert asyncio.run(talk())["feedback_told_failed"] == 2
 
 
+def test_what_breaks_after_a_reply_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(experience: Experience) -> Experience:
+        raise ValueError("no such text")
+
+    monkeypatch.setattr(learning.privacy, "redact_experience", broken)
+
+    async def talk() -> Counter[str]:
+        counts = Counter[str]()
+        after, memory = learns(counts)
+        after.later(answered(), Ask("which?", [], 1, SamplingParams()), Lookup(None, None, 0.0))
+        await after.drain(10)
+        assert memory.entries == []
+        return counts
+
+    assert asyncio.run(talk()) == {"follow_failed": 1}
+
+
 def test_a_few_searches_are_no_failure_rate() -> None:
     counters = Counters("r1", dict)
     assert counters.health() == {}
