@@ -177,13 +177,21 @@ class Memory:
                 ) from error
         return getattr(self._handles[number], method).remote(*arguments)
 
+    async def _answer(self, number: int, method: str, *arguments: Any) -> Any:
+        """What one shard answers. Of a dead one the name is looked up anew: a successor may have taken it."""
+        try:
+            return await _result(self._call(number, method, *arguments))
+        except RayActorError:
+            self._handles.pop(number, None)
+            raise
+
     async def _surely(self, number: int, method: str, *arguments: Any) -> Any:
         """A call that may be repeated, repeated until its shard answers; InfraFailure after ``PATIENCE_S``."""
         give_up = time.monotonic() + PATIENCE_S
         while True:
             try:
                 async with asyncio.timeout(give_up - time.monotonic()):  # wait_for may swallow a cancellation
-                    return await _result(self._call(number, method, *arguments))
+                    return await self._answer(number, method, *arguments)
             except (RayActorError, TimeoutError) as error:
                 if time.monotonic() + PAUSE_S > give_up:
                     raise InfraFailure(
@@ -202,12 +210,8 @@ class Memory:
         """
         waiting: dict[asyncio.Future, int] = {}
         for number, call in calls.items():
-            if number in self._away:
-                continue
-            try:
-                waiting[asyncio.ensure_future(_result(self._call(number, *call)))] = number
-            except (RayError, InfraFailure):
-                self._left_out(number)
+            if number not in self._away:
+                waiting[asyncio.ensure_future(self._answer(number, *call))] = number
         if not waiting:
             return {}
         done, late = await asyncio.wait(waiting, timeout=max(0.0, until - time.monotonic()))
@@ -218,7 +222,7 @@ class Memory:
         for task in done:
             try:
                 out[waiting[task]] = task.result()
-            except (RayActorError, InfraFailure):
+            except (RayError, InfraFailure):
                 self._left_out(waiting[task])
         return out
 
@@ -299,7 +303,7 @@ class Memory:
 
         async def call() -> None:
             try:
-                await _result(self._call(number, method, *arguments))
+                await self._answer(number, method, *arguments)
             except (RayActorError, InfraFailure):
                 return
 
@@ -377,12 +381,12 @@ class Memory:
     async def export(self, folder: str | Path) -> int:
         """Write ``shard-I.parquet`` files (on the shards' nodes); returns how many experiences."""
         paths = [str(Path(folder).absolute() / f"shard-{i}.parquet") for i in range(len(self.names))]
-        return sum(await asyncio.gather(*(_result(self._call(i, "export", path)) for i, path in enumerate(paths))))
+        return sum(await asyncio.gather(*(self._answer(i, "export", path) for i, path in enumerate(paths))))
 
     async def load(self, path: str | Path) -> int:
         """Add what a Parquet file holds, each to its shard; returns how many were new."""
         where, n = str(Path(path).absolute()), len(self.names)
-        return sum(await asyncio.gather(*(_result(self._call(i, "load", where, i, n)) for i in range(n))))
+        return sum(await asyncio.gather(*(self._answer(i, "load", where, i, n) for i in range(n))))
 
     async def stats(self) -> dict[str, float]:
         """``memory/...`` figures of all shards together, those that answer; times only where there are experiences."""

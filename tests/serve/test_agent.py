@@ -20,7 +20,7 @@ from ray.actor import ActorHandle
 from scripted import ScriptedGenerator, picture_url
 
 from pixelis.actors.embedder import Embedder
-from pixelis.actors.memory import place_shards
+from pixelis.actors.memory import Memory, place_shards
 from pixelis.config import load
 from pixelis.engines import SamplingParams
 from pixelis.errors import BadInput, InfraFailure
@@ -429,3 +429,28 @@ def test_a_dead_memory_or_embedder_costs_its_deadline_only(home: House, tmp_path
         run(talk(doomed, kill=True))
     finally:
         doomed.close()
+
+
+def test_a_memory_that_took_the_place_of_another_is_found(ray_cluster: None, tmp_path: Path) -> None:
+    """As when Serve starts everything behind the gateways again: under the same names, in the same folders."""
+    config = load(None, [f"run.dir={tmp_path}", "memory.cpus=0", "memory.deadline_s=5"])
+    names, (first,) = place_shards(config, "agent-again")
+
+    async def talk() -> None:
+        memory = Memory(names, "pixelis", config.memory)
+        assert await memory.list(1) == []
+        ray.kill(first)
+        with contextlib.suppress(ray.exceptions.RayActorError):
+            await first.health.remote()
+        (second,) = place_shards(config, "agent-again")[1]
+        try:
+            await until(lambda: _listed(memory))
+            assert (await memory.stats())["memory/shards_away"] == 0
+        finally:
+            ray.kill(second)
+
+    run(talk(), 60)
+
+
+async def _listed(memory: Memory) -> bool:
+    return await memory.list(1) == []
