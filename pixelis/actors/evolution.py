@@ -72,6 +72,7 @@ class Evolution:
         self.queue = Tasks(e.queue, self.counts)
         self.rate, self.beta, self.collapse = Rate(e.per_minute), Beta(e.guard), Collapse(e.vote)
         self.updates_at: deque[float] = deque()
+        self.forgotten: deque[str] = deque(maxlen=1000)
         self.step = self.lives = 0
         self.current: Batch | None = None
         self.tasks: list[UpdateTask] = []
@@ -116,7 +117,7 @@ class Evolution:
             self.counts[cause] += 1
             return False
         try:
-            seen = await _value(views[0])
+            seen = await views[0]
         except RayError:
             self.counts["lost"] += 1
             return False
@@ -128,12 +129,14 @@ class Evolution:
         if verdict is not None and question is not None and drawn and not await self.reviewing.full():
             kept = await self.reviewing.keep(task, verdict, question, seen)
             self.counts["reviewed" if kept else "private"] += 1
+            if task.experience_id in self.forgotten:  # while it was being kept
+                await self.reviewing.forget([task.experience_id])
             return kept
         return await self._push(task, seen)
 
     def _refusal(self, task: UpdateTask, approved: bool = False) -> str:
         """Why nothing will come of a task, empty when something will. What a person approved waits for the end of a pause."""
-        if self.draining or self.stopped:
+        if self.draining or self.stopped or task.experience_id in self.forgotten:
             return "refused"
         if self.paused and not approved:
             return "paused"
@@ -162,8 +165,9 @@ class Evolution:
         await self.overseer.note("feedback", "client", "feedback", "success", about)
 
     async def forget(self, experience_ids: list[str]) -> int:
-        """Drop what waits of these experiences, in the queue or for a person; returns how many."""
+        """Drop what waits of these experiences, in the queue or for a person, or is on its way; returns how many waited."""
         gone = set(experience_ids)
+        self.forgotten.extend(gone - {""})
         async with self.changed:
             dropped = self.queue.discard(lambda task: task.experience_id in gone)
         return dropped + await self.reviewing.forget(experience_ids)
@@ -489,10 +493,6 @@ def going_on(told: str) -> Iterator[None]:
 
 def _handle(actor: ActorHandle | str) -> ActorHandle:
     return ray.get_actor(actor) if isinstance(actor, str) else actor
-
-
-async def _value(ref: ray.ObjectRef) -> Any:
-    return await ref
 
 
 def _plain(value: float) -> float | None:

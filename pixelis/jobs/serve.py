@@ -13,6 +13,7 @@ run.dir/checkpoints. On a cluster of machines, with gateways that scale:
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -28,8 +29,11 @@ from pixelis.actors.online import Online, online
 from pixelis.config import Config, from_command_line
 from pixelis.errors import InfraFailure, PixelisError
 from pixelis.jobs.driver import driver, run_folder, stop_file
+from pixelis.policy import checkpoint
 from pixelis.serve import app
 from pixelis.serve.backends import Backends
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 8.0
 """Seconds that a stopped service gives its learner for the last checkpoint."""
@@ -76,18 +80,26 @@ class Learning:
     def __init__(self, config: Config, actors: cluster.Actors, behind: Online):
         self.config, self.actors, self.evolution = config, actors, behind.evolution
         self.failed: PixelisError | None = None
+        self.stopping = False
         self.thread = threading.Thread(target=self._run, daemon=True)
         if self.evolution is not None:
             self.thread.start()
 
     def _run(self) -> None:
-        try:
-            evolve(self.config, self.actors, self.evolution)
-        except Exception as error:  # whatever it is, a service that no longer learns must say so
-            self.failed = cluster.own_error(error) or InfraFailure(f"the learner ended: {type(error).__name__}: {error}")
+        """Once more after every failure that some update came before: those of weeks must not add up to an end."""
+        while self.failed is None and not self.stopping:
+            before = checkpoint.latest(self.config.run.dir)
+            try:
+                evolve(self.config, self.actors, self.evolution)
+                break
+            except Exception as error:  # whatever it is, a service that no longer learns must say so
+                log.exception("the learner failed")
+                if checkpoint.latest(self.config.run.dir) == before:
+                    self.failed = cluster.own_error(error) or InfraFailure(f"the learner: {type(error).__name__}: {error}")
 
     def stop(self) -> None:
         """End it and give it the time for a last checkpoint."""
+        self.stopping = True
         if self.evolution is not None:
             stop_file(self.config).touch()
             ray.get(self.evolution.stop.remote())

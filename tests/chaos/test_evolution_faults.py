@@ -113,15 +113,15 @@ class Service:
     def end(self) -> None:
         self.ended = True
         if self.asking is not None:
-            self.asking.result(30)
-            asyncio.run_coroutine_threadsafe(self.agent.drain(), self.loop).result(30)
+            self.asking.result(60)
+            asyncio.run_coroutine_threadsafe(self.agent.drain(), self.loop).result(60)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)
         for actor in self.actors:
             ray.kill(actor)
 
 
-def until(what: Callable[[], Any], timeout_s: float = 60) -> None:
+def until(what: Callable[[], Any], timeout_s: float = 120) -> None:
     give_up = time.monotonic() + timeout_s
     while not what():
         assert time.monotonic() < give_up

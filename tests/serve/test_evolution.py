@@ -391,6 +391,8 @@ def test_what_people_say_keeps_tasks_from_the_learner(place: Callable[..., Place
     placed.call("feedback", "b", Feedback(answer="7"))
     placed.call("feedback", "c", Feedback(answer="8"))
     assert (placed.call("stats")["queue"], placed.call("stats")["disowned"]) == (1, 2)
+    assert placed.call("forget", ["b", "on its way"]) == 1
+    assert submit(placed.actor, "on its way", "c") == [False, True]
     placed.call("pause", "ann")
     assert submit(placed.actor, "d") == [False]
     assert (placed.call("stats")["queue"], placed.call("status")["paused"]) == (0, True)
