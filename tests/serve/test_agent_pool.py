@@ -92,3 +92,9 @@ def test_who_is_behind_is_looked_at_until_it_has_changed() -> None:
         assert some.looking is None
 
     asyncio.run(watch())
+
+
+def test_an_ingress_has_the_time_that_a_busy_machine_takes() -> None:
+    from ray.serve._private import constants
+
+    assert constants.PROXY_READY_CHECK_TIMEOUT_S >= 60

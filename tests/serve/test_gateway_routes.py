@@ -270,6 +270,7 @@ def test_a_person_reviews_an_update(settings: Callable[..., Config], backends: B
     config = settings("evolution.review.share=1", f"run.dir={tmp_path}")
     generators = [ray.get_actor(name) for name in backends.generators]
     evolution = Evolution.options(name="reviewing").remote(config, generators, ray.get_actor(STORE))
+    ray.get(evolution.health.remote())  # its start is not what the gateway's patience is for
     shown: dict[str, Any] = {}
 
     async def waiting(client: httpx.AsyncClient, count: int) -> list[dict[str, Any]]:
