@@ -86,12 +86,12 @@ class Actors:
     """The actors that one job placed, by role; ``names`` are those of the generators."""
 
     store: Any = None
-    store_name: str = ""
     generators: list[ActorHandle] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     scorers: list[ActorHandle] = field(default_factory=list)
     embedder: Any = None
     coordinator: Any = None
+    store_name: str = ""
 
     def all(self) -> list[ActorHandle]:
         """Every actor placed."""
