@@ -66,12 +66,14 @@ def test_f11_a_replica_a_generator_and_a_shard_killed_under_load_cost_no_answer(
     began = time.monotonic()
 
     def ask() -> None:
-        at, ok = time.monotonic(), False
+        at, ok, wait = time.monotonic(), False, 0.0
         for _ in range(2):
+            time.sleep(wait)
             try:
-                ok = service.post("/v1/agent", json=BODY).status_code == 200
+                reply = service.post("/v1/agent", json=BODY)
+                ok, wait = reply.status_code == 200, float(reply.headers.get("Retry-After", 1.0))
             except httpx.HTTPError:
-                ok = False
+                ok, wait = False, 1.0
             if ok:
                 break
         answers.append((at - began, time.monotonic() - at, ok))
