@@ -187,9 +187,10 @@ class AuditLog:
         gone: list[Path] = []
         last_hash = ""
         for number, path in files(self.folder):
-            if number >= self._number or path.stat().st_mtime > limit:
-                break
-            end = last_event(path)
+            try:
+                end = None if number >= self._number or path.stat().st_mtime > limit else last_event(path)
+            except FileNotFoundError:  # just closed, and packed since it was listed: not old
+                end = None
             if end is None:
                 break
             gone.append(path)

@@ -453,3 +453,15 @@ def test_a_wrong_command_line_is_told(words, monkeypatch, capsys):
 def test_a_folder_without_a_log_is_told(tmp_path, monkeypatch, capsys):
     assert run_job(monkeypatch, str(tmp_path)) == 1
     assert "no audit log" in capsys.readouterr().err
+
+
+def test_a_file_that_is_packed_while_retention_looks_ends_nothing(tmp_path, monkeypatch):
+    """The packing thread takes away the plain file between the listing and the look at its age."""
+    log = audit.AuditLog(tmp_path, Audit(rotate_bytes=1200))
+    for i in range(12):
+        log.write("update", "learner", f"step {i}")
+    real = audit.files
+    monkeypatch.setattr(audit, "files", lambda folder: [(1, tmp_path / "audit-00000001.jsonl.taken"), *real(folder)])
+    assert log.prune(time.time() + 1000 * 86400) == []
+    log.close()
+    assert audit.verify(tmp_path).ok

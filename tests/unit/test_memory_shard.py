@@ -93,10 +93,11 @@ def test_thirty_writers_at_once_share_commits(tmp_path: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         assert all(all(new) for new in pool.map(add, range(3)))
     assert len(shard) == len(ids(shard)) == 30
-    before, started = shard.database.commits, threading.Event()
+    before, held, started = shard.database.commits, threading.Event(), threading.Event()
     # While one change holds the writer, the others come together.
     holding = ThreadPoolExecutor(21)
-    first = holding.submit(shard.database.write, lambda db: started.wait(10))
+    first = holding.submit(shard.database.write, lambda db: (held.set(), started.wait(60)))
+    assert held.wait(60), "or the writer takes others along with it"
     rest = [holding.submit(shard.add, [entry]) for entry in entries(20, first=100)]
     wait_for(lambda: shard.database._waiting.qsize() == 20)
     started.set()
