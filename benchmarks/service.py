@@ -2,10 +2,11 @@
 
     python -m benchmarks.service --adapter runs/quickstart/rft/checkpoints/step_00000040
 
-`overhead`: the same greedy question through `/v1/agent` and straight to the Generator actor, in turns. `stream`: time to the
-first event of a streamed reply. `load`: locust at 80 % of the measured capacity, then at ten times of it. `kills`: a gateway
-replica, a generator, a memory shard and the learner are killed under load. The embedded model on real pictures; whoever asks
-takes a share of the same cores, so figures of load are pessimistic. `load` needs `pip install -e .[bench]`.
+`overhead`: the same greedy question through `/v1/agent` and straight to the Generator actor, in turns; without a memory, and
+with one that is searched before every vote and added to after every reply. `stream`: time to the first event of a streamed
+reply. `load`: locust at 80 % of the measured capacity, then at ten times of it. `kills`: a gateway replica, a generator, a memory
+shard and the learner are killed under load. The embedded model on real pictures; whoever asks takes a share of the same cores,
+so figures of load are pessimistic. `load` needs `pip install -e .[bench]`.
 """
 
 from __future__ import annotations
@@ -55,36 +56,44 @@ class Service:
     behind: Online
     questions: list[tuple[Question, dict[str, Any]]]
 
+    def body(self, number: int, **more: Any) -> dict[str, Any]:
+        """Arguments of a request; encoded before the clock runs, which is the caller's own work."""
+        asked = self.questions[number % len(self.questions)][1]
+        return {"content": json.dumps({**asked, **more}).encode(), "headers": {"Content-Type": "application/json"}}
+
 
 @contextmanager
-def running(adapter: str, folder: str, overrides: list[str]) -> Iterator[Service]:
+def running(adapter: str, folder: str, overrides: list[str], format: str) -> Iterator[Service]:
     """A service of the embedded model with memory and without a learner, and twenty questions with their request bodies."""
     settings = {"policy.adapter": adapter, "run.dir": folder, "evolution.enabled": "false", "serve.cache": "0"}
     settings |= dict(override.split("=", 1) for override in overrides)
     config = load("configs/nano/serve.yaml", [f"{key}={value}" for key, value in settings.items()])
-    questions = [_request(q) for q in read_questions("cards:?split=train&seed=5", limit=20, epochs=1)]
+    asked = read_questions("cards:?split=train&seed=5", limit=20, epochs=1)
+    questions = [_request(question, format) for question in asked]
     with cluster.placed(config, learner=False, initial=adapter) as actors, serving(config, actors) as (url, behind):
         yield Service(config, url, actors, behind, questions)
 
 
-def _request(question: Question) -> tuple[Question, dict[str, Any]]:
+def _request(question: Question, format: str) -> tuple[Question, dict[str, Any]]:
     buffer = io.BytesIO()
-    Image.fromarray(load_image(question.media[0].uri, 2**26, 2**26)).save(buffer, format="PNG", compress_level=1)
-    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    picture = Image.fromarray(load_image(question.media[0].uri, 2**26, 2**26))
+    picture.save(buffer, format=format, **({"quality": 92} if format == "jpeg" else {"compress_level": 1}))
+    url = f"data:image/{format};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
     media = [question.media[0].model_copy(update={"uri": url})]
     return question.model_copy(update={"media": media}), {"question": question.question, "image": url}
 
 
-def overhead(service: Service, report: Report, repeats: int) -> None:
+def overhead(service: Service, report: Report, repeats: int, what: str) -> None:
     """Sequential requests, HTTP and actor in turns."""
     d, generator = service.config.dialogue, service.actors.generators[0]
     greedy = SamplingParams(0.0, 1.0, d.max_turn_tokens, 1)
     http, direct = [], []
     with httpx.Client(base_url=service.url, timeout=60) as client:
         for number in range(repeats + 5):
-            question, body = service.questions[number % len(service.questions)]
+            question, _ = service.questions[number % len(service.questions)]
+            sent = service.body(number, temperature=0.0)
             began = time.perf_counter()
-            client.post("/v1/agent", json={**body, "temperature": 0.0}).raise_for_status()
+            client.post("/v1/agent", **sent).raise_for_status()
             between = time.perf_counter()
             group, _ = generator.rollout.remote(question, new_id("group"), 1, greedy, True, d.max_turns_test)
             ray.get(group)
@@ -94,9 +103,9 @@ def overhead(service: Service, report: Report, repeats: int) -> None:
     added = sorted(a - b for a, b in zip(http, direct, strict=True))
     ratio = sorted(a / b for a, b in zip(http, direct, strict=True))
     spread = Ratio(percentile(http, 0.5), percentile(direct, 0.5), *(percentile(ratio, share) for share in (0.5, 0.25, 0.75)))
-    report.row("seconds of a greedy request, HTTP / actor", spread)
-    report.row("added ms, p50", 1e3 * percentile(added, 0.5), "<= 5")
-    report.row("added ms, p99", 1e3 * percentile(added, 0.99), "<= 20")
+    report.row(f"{what}: seconds of a greedy request, HTTP / actor", spread)
+    report.row(f"{what}: added ms, p50", 1e3 * percentile(added, 0.5), "<= 5")
+    report.row(f"{what}: added ms, p99", 1e3 * percentile(added, 0.99), "<= 20")
 
 
 def stream(service: Service, report: Report, repeats: int) -> None:
@@ -104,9 +113,9 @@ def stream(service: Service, report: Report, repeats: int) -> None:
     first, whole = [], []
     with httpx.Client(base_url=service.url, timeout=60) as client:
         for number in range(repeats):
-            body = {**service.questions[number % len(service.questions)][1], "temperature": 0.0, "stream": True}
+            sent = service.body(number, temperature=0.0, stream=True)
             began = time.perf_counter()
-            with client.stream("POST", "/v1/agent", json=body) as reply:
+            with client.stream("POST", "/v1/agent", **sent) as reply:
                 lines = (line for line in reply.iter_lines() if line.startswith("event: "))
                 next(lines)
                 first.append(time.perf_counter() - began)
@@ -119,7 +128,7 @@ def stream(service: Service, report: Report, repeats: int) -> None:
 
 def capacity(service: Service, seconds: float) -> float:
     """Requests answered in a second when as many clients ask as can be served at once."""
-    from pixelis.serve.gateway import running_limit
+    from pixelis.serve.limits import running_limit
 
     done, stop = [0], time.monotonic() + seconds
     lock = threading.Lock()
@@ -127,7 +136,7 @@ def capacity(service: Service, seconds: float) -> float:
     def ask(number: int) -> None:
         with httpx.Client(base_url=service.url, timeout=60) as client:
             while time.monotonic() < stop:
-                if client.post("/v1/agent", json=service.questions[number % 20][1]).status_code == 200:
+                if client.post("/v1/agent", **service.body(number)).status_code == 200:
                     with lock:
                         done[0] += 1
 
@@ -193,7 +202,7 @@ def kills(service: Service, report: Report, seconds: float) -> None:
         while tries < 2 and not ok:
             tries += 1
             with contextlib.suppress(httpx.HTTPError):
-                ok = client.post("/v1/agent", json=service.questions[number % 20][1]).status_code == 200
+                ok = client.post("/v1/agent", **service.body(number)).status_code == 200
         answers.append((began, time.monotonic() - began, ok, tries == 1))
 
     def load() -> None:
@@ -232,6 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--adapter", required=True, help="checkpoint of `rft`")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part (again for more)")
+    parser.add_argument("--format", choices=("jpeg", "png"), default="jpeg", help="how pictures are sent")
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
     arguments = parser.parse_args()
@@ -239,16 +249,20 @@ def main() -> None:
     report = Report("service")
     with tempfile.TemporaryDirectory() as folder:
         cluster.connect(load("configs/nano/serve.yaml", ["cluster.cpus=8"]))
-        with running(arguments.adapter, folder, []) as service:
+        voting = ["evolution.enabled=true", "evolution.cold_start=0", "evolution.canary.enabled=false"]
+        if "overhead" in parts:
+            with running(arguments.adapter, f"{folder}/voting", voting, arguments.format) as service:
+                overhead(service, report, arguments.repeats, "memory searched")
+        with running(arguments.adapter, f"{folder}/bare", ["memory.enabled=false"], arguments.format) as service:
             if "overhead" in parts:
-                overhead(service, report, arguments.repeats)
+                overhead(service, report, arguments.repeats, "no memory")
             if "stream" in parts:
                 stream(service, report, arguments.repeats // 2)
             if "load" in parts:
                 load_part(service, report, arguments.seconds)
         if "kills" in parts:
             wide = ["engine.workers=2", "memory.shards=2", "serve.replicas=2", "evolution.enabled=true", "evolution.cold_start=0"]
-            with running(arguments.adapter, f"{folder}/kills", wide) as service:
+            with running(arguments.adapter, f"{folder}/kills", wide, arguments.format) as service:
                 kills(service, report, 2 * arguments.seconds)
         ray.shutdown()
     report.close()

@@ -18,7 +18,8 @@ import torch
 from benchmarks.harness import Report, compare, seconds
 from pixelis import config
 from pixelis.actors.policy_store import PolicyStore
-from pixelis.policy.adapters import Adapter, adapted_layers, adapter_bytes, save_tensors
+from pixelis.policy.adapters import Adapter, adapter_bytes, save_tensors
+from pixelis.policy.lora import adapted_layers
 from pixelis.policy.model import load_model
 
 READERS = 4

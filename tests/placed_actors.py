@@ -19,7 +19,8 @@ from pixelis.actors import cluster
 from pixelis.actors.coordinator import Coordinator
 from pixelis.config import Config, parse
 from pixelis.engines import SamplingParams
-from pixelis.policy.adapters import Adapter, adapted_layers
+from pixelis.policy.adapters import Adapter
+from pixelis.policy.lora import adapted_layers
 from pixelis.policy.model import fingerprint, load_model, resolve
 from pixelis.records import Group
 

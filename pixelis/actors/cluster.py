@@ -164,7 +164,13 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
         if config.rewards.needs_states:
             actors.embedder = spawn(Embedder, config, num_cpus=config.engine.cpus, num_gpus=config.engine.gpus)
         actors.coordinator = spawn(Coordinator, config, actors.generators, actors.scorers, actors.embedder, num_cpus=0)
-        wait_ready(actors, config.cluster.placement_timeout_s)
+        ready = {
+            "policy store": [actors.store.promoted.remote()],
+            "generator": [actor.ready.remote() for actor in actors.generators],
+            "scorer": [actor.health.remote() for actor in actors.scorers],
+            "embedder": [actors.embedder.health.remote()] if actors.embedder is not None else [],
+        }
+        wait_ready(ready, config.cluster.placement_timeout_s)
         yield actors
     finally:
         for actor in actors.all():
@@ -176,16 +182,15 @@ def spawn(kind: Any, *arguments: Any, **options: Any) -> ActorHandle:
     return kind.options(**options).remote(*arguments)
 
 
-def wait_ready(actors: Actors, timeout_s: float) -> None:
-    """Wait until every actor answers; InfraFailure names those that do not in ``timeout_s`` seconds."""
+def named(actor: ActorHandle | str) -> ActorHandle:
+    """A handle: of a name in this namespace the actor that has it now."""
+    return ray.get_actor(actor) if isinstance(actor, str) else actor
+
+
+def wait_ready(roles: dict[str, list[ray.ObjectRef]], timeout_s: float) -> None:
+    """Wait for what the actors of each role answer; InfraFailure names the role of those that do not in ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
-    asked = {
-        "policy store": [actors.store.promoted.remote()],
-        "generator": [actor.ready.remote() for actor in actors.generators],
-        "scorer": [actor.health.remote() for actor in actors.scorers],
-        "embedder": [actors.embedder.health.remote()] if actors.embedder is not None else [],
-    }
-    for role, refs in asked.items():
+    for role, refs in roles.items():
         if not refs:
             continue
         ready, late = ray.wait(refs, num_returns=len(refs), timeout=max(0.0, deadline - time.monotonic()))

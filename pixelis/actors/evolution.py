@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,9 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis.actors.canary import Canary
+from pixelis.actors.cluster import named
 from pixelis.actors.fleet import Fleet
+from pixelis.actors.memory import Memory
 from pixelis.actors.overseer import Overseer
 from pixelis.actors.reviewing import Reviewing
 from pixelis.actors.rollouts import Batch, Stepped
@@ -48,9 +51,9 @@ class Evolution:
     """Holds at most ``evolution.queue`` tasks; gives the learner ``evolution.batch`` of them per step.
 
     ``generators`` are those that serve; ``store`` is the PolicyStore; ``canary`` a Generator actor that does not serve, needed
-    with ``evolution.canary.enabled``: handles or, so that a restart does not depend on who placed them, names in this namespace.
-    Reviews, audit and alerts are in ``run.dir``: an actor that starts again goes on with them and with the promoted version;
-    tasks that waited and counts are gone, and the learner begins anew from its checkpoint.
+    with ``evolution.canary.enabled``: handles or, so that a restart does not depend on who placed them, names in this namespace,
+    as in ``memory`` those of the shards. Reviews, audit and alerts are in ``run.dir``: an actor that starts again goes on with
+    them and the promoted version; tasks that waited and counts are gone, and the learner begins anew from its checkpoint.
     """
 
     def __init__(
@@ -59,15 +62,17 @@ class Evolution:
         generators: Sequence[ActorHandle | str],
         store: ActorHandle | str,
         canary: ActorHandle | str | None = None,
+        memory: Sequence[str] = (),
     ):
         e = config.evolution
         self.config, self.settings = config, e
         self.overseer = Overseer(config, self._health)
+        self.memory = Memory(memory, ray.get_runtime_context().namespace, config.memory) if memory else None
         self.reviewing = Reviewing(ReviewQueue(Path(config.run.dir) / "review.db", config.rewards), e.review.limit)
         if e.canary.enabled and canary is None:
             raise BadConfig("no generator for the canary", fix="place one, or set evolution.canary.enabled=false")
-        judge = Canary(config, _handle(canary)) if e.canary.enabled and canary is not None else None
-        self.versions_of = Versions(config, _handle(store), Fleet([_handle(g) for g in generators]), judge, self.overseer.note)
+        judge = Canary(config, named(canary)) if e.canary.enabled and canary is not None else None
+        self.versions_of = Versions(config, named(store), Fleet([named(g) for g in generators]), judge, self.overseer.note)
         self.counts: Counter[str] = Counter()
         self.queue = Tasks(e.queue, self.counts)
         self.rate, self.beta, self.collapse = Rate(e.per_minute), Beta(e.guard), Collapse(e.vote)
@@ -92,6 +97,7 @@ class Evolution:
 
     async def _start(self) -> None:
         await self.versions_of.open()
+        await self._forget_withdrawn()
         await self.overseer.note("start", "evolution", "start", "success", {"version": self.versions_of.served})
         self.background = [asyncio.create_task(loop()) for loop in (self.overseer.run, self._watch, self._review)]
 
@@ -266,7 +272,8 @@ class Evolution:
         if self.current is not None:
             self.versions_of.took_up(self.current.restore)
         names = ("evolve/kl", "evolve/lr", "evolve/beta", "evolve/confidence", "policy/loss", "policy/grad_norm")
-        about: dict[str, Any] = {name.partition("/")[2]: _plain(metrics[name]) for name in names if name in metrics}
+        known = {name.partition("/")[2]: metrics[name] for name in names if name in metrics}
+        about: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in known.items()}
         about |= {"step": step, "experiences": [task.experience_id or task.id for task in self.tasks]}
         await self.overseer.note("update", "learner", "step", "skipped" if skipped else "success", about)
         promoted = version is not None and await self.candidate(version)
@@ -359,10 +366,12 @@ class Evolution:
         await self.overseer.alert({"rollback": 1.0})
 
     async def _forget_withdrawn(self) -> None:
-        """What withdrawn versions sampled is not learnt from."""
+        """What withdrawn versions sampled is not learnt from, nor does it vote."""
         gone = self.versions_of.withdrawn
         async with self.changed:
             self.counts["withdrawn"] += self.queue.discard(lambda task: task.trajectories[0].policy_version in gone)
+        if self.memory is not None:
+            self.memory.withdraw(sorted(gone))
 
     async def reviews(self, state: State | None = "waiting", limit: int = 100) -> list[dict[str, Any]]:
         """Updates in this state of review, without tokens and pictures."""
@@ -489,12 +498,3 @@ def going_on(told: str) -> Iterator[None]:
         yield
     except Exception:
         log.exception(told)
-
-
-def _handle(actor: ActorHandle | str) -> ActorHandle:
-    return ray.get_actor(actor) if isinstance(actor, str) else actor
-
-
-def _plain(value: float) -> float | None:
-    """As JSON takes it."""
-    return float(value) if value == value and abs(value) != float("inf") else None

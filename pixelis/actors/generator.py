@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -91,9 +91,13 @@ class Generator:
         sampling: SamplingParams,
         operations: bool = True,
         max_turns: int | None = None,
+        pictures: Sequence[ray.ObjectRef] = (),
     ) -> tuple[Group, Views]:
-        """``n`` episodes of one question: the group's record, and beside it the views (the caller owns both)."""
-        return await self._episodes(question, group_id, n, sampling, operations, max_turns)
+        """``n`` episodes of one question: the group's record, and beside it the views (the caller owns both).
+
+        ``pictures`` holds the reference to the question's pictures by id, uint8 [H, W, 3], if they are decoded already.
+        """
+        return await self._episodes(question, group_id, n, sampling, operations, max_turns, pictures)
 
     @ray.method(num_returns="streaming")
     async def stream(
@@ -104,6 +108,7 @@ class Generator:
         sampling: SamplingParams,
         operations: bool = True,
         max_turns: int | None = None,
+        pictures: Sequence[ray.ObjectRef] = (),
     ) -> AsyncIterator[list[Event] | Group | Views]:
         """The same episodes as they happen: the turns that are new, again and again, then the group, then the views.
 
@@ -116,7 +121,7 @@ class Generator:
             events.append((sample, turn.model_copy(update={"tokens": [], "log_probs": []}), views))
             news.set()
 
-        episodes = asyncio.ensure_future(self._episodes(question, group_id, n, sampling, operations, max_turns, watch))
+        episodes = asyncio.ensure_future(self._episodes(question, group_id, n, sampling, operations, max_turns, pictures, watch))
         episodes.add_done_callback(lambda _: news.set())
         try:
             while events or not episodes.done():
@@ -139,6 +144,7 @@ class Generator:
         sampling: SamplingParams,
         operations: bool,
         max_turns: int | None,
+        pictures: Sequence[ray.ObjectRef],
         watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None,
     ) -> tuple[Group, Views]:
         await self._start()
@@ -151,7 +157,7 @@ class Generator:
             for _ in range(n):  # a cancelled call closes those it already has
                 sessions.append(await self.engine.open(group_id))
             version = self.engine.version
-            opened, (images, views) = await self.tools.open(question.media)
+            opened, (images, views) = await self.tools.open(question.media, *pictures)
             episodes = await asyncio.gather(
                 *(
                     run_episode(

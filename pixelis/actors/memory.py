@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
@@ -104,11 +105,8 @@ class MemoryShard:
     def feedback(self, id: str, feedback: Feedback) -> None:
         self.shard.feedback(id, feedback)
 
-    def mark(self, id: str, status: str) -> None:
-        self.shard.mark(id, status)
-
-    def set_priority(self, id: str, priority: float) -> None:
-        self.shard.set_priority(id, priority)
+    def withdraw(self, versions: list[int]) -> int:
+        return self.shard.withdraw(versions)
 
     def draw(self, n: int, seed: int) -> list[tuple[float, str]]:
         return self.shard.draw(n, np.random.default_rng(seed))
@@ -163,6 +161,7 @@ class Memory:
         self._size: tuple[float, list[int]] = (float("-inf"), [0] * len(self.names))
         self._background: set[asyncio.Future] = set()
         self._away: dict[int, asyncio.Future] = {}
+        self._withdrawn: list[int] = []
 
     # --- calls --------------------------------------------------------------------------------------------------------------
 
@@ -348,13 +347,17 @@ class Memory:
             raise unknown(id)
         return now
 
-    async def mark(self, id: str, status: str) -> None:
-        """Set an experience's status."""
-        await self._surely(shard_of(id, len(self.names)), "mark", id, status)
+    def withdraw(self, versions: Sequence[int]) -> None:
+        """Let what these policy versions answered vote no more, and what others did vote again: in each shard once it answers."""
 
-    async def set_priority(self, id: str, priority: float) -> None:
-        """Set an experience's priority, > 0."""
-        await self._surely(shard_of(id, len(self.names)), "set_priority", id, priority)
+        async def tell(number: int) -> None:
+            while self._withdrawn is wanted:
+                with contextlib.suppress(InfraFailure):
+                    return await self._surely(number, "withdraw", wanted)
+
+        wanted = self._withdrawn = list(versions)
+        for number in range(len(self.names)):
+            self._behind(tell(number))
 
     async def delete(self, ids: Sequence[str]) -> int:
         """Delete by id; returns how many there were."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +9,9 @@ from dataclasses import dataclass, field
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
 
 from pixelis.actors import cluster
 from pixelis.config import Config
-from pixelis.errors import InfraFailure
 
 
 @dataclass
@@ -42,19 +39,14 @@ def online(config: Config, actors: cluster.Actors, job: str | None = None) -> It
     from pixelis.actors.embedder import Embedder
     from pixelis.actors.evolution import Evolution
     from pixelis.actors.generator import Generator
-    from pixelis.actors.memory import MemoryShard
+    from pixelis.actors.memory import place_shards
 
     cluster.preflight(config, learner=config.evolution.enabled, rollouts=True, online=True)
     placed, prefix = Online(), f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"
     engine = {"num_cpus": config.engine.cpus, "num_gpus": config.engine.gpus}
     try:
         if remembers(config):
-            names = [f"{prefix}-memory-{index}" for index in range(config.memory.shards)]
-            placed.names["memory"] = names
-            placed.memory = [
-                cluster.spawn(MemoryShard, config, index, name=name, num_cpus=config.memory.cpus)
-                for index, name in enumerate(names)
-            ]
+            placed.names["memory"], placed.memory = place_shards(config, prefix)
             placed.names["embedder"] = [f"{prefix}-embedder"]
             placed.embedder = cluster.spawn(Embedder, config, name=f"{prefix}-embedder", **engine)
         if config.evolution.enabled and not config.serve.read_only:
@@ -67,8 +59,16 @@ def online(config: Config, actors: cluster.Actors, job: str | None = None) -> It
                 )
             placed.names["evolution"] = [f"{prefix}-evolution"]
             # Names, not handles: a handle among its arguments would live in the object store and could make a restart impossible.
-            placed.evolution = cluster.spawn(Evolution, config, actors.names, actors.store_name, name, name=f"{prefix}-evolution")
-        _wait(placed, config.cluster.placement_timeout_s)
+            evolution = (config, actors.names, actors.store_name, name, placed.names.get("memory", []))
+            placed.evolution = cluster.spawn(Evolution, *evolution, name=f"{prefix}-evolution")
+        roles = {
+            "memory shard": placed.memory,
+            "embedder": [placed.embedder],
+            "canary generator": [placed.canary],
+            "evolution": [placed.evolution],
+        }
+        asked = {role: [a.health.remote() for a in handles if a is not None] for role, handles in roles.items()}
+        cluster.wait_ready(asked, config.cluster.placement_timeout_s)
         yield placed
     finally:
         for actor in placed.all():
@@ -78,27 +78,3 @@ def online(config: Config, actors: cluster.Actors, job: str | None = None) -> It
 def remembers(config: Config) -> bool:
     """Whether a service of this configuration has a memory."""
     return config.memory.enabled and not config.serve.read_only
-
-
-def _wait(placed: Online, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    asked = {
-        "memory shard": placed.memory,
-        "embedder": [placed.embedder],
-        "canary generator": [placed.canary],
-        "evolution": [placed.evolution],
-    }
-    for role, handles in asked.items():
-        refs = [handle.health.remote() for handle in handles if handle is not None]
-        if not refs:
-            continue
-        ready, late = ray.wait(refs, num_returns=len(refs), timeout=max(0.0, deadline - time.monotonic()))
-        try:
-            ray.get(ready)
-        except RayError as error:
-            raise cluster.own_error(error) or error from None
-        if late:
-            raise InfraFailure(
-                f"{len(late)} of {len(refs)} {role} actors were not ready in {timeout_s:g} s",
-                fix="look at `ray status` for what is missing, or raise cluster.placement_timeout_s",
-            )

@@ -25,6 +25,7 @@ from pixelis.actors.toolbox import Call, Look, Objects, Outcome, Toolbox, failed
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure, OperationError, PixelisError
 from pixelis.operations import geometry, select
+from pixelis.operations.media import first_look
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Media
 
@@ -119,7 +120,7 @@ class ToolboxPool:
     """
 
     def __init__(self, config: Config, multiple: int, kind: str, **options: Any):
-        self.config, self.deadline_s, self.kind = config, config.toolbox.deadline_s, kind
+        self.config, self.deadline_s, self.multiple, self.kind = config, config.toolbox.deadline_s, multiple, kind
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
         self.make = lambda: Toolbox.options(num_cpus=config.toolbox.cpus, **options).remote(config, multiple, kind)  # type: ignore[attr-defined]
         self.workers = [_Worker(self.make()) for _ in range(config.toolbox.workers)]
@@ -143,8 +144,15 @@ class ToolboxPool:
         self._start()
         await asyncio.gather(*self.joins)
 
-    async def open(self, media: list[Media]) -> tuple[Opened, Look]:
-        """The opened media by reference, and what the policy sees of them at first; BadImage, InfraFailure."""
+    async def open(self, media: list[Media], decoded: ray.ObjectRef | None = None) -> tuple[Opened, Look]:
+        """The opened media by reference, and what the policy sees of them at first; BadImage, InfraFailure.
+
+        Of pictures that somebody has decoded already, uint8 [H, W, 3] by id, ``decoded`` is the reference; the URIs of ``media``
+        then only tell their contents apart.
+        """
+        if decoded is not None:
+            look = await asyncio.to_thread(first_look, await _result(decoded), self.config.dialogue, self.multiple)
+            return Opened(decoded, {item.id: item.uri for item in media}), look
         ref, (look, identity) = await self._wait(self._submit(media))
         return Opened(ref, identity), look
 

@@ -18,7 +18,9 @@ class Serve(Section):
     sampling: Sampling = Field(Sampling(temperature=1.0), description="how the votes are drawn")
     max_body_bytes: int = Field(16_000_000, ge=1024, description="largest request body")
     max_question_chars: int = Field(4000, ge=1, description="longest question")
-    max_queue: int = Field(64, ge=1, description="requests waiting in a replica before it answers 429")
+    max_queue: int | None = Field(
+        None, ge=1, description="requests waiting in a replica before it answers 429; unset: as many as run"
+    )
     timeout_s: float = Field(60.0, gt=0, description="seconds a request may take; then its rollouts are cancelled")
     replicas: int = Field(1, ge=1, description="gateway replicas at least")
     max_replicas: int | None = Field(

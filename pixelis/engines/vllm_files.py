@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
 from pixelis.errors import BadInput
-from pixelis.policy.adapters import weight_updates
+from pixelis.policy.lora import weight_updates
 
 if TYPE_CHECKING:
     from pixelis.dialogue.spec import ModelSpec
@@ -146,7 +146,7 @@ class BaseFile:
             return tensors.get_tensor(original)
 
     def updates(self, adapter: Adapter) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
-        """What the adapter changes; see `adapters.weight_updates`. Raises BadInput for one that does not fit or is not finite."""
+        """What the adapter changes; see `lora.weight_updates`. Raises BadInput for one that does not fit or is not finite."""
         return weight_updates(self.shapes, adapter)
 
     def write_merged(self, adapter: Adapter, path: Path, dtype: torch.dtype) -> Path:

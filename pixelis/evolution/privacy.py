@@ -1,21 +1,17 @@
 """What is taken out of text before it is stored: personal data becomes ``[CATEGORY_xxxxxx]``, numbers stay numbers.
 
-The six hex digits are of a keyed SHA-256 of what was there (plain without a salt), so that the same address is the same mark in
-all records and nobody needs the address. 24 bits of a *plain* hash let somebody who guesses an address confirm the guess: give a
-salt where that matters. Patterns find what has a form; a name or a street in running text has none and stays.
+The six hex digits are of a SHA-256 of what was there, so that the same address is the same mark in all records and nobody needs
+the address; whoever guesses an address can confirm the guess. Patterns find what has a form; a name or a street in running
+text has none and stays.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import hmac
 import io
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -33,11 +29,10 @@ AHEAD = 300
 ROUNDS = 8
 """Natural text is done after two: one that finds, one that finds nothing."""
 
-SALT_FILE = "privacy.salt"
 PSEUDONYM = re.compile(r"[0-9a-f]{16}")
 
 
-def redact(text: str, salt: bytes = b"") -> str:
+def redact(text: str) -> str:
     """``text`` with personal data replaced by marks, at most MAX_CHARS long. Redacting again changes nothing.
 
     What is found may uncover more beside it, so it is looked at until nothing is found; a text that is still not done after
@@ -48,20 +43,20 @@ def redact(text: str, salt: bytes = b"") -> str:
     for _ in range(ROUNDS):
         before = text
         for category, pattern, valid in PATTERNS:
-            text = pattern.sub(lambda found, c=category, v=valid: _replaced(found, c, v, salt), text)  # type: ignore[misc]
+            text = pattern.sub(lambda found, c=category, v=valid: _replaced(found, c, v), text)  # type: ignore[misc]
         text = _cut(text)
         if text == before:
             return text
-    return f"[TEXT_{_digest(whole, salt)[:6]}]"
+    return f"[TEXT_{_digest(whole)[:6]}]"
 
 
-def _replaced(found: re.Match[str], category: str, valid: Callable[[re.Match[str]], bool] | None, salt: bytes) -> str:
+def _replaced(found: re.Match[str], category: str, valid: Callable[[re.Match[str]], bool] | None) -> str:
     """A match with its group ``value`` as a mark; a mark that is there already, or what is not valid, as it is."""
     whole = found[0]
     if found["value"] is None or (valid is not None and not valid(found)):
         return whole
     start, end = found.start("value") - found.start(), found.end("value") - found.start()
-    return f"{whole[:start]}[{category}_{_digest(found['value'], salt)[:6]}]{whole[end:]}"
+    return f"{whole[:start]}[{category}_{_digest(found['value'])[:6]}]{whole[end:]}"
 
 
 def _cut(text: str) -> str:
@@ -75,11 +70,11 @@ def _cut(text: str) -> str:
     return text[:MAX_CHARS]
 
 
-def _digest(value: str, salt: bytes) -> str:
+def _digest(value: str) -> str:
     """Of the value without case; of a number without its separators: the same phone in two spellings is one."""
     folded = value.casefold()
     plain = folded if any(letter.isalpha() for letter in folded) else "".join(filter(str.isdigit, folded))
-    return hmac.new(salt, plain.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest() if salt else _sha256(plain)
+    return _sha256(plain)
 
 
 def _sha256(text: str) -> str:
@@ -91,27 +86,9 @@ def is_redacted(text: str) -> bool:
     return re.search(MARK, text) is not None
 
 
-def pseudonym(user: str, salt: bytes = b"") -> str:
-    """16 hex digits that stand for a user in stored records. All that store or delete by user must use one salt."""
-    return (hmac.new(salt, user.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest() if salt else _sha256(user))[:16]
-
-
-def make_salt(folder: str | Path) -> bytes:
-    """The 32 secret bytes of an installation, from its file in ``folder`` (the owner alone may read it), made if missing."""
-    path = Path(folder) / SALT_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    try:
-        if not path.exists():
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(os.urandom(32))
-                file.flush()
-                os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):
-                os.link(aside, path)  # the first of several processes wins, and all read what it wrote
-        return path.read_bytes()
-    finally:
-        aside.unlink(missing_ok=True)
+def pseudonym(user: str) -> str:
+    """16 hex digits that stand for a user in stored records."""
+    return _sha256(user)[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +125,7 @@ def clean_png(view: np.ndarray) -> bytes:
 # -- records ----------------------------------------------------------------------------------------------------------
 
 
-def redact_experience(experience: Experience, salt: bytes = b"") -> Experience:
+def redact_experience(experience: Experience) -> Experience:
     """A copy that may be stored: all text redacted, pictures and clips by name only, no annotation, the user a pseudonym.
 
     Numbers of structured fields are untouched. The token ids of a turn spell its text: where the text changed they are cut,
@@ -157,51 +134,51 @@ def redact_experience(experience: Experience, salt: bytes = b"") -> Experience:
     user = experience.user
     return experience.model_copy(
         update={
-            "question": _question(experience.question, salt),
-            "trajectory": _trajectory(experience.trajectory, salt),
-            "verdict": _verdict(experience.verdict, salt),
-            "feedback": [redact_feedback(said, salt) for said in experience.feedback],
-            "user": user if user is None or PSEUDONYM.fullmatch(user) else pseudonym(user, salt),
+            "question": _question(experience.question),
+            "trajectory": _trajectory(experience.trajectory),
+            "verdict": _verdict(experience.verdict),
+            "feedback": [redact_feedback(said) for said in experience.feedback],
+            "user": user if user is None or PSEUDONYM.fullmatch(user) else pseudonym(user),
         }
     )
 
 
-def redact_feedback(said: Feedback, salt: bytes = b"") -> Feedback:
+def redact_feedback(said: Feedback) -> Feedback:
     """A copy with answer and comment redacted."""
-    answer = None if said.answer is None else redact(said.answer, salt)
-    return said.model_copy(update={"answer": answer, "comment": redact(said.comment, salt)})
+    answer = None if said.answer is None else redact(said.answer)
+    return said.model_copy(update={"answer": answer, "comment": redact(said.comment)})
 
 
-def redact_data(value: Any, salt: bytes = b"") -> Any:
+def redact_data(value: Any) -> Any:
     """Plain values with their texts redacted: numbers, keys and masks as they are, inline pictures cut.
 
     Where the text of a line of writing changed, its words go: they would spell it again.
     """
     if isinstance(value, str):
-        return "" if value.startswith("data:") else redact(value, salt)
+        return "" if value.startswith("data:") else redact(value)
     if isinstance(value, Mapping):
         if "counts" in value and "size" in value:  # the run lengths of a mask
             return dict(value)
-        cleaned = {key: redact_data(inner, salt) for key, inner in value.items()}
+        cleaned = {key: redact_data(inner) for key, inner in value.items()}
         if "words" in cleaned and cleaned.get("text") != value.get("text"):
             cleaned["words"] = []
         return cleaned
     if isinstance(value, list | tuple):
-        return [redact_data(inner, salt) for inner in value]
+        return [redact_data(inner) for inner in value]
     return value
 
 
-def _maybe(text: str | None, salt: bytes) -> str | None:
-    return None if text is None else redact(text, salt)
+def _maybe(text: str | None) -> str | None:
+    return None if text is None else redact(text)
 
 
-def _question(question: Question, salt: bytes) -> Question:
+def _question(question: Question) -> Question:
     return question.model_copy(
         update={
-            "question": redact(question.question, salt),
-            "answers": None if question.answers is None else [redact(answer, salt) for answer in question.answers],
+            "question": redact(question.question),
+            "answers": None if question.answers is None else [redact(answer) for answer in question.answers],
             "media": [_medium(medium) for medium in question.media],
-            "meta": redact_data(question.meta, salt),
+            "meta": redact_data(question.meta),
             "annotations": None,
         }
     )
@@ -216,59 +193,59 @@ def _view(view: ImageView) -> ImageView:
     return view.model_copy(update={"uri": ""})
 
 
-def _trajectory(trajectory: Trajectory, salt: bytes) -> Trajectory:
+def _trajectory(trajectory: Trajectory) -> Trajectory:
     return trajectory.model_copy(
         update={
             "images": [_view(view) for view in trajectory.images],
-            "turns": [_turn(turn, salt) for turn in trajectory.turns],
-            "answer": _maybe(trajectory.answer, salt),
-            "unscored": _maybe(trajectory.unscored, salt),
+            "turns": [_turn(turn) for turn in trajectory.turns],
+            "answer": _maybe(trajectory.answer),
+            "unscored": _maybe(trajectory.unscored),
         }
     )
 
 
-def _turn(turn: Turn, salt: bytes) -> Turn:
-    cleaned = redact(turn.text, salt)
+def _turn(turn: Turn) -> Turn:
+    cleaned = redact(turn.text)
     update: dict[str, Any] = {
         "text": cleaned,
-        "error": _maybe(turn.error, salt),
-        "action": None if turn.action is None else _action(turn.action, salt),
-        "observation": None if turn.observation is None else _observation(turn.observation, salt),
+        "error": _maybe(turn.error),
+        "action": None if turn.action is None else _action(turn.action),
+        "observation": None if turn.observation is None else _observation(turn.observation),
     }
     if cleaned != turn.text:
         update |= {"tokens": [], "log_probs": []}
     return turn.model_copy(update=update)
 
 
-def _action(action: Action, salt: bytes) -> Action:
-    return action.model_copy(update={"arguments": redact_data(action.arguments, salt)})
+def _action(action: Action) -> Action:
+    return action.model_copy(update={"arguments": redact_data(action.arguments)})
 
 
-def _observation(observation: Observation, salt: bytes) -> Observation:
+def _observation(observation: Observation) -> Observation:
     return observation.model_copy(
         update={
-            "text": redact(observation.text, salt),
+            "text": redact(observation.text),
             "images": [_view(view) for view in observation.images],
-            "data": redact_data(observation.data, salt),
+            "data": redact_data(observation.data),
         }
     )
 
 
-def _verdict(verdict: Verdict, salt: bytes) -> Verdict:
+def _verdict(verdict: Verdict) -> Verdict:
     weights: dict[str, float] = {}
     for answer, weight in verdict.answer_weights.items():
-        key = redact(answer, salt)
+        key = redact(answer)
         weights[key] = weights.get(key, 0.0) + weight
     return verdict.model_copy(
         update={
-            "answer": _maybe(verdict.answer, salt),
-            "self_answer": _maybe(verdict.self_answer, salt),
-            "votes": [_vote(vote, salt) for vote in verdict.votes],
+            "answer": _maybe(verdict.answer),
+            "self_answer": _maybe(verdict.self_answer),
+            "votes": [_vote(vote) for vote in verdict.votes],
             "answer_weights": weights,
-            "strategies": {name: _maybe(answer, salt) for name, answer in verdict.strategies.items()},
+            "strategies": {name: _maybe(answer) for name, answer in verdict.strategies.items()},
         }
     )
 
 
-def _vote(vote: Vote, salt: bytes) -> Vote:
-    return vote.model_copy(update={"answer": _maybe(vote.answer, salt)})
+def _vote(vote: Vote) -> Vote:
+    return vote.model_copy(update={"answer": _maybe(vote.answer)})

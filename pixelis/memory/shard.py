@@ -164,6 +164,7 @@ class Shard:
         def change(db: sqlite3.Connection) -> tuple[list[bool], list[tuple[int, Entry]], list[int]]:
             new, stored, out = [], [], []
             count = 0
+            withdrawn = _withdrawn(db)
             if len(self._ids) + self._offered > self.capacity:  # counting takes long, and only a full shard needs it
                 (count,) = db.execute("SELECT count(*) FROM experiences").fetchone()
             for entry, record in made:
@@ -179,7 +180,8 @@ class Shard:
                     out += victims
                     count -= len(victims)
                 said = json.dumps([f.model_dump(mode="json") for f in x.feedback])
-                state = (x.status, x.priority, x.retrievals, x.successes, said, record)
+                status = "failed" if x.policy_version in withdrawn else x.status
+                state = (status, x.priority, x.retrievals, x.successes, said, record)
                 row = db.execute(
                     "INSERT INTO experiences (id, created_at, user, status, priority, retrievals, successes, feedback, record) "
                     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -371,24 +373,26 @@ class Shard:
             raise unknown(id)
         return now
 
-    def mark(self, id: str, status: str) -> None:
-        """Set the status; BadInput for an unknown experience or status."""
-        if status not in ("pending", "processed", "failed", "archived"):
-            raise BadInput(f"{status!r} is no status", fix="one of pending, processed, failed, archived")
-        self._set(id, "status", status)
+    def withdraw(self, versions: Sequence[int]) -> int:
+        """Set the withdrawn policy versions: status ``failed`` for what they answered, or will be found to have answered.
 
-    def set_priority(self, id: str, priority: float) -> None:
-        """Set the priority, > 0; BadInput for another value or an unknown experience."""
-        if not 0 < priority < float("inf"):
-            raise BadInput(f"{priority} is no priority", fix="pass a finite number above 0")
-        self._set(id, "priority", float(priority))
+        Such an experience votes no more. What a version answered that is no longer among them is ``pending`` again. Returns
+        how many have failed by this.
+        """
 
-    def _set(self, id: str, column: str, value: Any) -> None:
-        def change(db: sqlite3.Connection) -> None:
-            if not db.execute(f"UPDATE experiences SET {column} = ? WHERE id = ?", (value, id)).rowcount:
-                raise unknown(id)
+        def change(db: sqlite3.Connection) -> int:
+            before = _withdrawn(db)
+            if before == set(versions):
+                return 0
+            db.execute("INSERT OR REPLACE INTO facts VALUES ('withdrawn', ?)", (json.dumps(sorted(versions)),))
+            mark = (
+                "UPDATE experiences SET status = ? "
+                "WHERE json_extract(record, '$.policy_version') IN (SELECT value FROM json_each(?))"
+            )
+            db.execute(mark, ("pending", json.dumps(sorted(before - set(versions)))))
+            return db.execute(mark, ("failed", json.dumps(sorted(set(versions) - before)))).rowcount
 
-        self.database.write(change)
+        return self.database.write(change)
 
     # --- deleting -----------------------------------------------------------------------------------------------------------
 
@@ -456,6 +460,11 @@ class Shard:
         for kept in portable.read(path):
             added += sum(self.add([Entry(k.experience, k.vector, k.pictures) for k in kept if wanted(k.experience.id)]))
         return added
+
+
+def _withdrawn(db: sqlite3.Connection) -> set[int]:
+    row = db.execute("SELECT value FROM facts WHERE name = 'withdrawn'").fetchone()
+    return set(json.loads(row[0])) if row else set()
 
 
 def unknown(id: str) -> BadInput:

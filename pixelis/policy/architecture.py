@@ -9,7 +9,7 @@ import torch
 from transformers import AttentionInterface
 
 from pixelis.errors import BadConfig
-from pixelis.policy.adapters import adapted_layers, add_lora
+from pixelis.policy.lora import adapted_layers, add_lora
 from pixelis.policy.model import FAMILIES, resolve
 from pixelis.policy.ranks import largest_rank, ranks_of
 

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
 from pixelis.policy import checkpoint
-from pixelis.policy.adapters import FILES, Adapter, add_lora, load_adapter, lora_parameters, moving_average
+from pixelis.policy.adapters import FILES, Adapter, load_adapter, moving_average
 from pixelis.policy.forward import FeatureCache, Features, concatenate, use_packed_attention
 from pixelis.policy.log_probs import PolicyModule
+from pixelis.policy.lora import add_lora, lora_parameters
 from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, sft_loss, token_weights
 from pixelis.policy.model import default_device, fingerprint, load_model, resolve
 from pixelis.policy.packing import Batch, collate, pack
@@ -158,19 +159,7 @@ class Trainer:
         if self.policy.lora.dropout > 0:
             # Seeded per step, so that a resumed run drops the same.
             torch.manual_seed(hash((self.seed, self.step_count, dist.get_rank())) & 0x7FFFFFFF)
-        causes: Counter[str] = Counter()
-        usable, active, before = [], [], []
-        silent = kind == "policy" and self.loss.entropy == 0 and not self._kl_in_loss
-        for index, sample in enumerate(samples):
-            cause = unusable(sample, self.spec, self.learner.row_tokens)
-            if cause is not None:
-                causes[cause] += 1
-                continue
-            usable.append(sample)
-            if sample.advantage != 0 or not silent:
-                active.append(sample)
-                if old is not None:
-                    before.append(torch.from_numpy(old[index]))
+        usable, active, before, causes = self._select(samples, kind, old)
         bins = pack([len(s.tokens) for s in active], self.learner.rows * self.learner.row_tokens)
         size = sum(s.weight if kind == "sft" else s.policy_tokens for s in usable)
         counts = [float(len(bins)), float(len(usable)), float(len(active)), float(size)]
@@ -178,20 +167,12 @@ class Trainer:
         most, sequences, trained = (int(c) for c in whole)
         if not sequences:
             raise DataFailure(f"no usable sample in the batch: {dict(causes)}", code="no_usable_sample")
-        sums: defaultdict[str, float] = defaultdict(float)
+        sums: dict[str, float] = {}
         norm: float | None = 0.0
         if most:
-            batches = [collate([active[i] for i in members], self.spec) for members in bins]
-            references = self._reference_log_probs(batches) if kind == "policy" and self._kl_in_loss else None
-            olds = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else None
+            olds = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else []
             totals = Totals(tokens or 1.0, sequences)  # weights of 0 can leave a batch without a loss
-            for i in range(most):
-                # Workers with fewer micro-batches keep step with an empty one, so that all take part in the same collectives.
-                batch = batches[i] if i < len(batches) else collate([self._nothing()], self.spec)
-                weight = 1.0 if i < len(batches) else 0.0
-                reference = references[i] if references and i < len(batches) else None
-                first = olds[i] if olds and i < len(batches) else None
-                self._backward(batch.to(self.device), kind, totals, reference, first, weight, sums)
+            sums = self._accumulate(kind, [[active[i] for i in members] for members in bins], olds, most, totals)
             norm = self.zero.apply(rate)
         metrics = self._metrics(kind, sums, trained)
         if before_step is not None and kl_limit is not None:
@@ -206,17 +187,46 @@ class Trainer:
             "learner/sequences": float(sequences),
             "learner/trained_sequences": float(trained),
             "learner/micro_batches": float(most),
+            **{f"learner/dropped_{cause}": count for cause, count in self._causes(causes).items()},
         }
-        for cause, count in self._causes(causes).items():
-            metrics[f"learner/dropped_{cause}"] = count
         self._count(norm is None)
         seconds = time.perf_counter() - started
-        metrics |= {
-            "learner/skipped": float(self.skipped),
-            "learner/seconds": seconds,
-            "learner/tokens_per_s": metrics["learner/tokens"] / seconds,
-        }
-        return metrics
+        times = {"learner/seconds": seconds, "learner/tokens_per_s": metrics["learner/tokens"] / seconds}
+        return metrics | times | {"learner/skipped": float(self.skipped)}
+
+    def _select(
+        self, samples: Sequence[TrainSample], kind: Kind, old: Sequence[np.ndarray] | None
+    ) -> tuple[list[TrainSample], list[TrainSample], list[torch.Tensor], Counter[str]]:
+        """The usable ones, those of them that have a gradient with their old log-probs (if there are), and why others are not."""
+        usable, active, before, causes = [], [], [], Counter[str]()
+        silent = kind == "policy" and self.loss.entropy == 0 and not self._kl_in_loss
+        for index, sample in enumerate(samples):
+            cause = unusable(sample, self.spec, self.learner.row_tokens)
+            if cause is not None:
+                causes[cause] += 1
+                continue
+            usable.append(sample)
+            if sample.advantage != 0 or not silent:
+                active.append(sample)
+                if old is not None:
+                    before.append(torch.from_numpy(old[index]))
+        return usable, active, before, causes
+
+    def _accumulate(
+        self, kind: Kind, bins: Sequence[Sequence[TrainSample]], olds: Sequence[torch.Tensor], most: int, totals: Totals
+    ) -> dict[str, float]:
+        """The gradient of this worker's micro-batches, ``most`` of them as the worker with the most has; sums for the metrics."""
+        sums: defaultdict[str, float] = defaultdict(float)
+        batches = [collate(members, self.spec) for members in bins]
+        references = self._reference_log_probs(batches) if kind == "policy" and self._kl_in_loss else None
+        for i in range(most):
+            # Workers with fewer micro-batches keep step with an empty one, so that all take part in the same collectives.
+            batch = batches[i] if i < len(batches) else collate([self._nothing()], self.spec)
+            weight = 1.0 if i < len(batches) else 0.0
+            reference = references[i] if references and i < len(batches) else None
+            first = olds[i] if olds and i < len(batches) else None
+            self._backward(batch.to(self.device), kind, totals, reference, first, weight, sums)
+        return sums
 
     def _guard(
         self, samples: Sequence[TrainSample], limit: float, weights: Mapping[str, np.ndarray], moments: Mapping[str, np.ndarray]

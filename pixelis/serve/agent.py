@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import hashlib
 import io
 import time
 from collections import Counter
@@ -19,12 +20,13 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis.config import Config
+from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy, vote
 from pixelis.operations.media import load_image
 from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
 from pixelis.serve.backends import Backends
-from pixelis.serve.events import Answer, Ask, TurnEvent
+from pixelis.serve.events import Answer, Ask, Opened, TurnEvent
 from pixelis.serve.learning import Learning
 from pixelis.serve.pool import GeneratorPool, Happened, Rolled
 from pixelis.serve.recall import Lookup, Recall
@@ -54,41 +56,57 @@ class Agent:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(self.pool.health(timeout_s), self.recall.ready())
 
-    async def answer(self, ask: Ask) -> Answer:
-        """Sample, vote, and pick the trajectory that stands for the verdict.
+    async def open(self, ask: Ask) -> Opened:
+        """Decode the pictures of a request. Raises BadImage for what is damaged or outside the caps."""
+        media, full, views = [], {}, []
+        for number, url in enumerate(ask.images):
+            async with self.decoding:  # a picture may take a second and 150 MB to decode: never many at once
+                item, picture, view = await asyncio.to_thread(self._open, f"img{number}", url)
+            media.append(item)
+            full[item.id] = picture
+            views.append(view)
+        return Opened(media, [ray.put(full)] if full else [], views)
+
+    def _open(self, name: str, url: str) -> tuple[Media, np.ndarray, np.ndarray]:
+        caps, d = self.config.toolbox, self.config.dialogue.input
+        picture = load_image(url, caps.max_image_bytes, caps.max_image_pixels)
+        height, width, _ = picture.shape
+        # The content's name, not the content: the caller's data URL would travel with every record of the question.
+        content = f"sha256:{hashlib.sha256(url.encode()).hexdigest()}"
+        media = Media(id=name, uri=content, height=height, width=width)
+        return media, picture, fit(picture, PixelBudget(d.min_pixels, d.max_pixels), 1)
+
+    async def answer(self, ask: Ask, opened: Opened | None = None) -> Answer:
+        """Sample, vote, and pick the trajectory that stands for the verdict; ``opened`` as ``open`` gave it, if it was called.
 
         Raises BadImage for pictures outside the caps, BadInput for a prompt that does not fit, InfraFailure. Cancelling it
         cancels the rollouts.
         """
-        async with contextlib.aclosing(self._run(ask, stream=False)) as items:
+        async with contextlib.aclosing(self._run(ask, opened, stream=False)) as items:
             async for item in items:
                 if isinstance(item, Answer):
                     return item
         raise AssertionError("the last item is the answer")
 
-    async def stream(self, ask: Ask) -> AsyncIterator[TurnEvent | Answer]:
+    async def stream(self, ask: Ask, opened: Opened | None = None) -> AsyncIterator[TurnEvent | Answer]:
         """The turns of all samples as they happen, then what ``answer`` returns.
 
         What is wrong with the request is raised before the first event. Closing the iterator cancels the rollouts.
         """
-        async with contextlib.aclosing(self._run(ask, stream=True)) as items:
+        async with contextlib.aclosing(self._run(ask, opened, stream=True)) as items:
             async for item in items:
                 yield item
 
-    async def _run(self, ask: Ask, stream: bool) -> AsyncGenerator[TurnEvent | Answer, None]:
+    async def _run(self, ask: Ask, opened: Opened | None, stream: bool) -> AsyncGenerator[TurnEvent | Answer, None]:
         started = time.monotonic()
-        pictures = [await self._picture(url) for url in ask.images]
-        media = [
-            Media(id=f"img{i}", uri=url, height=picture.shape[0], width=picture.shape[1])
-            for i, (url, picture) in enumerate(zip(ask.images, pictures, strict=True))
-        ]
-        question = Question(id=new_id("q"), question=ask.question, media=media, task="serve", split="serve")
+        opened = opened or await self.open(ask)
+        question = Question(id=new_id("q"), question=ask.question, media=opened.media, task="serve", split="serve")
         cold = await self.recall.cold()
         if cold:  # its answer is neither compared nor learnt from: one sample is all that is needed
             ask = dataclasses.replace(ask, samples=1)
-        with self.recall.look(question, pictures, search=not cold, keep=ask.remember) as lookup:
+        with self.recall.look(question, opened.views, search=not cold, keep=ask.remember) as lookup:
             rolled: Rolled | None = None
-            async with contextlib.aclosing(self.pool.episodes(question, ask, stream)) as items:
+            async with contextlib.aclosing(self.pool.episodes(question, ask, opened.full, stream)) as items:
                 async for item in items:
                     if isinstance(item, Happened):
                         yield await _event(item, ask.samples)
@@ -124,11 +142,6 @@ class Agent:
         known = [n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")]
         verdict = vote.vote(group.trajectories, known, self.config.evolution, lookup.asked or question, time.time())
         return verdict.model_copy(update={"neighbours": len(lookup.neighbours), "partial": lookup.partial})
-
-    async def _picture(self, url: str) -> np.ndarray:
-        caps = self.config.toolbox
-        async with self.decoding:  # a picture may take a second and 150 MB to decode: never many at once
-            return await asyncio.to_thread(load_image, url, caps.max_image_bytes, caps.max_image_pixels)
 
     async def pictures(self, answer: Answer) -> dict[str, str]:
         """PNG data URLs of what the winner saw, by image id. Raises InfraFailure when the views are lost."""

@@ -15,7 +15,8 @@ from ray.serve.handle import DeploymentHandle
 from pixelis.config import Config
 from pixelis.errors import BadConfig
 from pixelis.serve.backends import Backends
-from pixelis.serve.gateway import Gateway, digest, running_limit
+from pixelis.serve.gateway import Gateway, digest
+from pixelis.serve.limits import running_limit, waiting_limit
 
 APP_NAME = "pixelis"
 SPARE_REQUESTS = 64
@@ -28,7 +29,7 @@ def build(config: Config, backends: Backends | DeploymentHandle, key_digest: byt
     ``backends`` names running actors, or is a deployment whose method ``backends`` does; ``key_digest`` None asks for no key.
     """
     s = config.serve
-    reach = running_limit(config) + s.max_queue + SPARE_REQUESTS
+    reach = running_limit(config) + waiting_limit(config) + SPARE_REQUESTS
     scaling: dict[str, Any] = {"num_replicas": s.replicas}
     if s.max_replicas is not None:
         load = float(max(1, running_limit(config)))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from pixelis.engines import SamplingParams
-from pixelis.records import Group, ImageView, Neighbour, Record, Trajectory, Turn, Verdict, new_id
+from pixelis.records import Group, ImageView, Media, Neighbour, Record, Trajectory, Turn, Verdict, new_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,19 @@ class Ask:
     learn: bool = True
     remember: bool = True
     user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The pictures of a request, decoded once: described, by reference (in a list that keeps it one), and shrunk.
+
+    ``full`` holds the reference to {media id: uint8 [H, W, 3]}, or nothing without pictures; ``views`` have no more pixels than
+    the policy sees. Whole pictures live in the object store alone, which writes to disk what does not fit.
+    """
+
+    media: list[Media]
+    full: list[Any]
+    views: list[np.ndarray]
 
 
 class TurnEvent(Record):

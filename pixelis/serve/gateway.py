@@ -25,15 +25,14 @@ from starlette.exceptions import HTTPException
 
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
-from pixelis.operations.media import load_image
 from pixelis.serve.access import Access, Shield, digest
 from pixelis.serve.agent import Agent
 from pixelis.serve.backends import Backends
 from pixelis.serve.cache import ReplyCache
 from pixelis.serve.counters import CONTENT_TYPE, Counters
 from pixelis.serve.desk import Desk, read_body
-from pixelis.serve.events import Answer, Ask
-from pixelis.serve.limits import Admission, RateLimits, running_limit
+from pixelis.serve.events import Answer, Opened
+from pixelis.serve.limits import Admission, RateLimits, running_limit, waiting_limit
 from pixelis.serve.page import add_routes
 from pixelis.serve.remembered import Remembered
 from pixelis.serve.replies import EventStream, Handler, api_error, guarded, http_error, until
@@ -41,7 +40,7 @@ from pixelis.serve.schemas import ApiError
 from pixelis.serve.shapes import Chat, Shape, ShowWork, model_name
 from pixelis.serve.steering import Steering
 
-__all__ = ["Endpoints", "Gateway", "digest", "running_limit"]
+__all__ = ["Endpoints", "Gateway", "digest"]
 
 HEALTH_CACHE_S = 1.0
 
@@ -57,7 +56,7 @@ class Endpoints:
         self.config, self.agent = config, agent
         self.model = model_name(config)
         self.created = int(time.time())
-        self.admission = Admission(running_limit(config), s.max_queue)
+        self.admission = Admission(running_limit(config), waiting_limit(config))
         self.access = Access(config, key_digest, ingress)
         self.rates = RateLimits(s.per_minute, s.per_hour)
         self.cache = ReplyCache(s.cache, s.cache_ttl_s)
@@ -65,7 +64,6 @@ class Endpoints:
         self.counters = Counters(replica, self._levels)
         self.seen: tuple[float, list[dict[str, Any]]] = (float("-inf"), [])
         self.looking = asyncio.Lock()
-        self.decoding = asyncio.Semaphore(2)
 
     def app(self) -> FastAPI:
         """The ASGI application."""
@@ -171,8 +169,9 @@ class Endpoints:
                     wanted = shape(self.config, body, started)
                     kept = await self._kept(wanted)
                     if wanted.stream and kept is None:
-                        await self._decodable(wanted.ask)
-                        return EventStream(self._events(wanted, deadline), held.pop_all())
+                        # Once a stream has begun, its status can no longer say that the pictures are bad.
+                        opened = await self.agent.open(wanted.ask)
+                        return EventStream(self._events(wanted, opened, deadline), held.pop_all())
                     reply = kept or await self._reply(wanted)
             except TimeoutError:
                 if body is None:
@@ -187,14 +186,15 @@ class Endpoints:
             answer = await self.agent.answer(wanted.ask)
         return await self._finished(wanted, answer)
 
-    async def _events(self, wanted: Shape, deadline: float) -> AsyncGenerator[str, None]:
+    async def _events(self, wanted: Shape, opened: Opened, deadline: float) -> AsyncGenerator[str, None]:
         """The stream of an answer in the making; a failure, the deadline's too, is its last event."""
         yield wanted.first()
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout_at(deadline):
                     await stack.enter_async_context(self.admission.slot())
-                items = await stack.enter_async_context(contextlib.aclosing(until(deadline, self.agent.stream(wanted.ask))))
+                turns = until(deadline, self.agent.stream(wanted.ask, opened))
+                items = await stack.enter_async_context(contextlib.aclosing(turns))
                 answer: Answer | None = None
                 async for item in items:
                     if isinstance(item, Answer):
@@ -221,13 +221,6 @@ class Endpoints:
         if wanted.key is not None and not partial and not answer.cold_start:
             self.cache.keep(wanted.key, reply, answer.group.policy_version, answer.experience_id)
         return reply
-
-    async def _decodable(self, ask: Ask) -> None:
-        """Raises BadImage: once a stream has begun, its status can no longer say that the pictures are bad."""
-        caps = self.config.toolbox
-        for url in ask.images:
-            async with self.decoding:  # a picture may take a second and 150 MB to decode: never many at once
-                await asyncio.to_thread(load_image, url, caps.max_image_bytes, caps.max_image_pixels)
 
     async def _kept(self, wanted: Shape) -> dict[str, Any] | None:
         """The reply kept for this request, if every generator still serves the version that gave it.

@@ -88,6 +88,8 @@ class Learning:
     async def _follow(self, answer: Answer, ask: Ask, lookup: Lookup, remember: bool, learn: bool) -> None:
         user = privacy.pseudonym(ask.user) if ask.user else None
         redacted = await self._aside(lambda: privacy.redact_experience(as_experience(answer, user)))
+        risk = await self._aside(lambda: privacy.risk(answer.group.question.question))
+        self.counts[f"privacy_risk_{risk.level}"] += 1
         if remember:
             await self._counted("remembered", self._remember(answer, redacted, lookup))
             await self._counted("success_told", self._tell(answer.verdict, lookup.retrieval_id))

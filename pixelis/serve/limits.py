@@ -24,6 +24,11 @@ def running_limit(config: Config) -> int:
     return max(1, config.engine.workers * config.engine.max_rows // config.serve.samples)
 
 
+def waiting_limit(config: Config) -> int:
+    """Requests that may wait for those that run."""
+    return config.serve.max_queue or running_limit(config)
+
+
 class Admission:
     """A bounded queue: ``running`` requests work, ``waiting`` more may wait, the next is refused at once."""
 

@@ -107,9 +107,12 @@ class GeneratorPool:
                 raise InfraFailure(f"no generator named {name} is running") from None
         return self.handles[name]
 
-    async def episodes(self, question: Question, ask: Ask, stream: bool = False) -> AsyncGenerator[Happened | Rolled, None]:
+    async def episodes(
+        self, question: Question, ask: Ask, pictures: Sequence[ray.ObjectRef], stream: bool = False
+    ) -> AsyncGenerator[Happened | Rolled, None]:
         """``ask.samples`` episodes of a question: with ``stream`` their turns as they happen, and at last the group.
 
+        ``pictures`` holds the reference to the question's decoded pictures, if it has any.
         Tried on two generators at most. Closing this, or cancelling who waits for it, ends the episodes. Raises InfraFailure
         when both fail.
         """
@@ -117,7 +120,7 @@ class GeneratorPool:
         for attempt in range(2):
             name = self.pick(tried)
             try:
-                async with aclosing(self._attempt(name, question, ask, attempt, stream)) as items:
+                async with aclosing(self._attempt(name, question, ask, pictures, attempt, stream)) as items:
                     async for item in items:
                         yield item
                 return
@@ -131,11 +134,11 @@ class GeneratorPool:
         raise InfraFailure("no generator could answer", code="no_generator")
 
     async def _attempt(
-        self, name: str, question: Question, ask: Ask, attempt: int, stream: bool
+        self, name: str, question: Question, ask: Ask, pictures: Sequence[ray.ObjectRef], attempt: int, stream: bool
     ) -> AsyncGenerator[Happened | Rolled, None]:
         """The items of one attempt. Whatever ends it early also ends the rollout, which frees the engine's rows at once."""
         actor, started = await self.handle(name), time.monotonic()
-        arguments = (question, new_id("group"), ask.samples, ask.sampling, ask.operations, ask.max_turns)
+        arguments = (question, new_id("group"), ask.samples, ask.sampling, ask.operations, ask.max_turns, pictures)
         self.running[name] += ask.samples
         call: Any = None
         try:

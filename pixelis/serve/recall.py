@@ -17,7 +17,6 @@ from ray.exceptions import RayError
 
 from pixelis.actors.memory import Found, Memory
 from pixelis.config import Config
-from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.errors import InfraFailure, PixelisError
 from pixelis.evolution import privacy
 from pixelis.records import Neighbour, Question, new_id
@@ -88,16 +87,17 @@ class Recall:
             return False
 
     @contextmanager
-    def look(self, question: Question, pictures: Sequence[np.ndarray], search: bool, keep: bool) -> Iterator[Lookup]:
-        """Begin to look; what is still searched for at the end is given up, the vector (wanted later) is not.
+    def look(self, question: Question, views: Sequence[np.ndarray], search: bool, keep: bool) -> Iterator[Lookup]:
+        """Begin to look by the question and the ``views`` of its pictures.
 
-        Without ``keep`` nothing is written, not even that somebody looked.
+        What is still searched for at the end is given up, the vector (wanted later) is not. Without ``keep`` nothing is written,
+        not even that somebody looked.
         """
         k = self.config.evolution.neighbours.k
         search = search and k > 0 and self.memory is not None and self.config.evolution.enabled
         vector = None
         if self.backends.embedder is not None and (search or (keep and self.writes)):
-            vector = asyncio.create_task(self._vector(question, pictures))
+            vector = asyncio.create_task(self._vector(question, views))
             vector.add_done_callback(self._heard)
         found = asyncio.create_task(self._search(vector, question, k, keep)) if search and vector is not None else None
         if found is not None:
@@ -114,13 +114,10 @@ class Recall:
         found = await self.memory.search(await asyncio.shield(vector), k, track=self.writes and keep)
         return question.model_copy(update={"question": text}), found
 
-    async def _vector(self, question: Question, pictures: Sequence[np.ndarray]) -> np.ndarray:
+    async def _vector(self, question: Question, views: Sequence[np.ndarray]) -> np.ndarray:
         actor = await self._embedder()
-        views = await asyncio.to_thread(self._shrink, pictures)
         try:
-            # The text and the views say it all: the caller's data URLs stay here.
-            bare = question.model_copy(update={"media": []})
-            return await actor.question_vector.remote(bare, views)
+            return await actor.question_vector.remote(question, views)
         except RayError:
             self.embedder = None
             raise
@@ -133,11 +130,6 @@ class Recall:
             except ValueError:
                 raise InfraFailure(f"no Embedder named {name} is running") from None
         return self.embedder
-
-    def _shrink(self, pictures: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """No more pixels than the policy sees; the Embedder knows the exact size."""
-        budget = PixelBudget(self.config.dialogue.input.min_pixels, self.config.dialogue.input.max_pixels)
-        return [fit(picture, budget, 1) for picture in pictures]
 
     def _heard(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -22,6 +22,7 @@ import ray
 from pixelis.actors import cluster, learner
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.generator import Generator
+from pixelis.actors.memory import place_shards
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import Config, Loss, load
 from pixelis.datasets.demonstration_stream import played
@@ -51,7 +52,7 @@ def some_questions() -> list[Question]:
 
 def config(folder: Path, *more: str) -> Config:
     (folder / "canary.jsonl").write_text("".join(q.model_dump_json() + "\n" for q in some_questions()))
-    own = [f"run.dir={folder}", "toolbox.operations=[]", "evaluate.operations=false", "memory.enabled=false"]
+    own = [f"run.dir={folder}", "toolbox.operations=[]", "evaluate.operations=false", "memory.shards=2"]
     own += [f"evolution.canary.questions={folder}/canary.jsonl", "evolution.canary.count=16", "evolution.canary.every=1"]
     own += [f"evolution.canary.watch_s={WATCH_S}", "evolution.batch=4", "evolution.review.share=1", "evolution.cold_start=0"]
     return load(NANO, [*own, "toolbox.workers=1", "engine.max_rows=32", *more])
@@ -79,10 +80,11 @@ class Service:
         serving, canary = (
             cluster.spawn(Generator, settings, f"{name}-store", i, name=f"{name}-{i}", num_cpus=0.25) for i in range(2)
         )
-        self.evolution = cluster.spawn(Evolution, settings, [f"{name}-0"], f"{name}-store", f"{name}-1", name=name)
-        self.actors = [self.evolution, serving, canary, self.store]
+        memory, shards = place_shards(settings, name)
+        self.evolution = cluster.spawn(Evolution, settings, [f"{name}-0"], f"{name}-store", f"{name}-1", memory, name=name)
+        self.actors = [self.evolution, serving, canary, self.store, *shards]
         namespace = ray.get_runtime_context().namespace
-        self.agent = Agent(settings, Backends((f"{name}-0",), namespace, name))
+        self.agent = Agent(settings, Backends((f"{name}-0",), namespace, name, tuple(memory)))
         picture = png_url(load_image(some_questions()[0].media[0].uri, 2**26, 2**26))
         self.ask = Ask(some_questions()[0].question, [picture], 8, SamplingParams(1.0, 1.0, 24, 0), operations=False)
         self.answers: list[tuple[float, Answer]] = []
@@ -106,6 +108,12 @@ class Service:
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         return ray.get(getattr(self.evolution, method).remote(*arguments, **named), timeout=60)
+
+    def remembered(self) -> set[tuple[int, str]]:
+        """Versions and status of all experiences."""
+        assert self.agent.memory is not None
+        listed = asyncio.run_coroutine_threadsafe(self.agent.memory.list(10_000), self.loop).result(60)
+        return {(experience.policy_version, experience.status) for experience in listed}
 
     def versions(self) -> dict[int, PolicyVersion]:
         return {v.version: v for v in ray.get(self.store.list.remote())}
@@ -190,6 +198,8 @@ def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_wind
     until(lambda: len(service.answers) > count + 2)
     assert {answer.group.policy_version for _, answer in service.answers[count + 1 :]} == {0}
     assert all(answer.verdict.answer is not None for _, answer in service.answers[count + 1 :])
+    assert any(answer.group.policy_version == bad for _, answer in service.answers)
+    until(lambda: service.remembered() == {(0, "pending"), (bad, "failed")})  # its answers vote no more
     found = [(e["event"], e["actor"], e["result"]) for e in reversed(service.call("recent_audit", 200))]
     for expected in (
         ("review", "mallory", "success"),

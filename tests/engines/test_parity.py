@@ -14,9 +14,10 @@ from tiny_policy import FAMILIES, LORA, Maker, folder, policy, random_adapter, s
 
 from pixelis.engines import Completion, Engine, SamplingParams, Session
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.policy.adapters import Adapter, merge_into
+from pixelis.policy.adapters import Adapter
 from pixelis.policy.forward import concatenate, encode_views, use_packed_attention
 from pixelis.policy.log_probs import banned_mask, token_log_probs
+from pixelis.policy.lora import merge_into
 from pixelis.policy.packing import collate
 from pixelis.policy.samples import TrainSample
 

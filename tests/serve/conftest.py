@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import ray
 from asking import STORE
+from browsing import Opened, chromium, views
+from playwright.sync_api import Browser
 from scripted import KEY, Deployed, ScriptedGenerator, free_port
 
 from pixelis.actors.evolution import Evolution
@@ -61,3 +63,16 @@ def deployed(backends: Backends, settings: Callable[..., Config]) -> Iterator[De
     generators = [ray.get_actor(name) for name in GENERATORS]
     yield Deployed(config, url, generators, ray.get_actor(EVOLUTION))
     app.stop()
+
+
+@pytest.fixture(scope="module")  # for longer, its event loop would be in the way of tests that run one
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(browser: Browser, deployed: Deployed) -> Iterator[Opened]:
+    """Opens views of the deployed service's page."""
+    with views(browser, deployed.url) as opened:
+        yield opened

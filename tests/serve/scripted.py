@@ -58,12 +58,12 @@ class ScriptedGenerator:
         return dict(self.counts)
 
     @ray.method(num_returns=2)
-    async def rollout(self, question, group_id, n, sampling, operations=True, max_turns=None):  # type: ignore[no-untyped-def]
+    async def rollout(self, question, group_id, n, sampling, operations=True, max_turns=None, pictures=()):  # type: ignore[no-untyped-def]
         self.counts["rollouts"] += 1
         return await self._play(question, group_id, n, operations)
 
     @ray.method(num_returns="streaming")
-    async def stream(self, question, group_id, n, sampling, operations=True, max_turns=None):  # type: ignore[no-untyped-def]
+    async def stream(self, question, group_id, n, sampling, operations=True, max_turns=None, pictures=()):  # type: ignore[no-untyped-def]
         self.counts["rollouts"] += 1
         pause = re.search(r"pause ([\d.]+)", question.question)
         playing = asyncio.ensure_future(self._play(question, group_id, n, operations))

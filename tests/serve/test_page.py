@@ -6,7 +6,6 @@ import functools
 import io
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import numpy as np
 import pytest
 import ray
 from asking import until
-from browsing import Opened, ask, chromium, fits, picture, views
+from browsing import Opened, ask, fits, picture
 from PIL import Image
-from playwright.sync_api import Browser, Route, expect
+from playwright.sync_api import Route, expect
 from scripted import KEY, Deployed
 
 from pixelis.config import Evolution, Rewards, load
@@ -33,18 +32,6 @@ MARKUP = "<img/src=x/onerror=document.title='run'>"
 DRAWN = (
     "[...document.getElementById('stage').getContext('2d').getImageData(0, 0, 720, 480).data].reduce((a, v) => a * 31 + v | 0, 7)"
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def opened(browser: Browser, deployed: Deployed) -> Iterator[Opened]:
-    with views(browser, deployed.url) as opened:
-        yield opened
 
 
 def refuse(route: Route, **reply: Any) -> None:

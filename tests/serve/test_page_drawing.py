@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from browsing import Opened, chromium, views
-from playwright.sync_api import Browser
-from scripted import Deployed
+from browsing import Opened
 
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.operations import geometry, masks
@@ -18,18 +15,6 @@ from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def opened(browser: Browser, deployed: Deployed) -> Iterator[Opened]:
-    with views(browser, deployed.url) as opened:
-        yield opened
 
 
 def test_masks_and_places_are_those_of_the_operations(opened: Opened) -> None:

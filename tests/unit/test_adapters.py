@@ -23,17 +23,8 @@ from tiny_policy import (
 
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, MissingFile
-from pixelis.policy.adapters import (
-    Adapter,
-    BaseWeights,
-    adapted_layers,
-    adapter_bytes,
-    add_lora,
-    load_adapter,
-    lora_parameters,
-    merge_into,
-    save_adapter,
-)
+from pixelis.policy.adapters import Adapter, adapter_bytes, load_adapter, save_adapter
+from pixelis.policy.lora import BaseWeights, adapted_layers, add_lora, lora_parameters, merge_into
 from pixelis.policy.model import fingerprint, load_model, resolve
 
 

@@ -19,7 +19,7 @@ from pixelis.engines import Completion, Engine, SamplingParams, Session
 from pixelis.engines.decoding import KeyValues, nucleus
 from pixelis.engines.hf import HfEngine, HfSession
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.policy.adapters import merge_into
+from pixelis.policy.lora import merge_into
 from pixelis.policy.samples import TrainSample
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)

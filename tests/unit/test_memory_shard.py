@@ -75,9 +75,8 @@ def test_by_priority_the_least_makes_room(tmp_path: Path) -> None:
     for number, priority in enumerate([0.9, 0.1, 0.5, 0.3, 0.7]):
         shard.add([Entry(made(number, priority=priority), vectors(1, seed=number)[0])])
     assert ids(shard) == ["e0", "e2", "e4"]
-    shard.set_priority("e0", 0.05)
     shard.add(entries(1, first=8))
-    assert ids(shard) == ["e2", "e4", "e8"]
+    assert ids(shard) == ["e0", "e4", "e8"]
     shard.close()
 
 
@@ -162,29 +161,38 @@ def test_a_draw_is_without_replacement_and_by_weight(tmp_path: Path) -> None:
     shard.close()
 
 
-def test_feedback_status_and_priority_are_kept(tmp_path: Path) -> None:
+def test_what_withdrawn_versions_answered_is_failed(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, Memory())
+    for version in (1, 2, 3):
+        shard.add([Entry(made(version, policy_version=version))])
+    assert shard.withdraw([2, 3]) == 2
+    shard.close()
+    shard = Shard(tmp_path, Memory())
+    late = [Entry(made(7, policy_version=3)), Entry(made(8, policy_version=4))]
+    shard.add(late)  # was on its way when the version was withdrawn
+
+    def status() -> list[str]:
+        return [known.status for known in shard.get(["e1", "e2", "e3", "e7", "e8"]) if known is not None]
+
+    assert status() == ["pending", "failed", "failed", "failed", "pending"]
+    assert shard.withdraw([2]) == 0
+    assert status() == ["pending", "failed", "pending", "pending", "pending"], "version 3 serves again"
+    shard.close()
+
+
+def test_feedback_is_kept(tmp_path: Path) -> None:
     shard = Shard(tmp_path, Memory())
     shard.add([Entry(made(0, feedback=[Feedback(comment="first")]))])
     said = Feedback(correct=False, answer="8", created_at=5.0)
     for _ in range(2):
         assert shard.feedback("e0", said).feedback == [Feedback(comment="first"), said]
-    shard.mark("e0", "processed")
-    shard.set_priority("e0", 2.0)
     shard.close()
     shard = Shard(tmp_path, Memory())
     (now,) = shard.get(["e0"])
-    assert (now.status, now.priority, now.feedback[1]) == ("processed", 2.0, said)
-    for call in (lambda: shard.feedback("x", said), lambda: shard.mark("x", "failed"), lambda: shard.set_priority("x", 1.0)):
-        with pytest.raises(BadInput) as caught:
-            call()
-        assert caught.value.code == "unknown_experience"
-    for wrong in (
-        lambda: shard.mark("e0", "done"),
-        lambda: shard.set_priority("e0", 0),
-        lambda: shard.set_priority("e0", np.inf),
-    ):
-        with pytest.raises(BadInput):
-            wrong()
+    assert now.feedback[1] == said
+    with pytest.raises(BadInput) as caught:
+        shard.feedback("x", said)
+    assert caught.value.code == "unknown_experience"
     shard.close()
 
 

@@ -10,9 +10,9 @@ from tiny_policy import FAMILIES, Maker, policy, spec, stock, stock_log_probs
 from pixelis import config
 from pixelis.dialogue.positions import mrope_positions
 from pixelis.errors import DataFailure
-from pixelis.policy.adapters import add_lora, lora_parameters
 from pixelis.policy.forward import FeatureCache, concatenate, encode_views, use_packed_attention
 from pixelis.policy.log_probs import banned_mask, token_log_probs
+from pixelis.policy.lora import add_lora, lora_parameters
 from pixelis.policy.losses import Totals, policy_loss, token_weights
 from pixelis.policy.packing import collate, pack, segment
 from pixelis.policy.samples import TrainSample, from_trajectory, unusable

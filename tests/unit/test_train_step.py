@@ -18,7 +18,8 @@ from tiny_policy import FAMILIES, LORA, Maker, policy, random_adapter, spec, sto
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure, MissingFile
 from pixelis.policy import checkpoint, train_step
-from pixelis.policy.adapters import BaseWeights, add_lora, load_adapter, lora_parameters, merge_into
+from pixelis.policy.adapters import load_adapter
+from pixelis.policy.lora import BaseWeights, add_lora, lora_parameters, merge_into
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer, learning_rate
 

@@ -22,7 +22,8 @@ from pixelis.engines import start_engine
 from pixelis.engines.vllm import VllmEngine, collapse
 from pixelis.engines.vllm_files import BaseFile, Scratch, checkpoint_tensors, link_model, parameter_name, write_peft
 from pixelis.errors import BadInput, MissingDependency
-from pixelis.policy.adapters import Adapter, merge_into
+from pixelis.policy.adapters import Adapter
+from pixelis.policy.lora import merge_into
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")

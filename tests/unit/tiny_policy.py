@@ -15,7 +15,8 @@ from pixelis import config
 from pixelis.dialogue.spec import ModelSpec
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
-from pixelis.policy.adapters import Adapter, adapted_layers, lora_parameters
+from pixelis.policy.adapters import Adapter
+from pixelis.policy.lora import adapted_layers, lora_parameters
 from pixelis.policy.model import fingerprint, load_model
 from pixelis.policy.samples import TrainSample
 
