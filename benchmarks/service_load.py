@@ -11,6 +11,7 @@ monkey.patch_all()
 
 import itertools  # noqa: E402
 import json  # noqa: E402
+import random  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -33,6 +34,10 @@ class Asker(FastHttpUser):
     host = url
     wait_time = constant_throughput(rate / USERS)
     network_timeout = connection_timeout = 60.0
+
+    def on_start(self) -> None:
+        """All users at the same moment would be a burst of many seconds' requests."""
+        gevent.sleep(random.random() * USERS / rate)
 
     @task
     def ask(self) -> None:
@@ -60,6 +65,7 @@ print(
             "failed": ok.num_failures,
             "ok_p50": ok.get_response_time_percentile(0.5) or 0.0,
             "ok_p99": ok.get_response_time_percentile(0.99) or 0.0,
+            "shed_p50": shed.get_response_time_percentile(0.5) or 0.0,
             "shed_p99": shed.get_response_time_percentile(0.99) or 0.0,
         }
     )

@@ -45,7 +45,7 @@ def connect(config: Config) -> None:
     if not address:
         env |= _ingress()
         # Ray warns about every process beyond four per expected start-up; the actors of a laptop run are more than that.
-        os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "4")
+        os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "8")
         options |= {
             # Slots, not cores: actors that wait share one.
             "num_cpus": config.cluster.cpus or max(4, os.cpu_count() or 4),

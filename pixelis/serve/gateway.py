@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import os
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -269,6 +270,8 @@ class Gateway:
     ):
         if isinstance(backends, DeploymentHandle):
             backends = await backends.backends.remote()
+        # Redaction and encoding are threads that hold the interpreter: the event loop must not wait 5 ms for each of them.
+        sys.setswitchinterval(5e-4)
         agent = Agent(config, backends)
         replica, ingress = serve.get_replica_context().replica_id.unique_id, int("RAY_SERVE_HAPROXY_BUNDLED" in os.environ)
         self.endpoints = Endpoints(config, agent, key_digest, replica, ingress)

@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 COLD_PRIORITY = 0.9
 VECTOR_S = 30.0
 """Seconds that an experience waits for its vector; without one it is kept, and never found."""
+REPLY_FIRST_S = 0.05
+"""Seconds in which the reply is encoded and sent: redaction would hold the interpreter that it needs."""
 EVOLUTION_S = 30.0
 """Seconds that Evolution has to take something: while it restarts, its callers must not fill the background for good."""
 
@@ -86,6 +88,7 @@ class Learning:
             await asyncio.wait(list(self.background.values()), timeout=timeout_s)
 
     async def _follow(self, answer: Answer, ask: Ask, lookup: Lookup, remember: bool, learn: bool) -> None:
+        await asyncio.sleep(REPLY_FIRST_S)
         user = privacy.pseudonym(ask.user) if ask.user else None
         redacted = await self._aside(lambda: privacy.redact_experience(as_experience(answer, user)))
         risk = await self._aside(lambda: privacy.risk(answer.group.question.question))
