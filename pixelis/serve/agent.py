@@ -65,7 +65,8 @@ class Agent:
             media.append(item)
             full[item.id] = picture
             views.append(view)
-        return Opened(media, [ray.put(full)] if full else [], views)
+        # A thread, because it waits while the store writes others to disk.
+        return Opened(media, [await asyncio.to_thread(ray.put, full)] if full else [], views)
 
     def _open(self, name: str, url: str) -> tuple[Media, np.ndarray, np.ndarray]:
         caps, d = self.config.toolbox, self.config.dialogue.input
