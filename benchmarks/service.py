@@ -183,7 +183,8 @@ def load_part(service: Service, report: Report, seconds: float) -> None:
 
 def _locust(service: Service, bodies: str, rate: float, seconds: float) -> dict[str, float]:
     # Ray's workers run at niceness 15: a caller on the same cores that ran at 0 would take them all.
-    command = ["nice", "-n", "15", sys.executable, str(Path(__file__).with_name("service_load.py")), service.url, bodies, str(rate), str(seconds)]
+    script = str(Path(__file__).with_name("service_load.py"))
+    command = ["nice", "-n", "15", sys.executable, script, service.url, bodies, str(rate), str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
 
