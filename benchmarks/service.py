@@ -4,9 +4,9 @@
 
 `overhead`: the same greedy question through `/v1/agent` and straight to the Generator actor, in turns; without a memory, and
 with one that is searched before every vote and added to after every reply. `stream`: time to the first event of a streamed
-reply. `load`: locust at 80 % of the measured capacity, then at ten times of it. `kills`: a gateway replica, a generator, a memory
-shard and the learner are killed under load. The embedded model on real pictures; whoever asks takes a share of the same cores,
-so figures of load are pessimistic. `load` needs `pip install -e .[bench]`.
+reply. `load`: requests at 80 % of the measured capacity, then at ten times of it. `kills`: a gateway replica, a generator, a
+memory shard and the learner are killed under load. The embedded model on real pictures; whoever asks takes a share of the same cores,
+so figures of load are pessimistic.
 """
 
 from __future__ import annotations
@@ -161,15 +161,15 @@ def capacity(service: Service, seconds: float) -> float:
 
 
 def load_part(service: Service, report: Report, seconds: float) -> None:
-    """locust in a process of its own: 80 % of capacity, then ten times of it."""
+    """Callers in a process of their own: 80 % of capacity, then ten times of it."""
     limit = capacity(service, min(10.0, seconds))
     report.row("capacity, requests a second", limit)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as bodies:
         json.dump([body for _, body in service.questions], bodies)
         bodies.flush()
-        calm = _locust(service, bodies.name, 0.8 * limit, seconds)
+        calm = _callers(service, bodies.name, 0.8 * limit, seconds)
         before = _gateway_bytes()
-        flood = _locust(service, bodies.name, 10 * limit, seconds)
+        flood = _callers(service, bodies.name, 10 * limit, seconds)
         after = _gateway_bytes()
     report.row("80 % load: answered / sent", calm["ok"] / max(1, calm["sent"]), ">= 0.99", f"{calm['sent']} requests")
     report.row("80 % load: p50, p99 ms", calm["ok_p50"], "", f"p99 {calm['ok_p99']:.0f}")
@@ -181,7 +181,7 @@ def load_part(service: Service, report: Report, seconds: float) -> None:
     report.row("10 x: gateway's memory, after / before", after / before, "<= 1.05")
 
 
-def _locust(service: Service, bodies: str, rate: float, seconds: float) -> dict[str, float]:
+def _callers(service: Service, bodies: str, rate: float, seconds: float) -> dict[str, float]:
     # Ray's workers run at niceness 15: a caller on the same cores that ran at 0 would take them all.
     script = str(Path(__file__).with_name("service_load.py"))
     command = ["nice", "-n", "15", sys.executable, script, service.url, bodies, str(rate), str(seconds)]

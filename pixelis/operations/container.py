@@ -77,12 +77,16 @@ class Source:
 
     def packets(self) -> Iterator[Any]:
         """Packets of the stream up to the end, or to where the file is cut off."""
-        try:
-            for packet in self.container.demux(self.stream):
-                if packet.size or packet.pts is not None:
-                    yield packet
-        except self.errors:
-            return
+        while True:
+            try:
+                for packet in self.container.demux(self.stream):
+                    if packet.size or packet.pts is not None:
+                        yield packet
+                return
+            except IndexError:
+                continue  # a packet of a stream that began after the header was read: PyAV cannot name it
+            except self.errors:
+                return
 
     def decode(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Frames of the packets and those held back until the end; a damaged packet costs its own frames only."""

@@ -322,6 +322,17 @@ def test_cut_and_damaged_files_never_crash(container):
                 assert clip.frame(number).shape == (clip.height, clip.width, 3)
 
 
+def test_streams_that_damage_invents_on_the_way_are_passed_over():
+    """In one of ten such files PyAV meets a packet of a stream that was not there when it opened the file."""
+    data = encode(footage(), "mpegts", "libx264", {"g": "12", "threads": "1"})
+    for seed in range(530, 575):
+        dice, broken = np.random.default_rng(seed), bytearray(data)
+        for place in dice.integers(0, len(broken), 88):
+            broken[place] = dice.integers(256)
+        with contextlib.suppress(BadImage):
+            open_clip(bytes(broken), SETTINGS)
+
+
 def test_a_file_that_is_cut_off_ends_with_its_last_whole_frame():
     data = encode(footage(), "matroska", options={"g": "12"})
     clip = open_clip(data[: len(data) // 2], SETTINGS)
