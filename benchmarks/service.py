@@ -5,8 +5,8 @@
 `overhead`: the same greedy question through `/v1/agent` and straight to the Generator actor, in turns; without a memory, and
 with one that is searched before every vote and added to after every reply. `stream`: time to the first event of a streamed
 reply. `load`: requests at 80 % of the measured capacity, then at ten times of it. `kills`: a gateway replica, a generator, a
-memory shard and the learner are killed under load. The embedded model on real pictures; whoever asks takes a share of the same cores,
-so figures of load are pessimistic.
+memory shard and the learner are killed under load. The embedded model on real pictures; whoever asks takes a share of the same
+cores, so figures of load are pessimistic.
 """
 
 from __future__ import annotations
