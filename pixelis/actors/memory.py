@@ -353,6 +353,7 @@ class Memory:
             while self._withdrawn is wanted:
                 with contextlib.suppress(InfraFailure):
                     return await self._surely(number, "withdraw", wanted)
+                await asyncio.sleep(PAUSE_S)  # a disk that refuses does so at once
 
         wanted = self._withdrawn = list(versions)
         for number in range(len(self.names)):

@@ -222,10 +222,9 @@ class Trainer:
         for i in range(most):
             # Workers with fewer micro-batches keep step with an empty one, so that all take part in the same collectives.
             batch = batches[i] if i < len(batches) else collate([self._nothing()], self.spec)
-            weight = 1.0 if i < len(batches) else 0.0
             reference = references[i] if references and i < len(batches) else None
             first = olds[i] if olds and i < len(batches) else None
-            self._backward(batch.to(self.device), kind, totals, reference, first, weight, sums)
+            self._backward(batch.to(self.device), kind, totals, reference, first, float(i < len(batches)), sums)
         return sums
 
     def _guard(
