@@ -26,10 +26,11 @@ from pixelis import config
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.dialogue.spec import ModelSpec
+from pixelis.policy.folder import resolve
 from pixelis.policy.forward import FeatureCache, Features, concatenate, hidden_states, use_packed_attention
 from pixelis.policy.log_probs import banned_mask, project, token_log_probs
 from pixelis.policy.lora import add_lora
-from pixelis.policy.model import load_model, resolve
+from pixelis.policy.model import load_model
 from pixelis.policy.packing import Batch, collate, pack
 from pixelis.policy.samples import TrainSample, from_trajectory
 

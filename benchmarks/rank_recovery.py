@@ -37,7 +37,7 @@ from pixelis.operations import execute
 from pixelis.operations.media import first_look, open_media
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
-from pixelis.policy.model import resolve
+from pixelis.policy.folder import resolve
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer
 from pixelis.records import Action, ImageView, Question

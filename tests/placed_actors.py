@@ -20,8 +20,9 @@ from pixelis.actors.coordinator import Coordinator
 from pixelis.config import Config, parse
 from pixelis.engines import SamplingParams
 from pixelis.policy.adapters import Adapter
+from pixelis.policy.folder import fingerprint, resolve
 from pixelis.policy.lora import adapted_layers
-from pixelis.policy.model import fingerprint, load_model, resolve
+from pixelis.policy.model import load_model
 from pixelis.records import Group
 
 

@@ -10,11 +10,11 @@ import asyncio
 import itertools
 import json
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 import ray
-import ray.train
 from ray.actor import ActorHandle
 
 from pixelis.actors import report
@@ -25,9 +25,9 @@ from pixelis.config import Config
 from pixelis.datasets.curriculum import LEVELS, Curriculum, Event, Mixture
 from pixelis.errors import DataFailure
 from pixelis.evaluation.metrics import summarise
-from pixelis.policy.model import resolve
+from pixelis.policy.folder import resolve
 from pixelis.policy.samples import TrainSample
-from pixelis.policy.zero import sum_over_workers
+from pixelis.policy.workers import sum_over_workers
 
 NAMED = 5
 """Demonstrations that an error about too many unusable ones names."""
@@ -88,10 +88,22 @@ class DemonstrationStream:
         self.told: dict[str, float] = {}
         self.unusable = 0
 
+    def open(self, step: int) -> None:
+        """Let this rank's first batch be prepared; a worker restarted within a run passes over what its checkpoint has learnt."""
+        import ray.train
+
+        self.rank, self.world = (context := ray.train.get_context()).get_world_rank(), context.get_world_size()
+        batches = ray.train.get_dataset_shard(f"train-{self.rank}").iter_batches(
+            batch_size=self.config.sft.batch // self.world,
+            batch_format="numpy",
+            # What is fetched ahead is waited for, and after the last batch before an evaluation there is nothing yet.
+            prefetch_batches=0 if self.schedule is not None else 1,
+        )
+        self.batches = itertools.islice(batches, step - self.start, None)
+        self.first: Future | None = ThreadPoolExecutor(1).submit(next, self.batches, None)
+
     def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
-        """Open this rank's dataset; a worker restarted within a run passes over what its checkpoint has learnt."""
-        context = ray.train.get_context()
-        self.rank, self.world = context.get_world_rank(), context.get_world_size()
+        """Tell the schedule where it stands, and the episodes their weights."""
         self.unusable = state.get("unusable", 0)
         if self.schedule is not None and self.rank == 0:
             self.told = ray.get(self.schedule.begin.remote(step, state.get("curriculum", {})))
@@ -101,19 +113,15 @@ class DemonstrationStream:
                 ray.get(self.store.publish.remote(adapter, "sft", step, restart=True))
         if self.config.sft.evaluate_every:
             self.held_out = self._held_out()
-        batches = ray.train.get_dataset_shard(f"train-{self.rank}").iter_batches(
-            batch_size=self.config.sft.batch // self.world,
-            batch_format="numpy",
-            # What is fetched ahead is waited for, and after the last batch before an evaluation there is nothing yet.
-            prefetch_batches=0 if self.schedule is not None else 1,
-        )
-        self.batches = itertools.islice(batches, step - self.start, None)
 
     def next(self, step: int) -> Work | None:
         """The demonstrations of batch ``step``; DataFailure when more than ``data.max_bad_rows`` could not be played."""
         from pixelis.datasets.demonstration_stream import samples_of
 
-        if step >= self.steps or (batch := next(self.batches, None)) is None:
+        if step >= self.steps:
+            return None
+        batch, self.first = self.first.result() if self.first is not None else next(self.batches, None), None
+        if batch is None:
             return None
         levels = Counter(batch["level"].tolist())
         errors = [text for text in batch["error"] if text]

@@ -32,7 +32,7 @@ class Generator:
     def __init__(self, config: Config, store: str, index: int = 0):
         # A name, not a handle: a handle among its arguments would live in the object store and could make a restart impossible.
         self.config, self.store, self.index = config, ray.get_actor(store), index
-        from pixelis.policy.model import resolve
+        from pixelis.policy.folder import resolve
 
         self.engine = start_engine(config, resolve(config.policy.model), config.run.seed + index)
         operations = select(config.toolbox.operations)

@@ -12,8 +12,6 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import ray
-import ray.train
-import torch.distributed as dist
 from ray.actor import ActorHandle
 
 from pixelis.actors.cluster import own_error
@@ -25,7 +23,7 @@ from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.samples import TrainSample, from_trajectory
-from pixelis.policy.zero import sum_over_workers
+from pixelis.policy.workers import place, sum_over_workers
 from pixelis.records import Group
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import Tracker, publish
@@ -53,6 +51,9 @@ class Stream(Protocol):
     kind: Literal["sft", "policy"]
     steps: int
 
+    def open(self, step: int) -> None:
+        """Called in every rank before the policy is loaded: what needs no weights begins meanwhile."""
+
     def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
         """Called once in every rank before step ``step``, with the state kept in the checkpoint."""
 
@@ -79,9 +80,12 @@ class GroupStream:
     def __init__(self, source: ActorHandle, store: ActorHandle, stage: str, steps: int, rft: Rft | None = None):
         self.source, self.store, self.stage, self.steps, self.rft = source, store, stage, steps, rft
 
+    def open(self, step: int) -> None:
+        """Nothing: a batch is rolled out by the weights of its step."""
+
     def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
         """Publish what the checkpoint holds and let the source start there."""
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.rank, self.world = place()
         self.trainer, adapter = trainer, trainer.adapter()
         if self.rank == 0:
             version = ray.get(self.store.publish.remote(adapter, self.stage, step, restart=True))
@@ -142,7 +146,7 @@ class TrafficStream(GroupStream):
 
     def begin(self, step: int, trainer: Any, state: dict[str, Any]) -> None:
         """Start from what is promoted; where nothing was learnt yet that is the starting policy, kept as a version."""
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.rank, self.world = place()
         self.trainer, adapter, self.unpublished = trainer, trainer.served(), 0
         if self.rank == 0:
             version = ray.get(self.store.promoted.remote())
@@ -213,10 +217,13 @@ def _samples(groups: list[Group], views: list[dict[str, Any]]) -> list[TrainSamp
 
 def work(job: dict[str, Any]) -> None:
     """What every Ray Train worker runs; ``job`` holds ``config`` and ``stream``, and what its kind of learning sets."""
-    from pixelis.policy.train_step import Trainer
-
     config: Config = job["config"]
     stream: Stream = job["stream"]
+    latest = checkpoint.latest(config.run.dir)
+    step = saved = checkpoint.step_of(latest) if latest is not None else 0
+    stream.open(step)
+    from pixelis.policy.train_step import Trainer
+
     parts = config.rft.minibatches if stream.kind == "policy" else 1
     trainer = Trainer(
         config.policy,
@@ -229,9 +236,7 @@ def work(job: dict[str, Any]) -> None:
         label_smoothing=config.sft.label_smoothing,
         ema=job["ema"],
     )
-    latest = checkpoint.latest(config.run.dir)
     state = trainer.restore(latest) if latest is not None else {}
-    step = saved = checkpoint.step_of(latest) if latest is not None else 0
 
     def save(folder: str) -> None:
         trainer.save(folder, {**state, **(stream.keep() if trainer.is_first else {})}, name=step)
@@ -327,6 +332,7 @@ def fit(
     average of weights that is published.
     Raises the error that stopped it.
     """
+    import ray.train
     from ray.data import ExecutionOptions
     from ray.train import DataConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer

@@ -11,7 +11,7 @@ from pixelis.dialogue.agent import name_observation
 from pixelis.dialogue.dialects import default_target
 from pixelis.dialogue.pixels import PixelBudget
 from pixelis.dialogue.render import Renderer
-from pixelis.dialogue.spec import ModelSpec
+from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.errors import DataFailure
 from pixelis.operations import Scene, execute, select
 from pixelis.operations.media import first_look, open_media
@@ -22,11 +22,8 @@ class Player:
     """Plays demonstrations into trajectories and their views."""
 
     def __init__(self, config: Config, model_folder: str):
-        from transformers import AutoTokenizer
-
-        self.config = config
-        self.spec = ModelSpec.load(model_folder)
-        tokenizer = AutoTokenizer.from_pretrained(model_folder)
+        self.config, tokenizer = config, load_tokenizer(model_folder)
+        self.spec = ModelSpec.load(model_folder, tokenizer)
         self.renderer = Renderer(tokenizer, self.spec, config.dialogue, select(config.toolbox.operations))
 
     def play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pixelis.errors import BadInput, MissingFile
+from pixelis.errors import BadConfig, BadInput, MissingFile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,11 +18,25 @@ HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
-FAMILIES: dict[str, tuple[Coordinates, tuple[float, ...], tuple[float, ...]]] = {
-    "qwen3_vl": ("thousand", HALF, HALF),
-    "qwen2_5_vl": ("pixels", CLIP_MEAN, CLIP_STD),
+
+class Family(NamedTuple):
+    """The coordinates an architecture writes, and what its folders may leave unsaid."""
+
+    coordinates: Coordinates
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+    patch: int
+    vocab: int
+    merge: int = 2
+    temporal: int = 2
+    image_token: int = 151655
+    video_token: int = 151656
+
+
+FAMILIES = {
+    "qwen3_vl": Family("thousand", HALF, HALF, patch=16, vocab=151936),
+    "qwen2_5_vl": Family("pixels", CLIP_MEAN, CLIP_STD, patch=14, vocab=152064),
 }
-"""Architecture -> coordinates it writes, image mean, image std (used when the folder has no preprocessor_config.json)."""
 
 SPEAKABLE = frozenset(
     f"<{slash}{tag}>" for tag in ("think", "tool_call", "grounding", "answer", "tool_response") for slash in ("", "/")
@@ -75,49 +89,59 @@ class ModelSpec:
     def load(cls, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> ModelSpec:
         """Read a Hugging Face model folder (config.json, tokenizer; preprocessor_config.json when there).
 
-        Raises MissingFile without config.json, BadInput for an architecture or tokenizer that is not of the families known.
+        Raises MissingFile without config.json, BadConfig for another architecture, BadInput for a tokenizer of another model.
         """
-        folder = Path(folder)
-        raw = _read_json(folder / "config.json")
-        if raw is None:
-            raise MissingFile(f"no config.json in {folder}", fix="give the folder of a Hugging Face Qwen2.5-VL or Qwen3-VL model")
-        family = str(raw.get("model_type", ""))
-        if family not in FAMILIES:
-            raise BadInput(f"architecture {family!r} is not supported", fix="use a model of " + " or ".join(FAMILIES))
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        tokenizer = tokenizer or load_tokenizer(folder)
-        vision, coordinates, mean, std = config.vision_config, *FAMILIES[family]
+        # Read as it is written: transformers' own configuration classes load torch first, which takes longer than all else here.
+        folder, raw = Path(folder), model_config(folder)
+        name = raw["model_type"]
+        family, tokenizer = FAMILIES[name], tokenizer or load_tokenizer(folder)
+        vision, text = raw.get("vision_config") or {}, raw.get("text_config") or raw
         images = _read_json(folder / "preprocessor_config.json") or {}
-        vocab = int(config.get_text_config().vocab_size)
+        image_token, video_token = raw.get("image_token_id", family.image_token), raw.get("video_token_id", family.video_token)
+        vocab = int(text.get("vocab_size", family.vocab))
         stop = token_id(tokenizer, "<|im_end|>")
         return cls(
-            family=family,
-            patch=int(vision.patch_size),
-            merge=int(vision.spatial_merge_size),
-            temporal=int(vision.temporal_patch_size),
-            image_mean=tuple(images.get("image_mean") or mean),
-            image_std=tuple(images.get("image_std") or std),
-            image_token=int(config.image_token_id),
-            video_token=int(config.video_token_id),
+            family=name,
+            patch=int(vision.get("patch_size", family.patch)),
+            merge=int(vision.get("spatial_merge_size", family.merge)),
+            temporal=int(vision.get("temporal_patch_size", family.temporal)),
+            image_mean=tuple(images.get("image_mean") or family.image_mean),
+            image_std=tuple(images.get("image_std") or family.image_std),
+            image_token=image_token,
+            video_token=video_token,
             vision_start=token_id(tokenizer, "<|vision_start|>"),
             vision_end=token_id(tokenizer, "<|vision_end|>"),
             stop=stop,
             pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else token_id(tokenizer, "<|endoftext|>"),
-            coordinates=coordinates,
+            coordinates=family.coordinates,
             vocab=vocab,
-            banned=_banned(tokenizer, stop, vocab, {int(config.image_token_id), int(config.video_token_id)}),
+            banned=_banned(tokenizer, stop, vocab, {image_token, video_token}),
             embedded=bool(raw.get("pixelis_nano")) or folder.resolve().parts[-3:] == ("pixelis", "nano", "base"),
         )
 
 
+def model_config(folder: str | Path) -> dict[str, Any]:
+    """A folder's config.json. Raises MissingFile without one, BadConfig for an architecture that is not of the families known."""
+    raw = _read_json(Path(folder) / "config.json")
+    if raw is None:
+        raise MissingFile(f"no config.json in {folder}", fix="give the folder of a Hugging Face Qwen2.5-VL or Qwen3-VL model")
+    if (family := raw.get("model_type")) not in FAMILIES:
+        raise BadConfig(f"policy.model: {Path(folder).name} is a {family}", fix="use a Qwen2.5-VL or Qwen3-VL folder")
+    return raw
+
+
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a model folder; MissingFile when there is none. Never goes to the network."""
+    folder = Path(folder)
+    if (folder / "tokenizer.json").is_file():
+        # It says everything itself; AutoTokenizer would load torch and every model's configuration first.
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    if not (folder / "vocab.json").is_file():
+        raise MissingFile(f"no tokenizer in {folder}", fix="copy tokenizer.json and tokenizer_config.json of the model there")
     from transformers import AutoTokenizer
 
-    if not any((Path(folder) / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-        raise MissingFile(f"no tokenizer in {folder}", fix="copy tokenizer.json and tokenizer_config.json of the model there")
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 

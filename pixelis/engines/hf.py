@@ -22,9 +22,10 @@ from pixelis.engines import Completion, SamplingParams, check_request
 from pixelis.engines.decoding import Decoder, Past, Row
 from pixelis.engines.sessions import Sessions
 from pixelis.errors import BadInput, InfraFailure, PixelisError
+from pixelis.policy.folder import fingerprint
 from pixelis.policy.forward import use_cached_attention
 from pixelis.policy.lora import BaseWeights, merge_into
-from pixelis.policy.model import fingerprint, load_model
+from pixelis.policy.model import load_model
 
 if TYPE_CHECKING:
     from pixelis import config

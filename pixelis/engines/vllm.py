@@ -29,7 +29,8 @@ from pixelis.engines import Completion, SamplingParams, check_request
 from pixelis.engines.sessions import Sessions
 from pixelis.engines.vllm_files import BaseFile, Scratch, link_model, write_peft
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError
-from pixelis.policy.model import fingerprint, pick_dtype
+from pixelis.policy.folder import fingerprint
+from pixelis.policy.model import pick_dtype
 from pixelis.policy.ranks import largest_rank, merges, served_rank
 from pixelis.policy.samples import view_digest
 

@@ -26,7 +26,7 @@ from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.policy import ranks
 from pixelis.policy.adapters import load_header
-from pixelis.policy.model import fingerprint, resolve
+from pixelis.policy.folder import fingerprint, resolve
 from pixelis.telemetry import artifacts, events, lineage
 from pixelis.telemetry.metrics import require_trackers
 from pixelis.telemetry.progress import Progress

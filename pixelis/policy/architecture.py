@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AttentionInterface
 
-from pixelis.errors import BadConfig
+from pixelis.policy.folder import resolve
 from pixelis.policy.lora import adapted_layers, add_lora
-from pixelis.policy.model import FAMILIES, resolve
+from pixelis.policy.model import model_class
 from pixelis.policy.ranks import largest_rank, ranks_of
 
 if TYPE_CHECKING:
@@ -25,16 +25,10 @@ class Architecture:
     """A model folder's architecture on the meta device. Raises MissingFile without config.json, BadConfig for another family."""
 
     def __init__(self, name: str, dtype: torch.dtype = torch.bfloat16):
-        from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
-
         self.folder = resolve(name)
-        self.config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
-        if self.config.model_type not in FAMILIES:
-            raise BadConfig(
-                f"policy.model: {self.folder.name} is a {self.config.model_type}", fix="use a Qwen2.5-VL or Qwen3-VL folder"
-            )
+        kind = model_class(self.folder)
+        self.config = kind.config_class.from_pretrained(self.folder, local_files_only=True)
         self.family: str = self.config.model_type
-        kind: Any = Qwen3VLForConditionalGeneration if self.family == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
         self._build = lambda: kind._from_config(self.config, dtype=dtype)
         self.dtype = dtype
         self.model = self.fresh()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 from pathlib import Path
@@ -10,49 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pixelis.dialogue.spec import ModelSpec, load_tokenizer
-from pixelis.errors import BadConfig, BadInput, MissingDependency, MissingFile
+from pixelis.dialogue.spec import ModelSpec, load_tokenizer, model_config
+from pixelis.errors import BadInput, MissingDependency
+from pixelis.policy.folder import resolve
 from pixelis.policy.vision import batch_equal_windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pixelis import config
-
-NANO = Path(__file__).resolve().parents[1] / "nano" / "base"
-FAMILIES = ("qwen2_5_vl", "qwen3_vl")
-_WHOLE = 64 * 2**20
-_BLOCK = 2**16
-
-
-def resolve(name: str) -> Path:
-    """The folder of a model: `nano` is the embedded one, anything else a path. Raises MissingFile without a config.json there."""
-    folder = NANO if name == "nano" else Path(name).expanduser()
-    if not (folder / "config.json").is_file():
-        if name == "nano":
-            raise MissingFile("the embedded model is not there", fix="python -m pixelis.jobs.pretrain_nano makes it")
-        raise MissingFile(f"no model in {folder}", fix="set policy.model to `nano` or to a folder with config.json")
-    return folder
-
-
-def fingerprint(folder: str | Path) -> str:
-    """Hash of a model's configuration and weights, to tell whose adapter an adapter is.
-
-    Files up to 64 MiB are read whole; of larger ones the size, the first block (the header) and 64 blocks spread evenly.
-    """
-    digest = hashlib.sha256()
-    folder = Path(folder)
-    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
-        with open(path, "rb") as file:
-            if size <= _WHOLE:
-                digest.update(file.read())
-                continue
-            for i in range(65):
-                file.seek(i * (size - _BLOCK) // 64)
-                digest.update(file.read(_BLOCK))
-    return digest.hexdigest()
 
 
 def default_device() -> torch.device:
@@ -85,6 +50,17 @@ def pick_attention(name: str, device: torch.device) -> str:
     return name
 
 
+def model_class(folder: Path) -> Any:
+    """The class of transformers that a model folder is of. Raises BadConfig for another architecture than the two families."""
+    if model_config(folder)["model_type"] == "qwen3_vl":
+        from transformers import Qwen3VLForConditionalGeneration
+
+        return Qwen3VLForConditionalGeneration
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    return Qwen2_5_VLForConditionalGeneration
+
+
 def load_model(
     policy: config.Policy, device: torch.device | str | None = None, folder: str | Path | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, ModelSpec]:
@@ -92,17 +68,12 @@ def load_model(
 
     Raises MissingFile for no such folder, BadConfig for another architecture, BadInput for weights that do not fit.
     """
-    import transformers
-    from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
+    from transformers.utils import logging
 
     folder = resolve(str(folder) if folder is not None else policy.model)
     place = torch.device(device) if device is not None else default_device()
-    family = AutoConfig.from_pretrained(folder).model_type
-    if family not in FAMILIES:
-        raise BadConfig(f"policy.model: {folder.name} is a {family}", fix="use a Qwen2.5-VL or Qwen3-VL folder")
-    transformers.utils.logging.disable_progress_bar()  # progress belongs to the driver
-    kind: Any = Qwen3VLForConditionalGeneration if family == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
-    model, report = kind.from_pretrained(
+    logging.disable_progress_bar()  # progress belongs to the driver
+    model, report = model_class(folder).from_pretrained(
         folder,
         dtype=pick_dtype(policy.dtype, place),
         attn_implementation=pick_attention(policy.attention, place),

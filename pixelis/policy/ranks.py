@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pixelis.config import VLLM_LORA_RANKS
 from pixelis.errors import BadConfig, BadInput, MissingFile
 
 if TYPE_CHECKING:
+    import torch
+
     from pixelis import config
 
 POWERS_ABOVE = 16
@@ -66,6 +67,8 @@ class Change:
 
 def change(base: torch.Tensor, tuned: torch.Tensor, settings: config.Ranks, seed: int = 42) -> Change:
     """What fine-tuning changed in a weight [out, in]. Raises BadInput when the shapes differ or a value is not finite."""
+    import torch  # whoever only reads ranks does without
+
     if base.shape != tuned.shape:
         raise BadInput(
             f"the base is {list(base.shape)}, the tuned weight {list(tuned.shape)}",

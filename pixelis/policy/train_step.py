@@ -18,14 +18,16 @@ from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import FILES, Adapter, load_adapter, moving_average
+from pixelis.policy.folder import fingerprint, resolve
 from pixelis.policy.forward import FeatureCache, Features, concatenate, use_packed_attention
 from pixelis.policy.log_probs import PolicyModule
 from pixelis.policy.lora import add_lora, lora_parameters
 from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, sft_loss, token_weights
-from pixelis.policy.model import default_device, fingerprint, load_model, resolve
+from pixelis.policy.model import default_device, load_model
 from pixelis.policy.packing import Batch, collate, pack
 from pixelis.policy.samples import CAUSES, TrainSample, unusable
-from pixelis.policy.zero import ZeroEngine, sum_over_workers
+from pixelis.policy.workers import sum_over_workers
+from pixelis.policy.zero import ZeroEngine
 from pixelis.telemetry import lineage
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pixelis.errors import BadConfig, InfraFailure, MissingFile
+from pixelis.errors import BadConfig, MissingFile
 
 if TYPE_CHECKING:
     from torch import nn
@@ -223,17 +223,3 @@ class ZeroEngine:
     def close(self) -> None:
         """Free the engine."""
         self.engine.destroy()
-
-
-def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:
-    """Sum each value over all workers, the first `largest` of them by maximum instead. Raises InfraFailure without a group."""
-    if not dist.is_initialized():
-        raise InfraFailure("no process group")
-    if dist.get_world_size() == 1:
-        return values
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
-    if largest:
-        dist.all_reduce(tensor[:largest], op=dist.ReduceOp.MAX)
-    dist.all_reduce(tensor[largest:])
-    return tensor.tolist()

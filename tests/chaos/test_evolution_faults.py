@@ -32,7 +32,7 @@ from pixelis.engines import SamplingParams
 from pixelis.evolution import audit
 from pixelis.operations.media import load_image
 from pixelis.policy.adapters import load_adapter, save_adapter
-from pixelis.policy.model import resolve
+from pixelis.policy.folder import resolve
 from pixelis.policy.train_step import Trainer
 from pixelis.records import Demonstration, PolicyVersion, Question, Step, VersionStatus
 from pixelis.serve.agent import Agent, Answer, Ask, png_url

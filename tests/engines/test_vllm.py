@@ -20,7 +20,8 @@ from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.policy.adapters import Adapter
-from pixelis.policy.model import fingerprint, load_model
+from pixelis.policy.folder import fingerprint
+from pixelis.policy.model import load_model
 
 pytestmark = pytest.mark.slow
 FAMILY = "qwen2_5_vl"

@@ -13,8 +13,14 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SHORT = [
-    *("sft.steps=60", "rft.steps=3", "rft.questions=8", "evaluate.questions=20", "evaluate.trajectories=4"),
-    *("evolution.batch=2", "evolution.gate=0.3", "quickstart.stream=12", "quickstart.shift_questions=10"),
+    *("sft.steps=30", "rft.steps=3", "rft.questions=8", "evaluate.questions=20", "evaluate.trajectories=4"),
+    *(
+        "evolution.batch=2",
+        "evolution.gate=0.3",
+        "evolution.canary.count=16",
+        "quickstart.stream=12",
+        "quickstart.shift_questions=10",
+    ),
 ]
 
 

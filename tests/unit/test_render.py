@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from dialogue_models import large_folder, nano_folder, renderer, shown
+from transformers import AutoConfig
 
 import pixelis.nano
 from pixelis.config import Dialogue
 from pixelis.dialogue.render import Renderer
-from pixelis.dialogue.spec import ModelSpec, load_tokenizer
-from pixelis.errors import BadInput, MissingFile
+from pixelis.dialogue.spec import FAMILIES, ModelSpec, load_tokenizer
+from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.operations import OPERATIONS
 from pixelis.records import Action, Observation, Question
 
@@ -222,6 +225,33 @@ def test_spec_prefers_the_folders_own_image_statistics(tmp_path):
     assert ModelSpec.load(tmp_path).image_mean == (0.1, 0.2, 0.3)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_folder_leaves_unsaid_is_what_transformers_takes(family, tmp_path):
+    """Also where it writes the sizes of its text beside, as the first folders of Qwen2.5-VL did, or below `text_config`."""
+    for file in large_folder().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    beside = [{"vocab_size": 200_000}] if family == "qwen2_5_vl" else []
+    for written in ({}, {"text_config": {"vocab_size": 200_000}}, *beside):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **written}))
+        spec, config = ModelSpec.load(tmp_path), AutoConfig.from_pretrained(tmp_path)
+        vision = config.vision_config
+        assert (spec.patch, spec.merge, spec.temporal) == (
+            vision.patch_size,
+            vision.spatial_merge_size,
+            vision.temporal_patch_size,
+        )
+        assert (spec.image_token, spec.video_token) == (config.image_token_id, config.video_token_id)
+        assert spec.vocab == config.get_text_config().vocab_size
+
+
+def test_a_process_that_only_writes_dialogues_loads_no_torch():
+    code = (
+        "import sys; from pixelis.dialogue.spec import ModelSpec; from pixelis.policy.folder import NANO; "
+        "ModelSpec.load(NANO); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
+
+
 def test_spec_says_what_is_wrong_with_a_folder(tmp_path):
     with pytest.raises(MissingFile, match=r"config\.json"):
         ModelSpec.load(tmp_path)
@@ -229,7 +259,7 @@ def test_spec_says_what_is_wrong_with_a_folder(tmp_path):
     with pytest.raises(BadInput, match="not JSON"):
         ModelSpec.load(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(BadInput, match="llama"):
+    with pytest.raises(BadConfig, match="llama"):
         ModelSpec.load(tmp_path)
     (tmp_path / "config.json").write_bytes((nano_folder() / "config.json").read_bytes())
     with pytest.raises(MissingFile, match="tokenizer"):
