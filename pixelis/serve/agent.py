@@ -26,7 +26,7 @@ from pixelis.evolution import privacy, vote
 from pixelis.operations.media import load_image
 from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
 from pixelis.serve.backends import Backends
-from pixelis.serve.events import Answer, Ask, Opened, TurnEvent
+from pixelis.serve.events import Answer, Ask, Pictures, TurnEvent
 from pixelis.serve.learning import Learning
 from pixelis.serve.pool import GeneratorPool, Happened, Rolled
 from pixelis.serve.recall import Lookup, Recall
@@ -56,19 +56,19 @@ class Agent:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(self.pool.health(timeout_s), self.recall.ready())
 
-    async def open(self, ask: Ask) -> Opened:
+    async def decode(self, ask: Ask) -> Pictures:
         """Decode the pictures of a request. Raises BadImage for what is damaged or outside the caps."""
         media, full, views = [], {}, []
         for number, url in enumerate(ask.images):
             async with self.decoding:  # a picture may take a second and 150 MB to decode: never many at once
-                item, picture, view = await asyncio.to_thread(self._open, f"img{number}", url)
+                item, picture, view = await asyncio.to_thread(self._decode, f"img{number}", url)
             media.append(item)
             full[item.id] = picture
             views.append(view)
         # A thread, because it waits while the store writes others to disk.
-        return Opened(media, [await asyncio.to_thread(ray.put, full)] if full else [], views)
+        return Pictures(media, [await asyncio.to_thread(ray.put, full)] if full else [], views)
 
-    def _open(self, name: str, url: str) -> tuple[Media, np.ndarray, np.ndarray]:
+    def _decode(self, name: str, url: str) -> tuple[Media, np.ndarray, np.ndarray]:
         caps, d = self.config.toolbox, self.config.dialogue.input
         picture = load_image(url, caps.max_image_bytes, caps.max_image_pixels)
         height, width, _ = picture.shape
@@ -77,37 +77,37 @@ class Agent:
         media = Media(id=name, uri=content, height=height, width=width)
         return media, picture, fit(picture, PixelBudget(d.min_pixels, d.max_pixels), 1)
 
-    async def answer(self, ask: Ask, opened: Opened | None = None) -> Answer:
-        """Sample, vote, and pick the trajectory that stands for the verdict; ``opened`` as ``open`` gave it, if it was called.
+    async def answer(self, ask: Ask, pictures: Pictures | None = None) -> Answer:
+        """Sample, vote, and pick the trajectory that stands for the verdict; ``pictures`` as ``decode`` gave them.
 
         Raises BadImage for pictures outside the caps, BadInput for a prompt that does not fit, InfraFailure. Cancelling it
         cancels the rollouts.
         """
-        async with contextlib.aclosing(self._run(ask, opened, stream=False)) as items:
+        async with contextlib.aclosing(self._run(ask, pictures, stream=False)) as items:
             async for item in items:
                 if isinstance(item, Answer):
                     return item
         raise AssertionError("the last item is the answer")
 
-    async def stream(self, ask: Ask, opened: Opened | None = None) -> AsyncIterator[TurnEvent | Answer]:
+    async def stream(self, ask: Ask, pictures: Pictures | None = None) -> AsyncIterator[TurnEvent | Answer]:
         """The turns of all samples as they happen, then what ``answer`` returns.
 
         What is wrong with the request is raised before the first event. Closing the iterator cancels the rollouts.
         """
-        async with contextlib.aclosing(self._run(ask, opened, stream=True)) as items:
+        async with contextlib.aclosing(self._run(ask, pictures, stream=True)) as items:
             async for item in items:
                 yield item
 
-    async def _run(self, ask: Ask, opened: Opened | None, stream: bool) -> AsyncGenerator[TurnEvent | Answer, None]:
+    async def _run(self, ask: Ask, pictures: Pictures | None, stream: bool) -> AsyncGenerator[TurnEvent | Answer, None]:
         started = time.monotonic()
-        opened = opened or await self.open(ask)
-        question = Question(id=new_id("q"), question=ask.question, media=opened.media, task="serve", split="serve")
+        pictures = pictures or await self.decode(ask)
+        question = Question(id=new_id("q"), question=ask.question, media=pictures.media, task="serve", split="serve")
         cold = await self.recall.cold()
         if cold:  # its answer is neither compared nor learnt from: one sample is all that is needed
             ask = dataclasses.replace(ask, samples=1)
-        with self.recall.look(question, opened.views, search=not cold, keep=ask.remember) as lookup:
+        with self.recall.look(question, pictures.views, search=not cold, keep=ask.remember) as lookup:
             rolled: Rolled | None = None
-            async with contextlib.aclosing(self.pool.episodes(question, ask, opened.full, stream)) as items:
+            async with contextlib.aclosing(self.pool.episodes(question, ask, pictures.full, stream)) as items:
                 async for item in items:
                     if isinstance(item, Happened):
                         yield await _event(item, ask.samples)

@@ -31,7 +31,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class Pictures:
     """The pictures of a request, decoded once: described, by reference (in a list that keeps it one), and shrunk.
 
     ``full`` holds the reference to {media id: uint8 [H, W, 3]}, or nothing without pictures; ``views`` have no more pixels than

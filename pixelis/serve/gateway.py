@@ -32,7 +32,7 @@ from pixelis.serve.backends import Backends
 from pixelis.serve.cache import ReplyCache
 from pixelis.serve.counters import CONTENT_TYPE, Counters
 from pixelis.serve.desk import Desk, read_body
-from pixelis.serve.events import Answer, Opened
+from pixelis.serve.events import Answer, Pictures
 from pixelis.serve.limits import Admission, RateLimits, running_limit, waiting_limit
 from pixelis.serve.page import add_routes
 from pixelis.serve.remembered import Remembered
@@ -171,8 +171,8 @@ class Endpoints:
                     kept = await self._kept(wanted)
                     if wanted.stream and kept is None:
                         # Once a stream has begun, its status can no longer say that the pictures are bad.
-                        opened = await self.agent.open(wanted.ask)
-                        return EventStream(self._events(wanted, opened, deadline), held.pop_all())
+                        pictures = await self.agent.decode(wanted.ask)
+                        return EventStream(self._events(wanted, pictures, deadline), held.pop_all())
                     reply = kept or await self._reply(wanted)
             except TimeoutError:
                 if body is None:
@@ -187,14 +187,14 @@ class Endpoints:
             answer = await self.agent.answer(wanted.ask)
         return await self._finished(wanted, answer)
 
-    async def _events(self, wanted: Shape, opened: Opened, deadline: float) -> AsyncGenerator[str, None]:
+    async def _events(self, wanted: Shape, pictures: Pictures, deadline: float) -> AsyncGenerator[str, None]:
         """The stream of an answer in the making; a failure, the deadline's too, is its last event."""
         yield wanted.first()
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout_at(deadline):
                     await stack.enter_async_context(self.admission.slot())
-                turns = until(deadline, self.agent.stream(wanted.ask, opened))
+                turns = until(deadline, self.agent.stream(wanted.ask, pictures))
                 items = await stack.enter_async_context(contextlib.aclosing(turns))
                 answer: Answer | None = None
                 async for item in items:
