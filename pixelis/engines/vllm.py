@@ -194,6 +194,8 @@ class VllmEngine(Sessions[VllmSession]):
             if not on_gpu:
                 # Full blocks only are reused: vLLM's 128 on CPU would be a whole small prompt.
                 arguments["block_size"] = _CPU_BLOCK
+                # For a prompt that it reads in parts vLLM rewinds the random numbers, which torch cannot on CPU: the engine dies.
+                arguments["enable_chunked_prefill"] = False
             if self.merges:
                 from vllm.config import WeightTransferConfig
 

@@ -284,6 +284,17 @@ def test_sampling_follows_the_distribution(running: Running):
     running.run(body)
 
 
+def test_more_prompts_at_once_than_one_pass_reads(running: Running):
+    async def body(engine: Engine) -> None:
+        prompts = [Play(Maker(running.family, seed=100 + n), [[SIZES[0]]], words=120).turns[0] for n in range(60)]
+        sessions = [await engine.open(None) for _ in prompts]
+        sampling = SamplingParams(1.0, 1.0, 3)
+        drawn = await asyncio.gather(*(s.generate(*p, sampling) for s, p in zip(sessions, prompts, strict=True)))
+        assert all(1 <= len(completion.tokens) <= 3 for completion in drawn)
+
+    running.run(body)
+
+
 def test_what_was_read_is_not_read_again(running: Running):
     async def body(engine: Engine) -> None:
         episode = Play(Maker(running.family, seed=9), [[SIZES[2]], [SIZES[1]], [SIZES[0]]], words=90)
