@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ from pixelis.actors import cluster
 from pixelis.config import Config, load
 from pixelis.datasets import cards
 from pixelis.jobs import evaluate, rft, sft, ttrl
-from pixelis.jobs.driver import run_folder
+from pixelis.jobs.driver import Stopped, run_folder, stop_file
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.records import Demonstration, Group, Media
@@ -36,13 +39,21 @@ SFT = [
     "sft.steps=60",
     "sft.evaluate_every=10",
     "sft.validation_size=6",
+    "sft.evaluate_episodes=2",
     "sft.curriculum.enabled=true",
     "sft.curriculum.interval=10",
     # Only the number of steps ends the first stage; whether the second is taken back is up to what is measured.
     "sft.curriculum.threshold=2",
     f"sft.curriculum.stages={json.dumps(STAGES)}",
 ]
-RFT = [*FEW.split(), "learner.lr=1e-3", "rft.steps=5", "rft.questions=4", "rft.group=4", "rewards.weights.format=0.5"]
+RFT = [*FEW.split(), "learner.lr=1e-3", "rft.steps=4", "rft.questions=4", "rft.group=4", "rewards.weights.format=0.5"]
+RFT += [
+    "rft.loss.kl=0.01",
+    "rft.evaluate_every=2",
+    "evaluate.questions=4",
+    "telemetry.tensorboard=true",
+    "telemetry.trajectories=3",
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,18 +88,23 @@ def start(name: str, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def stop_after(process: subprocess.Popen, folder: Path, kind: str, steps: int = 1) -> tuple[int, float, str]:
-    """SIGTERM once ``steps`` are in the events: (exit code, seconds it took to end, standard error)."""
-    try:
+def stopped_after(steps: int, config: Config) -> Path | None:
+    """Run SFT and ask it to stop, as a user does by a file, once ``steps`` are in the events; its last checkpoint.
+
+    What a signal does is in tests/chaos/test_learner_faults.py.
+    """
+    folder = Path(config.run.dir)
+
+    def ask() -> None:
         give_up = time.monotonic() + 300
-        while len(events.read(folder, kind)) < steps and process.poll() is None and time.monotonic() < give_up:
+        while len(events.read(folder, "step/sft")) < steps and time.monotonic() < give_up:
             time.sleep(0.02)
-        began = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=120)
-        return process.returncode, time.monotonic() - began, told
-    finally:
-        process.kill()
+        stop_file(config).touch()
+
+    threading.Thread(target=ask, daemon=True).start()
+    with suppress(Stopped):
+        sft.run(config)
+    return checkpoint.latest(folder)
 
 
 def losses(folder: Path, kind: str) -> dict[int, float]:
@@ -107,6 +123,8 @@ def test_sft_follows_its_curriculum(straight: Path) -> None:
     rows = events.read(straight, "step/sft")
     assert [row["step"] for row in rows if "evaluate/loss" in row] == [10, 20, 30, 40, 50, 60]
     assert rows[-1]["evaluate/loss"] < 0.5 * rows[9]["evaluate/loss"]
+    for row in rows[9::10]:
+        assert {"evaluate/accuracy", "evaluate/rapr", "evaluate/turns", "evaluate/tool_error_rate"} <= set(row)
     assert [row["curriculum/event"] for row in rows][:29] == [0.0] * 19 + [1.0] + [0.0] * 9
     for row in rows[:30]:
         counts = [row[f"curriculum/count_{level}"] for level in ("simple", "medium", "hard")]
@@ -121,17 +139,13 @@ def test_sft_follows_its_curriculum(straight: Path) -> None:
 def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(straight: Path, levels: list[str], tmp_path: Path) -> None:
     wanted = losses(straight, "step/sft")
     assert np.mean([wanted[s] for s in range(56, 61)]) < 0.5 * np.mean([wanted[s] for s in range(1, 6)])
-    job = start("sft", *SFT, *levels, f"run.dir={tmp_path}")
-    code, seconds, told = stop_after(job, tmp_path, "step/sft")
-    assert code == 130, told
-    assert seconds < 30
-    assert "Traceback" not in told
-    stopped = checkpoint.latest(tmp_path)
+    config = load(None, [*SFT, *levels, f"run.dir={tmp_path}"])
+    stopped = stopped_after(12, config)
     assert stopped is not None
-    assert 0 < checkpoint.step_of(stopped) < 60
+    assert 12 <= checkpoint.step_of(stopped) < 60
     assert load_adapter(stopped).tensors
     assert not (tmp_path / "lock.json").exists()
-    assert sft.run(load(None, [*SFT, *levels, f"run.dir={tmp_path}"])) == tmp_path / "checkpoints" / "step_00000060"
+    assert sft.run(config) == tmp_path / "checkpoints" / "step_00000060"
     assert losses(tmp_path, "step/sft") == pytest.approx(wanted, abs=1e-6)
     assert learnt_from(tmp_path) == learnt_from(straight)
     kept = [
@@ -152,10 +166,17 @@ def rft_config(folder: Path, adapter: Path, *more: str) -> Config:
     return load(None, [*RFT, f"policy.adapter={adapter}/checkpoints/step_00000060", f"run.dir={folder}", *more])
 
 
-def test_rft_goes_on_from_sft_exactly_on_policy(straight: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def rft_run(straight: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an RFT run that goes on from SFT."""
+    folder = tmp_path_factory.mktemp("rft")
+    assert train(rft_config(folder, straight)) == folder / "checkpoints" / "step_00000004"
+    return folder
+
+
+def test_rft_goes_on_from_sft_exactly_on_policy(rft_run: Path) -> None:
     """How it stops and goes on is in tests/chaos/test_learner_faults.py."""
-    assert train(rft_config(tmp_path, straight)) == tmp_path / "checkpoints" / "step_00000005"
-    rows = events.read(tmp_path, "step/policy")
+    rows = events.read(rft_run, "step/policy")
     assert any(row["learner/trained_sequences"] > 0 for row in rows), "some group had both good and bad answers"
     for row in rows:
         # The generator samples from the very weights that the learner updates, from the first step on.
@@ -163,33 +184,41 @@ def test_rft_goes_on_from_sft_exactly_on_policy(straight: Path, tmp_path: Path) 
         assert row["rollout/staleness"] == 0
 
 
-def test_a_model_of_the_other_family_learns_from_demonstrations_and_rollouts(
-    ray_cluster: None, model: Callable[..., Path], tmp_path: Path
-) -> None:
-    """A folder in Hugging Face's format, with the system prompt and coordinates of its family: only policy.model changes.
+def documented() -> dict[str, tuple[re.Pattern[str], bool]]:
+    """Metric of docs/metrics.md -> (pattern of its names, whether every step of rft logs it)."""
+    found = {}
+    for line in Path("docs/metrics.md").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("| `"):
+            continue
+        names, _, when = (cell.strip() for cell in line.strip("|").split(" | "))
+        for name in re.findall(r"`([^`]+)`", names):
+            pattern = "".join(r"[\w.:/]+" if part.isupper() else re.escape(part) for part in re.split(r"([A-Z]{2,})", name))
+            found[name] = re.compile(pattern), when.strip() == "always"
+    return found
 
-    The embedded model of all other tests is a Qwen3-VL.
-    """
-    family = "qwen2_5_vl"
-    room = "dialogue.max_context=2048 learner.row_tokens=2048 learner.rows=1 rft.loss.kl=0.01 toolbox.operations=[zoom_in]"
-    common = [*RFT, *room.split(), "rft.steps=2", f"policy.model={model(family, embedded=False)}"]
-    looks = ["sft.evaluate_every=2", "sft.validation_size=2", "sft.evaluate_episodes=2"]
-    taught = sft.run(load(None, [*common, *looks, "sft.steps=4", f"run.dir={tmp_path}/sft"]))
-    shown = losses(tmp_path / "sft", "step/sft")
-    measured = [row for row in events.read(tmp_path / "sft", "step/sft") if "evaluate/loss" in row]
-    assert [row["step"] for row in measured] == [2, 4]
-    for row in measured:
-        assert {"evaluate/accuracy", "evaluate/rapr", "evaluate/turns", "evaluate/tool_error_rate"} <= set(row)
-    assert len(shown) == 4
-    assert all(np.isfinite(list(shown.values())))
-    assert any(np.abs(values).max() > 0 for name, values in load_adapter(taught).tensors.items() if name.endswith(".B"))
-    train(load(None, [*common, f"policy.adapter={taught}", f"run.dir={tmp_path}/rft"]))
-    rows = events.read(tmp_path / "rft", "step/policy")
-    assert [row["step"] for row in rows] == [1, 2]
+
+def test_every_metric_of_a_step_is_documented_and_the_other_way_round(rft_run: Path) -> None:
+    rows, table = events.read(rft_run, "step/policy"), documented()
+    assert len(rows) == 4
     for row in rows:
-        assert row["learner/trained_sequences"] == 16
-        assert row["policy/drift_max"] < 1e-3, "engine and learner agree on every token"
-        assert np.isfinite(row["policy/grad_norm"])
+        logged = {key for key in row if "/" in key}
+        assert {key for key in logged if not any(p.fullmatch(key) for p, _ in table.values())} == set()
+        assert {name for name, (p, always) in table.items() if always and not any(map(p.fullmatch, logged))} == set()
+
+
+def test_evaluations_leave_pages_with_pictures(rft_run: Path) -> None:
+    pages = sorted((rft_run / "trajectories").iterdir())
+    assert [page.name for page in pages] == ["step_00000002.html", "step_00000004.html"]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert text.count('<article class="episode"') == 3
+        assert "data:image/" in text
+        assert "was not kept" not in text
+
+
+def test_tensorboard_gets_the_numbers_of_the_steps(rft_run: Path) -> None:
+    (file,) = (rft_run / "tensorboard").glob("events.*")
+    assert b"train/accuracy" in file.read_bytes()
 
 
 def run_here(job: Callable[[], None], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

@@ -43,13 +43,17 @@ def questions(folder: Path) -> dict[str, Question]:
 
 
 def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callable[..., Path], tmp_path: Path) -> None:
-    asked, folder = questions(tmp_path), model()
+    """By a folder in Hugging Face's format, with the system prompt and coordinates of its family: other tests have a Qwen3-VL."""
+    asked, folder = questions(tmp_path), model("qwen2_5_vl", embedded=False)
     config = load(
         None,
         [
             *(
                 f"policy.model={folder}",
                 "policy.lora.rank=4",
+                "dialogue.max_context=2048",
+                "learner.row_tokens=2048",
+                "toolbox.operations=[zoom_in]",
                 f"data.train={tmp_path}/questions.jsonl",
                 f"run.dir={tmp_path}/run",
             ),
