@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 export DS_BUILD_OPS := 0
 export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
-.PHONY: help install quickstart test test-ray test-unit test-vllm lint clean
+.PHONY: help install quickstart test test-ray test-beside test-unit test-vllm lint clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -31,9 +31,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 quickstart: install  ## train, evaluate and serve the embedded model (about ten minutes on two cores)
 	@$(PY) -m pixelis.jobs.quickstart configs/nano/quickstart.yaml
 
-test: install lint $(VLLM)/installed  ## every check and test
-	@$(MAKE) test-ray
-	@$(MAKE) -j 2 test-unit test-vllm
+test: install lint  ## every check and test
+	@$(MAKE) -j 2 test-ray test-beside
+
+# Ray's workers have niceness 15: what runs beside them at less would take the cores from them.
+test-beside: install
+	@nice -n 19 $(MAKE) -j 1 test-vllm test-unit
 
 test-ray: install
 	@$(PY) -m pytest tests/chaos tests/engines tests/ray tests/serve
