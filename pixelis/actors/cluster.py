@@ -182,6 +182,12 @@ def spawn(kind: Any, *arguments: Any, **options: Any) -> ActorHandle:
     return kind.options(**options).remote(*arguments)
 
 
+def give_way(config: Config) -> None:
+    """On CPUs, raise this process's niceness: it keeps a core busy, and who answers callers needs one for a moment only."""
+    if not config.engine.gpus:
+        os.nice(4)
+
+
 def named(actor: ActorHandle | str) -> ActorHandle:
     """A handle: of a name in this namespace the actor that has it now."""
     return ray.get_actor(actor) if isinstance(actor, str) else actor

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import ray
 
+from pixelis.actors.cluster import give_way
 from pixelis.config import Config
 from pixelis.records import Group, Question
 
@@ -23,6 +24,7 @@ class Embedder:
 
         torch.set_num_threads(config.engine.threads)
         self.config = config
+        give_way(config)
         self.model, self.tokenizer, self.spec = load_model(config.policy)
         use_packed_attention(self.model)
 

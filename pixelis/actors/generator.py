@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from pixelis.actors.cluster import give_way
 from pixelis.actors.pool import ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
@@ -19,8 +20,6 @@ from pixelis.engines import SamplingParams, Session, start_engine
 from pixelis.operations import select
 from pixelis.records import Group, Question, Turn
 
-YIELD = 4
-"""Added to the niceness of an engine on CPUs: it keeps its cores busy, and who answers callers needs one for a moment only."""
 Event = tuple[int, Turn, list[np.ndarray]]
 """The number of a sample, a turn of it without its tokens, and the uint8 views that the turn adds."""
 Views = dict[str, list[np.ndarray]]
@@ -34,8 +33,7 @@ class Generator:
     def __init__(self, config: Config, store: str, index: int = 0):
         # A name, not a handle: a handle among its arguments would live in the object store and could make a restart impossible.
         self.config, self.store, self.index = config, ray.get_actor(store), index
-        if not config.engine.gpus:
-            os.nice(YIELD)
+        give_way(config)
         from pixelis.policy.folder import resolve
 
         self.engine = start_engine(config, resolve(config.policy.model), config.run.seed + index)
