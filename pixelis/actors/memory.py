@@ -20,7 +20,7 @@ from pixelis import config as configuration
 from pixelis.config import Config
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.memory import Entry, Shard
-from pixelis.memory.shard import Row, experience, unknown
+from pixelis.memory.shard import Place, Row, experience, unknown
 from pixelis.records import Experience, Feedback, Neighbour, new_id
 
 __all__ = ["Entry", "Found", "Memory", "MemoryShard", "place_shards"]
@@ -96,8 +96,8 @@ class MemoryShard:
     def rows(self, ids: list[str]) -> list[Row | None]:
         return self.shard.rows(ids)
 
-    def list_rows(self, limit: int, before: float | None, user: str | None) -> list[tuple[float, Row]]:
-        return self.shard.list_rows(limit, before, user)
+    def list_rows(self, limit: int, after: Place | None, user: str | None) -> list[tuple[float, Row]]:
+        return self.shard.list_rows(limit, after, user)
 
     def pictures(self, id: str) -> dict[str, bytes]:
         return self.shard.pictures(id)
@@ -332,9 +332,9 @@ class Memory:
         """PNG bytes of an experience's pictures by image id."""
         return await self._surely(shard_of(id, len(self.names)), "pictures", id)
 
-    async def list(self, limit: int, before: float | None = None, user: str | None = None) -> list[Experience]:
-        """At most ``limit`` experiences, newest first; only those made before the time ``before``, or of ``user`` (pseudonym)."""
-        found = [pair for part in await self._everywhere("list_rows", limit, before, user) for pair in part]
+    async def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
+        """At most ``limit`` experiences, newest first; only those that come after ``after``, or of ``user`` (pseudonym)."""
+        found = [pair for part in await self._everywhere("list_rows", limit, after, user) for pair in part]
         found.sort(key=lambda pair: (-pair[0], pair[1][0]))
         return [experience(row) for _, row in found[:limit]]
 

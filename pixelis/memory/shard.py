@@ -38,6 +38,8 @@ Victims = list[tuple[int, str]]
 Experiences = list[Experience]
 Row = tuple[str, str, float, int, int, str, str]
 """``COLUMNS`` of an experience: cheap to send; ``experience`` makes the record of it."""
+Place = tuple[float, str]
+"""Time and id of an experience: where it stands among all, newest first and by id at equal times."""
 
 
 @dataclass(slots=True)
@@ -269,23 +271,21 @@ class Shard:
         with self.database.read() as db:
             return dict(db.execute(query, (id,)).fetchall())
 
-    def list_rows(self, limit: int, before: float | None = None, user: str | None = None) -> list[tuple[float, Row]]:
-        """Time and row of at most ``limit`` experiences, newest first; only those made before ``before``, or of ``user``."""
-        wanted, values = ["created_at < ?"], [float("inf") if before is None else before]
-        query = f"SELECT created_at, {COLUMNS} FROM experiences WHERE "
-        more: list[Any] = []
+    def list_rows(self, limit: int, after: Place | None = None, user: str | None = None) -> list[tuple[float, Row]]:
+        """Time and row of at most ``limit`` experiences, newest first; only those that come after ``after``, or of ``user``."""
+        at, id = after or (float("inf"), "")
+        wanted, values = ["(created_at < ? OR created_at = ? AND id > ?)"], [at, at, id]
         if user is not None:
             wanted.append("user = ?")
-            more.append(user)
+            values.append(user)
+        query = f"SELECT created_at, {COLUMNS} FROM experiences WHERE {' AND '.join(wanted)} ORDER BY created_at DESC, id LIMIT ?"
         with self.database.read() as db:
-            found = db.execute(
-                query + " AND ".join(wanted) + " ORDER BY created_at DESC, id LIMIT ?", [*values, *more, max(0, limit)]
-            ).fetchall()
+            found = db.execute(query, [*values, max(0, limit)]).fetchall()
         return [(row[0], row[1:]) for row in found]
 
-    def list(self, limit: int, before: float | None = None, user: str | None = None) -> list[Experience]:
-        """At most ``limit`` experiences, newest first; only those made earlier than ``before``, or of ``user``."""
-        return [experience(row) for _, row in self.list_rows(limit, before, user)]
+    def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
+        """At most ``limit`` experiences, newest first; only those that come after ``after``, or of ``user``."""
+        return [experience(row) for _, row in self.list_rows(limit, after, user)]
 
     def draw(self, n: int, rng: np.random.Generator) -> Drawn:
         """Keys and ids of a draw of at most ``n`` without replacement; see ``priority.keys``."""

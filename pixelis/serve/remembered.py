@@ -21,6 +21,8 @@ from pixelis.serve.replies import Handler, log
 from pixelis.serve.schemas import ApiError, ExperienceReply, FeedbackRequest
 
 MAX_LISTED = 200
+LAST_ID = "\U0010ffff"
+"""Sorts after every id: what comes after it was made earlier."""
 
 
 class Remembered:
@@ -55,18 +57,20 @@ class Remembered:
         return JSONResponse({"object": "feedback", "experience_id": wanted.experience_id, "count": len(experience.feedback)})
 
     async def listed(self, request: Request) -> Response:
-        """``GET /v1/experiences?limit&before&user``: newest first; ``before`` is the last seen ``created_at``."""
+        """``GET /v1/experiences?limit&before&user``: newest first; ``before`` is a time, or a reply's ``next_before``."""
         self.access.authorise(request)
         query = request.query_params
         limit = number(query.get("limit"), "limit", 50, 1, MAX_LISTED)
-        before = number(query.get("before"), "before", math.inf, 0, math.inf, whole=False)
+        made, _, name = query.get("before", "").partition("/")
+        before = number(made or None, "before", math.inf, 0, math.inf, whole=False)
+        schemas.check_text(name, "before")
         user = query.get("user")
         schemas.check_text(user, "user")
         found = await self.desk.within(
-            self._memory().list(int(limit), None if before == math.inf else before, pseudonym(user) if user else None)
+            self._memory().list(int(limit), (before, name or LAST_ID), pseudonym(user) if user else None)
         )
         shown = [without_tokens(e).model_dump(mode="json") for e in found]
-        more = found[-1].created_at if len(found) == limit else None
+        more = f"{found[-1].created_at!r}/{found[-1].id}" if len(found) == limit else None
         return JSONResponse({"object": "list", "data": shown, "next_before": more})
 
     async def one(self, request: Request) -> Response:

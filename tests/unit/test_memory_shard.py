@@ -240,9 +240,21 @@ def test_a_page_of_experiences_is_newest_first(tmp_path: Path) -> None:
     shard.add([Entry(made(i, user="a" if i % 3 == 0 else None)) for i in (3, 1, 4, 0, 2)])
     first = shard.list(2)
     assert [e.id for e in first] == ["e4", "e3"]
-    assert [e.id for e in shard.list(2, before=first[-1].created_at)] == ["e2", "e1"]
+    assert [e.id for e in shard.list(2, after=(first[-1].created_at, first[-1].id))] == ["e2", "e1"]
     assert [e.id for e in shard.list(9, user="a")] == ["e3", "e0"]
     assert shard.list(0) == []
+    shard.close()
+
+
+def test_pages_miss_nothing_made_at_the_same_moment(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, Memory())
+    shard.add([Entry(made(i, created_at=float(i // 4))) for i in range(12)])
+    pages, after = [], None
+    while page := shard.list(3, after=after):
+        pages += [e.id for e in page]
+        after = (page[-1].created_at, page[-1].id)
+    assert pages == [e.id for e in shard.list(12)]
+    assert sorted(pages) == sorted(f"e{i}" for i in range(12))
     shard.close()
 
 
