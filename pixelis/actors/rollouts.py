@@ -23,7 +23,7 @@ from pixelis.actors.fleet import Fleet
 from pixelis.config import Config
 from pixelis.engines import SamplingParams
 from pixelis.errors import BadInput, DataFailure
-from pixelis.evaluation.batches import NO_MAJORITY, batch_metrics
+from pixelis.evaluation.batches import NO_MAJORITY, batch_metrics, learnt_votes
 from pixelis.policy.advantages import assign_advantages, group_rewards, usable
 from pixelis.policy.replay import SampleReplay, informative, subset
 from pixelis.records import Group, Question
@@ -192,6 +192,8 @@ class Rollouts:
         for group, rolled in zip(groups, chosen, strict=True):
             self.replay.add(group, rolled.views, step)
         metrics["group/replayed"] = float(len(replayed))
+        if r.samples:
+            metrics |= learnt_votes(groups)
         return Batch(
             step,
             groups + [kept.group for kept in replayed],

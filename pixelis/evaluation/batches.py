@@ -43,8 +43,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
 def _votes(groups: Sequence[Group]) -> dict[str, float]:
     """How well the majority does as a label (TTRL, arXiv 2504.16084); what needs a truth is left out where there is none.
 
-    ``vote/label_accuracy``: majorities that are right; ``vote/reward_accuracy``: rollouts whose reward is as the truth would have
-    it; ``vote/pass_at_n``: groups with a right rollout; ``vote/none``: groups without a majority.
+    ``vote/label_accuracy``: majorities that are right; ``vote/none``: groups without one; and what ``_against_truth`` tells.
     """
     asked = [g for g in groups if any("majority_vote" in t.rewards or t.unscored in NO_MAJORITY for t in g.trajectories)]
     voted = [[t.rewards for t in g.trajectories if "majority_vote" in t.rewards] for g in asked]
@@ -60,11 +59,28 @@ def _votes(groups: Sequence[Group]) -> dict[str, float]:
     known = [rewards for rewards in known if rewards]
     if known:
         won = [[r["accuracy"] > 0 for r in rewards if r["majority_vote"] > 0] for rewards in known]
-        same = [(r["majority_vote"] > 0) == (r["accuracy"] > 0) for rewards in known for r in rewards]
         out["vote/label_accuracy"] = sum(any(right) for right in won) / len(known)
-        out["vote/reward_accuracy"] = sum(same) / len(same)
-        out["vote/pass_at_n"] = sum(any(r["accuracy"] > 0 for r in rewards) for rewards in known) / len(known)
-    return out
+    return out | _against_truth(known, "vote/")
+
+
+def learnt_votes(groups: Sequence[Group]) -> dict[str, float]:
+    """``vote/learnt_*``: what ``_against_truth`` tells of the rollouts that are learnt from, where more have voted."""
+    rewards = [[t.rewards for t in g.trajectories if {"majority_vote", "accuracy"} <= t.rewards.keys()] for g in groups]
+    return _against_truth([r for r in rewards if r], "vote/learnt_")
+
+
+def _against_truth(known: list[list[dict[str, float]]], name: str) -> dict[str, float]:
+    """Of rollouts' rewards by group: ``reward_accuracy``, rollouts whose reward is as the truth would have it; ``truth_share``,
+    rollouts that are right; ``pass_at_n``, groups with one that is.
+    """
+    if not known:
+        return {}
+    flat = [(r["majority_vote"] > 0, r["accuracy"] > 0) for rewards in known for r in rewards]
+    return {
+        f"{name}reward_accuracy": sum(vote == truth for vote, truth in flat) / len(flat),
+        f"{name}truth_share": sum(truth for _, truth in flat) / len(flat),
+        f"{name}pass_at_n": sum(any(r["accuracy"] > 0 for r in rewards) for rewards in known) / len(known),
+    }
 
 
 def _difficulty(groups: Sequence[Group]) -> dict[str, float]:

@@ -10,7 +10,7 @@ import pytest
 
 from pixelis.config import parse
 from pixelis.errors import MissingDependency
-from pixelis.evaluation.batches import batch_metrics
+from pixelis.evaluation.batches import batch_metrics, learnt_votes
 from pixelis.evaluation.metrics import correctness, operation_counts, summarise
 from pixelis.jobs.driver import run_folder
 from pixelis.records import Action, Group, Observation, Question, StopReason, Trajectory, Turn
@@ -278,6 +278,13 @@ def test_votes_are_measured_as_labels_and_without_truths_by_agreement_alone():
     assert found["vote/label_accuracy"] == 0.5
     assert found["vote/reward_accuracy"] == (4 + 1) / 8
     assert (found["vote/pass_at_n"], found["vote/none"]) == (1, 0)
+    assert found["vote/truth_share"] == 4 / 8
+    few = [group.model_copy(update={"trajectories": group.trajectories[-2:]}) for group in (right, wrong)]
+    assert learnt_votes(few) == {
+        "vote/learnt_reward_accuracy": 3 / 4,
+        "vote/learnt_truth_share": 2 / 4,
+        "vote/learnt_pass_at_n": 1,
+    }
     silent = voted("c", (1, None), (0, None))
     none = voted("d", (1, None), (0, None))
     for trajectory in none.trajectories:
@@ -286,3 +293,4 @@ def test_votes_are_measured_as_labels_and_without_truths_by_agreement_alone():
     assert found["vote/none"] == 0.5
     assert found["vote/majority_share"] == 0.5
     assert "vote/label_accuracy" not in found
+    assert learnt_votes([silent, none]) == {}
