@@ -7,6 +7,8 @@ export OMP_NUM_THREADS ?= 1
 export DS_BUILD_OPS := 0
 export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
+MAKEFLAGS += --no-print-directory
+
 .PHONY: help install quickstart test test-ray test-beside test-unit test-vllm lint clean
 
 help:  ## show this list
@@ -36,7 +38,7 @@ test: install lint  ## every check and test
 
 # Ray's workers have niceness 15: what runs beside them at less would take the cores from them.
 test-beside: install
-	@nice -n 19 $(MAKE) -j 1 test-vllm test-unit
+	@nice -n 19 $(MAKE) test-vllm test-unit
 
 test-ray: install
 	@$(PY) -m pytest tests/chaos tests/engines tests/ray tests/serve
