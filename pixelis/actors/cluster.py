@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 import os
@@ -11,7 +12,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,16 @@ from pixelis.errors import InfraFailure, PixelisError
 WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
 
 
+LOCAL = {
+    # Ray warns about every process beyond four per expected start-up; the actors of a laptop run are more than that.
+    "RAY_worker_maximum_startup_concurrency": "8",
+    # Nobody takes this machine away, and the end of a training run is to be noticed sooner than after two seconds.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+}
+"""What a cluster of this machine alone is started with."""
+
+
 def connect(config: Config) -> None:
     """Join the cluster of ``cluster.address`` or RAY_ADDRESS, else start a local one; a no-op when connected."""
     if ray.is_initialized():
@@ -36,16 +47,13 @@ def connect(config: Config) -> None:
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "DS_BUILD_OPS": "0"}
     env |= {name: value for name, value in os.environ.items() if name in WORKER_ENV or name.startswith("RAY_SERVE_")}
-    options: dict[str, Any] = {
-        "runtime_env": {"env_vars": env},
-        "log_to_driver": False,
-        "logging_level": logging.WARNING,
-        "namespace": "pixelis",
-    }
-    if not address:
-        env |= _ingress()
-        # Ray warns about every process beyond four per expected start-up; the actors of a laptop run are more than that.
-        os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "8")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "namespace": "pixelis"}
+    inherited: dict[str, str] = {}
+    if address:
+        options["runtime_env"] = {"env_vars": env}
+    else:
+        # Inherited, as processes that Ray has started ahead are of no use to a job with an environment of its own.
+        inherited = LOCAL | env | _ingress()
         options |= {
             # Slots, not cores: actors that wait share one.
             "num_cpus": config.cluster.cpus or max(4, os.cpu_count() or 4),
@@ -54,7 +62,8 @@ def connect(config: Config) -> None:
         }
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address or "local", **options)
+        with _environment(inherited):
+            ray.init(address=address or "local", **options)
     except ConnectionError as error:
         raise InfraFailure(
             f"no Ray cluster answers at {address}: {error}",
@@ -63,6 +72,18 @@ def connect(config: Config) -> None:
     # Ray's start-up puts its own end and a crash reporter on SIGTERM; the driver's handler has to come back.
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables for as long as it is open, none that is set already but theirs."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _ingress() -> dict[str, str]:
@@ -164,6 +185,9 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
         if config.rewards.needs_states:
             actors.embedder = spawn(Embedder, config, num_cpus=config.engine.cpus, num_gpus=config.engine.gpus)
         actors.coordinator = spawn(Coordinator, config, actors.generators, actors.scorers, actors.embedder, num_cpus=0)
+        if learner:
+            # The learner's trainer takes seconds to import, and meanwhile this process only waits.
+            threading.Thread(target=importlib.import_module, args=("ray.train.torch",), daemon=True).start()
         ready = {
             "policy store": [actors.store.promoted.remote()],
             "generator": [actor.ready.remote() for actor in actors.generators],
