@@ -21,8 +21,9 @@ with open(os.environ["RAY_AUTH_TOKEN_PATH"], "w") as _token:
     _token.write(secrets.token_hex(32))
 
 # Examples are slow when the machine has other work, and that is no fault of what they check.
-hypothesis.settings.register_profile("pixelis", deadline=None)
-hypothesis.settings.load_profile("pixelis")
+hypothesis.settings.register_profile("pixelis", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("full", deadline=None, max_examples=500)
+hypothesis.settings.load_profile(os.environ.get("PIXELIS_HYPOTHESIS", "pixelis"))
 
 
 @pytest.fixture(scope="session")

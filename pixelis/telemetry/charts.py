@@ -74,7 +74,7 @@ def legend(series: Mapping[str, Series], *, share: bool = False) -> str:
 
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Round values at equal steps (1, 2 or 5 times a power of ten) that enclose low..high; at least two."""
-    if not high > low:
+    if not high - low > 1e-9 * max(abs(low), abs(high)):  # equal, as far as ticks of twelve digits can tell
         pad = abs(low) * 0.1 or 1.0
         low, high = low - pad, high + pad
     raw = (high - low) / about

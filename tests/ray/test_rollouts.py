@@ -60,7 +60,7 @@ def learn(coordinator: Any, steps: int, world: int, version: int, after: Callabl
     return taken
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     each=st.integers(1, 2), world=st.integers(1, 3), group=st.integers(2, 4), staleness=st.integers(0, 2), steps=st.integers(1, 3)
 )

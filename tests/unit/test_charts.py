@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pixelis.telemetry.charts import line_chart, nice_ticks
@@ -13,6 +13,8 @@ finite = st.floats(-1e12, 1e12, allow_nan=False) | st.floats(1e-15, 1e-9) | st.j
 
 
 @given(finite, finite)
+@example(1e-15, 1.0000000000000003e-15)
+@example(1e-15, 1.0000000000000002e-15)
 def test_ticks_rise_and_enclose_the_values(a: float, b: float) -> None:
     low, high = min(a, b), max(a, b)
     ticks = nice_ticks(low, high)
