@@ -75,7 +75,7 @@ def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callabl
         for trajectory in group.trajectories:
             assert (trajectory.question_id, trajectory.group_id) == (group.question.id, group.id)
             assert trajectory.unscored is None
-            assert trajectory.turns[0].images == wanted
+            assert next(turn.images for turn in trajectory.turns if turn.role == "user") == wanted
             assert len(shown[trajectory.id]) == len(trajectory.images) >= len(wanted)
             samples.append(from_trajectory(trajectory, shown[trajectory.id]))
     # The learner's own step on the whole batch; with a KL term a rollout without advantage counts too.
