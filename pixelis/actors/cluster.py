@@ -37,7 +37,7 @@ LOCAL = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
 }
-"""What a cluster of this machine alone is started with."""
+"""What a cluster of this machine alone is started with, where nothing else is set."""
 
 
 def connect(config: Config) -> None:
@@ -53,7 +53,7 @@ def connect(config: Config) -> None:
         options["runtime_env"] = {"env_vars": env}
     else:
         # Inherited, as processes that Ray has started ahead are of no use to a job with an environment of its own.
-        inherited = LOCAL | env | _ingress()
+        inherited = {name: os.environ.get(name, value) for name, value in LOCAL.items()} | env | _ingress()
         options |= {
             # Slots, not cores: actors that wait share one.
             "num_cpus": config.cluster.cpus or max(4, os.cpu_count() or 4),
@@ -76,7 +76,7 @@ def connect(config: Config) -> None:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables for as long as it is open, none that is set already but theirs."""
+    """These variables in the process environment, for what starts meanwhile to inherit; afterwards as it was."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:
