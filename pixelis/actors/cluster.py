@@ -76,14 +76,14 @@ def connect(config: Config) -> None:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables in the process environment, for what starts meanwhile to inherit; afterwards as it was."""
-    before = dict(os.environ)
+    """These variables in the process environment, for what starts meanwhile to inherit; afterwards they are as they were."""
+    before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 def _ingress() -> dict[str, str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,10 +29,6 @@ from pixelis.policy.samples import CAUSES, TrainSample, unusable
 from pixelis.policy.workers import sum_over_workers
 from pixelis.policy.zero import ZeroEngine
 from pixelis.telemetry import lineage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 Kind = Literal["sft", "policy"]
 STATE_FORMAT = 1

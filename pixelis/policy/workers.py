@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pixelis.errors import InfraFailure
 
 
@@ -26,7 +28,7 @@ def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:
     return tensor.tolist()
 
 
-def _group():
+def _group() -> Any:
     import torch.distributed as dist
 
     if not dist.is_initialized():
