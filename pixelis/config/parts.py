@@ -161,7 +161,7 @@ class Learner(Section):
     clip_norm: float = Field(1.0, gt=0, description="largest norm of the gradient")
     row_tokens: int = Field(1024, ge=16, description="tokens of a packed row")
     rows: int = Field(4, ge=1, description="packed rows in one forward pass")
-    zero_stage: Literal[0, 1, 2, 3] = Field(1, description="DeepSpeed ZeRO stage")
+    zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0 shards nothing, as suits adapters")
     deepspeed: str | None = Field(None, description="DeepSpeed JSON file to merge in")
     checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
     keep: int = Field(3, ge=1, description="checkpoints kept")

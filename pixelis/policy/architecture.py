@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AttentionInterface
 
+from pixelis.policy.backbone import AttentionInterface
 from pixelis.policy.folder import resolve
 from pixelis.policy.lora import adapted_layers, add_lora
 from pixelis.policy.model import model_class

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from pixelis.dialogue.pixels import patchify
+from pixelis.policy.backbone import AttentionInterface, AttentionMaskInterface
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,6 +11,7 @@ import torch
 
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer, model_config
 from pixelis.errors import BadInput, MissingDependency
+from pixelis.policy.backbone import Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
 from pixelis.policy.folder import resolve
 from pixelis.policy.vision import batch_equal_windows
 
@@ -52,13 +53,8 @@ def pick_attention(name: str, device: torch.device) -> str:
 
 def model_class(folder: Path) -> Any:
     """The class of transformers that a model folder is of. Raises BadConfig for another architecture than the two families."""
-    if model_config(folder)["model_type"] == "qwen3_vl":
-        from transformers import Qwen3VLForConditionalGeneration
-
-        return Qwen3VLForConditionalGeneration
-    from transformers import Qwen2_5_VLForConditionalGeneration
-
-    return Qwen2_5_VLForConditionalGeneration
+    family = model_config(folder)["model_type"]
+    return Qwen3VLForConditionalGeneration if family == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
 
 
 def load_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,3 +43,17 @@ def job() -> Callable[..., subprocess.Popen]:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def documented() -> dict[str, tuple[re.Pattern[str], bool]]:
+    """Metric of docs/metrics.md -> (pattern of its names, whether every step of rft logs it)."""
+    found = {}
+    for line in Path("docs/metrics.md").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("| `"):
+            continue
+        names, _, when = (cell.strip() for cell in line.strip("|").split(" | "))
+        for name in re.findall(r"`([^`]+)`", names):
+            pattern = "".join(r"[\w.:/]+" if part.isupper() else re.escape(part) for part in re.split(r"([A-Z]{2,})", name))
+            found[name] = re.compile(pattern), when.strip() == "always"
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 from collections.abc import Callable
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from pixelis.telemetry import events
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SHORT = [
-    *("sft.steps=30", "rft.steps=3", "rft.questions=8", "evaluate.questions=20", "evaluate.trajectories=4"),
+    *("sft.steps=30", "sft.evaluate_every=15", "sft.validation_size=6", "sft.evaluate_episodes=2"),
+    *("rft.steps=3", "rft.questions=8", "evaluate.questions=20", "evaluate.trajectories=4"),
     *(
         "evolution.batch=2",
         "evolution.gate=0.3",
@@ -30,7 +34,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_the_quickstart_runs_from_end_to_end(job: Callable[..., subprocess.Popen], tmp_path: Path) -> None:
+def test_the_quickstart_runs_from_end_to_end(
+    job: Callable[..., subprocess.Popen], documented: dict[str, tuple[re.Pattern[str], bool]], tmp_path: Path
+) -> None:
     process = job("quickstart", "configs/nano/quickstart.yaml", *SHORT, f"run.dir={tmp_path}/run", f"serve.port={free_port()}")
     try:
         printed, told = process.communicate(timeout=800)
@@ -53,10 +59,18 @@ def test_the_quickstart_runs_from_end_to_end(job: Callable[..., subprocess.Popen
     assert summary["shift"]["requests"] == 12
     assert summary["seed"] == 42
 
+    looks = [row for row in events.read(folder / "sft", "step/sft") if "evaluate/loss" in row]
+    assert [row["step"] for row in looks] == [15, 30]
+    assert all({"evaluate/accuracy", "evaluate/rapr", "evaluate/turns", "evaluate/tool_error_rate"} <= set(row) for row in looks)
+
     report = (folder / "report.html").read_text()
     assert str(folder / "report.html") in printed
     assert report.count("data:image/") >= 4, "pictures are inside the page"
     assert "http://" not in report.replace("http://www.w3.org", "")
-    steps = [json.loads(line)["step"] for line in (folder / "rft" / "events.jsonl").read_text().splitlines() if '"step/' in line]
-    assert steps == [1, 2, 3]
+    steps = events.read(folder / "rft", "step/policy")
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    for row in steps:
+        logged = {key for key in row if "/" in key}
+        assert {key for key in logged if not any(p.fullmatch(key) for p, _ in documented.values())} == set()
+        assert {name for name, (p, always) in documented.items() if always and not any(map(p.fullmatch, logged))} == set()
     assert (folder / "rft" / "rollouts.jsonl").read_text().count("\n") == 2 * 3
