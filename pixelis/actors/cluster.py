@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import logging
@@ -210,6 +211,15 @@ def give_way(config: Config) -> None:
     """On CPUs, raise this process's niceness: it keeps a core busy, and who answers callers needs one for a moment only."""
     if not config.engine.gpus:
         os.nice(4)
+
+
+def settle() -> None:
+    """Called when a process has loaded what it serves with: leave that out of every garbage collection to come.
+
+    Python looks through all of it now and then, and nobody is answered meanwhile: .13 s in a gateway (AMD EPYC).
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def named(actor: ActorHandle | str) -> ActorHandle:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import ray
 
-from pixelis.actors.cluster import give_way
+from pixelis.actors.cluster import give_way, settle
 from pixelis.config import Config
 from pixelis.records import Group, Question
 
@@ -27,6 +27,7 @@ class Embedder:
         give_way(config)
         self.model, self.tokenizer, self.spec = load_model(config.policy)
         use_packed_attention(self.model)
+        settle()
 
     def health(self) -> str:
         """Answers when alive."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from pixelis.actors.canary import Canary
 from pixelis.actors.cluster import named
 from pixelis.actors.fleet import Fleet
 from pixelis.actors.memory import Memory
-from pixelis.actors.overseer import Overseer
+from pixelis.actors.overseer import Overseer, going_on
 from pixelis.actors.reviewing import Reviewing
 from pixelis.actors.rollouts import Batch, Stepped
 from pixelis.actors.versions import Versions
@@ -39,8 +38,6 @@ from pixelis.evolution.review import ReviewQueue, State
 from pixelis.evolution.vote import agrees
 from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
 
-log = logging.getLogger(__name__)
-
 ENDS = ("handed", "refused", "paused", "collapsed", "withdrawn", "disowned", "private", "lost", "unusable", "left_over")
 COUNTED = ("received", *ENDS)
 """What becomes of tasks, beside those that are dropped from a full queue, in review or learnt from."""
@@ -53,7 +50,8 @@ class Evolution:
     ``generators`` are those that serve; ``store`` is the PolicyStore; ``canary`` a Generator actor that does not serve, needed
     with ``evolution.canary.enabled``: handles or, so that a restart does not depend on who placed them, names in this namespace,
     as in ``memory`` those of the shards. Reviews, audit and alerts are in ``run.dir``: an actor that starts again goes on with
-    them and the promoted version; tasks that waited and counts are gone, and the learner begins anew from its checkpoint.
+    them, what was approved and the promoted version; other tasks and counts are gone, and the learner begins anew from its
+    checkpoint.
     """
 
     def __init__(
@@ -98,6 +96,9 @@ class Evolution:
     async def _start(self) -> None:
         await self.versions_of.open()
         await self._forget_withdrawn()
+        for task, views in await self.reviewing.approved():
+            if not await self._push(task, views, approved=True):
+                await self.reviewing.done([task])
         await self.overseer.note("start", "evolution", "start", "success", {"version": self.versions_of.served})
         self.background = [asyncio.create_task(loop()) for loop in (self.overseer.run, self._watch, self._review)]
 
@@ -154,7 +155,7 @@ class Evolution:
             if cause := self._refusal(task, approved):  # it may have become one while the views travelled
                 self.counts[cause] += 1
                 return False
-            self.queue.push(Waiting(task, views))
+            self.queue.push(Waiting(task, views, approved))
             self.changed.notify_all()
             return True
 
@@ -162,11 +163,13 @@ class Evolution:
         """Somebody's word on an answer: it teaches nothing, but what it calls wrong is not learnt from if it still waits."""
         wrong = feedback.correct is False
         async with self.changed:
+            mine = [w.task for w in self.queue.items if w.task.experience_id == experience_id]
             if feedback.correct is None and feedback.answer is not None:
-                mine = [w.task for w in self.queue.items if w.task.experience_id == experience_id]
                 wrong = any(not agrees(feedback.answer, task.pseudo_label) for task in mine)
             if wrong:
                 self.counts["disowned"] += self.queue.discard(lambda task: task.experience_id == experience_id)
+        if wrong:
+            await self.reviewing.done(mine)
         about = {"experience": experience_id, "correct": feedback.correct, "answered": feedback.answer is not None}
         await self.overseer.note("feedback", "client", "feedback", "success", about)
 
@@ -276,6 +279,7 @@ class Evolution:
         about: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in known.items()}
         about |= {"step": step, "experiences": [task.experience_id or task.id for task in self.tasks]}
         await self.overseer.note("update", "learner", "step", "skipped" if skipped else "success", about)
+        await self.reviewing.done(self.tasks)
         promoted = version is not None and await self.candidate(version)
         async with self.changed:
             self.counts["skipped" if skipped else "updates"] += 1
@@ -331,7 +335,7 @@ class Evolution:
             if paused:
                 self.hold.parent.mkdir(parents=True, exist_ok=True)
                 self.hold.touch()
-                self.counts["paused"] += len(self.queue.take(len(self.queue)))
+                self.counts["paused"] += self.queue.pause()
             else:
                 self.hold.unlink(missing_ok=True)
             self.changed.notify_all()
@@ -489,12 +493,3 @@ class Evolution:
                 for id in await self.reviewing.due(time.time(), after) if not (self.paused or self.draining) else ():
                     with going_on("a review could not be taken"):
                         await self.decide(id, True, "timeout")
-
-
-@contextlib.contextmanager
-def going_on(told: str) -> Iterator[None]:
-    """What failed once must not have been the last time that it was tried."""
-    try:
-        yield
-    except Exception:
-        log.exception(told)

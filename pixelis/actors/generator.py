@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from pixelis.actors.cluster import give_way
+from pixelis.actors.cluster import give_way, settle
 from pixelis.actors.pool import ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
@@ -41,6 +41,7 @@ class Generator:
         self.renderer = Renderer(self.engine.tokenizer, self.engine.spec, config.dialogue, operations)
         self.tools = ToolboxPool(config, self.engine.spec.multiple, self.renderer.coordinates)
         self.started, self.loading = False, asyncio.Lock()
+        settle()
 
     async def _start(self) -> None:
         """A fresh (or restarted) generator serves the promoted version, never the bare model by accident."""

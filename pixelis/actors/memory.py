@@ -17,6 +17,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from pixelis import config as configuration
+from pixelis.actors.cluster import settle
 from pixelis.config import Config
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.memory import Entry, Shard
@@ -68,6 +69,7 @@ class MemoryShard:
         self.shard = Shard(folder / f"shard-{number}-of-{memory.shards}", memory, share)
         self.pruned_at = 0.0
         self._prune()
+        settle()
 
     def _prune(self) -> None:
         if time.monotonic() - self.pruned_at > PRUNE_S or not self.pruned_at:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,15 @@ OWN = [
 
 STALE_S = 60.0
 """Age at which what a gateway told says nothing any more."""
+
+
+@contextmanager
+def going_on(told: str) -> Iterator[None]:
+    """What failed once must not have been the last time that it was tried."""
+    try:
+        yield
+    except Exception:
+        log.exception(told)
 
 
 class Overseer:

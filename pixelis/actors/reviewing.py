@@ -74,6 +74,18 @@ class Reviewing:
         task = await asyncio.to_thread(self.queue.decide, id, "approved" if approve else "rejected", by, comment, answer)
         return None if task is None else (task, await asyncio.to_thread(self.queue.views, id))
 
+    async def approved(self) -> list[tuple[UpdateTask, dict[str, list[np.ndarray]]]]:
+        """What was approved and not learnt from yet, with its views, the first decided first."""
+        return await asyncio.to_thread(self._approved)
+
+    def _approved(self) -> list[tuple[UpdateTask, dict[str, list[np.ndarray]]]]:
+        tasks = [self.queue.task(id) for id in self.queue.approved()]
+        return [(task, self.queue.views(task.id)) for task in tasks if task is not None]
+
+    async def done(self, tasks: Sequence[UpdateTask]) -> None:
+        """These were learnt from or given up; those that were no reviews do not matter."""
+        await asyncio.to_thread(self.queue.done, [task.id for task in tasks])
+
     async def due(self, now: float, after_s: float) -> Sequence[str]:
         """Ids of what has waited ``after_s`` seconds."""
         return await asyncio.to_thread(self.queue.due, now, after_s)

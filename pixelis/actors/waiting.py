@@ -20,10 +20,11 @@ from pixelis.records import Group, Question, UpdateTask
 
 @dataclass(slots=True)
 class Waiting:
-    """A task and the reference to its views."""
+    """A task and the reference to its views; ``approved`` by a person."""
 
     task: UpdateTask
     views: ray.ObjectRef
+    approved: bool = False
 
 
 class Tasks(DropOldest[Waiting]):
@@ -36,6 +37,10 @@ class Tasks(DropOldest[Waiting]):
     def discard(self, unwanted: Callable[[UpdateTask], bool]) -> int:
         """Take out what must not be learnt from; how many that were."""
         return self.remove(lambda item: unwanted(item.task))
+
+    def pause(self) -> int:
+        """Take out all but what a person approved; how many that were."""
+        return self.remove(lambda item: not item.approved)
 
     def batch(
         self, size: int, world: int, settings: Advantage, objective: Literal["answer", "policy"] = "policy"

@@ -5,7 +5,7 @@ are blobs named by their content, so that what the samples of a group share is k
 read back.
 
 What people see is redacted, and kept; what the learner needs, tokens that spell what was said, is kept while it waits and goes
-with the decision. The caller redacts the question and the verdict and strips pictures of their metadata.
+when it is rejected or ``done``. The caller redacts the question and the verdict and strips pictures of their metadata.
 """
 
 from __future__ import annotations
@@ -230,10 +230,10 @@ class ReviewQueue:
         review = self._known(id)
         if review.state == "waiting":
             task = self._decided(review, decision, corrected)
-            values = (decision, now, reviewer, redact(comment), kept, id)
+            values = (decision, now, reviewer, redact(comment), kept, task and task.model_dump_json(), id)
             with self._transaction():
                 changed = self.store.execute(
-                    "UPDATE reviews SET state=?, decided_at=?, reviewer=?, comment=?, answer=?, task=NULL"
+                    "UPDATE reviews SET state=?, decided_at=?, reviewer=?, comment=?, answer=?, task=?"
                     " WHERE id=? AND state='waiting'",
                     values,
                 ).rowcount
@@ -254,10 +254,9 @@ class ReviewQueue:
     def _decided(self, review: Review, decision: str, answer: str | None) -> UpdateTask | None:
         if decision == "rejected":
             return None
-        rows = self._rows("SELECT task FROM reviews WHERE id = ? AND task IS NOT NULL", (review.id,))
-        if not rows:  # decided meanwhile: the caller will see
+        task = self.task(review.id)
+        if task is None:  # decided meanwhile: the caller will see
             return None
-        task = UpdateTask.model_validate_json(rows[0]["task"])
         if answer is None or agrees(answer, task.pseudo_label):
             return task
         return relabel(task, review.question, answer, self.rewards)
@@ -267,6 +266,24 @@ class ReviewQueue:
         if review is None:
             raise BadInput(f"no review {id:.80}", code="unknown_review", fix="take an id from the list of reviews")
         return review
+
+    def approved(self) -> Ids:
+        """Ids of what was approved and is not ``done``, the first decided first."""
+        sql = "SELECT id FROM reviews WHERE state='approved' AND task NOTNULL ORDER BY decided_at, rowid"
+        return [row["id"] for row in self._rows(sql)]
+
+    def task(self, id: str) -> UpdateTask | None:
+        """What the learner gets, with a reviewer's correction once it is approved; None when that is gone."""
+        rows = self._rows("SELECT task FROM reviews WHERE id = ? AND task NOTNULL", (id,))
+        return UpdateTask.model_validate_json(rows[0]["task"]) if rows else None
+
+    def done(self, ids: Sequence[str]) -> None:
+        """These approved ones were learnt from or given up: what only the learner needs goes."""
+        with self._transaction():
+            sql = "UPDATE reviews SET task=NULL WHERE id=? AND state='approved' AND task NOTNULL"
+            count = sum(self.store.execute(sql, (id,)).rowcount for id in ids)
+        if count:
+            self._empty_log()
 
     # -- forgetting -------------------------------------------------------------------------------------------------
 

@@ -351,17 +351,22 @@ def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place
         placed.call("decide", one, True, "bob")
     assert placed.call("decide", two, True, "ann", "well", "8") == {"state": "approved", "queued": True}
     assert placed.call("forget", ["three"]) == 1
+    ray.kill(placed.actor, no_restart=False)
+    assert placed.call("stats")["queue"] == 1, "what a person approved is not lost"
     placed.call("begin", 5, {"base": 0}, version)
     placed.call("resume", "ann")
     batch = placed.call("next_batch", 0, 1, 5)
     assert (names(batch), batch.restore) == (["two"], version), "the learner's checkpoint is older than what is promoted"
     assert ray.get(batch.views)[0]["two-0"][0].shape == (8, 8, 3)
+    placed.call("stepped", 5, None)
+    ray.kill(placed.actor, no_restart=False)
+    assert placed.call("stats")["queue"] == 0, "what was learnt from does not come again"
     placed.call("drain")
     with pytest.raises(InfraFailure, match="no update is made any more"):
         placed.call("decide", four, True, "ann")
     assert [row["id"] for row in placed.call("reviews")] == [four], "it is not decided"
     assert audit.verify(tmp_path / audit.FOLDER).ok
-    assert [e["event"] for e in placed.call("recent_audit", 100)].count("start") == 4
+    assert [e["event"] for e in placed.call("recent_audit", 100)].count("start") == 6
 
 
 def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[..., Placed], bare_store: ActorHandle) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -187,7 +188,24 @@ def test_old_decisions_leave_by_themselves(tmp_path: Path) -> None:
     assert {review.id for review in queue.list(None)} == set(ids[1:])
 
 
-def test_personal_data_is_redacted_and_leaves_with_the_decision(tmp_path: Path) -> None:
+def test_what_was_approved_is_there_until_it_was_learnt_from(tmp_path: Path) -> None:
+    queue = ReviewQueue(tmp_path / "review.db")
+    first, second, third = (put(queue, number) for number in range(3))
+    tasks = [queue.decide(id, "approved", "ann", answer=answer) for id, answer in ((second, "8"), (first, None))]
+    queue.decide(third, "rejected", "ann")
+    queue.close()
+    queue = ReviewQueue(tmp_path / "review.db")
+    assert queue.approved() == [second, first]
+    assert [queue.task(id) for id in queue.approved()] == tasks, "with the correction, tokens and log-probs"
+    assert all(len(arrays) == 2 for arrays in queue.views(second).values())
+    queue.done([second, third, "no review"])
+    assert (queue.approved(), queue.task(second), queue.task(third)) == ([first], None, None)
+
+
+@pytest.mark.parametrize("decision", ["approved", "rejected"])
+def test_personal_data_is_redacted_and_leaves_when_nobody_needs_it(
+    tmp_path: Path, decision: Literal["approved", "rejected"]
+) -> None:
     queue, (task, verdict) = ReviewQueue(tmp_path / "review.db"), update()
     for trajectory in task.trajectories:
         trajectory.turns[0].text = "mail ann.smith@example.org now"
@@ -195,8 +213,9 @@ def test_personal_data_is_redacted_and_leaves_with_the_decision(tmp_path: Path) 
     review = queue.get(task.id)
     assert review is not None
     assert "example.org" not in review.model_dump_json()
-    learnt = queue.decide(task.id, "approved", "ann", "ask bob@example.org")
-    assert learnt == task
+    learnt = queue.decide(task.id, decision, "ann", "ask bob@example.org")
+    assert learnt == (task if decision == "approved" else None)
+    queue.done([task.id] if learnt else [])
     assert "example.org" not in queue.list(None)[0].model_dump_json()
     assert b"example.org" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
@@ -234,4 +253,5 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     states = {review.id: review.state for review in queue.list(None, 20_000)}
     assert all(id in states for word, id in told if word == "put")
     assert all(states[id] == "approved" for word, id in told if word == "approved")
+    assert {id for word, id in told if word == "approved"} <= set(queue.approved())
     assert all(len(queue.views(id)) == 4 for id in states)  # whole or not at all
