@@ -197,20 +197,20 @@ def test_a_deadline_ends_the_work(deployed: Deployed) -> None:
     response = deployed.ask("wait 30")
     assert response.status_code == 504
     assert error_of(response)["code"] == "timeout"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     assert until(lambda: deployed.counters()["cancelled"] == before + 1)
 
 
 def test_a_caller_who_leaves_ends_the_work(deployed: Deployed) -> None:
     before = deployed.counters()
     with deployed.client(timeout=0.3) as client, pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/agent", json={"question": "wait 1.9", "image": picture_url()})
+        client.post("/v1/agent", json={"question": "wait 4.5", "image": picture_url()})
     assert until(lambda: deployed.counters()["cancelled"] > before["cancelled"], 3)
 
 
 def test_a_body_that_never_ends_is_given_up(deployed: Deployed) -> None:
     def drip() -> Iterator[bytes]:
-        for _ in range(25):
+        for _ in range(60):
             yield b" "
             time.sleep(0.1)
 

@@ -22,6 +22,8 @@ from pixelis.rewards.tools import Tools
 
 HERE = str(Path(__file__).parent)
 LIMIT_S = 3.0
+MOMENT_S = 10.0
+"""What a machine with other work may take to notice."""
 ENDLESS = "$9^{9^{9^{9}}}$"
 """A formula that holds the interpreter until memory or patience ends."""
 
@@ -93,7 +95,7 @@ def test_an_endless_formula_costs_its_sample_and_its_process_is_replaced(hasty):
     started = time.monotonic()
     with pytest.raises(DataFailure) as caught:
         hasty.math(ENDLESS, ["2"])
-    assert time.monotonic() - started < LIMIT_S + 1.0
+    assert time.monotonic() - started < LIMIT_S + MOMENT_S
     assert caught.value.code in ("timeout", "out_of_memory")
     assert hasty.math("0.5", ["1/2"]) == 1.0
     assert hasty.math_children.idle == hasty.math_children.size
@@ -174,7 +176,7 @@ def test_own_rewards_are_terms_with_weights(own):
 
 
 def test_what_an_own_reward_does_wrong_is_a_cause(own):
-    tools, settings = own(own={"own_rewards:by_answer": 1.0}, own_limit_s=1.0)
+    tools, settings = own(own={"own_rewards:by_answer": 1.0}, own_limit_s=6.0)
     kinds = ["fine", "hang", "crash", "exit", "raise", "nan", "inf", "length", "text", "none"]
     scored = score_group(group(*[episode(kind) for kind in kinds], answers=["fine"]), settings, tools=tools).trajectories
     causes = [None, "timeout", "crashed", "raised", "raised", "not_finite", "not_finite", *["wrong_type"] * 3]

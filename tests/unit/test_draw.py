@@ -161,7 +161,7 @@ def test_a_full_hd_picture_is_quick():
     annotate(picture, data)
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         annotate(picture, data)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.06  # 0.01 on an idle core
