@@ -50,8 +50,7 @@ class Evolution:
     ``generators`` are those that serve; ``store`` is the PolicyStore; ``canary`` a Generator actor that does not serve, needed
     with ``evolution.canary.enabled``: handles or, so that a restart does not depend on who placed them, names in this namespace,
     as in ``memory`` those of the shards. Reviews, audit and alerts are in ``run.dir``: an actor that starts again goes on with
-    them, what was approved and the promoted version; other tasks and counts are gone, and the learner begins anew from its
-    checkpoint.
+    them, what was approved and the promoted version; other tasks and counts are gone, the learner begins at its checkpoint.
     """
 
     def __init__(
@@ -372,8 +371,14 @@ class Evolution:
     async def _forget_withdrawn(self) -> None:
         """What withdrawn versions sampled is not learnt from, nor does it vote."""
         gone = self.versions_of.withdrawn
+
+        def sampled_there(task: UpdateTask) -> bool:
+            return task.trajectories[0].policy_version in gone
+
         async with self.changed:
-            self.counts["withdrawn"] += self.queue.discard(lambda task: task.trajectories[0].policy_version in gone)
+            theirs = [waiting.task for waiting in self.queue.items if sampled_there(waiting.task)]
+            self.counts["withdrawn"] += self.queue.discard(sampled_there)
+        await self.reviewing.done(theirs)
         if self.memory is not None:
             self.memory.withdraw(sorted(gone))
 

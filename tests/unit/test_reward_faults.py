@@ -15,7 +15,7 @@ from pixelis.records import Group, Question
 from pixelis.rewards import children
 from pixelis.rewards.grader import Grader
 
-LIMIT_S = 1.0
+LIMIT_S = 4.0
 SIZE = 8
 
 
