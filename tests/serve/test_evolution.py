@@ -351,6 +351,9 @@ def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place
         placed.call("decide", one, True, "bob")
     assert placed.call("decide", two, True, "ann", "well", "8") == {"state": "approved", "queued": True}
     assert placed.call("forget", ["three"]) == 1
+    placed.call("resume", "ann")
+    placed.call("pause", "ann")
+    assert placed.call("stats")["queue"] == 1, "a pause keeps what a person approved"
     ray.kill(placed.actor, no_restart=False)
     assert placed.call("stats")["queue"] == 1, "what a person approved is not lost"
     placed.call("begin", 5, {"base": 0}, version)
