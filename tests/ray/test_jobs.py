@@ -185,9 +185,12 @@ def test_ttrl_learns_from_votes_until_they_agree_no_further(voted: tuple[Path, s
     assert "unknown: the questions have no answers" in printed
 
 
-def test_ttrl_refuses_to_be_paid_for_truths(unlabelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ttrl_refuses_to_be_paid_for_truths(
+    unlabelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     keys = [*TTRL, "rewards.weights.accuracy=1", f"data.train={unlabelled}", f"run.dir={tmp_path}"]
     assert run_here(ttrl.main, monkeypatch, *keys) == 2
+    assert "rewards.weights" in capfd.readouterr().err
 
 
 def test_rollouts_after_sft_are_exactly_on_policy(voted: tuple[Path, str]) -> None:
