@@ -29,7 +29,7 @@ from pixelis.dialogue.render import Renderer
 from pixelis.engines import SamplingParams
 from pixelis.operations import Scene, execute, select
 from pixelis.operations.media import first_look, open_media
-from pixelis.policy.folder import resolve
+from pixelis.policy.model_path import resolve
 from pixelis.records import Action, Group, ImageView, Question
 
 GROUP = 8

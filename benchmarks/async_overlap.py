@@ -113,7 +113,7 @@ def run(generate: float, train: float, staleness: int, steps: int, tail: bool = 
     share = generate * GENERATORS * SLOTS / QUESTIONS
     adapter = Adapter({"layer.A": np.zeros((4, 64), np.float32), "layer.B": np.zeros((64, 4), np.float32)}, 8, 4, "benchmark")
     with tempfile.TemporaryDirectory() as folder:
-        rft = {"steps": steps, "questions": QUESTIONS, "group": GROUP, "staleness": staleness}
+        rft = {"steps": steps, "prompts_per_step": QUESTIONS, "group_size": GROUP, "max_off_policy_steps": staleness}
         settings = parse({"policy": {"model": "nano"}, "run": {"dir": folder}, "rft": rft, "telemetry": {"rollouts": 0}})
         store = PolicyStore.remote(folder, None)  # type: ignore[attr-defined]
         generators = [Timed.remote(share, tail) for _ in range(GENERATORS)]  # type: ignore[attr-defined]

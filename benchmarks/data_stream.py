@@ -88,7 +88,7 @@ def looped(config: Config, shelf: Path, steps: int) -> Iterator[int]:
     from pixelis.datasets.demonstration_stream import draw_from, played
     from pixelis.datasets.demonstrations import Player
     from pixelis.datasets.shelf import Shelf
-    from pixelis.policy.folder import resolve
+    from pixelis.policy.model_path import resolve
 
     player, rows = Player(config, str(resolve(config.policy.model))), Shelf(shelf)
     draw = draw_from(config, rows)

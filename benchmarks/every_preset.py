@@ -33,7 +33,7 @@ def config_of(folder: Path, algorithm: str, preset: str, adapter: str | None) ->
         "rewards.judge.required=false",
         "rewards.dynamics.state=96",
         f"rft.steps={STEPS}",
-        "rft.questions=4",
+        "rft.prompts_per_step=4",
         "rft.minibatches=2",
         "telemetry.progress=false",
         *([f"policy.adapter={adapter}"] if adapter else []),

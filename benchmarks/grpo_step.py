@@ -314,7 +314,7 @@ def whole_row(report: Report, folder: Path, arguments: argparse.Namespace) -> No
     trl = Trl(folder, texts, arguments.micro, None, max_tokens)
     trainer = make_ours(folder, None, arguments.longest + 128)
     prompts = [trl.trainer.processing_class(t)["input_ids"] for t in texts]
-    engine = HfEngine(folder, trainer.policy, config.Engine(max_rows=len(texts), threads=1))
+    engine = HfEngine(folder, trainer.policy, config.Engine(max_num_seqs=len(texts), threads=1))
     rng = np.random.default_rng(arguments.seed)
     with asyncio.Runner() as runner:
         ours = lambda: runner.run(roll(engine, trainer, prompts, rng, max_tokens))  # noqa: E731

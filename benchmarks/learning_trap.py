@@ -66,8 +66,8 @@ def train(folder: Path, reward: str, seed: int, steps: int, adapter: Path) -> di
         *REWARDS[reward],
         f"policy.adapter={adapter}",
         f"rft.steps={steps}",
-        "rft.questions=16",
-        "rft.group=8",
+        "rft.prompts_per_step=16",
+        "rft.group_size=8",
         "learner.lr=1e-3",
         "learner.schedule=cosine",
     )

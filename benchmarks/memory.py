@@ -124,7 +124,7 @@ def search_in(report: Report, folder: Path, shards: int, vectors: np.ndarray, qu
     from pixelis.actors.memory import place_shards
 
     settings = ["cluster.cpus=4", "cluster.object_store_bytes=300000000", f"memory.shards={shards}", f"run.dir={folder}"]
-    settings += [f"memory.capacity={2 * len(vectors)}", "memory.deadline_s=60", "memory.retention_days=36500"]
+    settings += [f"memory.capacity={2 * len(vectors)}", "memory.timeout_s=60", "memory.retention_days=36500"]
     config = load(None, settings)
     connect(config)
     names, actors = place_shards(config, f"bench-{shards}")

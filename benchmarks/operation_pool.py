@@ -50,7 +50,7 @@ def run(report: Report, quick: bool) -> None:
 
 
 async def _measure(report: Report, config: Any, photo: str, count: int) -> None:
-    from pixelis.actors.pool import ToolboxPool
+    from pixelis.actors.toolbox_pool import ToolboxPool
 
     env = {"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))}
     pool = ToolboxPool(config, 32, "thousand", runtime_env={"env_vars": env})

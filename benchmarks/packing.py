@@ -26,12 +26,12 @@ from pixelis import config
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.dialogue.spec import ModelSpec
-from pixelis.policy.folder import resolve
 from pixelis.policy.forward import FeatureCache, Features, concatenate, hidden_states, use_packed_attention
 from pixelis.policy.log_probs import banned_mask, project, token_log_probs
 from pixelis.policy.lora import add_lora
 from pixelis.policy.model import load_model
-from pixelis.policy.packing import Batch, collate, pack
+from pixelis.policy.model_path import resolve
+from pixelis.policy.packing import PackedBatch, collate, pack
 from pixelis.policy.samples import TrainSample, from_trajectory
 
 ROWS = config.Learner().rows
@@ -71,7 +71,7 @@ class Learner:
         self.cache = FeatureCache()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
 
-    def packed(self, batches: Sequence[Batch]) -> float:
+    def packed(self, batches: Sequence[PackedBatch]) -> float:
         """Negative log-likelihood of all policy tokens, with backward; packed rows."""
         use_packed_attention(self.model)
         total = 0.0
@@ -81,7 +81,7 @@ class Learner:
             total += self._backward(log_probs)
         return total
 
-    def padded(self, batches: Sequence[tuple[Batch, torch.Tensor]]) -> float:
+    def padded(self, batches: Sequence[tuple[PackedBatch, torch.Tensor]]) -> float:
         """The same by transformers' attention. batches: with the lengths of their samples; padding is made here."""
         self.text._attn_implementation = "sdpa"
         total = 0.0
@@ -108,7 +108,7 @@ class Learner:
             parameter.grad = None
         return found
 
-    def _see(self, batch: Batch) -> Features | None:
+    def _see(self, batch: PackedBatch) -> Features | None:
         if not batch.views:
             return None
         return concatenate(self.cache.get(self.model, self.spec, batch.views, batch.digests))

@@ -37,7 +37,7 @@ from pixelis.operations import execute
 from pixelis.operations.media import first_look, open_media
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
-from pixelis.policy.folder import resolve
+from pixelis.policy.model_path import resolve
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer
 from pixelis.records import Action, ImageView, Question
@@ -93,7 +93,7 @@ class Direct:
 
 async def accuracy(config: Config, player: Player, questions: Sequence[Question]) -> dict[str, float]:
     """Share of greedy episodes whose answer is the truth, and of those that looked closer."""
-    engine = HfEngine(resolve(config.policy.model), config.policy, Engine(max_rows=64), config.run.seed)
+    engine = HfEngine(resolve(config.policy.model), config.policy, Engine(max_num_seqs=64), config.run.seed)
     latest = checkpoint.latest(config.run.dir)
     assert latest is not None
     await engine.load(1, load_adapter(latest))

@@ -37,7 +37,7 @@ from PIL import Image
 
 from benchmarks.harness import Ratio, Report, percentile, seconds
 from pixelis.actors import cluster
-from pixelis.actors.online import Online
+from pixelis.actors.serving import Online
 from pixelis.config import Config, load
 from pixelis.datasets.questions import read_questions
 from pixelis.engines import SamplingParams

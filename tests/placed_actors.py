@@ -20,9 +20,9 @@ from pixelis.actors.coordinator import Coordinator
 from pixelis.config import Config, parse
 from pixelis.engines import SamplingParams
 from pixelis.policy.adapters import Adapter
-from pixelis.policy.folder import fingerprint, resolve
 from pixelis.policy.lora import adapted_layers
 from pixelis.policy.model import load_model
+from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.records import Group
 
 
@@ -116,10 +116,10 @@ def said(generator: Any, version: int) -> list[list[int]]:
 class Asker:
     """A fleet with short patience, as the Coordinator holds one, in an actor of its own."""
 
-    def __init__(self, generators: list, deadline_s: float, load_timeout_s: float):
-        from pixelis.actors.fleet import Fleet
+    def __init__(self, generators: list, timeout_s: float, load_timeout_s: float):
+        from pixelis.actors.generator_router import Fleet
 
-        self.fleet = Fleet(generators, deadline_s, load_timeout_s)
+        self.fleet = Fleet(generators, timeout_s, load_timeout_s)
 
     async def load(self, version: int) -> dict[str, float]:
         await self.fleet.load(version)

@@ -7,7 +7,7 @@ import itertools
 
 from ray.actor import ActorHandle
 
-from pixelis.actors.fleet import Fleet
+from pixelis.actors.generator_router import Fleet
 from pixelis.config import Config, RewardWeights
 from pixelis.datasets.questions import read_questions
 from pixelis.engines import SamplingParams
@@ -16,7 +16,7 @@ from pixelis.evaluation.metrics import correctness
 from pixelis.records import Group, Question
 from pixelis.rewards.terms import score_group
 
-DEADLINE_S = 300.0
+TIMEOUT_S = 300.0
 """Seconds that one question may take, restarts of the generator included."""
 
 
@@ -28,7 +28,7 @@ class Canary:
 
     def __init__(self, config: Config, generator: ActorHandle):
         self.config = config
-        self.fleet = Fleet([generator], deadline_s=DEADLINE_S)
+        self.fleet = Fleet([generator], timeout_s=TIMEOUT_S)
         self.questions: list[Question] = []
         self.one = asyncio.Lock()
         # The raw term `accuracy` is all that is wanted; other terms may cost a call to a judge.

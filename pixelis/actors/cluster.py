@@ -207,13 +207,13 @@ def spawn(kind: Any, *arguments: Any, **options: Any) -> ActorHandle:
     return kind.options(**options).remote(*arguments)
 
 
-def give_way(config: Config) -> None:
+def lower_priority(config: Config) -> None:
     """On CPUs, raise this process's niceness: it keeps a core busy, and who answers callers needs one for a moment only."""
     if not config.engine.gpus:
         os.nice(4)
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """Called when a process has loaded what it serves with: leave that out of every garbage collection to come.
 
     Python looks through all of it now and then, and nobody is answered meanwhile: .13 s in a gateway (AMD EPYC).
@@ -237,7 +237,7 @@ def wait_ready(roles: dict[str, list[ray.ObjectRef]], timeout_s: float) -> None:
         try:
             ray.get(ready)
         except RayError as error:
-            raise own_error(error) or error from None
+            raise unwrap_ray_error(error) or error from None
         if late:
             raise InfraFailure(
                 f"{len(late)} of {len(refs)} {role} actors were not ready in {timeout_s:g} s",
@@ -248,7 +248,7 @@ def wait_ready(roles: dict[str, list[ray.ObjectRef]], timeout_s: float) -> None:
 _TYPED = re.compile(r"pixelis\.errors\.(\w+): (.*?)(?:\n *fix: (.*?))?\s*\Z", re.DOTALL)
 
 
-def own_error(error: BaseException) -> PixelisError | None:
+def unwrap_ray_error(error: BaseException) -> PixelisError | None:
     """Our own error inside Ray's wrappings, or a failure of Ray itself as an InfraFailure; None for any other error."""
     seen, failure = [error], None
     while seen:

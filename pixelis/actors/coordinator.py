@@ -20,9 +20,9 @@ import ray
 from ray.actor import ActorHandle
 
 from pixelis.actors import report
-from pixelis.actors.cluster import own_error
-from pixelis.actors.fleet import Fleet
-from pixelis.actors.rollouts import Batch, Prompts, Rollouts, Stepped
+from pixelis.actors.cluster import unwrap_ray_error
+from pixelis.actors.generator_router import Fleet
+from pixelis.actors.rollouts import Prompts, RolloutBatch, Rollouts, StepResult
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.questions import asked, read_questions
@@ -34,7 +34,7 @@ from pixelis.evaluation.metrics import summarise
 from pixelis.records import Group, Question
 from pixelis.telemetry.events import EventLog
 
-__all__ = ["Batch", "Coordinator", "Stepped"]
+__all__ = ["Coordinator", "RolloutBatch", "StepResult"]
 
 
 @ray.remote(max_restarts=0, max_concurrency=1024)
@@ -54,7 +54,7 @@ class Coordinator:
         self.step = 0
         self.consumed = Consumed()
         self.made_at: dict[int, int] = {}  # version -> the step after which it was published
-        self.ready: dict[int, Batch] = {}
+        self.ready: dict[int, RolloutBatch] = {}
         self.handed: Counter[int] = Counter()
         self.stopped = False
         self.error: PixelisError | None = None
@@ -92,7 +92,7 @@ class Coordinator:
         if not task.cancelled() and (error := task.exception()) is not None:
             if isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
-            cause = own_error(error) or PixelisError(f"rollouts stopped: {error!r}")
+            cause = unwrap_ray_error(error) or PixelisError(f"rollouts stopped: {error!r}")
             self.failing = asyncio.get_running_loop().create_task(self._fail(cause))
 
     async def _fail(self, error: PixelisError) -> None:
@@ -105,7 +105,7 @@ class Coordinator:
         async with asyncio.TaskGroup() as batches:
             for number in range(step, self.config.rft.steps):
                 async with self.changed:
-                    await self.changed.wait_for(lambda n=number: n <= self.step + self.config.rft.staleness)  # type: ignore[misc]
+                    await self.changed.wait_for(lambda n=number: n <= self.step + self.config.rft.max_off_policy_steps)  # type: ignore[misc]
                 batches.create_task(self._roll(number, prompts))
 
     def _questions(self) -> Iterator[tuple[int, Question]]:
@@ -132,13 +132,13 @@ class Coordinator:
             self.ready[number] = batch
             self.changed.notify_all()
 
-    def _keep(self, batch: Batch) -> None:
+    def _keep(self, batch: RolloutBatch) -> None:
         """Append a few whole groups to ``run.dir/rollouts.jsonl``, for people who want to read what the policy does."""
         chosen = batch.groups[: self.config.telemetry.rollouts]
         with (Path(self.config.run.dir) / "rollouts.jsonl").open("a", encoding="utf-8") as lines:
             lines.writelines(group.model_dump_json() + "\n" for group in chosen)
 
-    def _consume(self, batch: Batch) -> None:
+    def _consume(self, batch: RolloutBatch) -> None:
         """Note what the learner is handed: in the state of its checkpoints, and by id in ``run.dir/consumed.jsonl``."""
         self.consumed.add(batch.numbers)
         batch.state = {"questions": self.consumed.state()}
@@ -146,7 +146,7 @@ class Coordinator:
         with (Path(self.config.run.dir) / "consumed.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
 
-    async def next_batch(self, rank: int, world: int, step: int) -> Batch | None:
+    async def next_batch(self, rank: int, world: int, step: int) -> RolloutBatch | None:
         """Rank ``rank``'s share of batch ``step``: whole groups, round robin; None when the run is over.
 
         Raises the error that stopped production, if one did.
@@ -169,7 +169,7 @@ class Coordinator:
                 del self.ready[step], self.handed[step]
         return whole.share(rank, world)
 
-    async def stepped(self, step: int, version: int) -> Stepped:
+    async def stepped(self, step: int, version: int) -> StepResult:
         """The learner finished batch ``step`` and published ``version``: load it everywhere and go on.
 
         Returns what the rewards tell, and the metrics of a held-out evaluation when ``rft.evaluate_every`` says that one is due.
@@ -192,7 +192,7 @@ class Coordinator:
         async with self.changed:
             self.step = step + 1
             self.changed.notify_all()
-        return Stepped(found, boundary)
+        return StepResult(found, boundary)
 
     async def keep(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the questions: the running state of the rewards, when they have one."""
@@ -233,7 +233,7 @@ class Coordinator:
         sampling = SamplingParams(e.sampling.temperature, e.sampling.top_p, d.max_turn_tokens, self.config.run.seed)
         if version != self.fleet.version:
             await self.fleet.load(version)
-        gate = asyncio.Semaphore(self.config.engine.max_rows * len(self.fleet.members))
+        gate = asyncio.Semaphore(self.config.engine.max_num_seqs * len(self.fleet.members))
         self.evaluated[name] = 0
 
         async def one(question: Question) -> tuple[Group, ray.ObjectRef]:

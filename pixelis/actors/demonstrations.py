@@ -20,14 +20,14 @@ from ray.actor import ActorHandle
 from pixelis.actors import report
 from pixelis.actors.cluster import Actors
 from pixelis.actors.learner import Work
-from pixelis.actors.rollouts import Stepped
+from pixelis.actors.rollouts import StepResult
 from pixelis.config import Config
 from pixelis.datasets.curriculum import LEVELS, Curriculum, Event, Mixture
 from pixelis.errors import DataFailure
 from pixelis.evaluation.metrics import summarise
-from pixelis.policy.folder import resolve
+from pixelis.policy.distributed import sum_over_workers
+from pixelis.policy.model_path import resolve
 from pixelis.policy.samples import TrainSample
-from pixelis.policy.workers import sum_over_workers
 
 NAMED = 5
 """Demonstrations that an error about too many unusable ones names."""
@@ -148,15 +148,15 @@ class DemonstrationStream:
                 fix="mend or remove them, or raise data.max_bad_rows",
             )
 
-    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Stepped:
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> StepResult:
         """Evaluate when it is due and let the schedule decide what comes next."""
         done, every = step + 1, self.config.sft.evaluate_every
         if not every or done % every:
-            return Stepped()
+            return StepResult()
         found = self._loss(trainer)
         adapter = trainer.adapter() if self.store is not None else None
         if self.rank:
-            return Stepped()
+            return StepResult()
         if adapter is not None:
             found |= self._episodes(done, ray.get(self.store.publish.remote(adapter, "sft", done, found)))
         if self.schedule is not None:
@@ -164,7 +164,7 @@ class DemonstrationStream:
             event, now = ray.get(decided)
             self.told = {**now, "curriculum/event": 0.0}
             found |= {"curriculum/event": now["curriculum/event"]} if event else {}
-        return Stepped(found)
+        return StepResult(found)
 
     def _held_out(self) -> list[tuple[str, TrainSample]]:
         """This rank's validation demonstrations with their levels, of the kinds that are learnt."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import ray
 
-from pixelis.actors.cluster import give_way, settle
+from pixelis.actors.cluster import freeze_gc, lower_priority
 from pixelis.config import Config
 from pixelis.records import Group, Question
 
@@ -24,10 +24,10 @@ class Embedder:
 
         torch.set_num_threads(config.engine.threads)
         self.config = config
-        give_way(config)
+        lower_priority(config)
         self.model, self.tokenizer, self.spec = load_model(config.policy)
         use_packed_attention(self.model)
-        settle()
+        freeze_gc()
 
     def health(self) -> str:
         """Answers when alive."""

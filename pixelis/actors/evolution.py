@@ -22,18 +22,18 @@ from ray.exceptions import RayError
 
 from pixelis.actors.canary import Canary
 from pixelis.actors.cluster import named
-from pixelis.actors.fleet import Fleet
+from pixelis.actors.evolution_monitor import Overseer, going_on
+from pixelis.actors.generator_router import Fleet
 from pixelis.actors.memory import Memory
-from pixelis.actors.overseer import Overseer, going_on
+from pixelis.actors.promotion import Versions
 from pixelis.actors.reviewing import Reviewing
-from pixelis.actors.rollouts import Batch, Stepped
-from pixelis.actors.versions import Versions
-from pixelis.actors.waiting import Tasks, Waiting, prompt_key, update_metrics
+from pixelis.actors.rollouts import RolloutBatch, StepResult
+from pixelis.actors.update_queue import Tasks, Waiting, prompt_key, update_metrics
 from pixelis.config import Config
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import Rate, drawn_for_review, learning_rate
-from pixelis.evolution.guard import Beta
+from pixelis.evolution.guard import AdaptiveKLController
 from pixelis.evolution.review import ReviewQueue, State
 from pixelis.evolution.vote import agrees
 from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
@@ -72,11 +72,11 @@ class Evolution:
         self.versions_of = Versions(config, named(store), Fleet([named(g) for g in generators]), judge, self.overseer.note)
         self.counts: Counter[str] = Counter()
         self.queue = Tasks(e.queue, self.counts)
-        self.rate, self.beta, self.collapse = Rate(e.per_minute), Beta(e.guard), Collapse(e.vote)
+        self.rate, self.beta, self.collapse = Rate(e.per_minute), AdaptiveKLController(e.guard), Collapse(e.vote)
         self.updates_at: deque[float] = deque()
         self.forgotten: deque[str] = deque(maxlen=1000)
         self.step = self.lives = 0
-        self.current: Batch | None = None
+        self.current: RolloutBatch | None = None
         self.tasks: list[UpdateTask] = []
         self.given: set[int] = set()
         self.hold = Path(config.run.dir) / "versions" / "paused"
@@ -203,7 +203,7 @@ class Evolution:
             self.changed.notify_all()
         await self.overseer.note("start", "learner", "begin", "success", {"step": step, "version": version})
 
-    async def next_batch(self, rank: int, world: int, step: int) -> Batch | None:
+    async def next_batch(self, rank: int, world: int, step: int) -> RolloutBatch | None:
         """Rank ``rank``'s share of update ``step``: whole groups, round robin; None when drained or stopped.
 
         Waits for ``evolution.batch`` tasks and for its turn (``evolution.per_minute``); while draining a smaller last batch goes
@@ -249,7 +249,7 @@ class Evolution:
             return True
         return self.current is not None
 
-    def _batch(self, world: int) -> Batch | None:
+    def _batch(self, world: int) -> RolloutBatch | None:
         made = self.queue.batch(self.settings.batch, world, self.config.rft.advantage, self.settings.objective)
         if made is None:
             return None
@@ -261,7 +261,7 @@ class Evolution:
         batch.options = {"lr": rate, "kl_weight": beta, "kl_limit": 2 * self.settings.guard.target}
         return batch
 
-    async def stepped(self, step: int, version: int | None, metrics: dict[str, float] | None = None) -> Stepped:
+    async def stepped(self, step: int, version: int | None, metrics: dict[str, float] | None = None) -> StepResult:
         """The learner applied (or skipped) update ``step``; ``version`` is the candidate that it published, if it did.
 
         Returns when that candidate serves or is refused: the learner goes on from weights that are judged.
@@ -289,7 +289,7 @@ class Evolution:
                 self.changed.notify_all()
             elif promoted and self.versions_of.served == version:  # which went on from what served before
                 self.versions_of.restore = version
-        return Stepped()
+        return StepResult()
 
     async def candidate(self, version: int) -> bool:
         """A published candidate: judged and promoted or refused; True when it serves now. Left as it is once stopped."""

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import ray
 
-from pixelis.actors.cluster import give_way, settle
-from pixelis.actors.pool import ToolboxPool
+from pixelis.actors.cluster import freeze_gc, lower_priority
+from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.render import Renderer
@@ -33,15 +33,15 @@ class Generator:
     def __init__(self, config: Config, store: str, index: int = 0):
         # A name, not a handle: a handle among its arguments would live in the object store and could make a restart impossible.
         self.config, self.store, self.index = config, ray.get_actor(store), index
-        give_way(config)
-        from pixelis.policy.folder import resolve
+        lower_priority(config)
+        from pixelis.policy.model_path import resolve
 
         self.engine = start_engine(config, resolve(config.policy.model), config.run.seed + index)
         operations = select(config.toolbox.operations)
         self.renderer = Renderer(self.engine.tokenizer, self.engine.spec, config.dialogue, operations)
         self.tools = ToolboxPool(config, self.engine.spec.multiple, self.renderer.coordinates)
         self.started, self.loading = False, asyncio.Lock()
-        settle()
+        freeze_gc()
 
     async def _start(self) -> None:
         """A fresh (or restarted) generator serves the promoted version, never the bare model by accident."""

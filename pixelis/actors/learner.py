@@ -14,16 +14,16 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
-from pixelis.actors.cluster import own_error
-from pixelis.actors.rollouts import Batch, Stepped
+from pixelis.actors.cluster import unwrap_ray_error
+from pixelis.actors.rollouts import RolloutBatch, StepResult
 from pixelis.config import Config, Evolution, Loss, Rft
 from pixelis.errors import DataFailure, InfraFailure
 from pixelis.evolution.updates import elected
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.advantages import assign_advantages
+from pixelis.policy.distributed import place, sum_over_workers
 from pixelis.policy.samples import TrainSample, from_trajectory
-from pixelis.policy.workers import place, sum_over_workers
 from pixelis.records import Group
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import Tracker, publish
@@ -60,7 +60,7 @@ class Stream(Protocol):
     def next(self, step: int) -> Work | None:
         """This rank's share of batch ``step``; None ends the run."""
 
-    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Stepped:
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> StepResult:
         """Called in every rank after the optimizer step that used batch ``step``; returns what else is known by then."""
         ...
 
@@ -109,7 +109,7 @@ class GroupStream:
             samples = _samples(batch.groups, views)
         return self.work(batch, views, Work(samples, metrics, batch.state, batch.options))
 
-    def work(self, batch: Batch, views: list[dict[str, Any]], work: Work) -> Work:
+    def work(self, batch: RolloutBatch, views: list[dict[str, Any]], work: Work) -> Work:
         """What becomes of a batch's samples before they are learnt from: nothing here."""
         return work
 
@@ -119,11 +119,11 @@ class GroupStream:
             (ref,) = ray.get(self.store.get.remote(version))
             self.trainer.go_back(ray.get(ref))
 
-    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Stepped:
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> StepResult:
         """Publish the new weights and let the generators load them."""
         adapter = trainer.adapter()
         if self.rank:
-            return Stepped()
+            return StepResult()
         version = ray.get(self.store.publish.remote(adapter, self.stage, step + 1, metrics))
         return ray.get(self.source.stepped.remote(step, version))
 
@@ -170,7 +170,7 @@ class TrafficStream(GroupStream):
                 ray.get(self.source.candidate.remote(version))
         return work
 
-    def work(self, batch: Batch, views: list[dict[str, Any]], work: Work) -> Work:
+    def work(self, batch: RolloutBatch, views: list[dict[str, Any]], work: Work) -> Work:
         """With objective=answer: every episode with the elected answer at its end, weighted; what was written guards the step."""
         if self.settings.objective == "policy":
             return work
@@ -184,7 +184,7 @@ class TrafficStream(GroupStream):
                 samples.append(sample)
         return Work(samples, work.metrics, work.state, {**work.options, "wrote": work.samples}, kind="sft")
 
-    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Stepped:
+    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> StepResult:
         """Count the update and publish it when it is its turn.
 
         Also when one went too far to be taken: those before it take up the room that there is up to the served policy.
@@ -194,7 +194,7 @@ class TrafficStream(GroupStream):
         due = self.unpublished >= self.every or (skipped and self.unpublished > 0)
         version = self._publish(step + 1, metrics) if due else None
         if self.rank:
-            return Stepped()
+            return StepResult()
         return ray.get(self.source.stepped.remote(step, version, metrics))
 
     def _publish(self, step: int, metrics: dict[str, float]) -> int | None:
@@ -370,7 +370,7 @@ def fit(
     try:
         trainer.fit()
     except ray.train.v2.api.exceptions.TrainingFailedError as error:
-        found = own_error(error)
+        found = unwrap_ray_error(error)
         if found is None:
             last = str(error).strip().splitlines()[-1]
             found = InfraFailure(f"training failed: {last}", fix="see the worker logs of the Ray session")

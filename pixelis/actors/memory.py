@@ -17,7 +17,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from pixelis import config as configuration
-from pixelis.actors.cluster import settle
+from pixelis.actors.cluster import freeze_gc
 from pixelis.config import Config
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.memory import Entry, Shard
@@ -69,7 +69,7 @@ class MemoryShard:
         self.shard = Shard(folder / f"shard-{number}-of-{memory.shards}", memory, share)
         self.pruned_at = 0.0
         self._prune()
-        settle()
+        freeze_gc()
 
     def _prune(self) -> None:
         if time.monotonic() - self.pruned_at > PRUNE_S or not self.pruned_at:
@@ -270,7 +270,7 @@ class Memory:
 
     async def nearest(self, vectors: np.ndarray, k: int) -> tuple[list[list[tuple[str, float]]], bool]:
         """Ids and similarity of the ``k`` nearest of each of ``vectors`` [n, d] over all shards, and whether that is partial."""
-        until = time.monotonic() + self.config.deadline_s
+        until = time.monotonic() + self.config.timeout_s
         vectors = np.ascontiguousarray(vectors, np.float32)
         numbers = range(len(self.names))
         passed = ray.put(vectors) if vectors.nbytes > 50_000 and len(self.names) > 1 else vectors
@@ -279,12 +279,12 @@ class Memory:
         return [merge([one[i] for one in lists], k) for i in range(len(vectors))], len(lists) < len(self.names)
 
     async def search(self, vector: np.ndarray, k: int, track: bool = True) -> Found:
-        """The ``k`` nearest experiences of ``vector`` [d] within ``memory.deadline_s``.
+        """The ``k`` nearest experiences of ``vector`` [d] within ``memory.timeout_s``.
 
         ``partial`` when a shard is away or late; the others' are then exact. ``track`` False counts no retrieval: nothing is
         written. A neighbour's similarity is the cosine whatever ranked it, for ``manhattan`` the least that it can be.
         """
-        numbers, until = range(len(self.names)), time.monotonic() + self.config.deadline_s
+        numbers, until = range(len(self.names)), time.monotonic() + self.config.timeout_s
         answers = await self._in_time(dict.fromkeys(numbers, ("find", np.asarray(vector, np.float32), k)), until)
         near = sorted((pair for n in numbers for pair in answers.get(n, ())), key=lambda pair: -pair[0])[:k]
         neighbours = [Neighbour(experience=experience(row), similarity=self._cosine(s)) for s, row in near]
@@ -395,7 +395,7 @@ class Memory:
 
     async def stats(self) -> dict[str, float]:
         """``memory/...`` figures of all shards together, those that answer; times only where there are experiences."""
-        until = time.monotonic() + max(1.0, self.config.deadline_s)
+        until = time.monotonic() + max(1.0, self.config.timeout_s)
         answers = await self._in_time(dict.fromkeys(range(len(self.names)), ("stats",)), until)
         parts = list(answers.values())
         size = sum(p["size"] for p in parts)
@@ -420,7 +420,7 @@ class Memory:
         return sum(self._size[1])
 
     async def _count(self) -> None:
-        until = time.monotonic() + max(1.0, self.config.deadline_s)
+        until = time.monotonic() + max(1.0, self.config.timeout_s)
         answers = await self._in_time(dict.fromkeys(range(len(self.names)), ("stats",)), until)
         known = [answers[n]["size"] if n in answers else before for n, before in enumerate(self._size[1])]
         self._size = (time.monotonic(), known)

@@ -18,8 +18,8 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
-from pixelis.actors.cluster import own_error
-from pixelis.actors.fleet import Fleet
+from pixelis.actors.cluster import unwrap_ray_error
+from pixelis.actors.generator_router import Fleet
 from pixelis.config import Config
 from pixelis.engines import SamplingParams
 from pixelis.errors import BadInput, DataFailure
@@ -33,7 +33,7 @@ MAX_GROUP_FAILURES = 0.5
 
 
 @dataclass
-class Batch:
+class RolloutBatch:
     """What the learner gets: groups with advantages, and beside them a reference to the views of each.
 
     ``numbers`` are those of the questions drawn for it; ``state`` says where a run that goes on after it begins. ``options`` are
@@ -50,14 +50,14 @@ class Batch:
     options: dict[str, float] = field(default_factory=dict)
     restore: int | None = None
 
-    def share(self, rank: int, world: int) -> Batch:
+    def share(self, rank: int, world: int) -> RolloutBatch:
         """Rank ``rank``'s part of ``world``: whole groups, round robin."""
         part = slice(rank, None, world)
         return replace(self, groups=self.groups[part], views=self.views[part], greedy=self.greedy[part])
 
 
 @dataclass
-class Stepped:
+class StepResult:
     """What is known after a step: metrics, and the name to keep a checkpoint under when a phase of the rewards has ended."""
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Stepped:
 
 
 @dataclass
-class Rolled:
+class ScoredGroup:
     """A scored group, the reference to its views, and the reward of a greedy rollout where the baseline needs one."""
 
     group: Group
@@ -115,19 +115,19 @@ class Rollouts:
         replay = config.rft.replay
         self.replay = SampleReplay(replay.capacity, replay.alpha, replay.max_age, replay.max_bytes)
 
-    async def batch(self, step: int, prompts: Prompts) -> Batch:
+    async def batch(self, step: int, prompts: Prompts) -> RolloutBatch:
         """Batch ``step``: as many groups as asked for, less when too few can be used; what is missing is filled by replay.
 
         A group that fails, is too small or teaches nothing is replaced at once by a new question; so is one that abstains, its
-        rollouts having no majority, as long as ``rft.dynamic.most`` allows. Raises DataFailure when too many fail, when all
-        abstain, or when the questions run out.
+        rollouts having no majority, as long as ``rft.filter.max_oversampling`` allows. Raises DataFailure when too many fail,
+        when all abstain, or when the questions run out.
         """
         r = self.config.rft
         started, failures = time.monotonic(), Counter[str]()
-        dull: list[Rolled] = []
-        undecided: list[Rolled] = []
-        kept: dict[int, Rolled] = {}
-        running: dict[asyncio.Task[Rolled | str], int] = {}
+        dull: list[ScoredGroup] = []
+        undecided: list[ScoredGroup] = []
+        kept: dict[int, ScoredGroup] = {}
+        running: dict[asyncio.Task[ScoredGroup | str], int] = {}
         numbers: list[int] = []
 
         async def draw(count: int = 1) -> None:
@@ -136,23 +136,23 @@ class Rollouts:
                 numbers.append(number)
 
         try:
-            await draw(r.questions)
+            await draw(r.prompts_per_step)
             while running:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     place, rolled = running.pop(task), task.result()
                     if isinstance(rolled, str):
                         failures[rolled] += 1
-                        if sum(failures.values()) > max(r.questions * MAX_GROUP_FAILURES, 4):
+                        if sum(failures.values()) > max(r.prompts_per_step * MAX_GROUP_FAILURES, 4):
                             raise DataFailure(
                                 f"too many unusable groups in step {step}: {dict(failures)}", fix="look at events.jsonl"
                             )
                         await draw()
                     elif (abstains := _abstains(rolled.group)) or (
-                        r.dynamic.filter == "accuracy" and not informative(rolled.group, self.term)
+                        r.filter.key == "accuracy" and not informative(rolled.group, self.term)
                     ):
                         (undecided if abstains else dull).append(rolled)
-                        if len(numbers) < r.dynamic.most * r.questions:
+                        if len(numbers) < r.filter.max_oversampling * r.prompts_per_step:
                             await draw()
                     else:
                         kept[place] = rolled
@@ -177,24 +177,24 @@ class Rollouts:
         batch.metrics |= {f"unusable/{cause}": float(count) for cause, count in failures.items()}
         return batch
 
-    def _assemble(self, step: int, chosen: list[Rolled], dull: list[Rolled], numbers: list[int]) -> Batch:
+    def _assemble(self, step: int, chosen: list[ScoredGroup], dull: list[ScoredGroup], numbers: list[int]) -> RolloutBatch:
         """Advantages over the whole batch, then replayed rollouts, which keep theirs."""
         r, metrics = self.config.rft, {}
-        missing = r.questions - len(chosen)
+        missing = r.prompts_per_step - len(chosen)
         rng = np.random.default_rng([self.config.run.seed, step])
-        replayed = self.replay.draw(missing * (r.samples or r.group), step, rng)
+        replayed = self.replay.draw(missing * (r.train_samples or r.group_size), step, rng)
         if not chosen and not replayed:
-            chosen = dull[: r.questions]  # nothing to learn from, but the step is made and counted
-        groups = [subset(rolled.group, r.samples, r.choose, rng) for rolled in chosen]
+            chosen = dull[: r.prompts_per_step]  # nothing to learn from, but the step is made and counted
+        groups = [subset(rolled.group, r.train_samples, r.choose, rng) for rolled in chosen]
         greedy = [rolled.greedy for rolled in chosen]
         if groups:
             metrics = assign_advantages(groups, r.advantage, greedy=greedy)
         for group, rolled in zip(groups, chosen, strict=True):
             self.replay.add(group, rolled.views, step)
         metrics["group/replayed"] = float(len(replayed))
-        if r.samples:
+        if r.train_samples:
             metrics |= learnt_votes(groups)
-        return Batch(
+        return RolloutBatch(
             step,
             groups + [kept.group for kept in replayed],
             [rolled.views for rolled in chosen] + [kept.views for kept in replayed],
@@ -203,20 +203,20 @@ class Rollouts:
             metrics=metrics,
         )
 
-    async def group(self, question: Question, step: int) -> Rolled | str:
+    async def group(self, question: Question, step: int) -> ScoredGroup | str:
         """A scored group of one question, or the name of why it cannot be used."""
         r, d = self.config.rft, self.config.dialogue
         seed = (self.config.run.seed * 1_000_003 + step) & 0x7FFFFFFF
         sampling = SamplingParams(r.sampling.temperature, r.sampling.top_p, d.max_turn_tokens, seed)
         group_id = f"s{step:06d}-{question.id}"
         try:
-            wanted = [self.episodes(question, group_id, r.group, sampling, step=step)]
+            wanted = [self.episodes(question, group_id, r.group_size, sampling, step=step)]
             if r.advantage.baseline == "greedy":
                 at_zero = SamplingParams(0.0, 1.0, d.max_turn_tokens, seed)
                 wanted.append(self.episodes(question, f"{group_id}-greedy", 1, at_zero, step=step))
             rolled, *greedy = await asyncio.gather(*wanted)
         except (DataFailure, BadInput) as error:
-            return (own_error(error) or error).code
+            return (unwrap_ray_error(error) or error).code
         if greedy:
             rolled.greedy = greedy[0].group.trajectories[0].reward
         rewards = group_rewards(rolled.group, r.advantage)
@@ -235,13 +235,13 @@ class Rollouts:
         step: int | None = None,
         operations: bool | None = None,
         max_turns: int | None = None,
-    ) -> Rolled:
+    ) -> ScoredGroup:
         """``n`` scored episodes of one question; raises InfraFailure, and DataFailure or BadInput of the question."""
         offered = bool(self.config.toolbox.operations) if operations is None else operations
         turns = max_turns or self.config.dialogue.max_turns
         group, views = await self.fleet.rollout(question, group_id, n, sampling, offered, turns)
         more = [self.embedder.states.remote(group, views)] if self.embedder is not None else []
-        return Rolled(await next(self.scorer).score.remote(group, step, *more), views)
+        return ScoredGroup(await next(self.scorer).score.remote(group, step, *more), views)
 
 
 def _abstains(group: Group) -> bool:

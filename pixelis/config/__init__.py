@@ -40,7 +40,7 @@ from pixelis.config.rewards import (
     TaskRewards,
     VoteReward,
 )
-from pixelis.config.rft import Advantage, DynamicSampling, Loss, Replay, Rft
+from pixelis.config.rft import Advantage, GroupFilter, Loss, Replay, Rft
 from pixelis.config.section import Section
 from pixelis.config.sft import PartWeights, Sft, SftCurriculum, Stage
 from pixelis.config.synthesis import Synthesis
@@ -59,11 +59,11 @@ __all__ = [
     "Curriculum",
     "Data",
     "Dialogue",
-    "DynamicSampling",
     "Dynamics",
     "Engine",
     "Evaluate",
     "Evolution",
+    "GroupFilter",
     "Guard",
     "Judge",
     "Learner",

@@ -29,7 +29,7 @@ ALGORITHMS: dict[str, Preset] = {
     "dapo": {
         "advantage": {**GROUP, "eps": 1e-4},
         "loss": {"clip_low": 0.2, "clip_high": 0.28, "aggregate": "token", "kl": 0.0},
-        "dynamic": {"filter": "accuracy"},
+        "filter": {"key": "accuracy"},
     },
     # Back to basics, arXiv 2402.14740: KL in the reward, REINFORCE on whole sequences (one is an action: no length in it).
     "rloo": {
@@ -100,7 +100,7 @@ ALGORITHMS: dict[str, Preset] = {
     "pixel_reasoner": {
         "advantage": {"baseline": "mean", "scale": "none"},
         "loss": {"clip_low": 0.2, "clip_high": 0.35, "aggregate": "token", "kl": 0.0},
-        "dynamic": {"filter": "accuracy", "most": 1.0},
+        "filter": {"key": "accuracy", "max_oversampling": 1.0},
         "replay": {"capacity": 4096, "alpha": 1.0},
     },
     # arXiv 2503.20752, and R1-V: TRL's GRPO of early 2025.

@@ -65,7 +65,7 @@ class Memory(Section):
     hnsw_search: int = Field(100, ge=1, description="hnsw: candidates while searching")
     ivf_lists: int = Field(100, ge=1, description="ivf: lists")
     ivf_probes: int = Field(10, ge=1, description="ivf: lists looked at")
-    deadline_s: float = Field(0.2, gt=0, description="seconds a shard has for a search; a later one makes the result partial")
+    timeout_s: float = Field(0.2, gt=0, description="seconds a shard has for a search; a later one makes the result partial")
 
     @model_validator(mode="after")
     def _weighted(self) -> Memory:

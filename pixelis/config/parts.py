@@ -93,19 +93,21 @@ class Engine(Section):
     cpus: float = Field(0.5, ge=0, description="CPUs that each generator reserves")
     gpus: float = Field(0, ge=0, description="GPUs that each generator reserves")
     threads: int = Field(1, ge=1, description="CPU threads of each generator")
-    max_rows: int = Field(256, ge=1, description="episodes decoded together")
-    deadline_s: float = Field(600.0, gt=0, description="vllm: seconds one turn of an episode, or one load of a version, may take")
-    in_flight: Literal["drain", "keep"] = Field(
+    max_num_seqs: int = Field(256, ge=1, description="episodes decoded together")
+    timeout_s: float = Field(600.0, gt=0, description="vllm: seconds one turn of an episode, or one load of a version, may take")
+    on_update: Literal["drain", "keep"] = Field(
         "drain",
         description="new weights wait for the episodes that run (drain), or the episodes are held, the weights change and they "
-        "go on (keep: no waiting for the longest episode when rft.staleness is above 0)",
+        "go on (keep: no waiting for the longest episode when rft.max_off_policy_steps is above 0)",
     )
     tensor_parallel: int = Field(1, ge=1, description="vllm: GPUs that share one model")
-    gpu_memory: float = Field(0.9, gt=0, le=1, description="vllm: share of a GPU's memory for weights, keys and values")
-    kv_cache_bytes: int | None = Field(
-        None, ge=1, description="vllm: memory for keys and values; none: what gpu_memory leaves (on CPU 1 GiB)"
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="vllm: share of a GPU's memory for weights, keys and values"
     )
-    eager: bool = Field(False, description="vllm: no CUDA graphs (slower, starts sooner)")
+    kv_cache_bytes: int | None = Field(
+        None, ge=1, description="vllm: memory for keys and values; none: what gpu_memory_utilization leaves (on CPU 1 GiB)"
+    )
+    enforce_eager: bool = Field(False, description="vllm: no CUDA graphs (slower, starts sooner)")
     adapters: Literal["swap", "merge"] = Field(
         "swap", description="vllm: apply LoRA adapters beside the weights, or merge them into the weights at each load"
     )
@@ -119,7 +121,7 @@ class Toolbox(Section):
     )
     workers: int = Field(1, ge=1, description="toolbox actors of each generator")
     cpus: float = Field(0.25, ge=0, description="CPUs that each toolbox reserves")
-    deadline_s: float = Field(30.0, gt=0, description="seconds an operation may take")
+    timeout_s: float = Field(30.0, gt=0, description="seconds an operation may take")
     memory_bytes: int = Field(2_000_000_000, ge=100_000_000, description="memory an operation may take beyond the idle toolbox")
     cache_bytes: int = Field(256_000_000, ge=0, description="results kept by each generator for calls that repeat")
     max_image_bytes: int = Field(20_000_000, ge=1, description="largest encoded image")
@@ -158,7 +160,7 @@ class Learner(Section):
     schedule: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")
     betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW moments")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
-    clip_norm: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    max_grad_norm: float = Field(1.0, gt=0, description="largest norm of the gradient")
     row_tokens: int = Field(1024, ge=16, description="tokens of a packed row")
     rows: int = Field(4, ge=1, description="packed rows in one forward pass")
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0 shards nothing, as suits adapters")

@@ -90,11 +90,13 @@ class Loss(Section):
         return self
 
 
-class DynamicSampling(Section):
-    filter: Literal["none", "accuracy"] = Field(
+class GroupFilter(Section):
+    key: Literal["none", "accuracy"] = Field(
         "none", description="accuracy: groups whose rollouts are all right or all wrong are replaced by new questions (DAPO)"
     )
-    most: float = Field(3.0, ge=1, description="questions tried for a batch, as a multiple of rft.questions; then it is smaller")
+    max_oversampling: float = Field(
+        3.0, ge=1, description="questions tried for a batch, as a multiple of rft.prompts_per_step; then it is smaller"
+    )
 
 
 class Replay(Section):
@@ -109,20 +111,20 @@ class Rft(Section):
         None, description=f"named settings of rft.advantage and rft.loss, explicit keys win: {', '.join(ALGORITHMS)}"
     )
     steps: int = Field(40, ge=1, description="optimizer steps")
-    questions: int = Field(32, ge=1, description="questions in a step")
-    group: int = Field(8, ge=1, description="rollouts of a question")
-    samples: int = Field(
+    prompts_per_step: int = Field(32, ge=1, description="questions in a step")
+    group_size: int = Field(8, ge=1, description="rollouts of a question")
+    train_samples: int = Field(
         0, ge=0, description="rollouts of each group that are learnt from; the others only vote (TTRL: 32 of 64); 0 is all"
     )
     choose: Literal["first", "random", "stratified"] = Field(
         "first", description="which ones: the first (TTRL), random ones, or with the spread of rewards that the group has"
     )
     minibatches: int = Field(1, ge=1, description="optimizer steps that a batch is cut into")
-    staleness: int = Field(0, ge=0, description="steps that rollouts may lag behind the learner; 0 is exact on-policy")
+    max_off_policy_steps: int = Field(0, ge=0, description="steps that rollouts may lag behind the learner; 0 is exact on-policy")
     sampling: Sampling = Sampling()
     advantage: Advantage = Advantage()
     loss: Loss = Loss()
-    dynamic: DynamicSampling = DynamicSampling()
+    filter: GroupFilter = GroupFilter()
     replay: Replay = Replay()
     evaluate_every: int = Field(0, ge=0, description="steps between held-out evaluations; 0 is never")
 
@@ -134,8 +136,9 @@ class Rft(Section):
 
     @model_validator(mode="after")
     def _enough_samples(self) -> Rft:
-        if self.samples and not self.advantage.min_group <= self.samples <= self.group:
+        if self.train_samples and not self.advantage.min_group <= self.train_samples <= self.group_size:
             raise ValueError(
-                f"samples {self.samples} is not between advantage.min_group {self.advantage.min_group} and group {self.group}"
+                f"train_samples {self.train_samples} is not between advantage.min_group {self.advantage.min_group} "
+                f"and group_size {self.group_size}"
             )
         return self

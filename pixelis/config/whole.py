@@ -100,16 +100,20 @@ class Config(Section):
                 f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: "
                 "an episode must fit a row"
             )
-        if self.rft.questions % self.learner.workers:
-            problems.append(f"rft.questions {self.rft.questions} is not divisible by learner.workers {self.learner.workers}")
+        if self.rft.prompts_per_step % self.learner.workers:
+            problems.append(
+                f"rft.prompts_per_step {self.rft.prompts_per_step} is not divisible by learner.workers {self.learner.workers}"
+            )
         if self.sft.batch % self.learner.workers:
             problems.append(f"sft.batch {self.sft.batch} is not divisible by learner.workers {self.learner.workers}")
         if self.rft.replay.capacity and self.rft.loss.kl > 0 and self.rft.loss.kl_in == "reward":
             problems.append("rft.replay keeps advantages, but rft.loss.kl_in=reward makes them anew from the present weights")
-        if self.rft.advantage.min_group > self.rft.group:
-            problems.append(f"rft.advantage.min_group {self.rft.advantage.min_group} is above rft.group {self.rft.group}")
-        if self.rft.advantage.baseline == "pass_at_k" and self.rft.advantage.k >= self.rft.group:
-            problems.append(f"rft.advantage.k {self.rft.advantage.k} is not below rft.group {self.rft.group}")
+        if self.rft.advantage.min_group > self.rft.group_size:
+            problems.append(
+                f"rft.advantage.min_group {self.rft.advantage.min_group} is above rft.group_size {self.rft.group_size}"
+            )
+        if self.rft.advantage.baseline == "pass_at_k" and self.rft.advantage.k >= self.rft.group_size:
+            problems.append(f"rft.advantage.k {self.rft.advantage.k} is not below rft.group_size {self.rft.group_size}")
         sampled = {
             "rft": self.rft.sampling.temperature,
             "evaluate": self.evaluate.sampling.temperature,

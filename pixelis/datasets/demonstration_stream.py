@@ -19,7 +19,7 @@ from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import Tolerance, read_demonstrations, rows_of
 from pixelis.datasets.shelf import Draw, Shelf
 from pixelis.errors import BadInput, DataFailure
-from pixelis.policy.folder import resolve
+from pixelis.policy.model_path import resolve
 from pixelis.policy.samples import TrainSample
 from pixelis.records import Demonstration
 

@@ -107,7 +107,7 @@ class Engine(Protocol):
     async def load(self, version: int, adapter: Adapter | None) -> None:
         """Switch to another version (None: the bare model). Raises BadInput for a foreign adapter, and stays as it was.
 
-        With `engine.in_flight=drain` once no session is open; with `keep` between two turns (`hf`) or tokens (`vllm`) of
+        With `engine.on_update=drain` once no session is open; with `keep` between two turns (`hf`) or tokens (`vllm`) of
         open ones: they go on with the new weights over keys and values of the old, and log-probs are of what was sampled.
         """
         ...

@@ -1,7 +1,7 @@
 """The embedded engine: transformers in one worker thread, sessions on the event loop, waves in between.
 
-A wave starts when every open session waits, when `max_rows` wait, or when the oldest has waited for `LINGER_S`. The worker thread
-touches the model and nothing else; sessions, queues and futures belong to the event loop.
+A wave starts when every open session waits, when `max_num_seqs` wait, or when the oldest has waited for `LINGER_S`. The worker
+thread touches the model and nothing else; sessions, queues and futures belong to the event loop.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pixelis.engines import Completion, SamplingParams, check_request
 from pixelis.engines.decoding import Decoder, Past, Row
 from pixelis.engines.sessions import Sessions
 from pixelis.errors import BadInput, InfraFailure, PixelisError
-from pixelis.policy.folder import fingerprint
 from pixelis.policy.forward import use_cached_attention
 from pixelis.policy.lora import BaseWeights, merge_into
 from pixelis.policy.model import load_model
+from pixelis.policy.model_path import fingerprint
 
 if TYPE_CHECKING:
     from pixelis import config
@@ -87,8 +87,8 @@ class HfEngine(Sessions[HfSession]):
         self.model, self.tokenizer, self.spec = load_model(policy, folder=model_folder)
         self.model.requires_grad_(False)
         use_cached_attention(self.model)
-        super().__init__(fingerprint(model_folder), drains=engine.in_flight == "drain")
-        self.max_rows, self.seed, self.version = engine.max_rows, seed, 0
+        super().__init__(fingerprint(model_folder), drains=engine.on_update == "drain")
+        self.max_num_seqs, self.seed, self.version = engine.max_num_seqs, seed, 0
         self._decoder = Decoder(self.model, self.spec)
         self._base = BaseWeights()
         # OpenMP keeps the number of threads per thread: it must be set in the one that computes.
@@ -174,11 +174,11 @@ class HfEngine(Sessions[HfSession]):
             return
         loop = asyncio.get_running_loop()
         waited = loop.time() - self._pending[0].since
-        if len(self._pending) >= min(self.max_rows, len(self._sessions)) or waited >= LINGER_S:
+        if len(self._pending) >= min(self.max_num_seqs, len(self._sessions)) or waited >= LINGER_S:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            batch, self._pending = self._pending[: self.max_rows], self._pending[self.max_rows :]
+            batch, self._pending = self._pending[: self.max_num_seqs], self._pending[self.max_num_seqs :]
             self._wave = loop.create_task(self._run(batch))
         elif self._timer is None:
             self._timer = loop.call_later(LINGER_S - waited + 1e-3, self._look_again)

@@ -29,8 +29,8 @@ from pixelis.engines import Completion, SamplingParams, check_request
 from pixelis.engines.sessions import Sessions
 from pixelis.engines.vllm_files import BaseFile, Scratch, link_model, write_peft
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError
-from pixelis.policy.folder import fingerprint
 from pixelis.policy.model import pick_dtype
+from pixelis.policy.model_path import fingerprint
 from pixelis.policy.ranks import largest_rank, merges, served_rank
 from pixelis.policy.samples import view_digest
 
@@ -140,9 +140,9 @@ class VllmEngine(Sessions[VllmSession]):
         folder = Path(model_folder)
         self.tokenizer = load_tokenizer(folder)
         self.spec = ModelSpec.load(folder, self.tokenizer)
-        super().__init__(fingerprint(folder), drains=engine.in_flight == "drain")
+        super().__init__(fingerprint(folder), drains=engine.on_update == "drain")
         self.seed, self.version = seed, 0
-        self.max_context, self.max_images, self.deadline_s = dialogue.max_context, dialogue.max_images, engine.deadline_s
+        self.max_context, self.max_images, self.timeout_s = dialogue.max_context, dialogue.max_images, engine.timeout_s
         self.max_pixels = max(budget.max_pixels for budget in (dialogue.input, dialogue.crop, dialogue.frame))
         self.merges = merges(policy, engine)
         self._base = BaseFile(folder)
@@ -177,13 +177,13 @@ class VllmEngine(Sessions[VllmSession]):
                 "dtype": str(self.dtype).removeprefix("torch."),
                 "seed": self.seed % 2**31,
                 "max_model_len": self.max_context,
-                "max_num_seqs": engine.max_rows,
+                "max_num_seqs": engine.max_num_seqs,
                 "tensor_parallel_size": engine.tensor_parallel,
                 # Never Ray's own: inside an actor it would claim the GPUs that the actor holds already.
                 "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
-                "gpu_memory_utilization": engine.gpu_memory,
+                "gpu_memory_utilization": engine.gpu_memory_utilization,
                 "kv_cache_memory_bytes": engine.kv_cache_bytes or (None if on_gpu else _CPU_CACHE_BYTES),
-                "enforce_eager": engine.eager or not on_gpu,
+                "enforce_eager": engine.enforce_eager or not on_gpu,
                 "enable_prefix_caching": True,
                 "limit_mm_per_prompt": {"image": self.max_images, "video": 0},
                 "logprobs_mode": "processed_logprobs",
@@ -280,14 +280,14 @@ class VllmEngine(Sessions[VllmSession]):
         self._merged = adapter is not None
 
     async def _guarded(self, work: Any, what: str) -> None:
-        """Await a command to vLLM for `deadline_s` at most; its failures become InfraFailure."""
+        """Await a command to vLLM for `timeout_s` at most; its failures become InfraFailure."""
         try:
-            async with asyncio.timeout(self.deadline_s):
+            async with asyncio.timeout(self.timeout_s):
                 await work
         except PixelisError:
             raise
         except TimeoutError:
-            raise DeadlineExceeded(f"vLLM did not finish a {what} in {self.deadline_s:g} s") from None
+            raise DeadlineExceeded(f"vLLM did not finish a {what} in {self.timeout_s:g} s") from None
         except Exception as error:
             raise InfraFailure(f"vLLM failed in a {what}: {error!r}", code="engine_failed") from error
 
@@ -343,14 +343,14 @@ class VllmEngine(Sessions[VllmSession]):
             self._since = time.perf_counter()
         self._pending += 1
         try:
-            async with asyncio.timeout(self.deadline_s):
+            async with asyncio.timeout(self.timeout_s):
                 output = await self._ask(session, sampling, min(room, sampling.max_tokens))
             completion = self._read(session, output)
         except asyncio.CancelledError:
             raise
         except TimeoutError:
             self.failures += 1
-            raise DeadlineExceeded(f"a turn took longer than engine.deadline_s, {self.deadline_s:g} s") from None
+            raise DeadlineExceeded(f"a turn took longer than engine.timeout_s, {self.timeout_s:g} s") from None
         except PixelisError:
             self.failures += 1
             raise

@@ -14,7 +14,7 @@ LEAST = 10
 ROUNDING = 1e-9
 
 
-class Beta:
+class AdaptiveKLController:
     """Weight of the KL term. ``auto`` follows the measured KL, ``fixed`` stays at ``config.beta``.
 
     In nats a token, estimator k3 (>= 0). After LEAST measurements the mean of the last WINDOW is compared with ``target``: above

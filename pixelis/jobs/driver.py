@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 import yaml
 from ray.exceptions import RayError
 
-from pixelis.actors.cluster import own_error
+from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.config import Config, Policy
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.policy import ranks
 from pixelis.policy.adapters import load_header
-from pixelis.policy.folder import fingerprint, resolve
+from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.telemetry import artifacts, events, lineage
 from pixelis.telemetry.metrics import require_trackers
 from pixelis.telemetry.progress import Progress
@@ -155,7 +155,7 @@ def driver(name: str) -> Iterator[None]:
     try:
         yield
     except (PixelisError, RayError) as error:
-        found = own_error(error)
+        found = unwrap_ray_error(error)
         if found is None:
             raise
         print(f"pixelis.jobs.{name}: {found}", file=sys.stderr)

@@ -49,7 +49,7 @@ def prompts(config: Config) -> list[Prompt]:
     from pixelis.dialogue.render import Renderer
     from pixelis.dialogue.spec import ModelSpec, load_tokenizer
     from pixelis.operations import select
-    from pixelis.policy.folder import resolve
+    from pixelis.policy.model_path import resolve
     from pixelis.records import Question
 
     try:

@@ -164,7 +164,7 @@ def _operate(request: Request, say: Callable[[str], None]) -> int:
     arguments = read_arguments(operation, request.given, scene, target)
     action = Action(op=operation.name, target=target, arguments=arguments)
     start = time.perf_counter()
-    observation, views = _execute(action, scene, operation, settings.deadline_s)
+    observation, views = _execute(action, scene, operation, settings.timeout_s)
     observation.seconds = round(time.perf_counter() - start, 4)
     folder = request.out or Path("runs/operate") / _name(request.media)
     pictures: list[Path] = []
@@ -376,12 +376,12 @@ def _earlier(path: Path, about: Mapping[str, Any]) -> Observation:
     return observation
 
 
-def _execute(action: Action, scene: Scene, operation: type[Operation], deadline_s: float) -> tuple[Observation, list[np.ndarray]]:
+def _execute(action: Action, scene: Scene, operation: type[Operation], timeout_s: float) -> tuple[Observation, list[np.ndarray]]:
     from pixelis.errors import OperationError, PixelisError
     from pixelis.operations import execute
 
     def ring(*_: object) -> None:
-        raise OperationError(f"{action.op} took more than {deadline_s:g} seconds", code="timeout")
+        raise OperationError(f"{action.op} took more than {timeout_s:g} seconds", code="timeout")
 
     crash = _Crash()
     log = logging.getLogger("pixelis.operations")
@@ -389,7 +389,7 @@ def _execute(action: Action, scene: Scene, operation: type[Operation], deadline_
     log.propagate = False
     # Rings between two Python instructions, so a library may overrun: the pool of a run kills, a person has Ctrl-C.
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, deadline_s)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         observation, views = execute(action, scene, {operation.name: operation})
     finally:
@@ -426,7 +426,7 @@ def _hint(observation: Observation, scene: Scene, request: Request, folder: Path
                 return f"it was found in an earlier result: add --after {path}"
         return "bring the result that found it with --after RESULT.json"
     if observation.code == "timeout":
-        return "give it more time with toolbox.deadline_s=120"
+        return "give it more time with toolbox.timeout_s=120"
     return ""
 
 

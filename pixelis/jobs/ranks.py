@@ -23,8 +23,8 @@ from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_header
 from pixelis.policy.architecture import Architecture
 from pixelis.policy.checkpoint import write_json
-from pixelis.policy.folder import fingerprint, resolve
 from pixelis.policy.model import default_device
+from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.policy.ranks import Change, RankFile, change, decide
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import Progress

@@ -25,7 +25,7 @@ from ray import serve
 
 from pixelis import config as configuration
 from pixelis.actors import cluster, learner
-from pixelis.actors.online import Online, online
+from pixelis.actors.serving import Online, online
 from pixelis.config import Config, from_command_line
 from pixelis.errors import InfraFailure, PixelisError
 from pixelis.jobs.driver import driver, run_folder, stop_file
@@ -95,7 +95,7 @@ class Learning:
             except Exception as error:  # whatever it is, a service that no longer learns must say so
                 log.exception("the learner failed")
                 if checkpoint.latest(self.config.run.dir) == before:
-                    self.failed = cluster.own_error(error) or InfraFailure(f"the learner: {type(error).__name__}: {error}")
+                    self.failed = cluster.unwrap_ray_error(error) or InfraFailure(f"the learner: {type(error).__name__}: {error}")
 
     def stop(self) -> None:
         """End it and give it the time for a last checkpoint."""

@@ -1,6 +1,6 @@
 """TTRL (arXiv 2504.16084): a policy adapts to questions without answers, the votes of its own rollouts being the reward.
 
-    Question -> rft.group rollouts vote -> rft.samples of them are learnt from -> PolicyStore -> ...
+    Question -> rft.group_size rollouts vote -> rft.train_samples of them are learnt from -> PolicyStore -> ...
 
 The same questions are answered before and after, ttrl.samples times each: pass@1, the majority's answer, how far the episodes
 agree. Truths, where the questions have some, are looked at for these figures alone. The run is that of `rft`, which ends early

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pixelis.policy.backbone import AttentionInterface
-from pixelis.policy.folder import resolve
 from pixelis.policy.lora import adapted_layers, add_lora
 from pixelis.policy.model import model_class
+from pixelis.policy.model_path import resolve
 from pixelis.policy.ranks import largest_rank, ranks_of
+from pixelis.policy.transformers_compat import AttentionInterface
 
 if TYPE_CHECKING:
     from pixelis import config

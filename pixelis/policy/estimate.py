@@ -19,9 +19,9 @@ import torch
 from pixelis.errors import MissingFile
 from pixelis.policy.adapters import adapter_bytes
 from pixelis.policy.architecture import Architecture, language_layer_bytes, vision_block_bytes
+from pixelis.policy.deepspeed_engine import settings as deepspeed_settings
 from pixelis.policy.log_probs import CHUNK_VALUES
 from pixelis.policy.ranks import largest_rank, merges, served_rank
-from pixelis.policy.zero import settings as deepspeed_settings
 
 if TYPE_CHECKING:
     from pixelis import config
@@ -186,16 +186,19 @@ def _batch(c: config.Config, job: str) -> list[Finding]:
     workers = c.learner.workers
     if job == "sft":
         return [Finding("ok", "batch", f"{c.sft.batch} demonstrations over {workers} learners: {c.sft.batch // workers} each")]
-    rollouts, parts = c.rft.questions * c.rft.group, c.rft.minibatches
-    told = (
-        f"{c.rft.questions} questions x {c.rft.group} = {rollouts} rollouts over {workers} learners: {rollouts // workers} each"
-    )
+    rollouts, parts = c.rft.prompts_per_step * c.rft.group_size, c.rft.minibatches
+    drawn = f"{c.rft.prompts_per_step} questions x {c.rft.group_size} = {rollouts} rollouts"
+    told = f"{drawn} over {workers} learners: {rollouts // workers} each"
     out = [Finding("ok", "batch", told + (f", in {parts} optimizer steps" if parts > 1 else ""))]
     if parts > rollouts // workers:
         out.append(Finding("error", "batch", f"rft.minibatches {parts} is above the {rollouts // workers} rollouts of a learner"))
-    if c.rft.questions < c.engine.workers:
+    if c.rft.prompts_per_step < c.engine.workers:
         out.append(
-            Finding("note", "batch", f"rft.questions {c.rft.questions} is below engine.workers {c.engine.workers}: some are idle")
+            Finding(
+                "note",
+                "batch",
+                f"rft.prompts_per_step {c.rft.prompts_per_step} is below engine.workers {c.engine.workers}: some are idle",
+            )
         )
     return out
 
@@ -323,15 +326,15 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
     if not c.engine.gpus:
         out.append(Finding("ok", "generator", f"{_parts(parts)}; {kv}"))
         return out
-    share = c.engine.gpu_memory if c.engine.name == "vllm" else 1.0
+    share = c.engine.gpu_memory_utilization if c.engine.name == "vllm" else 1.0
     room = c.engine.kv_cache_bytes or int(min(1.0, c.engine.gpus / c.engine.tensor_parallel) * share * gpu_bytes) - used
     count = max(0, room // one)
     told = f"{_parts(parts)}; {kv}, {count} fit the rest of {in_bytes(gpu_bytes)} at once"
     if not count:
         out.append(Finding("error", "generator", f"{told}: raise engine.tensor_parallel or lower dialogue.max_context"))
-    elif count < c.engine.max_rows:
+    elif count < c.engine.max_num_seqs:
         wait = "others wait" if c.engine.name == "vllm" else "longer ones together run out of memory"
-        out.append(Finding("note", "generator", f"{told}, engine.max_rows is {c.engine.max_rows}: {wait}"))
+        out.append(Finding("note", "generator", f"{told}, engine.max_num_seqs is {c.engine.max_num_seqs}: {wait}"))
     else:
         out.append(Finding("ok", "generator", told))
     return out

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from pixelis.dialogue.pixels import patchify
-from pixelis.policy.backbone import AttentionInterface, AttentionMaskInterface
+from pixelis.policy.transformers_compat import AttentionInterface, AttentionMaskInterface
 
 if TYPE_CHECKING:
     from torch import nn

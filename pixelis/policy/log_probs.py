@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pixelis.dialogue.spec import ModelSpec
-    from pixelis.policy.packing import Batch
+    from pixelis.policy.packing import PackedBatch
 
 CHUNK_VALUES = 2**24
 """Logits held at once: a longer batch passes through the LM head in pieces that are computed again in the backward pass."""
@@ -29,7 +29,7 @@ def banned_mask(banned: tuple[int, ...], vocab: int, device: torch.device | str 
 
 def token_log_probs(
     model: VisionLanguageModel,
-    batch: Batch,
+    batch: PackedBatch,
     features: Features | None,
     image_token: int,
     banned: torch.Tensor,
@@ -130,7 +130,7 @@ class PolicyModule(torch.nn.Module):
         self.model, self.spec, self.temperature, self.one_pass = model, spec, temperature, one_pass
         self.register_buffer("banned", banned_mask(spec.banned, spec.vocab, next(model.parameters()).device), persistent=False)
 
-    def forward(self, batch: Batch, features: Features | None, smoothing: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: PackedBatch, features: Features | None, smoothing: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
         """features: of the batch's distinct views; None when the vision tower has to run here. smoothing: of the labels."""
         if features is None and (views := batch.views or self._blank()):
             features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))

@@ -11,8 +11,8 @@ import torch
 
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer, model_config
 from pixelis.errors import BadInput, MissingDependency
-from pixelis.policy.backbone import Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
-from pixelis.policy.folder import resolve
+from pixelis.policy.model_path import resolve
+from pixelis.policy.transformers_compat import Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
 from pixelis.policy.vision import batch_equal_windows
 
 if TYPE_CHECKING:

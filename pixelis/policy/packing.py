@@ -37,7 +37,7 @@ class Segments:
 
 
 @dataclass(slots=True)
-class Batch:
+class PackedBatch:
     """One packed micro-batch of S samples and N tokens.
 
     tokens int64 [N]; positions int64 [4, N]: row 0 counts within the sample, rows 1-3 are M-RoPE (time, row, column); mask bool
@@ -60,12 +60,12 @@ class Batch:
     digests: list[bytes]
     image_rows: torch.Tensor
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> PackedBatch:
         """The same batch with its tensors on `device`; views stay where they are."""
         names = ("tokens", "positions", "mask", "behaviour", "weights", "sequence", "advantages", "policy_tokens", "image_rows")
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
         segments = Segments([b.to(device, non_blocking=True) for b in self.segments.buckets], self.segments.inverse.to(device))
-        return Batch(**moved, segments=segments, views=self.views, digests=self.digests)
+        return PackedBatch(**moved, segments=segments, views=self.views, digests=self.digests)
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -90,7 +90,7 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return bins
 
 
-def collate(samples: Sequence[TrainSample], spec: ModelSpec) -> Batch:
+def collate(samples: Sequence[TrainSample], spec: ModelSpec) -> PackedBatch:
     """Samples one behind the other, in the order given. Raises BadInput when image tokens and views disagree."""
     lengths = [len(s.tokens) for s in samples]
     total = sum(lengths)
@@ -112,7 +112,7 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec) -> Batch:
                 starts.append(starts[-1] + spec.image_tokens(view.shape[0], view.shape[1]))
             place = distinct[digest]
             image_rows.append(np.arange(starts[place], starts[place + 1]))
-    return Batch(
+    return PackedBatch(
         tokens=torch.from_numpy(np.concatenate([s.tokens for s in samples]).astype(np.int64)),
         positions=torch.from_numpy(positions),
         mask=torch.from_numpy(np.concatenate([s.mask for s in samples]).astype(bool)),

@@ -18,16 +18,16 @@ from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import FILES, Adapter, load_adapter, moving_average
-from pixelis.policy.folder import fingerprint, resolve
+from pixelis.policy.deepspeed_engine import ZeroEngine
+from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.forward import FeatureCache, Features, concatenate, use_packed_attention
 from pixelis.policy.log_probs import PolicyModule
 from pixelis.policy.lora import add_lora, lora_parameters
 from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, sft_loss, token_weights
 from pixelis.policy.model import default_device, load_model
-from pixelis.policy.packing import Batch, collate, pack
+from pixelis.policy.model_path import fingerprint, resolve
+from pixelis.policy.packing import PackedBatch, collate, pack
 from pixelis.policy.samples import CAUSES, TrainSample, unusable
-from pixelis.policy.workers import sum_over_workers
-from pixelis.policy.zero import ZeroEngine
 from pixelis.telemetry import lineage
 
 Kind = Literal["sft", "policy"]
@@ -253,14 +253,14 @@ class Trainer:
         tokens, mask = np.asarray([self.spec.stop] * 2, dtype=np.int64), np.asarray([False, True])
         return TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])
 
-    def _see(self, batch: Batch) -> Features | None:
+    def _see(self, batch: PackedBatch) -> Features | None:
         if self.features is None or not batch.views:
             return None
         return concatenate(self.features.get(self.model, self.spec, batch.views, batch.digests))
 
     def _backward(
         self,
-        batch: Batch,
+        batch: PackedBatch,
         kind: Kind,
         totals: Totals,
         reference: torch.Tensor | None,
@@ -389,7 +389,7 @@ class Trainer:
         return self.reference is not None and self.loss.kl_in == "loss"
 
     @torch.no_grad()
-    def _reference_log_probs(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
+    def _reference_log_probs(self, batches: Sequence[PackedBatch]) -> list[torch.Tensor]:
         with self._without_dropout(), self._weights_of(self.reference or {}):
             return [self.zero.engine.module(b, self._see(b))[0] for b in (batch.to(self.device) for batch in batches)]
 

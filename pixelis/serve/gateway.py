@@ -24,7 +24,7 @@ from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
 
-from pixelis.actors.cluster import settle
+from pixelis.actors.cluster import freeze_gc
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
 from pixelis.serve.access import Access, Shield, digest
@@ -280,7 +280,7 @@ class Gateway:
         await agent.ready(timeout_s=20.0)
         with contextlib.suppress(ApiError, RayError, InfraFailure):  # it may come up later than the gateway
             await self.endpoints.desk.tell("stats", limit_s=20.0)
-        settle()
+        freeze_gc()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self.endpoints.app()

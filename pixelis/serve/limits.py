@@ -21,7 +21,7 @@ MAX_CLIENTS = 10_000
 
 def running_limit(config: Config) -> int:
     """Requests that the generators can decode together: rows of all engines over samples of a request."""
-    return max(1, config.engine.workers * config.engine.max_rows // config.serve.samples)
+    return max(1, config.engine.workers * config.engine.max_num_seqs // config.serve.samples)
 
 
 def waiting_limit(config: Config) -> int:

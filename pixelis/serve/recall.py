@@ -80,7 +80,7 @@ class Recall:
             return False
         assert self.memory is not None
         try:
-            async with asyncio.timeout(self.config.memory.deadline_s):
+            async with asyncio.timeout(self.config.memory.timeout_s):
                 return await self.memory.size() < threshold
         except (TimeoutError, RayError, InfraFailure):
             self.counts["memory_unreachable"] += 1  # nothing is known of its size; the samples can still vote
@@ -103,7 +103,7 @@ class Recall:
         if found is not None:
             found.add_done_callback(self._heard)
         try:
-            yield Lookup(vector, found, time.monotonic() + self.config.memory.deadline_s)
+            yield Lookup(vector, found, time.monotonic() + self.config.memory.timeout_s)
         finally:
             if found is not None:
                 found.cancel()

@@ -32,7 +32,7 @@ from pixelis.engines import SamplingParams
 from pixelis.evolution import audit
 from pixelis.operations.media import load_image
 from pixelis.policy.adapters import load_adapter, save_adapter
-from pixelis.policy.folder import resolve
+from pixelis.policy.model_path import resolve
 from pixelis.policy.train_step import Trainer
 from pixelis.records import Demonstration, PolicyVersion, Question, Step, VersionStatus
 from pixelis.serve.agent import Agent, Answer, Ask, png_url
@@ -55,7 +55,7 @@ def config(folder: Path, *more: str) -> Config:
     own = [f"run.dir={folder}", "toolbox.operations=[]", "evaluate.operations=false", "memory.shards=2"]
     own += [f"evolution.canary.questions={folder}/canary.jsonl", "evolution.canary.count=16", "evolution.canary.every=1"]
     own += [f"evolution.canary.watch_s={WATCH_S}", "evolution.batch=4", "evolution.review.share=1", "evolution.cold_start=0"]
-    return load(NANO, [*own, "toolbox.workers=1", "engine.max_rows=32", *more])
+    return load(NANO, [*own, "toolbox.workers=1", "engine.max_num_seqs=32", *more])
 
 
 def teach_seven(settings: Config) -> Path:

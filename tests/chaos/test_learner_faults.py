@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BARE = Path(__file__).parents[1] / "ray" / "bare.yaml"
 """A configuration without a word, so that processes and tests share the defaults and nothing else."""
-FEW = "rft.steps=10 rft.questions=4 rft.group=4 dialogue.max_turn_tokens=16"
+FEW = "rft.steps=10 rft.prompts_per_step=4 rft.group_size=4 dialogue.max_turn_tokens=16"
 """Ten steps of seconds; brevity within the group is what there is to learn, as a policy without SFT never answers."""
 RUN = [*FEW.split(), "policy.model=nano", "rewards.weights.length=1.0", "learner.lr=3e-4", "learner.checkpoint_every=1000"]
 # What an engine records of a row has other last bits in other company (some 1e-6), and who decodes together is up to time.

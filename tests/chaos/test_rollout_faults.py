@@ -21,7 +21,7 @@ from chaos_rewards import FAULTS, kind
 from placed_actors import Asker, Placed, alone, check_group, health, kill, random_adapter, said, until
 
 from pixelis.actors import cluster
-from pixelis.actors.coordinator import Batch
+from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.scorer import Scorer
 from pixelis.config import parse
 from pixelis.datasets.questions import read_questions
@@ -47,7 +47,7 @@ def placed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
             "policy": {"model": "nano", "lora": {"rank": 4, "alpha": 8}},
             "engine": {"workers": 2},
             "dialogue": {"max_turn_tokens": 12},
-            "rft": {"steps": 1, "questions": 12, "group": 4},
+            "rft": {"steps": 1, "prompts_per_step": 12, "group_size": 4},
             "rewards": {"weights": {"accuracy": 1.0, "format": 0.1}},
         }
     )
@@ -68,7 +68,7 @@ def able(coordinator: Any) -> int:
     return int(ray.get(coordinator.progress.remote(), timeout=60)["fleet/able"])
 
 
-def check_batch(placed: Placed, batch: Batch, size: int) -> None:
+def check_batch(placed: Placed, batch: RolloutBatch, size: int) -> None:
     """Every question of the stream once, in whole groups of the version that is served."""
     assert Counter(g.question.id for g in batch.groups) == questions(placed, len(batch.groups))
     assert {g.policy_version for g in batch.groups} == {1}
@@ -148,7 +148,7 @@ class Doomed:
 def test_f02_with_all_generators_gone_for_good_the_run_fails_in_time_and_says_why(ray_cluster: None, reached: Reached) -> None:
     """F2: no capacity comes back. Goal: after the deadline a one-line cause, never later than the deadline + 5 s."""
     gone = [Doomed.remote(), Doomed.remote()]  # type: ignore[attr-defined]
-    with alone(Asker.remote(gone, deadline_s=4.0, load_timeout_s=2.0)) as fleet:  # type: ignore[attr-defined]
+    with alone(Asker.remote(gone, timeout_s=4.0, load_timeout_s=2.0)) as fleet:  # type: ignore[attr-defined]
         ray.get(fleet.load.remote(1), timeout=60)
         started = time.monotonic()
         asked = fleet.ask.remote(0)
@@ -158,7 +158,7 @@ def test_f02_with_all_generators_gone_for_good_the_run_fails_in_time_and_says_wh
         with pytest.raises(InfraFailure) as caught:
             ray.get(asked, timeout=60)
         late = time.monotonic() - started - 4.0
-    told = cluster.own_error(caught.value)
+    told = cluster.unwrap_ray_error(caught.value)
     assert told is not None
     assert "no generator was able to work for 4 s" in told.message
     assert "ActorDiedError" in told.message
@@ -173,7 +173,7 @@ def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loade
     store, (slow, quick) = placed.actors.store, placed.actors.generators
     until(lambda: health(slow) and health(quick))
     other = ray.get(store.publish.remote(random_adapter("nano", seed=5), "rft", 9))
-    fleet = Asker.remote([slow, quick], deadline_s=60.0, load_timeout_s=1.5)  # type: ignore[attr-defined]
+    fleet = Asker.remote([slow, quick], timeout_s=60.0, load_timeout_s=1.5)  # type: ignore[attr-defined]
     with alone(fleet):
         ray.get(fleet.load.remote(1), timeout=60)
         ray.get([fleet.ask.remote(i) for i in range(4)], timeout=60)
@@ -225,7 +225,7 @@ def test_f06_rewards_that_misbehave_cost_their_samples_only(placed: Placed, reac
     with alone(cluster.spawn(Scorer, config, num_cpus=0, runtime_env=here)) as scorer:
         ray.get(scorer.health.remote(), timeout=60)
         hostile = Placed(config, cluster.Actors(placed.actors.store, placed.actors.generators, [], [scorer]), placed.adapter)
-        with alone(hostile.coordinator(questions=20, group=8, steps=2)) as coordinator:
+        with alone(hostile.coordinator(prompts_per_step=20, group_size=8, steps=2)) as coordinator:
             ray.get(coordinator.begin.remote(0, {}, 1), timeout=60)
             began, batches = time.monotonic(), []
             for step in range(2):

@@ -20,8 +20,8 @@ def test_the_embedded_model_is_trained_on_rollouts_by_vllm(tmp_path: Path) -> No
         f"run.dir={tmp_path / 'run'}",
         "engine.name=vllm",
         "rft.steps=2",
-        "rft.questions=2",
-        "rft.group=4",
+        "rft.prompts_per_step=2",
+        "rft.group_size=4",
         "rft.loss.entropy=0.001",  # so that rollouts without an advantage are computed too
         "cluster.placement_timeout_s=400",
     ]

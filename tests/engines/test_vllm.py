@@ -20,8 +20,8 @@ from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.policy.adapters import Adapter
-from pixelis.policy.folder import fingerprint
 from pixelis.policy.model import load_model
+from pixelis.policy.model_path import fingerprint
 
 pytestmark = pytest.mark.slow
 FAMILY = "qwen2_5_vl"
@@ -120,13 +120,13 @@ def test_what_does_not_fit_is_refused_before_vllm_sees_it(running: Running):
 def test_a_turn_has_a_deadline(running: Running):
     async def body(engine) -> None:
         episode = Play(Maker(FAMILY, seed=4), [[SIZES[0]]])
-        engine.deadline_s, before = 0.05, engine.deadline_s
+        engine.timeout_s, before = 0.05, engine.timeout_s
         try:
             session = await engine.open()
             with pytest.raises(DeadlineExceeded):
                 await session.generate(*episode.turns[0], SamplingParams(0.0, 1.0, 400))
         finally:
-            engine.deadline_s = before
+            engine.timeout_s = before
         again = await session.generate(*episode.turns[0], GREEDY)  # the session is as it was
         fresh = (await play_all(engine, [episode], [GREEDY]))[0]
         assert again.tokens == fresh.tokens[fresh.mask].tolist()

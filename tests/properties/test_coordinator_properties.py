@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError
 
 from pixelis.actors import coordinator as coordinators
-from pixelis.actors import fleet
-from pixelis.actors.coordinator import Batch, Coordinator
+from pixelis.actors import generator_router
+from pixelis.actors.coordinator import Coordinator, RolloutBatch
+from pixelis.actors.generator_router import Fleet
 from pixelis.config import Config, Data, parse
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, DataFailure, InfraFailure, PixelisError
@@ -110,7 +111,7 @@ def settings_of(**rft: Any) -> Config:
     return parse({"policy": {"model": "none"}, "run": {"dir": RUN.name}, "rft": rft})
 
 
-async def learn(coordinator: Any, config: Config, world: int, chance: random.Random) -> list[list[Batch]]:
+async def learn(coordinator: Any, config: Config, world: int, chance: random.Random) -> list[list[RolloutBatch]]:
     """A learner of ``world`` ranks that publishes version 10 + step after each batch."""
     taken = []
     await coordinator.begin(0, {}, 10)
@@ -139,15 +140,15 @@ def test_any_timing_gives_whole_groups_once_and_no_staler_than_allowed(
     questions: int, group: int, staleness: int, steps: int, world: int, generators: int, deaths: float, refused: float, seed: int
 ) -> None:
     chance = random.Random(seed)
-    config = settings_of(questions=questions * world, group=group, staleness=staleness, steps=steps)
+    config = settings_of(prompts_per_step=questions * world, group_size=group, max_off_policy_steps=staleness, steps=steps)
     members = [Generator(chance, deaths, refused) for _ in range(generators)]
 
-    async def run() -> list[list[Batch]]:
+    async def run() -> list[list[RolloutBatch]]:
         coordinator = REAL(config, members, [Scorer()])
         return await asyncio.wait_for(learn(coordinator, config, world, chance), 60)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet, "RETRY_PAUSE_S", 0.001)
+        patch.setattr(generator_router, "RETRY_PAUSE_S", 0.001)
         taken = asyncio.run(run())
     used: Counter[str] = Counter()
     for step, shares in enumerate(taken):
@@ -173,7 +174,7 @@ def test_any_timing_gives_whole_groups_once_and_no_staler_than_allowed(
 @given(staleness=st.integers(0, 3), bad=st.integers(0, 4), seed=st.integers(0, 1000))
 def test_an_error_in_any_batch_reaches_the_learner_and_never_leaves_it_waiting(staleness: int, bad: int, seed: int) -> None:
     chance = random.Random(seed)
-    config = settings_of(questions=2, group=2, staleness=staleness, steps=5)
+    config = settings_of(prompts_per_step=2, group_size=2, max_off_policy_steps=staleness, steps=5)
 
     class Breaks(Generator):
         async def _group(self, question: Question, group_id: str, n: int) -> Group:
@@ -194,7 +195,7 @@ def test_an_error_in_any_batch_reaches_the_learner_and_never_leaves_it_waiting(s
 def test_a_learner_that_comes_back_goes_on_with_the_questions_after_its_checkpoint(at: int, staleness: int, seed: int) -> None:
     """Steps are learnt up to ``at``, the learner dies and begins again there: together every question once, in order."""
     chance = random.Random(seed)
-    config = settings_of(questions=3, group=2, staleness=staleness, steps=5)
+    config = settings_of(prompts_per_step=3, group_size=2, max_off_policy_steps=staleness, steps=5)
 
     async def run() -> list[str]:
         coordinator = REAL(config, [Generator(chance), Generator(chance)], [Scorer()])
@@ -215,15 +216,15 @@ def test_a_learner_that_comes_back_goes_on_with_the_questions_after_its_checkpoi
 
 
 def test_a_batch_of_the_production_before_is_not_handed_out() -> None:
-    config = settings_of(questions=2, group=2, steps=3)
+    config = settings_of(prompts_per_step=2, group_size=2, steps=3)
 
-    async def run() -> Batch | None:
+    async def run() -> RolloutBatch | None:
         generator = Generator(random.Random(1))
         coordinator = REAL(config, [generator], [Scorer()])
         await coordinator.begin(0, {}, 10)
         await asyncio.sleep(0)
         async with coordinator.changed:  # which the batch that is done meanwhile waits for
-            while generator.done.total() < config.rft.questions:
+            while generator.done.total() < config.rft.prompts_per_step:
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.02)
         await coordinator.begin(0, {}, 20)
@@ -235,7 +236,7 @@ def test_a_batch_of_the_production_before_is_not_handed_out() -> None:
 
 
 def test_a_stop_ends_the_wait_of_every_rank_but_not_half_a_batch() -> None:
-    config = settings_of(questions=2, group=2, steps=3)
+    config = settings_of(prompts_per_step=2, group_size=2, steps=3)
 
     async def run() -> None:
         coordinator = REAL(config, [Generator(random.Random(1))], [Scorer()])
@@ -270,7 +271,7 @@ def test_without_a_generator_the_wait_has_an_end() -> None:
             raise ActorUnavailableError("gone", None)
 
     async def run() -> None:
-        asked = fleet.Fleet([Dead(random.Random(0))], deadline_s=0.3, load_timeout_s=0.1)
+        asked = Fleet([Dead(random.Random(0))], timeout_s=0.3, load_timeout_s=0.1)
         await asked.load(1)
         question = next(read_questions("cards:?split=train"))
         await asyncio.wait_for(asked.rollout(question, "g", 2, None, True, 2), 20)  # type: ignore[arg-type]

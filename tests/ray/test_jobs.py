@@ -49,7 +49,7 @@ SFT = [
 TTRL = [
     *FEW.split(),
     *("learner.lr=1e-3", "rft.algorithm=ttrl", "rewards.preset=ttrl", "rft.loss.kl=0.01"),
-    *("rft.steps=50", "rft.questions=4", "rft.group=8", "rft.samples=4"),
+    *("rft.steps=50", "rft.prompts_per_step=4", "rft.group_size=8", "rft.train_samples=4"),
     # No rise of shares is ever 1: the run ends as soon as two steps can be compared.
     *("ttrl.samples=4", "ttrl.patience=1", "ttrl.min_gain=1", "evaluate.sampling.temperature=1"),
     *("rft.evaluate_every=2", "evaluate.questions=8", "telemetry.tensorboard=true", "telemetry.trajectories=3"),
@@ -276,9 +276,9 @@ def test_what_a_user_gets_wrong_is_one_message_with_its_fix(
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"id": "a", "question": "?"}\n{"id": "a", "question": "?"}\n')
     cases: list[tuple[Callable[[], None], str, int, str]] = [
-        (rft.main, "rft.qestions=8", 2, "did you mean `rft.questions`"),
+        (rft.main, "rft.qestions=8", 2, "did you mean `rft.prompts_per_step`"),
         (sft.main, "sft.batch=five", 2, "sft.batch"),
-        (rft.main, "rft.group=1", 2, "rft.group"),
+        (rft.main, "rft.group_size=1", 2, "rft.group_size"),
         (rft.main, "policy.adapter=runs/nowhere/step_00000001", 1, "runs/nowhere/step_00000001"),
         (sft.main, f"policy.model={tmp_path}/nothing", 1, "nothing"),
         (evaluate.main, f"policy.adapter={damaged}", 1, "damaged"),

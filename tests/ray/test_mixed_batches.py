@@ -57,8 +57,8 @@ def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callabl
                 f"data.train={tmp_path}/questions.jsonl",
                 f"run.dir={tmp_path}/run",
             ),
-            *(f"dialogue.frames={FRAMES}", "dialogue.max_turn_tokens=12", "rft.steps=1", f"rft.questions={len(asked)}"),
-            *(f"rft.group={GROUP}", "rft.loss.kl=0.01", "telemetry.rollouts=0"),
+            *(f"dialogue.frames={FRAMES}", "dialogue.max_turn_tokens=12", "rft.steps=1", f"rft.prompts_per_step={len(asked)}"),
+            *(f"rft.group_size={GROUP}", "rft.loss.kl=0.01", "telemetry.rollouts=0"),
         ],
     )
     with cluster.placed(config, learner=False) as actors:

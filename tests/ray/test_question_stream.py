@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pixelis.actors.cluster import own_error
+from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.config import Data
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.questions import read_questions
@@ -59,7 +59,7 @@ def test_too_many_bad_rows_end_the_stream_with_our_own_error(tmp_path: Path) -> 
     stream = question_stream(data, 4, 0)
     with pytest.raises(Exception, match=r"row") as caught:
         list(stream)
-    error = own_error(caught.value)
+    error = unwrap_ray_error(caught.value)
     assert isinstance(error, BadInput)
     assert "wrong_type 2" in error.message
     assert "a.jsonl, row 31, column question" in error.message

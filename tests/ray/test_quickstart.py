@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SHORT = [
     *("sft.steps=30", "sft.evaluate_every=15", "sft.validation_size=6", "sft.evaluate_episodes=2"),
-    *("rft.steps=3", "rft.questions=8", "evaluate.questions=20", "evaluate.trajectories=4"),
+    *("rft.steps=3", "rft.prompts_per_step=8", "evaluate.questions=20", "evaluate.trajectories=4"),
     *(
         "evolution.batch=2",
         "evolution.gate=0.3",

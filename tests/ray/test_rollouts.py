@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from placed_actors import Placed, alone, check_group, health, kill, random_adapter, said, until
 
 from pixelis.actors import cluster
-from pixelis.actors.coordinator import Batch
+from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import parse
 from pixelis.datasets.questions import read_questions
@@ -37,7 +37,7 @@ def placed(ray_cluster: None, model: FactoryOfModels, tmp_path_factory: pytest.T
             "policy": {"model": str(folder), "lora": {"rank": 4, "alpha": 8}},
             "engine": {"workers": 2},
             "dialogue": {"max_turn_tokens": 12},
-            "rft": {"steps": 3, "questions": 3, "group": 2},
+            "rft": {"steps": 3, "prompts_per_step": 3, "group_size": 2},
             "rewards": {"weights": {"accuracy": 1.0, "format": 0.1, "curiosity": 1.0}},
         }
     )
@@ -47,7 +47,9 @@ def placed(ray_cluster: None, model: FactoryOfModels, tmp_path_factory: pytest.T
         yield Placed(config, actors, adapter)
 
 
-def learn(coordinator: Any, steps: int, world: int, version: int, after: Callable[[int], int] | None = None) -> list[list[Batch]]:
+def learn(
+    coordinator: Any, steps: int, world: int, version: int, after: Callable[[int], int] | None = None
+) -> list[list[RolloutBatch]]:
     """What a learner of ``world`` ranks asks for, step by step; ``after`` gives the version it published."""
     ray.get(coordinator.begin.remote(0, {}, version), timeout=120)
     taken = []
@@ -68,7 +70,9 @@ def test_groups_stay_whole_and_questions_are_used_once(
     placed: Placed, each: int, world: int, group: int, staleness: int, steps: int
 ) -> None:
     questions = each * world
-    with alone(placed.coordinator(questions=questions, group=group, staleness=staleness, steps=steps)) as coordinator:
+    with alone(
+        placed.coordinator(prompts_per_step=questions, group_size=group, max_off_policy_steps=staleness, steps=steps)
+    ) as coordinator:
         taken = learn(coordinator, steps, world, version=0)
     used = []
     for shares in taken:
@@ -86,7 +90,7 @@ def test_groups_stay_whole_and_questions_are_used_once(
 
 
 def test_views_of_a_group_are_one_object_and_the_question_picture_one_array(placed: Placed) -> None:
-    with alone(placed.coordinator(questions=2, group=4, steps=1)) as coordinator:
+    with alone(placed.coordinator(prompts_per_step=2, group_size=4, steps=1)) as coordinator:
         ((batch,),) = learn(coordinator, 1, 1, version=0)
     assert len(set(batch.views)) == len(batch.groups) == 2
     for views in ray.get(batch.views):
@@ -138,7 +142,7 @@ def test_what_is_wrong_with_the_questions_is_told_and_not_retried(placed: Placed
             ray.get(coordinator.begin.remote(0, {}, 0), timeout=60)
             with pytest.raises(kind) as caught:
                 ray.get(coordinator.next_batch.remote(0, 1, 0), timeout=60)
-            told = cluster.own_error(caught.value)
+            told = cluster.unwrap_ray_error(caught.value)
             assert told is not None
             for word in words:
                 assert word in str(told)

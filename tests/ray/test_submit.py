@@ -93,7 +93,13 @@ def test_a_submitted_job_leaves_its_checkpoints_where_it_was_told_also_when_stop
 ) -> None:
     address, env = head
     python = Path(sys.executable).as_posix()
-    few = ["policy.model=nano", "rft.questions=2", "rft.group=2", "learner.checkpoint_every=500", f"run.dir={tmp_path}/run"]
+    few = [
+        "policy.model=nano",
+        "rft.prompts_per_step=2",
+        "rft.group_size=2",
+        "learner.checkpoint_every=500",
+        f"run.dir={tmp_path}/run",
+    ]
     rft = (python, "-m", "pixelis.jobs.rft", "configs/nano/rft.yaml", *few)
     longer = (*rft, "rft.steps=500")
     begun = job(address, env, "submit", "--working-dir", ".", "--no-wait", "--submission-id", "first", "--", *longer)

@@ -18,7 +18,7 @@ import ray
 from PIL import Image
 from skimage import data as photos
 
-from pixelis.actors.pool import Opened, ToolboxPool
+from pixelis.actors.toolbox_pool import Opened, ToolboxPool
 from pixelis.config import Config, parse
 from pixelis.dialogue.pixels import PixelBudget
 from pixelis.errors import BadConfig, BadImage, InfraFailure
@@ -27,7 +27,7 @@ from pixelis.records import Action, ImageView, Media, Observation
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 2.0
+TIMEOUT_S = 2.0
 HERE = Path(__file__).parent
 Box = tuple[float, float, float, float]
 Make = Callable[..., "Bench"]
@@ -84,7 +84,7 @@ def make(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with asyncio.Runner() as runner:
 
         def build(env: dict[str, str] | None = None, **toolbox: Any) -> Bench:
-            settings = {"operations": ["zoom_in", *hostile.ALL], "deadline_s": DEADLINE_S, "memory_bytes": 250_000_000, **toolbox}
+            settings = {"operations": ["zoom_in", *hostile.ALL], "timeout_s": TIMEOUT_S, "memory_bytes": 250_000_000, **toolbox}
             benches.append(Bench(runner, parse({"toolbox": settings}), picture, env or {}))
             return benches[-1]
 
@@ -131,7 +131,7 @@ def test_a_hostile_call_is_named_in_time_and_the_next_call_is_right(bench: Bench
     bench.wait_whole()
     started = time.monotonic()
     observation, views = bench.run(bench.call(op))
-    assert time.monotonic() - started < DEADLINE_S + 1
+    assert time.monotonic() - started < TIMEOUT_S + 1
     assert observation.code == ENDINGS[op]
     assert observation.status == ("error" if ENDINGS[op] else "ok")
     assert views == []
@@ -254,7 +254,7 @@ def test_media_that_cannot_be_decoded_cost_their_question_alone(make: Make, tmp_
         started = time.monotonic()
         with pytest.raises(BadImage) as caught:
             bench.run(bench.pool.open([Media(id="img0", uri=uri)]))
-        assert time.monotonic() - started < DEADLINE_S + 1
+        assert time.monotonic() - started < TIMEOUT_S + 1
         assert caught.value.code == code
         box = boxes(1, seed=len(code))[0]
         bench.check_zoom(bench.run(bench.call("zoom_in", box=box)), box)

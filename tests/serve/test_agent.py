@@ -76,7 +76,7 @@ class House:
 
     def __init__(self, folder: Path, name: str, embedder: str | None, *overrides: str):
         # The clock of a busy machine is no concern of most tests.
-        self.fixed = [f"run.dir={folder}", "memory.cpus=0", "evolution.cold_start=0", "memory.deadline_s=5", *overrides]
+        self.fixed = [f"run.dir={folder}", "memory.cpus=0", "evolution.cold_start=0", "memory.timeout_s=5", *overrides]
         names, self.shards = place_shards(load(None, self.fixed), name)
         self.listener = Listener.options(name=f"{name}-evolution").remote()
         ray.get([shard.health.remote() for shard in self.shards])
@@ -408,7 +408,7 @@ def test_a_full_background_skips_and_never_delays(home: House) -> None:
 
 def test_a_dead_memory_or_embedder_costs_its_deadline_only(home: House, tmp_path: Path) -> None:
     async def talk(house: House, kill: bool) -> None:
-        agent = house.agent("memory.deadline_s=0.3")
+        agent = house.agent("memory.timeout_s=0.3")
         await agent.answer(ask("say 7", remember=not kill))
         await agent.drain()
         for shard in house.shards if kill else []:
@@ -433,7 +433,7 @@ def test_a_dead_memory_or_embedder_costs_its_deadline_only(home: House, tmp_path
 
 def test_a_memory_that_took_the_place_of_another_is_found(ray_cluster: None, tmp_path: Path) -> None:
     """As when Serve starts everything behind the gateways again: under the same names, in the same folders."""
-    config = load(None, [f"run.dir={tmp_path}", "memory.cpus=0", "memory.deadline_s=5"])
+    config = load(None, [f"run.dir={tmp_path}", "memory.cpus=0", "memory.timeout_s=5"])
     names, (first,) = place_shards(config, "agent-again")
 
     async def talk() -> None:

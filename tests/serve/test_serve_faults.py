@@ -37,7 +37,7 @@ BODY = {"question": "say 7", "image": picture_url()}
 def service(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """Two gateway replicas, two generators and two memory shards beside the application of the other tests; a client of it."""
     folder = tmp_path_factory.mktemp("faults")
-    overrides = ["serve.replicas=2", "serve.max_queue=16", "engine.workers=2", "engine.max_rows=8", "serve.samples=1"]
+    overrides = ["serve.replicas=2", "serve.max_queue=16", "engine.workers=2", "engine.max_num_seqs=8", "serve.samples=1"]
     overrides += ["memory.shards=2", "evolution.enabled=false", f"run.dir={folder}", "serve.timeout_s=20", "serve.cache=0"]
     config = load(None, overrides)
     generators = {f"faults-{i}": ScriptedGenerator.options(name=f"faults-{i}").remote(i) for i in range(2)}

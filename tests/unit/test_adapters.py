@@ -24,9 +24,9 @@ from tiny_policy import (
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.policy.adapters import Adapter, adapter_bytes, load_adapter, save_adapter
-from pixelis.policy.folder import fingerprint, resolve
 from pixelis.policy.lora import BaseWeights, adapted_layers, add_lora, lora_parameters, merge_into
 from pixelis.policy.model import load_model
+from pixelis.policy.model_path import fingerprint, resolve
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -357,7 +357,7 @@ def test_a_dry_run_prints_what_the_name_means_and_reads_it_back(name: str):
         assert {k: printed[part][k] for k in keys} == keys
     assert config.parse(yaml.safe_load(whole.to_yaml())) == whole
     assert config.absolute(whole).rft == whole.rft
-    assert set(ALGORITHMS[name]) <= {"advantage", "loss", "dynamic", "replay"}
+    assert set(ALGORITHMS[name]) <= {"advantage", "loss", "filter", "replay"}
 
 
 def test_explicit_keys_win_over_the_name():
@@ -384,7 +384,7 @@ def test_the_constant_length_is_that_of_the_dialogue_unless_given():
         (["rft.algorithm=dapoo"], "did you mean `dapo`"),
         (["rft.algorithm=xyz"], "one of grpo, dr_grpo"),
         (["rft.algorithm=3"], "rft.algorithm"),
-        (["rft.algorithm=pass_at_k", "rft.group=4"], "rft.advantage.k 4 is not below rft.group 4"),
+        (["rft.algorithm=pass_at_k", "rft.group_size=4"], "rft.advantage.k 4 is not below rft.group_size 4"),
         (["rft.algorithm=remax", "rft.advantage.scale=std"], "scale std is of a group but baseline greedy is not"),
         (["rft.algorithm=grpo", "rft.advantage.min_group=1"], "compares rollouts of a group"),
         (["rft.algorithm=rloo", "rft.loss.kl_estimator=k3"], "set kl_estimator=k1"),
@@ -394,7 +394,7 @@ def test_the_constant_length_is_that_of_the_dialogue_unless_given():
         (["rft.advantage.baseline=pass_at_k", "rft.advantage.scale=mad"], "scale mad does not go with baseline pass_at_k"),
         (["rft.loss.importance_floor=2.0"], "is not below importance_cap"),
         (["rft.advantage.exclude=[answer]"], "rft.advantage.exclude"),
-        (["rft.group=1"], "rft.advantage.min_group 2 is above rft.group 1"),
+        (["rft.group_size=1"], "rft.advantage.min_group 2 is above rft.group_size 1"),
     ],
 )
 def test_a_contradiction_is_an_error_that_says_what_to_change(overrides: list[str], told: str):
@@ -405,7 +405,7 @@ def test_a_contradiction_is_an_error_that_says_what_to_change(overrides: list[st
 
 def test_one_rollout_is_enough_where_no_group_is_compared():
     for name in ("remax", "reinforce_pp"):
-        assert named(name, "rft.group=1").group == 1
+        assert named(name, "rft.group_size=1").group_size == 1
 
 
 def test_configuration_and_code_know_the_same_names():

@@ -46,12 +46,12 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
         ("learner.lr=fast", "learner.lr"),
         ("learner.lr=-1", "learner.lr"),
         ("learner.lr=inf", "finite number"),
-        ("rft.group=1", "rft.group"),
+        ("rft.group_size=1", "rft.group_size"),
         ("policy.lora=3", "policy.lora"),
         ("dialogue.crop.max_pixels=10", "min_pixels 4096 is above max_pixels 10"),
         ("learner.row_tokens=64", "an episode must fit a row"),
-        ("learner.workers=3", "rft.questions 32 is not divisible by learner.workers 3"),
-        ("rft.advantage.min_group=9", "rft.advantage.min_group 9 is above rft.group 8"),
+        ("learner.workers=3", "rft.prompts_per_step 32 is not divisible by learner.workers 3"),
+        ("rft.advantage.min_group=9", "rft.advantage.min_group 9 is above rft.group_size 8"),
         ("nonsense", "is no override"),
     ],
 )
@@ -62,10 +62,10 @@ def test_a_mistake_names_the_key(override: str, told: str) -> None:
 
 
 def test_a_file_extends_another_and_later_values_win(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("learner: {lr: 0.1, clip_norm: 5}\nrun: {name: base}\n")
+    (tmp_path / "base.yaml").write_text("learner: {lr: 0.1, max_grad_norm: 5}\nrun: {name: base}\n")
     (tmp_path / "top.yaml").write_text("extends: base.yaml\nlearner: {lr: 0.2}\n")
     c = config.load(tmp_path / "top.yaml", ["run.name=mine"])
-    assert (c.learner.lr, c.learner.clip_norm, c.run.name) == (0.2, 5.0, "mine")
+    assert (c.learner.lr, c.learner.max_grad_norm, c.run.name) == (0.2, 5.0, "mine")
 
 
 def test_files_that_cannot_be_used_are_explained(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pixelis.datasets.synthesis.corrections import MOST_IOU, WAYS, make_correcti
 from pixelis.datasets.synthesis.places import near_miss, other_frames, oversized, same_place
 from pixelis.datasets.synthesis.studio import Room, Studio
 from pixelis.errors import DataFailure
-from pixelis.policy.folder import resolve
+from pixelis.policy.model_path import resolve
 from pixelis.records import Annotations, Demonstration, Media, Question, Region
 from pixelis.rewards.scorers import box_iou
 

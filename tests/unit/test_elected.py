@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from test_train_step import trainer
 
 from pixelis.actors.learner import GroupStream, TrafficStream, Work, learn
-from pixelis.actors.rollouts import Batch
-from pixelis.actors.waiting import Tasks, Waiting
+from pixelis.actors.rollouts import RolloutBatch
+from pixelis.actors.update_queue import Tasks, Waiting
 from pixelis.config import Advantage, Evolution
 from pixelis.errors import DataFailure
 from pixelis.evolution.updates import as_group, elected
@@ -83,7 +83,7 @@ def test_the_answer_counts_whole_and_the_calls_of_those_that_agreed_a_little() -
     group = as_group(task(["7", "8", None], "7"))
     wrote = Work(["what was written"], {"evolve/tasks": 1.0}, {}, {"lr": 1e-4})  # type: ignore[list-item]
     stream = TrafficStream(None, None, Evolution(objective="answer", call_weight=0.25))  # type: ignore[arg-type]
-    work = stream.work(Batch(0, [group]), [{f"t{i}": [] for i in range(3)}], wrote)
+    work = stream.work(RolloutBatch(0, [group]), [{f"t{i}": [] for i in range(3)}], wrote)
     assert (work.kind, work.options["wrote"], work.options["lr"]) == ("sft", wrote.samples, 1e-4)
     agreed, other = work.samples
     assert agreed.tokens.tolist() == [1, 2, 10, 3, 4, 70, 5]
@@ -91,4 +91,4 @@ def test_the_answer_counts_whole_and_the_calls_of_those_that_agreed_a_little() -
     np.testing.assert_allclose(agreed.weights, [0, 0, 0.25, 0.25, 0, 1, 1])
     np.testing.assert_allclose(other.weights, [0, 0, 0, 0, 0, 1, 1])
     plain = TrafficStream(None, None, Evolution())  # type: ignore[arg-type]
-    assert plain.work(Batch(0, [group]), [], wrote) is wrote
+    assert plain.work(RolloutBatch(0, [group]), [], wrote) is wrote

@@ -212,7 +212,7 @@ def test_deepspeed_takes_our_files(name: str) -> None:
         ),
         (["rewards.preset=pixelis"], "rewards.dynamics.state 768 is not the 3584"),
         (["policy.full=true", "learner.zero_stage=1", "learner.deepspeed=null", "learner.workers=1"], "does not fit"),
-        (["engine.gpu_memory=0.2"], "0 fit the rest of 80 GiB at once: raise engine.tensor_parallel"),
+        (["engine.gpu_memory_utilization=0.2"], "0 fit the rest of 80 GiB at once: raise engine.tensor_parallel"),
         (["policy.lora.targets=[q_proj,k_porj]"], "policy.lora.targets: the model has no layer 'k_porj'"),
     ],
 )

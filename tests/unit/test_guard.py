@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.config import Guard
-from pixelis.evolution.guard import LEAST, Beta
+from pixelis.evolution.guard import LEAST, AdaptiveKLController
 
 
-def warmed(config: Guard, kl: float) -> Beta:
-    beta = Beta(config)
+def warmed(config: Guard, kl: float) -> AdaptiveKLController:
+    beta = AdaptiveKLController(config)
     for _ in range(LEAST - 1):
         assert beta.update(kl) == config.beta
     return beta
@@ -25,13 +25,13 @@ def test_beta_after_ten_measurements(kl, after):
 
 
 def test_fixed_beta_stays():
-    beta = Beta(Guard(mode="fixed", beta=0.0))
+    beta = AdaptiveKLController(Guard(mode="fixed", beta=0.0))
     assert [beta.update(1.0) for _ in range(50)] == [0.0] * 50
     assert beta.mean_kl == pytest.approx(1.0)
 
 
 def test_the_mean_is_of_the_last_hundred():
-    beta = Beta(Guard())
+    beta = AdaptiveKLController(Guard())
     for kl in [5.0] * 100 + [0.05] * 100:
         beta.update(kl)
     assert beta.mean_kl == pytest.approx(0.05)
@@ -40,14 +40,14 @@ def test_the_mean_is_of_the_last_hundred():
 @given(st.lists(st.floats(0, 1e6, allow_nan=False), max_size=200), st.floats(0, 10), st.floats(1e-5, 1), st.floats(0, 5))
 def test_beta_never_leaves_its_bounds(measured, start, low, span):
     config = Guard(beta=start, min_beta=low, max_beta=low + span)
-    beta = Beta(config)
+    beta = AdaptiveKLController(config)
     for kl in measured:
         assert config.min_beta <= beta.update(kl) <= config.max_beta
 
 
 @given(st.lists(st.floats(0, 10), max_size=LEAST - 1))
 def test_beta_is_unchanged_with_few_measurements(measured):
-    beta = Beta(Guard())
+    beta = AdaptiveKLController(Guard())
     assert [beta.update(kl) for kl in measured] == [0.01] * len(measured)
 
 
@@ -66,9 +66,9 @@ def test_no_number_is_no_measurement():
 def test_a_restart_goes_on_where_it_was():
     beta = warmed(Guard(), 0.1)
     beta.update(0.1)
-    again = Beta(Guard())
+    again = AdaptiveKLController(Guard())
     again.restore(json.loads(json.dumps(beta.state())))
     assert again.update(0.1) == beta.update(0.1) == pytest.approx(0.0144)
-    fixed = Beta(Guard(mode="fixed", beta=0.3))
+    fixed = AdaptiveKLController(Guard(mode="fixed", beta=0.3))
     fixed.restore(beta.state())
     assert fixed.beta == 0.3

@@ -26,12 +26,12 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 
 
 def with_engine(
-    test: Callable[[HfEngine], Awaitable[None]], family: str = "qwen3_vl", max_rows: int = 256, seed: int = 0
+    test: Callable[[HfEngine], Awaitable[None]], family: str = "qwen3_vl", max_num_seqs: int = 256, seed: int = 0
 ) -> None:
     """Run an async test body with its own engine on its own event loop."""
 
     async def body() -> None:
-        engine = HfEngine(folder(family), policy(family), config.Engine(max_rows=max_rows), seed)
+        engine = HfEngine(folder(family), policy(family), config.Engine(max_num_seqs=max_num_seqs), seed)
         try:
             await asyncio.wait_for(test(engine), 60)
         finally:
@@ -286,7 +286,7 @@ def test_more_rows_than_fit_run_in_several_waves():
         assert len({tuple(s.tokens) for s in samples}) == 1
         assert engine.waves >= 5
 
-    with_engine(body, max_rows=3)
+    with_engine(body, max_num_seqs=3)
 
 
 def test_an_idle_session_delays_the_others_by_the_linger_only():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pixelis.actors.cluster import Actors
-from pixelis.actors.online import Online
+from pixelis.actors.serving import Online
 from pixelis.config import load
 from pixelis.errors import DataFailure, InfraFailure
 from pixelis.jobs import serve

@@ -163,7 +163,7 @@ def test_a_folder_of_frames_is_a_clip_in_the_order_of_its_numbers(shell):
         ([], "--help"),
         (["phto.png", "zoom_in"], "did you mean photo.png?"),
         (["https://example.org/a.png", "zoom_in"], "network"),
-        (["photo.png", "zoom_in", "box=0,0,1,1", "toolbox.deadline=3"], "toolbox.deadline_s"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "toolbox.deadline=3"], "toolbox.timeout_s"),
         (["photo.png", "zoom_in", "box=0,0,1,1", "policy.model=x"], "only toolbox"),
         (["photo.png", "zoom_in", "box=0,0,1,1", "--frame", "1"], "not a clip"),
         (["photo.png", "zoom_in", "box=0,0,1,1", "--target", "obs7"], "img0"),
@@ -230,9 +230,9 @@ def test_an_own_operation_beside_the_shell_and_its_deadline(shell):
     code, result, said = shell("photo.png", "own_sleep:Sleep", "seconds=0")
     assert (code, result["text"]) == (0, "slept")
     assert "noise" in said
-    code, result, said = shell("photo.png", "own_sleep:Sleep", "seconds=20", "toolbox.deadline_s=0.2")
+    code, result, said = shell("photo.png", "own_sleep:Sleep", "seconds=20", "toolbox.timeout_s=0.2")
     assert (code, result["code"]) == (1, "timeout")
-    assert "toolbox.deadline_s" in said
+    assert "toolbox.timeout_s" in said
     code, result, said = shell("photo.png", "own_sleep:Sleep", "seconds=-1")
     assert (code, result["code"]) == (1, "crashed")
     assert "ValueError" in said  # who writes an operation sees where it broke

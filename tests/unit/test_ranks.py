@@ -24,8 +24,8 @@ from pixelis.jobs import lineage as lineage_job
 from pixelis.jobs import ranks as job
 from pixelis.policy import architecture, estimate, ranks
 from pixelis.policy.adapters import Adapter, adapter_bytes, load_adapter, save_adapter
-from pixelis.policy.folder import fingerprint
 from pixelis.policy.lora import BaseWeights, add_lora, merge_into
+from pixelis.policy.model_path import fingerprint
 from pixelis.policy.train_step import Trainer
 
 PLAIN = config.Ranks()

@@ -246,7 +246,7 @@ def test_what_a_folder_leaves_unsaid_is_what_transformers_takes(family, tmp_path
 
 def test_a_process_that_only_writes_dialogues_loads_no_torch():
     code = (
-        "import sys; from pixelis.dialogue.spec import ModelSpec; from pixelis.policy.folder import NANO; "
+        "import sys; from pixelis.dialogue.spec import ModelSpec; from pixelis.policy.model_path import NANO; "
         "ModelSpec.load(NANO); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0

@@ -9,7 +9,7 @@ from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.studio import Studio, renamed, sample_name
 from pixelis.errors import DataFailure, MissingDependency
-from pixelis.policy.folder import resolve
+from pixelis.policy.model_path import resolve
 from pixelis.records import Demonstration
 
 

@@ -71,7 +71,7 @@ def reference_run(family: str, samples: list[TrainSample], steps: int, kind: str
                 total = total - (importance * ratio * sample.advantage).sum() / size
         optimizer.zero_grad()
         total.backward()
-        torch.nn.utils.clip_grad_norm_(list(parameters.values()), LEARNER.clip_norm)
+        torch.nn.utils.clip_grad_norm_(list(parameters.values()), LEARNER.max_grad_norm)
         optimizer.step()
         losses.append(float(total.detach()))
     return losses, {n: p.detach().numpy() for n, p in parameters.items()}

@@ -143,14 +143,19 @@ def test_no_truth_reaches_the_weights() -> None:
         assert all(np.array_equal(blind[name], told[name]) for name in blind)
 
 
-def batch_of(found: list[Group | str], questions: int, most: float) -> rollouts.Batch:
+def batch_of(found: list[Group | str], questions: int, most: float) -> rollouts.RolloutBatch:
     """A batch from groups that questions give in this order, instead of from generators."""
-    chosen = config.parse({"rft": {"questions": questions, "group": 4, "dynamic": {"most": most}}, "rewards": TTRL.model_dump()})
+    chosen = config.parse(
+        {
+            "rft": {"prompts_per_step": questions, "group_size": 4, "filter": {"max_oversampling": most}},
+            "rewards": TTRL.model_dump(),
+        }
+    )
 
     class Given(rollouts.Rollouts):
-        async def group(self, question: Question, step: int) -> rollouts.Rolled | str:
+        async def group(self, question: Question, step: int) -> rollouts.ScoredGroup | str:
             one = found[int(question.id)]
-            return one if isinstance(one, str) else rollouts.Rolled(one, None)  # type: ignore[arg-type]
+            return one if isinstance(one, str) else rollouts.ScoredGroup(one, None)  # type: ignore[arg-type]
 
     numbered = ((number, Question(id=str(number), question="?")) for number in range(len(found)))
     prompts = rollouts.Prompts(numbered, "these")

@@ -16,9 +16,9 @@ from pixelis.dialogue.spec import ModelSpec
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.policy.adapters import Adapter
-from pixelis.policy.folder import fingerprint
 from pixelis.policy.lora import adapted_layers, lora_parameters
 from pixelis.policy.model import load_model
+from pixelis.policy.model_path import fingerprint
 from pixelis.policy.samples import TrainSample
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pixelis.actors import policy_store
-from pixelis.actors.fleet import Fleet
+from pixelis.actors.generator_router import Fleet
 from pixelis.actors.policy_store import PolicyStore
-from pixelis.actors.versions import Versions
+from pixelis.actors.promotion import Versions
 from pixelis.config import load
 from pixelis.evolution.canary import Scores
 from pixelis.policy.adapters import Adapter, save_adapter

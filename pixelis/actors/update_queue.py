@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import ray
 
-from pixelis.actors.rollouts import Batch
+from pixelis.actors.rollouts import RolloutBatch
 from pixelis.config import Advantage
 from pixelis.evolution.updates import DropOldest, as_group, elected
 from pixelis.policy.advantages import assign_advantages
@@ -44,7 +44,7 @@ class Tasks(DropOldest[Waiting]):
 
     def batch(
         self, size: int, world: int, settings: Advantage, objective: Literal["answer", "policy"] = "policy"
-    ) -> tuple[Batch, list[UpdateTask]] | None:
+    ) -> tuple[RolloutBatch, list[UpdateTask]] | None:
         """The oldest ``size`` tasks with their advantages, and what they were; None when a rank would get no usable one.
 
         With objective=answer a label that none of the samples gave, a reviewer's, has no tokens to learn it from.
@@ -65,7 +65,7 @@ class Tasks(DropOldest[Waiting]):
             self.counts["unusable"] += len(groups)
             return None
         self.counts["handed"] += len(groups)
-        return Batch(0, groups, views), kept
+        return RolloutBatch(0, groups, views), kept
 
 
 def update_metrics(groups: list[Group], tasks: list[UpdateTask], version: int) -> dict[str, float]:

@@ -14,8 +14,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis.actors.canary import Canary
-from pixelis.actors.cluster import own_error
-from pixelis.actors.fleet import Fleet
+from pixelis.actors.cluster import unwrap_ray_error
+from pixelis.actors.generator_router import Fleet
 from pixelis.config import Config
 from pixelis.errors import BadInput, MissingFile, PixelisError
 from pixelis.evolution.canary import Decision, Scores, Watch
@@ -129,7 +129,7 @@ class Versions:
                 self.watch = Watch(self.config.evolution.canary, served, await self.canary.judge(served))
             scores = await self.canary.judge(version)
         except RayError as error:
-            raise own_error(error) or error from error
+            raise unwrap_ray_error(error) or error from error
         decision = self.watch.judge(scores)
         await self._judged(version, decision, "promote" if decision.promote else "refuse")
         return decision, scores
@@ -229,7 +229,7 @@ class Versions:
                 self.watch.promoted(version)
             scores = await self.canary.judge(version)
         except (PixelisError, RayError) as error:
-            cause = own_error(error) or error
+            cause = unwrap_ray_error(error) or error
             await self.note("canary", "canary", "watch", "failure", {"version": version, "cause": str(cause)})
             return False
         if version != self.served:

@@ -20,7 +20,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayActorError, RayError
 
-from pixelis.actors.cluster import own_error
+from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.toolbox import Call, Look, Objects, Outcome, Toolbox, failed, unopened
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure, OperationError, PixelisError
@@ -115,12 +115,12 @@ class ToolboxPool:
     """Runs calls on ``toolbox.workers`` processes of its own, from one event loop; every call is answered exactly once.
 
     ``multiple`` is what both sides of a view are divisible by (patch x merge), ``kind`` the scale of the policy's numbers. Calls
-    that hang, crash or exhaust memory are error observations within ``toolbox.deadline_s`` + 1 seconds of being given to a
+    that hang, crash or exhaust memory are error observations within ``toolbox.timeout_s`` + 1 seconds of being given to a
     worker. Equal calls on equal pictures are run once, as long as their results fit ``toolbox.cache_bytes``.
     """
 
     def __init__(self, config: Config, multiple: int, kind: str, **options: Any):
-        self.config, self.deadline_s, self.multiple, self.kind = config, config.toolbox.deadline_s, multiple, kind
+        self.config, self.timeout_s, self.multiple, self.kind = config, config.toolbox.timeout_s, multiple, kind
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
         self.make = lambda: Toolbox.options(num_cpus=config.toolbox.cpus, **options).remote(config, multiple, kind)  # type: ignore[attr-defined]
         self.workers = [_Worker(self.make()) for _ in range(config.toolbox.workers)]
@@ -280,7 +280,7 @@ class ToolboxPool:
                     if ping.result()[0] != worker.pid:
                         answer = ping.result()
                 except ActorDiedError as error:  # for good: it could not be made, or somebody else ended it
-                    told = own_error(error)
+                    told = unwrap_ray_error(error)
                     if isinstance(told, BadInput):
                         self._break(told)
                         raise told from None
@@ -327,7 +327,7 @@ class ToolboxPool:
             code = "timeout" if time.monotonic() - start >= limit else "crashed"
         except Exception as raised:  # by the method, or lost pictures
             for job in jobs:
-                self._refuse(job, own_error(raised) or raised)
+                self._refuse(job, unwrap_ray_error(raised) or raised)
         if code is None and not worn:
             self.idle.append(worker)
         else:
@@ -344,18 +344,18 @@ class ToolboxPool:
         again = len(jobs) > 1 or (code == "crashed" and not here and not jobs[0].retried)
         for job in reversed(jobs):
             if again:
-                job.until, job.quick, job.retried = job.until or start + self.deadline_s, False, len(jobs) == 1
+                job.until, job.quick, job.retried = job.until or start + self.timeout_s, False, len(jobs) == 1
                 self.slow.appendleft(job)
             else:
                 self.failures[code] += 1
-                self._forget(job).fail(code, self.deadline_s)
+                self._forget(job).fail(code, self.timeout_s)
 
     def _limit(self, jobs: list[_Job], now: float) -> float:
         """Seconds for a task: a batch gets a share of the deadline, a call from a failed batch what is left but not nothing."""
-        short = QUICK_SHARE * self.deadline_s
+        short = QUICK_SHARE * self.timeout_s
         if len(jobs) > 1:
             return short
-        return self.deadline_s if jobs[0].until is None else max(short, jobs[0].until - now)
+        return self.timeout_s if jobs[0].until is None else max(short, jobs[0].until - now)
 
     async def _ask(self, worker: _Worker, jobs: list[_Job], limit_s: float) -> tuple[list[tuple[Any, int]], bool]:
         if isinstance(jobs[0].work, list):

@@ -37,20 +37,20 @@ class Member:
 class Fleet:
     """Routes groups to generators that hold the current version; never touches pixels."""
 
-    def __init__(self, generators: list[ActorHandle], deadline_s: float = 600.0, load_timeout_s: float = 60.0):
+    def __init__(self, generators: list[ActorHandle], timeout_s: float = 600.0, load_timeout_s: float = 60.0):
         self.members = [Member(g) for g in generators]
-        self.deadline_s, self.load_timeout_s = deadline_s, load_timeout_s
+        self.timeout_s, self.load_timeout_s = timeout_s, load_timeout_s
         self.version: int | None = None
         self.failures: Counter[str] = Counter()
 
     async def rollout(
         self, question: Question, group_id: str, n: int, sampling: SamplingParams, operations: bool, max_turns: int
     ) -> tuple[Group, ray.ObjectRef]:
-        """One group and the reference to its views; retried on other generators until ``deadline_s`` seconds have passed.
+        """One group and the reference to its views; retried on other generators until ``timeout_s`` seconds have passed.
 
         Raises InfraFailure when no generator could do it in time; data errors of the question pass through.
         """
-        give_up = time.monotonic() + self.deadline_s
+        give_up = time.monotonic() + self.timeout_s
         while True:
             member, version = await self._pick(give_up), self.version
             member.running += n
@@ -74,7 +74,7 @@ class Fleet:
             await asyncio.sleep(0.05)
         causes = ", ".join(f"{k} x{v}" for k, v in self.failures.items()) or "no generator holds the current version"
         raise InfraFailure(
-            f"no generator was able to work for {self.deadline_s:g} s ({causes})",
+            f"no generator was able to work for {self.timeout_s:g} s ({causes})",
             fix="look at `ray status` and at the worker logs of the Ray session",
         )
 

@@ -49,7 +49,7 @@ def settings(learner: config.Learner, bfloat16: bool, device: torch.device) -> d
         "gradient_accumulation_steps": 1,
         # step() is the boundary: a batch has as many micro-batches as its lengths ask for.
         "managed_gradient_accumulation": False,
-        "gradient_clipping": learner.clip_norm,
+        "gradient_clipping": learner.max_grad_norm,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,
