@@ -214,7 +214,7 @@ def gradients(trainer: Trainer, samples: list[TrainSample], old: list[np.ndarray
         return apply(lr)
 
     trainer.zero.apply = keep  # type: ignore[method-assign]
-    loss = trainer.step(samples, "policy", old)["policy/loss"]
+    loss = trainer.update(samples, "policy", old)["policy/loss"]
     trainer.zero.apply = apply  # type: ignore[method-assign]
     return loss, found
 
@@ -304,7 +304,7 @@ async def roll(engine: HfEngine, trainer: Trainer, prompts: list[list[int]], rng
         log_probs[mask] = done.log_probs
         return TrainSample(np.asarray([*prompt, *done.tokens]), mask, log_probs, float(rng.normal()), [])
 
-    trainer.step(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
+    trainer.update(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
 
 
 def whole_row(report: Report, folder: Path, arguments: argparse.Namespace) -> None:

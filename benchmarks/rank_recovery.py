@@ -69,7 +69,7 @@ def learn(config: Config, data: Sequence[TrainSample], held_out: Sequence[TrainS
     trainer = Trainer(config.policy, config.learner, total_steps=max(1, steps), seed=config.run.seed)
     began, size = time.perf_counter(), len(data) // max(1, steps)
     for step in range(steps):
-        trainer.step(data[step * size : (step + 1) * size], "sft")
+        trainer.update(data[step * size : (step + 1) * size], "sft")
     seconds = time.perf_counter() - began
     trained = sum(p.numel() for p in trainer.zero.parameters.values())
     trainer.save(config.run.dir)

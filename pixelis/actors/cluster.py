@@ -178,14 +178,20 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
         actors.store_name = store
         actors.names = names("generator", config.engine.workers)
         actors.store = spawn(PolicyStore, config.run.dir, initial, name=store)
-        actors.scorers = [spawn(Scorer, config, num_cpus=config.rewards.cpus) for _ in range(config.rewards.workers)]
+        scorers = names("scorer", config.rewards.workers)
+        actors.scorers = [
+            spawn(Scorer, config, index, name=name, num_cpus=config.rewards.cpus) for index, name in enumerate(scorers)
+        ]
         engine = {"num_cpus": config.engine.cpus, "num_gpus": config.engine.gpus}
         actors.generators = [
             spawn(Generator, config, store, index, name=name, **engine) for index, name in enumerate(actors.names)
         ]
+        (embedder,) = names("states", 1)
         if config.rewards.needs_states:
-            actors.embedder = spawn(Embedder, config, num_cpus=config.engine.cpus, num_gpus=config.engine.gpus)
-        actors.coordinator = spawn(Coordinator, config, actors.generators, actors.scorers, actors.embedder, num_cpus=0)
+            actors.embedder = spawn(Embedder, config, name=embedder, **engine)
+        # Names, not handles: a handle among its arguments would live in the object store and could make a restart impossible.
+        stated = embedder if actors.embedder is not None else None
+        actors.coordinator = spawn(Coordinator, config, actors.names, scorers, stated, num_cpus=0)
         if learner:
             # The learner's trainer takes seconds to import, and meanwhile this process only waits.
             threading.Thread(target=importlib.import_module, args=("ray.train.torch",), daemon=True).start()

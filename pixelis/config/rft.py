@@ -110,7 +110,8 @@ class Rft(Section):
     algorithm: str | None = Field(
         None, description=f"named settings of rft.advantage and rft.loss, explicit keys win: {', '.join(ALGORITHMS)}"
     )
-    steps: int = Field(40, ge=1, description="optimizer steps")
+    steps: int = Field(40, ge=1, description="batches to learn from")
+    epochs: float = Field(0.0, ge=0, description="passes through the questions instead of `steps`; 0: `steps` counts")
     prompts_per_step: int = Field(32, ge=1, description="questions in a step")
     group_size: int = Field(8, ge=1, description="rollouts of a question")
     train_samples: int = Field(
@@ -120,6 +121,7 @@ class Rft(Section):
         "first", description="which ones: the first (TTRL), random ones, or with the spread of rewards that the group has"
     )
     minibatches: int = Field(1, ge=1, description="optimizer steps that a batch is cut into")
+    epochs_per_batch: int = Field(1, ge=1, description="passes through a batch; each has `minibatches` optimizer steps")
     max_off_policy_steps: int = Field(0, ge=0, description="steps that rollouts may lag behind the learner; 0 is exact on-policy")
     sampling: Sampling = Sampling()
     advantage: Advantage = Advantage()

@@ -21,7 +21,7 @@ import numpy as np
 
 from pixelis.datasets import cards
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.errors import BadInput
+from pixelis.errors import BadConfig, BadInput
 from pixelis.records import Demonstration, Question
 
 R = TypeVar("R", bound=Question)
@@ -101,6 +101,15 @@ def read_questions(
     if source.startswith("cards:"):
         return _read_cards(source, seed, start, limit or CARDS_QUESTIONS, epochs)
     return _read(source, Question, seed, start, limit, epochs, Tolerance(source, max_bad_rows, bad), shuffle_rows)
+
+
+def count_questions(source: str, limit: int = 0, max_bad_rows: float = 0) -> int:
+    """How many questions one pass through ``source`` has; BadConfig for `cards:` without a limit."""
+    if source.startswith("cards:"):
+        if not limit:
+            raise BadConfig(f"{source} has no end that an epoch could reach", fix="set data.limit, or steps instead of epochs")
+        return limit
+    return sum(1 for _ in read_questions(source, limit=limit, epochs=1, max_bad_rows=max_bad_rows))
 
 
 def asked(question: Question, source: str) -> Question:

@@ -124,9 +124,9 @@ def main() -> None:
     with (
         driver("ttrl"),
         run_folder(unlabelled(config), config.data.train),
-        cluster.placed(config, initial=config.policy.adapter) as actors,
+        cluster.placed(planned := rft.with_steps(config), initial=config.policy.adapter) as actors,
     ):
-        found = run(config, actors)
+        found = run(planned, actors)
         why = "the votes agree no further" if found["plateau"] else "rft.steps"
         print(f"{found['steps']} steps ({why}); {found['questions']} questions x {found['samples']} episodes")
         for name in ("agreement", "pass@1", "majority"):

@@ -24,10 +24,11 @@ from pixelis.policy.forward import FeatureCache, Features, concatenate, use_pack
 from pixelis.policy.log_probs import PolicyModule
 from pixelis.policy.lora import add_lora, lora_parameters
 from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, sft_loss, token_weights
+from pixelis.policy.minibatches import combine_metrics, minibatch_indices
 from pixelis.policy.model import default_device, load_model
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.policy.packing import PackedBatch, collate, pack
-from pixelis.policy.samples import CAUSES, TrainSample, unusable
+from pixelis.policy.samples import CAUSES, LearnerBatch, TrainSample, unusable
 from pixelis.telemetry import lineage
 
 Kind = Literal["sft", "policy"]
@@ -39,7 +40,8 @@ class Trainer:
 
     policy, learner, loss: from the configuration; total_steps: length of the learning-rate schedule; temperature: the one that
     rollouts are sampled at; adapter: where to start (None: the base model); label_smoothing: of the `sft` loss; ema: decay of the
-    average of the weights that is published, 0 for the newest. The reference of the KL term is the starting policy.
+    average of the weights that is published, 0 for the newest; minibatches, epochs: optimizer steps in one pass through a batch
+    of rollouts, and passes. The reference of the KL term is the starting policy.
     Raises BadConfig, MissingFile and BadInput before any memory is spent on the optimizer.
     """
 
@@ -55,9 +57,11 @@ class Trainer:
         adapter: Adapter | None = None,
         label_smoothing: float = 0.0,
         ema: float = 0.0,
+        minibatches: int = 1,
+        epochs: int = 1,
         device: torch.device | str | None = None,
     ):
-        self.label_smoothing, self.ema = label_smoothing, ema
+        self.label_smoothing, self.ema, self.minibatches, self.epochs = label_smoothing, ema, minibatches, epochs
         self.policy, self.learner, self.loss = policy, learner, loss or config.Loss()
         self.total_steps, self.seed = total_steps, seed
         if temperature <= 0:
@@ -84,7 +88,7 @@ class Trainer:
         self.reference = self.zero.weights() if self.loss.kl > 0 else None
         self.average = self.zero.weights() if ema else None
         self.kl_weight = self.loss.kl
-        self.step_count = self.skipped = self.skipped_in_a_row = 0
+        self.batches = self.step_count = self.skipped = self.skipped_in_a_row = 0
 
     @property
     def is_first(self) -> bool:
@@ -128,7 +132,28 @@ class Trainer:
         """Learning rate of the coming step. One that was skipped leaves it as it was."""
         return learning_rate(self.learner, self.step_count - self.skipped, self.total_steps)
 
-    def step(
+    def step(self, batch: LearnerBatch) -> dict[str, float]:
+        """Learn from one batch; metrics of all its optimizer steps. Ratios are to the weights before the first of them.
+
+        Raises what `update` raises, but for an optional batch without a usable sample.
+        """
+        self.batches += 1
+        steps, samples = [], batch.samples
+        try:
+            if batch.kind == "sft" or self.minibatches * self.epochs == 1:
+                return self.update(samples, batch.kind, **batch.options)
+            old = self.log_probs(samples)
+            for indices in minibatch_indices(len(samples), self.minibatches, self.epochs, (self.seed, batch.step)):
+                if sum_over_workers([float(len(indices))])[0]:
+                    part = [samples[i] for i in indices]
+                    steps.append(self.update(part, batch.kind, [old[i] for i in indices], **batch.options))
+        except DataFailure as error:
+            if not batch.optional or error.code != "no_usable_sample":
+                raise
+            steps.append({"evolve/skipped": 1.0})
+        return combine_metrics(steps)
+
+    def update(
         self,
         samples: Sequence[TrainSample],
         kind: Kind = "policy",
@@ -439,7 +464,7 @@ class Trainer:
     def save(self, run_dir: str | Path, extra: Mapping[str, Any] | None = None, name: int | None = None) -> Path:
         """Write a complete checkpoint and prune to `learner.keep`; returns its folder. `extra`: the caller's own state, JSON.
 
-        name: number in the folder's name instead of the count of steps.
+        name: number in the folder's name instead of the count of optimizer steps.
         """
         adapter, moments = self.adapter(), self.zero.moments()
         step = self.step_count if name is None else name

@@ -81,7 +81,7 @@ def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callabl
     # The learner's own step on the whole batch; with a KL term a rollout without advantage counts too.
     trainer = Trainer(config.policy, config.learner, config.rft.loss, total_steps=1, device="cpu")
     try:
-        metrics = trainer.step(samples)
+        metrics = trainer.update(samples)
     finally:
         trainer.close()
     assert metrics["learner/trained_sequences"] == len(asked) * GROUP

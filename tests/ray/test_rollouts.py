@@ -57,7 +57,7 @@ def learn(
         shares = ray.get([coordinator.next_batch.remote(rank, world, step) for rank in range(world)], timeout=240)
         taken.append(shares)
         version = after(step) if after else version
-        ray.get(coordinator.stepped.remote(step, version), timeout=120)
+        ray.get(coordinator.step_done.remote(step, version), timeout=120)
     assert ray.get(coordinator.next_batch.remote(0, world, steps), timeout=60) is None
     return taken
 
