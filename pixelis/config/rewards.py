@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from pixelis.config.reward_presets import REWARD_PRESETS
+from pixelis.config.presets.rewards import REWARD_PRESETS
 from pixelis.config.section import Section, fill_in
 
 

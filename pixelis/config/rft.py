@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from pixelis.config.algorithms import ALGORITHMS
 from pixelis.config.parts import Sampling
+from pixelis.config.presets.algorithms import ALGORITHMS
 from pixelis.config.section import Section, fill_in
 
 

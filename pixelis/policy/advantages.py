@@ -2,7 +2,7 @@
 
 An advantage belongs to a whole trajectory. A rollout without a reward (unscored) or excluded by its stop reason has none (None):
 it counts neither in the statistics nor in the loss. Sources stand beside each function; the named combinations in
-`pixelis.config.algorithms`.
+`pixelis.config.presets.algorithms`.
 """
 
 from __future__ import annotations

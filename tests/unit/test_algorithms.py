@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from pixelis import config
-from pixelis.config.algorithms import ALGORITHMS
+from pixelis.config.presets.algorithms import ALGORITHMS
 from pixelis.errors import BadConfig
 from pixelis.policy.advantages import batch_advantages
 from pixelis.policy.losses import SURROGATES, Spans, Totals, metric_names, policy_loss, token_weights
