@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pixelis.config.presets.algorithms import BASELINES, GROUP_BASELINES, find_function
+from pixelis.config.presets.algorithms import GROUP_BASELINES, find_function
 from pixelis.errors import BadConfig, DataFailure
 
 if TYPE_CHECKING:
@@ -132,13 +132,14 @@ def _of_group(rewards: Scored, settings: config.Advantage) -> Scored:
 
 
 def _call(rewards: Scored, settings: config.Advantage) -> tuple[Scored, float | None]:
-    """What the advantage function returns for a group, and the deviation beside it, None for that of the rewards."""
+    """What the advantage function returns for a group, and the divisor of scale=std beside it, None for the rewards' own.
+
+    Raises BadConfig for a function of a user's own that returns something else than a finite number for each reward.
+    """
     result = find_function("advantage", settings.baseline)(list(rewards), settings)
-    advantages, deviation = result if isinstance(result, tuple) else (result, None)
-    if settings.baseline in BASELINES:
-        return advantages, deviation
     try:
-        advantages, deviation = [float(a) for a in advantages], None if deviation is None else float(deviation)
+        advantages, deviation = result if isinstance(result, tuple) else (result, None)
+        advantages = [float(a) for a in advantages]
         fits = len(advantages) == len(rewards) and all(map(math.isfinite, [*advantages, deviation or 0.0]))
     except (TypeError, ValueError):
         fits = False

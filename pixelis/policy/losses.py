@@ -192,8 +192,8 @@ def _surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor,
     result = find_function("surrogate", settings.surrogate)(ratio, new, advantages, settings)
     if settings.surrogate in SURROGATES:
         return result
-    gain, sums = result if isinstance(result, tuple) else (result, {})
-    if not isinstance(gain, torch.Tensor) or gain.shape != new.shape:
+    gain, sums = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if not isinstance(gain, torch.Tensor) or gain.shape != new.shape or not isinstance(sums, dict):
         returned = list(gain.shape) if isinstance(gain, torch.Tensor) else type(gain).__name__
         raise BadConfig(
             f"rft.loss.surrogate {settings.surrogate} returned {returned} for {len(new)} tokens",
