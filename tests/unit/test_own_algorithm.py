@@ -67,6 +67,7 @@ LAMBDAS = Algorithm(advantage=lambda rewards, settings: list(rewards), surrogate
 UNKNOWN_KEY = Algorithm({"loss": {"clip_hihg": 0.3}})
 BAD_VALUE = Algorithm({"loss": {"clip_high": -1}})
 TWICE = Algorithm({"advantage": {"baseline": "loo"}})
+FLAT = Algorithm({"loss": 3})
 NESTED = Algorithm({"algorithm": "dapo"})
 NO_SUCH_BASELINE = Algorithm(advantage="mena")
 WRONG_PARAMETERS = Algorithm(surrogate=lambda ratio: ratio)
@@ -244,6 +245,7 @@ def test_a_function_cannot_change_the_rewards(module):
         ),
         ("rft.algorithm=own_module:BAD_VALUE", "rft.loss.clip_high: Input should be greater than 0"),
         ("rft.algorithm=own_module:TWICE", "set `advantage=` of the Algorithm instead"),
+        ("rft.algorithm=own_module:FLAT", "the settings of own_module:FLAT are no nested dict"),
         ("rft.algorithm=own_module:NESTED", "names another algorithm"),
         ("rft.algorithm=own_module:NO_SUCH_BASELINE", "no baseline `mena` (did you mean `mean`?)"),
         ("rft.algorithm=own_module:WRONG_PARAMETERS", "does not take (ratio, log_probs, advantages, settings)"),

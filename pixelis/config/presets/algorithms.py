@@ -264,6 +264,10 @@ def algorithm_settings(name: str) -> dict[str, Any]:
         check_name("algorithm", name, ALGORITHMS, ", or your own as package.module:NAME")
         algorithm = ALGORITHMS[name]
     settings = algorithm.settings
+    if not isinstance(settings, dict) or not all(
+        isinstance(settings.get(section, {}), dict) for section in ("advantage", "loss")
+    ):
+        raise BadConfig(f"rft.algorithm: the settings of {name} are no nested dict", fix='write {"loss": {"clip_high": 0.3}}')
     if "algorithm" in settings:
         raise BadConfig(f"rft.algorithm: {name} names another algorithm", fix="copy the settings with dataclasses.replace")
     for part, (path, *_) in FUNCTIONS.items():
