@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pixelis.actors import cluster
 from pixelis.config import Config, absolute, load
-from pixelis.config.algorithms import ALGORITHMS
-from pixelis.config.reward_presets import REWARD_PRESETS
+from pixelis.config.presets.algorithms import ALGORITHMS
+from pixelis.config.presets.rewards import REWARD_PRESETS
 from pixelis.jobs import rft
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.telemetry import events

@@ -325,11 +325,15 @@ class Trainer:
             if found:
                 for name, number in zip(found, torch.stack(list(found.values())).tolist(), strict=True):
                     sums[name] = max(sums[name], number) if name.endswith("_max") else sums[name] + number
+        else:
+            sums.update({name: sums[name] for name in found})  # metrics of an own surrogate, known on every worker
 
     def _metrics(self, kind: Kind, sums: Mapping[str, float], trained: int) -> dict[str, float]:
         names = ["entropy", "nll"]
         if kind == "policy":
             names = metric_names(self.loss, self._kl_in_loss) + names
+            own = sorted(sums.keys() - {*names, "loss", "policy_tokens"})
+            names = [n for n in own if n.endswith("_max")] + names + [n for n in own if not n.endswith("_max")]
         largest = sum(name.endswith("_max") for name in names)
         local = [sums.get(n, 0.0) for n in (*names, "loss", "policy_tokens")]
         *found, loss, tokens = sum_over_workers(local, largest=largest)
