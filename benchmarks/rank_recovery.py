@@ -30,7 +30,7 @@ from pixelis.config import Config, Engine, absolute, load
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations, read_questions
 from pixelis.dialogue.agent import Limits, run_episode
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.engines.hf import HfEngine
 from pixelis.jobs import ranks
 from pixelis.operations import execute

@@ -40,7 +40,7 @@ from pixelis.actors import cluster
 from pixelis.actors.serving import Online
 from pixelis.config import Config, load
 from pixelis.datasets.questions import read_questions
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.jobs.serve import serving
 from pixelis.operations.media import load_image
 from pixelis.records import Question, new_id

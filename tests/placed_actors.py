@@ -18,7 +18,7 @@ import ray
 from pixelis.actors import cluster
 from pixelis.actors.coordinator import Coordinator
 from pixelis.config import Config, parse
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.policy.adapters import Adapter
 from pixelis.policy.lora import adapted_layers
 from pixelis.policy.model import load_model

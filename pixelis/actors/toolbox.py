@@ -24,10 +24,10 @@ import numpy as np
 import ray
 
 from pixelis.config import Config
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.errors import BadImage, PixelisError
 from pixelis.operations import Scene, execute, select
 from pixelis.operations.media import first_look, open_media
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Media, Observation
 

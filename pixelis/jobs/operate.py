@@ -305,9 +305,9 @@ def _is_picture(path: Path, request: Request) -> bool:
 
 def _scene(request: Request, media: np.ndarray | Clip, about: dict[str, Any], settings: Toolbox) -> tuple[Scene, str, int]:
     """The scene after the earlier results, the id to work on, and the number of the observation to come."""
-    from pixelis.dialogue.pixels import PixelBudget
     from pixelis.operations import Scene
     from pixelis.operations.operation import UNBOUNDED
+    from pixelis.operations.pixel_budget import PixelBudget
     from pixelis.operations.video import Clip
     from pixelis.records import ImageView
 

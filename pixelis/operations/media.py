@@ -15,8 +15,8 @@ import numpy as np
 from PIL import Image, ImageChops, ImageCms, ImageOps, TiffImagePlugin
 
 from pixelis.config import Dialogue, Toolbox
-from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.errors import BadImage, BadInput, MissingFile
+from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import Clip, open_clip
 from pixelis.records import ImageView, Media
 

@@ -28,7 +28,7 @@ from pixelis.config import Config, Loss, load
 from pixelis.datasets.demonstration_stream import played
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_questions
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.evolution import audit
 from pixelis.operations.media import load_image
 from pixelis.policy.adapters import load_adapter, save_adapter

@@ -25,7 +25,7 @@ from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.scorer import Scorer
 from pixelis.config import parse
 from pixelis.datasets.questions import read_questions
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import InfraFailure
 from pixelis.policy.adapters import save_adapter
 from pixelis.records import Group

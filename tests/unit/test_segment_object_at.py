@@ -16,10 +16,10 @@ from skimage.filters import sobel
 from skimage.segmentation import watershed
 
 from pixelis.config import Toolbox
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.errors import BadConfig, MissingFile
 from pixelis.operations import Scene, execute, masks, sam, segmenters
 from pixelis.operations.media import load_image
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.segment_object_at import SegmentObjectAt
 from pixelis.records import Action, ImageView
 
