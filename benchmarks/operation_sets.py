@@ -22,7 +22,7 @@ from sklearn.datasets import load_sample_images
 
 from pixelis.datasets.synthesis import pasting
 from pixelis.datasets.synthesis.pasting import Edges
-from pixelis.operations.media import load_image
+from pixelis.operations.image import load_image
 
 # The makers of clips belong to the tests: both must speak of the same containers and motions.
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "unit"))

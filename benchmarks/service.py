@@ -39,10 +39,10 @@ from benchmarks.harness import Ratio, Report, percentile, seconds
 from pixelis.actors import cluster
 from pixelis.actors.serving import Online
 from pixelis.config import Config, load
+from pixelis.datasets import cards
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import SamplingParams
 from pixelis.jobs.serve import serving
-from pixelis.operations.media import load_image
 from pixelis.records import Question, new_id
 
 PAUSE_S = 0.15
@@ -79,7 +79,7 @@ def running(adapter: str, folder: str, overrides: list[str], format: str) -> Ite
 
 def _request(question: Question, format: str) -> tuple[Question, dict[str, Any]]:
     buffer = io.BytesIO()
-    picture = Image.fromarray(load_image(question.media[0].uri, 2**26, 2**26))
+    picture = Image.fromarray(cards.render(question.media[0].uri))
     picture.save(buffer, format=format, **({"quality": 92} if format == "jpeg" else {"compress_level": 1}))
     url = f"data:image/{format};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
     media = [question.media[0].model_copy(update={"uri": url})]

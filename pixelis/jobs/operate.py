@@ -245,7 +245,7 @@ def _listed() -> str:
 
 def _open(request: Request, settings: Toolbox) -> tuple[np.ndarray | Clip, dict[str, Any]]:
     """The picture or clip, and what the result says about it."""
-    from pixelis.operations.media import open_media
+    from pixelis.datasets.media import open_media
     from pixelis.operations.video import Clip
     from pixelis.records import Media
 
@@ -293,7 +293,7 @@ def _is_picture(path: Path, request: Request) -> bool:
     """Looks at the content: names lie. An animation is a clip for the operations that need one."""
     from PIL import Image
 
-    from pixelis.operations.media import FORMATS
+    from pixelis.operations.image import FORMATS
 
     moving = request.frame is not None or _normal(request.operation) in ("track_object", "select_frames")
     try:

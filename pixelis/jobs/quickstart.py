@@ -26,13 +26,13 @@ import ray
 from PIL import Image
 
 from pixelis.actors import cluster, report
-from pixelis.config import Config, from_command_line
+from pixelis.config import Config, Toolbox, from_command_line
+from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.jobs import evaluate, rft, serve, sft
 from pixelis.jobs.driver import driver, run_folder, watch
-from pixelis.operations.media import load_image
 from pixelis.policy import checkpoint
 from pixelis.records import Question
 from pixelis.rewards.scorers import canonical
@@ -223,8 +223,9 @@ def newest(actors: cluster.Actors, kind: str, default: int = 0) -> int:
 def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
     """Ask the served agent a question about its picture; the truth stays here and is only put beside the reply."""
     buffer = io.BytesIO()
-    picture = Image.fromarray(load_image(question.media[0].uri, max_bytes=2**26, max_pixels=2**26))
-    picture.save(buffer, format="PNG", compress_level=1)
+    picture = open_media(question.media[0], Toolbox())
+    assert isinstance(picture, np.ndarray), "the quickstart asks about still pictures"
+    Image.fromarray(picture).save(buffer, format="PNG", compress_level=1)
     image = "data:image/png;base64," + b64encode(buffer.getvalue()).decode("ascii")
     body = {"question": question.question, "image": image, "learn": learn}
     reply = httpx.post(f"{url}/v1/agent", json=body, timeout=120)

@@ -23,12 +23,12 @@ from typing import Any
 
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.questions import read_questions
-from pixelis.datasets.refinement import filters, gates, sets
+from pixelis.datasets.refinement import data_card, filters, gates, sets
 from pixelis.datasets.refinement.episodes import Episodes
 from pixelis.datasets.refinement.pipeline import Refinery, records
 from pixelis.jobs.driver import driver, run_folder, watch
 from pixelis.rewards.tools import Tools
-from pixelis.telemetry import data_card, lineage
+from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import Steps
 
 

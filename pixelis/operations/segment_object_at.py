@@ -11,10 +11,10 @@ from pixelis.config import Toolbox
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import geometry, segmenters
 from pixelis.operations.draw import annotate
-from pixelis.operations.masks import Mask
+from pixelis.operations.masks import Mask, Segment
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Shown, Target
 from pixelis.operations.pixel_budget import fit
-from pixelis.operations.segmenters import Segment, segment
+from pixelis.operations.segmenters import segment
 from pixelis.records import Box
 
 TRUST = {"grabcut": "grabcut, from colours and edges alone: approximate", "sam": "sam"}

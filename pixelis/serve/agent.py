@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy, vote
-from pixelis.operations.media import load_image
+from pixelis.operations.image import load_image
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
 from pixelis.serve.backends import Backends
