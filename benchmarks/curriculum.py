@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks.harness import machine
 from pixelis.actors import cluster
 from pixelis.config import Config, absolute, load
+from pixelis.datasets import packaged
 from pixelis.datasets.curriculum import LEVELS
-from pixelis.datasets.synthesis import packaged
 from pixelis.datasets.synthesis.studio import Studio
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import DataFailure

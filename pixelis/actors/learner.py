@@ -25,6 +25,7 @@ from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.distributed import place, sum_over_workers
 from pixelis.policy.samples import TrainSample, from_trajectory
 from pixelis.records import Group
+from pixelis.telemetry import lineage
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import Tracker, publish
 
@@ -239,7 +240,8 @@ def work(job: dict[str, Any]) -> None:
     state = trainer.restore(latest) if latest is not None else {}
 
     def save(folder: str) -> None:
-        trainer.save(folder, {**state, **(stream.keep() if trainer.is_first else {})}, name=step)
+        kept = stream.keep() if trainer.is_first else {}
+        trainer.save(folder, {**state, **kept}, name=step, lineage=lineage.of_checkpoint(folder))
 
     log, tracker = EventLog(config.run.dir), Tracker(config) if trainer.is_first else None
     stream.begin(step, trainer, state)

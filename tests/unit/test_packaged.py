@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pixelis.config import Toolbox
-from pixelis.datasets import cards
+from pixelis.datasets import cards, packaged, pasting
 from pixelis.datasets.media import open_media
-from pixelis.datasets.synthesis import grounding, packaged, pasting
+from pixelis.datasets.synthesis import grounding
 from pixelis.errors import BadInput
 from pixelis.operations import masks
 from pixelis.operations.video import Clip

@@ -23,9 +23,8 @@ from pixelis.operations.draw import annotate, shrink
 from pixelis.operations.media import spread
 from pixelis.operations.video import Clip
 from pixelis.records import Action, Demonstration, ImageView, Step, StopReason, Trajectory, Turn
-from pixelis.telemetry.events import plain
+from pixelis.telemetry.events import as_number, plain
 from pixelis.telemetry.findings import frame_key, wanted_frames
-from pixelis.telemetry.metrics import as_number
 from pixelis.telemetry.pages import EpisodePage, render_page
 from pixelis.telemetry.report import POLICY
 from pixelis.telemetry.style import STYLE
