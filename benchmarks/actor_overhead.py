@@ -22,13 +22,14 @@ from benchmarks.harness import Ratio, Report
 from pixelis.actors.generator import Generator
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import Config, load
+from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.agent import Episode, Limits, run_episode
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.dialogue.render import Renderer
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.operations import Scene, execute, select
-from pixelis.operations.media import first_look, open_media
+from pixelis.operations.media import first_look
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.policy.model_path import resolve
 from pixelis.records import Action, Group, ImageView, Question
 

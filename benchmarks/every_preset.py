@@ -13,7 +13,7 @@ import itertools
 import math
 from pathlib import Path
 
-from pixelis.actors import cluster
+from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.config.presets.algorithms import ALGORITHMS
 from pixelis.config.presets.rewards import REWARD_PRESETS
@@ -65,7 +65,7 @@ def main() -> None:
     with driver("every_preset"):
         for algorithm, preset in pairs:
             config = config_of(args.dir.absolute() / f"{algorithm}-{preset}", algorithm, preset, args.adapter)
-            with run_folder(config), cluster.placed(config, initial=config.policy.adapter) as actors:
+            with run_folder(config), placement.placed(config, initial=config.policy.adapter) as actors:
                 rft.run(config, actors)
             problem = check(config)
             failed += [algorithm] if problem else []

@@ -30,7 +30,7 @@ import transformers
 
 from benchmarks.harness import CLOCKS, Report, compare, seconds
 from pixelis import config
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.engines.hf import HfEngine
 from pixelis.errors import MissingDependency
 from pixelis.nano.architecture import build, save

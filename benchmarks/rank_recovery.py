@@ -28,13 +28,14 @@ import numpy as np
 from benchmarks.harness import machine
 from pixelis.config import Config, Engine, absolute, load
 from pixelis.datasets.demonstrations import Player
+from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_demonstrations, read_questions
 from pixelis.dialogue.agent import Limits, run_episode
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.engines.hf import HfEngine
 from pixelis.jobs import ranks
 from pixelis.operations import execute
-from pixelis.operations.media import first_look, open_media
+from pixelis.operations.media import first_look
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model_path import resolve

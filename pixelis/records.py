@@ -21,6 +21,9 @@ Box = tuple[float, float, float, float]
 Point = tuple[float, float]
 """x, y, each 0..1 of a *named* observation."""
 
+Coordinates = Literal["thousand", "pixels", "unit"]
+"""The scale in which a model writes places: 0..1000, pixels of the view, or 0..1."""
+
 
 def new_id(prefix: str) -> str:
     """A fresh id such as ``traj_3f9c…``."""

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import ray
 
-from pixelis.actors import cluster
+from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import Coordinator
 from pixelis.config import Config, parse
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.policy.adapters import Adapter
 from pixelis.policy.lora import adapted_layers
 from pixelis.policy.model import load_model
@@ -31,7 +31,7 @@ class Placed:
     """Actors of one job, and what they were placed with."""
 
     config: Config
-    actors: cluster.Actors
+    actors: placement.Actors
     adapter: Adapter
 
     def coordinator(self, **rft: Any) -> Any:

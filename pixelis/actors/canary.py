@@ -10,7 +10,7 @@ from ray.actor import ActorHandle
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
 from pixelis.config import Config, RewardWeights
 from pixelis.datasets.questions import read_questions
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation.metrics import correctness
 from pixelis.records import Group, Question

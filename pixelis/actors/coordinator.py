@@ -31,7 +31,7 @@ from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.questions import asked, read_questions
 from pixelis.datasets.stream import question_stream
 from pixelis.dialogue.dialects import offered
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import DataFailure, InfraFailure, PixelisError
 from pixelis.evaluation.metrics import summarise
 from pixelis.records import Group, Question

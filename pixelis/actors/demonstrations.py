@@ -19,7 +19,6 @@ from ray.actor import ActorHandle
 
 from pixelis.actors import report
 from pixelis.actors.batch_sources import BatchSource
-from pixelis.actors.cluster import Actors
 from pixelis.actors.rollouts import StepResult
 from pixelis.actors.weights import WeightPublisher
 from pixelis.config import Config
@@ -31,6 +30,7 @@ from pixelis.policy.model_path import resolve
 from pixelis.policy.samples import LearnerBatch, TrainSample
 
 if TYPE_CHECKING:
+    from pixelis.actors.placement import Actors
     from pixelis.policy.train_step import Trainer
 
 NAMED = 5

@@ -21,7 +21,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from pixelis.config import Config
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.records import Group, Question, Turn
 

@@ -21,7 +21,7 @@ from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter, Reservation, RolloutRequest
 from pixelis.actors.rollout_buffer import ScoredGroup, Selection
 from pixelis.config import Config
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation.batches import NO_MAJORITY, batch_metrics, learnt_votes
 from pixelis.policy.advantages import assign_advantages, group_rewards, usable

@@ -24,10 +24,11 @@ import numpy as np
 import ray
 
 from pixelis.config import Config
-from pixelis.dialogue.pixels import PixelBudget
+from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage, PixelisError
 from pixelis.operations import Scene, execute, select
-from pixelis.operations.media import first_look, open_media
+from pixelis.operations.media import first_look
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Media, Observation
 

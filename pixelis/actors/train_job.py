@@ -13,6 +13,7 @@ from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.samples import LearnerBatch
+from pixelis.telemetry import lineage
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import Tracker, publish
 
@@ -91,7 +92,8 @@ class Checkpoints:
 
     def _save(self, folder: str) -> None:
         own = self.source.state() if self.trainer.is_first else {}
-        self.trainer.save(folder, {**self.state, **own}, name=self.trainer.batches)
+        made_from = lineage.of_checkpoint(folder)
+        self.trainer.save(folder, {**self.state, **own}, name=self.trainer.batches, lineage=made_from)
 
 
 class StepLog:

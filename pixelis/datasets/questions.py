@@ -148,9 +148,8 @@ def rows_of(source: str, kind: type[Question] = Question) -> Iterator[Question |
     Raises MissingFile and BadInput for a source that cannot be read at all.
     """
     # Who plays with cards alone need not wait for what the other sources import.
-    from pixelis.datasets import families
+    from pixelis.datasets import families, packaged
     from pixelis.datasets.rows import read_records
-    from pixelis.datasets.synthesis import packaged
 
     if source.startswith("packaged:") or families.is_family(source):
         if not issubclass(Question, kind):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pixelis.actors import cluster, learner
+from pixelis.actors import learner, placement
 from pixelis.actors.batch_sources import RolloutSource
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.weights import WeightPublisher
@@ -24,7 +24,7 @@ from pixelis.jobs.dry_run import checks
 SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/calls", "rollout/seconds", "learner/seconds")
 
 
-def run(config: Config, actors: cluster.Actors, over: Callable[[], bool] = lambda: False) -> Path:
+def run(config: Config, actors: placement.Actors, over: Callable[[], bool] = lambda: False) -> Path:
     """Train to ``rft.steps`` or to a stop, on actors that are already placed; returns the last checkpoint.
 
     ``over`` is asked every second: True ends the run after the step that is being made.
@@ -66,7 +66,7 @@ def main() -> None:
     with (
         driver("rft"),
         run_folder(config, config.data.train),
-        cluster.placed(planned := with_steps(config), initial=config.policy.adapter) as actors,
+        placement.placed(planned := with_steps(config), initial=config.policy.adapter) as actors,
     ):
         print(f"checkpoint: {run(planned, actors)}")
 

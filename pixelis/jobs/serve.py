@@ -27,7 +27,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis import config as configuration
-from pixelis.actors import cluster, learner
+from pixelis.actors import cluster, learner, placement
 from pixelis.actors.batch_sources import UpdateSource
 from pixelis.actors.serving import Online, online
 from pixelis.actors.train_job import TrainJob
@@ -48,7 +48,7 @@ RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
 
 
 @contextmanager
-def serving(config: Config, actors: cluster.Actors) -> Iterator[tuple[str, Online]]:
+def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, Online]]:
     """The service on placed actors: its base URL, and what remembers and learns behind it."""
     with online(config, actors) as behind:
         try:
@@ -57,7 +57,7 @@ def serving(config: Config, actors: cluster.Actors) -> Iterator[tuple[str, Onlin
             app.stop()
 
 
-def backends(actors: cluster.Actors, behind: Online) -> Backends:
+def backends(actors: placement.Actors, behind: Online) -> Backends:
     """The names by which a gateway finds these actors."""
     names = behind.names
     return Backends(
@@ -69,7 +69,7 @@ def backends(actors: cluster.Actors, behind: Online) -> Backends:
     )
 
 
-def evolve(config: Config, actors: cluster.Actors, evolution: ActorHandle) -> Path | None:
+def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> Path | None:
     """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if any."""
     e = config.evolution
     # Traffic has no end that a warm-up or a schedule could be a share of; an update is one step, which the KL guard judges whole.
@@ -90,7 +90,7 @@ class Learning:
     A service answers without its learner: failures are told to Evolution, which alerts, and never end it.
     """
 
-    def __init__(self, config: Config, actors: cluster.Actors, behind: Online):
+    def __init__(self, config: Config, actors: placement.Actors, behind: Online):
         self.config, self.actors, self.evolution = config, actors, behind.evolution
         self.failed: PixelisError | None = None
         self.stopping = threading.Event()
@@ -146,7 +146,7 @@ class System:
             self.stack.enter_context(run_folder(config))
             initial = config.policy.adapter
             # Fixed names: gateways that outlive this replica find its successor's actors by them.
-            placed = cluster.placed(config, learner=config.evolution.enabled, initial=initial, job="serve")
+            placed = placement.placed(config, learner=config.evolution.enabled, initial=initial, job="serve")
             actors = self.stack.enter_context(placed)
             behind = self.stack.enter_context(online(config, actors, job="serve"))
             self.names = backends(actors, behind)
@@ -179,7 +179,7 @@ def main() -> None:
     with (
         driver("serve"),
         run_folder(config),
-        cluster.placed(config, learner=config.evolution.enabled, initial=config.policy.adapter) as actors,
+        placement.placed(config, learner=config.evolution.enabled, initial=config.policy.adapter) as actors,
         serving(config, actors) as (url, behind),
     ):
         print(f"serving on {url}  (open it in a browser, try {url}/healthz; Ctrl-C ends)", flush=True)

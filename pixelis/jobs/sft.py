@@ -13,7 +13,7 @@ from pathlib import Path
 import ray
 from ray.actor import ActorHandle
 
-from pixelis.actors import cluster, learner
+from pixelis.actors import cluster, learner, placement
 from pixelis.actors.demonstrations import DemonstrationSource, Schedule
 from pixelis.actors.train_job import TrainJob
 from pixelis.config import Config, from_command_line
@@ -59,14 +59,14 @@ def run(config: Config) -> Path:
 
 
 @contextmanager
-def placed(config: Config, episodes: bool) -> Iterator[cluster.Actors | None]:
+def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
     """A cluster, with the actors of episodes when the policy is evaluated by them."""
     if episodes:
-        with cluster.placed(config, initial=config.policy.adapter) as actors:
+        with placement.placed(config, initial=config.policy.adapter) as actors:
             yield actors
         return
     cluster.connect(config)
-    cluster.preflight(config, learner=True, rollouts=False)
+    placement.preflight(config, learner=True, rollouts=False)
     yield None
 
 

@@ -29,7 +29,6 @@ from pixelis.policy.model import default_device, load_model
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.policy.packing import PackedBatch, collate, pack
 from pixelis.policy.samples import CAUSES, LearnerBatch, TrainSample, unusable
-from pixelis.telemetry import lineage
 
 Kind = Literal["sft", "policy"]
 STATE_FORMAT = 1
@@ -465,10 +464,17 @@ class Trainer:
         self.average = self.zero.weights() if self.ema else None
         self.skipped_in_a_row = 0
 
-    def save(self, run_dir: str | Path, extra: Mapping[str, Any] | None = None, name: int | None = None) -> Path:
+    def save(
+        self,
+        run_dir: str | Path,
+        extra: Mapping[str, Any] | None = None,
+        name: int | None = None,
+        lineage: Mapping[str, Any] | None = None,
+    ) -> Path:
         """Write a complete checkpoint and prune to `learner.keep`; returns its folder. `extra`: the caller's own state, JSON.
 
-        name: number in the folder's name instead of the count of optimizer steps.
+        name: number in the folder's name instead of the count of optimizer steps. lineage: the record that the checkpoint
+        carries of what it was made from, as `telemetry.lineage.of_checkpoint` gives it.
         """
         adapter, moments = self.adapter(), self.zero.moments()
         step = self.step_count if name is None else name
@@ -489,8 +495,7 @@ class Trainer:
                 "extra": dict(extra or {}),
             }
             headers = {FILES[adapter.kind]: adapter.metadata()}
-            made_from = lineage.inherited(folder, "checkpoint")
-            notes = {"lineage": made_from} if made_from else {}
+            notes = {"lineage": lineage} if lineage else {}
             checkpoint.write(run_dir, step, {k: v for k, v in tensors.items() if v}, state, self.learner.keep, headers, notes)
         dist.barrier()
         return folder

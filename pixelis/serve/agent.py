@@ -21,10 +21,10 @@ from ray.exceptions import RayError
 
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult, RouterTimeouts, TurnUpdate
 from pixelis.config import Config
-from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy, vote
-from pixelis.operations.media import load_image
+from pixelis.operations.image import load_image
+from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
 from pixelis.serve.backends import Backends
 from pixelis.serve.events import Answer, Ask, Pictures, TurnEvent

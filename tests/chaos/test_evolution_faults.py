@@ -27,12 +27,12 @@ from pixelis.actors.memory import place_shards
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, Loss, load
+from pixelis.datasets import cards
 from pixelis.datasets.demonstration_stream import played
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_questions
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.evolution import audit
-from pixelis.operations.media import load_image
 from pixelis.policy.adapters import load_adapter, save_adapter
 from pixelis.policy.model_path import resolve
 from pixelis.policy.train_step import Trainer
@@ -87,7 +87,7 @@ class Service:
         self.actors = [self.evolution, serving, canary, self.store, *shards]
         namespace = ray.get_runtime_context().namespace
         self.agent = Agent(settings, Backends((f"{name}-0",), namespace, name, tuple(memory)))
-        picture = png_url(load_image(some_questions()[0].media[0].uri, 2**26, 2**26))
+        picture = png_url(cards.render(some_questions()[0].media[0].uri))
         self.ask = Ask(some_questions()[0].question, [picture], 8, SamplingParams(1.0, 1.0, 24, 0), operations=False)
         self.answers: list[tuple[float, Answer]] = []
         self.loop = asyncio.new_event_loop()

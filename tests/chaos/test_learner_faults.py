@@ -19,7 +19,7 @@ from uuid import uuid4
 import pytest
 import ray
 
-from pixelis.actors import cluster, learner
+from pixelis.actors import learner, placement
 from pixelis.actors.batch_sources import RolloutSource
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.weights import WeightPublisher
@@ -47,7 +47,7 @@ def config(folder: Path, *more: str) -> Config:
 
 
 def train(settings: Config) -> Path:
-    with run_folder(settings, settings.data.train), cluster.placed(settings) as actors:
+    with run_folder(settings, settings.data.train), placement.placed(settings) as actors:
         return rft.run(settings, actors)
 
 
@@ -229,7 +229,7 @@ def test_f05_f03_a_stopped_run_goes_on_as_if_it_had_not_been_also_when_its_learn
     at = len(events.read(folder, "step/policy"))
     assert 4 <= at < BEFORE
     settings = config(folder, "learner.checkpoint_every=1", "learner.max_failures=3")
-    with run_folder(settings, settings.data.train), cluster.placed(settings) as actors:
+    with run_folder(settings, settings.data.train), placement.placed(settings) as actors:
         weights = Killed(actors.store, "rft")
         weights.folder = str(folder)
         source = RolloutSource(settings, actors.coordinator, weights)

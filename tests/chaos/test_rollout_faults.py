@@ -20,12 +20,12 @@ import ray
 from chaos_rewards import FAULTS, kind
 from placed_actors import Asker, Placed, alone, check_group, health, kill, random_adapter, said, until
 
-from pixelis.actors import cluster
+from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.scorer import Scorer
 from pixelis.config import parse
 from pixelis.datasets.questions import read_questions
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import InfraFailure
 from pixelis.policy.adapters import save_adapter
 from pixelis.records import Group
@@ -53,7 +53,7 @@ def placed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     )
     adapter = random_adapter("nano", seed=0)
     save_adapter(adapter, run / "start" / "step_00000007")
-    with cluster.placed(config, learner=False, initial=str(run / "start" / "step_00000007")) as actors:
+    with placement.placed(config, learner=False, initial=str(run / "start" / "step_00000007")) as actors:
         ray.get(actors.store.publish.remote(random_adapter("nano", seed=1), "rft", 1))
         yield Placed(config, actors, adapter)
 
@@ -224,7 +224,7 @@ def test_f06_rewards_that_misbehave_cost_their_samples_only(placed: Placed, reac
     here = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
     with alone(cluster.spawn(Scorer, config, num_cpus=0, runtime_env=here)) as scorer:
         ray.get(scorer.health.remote(), timeout=60)
-        hostile = Placed(config, cluster.Actors(placed.actors.store, placed.actors.generators, [], [scorer]), placed.adapter)
+        hostile = Placed(config, placement.Actors(placed.actors.store, placed.actors.generators, [], [scorer]), placed.adapter)
         with alone(hostile.coordinator(prompts_per_step=20, group_size=8, steps=2)) as coordinator:
             ray.get(coordinator.begin.remote(0, {}, 1), timeout=60)
             began, batches = time.monotonic(), []

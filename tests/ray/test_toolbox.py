@@ -20,9 +20,9 @@ from skimage import data as photos
 
 from pixelis.actors.toolbox_pool import Opened, ToolboxPool
 from pixelis.config import Config, parse
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.errors import BadConfig, BadImage, InfraFailure
 from pixelis.operations import Scene, execute
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.records import Action, ImageView, Media, Observation
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pixelis.actors.cluster import Actors
+from pixelis.actors.placement import Actors
 from pixelis.actors.serving import Online
 from pixelis.config import load
 from pixelis.errors import InfraFailure, MissingFile
