@@ -34,6 +34,7 @@ from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer, learning_rate
 
 LEARNER = config.Learner(lr=3e-3, warmup=0.0, row_tokens=512, rows=2, keep=2)
+SAME = 0.01 * LEARNER.lr  # what weights may differ by: a hundredth of one update
 
 
 @contextmanager
@@ -106,7 +107,7 @@ def test_steps_equal_those_of_plain_torch(family: str, kind: str, aggregate: str
         metrics = [learner.step(samples, kind) for _ in range(3)]  # type: ignore[arg-type]
         assert metrics[0]["learner/micro_batches"] > 1
         assert [m["policy/loss"] for m in metrics] == pytest.approx(expected, abs=1e-5)
-        check_same_training(learner.adapter().tensors, learner.zero.moments(), weights, moments)
+        check_same_training(learner.adapter().tensors, learner.zero.moments(), weights, moments, SAME)
         assert metrics[0]["learner/tokens"] == sum(len(s.tokens) for s in samples)
         assert 0 < metrics[0]["policy/entropy"] < np.log(spec(family).vocab)
 
@@ -123,7 +124,7 @@ def test_only_adapters_change_and_the_published_ones_are_those():
         samples = batch(3, seed=8)
         with torch.no_grad():
             for sample, found in zip(samples, learner.log_probs(samples), strict=True):
-                assert np.abs(stock_log_probs(merged, sample).numpy() - found).max() < 1e-5
+                assert np.abs(stock_log_probs(merged, sample).numpy() - found).max() < 1e-4
 
 
 def test_what_is_measured_knows_no_dropout_and_what_is_learnt_does():
@@ -137,6 +138,7 @@ def test_what_is_measured_knows_no_dropout_and_what_is_learnt_does():
     assert abs(learnt - whole) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "full"), [(1, False), (2, False), (0, False), (3, False), (1, True)])
 def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: Path):
     small = LEARNER.model_copy(update={"zero_stage": stage, "schedule": "cosine", "warmup": 0.2, "lr": 1e-3})
@@ -202,7 +204,7 @@ def test_samples_without_advantage_cost_nothing_but_count():
         assert short["learner/sequences"] == full["learner/sequences"] == 6
         assert short["policy/loss"] == pytest.approx(full["policy/loss"], abs=1e-6)
         moments = all_of_them.zero.moments()
-        check_same_training(one.adapter().tensors, one.zero.moments(), all_of_them.adapter().tensors, [moments])
+        check_same_training(one.adapter().tensors, one.zero.moments(), all_of_them.adapter().tensors, [moments], SAME)
         for sample in samples:
             sample.advantage = 0.0
         before = one.adapter().sha256()
@@ -318,7 +320,7 @@ def test_training_all_parameters_reaches_the_vision_tower(family: str):
         merge_into(merged, BaseWeights(), learner.adapter())
         with torch.no_grad():
             difference = stock_log_probs(merged, samples[0]).numpy() - learner.log_probs(samples[:1])[0]
-        assert np.abs(difference).max() < 1e-5
+        assert np.abs(difference).max() < 1e-4
         whole, measured = learner.adapter(), learner.log_probs(samples[:1])[0]
     with trainer(family, policy=policy(family, full=True), adapter=whole) as going_on:
         assert going_on.adapter().sha256() == whole.sha256()
@@ -399,6 +401,7 @@ for stage, full, steps in ((2, False, 3), (3, True, 1)):
 """
 
 
+@pytest.mark.slow
 def test_two_workers_with_unequal_shares_take_the_step_of_one(tmp_path: Path):
     small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
     with trainer(learner=small, total_steps=4, policy=policy(full=True)) as alone:
@@ -425,7 +428,7 @@ def test_two_workers_with_unequal_shares_take_the_step_of_one(tmp_path: Path):
     folder = checkpoint.latest(tmp_path)
     assert folder is not None
     tensors, _ = checkpoint.read(folder)
-    check_same_training(tensors["adapter"], tensors["optimizer"], weights, moments)
+    check_same_training(tensors["adapter"], tensors["optimizer"], weights, moments, SAME)
     # What two workers under ZeRO-2 wrote, one worker under ZeRO-1 goes on with.
     with trainer(learner=small.model_copy(update={"zero_stage": 1}), total_steps=4) as resumed:
         assert resumed.restore(folder) == {"rank": 0}

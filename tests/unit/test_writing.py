@@ -32,6 +32,7 @@ def made(tmp_path_factory) -> list[Demonstration]:
     return out
 
 
+@pytest.mark.slow
 def test_thoughts_vary(made):
     thoughts = [turn.think for sample in made for turn in sample.turns]
     assert len(made) == 500
