@@ -56,9 +56,18 @@ def reached(request: pytest.FixtureRequest, record_property: Callable[[str, obje
     return note
 
 
+QUICK_S = 5.0
+"""A test that takes longer although it is not marked slow is named at the end: `make test-fast` stays fast."""
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The figures of all fault tests that ran."""
+    """The figures of all fault tests that ran, and the tests that belong among the slow ones."""
     if FIGURES:
         terminalreporter.section("faults: what was reached")
         for name, shown in FIGURES:
             terminalreporter.write_line(f"{name}: {shown}")
+    long = [r for r in terminalreporter.stats.get("passed", []) if r.duration > QUICK_S and "slow" not in r.keywords]
+    if long:
+        terminalreporter.section("not quick: mark these with pytest.mark.slow or make them faster")
+        for report in long:
+            terminalreporter.write_line(f"{report.nodeid}: {report.duration:.1f} s")
