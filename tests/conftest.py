@@ -57,7 +57,7 @@ def reached(request: pytest.FixtureRequest, record_property: Callable[[str, obje
 
 
 QUICK_S = 5.0
-"""A test that takes longer although it is not marked slow is named at the end: `make test-fast` stays fast."""
+"""A test or fixture that takes longer although it is not marked slow is named at the end, so that `make test-fast` stays fast."""
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -66,8 +66,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("faults: what was reached")
         for name, shown in FIGURES:
             terminalreporter.write_line(f"{name}: {shown}")
-    long = [r for r in terminalreporter.stats.get("passed", []) if r.duration > QUICK_S and "slow" not in r.keywords]
+    phases = [report for kind in ("passed", "") for report in terminalreporter.stats.get(kind, [])]
+    long = [report for report in phases if report.duration > QUICK_S and "slow" not in report.keywords]
     if long:
         terminalreporter.section("not quick: mark these with pytest.mark.slow or make them faster")
         for report in long:
-            terminalreporter.write_line(f"{report.nodeid}: {report.duration:.1f} s")
+            terminalreporter.write_line(f"{report.nodeid}: {report.when} {report.duration:.1f} s")
