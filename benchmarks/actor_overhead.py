@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from benchmarks.harness import Ratio, Report
+from benchmarks.harness import Ratio, Report, arguments
 from pixelis.actors.generator import Generator
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import Config, load
@@ -116,14 +116,16 @@ def main() -> None:
     parser.add_argument("--adapter", required=True, help="checkpoint of `sft` whose policy calls operations")
     parser.add_argument("--episodes", type=int, default=256, help="episodes at once, in groups of 8")
     parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
+    given = arguments(parser, episodes=8, repeats=1)
     report = Report("actor_overhead")
     with tempfile.TemporaryDirectory() as folder:
-        config = load("configs/nano/rft.yaml", [f"policy.adapter={arguments.adapter}", f"run.dir={folder}"])
+        config = load("configs/nano/rft.yaml", [f"policy.adapter={given.adapter}", f"run.dir={folder}"])
         # A toolbox that remembers would not do the work that the other side does.
         config = config.model_copy(update={"toolbox": config.toolbox.model_copy(update={"cache_bytes": 0})})
-        ray.init(address="local", num_cpus=4, object_store_memory=300_000_000, include_dashboard=False, log_to_driver=False)
-        store: Any = PolicyStore.options(name="store").remote(folder, arguments.adapter)  # type: ignore[attr-defined]
+        shared = ray.is_initialized()
+        if not shared:
+            ray.init(address="local", num_cpus=4, object_store_memory=300_000_000, include_dashboard=False, log_to_driver=False)
+        store: Any = PolicyStore.options(name="store").remote(folder, given.adapter)  # type: ignore[attr-defined]
         adapter = ray.get(ray.get(store.get.remote(0))[0])
         actor: Any = Generator.options(num_cpus=0).remote(config, "store")  # type: ignore[attr-defined]
         ray.get(actor.ready.remote())
@@ -142,8 +144,8 @@ def main() -> None:
         for name, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
             sampling = SamplingParams(temperature, 1.0, config.dialogue.max_turn_tokens, 0)
             pairs = []
-            for number in range(arguments.repeats + 1):
-                asked = [next(source) for _ in range(arguments.episodes // GROUP)]
+            for number in range(given.repeats + 1):
+                asked = [next(source) for _ in range(given.episodes // GROUP)]
                 times = {}
                 for side, call in (("actor", through_actor), ("direct", in_process)):
                     began = time.perf_counter()
@@ -154,15 +156,16 @@ def main() -> None:
             per_turn = {side: np.array([p[side][0] / p[side][1] for p in pairs]) for side in ("actor", "direct")}
             ratio = per_turn["actor"] / per_turn["direct"]
             low, median, high = np.quantile(ratio, [0.25, 0.5, 0.75])
-            wave = float(np.median(per_turn["direct"])) * arguments.episodes
+            wave = float(np.median(per_turn["direct"])) * given.episodes
             report.row(
                 f"{name}: seconds of a turn, actor / one process",
                 Ratio(float(np.median(per_turn["actor"])), float(np.median(per_turn["direct"])), median, low, high),
                 "<= 1.05",
-                f"{pairs[0]['direct'][1]} turns of {arguments.episodes} episodes, {1e3 * wave:.0f} ms a wave",
+                f"{pairs[0]['direct'][1]} turns of {given.episodes} episodes, {1e3 * wave:.0f} ms a wave",
             )
             report.row(f"{name}: added us a turn", float(np.median(per_turn["actor"] - per_turn["direct"])) * 1e6)
-        ray.shutdown()
+        if not shared:
+            ray.shutdown()
     report.close()
 
 

@@ -13,6 +13,7 @@ import itertools
 import math
 from pathlib import Path
 
+from benchmarks.harness import arguments
 from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.config.presets.algorithms import ALGORITHMS
@@ -58,9 +59,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, default=Path("runs/presets"))
     parser.add_argument("--adapter", default=None)
-    args = parser.parse_args()
-    count = max(len(ALGORITHMS), len(REWARD_PRESETS))
-    pairs = itertools.islice(zip(itertools.cycle(ALGORITHMS), itertools.cycle(REWARD_PRESETS), strict=False), count)
+    parser.add_argument("--pairs", type=int, default=max(len(ALGORITHMS), len(REWARD_PRESETS)))
+    args = arguments(parser, pairs=1)
+    pairs = itertools.islice(zip(itertools.cycle(ALGORITHMS), itertools.cycle(REWARD_PRESETS), strict=False), args.pairs)
     failed = []
     with driver("every_preset"):
         for algorithm, preset in pairs:

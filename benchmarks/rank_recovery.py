@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import machine
+from benchmarks.harness import arguments, machine
 from pixelis.config import Config, Engine, absolute, load
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.media import open_media
@@ -45,7 +45,6 @@ from pixelis.records import Action, ImageView, Question
 
 GOAL = 0.95
 ARMS = ("base", "full", "ranks", "uniform", "one")
-HELD_OUT = 128
 FULL_LR, LORA_LR = 1e-3, 2e-3
 
 
@@ -128,12 +127,13 @@ def arm(config: Config, name: str, data: Sequence[TrainSample], held_out: Sequen
     return found
 
 
-def experiment(root: Path, seed: int, steps: int, batch: int, asked: int) -> dict[str, Any]:
+def experiment(root: Path, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """All arms of one seed."""
+    steps, asked = args.steps, args.questions
     plain = settings(root, seed)
     player = Player(plain, str(resolve("nano")))
-    data = samples(player, "cards:?split=train", steps * batch, seed)
-    held_out = samples(player, "cards:?split=validation&seed=11", HELD_OUT, 11)
+    data = samples(player, "cards:?split=train", steps * args.batch, seed)
+    held_out = samples(player, "cards:?split=validation&seed=11", args.held_out, 11)
     print(f"seed {seed}: {'arm':8} {'loss':>7} {'accuracy':>9} {'parameters':>11}", flush=True)
     full = settings(root / "full", seed, "policy.full=true", f"learner.lr={FULL_LR}")
     out = {
@@ -167,12 +167,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--questions", type=int, default=300)
+    parser.add_argument("--held-out", type=int, default=128, help="demonstrations that the loss is measured on")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1337, 2024])
     parser.add_argument("--dir", type=Path, default=Path("runs/rank_recovery"))
-    args = parser.parse_args()
+    args = arguments(parser, steps=2, batch=2, questions=2, held_out=4, seeds=[42])
     root = args.dir.absolute()
     print(f"{machine()}; {args.steps} steps of {args.batch} demonstrations\n")
-    results = {seed: experiment(root / str(seed), seed, args.steps, args.batch, args.questions) for seed in args.seeds}
+    results = {seed: experiment(root / str(seed), seed, args) for seed in args.seeds}
     print(f"\nrecovery of the full fine-tune's gain, mean of {len(results)} seeds (goal {GOAL:.0%}):")
     for name in ARMS[2:]:
         for key in ("loss", "accuracy"):

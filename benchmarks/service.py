@@ -35,8 +35,8 @@ import psutil
 import ray
 from PIL import Image
 
-from benchmarks.harness import Ratio, Report, percentile, seconds
-from pixelis.actors import cluster, placement
+from benchmarks.harness import Ratio, Report, arguments, local_ray, percentile, seconds
+from pixelis.actors import placement
 from pixelis.actors.serving import Online
 from pixelis.config import Config, load
 from pixelis.datasets import cards
@@ -261,27 +261,25 @@ def main() -> None:
     parser.add_argument("--format", choices=("jpeg", "png"), default="jpeg", help="how pictures are sent")
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
-    arguments = parser.parse_args()
-    parts = arguments.part or PARTS
+    given = arguments(parser, part=["overhead", "stream", "load"], repeats=2, seconds=1.0)
+    parts = given.part or PARTS
     report = Report("service")
-    with tempfile.TemporaryDirectory() as folder:
-        cluster.connect(load("configs/nano/serve.yaml", ["cluster.cpus=8"]))
+    with tempfile.TemporaryDirectory() as folder, local_ray(load("configs/nano/serve.yaml", ["cluster.cpus=8"])):
         voting = ["evolution.enabled=true", "evolution.cold_start=0", "evolution.canary.enabled=false"]
-        if "overhead" in parts:
-            with running(arguments.adapter, f"{folder}/voting", voting, arguments.format) as service:
-                overhead(service, report, arguments.repeats, "memory searched")
-        with running(arguments.adapter, f"{folder}/bare", ["memory.enabled=false"], arguments.format) as service:
+        if "overhead" in parts and not given.smoke:
+            with running(given.adapter, f"{folder}/voting", voting, given.format) as service:
+                overhead(service, report, given.repeats, "memory searched")
+        with running(given.adapter, f"{folder}/bare", ["memory.enabled=false"], given.format) as service:
             if "overhead" in parts:
-                overhead(service, report, arguments.repeats, "no memory")
+                overhead(service, report, given.repeats, "no memory")
             if "stream" in parts:
-                stream(service, report, arguments.repeats // 2)
+                stream(service, report, given.repeats // 2)
             if "load" in parts:
-                load_part(service, report, arguments.seconds)
+                load_part(service, report, given.seconds)
         if "kills" in parts:
             wide = ["engine.workers=2", "memory.shards=2", "serve.replicas=2", "evolution.enabled=true", "evolution.cold_start=0"]
-            with running(arguments.adapter, f"{folder}/kills", wide, arguments.format) as service:
-                kills(service, report, 2 * arguments.seconds)
-        ray.shutdown()
+            with running(given.adapter, f"{folder}/kills", wide, given.format) as service:
+                kills(service, report, 2 * given.seconds)
     report.close()
 
 

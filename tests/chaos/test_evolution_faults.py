@@ -66,7 +66,7 @@ def teach_seven(settings: Config) -> Path:
     samples = [played(player, Demonstration(**q.model_dump(), turns=[Step(answer="7")])) for q in some_questions()[:8]]
     trainer = Trainer(settings.policy, settings.learner.model_copy(update={"lr": 2e-3, "warmup": 0.0}), total_steps=11)
     for _ in range(11):
-        trainer.step(samples, "sft")
+        trainer.update(samples, "sft")
     save_adapter(trainer.adapter(), Path(settings.run.dir) / "taught")
     trainer.close()
     return Path(settings.run.dir) / "taught"

@@ -67,7 +67,7 @@ class Bench:
         assert (observation.status, observation.data) == ("ok", wanted.data)
         assert np.array_equal(views[0], pixels[0])
 
-    def wait_whole(self, timeout_s: float = 15.0) -> None:
+    def wait_whole(self, timeout_s: float = 60.0) -> None:
         async def whole() -> None:
             async with asyncio.timeout(timeout_s):
                 while self.pool.health()["alive"] < self.pool.health()["size"]:

@@ -114,6 +114,7 @@ def test_the_public_models_have_their_parameters_and_layers(public: dict[str, st
         found["qwen3_vl"].shapes(["q_porj"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("full", [False, True])
 def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool) -> None:

@@ -60,6 +60,7 @@ def test_a_step_too_far_changes_nothing(stage: int, full: bool):
         assert same(other.adapter().tensors, {n: before[n] for n in start}), "it is as if it had not been"
 
 
+@pytest.mark.slow
 def test_the_weight_of_the_kl_term_may_change_from_step_to_step():
     samples = batch()
     drawn = {}
@@ -113,7 +114,7 @@ def test_going_back_leaves_nothing_of_what_was_learnt_since():
         learner.go_back(None)
         bare = stock()
         with torch.no_grad():
-            assert np.abs(stock_log_probs(bare, samples[0]).numpy() - learner.log_probs(samples[:1])[0]).max() < 1e-5
+            assert np.abs(stock_log_probs(bare, samples[0]).numpy() - learner.log_probs(samples[:1])[0]).max() < 1e-4
         with pytest.raises(BadInput, match="rank"):
             learner.go_back(Adapter(start.tensors, start.alpha, 2, start.base_sha256))
     with trainer(policy=policy(full=True)) as full, pytest.raises(BadInput, match="bare model"):

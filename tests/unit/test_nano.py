@@ -128,6 +128,7 @@ def test_the_base_is_small_untied_and_stock(base):
     assert base.generation_config.eos_token_id == TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 
 
+@pytest.mark.slow
 def test_the_base_sees_unseen_digits_on_unseen_photographs(base):
     figures = examine(base, TOKENIZER, "test", count=200, seed=3)
     assert figures["read"] > 0.9

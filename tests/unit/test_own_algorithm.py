@@ -148,7 +148,7 @@ def test_an_update_with_the_example_is_that_of_plain_torch(example: config.Rft):
     small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
     with trainer(loss=example.loss, learner=small) as learner:
         before = learner.adapter()
-        metrics = learner.step(samples)
+        metrics = learner.update(samples)
         assert metrics["learner/micro_batches"] > 1
         assert metrics["policy/loss"] == pytest.approx(float(total.detach()), abs=1e-5)
         assert 0 < metrics["policy/tapered"] == pytest.approx(tapered / tokens)
@@ -160,10 +160,10 @@ def test_an_update_with_the_example_is_that_of_plain_torch(example: config.Rft):
 
 def test_a_worker_without_samples_reports_the_metrics_of_the_others(example: config.Rft, monkeypatch: pytest.MonkeyPatch):
     with trainer(loss=example.loss) as learner:
-        names = set(learner.step(batch()))
+        names = set(learner.update(batch()))
         # Another worker that adds 1 to every number: a micro-batch, a sample, a token.
         monkeypatch.setattr(train_step, "sum_over_workers", lambda values, largest=0: [value + 1 for value in values])
-        alone = learner.step([])
+        alone = learner.update([])
         assert names <= set(alone)
         assert alone["policy/tapered"] == 1
 

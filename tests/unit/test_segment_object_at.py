@@ -85,6 +85,7 @@ def measure(items, prompt: str) -> float:
     return float(np.mean(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["point", "box"])
 def test_coins_of_a_photo(prompt: str):
     picture, truth = coins()
@@ -93,6 +94,7 @@ def test_coins_of_a_photo(prompt: str):
     assert measure(items, prompt) > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prompt", "least"), [("point", 0.75), ("box", 0.8)])
 def test_objects_of_photos(prompt: str, least: float):
     assert measure(photo_objects().values(), prompt) > least

@@ -54,6 +54,7 @@ def made(folder) -> dict[str, list[Demonstration]]:
     return {task: make(name, task, folder, COUNTS.get(task, 4)) for name, tasks in SOURCES.items() for task in tasks}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_demonstrations_are_whole(task, made):
     assert made[task]
@@ -74,6 +75,7 @@ def test_demonstrations_are_whole(task, made):
             )
 
 
+@pytest.mark.slow
 def test_playing_shows_the_same_again(made):
     player = Player(Config(dialogue=Dialogue(max_context=50_000, system="none"), learner=Learner(row_tokens=50_000)), NANO)
     for task in ("detail_perception", "geometric_comparison", "targeted_ocr", "frame_selection", "spatio_temporal_tracking"):
@@ -232,6 +234,7 @@ def test_a_wrong_colour_is_contradicted(folder):
         assert failure.value.code == "measure_differs"
 
 
+@pytest.mark.slow
 def test_a_wrong_track_is_contradicted(folder):
     question = next(
         q for q in packaged.read("packaged:clips?count=9", folder) if len({r.track for r in q.annotations.regions}) == 1

@@ -13,7 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_policy import FAMILIES, LORA, Maker, policy, random_adapter, spec, stock, stock_log_probs
+from tiny_policy import (
+    FAMILIES,
+    LORA,
+    Maker,
+    check_same_training,
+    policy,
+    random_adapter,
+    spec,
+    stock,
+    stock_log_probs,
+)
 
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure, MissingFile
@@ -24,6 +34,7 @@ from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer, learning_rate
 
 LEARNER = config.Learner(lr=3e-3, warmup=0.0, row_tokens=512, rows=2, keep=2)
+SAME = 0.01 * LEARNER.lr  # what weights may differ by: a hundredth of one update
 
 
 @contextmanager
@@ -50,13 +61,18 @@ def mixed() -> list[TrainSample]:
     return [*pictures, text]
 
 
-def reference_run(family: str, samples: list[TrainSample], steps: int, kind: str, loss: config.Loss) -> tuple[list[float], dict]:
-    """The same training in twenty lines of plain torch: one unpadded sample at a time, torch's AdamW and clipping."""
+def reference_run(
+    family: str, samples: list[TrainSample], steps: int, kind: str, loss: config.Loss
+) -> tuple[list[float], dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
+    """The same training in twenty lines of plain torch: one unpadded sample at a time, torch's AdamW and clipping.
+
+    Returns the losses, the weights and AdamW's first moments after each step.
+    """
     model = add_lora(stock(family), LORA, seed=0)
     parameters = lora_parameters(model)
     optimizer = torch.optim.AdamW(parameters.values(), lr=LEARNER.lr, betas=LEARNER.betas, weight_decay=0.0)
     tokens = sum(s.policy_tokens for s in samples)
-    losses = []
+    losses, moments = [], []
     for _ in range(steps):
         total = torch.zeros(())
         for sample in samples:
@@ -74,7 +90,8 @@ def reference_run(family: str, samples: list[TrainSample], steps: int, kind: str
         torch.nn.utils.clip_grad_norm_(list(parameters.values()), LEARNER.max_grad_norm)
         optimizer.step()
         losses.append(float(total.detach()))
-    return losses, {n: p.detach().numpy() for n, p in parameters.items()}
+        moments.append({f"{n}.exp_avg": optimizer.state[p]["exp_avg"].numpy().copy() for n, p in parameters.items()})
+    return losses, {n: p.detach().numpy() for n, p in parameters.items()}, moments
 
 
 @pytest.mark.parametrize(
@@ -83,15 +100,14 @@ def reference_run(family: str, samples: list[TrainSample], steps: int, kind: str
 )
 def test_steps_equal_those_of_plain_torch(family: str, kind: str, aggregate: str):
     samples, loss = batch(family=family), config.Loss(aggregate=aggregate)
-    expected, weights = reference_run(family, samples, 3, kind, loss)
+    expected, weights, moments = reference_run(family, samples, 3, kind, loss)
     # Rows of 128 tokens: several micro-batches to one step.
     small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
     with trainer(family, loss=loss, learner=small) as learner:
         metrics = [learner.update(samples, kind) for _ in range(3)]  # type: ignore[arg-type]
         assert metrics[0]["learner/micro_batches"] > 1
         assert [m["policy/loss"] for m in metrics] == pytest.approx(expected, abs=1e-5)
-        for name, value in learner.adapter().tensors.items():
-            assert np.abs(value - weights[name]).max() < 2e-5
+        check_same_training(learner.adapter().tensors, learner.zero.moments(), weights, moments, SAME)
         assert metrics[0]["learner/tokens"] == sum(len(s.tokens) for s in samples)
         assert 0 < metrics[0]["policy/entropy"] < np.log(spec(family).vocab)
 
@@ -108,7 +124,7 @@ def test_only_adapters_change_and_the_published_ones_are_those():
         samples = batch(3, seed=8)
         with torch.no_grad():
             for sample, found in zip(samples, learner.log_probs(samples), strict=True):
-                assert np.abs(stock_log_probs(merged, sample).numpy() - found).max() < 1e-5
+                assert np.abs(stock_log_probs(merged, sample).numpy() - found).max() < 1e-4
 
 
 def test_what_is_measured_knows_no_dropout_and_what_is_learnt_does():
@@ -122,6 +138,7 @@ def test_what_is_measured_knows_no_dropout_and_what_is_learnt_does():
     assert abs(learnt - whole) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "full"), [(1, False), (2, False), (0, False), (3, False), (1, True)])
 def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: Path):
     small = LEARNER.model_copy(update={"zero_stage": stage, "schedule": "cosine", "warmup": 0.2, "lr": 1e-3})
@@ -186,8 +203,8 @@ def test_samples_without_advantage_cost_nothing_but_count():
         assert (short["learner/trained_sequences"], full["learner/trained_sequences"]) == (3, 6)
         assert short["learner/sequences"] == full["learner/sequences"] == 6
         assert short["policy/loss"] == pytest.approx(full["policy/loss"], abs=1e-6)
-        for name, value in one.adapter().tensors.items():
-            assert np.abs(value - all_of_them.adapter().tensors[name]).max() < 1e-5
+        moments = all_of_them.zero.moments()
+        check_same_training(one.adapter().tensors, one.zero.moments(), all_of_them.adapter().tensors, [moments], SAME)
         for sample in samples:
             sample.advantage = 0.0
         before = one.adapter().sha256()
@@ -303,7 +320,7 @@ def test_training_all_parameters_reaches_the_vision_tower(family: str):
         merge_into(merged, BaseWeights(), learner.adapter())
         with torch.no_grad():
             difference = stock_log_probs(merged, samples[0]).numpy() - learner.log_probs(samples[:1])[0]
-        assert np.abs(difference).max() < 1e-5
+        assert np.abs(difference).max() < 1e-4
         whole, measured = learner.adapter(), learner.log_probs(samples[:1])[0]
     with trainer(family, policy=policy(family, full=True), adapter=whole) as going_on:
         assert going_on.adapter().sha256() == whole.sha256()
@@ -384,12 +401,16 @@ for stage, full, steps in ((2, False, 3), (3, True, 1)):
 """
 
 
+@pytest.mark.slow
 def test_two_workers_with_unequal_shares_take_the_step_of_one(tmp_path: Path):
     small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
     with trainer(learner=small, total_steps=4, policy=policy(full=True)) as alone:
         whole = alone.update(mixed())
     with trainer(learner=small, total_steps=4) as alone:
-        expected = [*(alone.update(mixed()) for _ in range(3)), whole]
+        expected, moments = [], []
+        for _ in range(3):
+            expected.append(alone.update(mixed()))
+            moments.append(alone.zero.moments())
         weights = alone.adapter().tensors
     model = policy().model
     root = str(Path(__file__).parents[2])
@@ -401,12 +422,13 @@ def test_two_workers_with_unequal_shares_take_the_step_of_one(tmp_path: Path):
     said = [worker.communicate(timeout=240)[0] for worker in workers]
     assert [w.returncode for w in workers] == [0, 0], "\n".join(s[-2000:] for s in said)
     results = [json.loads(line.removeprefix("RESULT ")) for line in said[0].splitlines() if line.startswith("RESULT ")]
-    for found, want in zip([step for result in results for step in result], expected, strict=True):
+    for found, want in zip([step for result in results for step in result], [*expected, whole], strict=True):
         told = [want["policy/loss"], want["policy/drift"], want["policy/grad_norm"]]
         assert found == pytest.approx(told, abs=1e-5, rel=1e-4)
     folder = checkpoint.latest(tmp_path)
     assert folder is not None
-    assert all(np.abs(a - weights[n]).max() < 1e-5 for n, a in load_adapter(folder).tensors.items())
+    tensors, _ = checkpoint.read(folder)
+    check_same_training(tensors["adapter"], tensors["optimizer"], weights, moments, SAME)
     # What two workers under ZeRO-2 wrote, one worker under ZeRO-1 goes on with.
     with trainer(learner=small.model_copy(update={"zero_stage": 1}), total_steps=4) as resumed:
         assert resumed.restore(folder) == {"rank": 0}
