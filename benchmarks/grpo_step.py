@@ -110,7 +110,7 @@ def draw(kind: str, groups: int, longest: int, words: np.ndarray, rng: np.random
     """Random prompts and completions; advantages normalised in each group from random rewards; no old log-probs yet."""
     lengths = completion_lengths(kind, groups * GROUP, longest, rng)
     sizes = np.full(groups, 48) if kind == "uniform" else rng.integers(24, 72, groups)
-    prompts = [rng.choice(words, n) for n in sizes for _ in range(GROUP)]
+    prompts = [prompt for n in sizes for prompt in [rng.choice(words, n)] * GROUP]
     rewards = rng.normal(size=(groups, GROUP))
     advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
     completions = [rng.choice(words, n) for n in lengths]

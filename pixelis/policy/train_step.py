@@ -27,7 +27,7 @@ from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, sft_
 from pixelis.policy.minibatches import combine_metrics, minibatch_indices
 from pixelis.policy.model import default_device, load_model
 from pixelis.policy.model_path import fingerprint, resolve
-from pixelis.policy.packing import PackedBatch, collate, pack
+from pixelis.policy.packing import PackedBatch, collate, pack_samples
 from pixelis.policy.samples import CAUSES, LearnerBatch, TrainSample, unusable
 
 Kind = Literal["sft", "policy"]
@@ -72,7 +72,7 @@ class Trainer:
             torch.set_num_threads(learner.threads)
         self.model, self.tokenizer, self.spec = load_model(policy, self.device)
         self.base_sha256 = fingerprint(resolve(policy.model))
-        use_packed_attention(self.model)
+        self.shares_prompts = use_packed_attention(self.model)
         if policy.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         parameters = self._make_trainable()
@@ -182,7 +182,7 @@ class Trainer:
             # Seeded per step, so that a resumed run drops the same.
             torch.manual_seed(hash((self.seed, self.step_count, dist.get_rank())) & 0x7FFFFFFF)
         usable, active, before, causes = self._select(samples, kind, old)
-        bins = pack([len(s.tokens) for s in active], self.learner.rows * self.learner.row_tokens)
+        bins = pack_samples(active, self.spec, self.learner.rows * self.learner.row_tokens, self.shares_prompts)
         size = sum(s.weight if kind == "sft" else s.policy_tokens for s in usable)
         counts = [float(len(bins)), float(len(usable)), float(len(active)), float(size)]
         *whole, tokens = sum_over_workers(counts, largest=1)
@@ -239,7 +239,7 @@ class Trainer:
     ) -> dict[str, float]:
         """The gradient of this worker's micro-batches, ``most`` of them as the worker with the most has; sums for the metrics."""
         sums: defaultdict[str, float] = defaultdict(float)
-        batches = [collate(members, self.spec) for members in bins]
+        batches = [collate(members, self.spec, self.shares_prompts) for members in bins]
         references = self._reference_log_probs(batches) if kind == "policy" and self._kl_in_loss else None
         for i in range(most):
             # Workers with fewer micro-batches keep step with an empty one, so that all take part in the same collectives.
@@ -381,12 +381,13 @@ class Trainer:
     def _log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         out: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
         usable = [i for i, s in enumerate(samples) if unusable(s, self.spec, self.learner.row_tokens) is None]
-        bins = pack([len(samples[i].tokens) for i in usable], self.learner.rows * self.learner.row_tokens)
+        capacity = self.learner.rows * self.learner.row_tokens
+        bins = pack_samples([samples[i] for i in usable], self.spec, capacity, self.shares_prompts)
         # Under ZeRO-3 each forward pass gathers the parameters: workers with fewer batches have to take part in all of them.
         most = int(sum_over_workers([float(len(bins))], largest=1)[0]) if self.zero.stage == 3 else len(bins)
         for bin_ in bins:
             members = [usable[i] for i in bin_]
-            batch = collate([samples[i] for i in members], self.spec).to(self.device)
+            batch = collate([samples[i] for i in members], self.spec, self.shares_prompts).to(self.device)
             new, _ = self.zero.engine.module(batch, self._see(batch))
             parts = new.cpu().numpy()
             sizes = [samples[i].policy_tokens for i in members]
