@@ -187,6 +187,7 @@ class ToolboxPool:
         return {
             "size": len(self.workers),
             "alive": sum(worker.alive for worker in self.workers),
+            "pids": [worker.pid for worker in self.workers],
             "waiting": len(self.quick) + len(self.slow),
             **{name: self.counts[name] for name in ("calls", "hits", "restarts")},
             "failures": dict(self.failures),
@@ -218,6 +219,8 @@ class ToolboxPool:
 
     async def _wait(self, job: _Job) -> Any:
         job.waiters += 1
+        if self.idle and len(self.quick) >= QUICK_CALLS:  # the worker runs these while the episodes that follow are read
+            self._dispatch()
         try:
             return await asyncio.shield(job.done)
         finally:
@@ -226,7 +229,16 @@ class ToolboxPool:
     def _dispatch(self) -> None:
         self.scheduled = False
         while self.idle and (jobs := self._take()):
-            self._run(self._serve(self.idle.popleft(), jobs))
+            worker, start = self.idle.popleft(), time.monotonic()
+            limit = self._limit(jobs, start)
+            try:
+                refs = self._send(worker, jobs, limit)
+            except Exception as error:  # arguments that cannot be sent
+                self.idle.append(worker)
+                for job in jobs:
+                    self._refuse(job, error)
+            else:
+                self._run(self._serve(worker, jobs, refs, start, limit))
 
     def _take(self) -> list[_Job]:
         """The next task: what has waited longest, quick calls together with other quick ones."""
@@ -307,34 +319,36 @@ class ToolboxPool:
         self.quick.clear()
         self.slow.clear()
 
-    async def _serve(self, worker: _Worker, jobs: list[_Job]) -> None:
-        """Have a worker do these jobs, and see to it that every one is answered or waits again."""
-        start = time.monotonic()
-        limit, worn, code = self._limit(jobs, start), False, None
-        reply = self._run(self._ask(worker, jobs, limit))
+    async def _serve(self, worker: _Worker, jobs: list[_Job], refs: list[ray.ObjectRef], start: float, limit: float) -> None:
+        """Wait for a worker to do these jobs, and see to it that every one is answered or waits again."""
+        outcomes: list[tuple[Any, int]] = []
+        worn, code, refusal = False, None, None
+        reply = self._run(self._reply(jobs, refs))
         await asyncio.wait({reply, worker.gone or reply}, timeout=limit + GRACE_S, return_when=asyncio.FIRST_COMPLETED)
         try:
             if not reply.done():
                 reply.cancel()
                 raise TimeoutError
             outcomes, worn = reply.result()
-            for job, (outcome, size) in zip(jobs, outcomes, strict=True):
-                if isinstance(outcome, PixelisError):
-                    self._refuse(job, outcome)
-                else:
-                    self._answer(job, outcome, size, shared=len(jobs) > 1)
         except (TimeoutError, RayActorError):
             code = "timeout" if time.monotonic() - start >= limit else "crashed"
-        except Exception as raised:  # by the method, or lost pictures
-            for job in jobs:
-                self._refuse(job, unwrap_ray_error(raised) or raised)
+        except Exception as error:  # by the method, or lost pictures
+            refusal = unwrap_ray_error(error) or error
         if code is None and not worn:
             self.idle.append(worker)
         else:
             self._run(self._join(worker))
         if code is not None:
             self._failed(jobs, code, start, here=worker.node == self.node)
-        self._dispatch()
+        self._dispatch()  # before the answers: the worker has its next task while the episodes go on
+        if refusal is not None:
+            for job in jobs:
+                self._refuse(job, refusal)
+        for job, (outcome, size) in zip(jobs, outcomes, strict=bool(outcomes)):
+            if isinstance(outcome, PixelisError):
+                self._refuse(job, outcome)
+            else:
+                self._answer(job, outcome, size, shared=len(jobs) > 1)
 
     def _failed(self, jobs: list[_Job], code: str, start: float, here: bool) -> None:
         """Answer for a worker that died, or queue its jobs to be tried one by one.
@@ -357,23 +371,30 @@ class ToolboxPool:
             return short
         return self.timeout_s if jobs[0].until is None else max(short, jobs[0].until - now)
 
-    async def _ask(self, worker: _Worker, jobs: list[_Job], limit_s: float) -> tuple[list[tuple[Any, int]], bool]:
+    def _send(self, worker: _Worker, jobs: list[_Job], limit_s: float) -> list[ray.ObjectRef]:
+        """Give a worker its task; the references to what it returns, the reply last."""
         if isinstance(jobs[0].work, list):
-            *refs, reply = worker.handle.open.options(num_returns=len(jobs) + 1).remote([job.work for job in jobs], limit_s)
-            try:
-                told = await reply
-            except RayError:
-                for ref in refs:
-                    with contextlib.suppress(RayError):
-                        await ref  # or Ray logs it as an error that nobody saw
-                raise
-            return [(one if isinstance(one, PixelisError) else (ref, one), 0) for ref, one in zip(refs, told, strict=True)], False
+            return worker.handle.open.options(num_returns=len(jobs) + 1).remote([job.work for job in jobs], limit_s)
         groups: dict[ray.ObjectRef, int] = {}
         for job in jobs:
             assert isinstance(job.work, Call)
             assert job.opened is not None
             job.work.group = groups.setdefault(job.opened.ref, len(groups))
-        return await worker.handle.execute.remote([job.work for job in jobs], limit_s, *groups)
+        return [worker.handle.execute.remote([job.work for job in jobs], limit_s, *groups)]
+
+    async def _reply(self, jobs: list[_Job], refs: list[ray.ObjectRef]) -> tuple[list[tuple[Any, int]], bool]:
+        """An outcome and its bytes for each job, and whether the worker should end."""
+        *opened, reply = refs
+        if isinstance(jobs[0].work, Call):
+            return await reply
+        try:
+            looks = await reply
+        except RayError:
+            for ref in opened:
+                with contextlib.suppress(RayError):
+                    await ref  # or Ray logs it as an error that nobody saw
+            raise
+        return [(one if isinstance(one, PixelisError) else (ref, one), 0) for ref, one in zip(opened, looks, strict=True)], False
 
     # -- what is kept --------------------------------------------------------------------------------------------------------
 
