@@ -127,7 +127,7 @@ def run(generate: float, train: float, staleness: int, steps: int, tail: bool = 
             time.sleep(train)
             adapter.tensors["layer.A"][0, 0] = step + 1  # as other weights
             version = ray.get(store.publish.remote(adapter, "rft", step + 1))
-            ray.get(coordinator.stepped.remote(step, version))
+            ray.get(coordinator.step_done.remote(step, version))
             ends.append(time.monotonic())
         for actor in (coordinator, scorer, store, *generators):
             ray.kill(actor)

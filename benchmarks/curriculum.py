@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import arguments, machine
-from pixelis.actors import cluster
+from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
+from pixelis.datasets import packaged
 from pixelis.datasets.curriculum import LEVELS
-from pixelis.datasets.synthesis import packaged
 from pixelis.datasets.synthesis.studio import Studio
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import DataFailure
@@ -89,7 +89,7 @@ def train(folder: Path, data: Path, seed: int, *overrides: str) -> dict[str, Any
     seconds = time.monotonic() - started
     test = [f"data.evaluate={data / 'test.jsonl'}", f"evaluate.questions={len(held_out)}", f"policy.adapter={adapter}"]
     measured = config_of(folder / "test", data, seed, *overrides, *test)
-    with run_folder(measured), cluster.placed(measured, learner=False, initial=str(adapter)) as actors:
+    with run_folder(measured), placement.placed(measured, learner=False, initial=str(adapter)) as actors:
         arm = evaluate.measure(measured, actors, "test", 0)
     rows = events.read(folder, "step/sft")
     curves = {name: [[row["step"], row[name]] for row in rows if row.get(name) is not None] for name in CURVES}

@@ -14,10 +14,10 @@ import math
 from pathlib import Path
 
 from benchmarks.harness import arguments
-from pixelis.actors import cluster
+from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
-from pixelis.config.algorithms import ALGORITHMS
-from pixelis.config.reward_presets import REWARD_PRESETS
+from pixelis.config.presets.algorithms import ALGORITHMS
+from pixelis.config.presets.rewards import REWARD_PRESETS
 from pixelis.jobs import rft
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.telemetry import events
@@ -66,7 +66,7 @@ def main() -> None:
     with driver("every_preset"):
         for algorithm, preset in pairs:
             config = config_of(args.dir.absolute() / f"{algorithm}-{preset}", algorithm, preset, args.adapter)
-            with run_folder(config), cluster.placed(config, initial=config.policy.adapter) as actors:
+            with run_folder(config), placement.placed(config, initial=config.policy.adapter) as actors:
                 rft.run(config, actors)
             problem = check(config)
             failed += [algorithm] if problem else []

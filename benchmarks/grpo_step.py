@@ -30,7 +30,7 @@ import transformers
 
 from benchmarks.harness import CLOCKS, Report, arguments, compare, seconds
 from pixelis import config
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.engines.hf import HfEngine
 from pixelis.errors import MissingDependency
 from pixelis.nano.architecture import build, save
@@ -110,7 +110,7 @@ def draw(kind: str, groups: int, longest: int, words: np.ndarray, rng: np.random
     """Random prompts and completions; advantages normalised in each group from random rewards; no old log-probs yet."""
     lengths = completion_lengths(kind, groups * GROUP, longest, rng)
     sizes = np.full(groups, 48) if kind == "uniform" else rng.integers(24, 72, groups)
-    prompts = [rng.choice(words, n) for n in sizes for _ in range(GROUP)]
+    prompts = [prompt for n in sizes for prompt in [rng.choice(words, n)] * GROUP]
     rewards = rng.normal(size=(groups, GROUP))
     advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
     completions = [rng.choice(words, n) for n in lengths]
@@ -214,7 +214,7 @@ def gradients(trainer: Trainer, samples: list[TrainSample], old: list[np.ndarray
         return apply(lr)
 
     trainer.zero.apply = keep  # type: ignore[method-assign]
-    loss = trainer.step(samples, "policy", old)["policy/loss"]
+    loss = trainer.update(samples, "policy", old)["policy/loss"]
     trainer.zero.apply = apply  # type: ignore[method-assign]
     return loss, found
 
@@ -307,7 +307,7 @@ async def roll(engine: HfEngine, trainer: Trainer, prompts: list[list[int]], rng
         log_probs[mask] = done.log_probs
         return TrainSample(np.asarray([*prompt, *done.tokens]), mask, log_probs, float(rng.normal()), [])
 
-    trainer.step(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
+    trainer.update(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
 
 
 def whole_row(report: Report, folder: Path, given: argparse.Namespace) -> None:

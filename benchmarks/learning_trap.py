@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments, machine
-from pixelis.actors import cluster
+from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.jobs import evaluate, rft, sft
 from pixelis.jobs.driver import driver, run_folder
@@ -72,7 +72,7 @@ def train(folder: Path, reward: str, seed: int, args: argparse.Namespace, adapte
         "learner.lr=1e-3",
         "learner.schedule=cosine",
     )
-    with run_folder(config), cluster.placed(config, initial=str(adapter)) as actors:
+    with run_folder(config), placement.placed(config, initial=str(adapter)) as actors:
         before = evaluate.measure(config, actors, "before", 0).summary
         rft.run(config, actors)
         after = evaluate.measure(config, actors, "after", newest(actors, "rft")).summary

@@ -15,8 +15,8 @@ from PIL import Image
 from benchmarks import operation_sets as sets
 from benchmarks.harness import Report, local_ray, percentile
 from pixelis.config import parse
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.operations import Scene, execute
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.records import Action, Media
 
 MANY = 256

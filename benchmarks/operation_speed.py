@@ -15,8 +15,8 @@ from benchmarks import operation_sets as sets
 from benchmarks.harness import Report, compare
 from benchmarks.operation_quality import call
 from pixelis.config import Toolbox
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.operations import Scene, execute, masks, ocr, video
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import open_clip
 from pixelis.records import Action, ImageView
 

@@ -28,13 +28,14 @@ import numpy as np
 from benchmarks.harness import arguments, machine
 from pixelis.config import Config, Engine, absolute, load
 from pixelis.datasets.demonstrations import Player
+from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_demonstrations, read_questions
 from pixelis.dialogue.agent import Limits, run_episode
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.engines.hf import HfEngine
 from pixelis.jobs import ranks
 from pixelis.operations import execute
-from pixelis.operations.media import first_look, open_media
+from pixelis.operations.media import first_look
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model_path import resolve
@@ -68,7 +69,7 @@ def learn(config: Config, data: Sequence[TrainSample], held_out: Sequence[TrainS
     trainer = Trainer(config.policy, config.learner, total_steps=max(1, steps), seed=config.run.seed)
     began, size = time.perf_counter(), len(data) // max(1, steps)
     for step in range(steps):
-        trainer.step(data[step * size : (step + 1) * size], "sft")
+        trainer.update(data[step * size : (step + 1) * size], "sft")
     seconds = time.perf_counter() - began
     trained = sum(p.numel() for p in trainer.zero.parameters.values())
     trainer.save(config.run.dir)

@@ -36,13 +36,13 @@ import ray
 from PIL import Image
 
 from benchmarks.harness import Ratio, Report, arguments, local_ray, percentile, seconds
-from pixelis.actors import cluster
+from pixelis.actors import placement
 from pixelis.actors.serving import Online
 from pixelis.config import Config, load
+from pixelis.datasets import cards
 from pixelis.datasets.questions import read_questions
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.jobs.serve import serving
-from pixelis.operations.media import load_image
 from pixelis.records import Question, new_id
 
 PAUSE_S = 0.15
@@ -55,7 +55,7 @@ class Service:
 
     config: Config
     url: str
-    actors: cluster.Actors
+    actors: placement.Actors
     behind: Online
     questions: list[tuple[Question, dict[str, Any]]]
 
@@ -73,13 +73,13 @@ def running(adapter: str, folder: str, overrides: list[str], format: str) -> Ite
     config = load("configs/nano/serve.yaml", [f"{key}={value}" for key, value in settings.items()])
     asked = read_questions("cards:?split=train&seed=5", limit=20, epochs=1)
     questions = [_request(question, format) for question in asked]
-    with cluster.placed(config, learner=False, initial=adapter) as actors, serving(config, actors) as (url, behind):
+    with placement.placed(config, learner=False, initial=adapter) as actors, serving(config, actors) as (url, behind):
         yield Service(config, url, actors, behind, questions)
 
 
 def _request(question: Question, format: str) -> tuple[Question, dict[str, Any]]:
     buffer = io.BytesIO()
-    picture = Image.fromarray(load_image(question.media[0].uri, 2**26, 2**26))
+    picture = Image.fromarray(cards.render(question.media[0].uri))
     picture.save(buffer, format=format, **({"quality": 92} if format == "jpeg" else {"compress_level": 1}))
     url = f"data:image/{format};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
     media = [question.media[0].model_copy(update={"uri": url})]

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from pixelis.dialogue.pixels import patchify
 from pixelis.policy.transformers_compat import AttentionInterface, AttentionMaskInterface
+from pixelis.policy.vision import patchify
 
 if TYPE_CHECKING:
     from torch import nn
@@ -149,11 +149,15 @@ def hidden_states(
     return language_model(inputs_embeds=embeds, position_ids=positions, **attention).last_hidden_state
 
 
-def use_packed_attention(model: VisionLanguageModel) -> None:
-    """Let the language model attend through `packed_attention` (unless it uses flash attention, which packs by itself)."""
+def use_packed_attention(model: VisionLanguageModel) -> bool:
+    """Let the language model attend through `packed_attention` (unless it uses flash attention, which packs by itself).
+
+    Returns whether it does, so that samples of a row may share their prompts.
+    """
     text = model.model.language_model.config
     if text._attn_implementation == "sdpa":
         text._attn_implementation = PACKED
+    return bool(text._attn_implementation == PACKED)
 
 
 def use_cached_attention(model: VisionLanguageModel) -> None:
@@ -175,7 +179,8 @@ def packed_attention(
     """Causal attention inside each sample of a packed row: query [1, heads, N, width] -> [1, N, heads, width].
 
     Samples of similar length are gathered into a batch of their own and padded behind their ends, where a causal mask already
-    hides the padding. The cost is that of the samples, not of the square of the row.
+    hides the padding. The cost is that of the samples, not of the square of the row. Samples that share a prompt gather the same
+    keys, values and queries of it.
     """
     if segments is None:
         raise ValueError("packed attention needs `segments`: use forward.hidden_states(..., segments=batch.segments)")

@@ -51,9 +51,8 @@ def token_log_probs(
     hidden = hidden_states(model, batch.tokens[None], batch.positions[:, None], features, image_token, use_cache=False, **extra)[
         0
     ]
-    places = batch.mask.nonzero()[:, 0]
-    before = hidden.index_select(0, places - 1)
-    return project(model.lm_head, before, batch.tokens[places], banned, temperature, chunk_values, smoothing)
+    before = hidden.index_select(0, batch.previous)
+    return project(model.lm_head, before, batch.tokens[batch.mask], banned, temperature, chunk_values, smoothing)
 
 
 def project(

@@ -60,6 +60,8 @@ def add_lora(model: nn.Module, lora: config.Lora, seed: int = 0) -> nn.Module:
     """
     from peft import LoraConfig, inject_adapter_in_model
 
+    from pixelis.policy.lora_linear import LoraLinear
+
     ranks = ranks_of(lora, adapted_layers(model, lora.targets))
     own = {re.escape(name): rank for name, rank in ranks.items() if rank != lora.rank}
     model.requires_grad_(False)
@@ -72,6 +74,7 @@ def add_lora(model: nn.Module, lora: config.Lora, seed: int = 0) -> nn.Module:
         target_modules="|".join(re.escape(n) for n in ranks),
         bias="none",
     )
+    settings._register_custom_module({torch.nn.Linear: LoraLinear})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(settings, model)

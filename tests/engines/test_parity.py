@@ -12,7 +12,8 @@ import torch
 from running import Running, start
 from tiny_policy import FAMILIES, LORA, Maker, folder, policy, random_adapter, stock, stock_log_probs
 
-from pixelis.engines import Completion, Engine, SamplingParams, Session
+from pixelis.dialogue.session import Completion, SamplingParams, Session
+from pixelis.engines import Engine
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.policy.adapters import Adapter
 from pixelis.policy.forward import concatenate, encode_views, use_packed_attention
@@ -99,7 +100,7 @@ def check_greedy(model: torch.nn.Module, sample: TrainSample, banned: Sequence[i
     """Every policy token is a best allowed one by transformers' own forward; returns the largest error of a log-prob."""
     from tiny_policy import spec
 
-    from pixelis.dialogue.pixels import patchify
+    from pixelis.policy.vision import patchify
 
     s = spec(model.config.model_type)
     ids = torch.from_numpy(sample.tokens)[None]

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis import config
-from pixelis.config.algorithms import ALGORITHMS
+from pixelis.config.presets.algorithms import ALGORITHMS
 from pixelis.policy.advantages import batch_advantages
 from pixelis.policy.losses import Spans, Totals, policy_loss, token_weights
-from pixelis.policy.packing import pack, segment
+from pixelis.policy.packing import Prompt, pack, segment
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 rewards = st.lists(st.one_of(st.none(), st.floats(-5, 5)), max_size=12)
@@ -27,6 +27,18 @@ def test_packing_is_a_partition_within_capacity(sizes: list[int], capacity: int)
     assert all(0 < sum(sizes[i] for i in members) <= capacity for members in bins)
     # First-fit decreasing: at most one bin is half empty or less.
     assert sum(2 * sum(sizes[i] for i in members) <= capacity for members in bins) <= 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 4)), min_size=1, max_size=40), st.integers(60, 300))
+def test_packing_with_shared_prompts_is_a_partition_within_capacity(drawn: list[tuple[int, int]], capacity: int):
+    sizes = [size for size, _ in drawn]
+    prompts = [Prompt(key, min(size, 9 * key)) for size, key in drawn]
+    prompts = [Prompt((prompt.key, prompt.length), prompt.length) for prompt in prompts]
+    bins = pack(sizes, capacity, prompts)
+    assert sorted(i for members in bins for i in members) == list(range(len(sizes)))
+    for members in bins:
+        held = {prompts[i] for i in members}
+        assert sum(sizes[i] - prompts[i].length for i in members) + sum(p.length for p in held) <= capacity
 
 
 @given(lengths)

@@ -22,7 +22,7 @@ from scripted import ScriptedGenerator, picture_url
 from pixelis.actors.embedder import Embedder
 from pixelis.actors.memory import Memory, place_shards
 from pixelis.config import load
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy
 from pixelis.records import Feedback, Question, UpdateTask, Verdict

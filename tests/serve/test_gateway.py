@@ -303,7 +303,7 @@ def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
         assert group.trajectories[3].advantage < 0 < group.trajectories[0].advantage
         assert [len(views[t.id]) for t in group.trajectories] == [2, 2, 2, 2]
     version = publish(0.25)
-    ray.get(deployed.evolution.stepped.remote(0, version))
+    ray.get(deployed.evolution.step_done.remote(0, version))
     assert until(lambda: deployed.ask("say 7", learn=False).json()["policy_version"] == version)
     with deployed.client() as client:
         status = client.get("/v1/evolution").json()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from peft.tuners import lora
 from tiny_policy import (
     FAMILIES,
     LORA,
@@ -25,6 +27,7 @@ from pixelis import config
 from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.policy.adapters import Adapter, adapter_bytes, load_adapter, save_adapter
 from pixelis.policy.lora import BaseWeights, adapted_layers, add_lora, lora_parameters, merge_into
+from pixelis.policy.lora_linear import LoraLinear
 from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint, resolve
 
@@ -86,6 +89,27 @@ def test_merged_weights_compute_what_peft_computes(family: str):
         assert (stock_log_probs(merged, sample) - plain).abs().max() > 1e-3
     merge_into(merged, base, None)
     assert all(torch.equal(v, original[k]) for k, v in merged.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("target", ["q_proj", "down_proj"])  # with and without a bias
+def test_an_adapted_layer_has_the_values_and_gradients_of_peft(target: str, dtype: torch.dtype):
+    model = add_lora(stock("qwen2_5_vl").to(dtype), LORA)
+    set_adapter_state(model, random_adapter("qwen2_5_vl").tensors)
+    layer = next(m for n, m in model.named_modules() if n.endswith(target) and isinstance(m, LoraLinear))
+    x = torch.randn(2, 9, layer.in_features, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    wanted = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+
+    def run(forward: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        out = forward(layer, x)
+        slope = torch.linspace(-1, 1, out.numel()).view_as(out).to(dtype)
+        return [out.detach(), *torch.autograd.grad(out, wanted, slope)]
+
+    for found, expected in zip(run(LoraLinear.forward), run(lora.Linear.forward), strict=True):
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        # The input's gradient is rounded once here, where peft rounds each part of it.
+        limit = 1e-5 if found.dtype == torch.float32 else 0.02
+        assert (found - expected).abs().max() <= limit * expected.abs().max()
 
 
 def test_bytes_follow_the_formula():

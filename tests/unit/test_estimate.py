@@ -121,7 +121,7 @@ def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool) -> No
     settings = policy(family, full=full)
     trainer = Trainer(settings, config.Learner(row_tokens=256, rows=1, zero_stage=1), total_steps=2)
     maker = Maker(family)
-    trainer.step([maker.sample(), maker.sample()])
+    trainer.update([maker.sample(), maker.sample()])
     device, host = estimate.learner_memory(architecture.Architecture(settings.model, torch.float32), settings, trainer.learner)
     trainable = set(map(id, trainer.zero.parameters.values()))
     own = [(p.numel() * p.element_size(), id(p) in trainable) for p in trainer.model.parameters()]

@@ -14,13 +14,14 @@ import torch
 from tiny_policy import FAMILIES, Maker, folder, policy, random_adapter, spec, stock, stock_log_probs
 
 from pixelis import config
-from pixelis.dialogue.pixels import patchify
-from pixelis.engines import Completion, Engine, SamplingParams, Session
+from pixelis.dialogue.session import Completion, SamplingParams, Session
+from pixelis.engines import Engine
 from pixelis.engines.decoding import KeyValues, nucleus
 from pixelis.engines.hf import HfEngine, HfSession
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.policy.lora import merge_into
 from pixelis.policy.samples import TrainSample
+from pixelis.policy.vision import patchify
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 

@@ -225,8 +225,8 @@ def test_the_learner_writes_the_lineage_into_its_checkpoints(tmp_path: Path) -> 
         pass
     trainer = Trainer(tiny_policy.policy(), cfg.Learner(zero_stage=0), total_steps=1, device="cpu")
     assert tiny_policy.policy().lora == LORA
-    trainer.step([Maker().sample(advantage=1.0)])
-    step = trainer.save(folder)
+    trainer.update([Maker().sample(advantage=1.0)])
+    step = trainer.save(folder, lineage=lineage.of_checkpoint(folder))
     trainer.close()
     assert [n.role for n in lineage.trace(step).sources] == ["model", "adapter"]
     assert json.loads((step / "lineage.json").read_text())["kind"] == "checkpoint"

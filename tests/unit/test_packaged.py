@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pixelis.config import Toolbox
-from pixelis.datasets import cards
-from pixelis.datasets.synthesis import grounding, packaged, pasting
+from pixelis.datasets import cards, packaged, pasting
+from pixelis.datasets.media import open_media
+from pixelis.datasets.synthesis import grounding
 from pixelis.errors import BadInput
 from pixelis.operations import masks
-from pixelis.operations.media import open_media
 from pixelis.operations.video import Clip
 from pixelis.records import Question
 

@@ -14,17 +14,27 @@ from pixelis.policy.forward import FeatureCache, concatenate, encode_views, use_
 from pixelis.policy.log_probs import banned_mask, token_log_probs
 from pixelis.policy.lora import add_lora, lora_parameters
 from pixelis.policy.losses import Totals, policy_loss, token_weights
-from pixelis.policy.packing import collate, pack, segment
+from pixelis.policy.packing import Prompt, collate, pack, prompt_of, segment
 from pixelis.policy.samples import TrainSample, from_trajectory, unusable
 from pixelis.records import ImageView, Trajectory, Turn
 
 
-def packed(model: torch.nn.Module, samples: list[TrainSample], temperature: float = 1.0, **kwargs: int):
+def packed(model: torch.nn.Module, samples: list[TrainSample], temperature: float = 1.0, share: bool = False, **kwargs: int):
     s = spec(model.config.model_type)
-    batch = collate(samples, s)
+    batch = collate(samples, s, share)
     features = concatenate(encode_views(model, s, batch.views)) if batch.views else None
     mask = banned_mask(s.banned, s.vocab)
     return batch, token_log_probs(model, batch, features, s.image_token, mask, temperature, **kwargs)[0]
+
+
+def rollouts(maker: Maker, count: int) -> list[TrainSample]:
+    """Samples that begin with one prompt and its picture."""
+    first, *others = (maker.sample(turns=1 + i % 3) for i in range(count))
+    start = int(first.mask.argmax())
+    for other in others:
+        other.tokens[:start] = first.tokens[:start]
+        other.views[0] = first.views[0].copy()
+    return [first, *others]
 
 
 def test_bins_hold_every_sample_once_and_are_nearly_full():
@@ -35,6 +45,23 @@ def test_bins_hold_every_sample_once_and_are_nearly_full():
     assert all(sum(lengths[i] for i in members) <= 1024 for members in bins)
     assert len(bins) <= 1.02 * -(-sum(lengths) // 1024) + 1
     assert pack([], 10) == []
+
+
+def test_samples_of_one_prompt_stand_together():
+    prompts = [Prompt("ab"[i % 2], 40) for i in range(8)]
+    # 60 + 3 * (20 + 40 / 8) tokens, where all eight would be 480 without sharing.
+    assert pack([60] * 8, 135, prompts) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert pack([60] * 8, 135, [Prompt(i, 40) for i in range(8)]) == pack([60] * 8, 135)
+
+
+def test_a_prompt_is_shared_only_with_the_same_pictures():
+    maker = Maker()
+    samples = rollouts(maker, 3)
+    samples[2].views[0] = maker.view()
+    one, two, other = (prompt_of(s, spec()) for s in samples)
+    assert one == two != other
+    batch = collate(samples, spec(), share=True)
+    assert len(batch.tokens) == sum(len(s.tokens) for s in samples) - one.length
 
 
 def test_a_sample_longer_than_a_bin_is_refused():
@@ -92,10 +119,10 @@ def test_packed_log_probs_equal_those_of_single_unpadded_samples(family: str):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("aggregate", ["token", "sequence"])
-def test_packed_loss_and_gradient_equal_the_sum_over_single_samples(family: str, aggregate: str):
+@pytest.mark.parametrize(("aggregate", "share"), [("token", False), ("sequence", False), ("token", True)])
+def test_packed_loss_and_gradient_equal_the_sum_over_single_samples(family: str, aggregate: str, share: bool):
     maker = Maker(family, seed=1)
-    samples = [maker.sample() for _ in range(5)]
+    samples = [*rollouts(maker, 3), maker.sample(), *rollouts(maker, 3)] if share else [maker.sample() for _ in range(5)]
     totals = Totals(sum(s.policy_tokens for s in samples), len(samples))
     model = add_lora(stock(family), policy(family).lora, seed=2)
     with torch.no_grad():
@@ -106,7 +133,7 @@ def test_packed_loss_and_gradient_equal_the_sum_over_single_samples(family: str,
     parameters = list(lora_parameters(model).values())
 
     def loss_of(new: torch.Tensor, members: list[TrainSample]) -> torch.Tensor:
-        batch = collate(members, spec(family))
+        batch = collate(members, spec(family), share)
         sequence = batch.sequence[batch.mask]
         weights = token_weights(sequence, batch.policy_tokens, aggregate, totals)
         return policy_loss(new, batch.behaviour[batch.mask], batch.advantages[sequence], weights, setting)[0]
@@ -114,7 +141,7 @@ def test_packed_loss_and_gradient_equal_the_sum_over_single_samples(family: str,
     alone = [loss_of(stock_log_probs(model, s), [s]) for s in samples]
     expected = torch.autograd.grad(sum(alone), parameters)
     use_packed_attention(model)
-    together = loss_of(packed(model, samples)[1], samples)
+    together = loss_of(packed(model, samples, share=share)[1], samples)
     assert torch.allclose(together, sum(alone), atol=1e-5)
     for got, want in zip(torch.autograd.grad(together, parameters), expected, strict=True):
         assert (got - want).abs().max() < 1e-5

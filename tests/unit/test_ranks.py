@@ -203,7 +203,7 @@ def test_the_learner_takes_up_its_ranks_and_refuses_others(tmp_path: Path):
     trainer = Trainer(policy(lora=lora), learner, total_steps=2, adapter=adapter, device="cpu")
     before = trainer.adapter()
     assert before.sha256() == adapter.sha256()
-    trainer.step([Maker().sample(advantage=1.0)])
+    trainer.update([Maker().sample(advantage=1.0)])
     step = trainer.save(tmp_path / "run")
     trainer.restore(step)
     assert trainer.adapter().ranks == adapter.ranks

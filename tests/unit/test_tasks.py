@@ -11,8 +11,9 @@ import pytest
 
 import pixelis.nano
 from pixelis.config import Config, Dialogue, Learner
+from pixelis.datasets import packaged
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.synthesis import grounding, looking, moments, packaged, reading
+from pixelis.datasets.synthesis import grounding, looking, moments, reading
 from pixelis.datasets.synthesis.comparing import _groups
 from pixelis.datasets.synthesis.sample import Sample
 from pixelis.datasets.synthesis.studio import Studio

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pixelis.datasets.synthesis import grounding, packaged
+from pixelis.datasets import packaged
+from pixelis.datasets.synthesis import grounding
 from pixelis.datasets.synthesis.studio import Studio
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.datasets.synthesis.writing import AIMS, REMARKS, TERSE, Writer

@@ -123,7 +123,7 @@ class Maker:
 
 def stock_log_probs(model: torch.nn.Module, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
     """Log-probabilities of a sample's policy tokens by transformers' own forward, one unpadded sample at a time."""
-    from pixelis.dialogue.pixels import patchify
+    from pixelis.policy.vision import patchify
 
     s = spec(model.config.model_type)
     ids = torch.from_numpy(sample.tokens)[None]
