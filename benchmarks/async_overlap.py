@@ -104,6 +104,9 @@ class Half:
     async def state(self) -> bytes:
         return b""
 
+    async def load(self, state: bytes | None) -> None:
+        pass
+
 
 @dataclass
 class Run:
