@@ -3,8 +3,8 @@
     python -m benchmarks.async_overlap
 
 The Coordinator with its router and buffer and the PolicyStore are the real ones, each in its actor; generators take the time that
-they are told for a group, the learner for a step. Goal: <= 1.10 with staleness >= 1; staleness 0 takes the sum of both. With a long tail
-a group of eight times the median occurs once in a hundred; new weights wait for it (drain) or do not (keep).
+they are told for a group, the learner for a step. Goal: <= 1.10 with staleness >= 1; staleness 0 takes the sum of both. With a
+long tail one group in a hundred takes eight times the median; new weights wait for it (drain) or do not (keep).
 """
 
 from __future__ import annotations
@@ -174,7 +174,9 @@ def main() -> None:
         if not staleness:  # one after the other: a step takes the longest of its groups, then the training
             alone = max(longer, mean - longer)
         name = f"1:1 and a long tail (p99 = 8 x median), staleness {staleness}, {on_update}"
-        about = f"{mean / longer:.2f} of the mean work; generation alone {alone:.2f} s; {100 * done.stale:.1f} % of groups too late"
+        about = (
+            f"{mean / longer:.2f} of the mean work; generation alone {alone:.2f} s; {100 * done.stale:.1f} % of groups too late"
+        )
         report.row(name, mean / alone, "<= 1.10" if staleness else "", about)
     if not shared:
         ray.shutdown()
