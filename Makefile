@@ -9,10 +9,10 @@ export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo c
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help install quickstart test test-ray test-beside test-unit test-vllm lint clean
+.PHONY: help install quickstart test test-fast test-ray test-unit test-vllm lint clean
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 install: $(VENV)/installed  ## create .venv and install everything (only when pyproject.toml or constraints.txt changed)
 
@@ -33,12 +33,11 @@ $(VENV)/installed: pyproject.toml constraints.txt
 quickstart: install  ## train, evaluate and serve the embedded model (about ten minutes on two cores)
 	@$(PY) -m pixelis.jobs.quickstart configs/nano/quickstart.yaml
 
-test: install lint  ## every check and test
-	@$(MAKE) -j 2 test-ray test-beside
+test: install lint  ## every check and test; the output of each lane is in runs/tests
+	@$(PY) tests/lanes.py test-ray test-vllm,test-unit
 
-# Ray's workers have niceness 15: what runs beside them at less would take the cores from them.
-test-beside: install
-	@nice -n 19 $(MAKE) test-vllm test-unit
+test-fast: install lint  ## what to run on every change: lint and the quick tests
+	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow" tests/unit tests/properties
 
 test-ray: install
 	@$(PY) -m pytest tests/chaos tests/engines tests/ray tests/serve
@@ -57,8 +56,9 @@ $(VLLM)/installed: $(VENV)/installed tests/engines/requirements.txt
 	@$(PY) -m pip --python $(VLLM)/bin/python install -qq --disable-pip-version-check --no-deps -r tests/engines/requirements.txt
 	@touch $@
 
-lint: install  ## ruff, mypy and the dependency rules
+lint: install  ## ruff's checks and format, mypy and the dependency rules
 	@$(VENV)/bin/ruff check pixelis tests benchmarks docs
+	@$(VENV)/bin/ruff format --check pixelis tests benchmarks docs
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo
 

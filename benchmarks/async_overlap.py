@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from benchmarks.harness import Report
+from benchmarks.harness import Report, arguments
 from pixelis.actors.coordinator import Coordinator
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import parse
@@ -127,7 +127,7 @@ def run(generate: float, train: float, staleness: int, steps: int, tail: bool = 
             time.sleep(train)
             adapter.tensors["layer.A"][0, 0] = step + 1  # as other weights
             version = ray.get(store.publish.remote(adapter, "rft", step + 1))
-            ray.get(coordinator.stepped.remote(step, version))
+            ray.get(coordinator.step_done.remote(step, version))
             ends.append(time.monotonic())
         for actor in (coordinator, scorer, store, *generators):
             ray.kill(actor)
@@ -139,26 +139,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="steps of each run; the first two are not counted")
     parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1, 2])
-    arguments = parser.parse_args()
+    parser.add_argument("--longer", type=float, default=LONGER, help="seconds of the longer of the two")
+    given = arguments(parser, steps=3, staleness=[1], longer=0.1)
+    longer = given.longer
     report = Report("async_overlap")
-    ray.init(address="local", num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False)
-    mixes = {"1:4": (LONGER / 4, LONGER), "1:1": (LONGER, LONGER), "4:1": (LONGER, LONGER / 4)}
-    for name, (generate, train) in mixes.items():
-        for staleness in arguments.staleness:
-            done = run(generate, train, staleness, arguments.steps)
+    shared = ray.is_initialized()
+    if not shared:
+        ray.init(address="local", num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False)
+    mixes = {"1:4": (longer / 4, longer), "1:1": (longer, longer), "4:1": (longer, longer / 4)}
+    for name, (generate, train) in list(mixes.items())[: 1 if given.smoke else None]:
+        for staleness in given.staleness:
+            done = run(generate, train, staleness, given.steps)
             ratio = statistics.median(done.steps) / max(generate, train)
             whole = sum(done.steps) / len(done.steps) / max(generate, train)
             assert done.staleness <= staleness
             ideal = (generate + train) / max(generate, train)
             goal = "<= 1.10" if staleness else f"sum: {ideal:.2f}"
             report.row(f"generate:train {name}, staleness {staleness}", ratio, goal, f"mean {whole:.3f}")
-    tails = {s: statistics.mean(run(LONGER, LONGER, s, arguments.steps, tail=True).steps) for s in (0, *arguments.staleness)}
+    tails = {s: statistics.mean(run(longer, longer, s, given.steps, tail=True).steps) for s in (0, *given.staleness)}
     # One after the other, a step takes the longest of its groups and the training: that is what generation takes alone.
-    alone = max(LONGER, tails[0] - LONGER)
+    alone = max(longer, tails[0] - longer)
     for staleness, mean in tails.items():
         name = f"1:1 and a long tail (p99 = 8 x median), staleness {staleness}"
         report.row(name, mean / alone, "<= 1.10" if staleness else "", f"mean step; generation alone {alone:.2f} s")
-    ray.shutdown()
+    if not shared:
+        ray.shutdown()
     report.close()
 
 

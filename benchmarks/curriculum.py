@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import machine
-from pixelis.actors import cluster
+from benchmarks.harness import arguments, machine
+from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
+from pixelis.datasets import packaged
 from pixelis.datasets.curriculum import LEVELS
-from pixelis.datasets.synthesis import packaged
 from pixelis.datasets.synthesis.studio import Studio
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import DataFailure
@@ -38,7 +38,7 @@ from pixelis.telemetry import charts, events
 from pixelis.telemetry.style import STYLE
 
 CONFIG = "configs/nano/sft_curriculum.yaml"
-SIZES = {"train": 3000, "validation": 48, "test": 450}
+SPLITS = ("train", "validation", "test")
 ARMS = {"curriculum": [], "mixed": ["sft.curriculum.enabled=false"]}
 CURVES = ("evaluate/accuracy", "evaluate/loss", *(f"evaluate/accuracy_{level}" for level in LEVELS), "curriculum/stage")
 
@@ -89,7 +89,7 @@ def train(folder: Path, data: Path, seed: int, *overrides: str) -> dict[str, Any
     seconds = time.monotonic() - started
     test = [f"data.evaluate={data / 'test.jsonl'}", f"evaluate.questions={len(held_out)}", f"policy.adapter={adapter}"]
     measured = config_of(folder / "test", data, seed, *overrides, *test)
-    with run_folder(measured), cluster.placed(measured, learner=False, initial=str(adapter)) as actors:
+    with run_folder(measured), placement.placed(measured, learner=False, initial=str(adapter)) as actors:
         arm = evaluate.measure(measured, actors, "test", 0)
     rows = events.read(folder, "step/sft")
     curves = {name: [[row["step"], row[name]] for row in rows if row.get(name) is not None] for name in CURVES}
@@ -117,7 +117,8 @@ def compare(results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             arm: {"accuracy": statistics.mean(s.values()), "ci95": bootstrap_mean(list(s.values())), "n": len(s)}
             for arm, s in scores.items()
         }
-        row["difference"] = paired_bootstrap(scores["curriculum"], scores["mixed"])
+        if len(scores) > 1:
+            row["difference"] = paired_bootstrap(scores["curriculum"], scores["mixed"])
         table[level or "all"] = row
     return table
 
@@ -125,12 +126,12 @@ def compare(results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 def report(folder: Path, results: dict[str, list[dict[str, Any]]], seeds: list[int], steps: int) -> None:
     """Print the table, write the JSON and a page with the mean curves."""
     table = compare(results)
-    asked = table["all"]["mixed"]["n"]
+    asked = table["all"]["curriculum"]["n"]
     print(f"\n{machine()}; {steps} steps of 16 demonstrations, seeds {seeds}, {asked} held-out questions, greedy\n")
     print(f"{'level':8} {'curriculum':>26} {'mixed':>26} {'difference':>28}")
     for level, row in table.items():
-        cells = [(row[arm]["accuracy"], *row[arm]["ci95"]) for arm in ARMS]
-        cells.append((row["difference"]["mean"], *row["difference"]["ci95"]))
+        cells = [(row[arm]["accuracy"], *row[arm]["ci95"]) for arm in results]
+        cells += [(row["difference"]["mean"], *row["difference"]["ci95"])] if "difference" in row else []
         print(f"{level:8} " + " ".join(f"{mean:+12.3f} [{low:+.3f}, {high:+.3f}]" for mean, low, high in cells))
     for arm, runs in results.items():
         each = " ".join(f"{statistics.mean(by_question([run], None).values()):.3f}" for run in runs)
@@ -159,20 +160,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1337, 2024])
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--dir", type=Path, default=Path("runs/curriculum"))
+    parser.add_argument("--sizes", type=int, nargs=3, default=[3000, 48, 450], help=f"demonstrations of {', '.join(SPLITS)}")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--data-only", action="store_true", help="make the demonstrations and stop")
-    args = parser.parse_args()
+    args = arguments(parser, seeds=[42], steps=2, sizes=[60, 6, 6], arms=["curriculum"])
     folder = args.dir.absolute()
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
     with driver("curriculum"):
-        for split, count in SIZES.items():
+        for split, count in zip(SPLITS, args.sizes, strict=True):
             make(data / f"{split}.jsonl", split, count, load(CONFIG))
         if args.data_only:
             return
-        results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+        results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in args.arms}
         for seed in args.seeds:
-            for arm, overrides in ARMS.items():
-                run = train(folder / f"{arm}-{seed}", data, seed, f"sft.steps={args.steps}", *overrides)
+            for arm in args.arms:
+                run = train(folder / f"{arm}-{seed}", data, seed, f"sft.steps={args.steps}", *ARMS[arm])
                 results[arm].append(run)
         report(folder, results, args.seeds, args.steps)
 

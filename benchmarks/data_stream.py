@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import re
-import secrets
 import statistics
 import tempfile
 import threading
@@ -31,7 +30,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks import operation_sets as sets
-from benchmarks.harness import Ratio, Report
+from benchmarks.harness import Ratio, Report, arguments, local_ray
 from pixelis.config import Config, parse
 
 CAP = 80_000_000
@@ -195,25 +194,15 @@ def questions(report: Report, folder: Path, count: int, repeats: int) -> None:
 
 
 def run(report: Report, quick: bool) -> None:
-    """Starts a Ray of its own on this machine, with a token, and stops it."""
-    os.environ.pop("RAY_ADDRESS", None)
+    """On a Ray of this machine."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        token = folder / "token"
-        token.write_text(secrets.token_hex(32))
-        # Ray reads both when it is imported.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token))
-        import ray
-
-        from pixelis.actors.cluster import connect
-        from pixelis.datasets.demonstration_stream import fill_shelf
-
         each = 2 * SIDE * SIDE * 3 * BATCH
         steps, long = (8, 16) if quick else (40, 1 + TIMES * CAP // each)
         config = settings(write_demonstrations(folder, 64 if quick else 400), long)
-        connect(config)
-        try:
+        with local_ray(config):
+            from pixelis.datasets.demonstration_stream import fill_shelf
+
             fill_shelf(config, folder / "shelf")
             shelf = folder / "shelf"
             found, rate = ratio(lambda: streamed(config, shelf, steps), lambda: looped(config, shelf, steps), 1 if quick else 5)
@@ -229,15 +218,14 @@ def run(report: Report, quick: bool) -> None:
             for what, told in zip(("this process", "Ray's processes", "object store"), memory.peaks(), strict=True):
                 report.row(f"memory: {what}, MB early -> late", told, goal="flat")
             questions(report, folder, 2_000 if quick else 30_000, 1 if quick else 3)
-        finally:
-            ray.shutdown()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="less of everything: whether it runs, not how fast")
+    given = arguments(parser, quick=True)
     report = Report("Streaming by Ray Data")
-    run(report, parser.parse_args().quick)
+    run(report, given.quick)
     report.close()
 
 

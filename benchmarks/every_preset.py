@@ -13,10 +13,11 @@ import itertools
 import math
 from pathlib import Path
 
-from pixelis.actors import cluster
+from benchmarks.harness import arguments
+from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
-from pixelis.config.algorithms import ALGORITHMS
-from pixelis.config.reward_presets import REWARD_PRESETS
+from pixelis.config.presets.algorithms import ALGORITHMS
+from pixelis.config.presets.rewards import REWARD_PRESETS
 from pixelis.jobs import rft
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.telemetry import events
@@ -58,14 +59,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, default=Path("runs/presets"))
     parser.add_argument("--adapter", default=None)
-    args = parser.parse_args()
-    count = max(len(ALGORITHMS), len(REWARD_PRESETS))
-    pairs = itertools.islice(zip(itertools.cycle(ALGORITHMS), itertools.cycle(REWARD_PRESETS), strict=False), count)
+    parser.add_argument("--pairs", type=int, default=max(len(ALGORITHMS), len(REWARD_PRESETS)))
+    args = arguments(parser, pairs=1)
+    pairs = itertools.islice(zip(itertools.cycle(ALGORITHMS), itertools.cycle(REWARD_PRESETS), strict=False), args.pairs)
     failed = []
     with driver("every_preset"):
         for algorithm, preset in pairs:
             config = config_of(args.dir.absolute() / f"{algorithm}-{preset}", algorithm, preset, args.adapter)
-            with run_folder(config), cluster.placed(config, initial=config.policy.adapter) as actors:
+            with run_folder(config), placement.placed(config, initial=config.policy.adapter) as actors:
                 rft.run(config, actors)
             problem = check(config)
             failed += [algorithm] if problem else []

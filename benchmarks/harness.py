@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
+import secrets
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from pixelis.config import Config
 
 REPEATS = 7
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -80,6 +89,40 @@ def machine() -> str:
     except OSError:
         pass
     return f"{name}, {os.cpu_count()} cores, {os.environ.get('OMP_NUM_THREADS', 'all')} thread(s) per process"
+
+
+def arguments(parser: argparse.ArgumentParser, **smoke: Any) -> argparse.Namespace:
+    """Parse the command line. With `--smoke` the values of ``smoke`` are the defaults: it shows that all runs, and no speed.
+
+    The gate runs every benchmark that way, see tests/ray/test_benchmarks.py.
+    """
+    parser.add_argument("--smoke", action="store_true", help="a run of seconds that shows whether the benchmark works")
+    if "--smoke" in sys.argv[1:]:
+        parser.set_defaults(**smoke)
+    return parser.parse_args()
+
+
+@contextmanager
+def local_ray(config: Config) -> Iterator[None]:
+    """A local Ray with the slots and the memory of ``config.cluster`` and a token of its own; one that is connected is shared."""
+    connected = "ray" in sys.modules and sys.modules["ray"].is_initialized()
+    with tempfile.TemporaryDirectory() as folder:
+        if not connected:
+            token = Path(folder) / "token"
+            token.write_text(secrets.token_hex(32))
+            # Ray reads both when it is imported.
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token))
+        import ray
+
+        from pixelis.actors.cluster import connect
+
+        connect(config)
+        try:
+            yield
+        finally:
+            if not connected:
+                ray.shutdown()
 
 
 class Report:

@@ -17,8 +17,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import machine
-from pixelis.actors import cluster
+from benchmarks.harness import arguments, machine
+from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.jobs import evaluate, rft, sft
 from pixelis.jobs.driver import driver, run_folder
@@ -38,11 +38,11 @@ CURVES = ("train/accuracy", "rollout/rapr")
 
 def config_of(folder: Path, seed: int, *overrides: str) -> Config:
     """A nano configuration in its own folder."""
-    shared = [f"run.dir={folder}", f"run.seed={seed}", "evaluate.questions=300", "telemetry.rollouts=0"]
+    shared = [f"run.dir={folder}", f"run.seed={seed}", "telemetry.rollouts=0"]
     return absolute(load("configs/nano/base.yaml", [*shared, *overrides]))
 
 
-def start(folder: Path, aim: str, seed: int) -> Path:
+def start(folder: Path, aim: str, seed: int, args: argparse.Namespace) -> Path:
     """The SFT policy that runs begin with."""
     config = config_of(
         folder,
@@ -52,10 +52,10 @@ def start(folder: Path, aim: str, seed: int) -> Path:
         "learner.lr=2e-3",
         "learner.schedule=cosine",
     )
-    return checkpoint.latest(folder) or sft.run(config)
+    return args.adapter or checkpoint.latest(folder) or sft.run(config)
 
 
-def train(folder: Path, reward: str, seed: int, steps: int, adapter: Path) -> dict[str, Any]:
+def train(folder: Path, reward: str, seed: int, args: argparse.Namespace, adapter: Path) -> dict[str, Any]:
     """One run from ``adapter``: held-out summaries before and after, and the curves of training."""
     done = folder / "result.json"
     if done.exists():
@@ -65,13 +65,14 @@ def train(folder: Path, reward: str, seed: int, steps: int, adapter: Path) -> di
         seed,
         *REWARDS[reward],
         f"policy.adapter={adapter}",
-        f"rft.steps={steps}",
+        f"rft.steps={args.steps}",
+        f"evaluate.questions={args.questions}",
         "rft.prompts_per_step=16",
         "rft.group_size=8",
         "learner.lr=1e-3",
         "learner.schedule=cosine",
     )
-    with run_folder(config), cluster.placed(config, initial=str(adapter)) as actors:
+    with run_folder(config), placement.placed(config, initial=str(adapter)) as actors:
         before = evaluate.measure(config, actors, "before", 0).summary
         rft.run(config, actors)
         after = evaluate.measure(config, actors, "after", newest(actors, "rft")).summary
@@ -81,9 +82,10 @@ def train(folder: Path, reward: str, seed: int, steps: int, adapter: Path) -> di
     return result
 
 
-def report(folder: Path, results: dict[str, dict[str, list[dict[str, Any]]]], seeds: list[int], steps: int) -> None:
+def report(folder: Path, results: dict[str, dict[str, list[dict[str, Any]]]], args: argparse.Namespace) -> None:
     """Print the table, write the JSON and a page with the mean curves."""
-    print(f"\n{machine()}; {steps} steps of 16 questions x 8 rollouts, seeds {seeds}, 300 held-out questions, greedy\n")
+    asked = f"{args.questions} held-out questions, greedy"
+    print(f"\n{machine()}; {args.steps} steps of 16 questions x 8 rollouts, seeds {args.seeds}, {asked}\n")
     print(f"{'start':10} {'reward':15} {'accuracy before':>16} {'accuracy after (each seed)':>34} {'RaPR after':>22}")
     for aim, rewards in results.items():
         for reward, runs in rewards.items():
@@ -92,7 +94,9 @@ def report(folder: Path, results: dict[str, dict[str, list[dict[str, Any]]]], se
             rapr = " ".join(f"{run['after']['rapr']:.2f}" for run in runs)
             each = " ".join(f"{value:.3f}" for value in after)
             print(f"{aim:10} {reward:15} {before:16.3f} {statistics.mean(after):12.3f} ({each}) {rapr:>22}")
-    (folder / "trap.json").write_text(json.dumps({"machine": machine(), "seeds": seeds, "results": results}), encoding="utf-8")
+    (folder / "trap.json").write_text(
+        json.dumps({"machine": machine(), "seeds": args.seeds, "results": results}), encoding="utf-8"
+    )
     head = f"<!doctype html><meta charset=utf-8><title>The learning trap</title><style>{STYLE}</style>"
     parts = [f"{head}<main><h1>The learning trap</h1>"]
     for aim, rewards in results.items():
@@ -101,7 +105,7 @@ def report(folder: Path, results: dict[str, dict[str, list[dict[str, Any]]]], se
                 reward: [statistics.mean(values) for values in zip(*(run["curves"][name] for run in runs), strict=False)]
                 for reward, runs in rewards.items()
             }
-            parts.append(f"<h2>{aim} start: {name}, mean of {len(seeds)} seeds</h2>{charts_of(lines)}")
+            parts.append(f"<h2>{aim} start: {name}, mean of {len(args.seeds)} seeds</h2>{charts_of(lines)}")
     (folder / "trap.html").write_text("\n".join(parts), encoding="utf-8")
     print(f"\n{folder / 'trap.html'}\n{folder / 'trap.json'}")
 
@@ -117,18 +121,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1337, 2024])
+    parser.add_argument("--aims", nargs="+", choices=list(AIMS), default=list(AIMS), help="starting policies")
+    parser.add_argument("--rewards", nargs="+", choices=list(REWARDS), default=list(REWARDS))
+    parser.add_argument("--adapter", type=Path, help="start from this checkpoint instead of making a policy for each aim")
+    parser.add_argument("--questions", type=int, default=300, help="held-out questions of each measurement")
     parser.add_argument("--dir", type=Path, default=Path("runs/trap"))
-    args = parser.parse_args()
+    smoke = {"steps": 1, "questions": 4, "seeds": [42], "aims": ["precise"], "rewards": ["pixelis"]}
+    args = arguments(parser, **smoke)
     folder = args.dir.absolute()
-    results: dict[str, dict[str, list[dict[str, Any]]]] = {aim: {reward: [] for reward in REWARDS} for aim in AIMS}
+    results: dict[str, dict[str, list[dict[str, Any]]]] = {a: {r: [] for r in args.rewards} for a in args.aims}
     with driver("learning_trap"):
         for seed in args.seeds:
-            for aim in AIMS:
-                adapter = start(folder / f"{aim}-{seed}" / "sft", aim, seed)
-                for reward in REWARDS:
+            for aim in args.aims:
+                adapter = start(folder / f"{aim}-{seed}" / "sft", aim, seed, args)
+                for reward in args.rewards:
                     run = folder / f"{aim}-{seed}" / reward
-                    results[aim][reward].append(train(run, reward, seed, args.steps, adapter))
-        report(folder, results, args.seeds, args.steps)
+                    results[aim][reward].append(train(run, reward, seed, args, adapter))
+        report(folder, results, args)
 
 
 if __name__ == "__main__":

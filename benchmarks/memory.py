@@ -31,7 +31,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from benchmarks.harness import Report, compare, percentile, seconds
+from benchmarks.harness import Report, arguments, compare, percentile, seconds
 from pixelis.config import Memory, load
 from pixelis.memory import Entry, Shard
 from pixelis.records import Experience, ImageView, Question, Trajectory, Turn, Verdict, Vote
@@ -224,7 +224,7 @@ def recover(report: Report, folder: Path, records: int, width: int) -> None:
             shard.add([Entry(experience(records + 32 * number + i), vectors[(32 * number + i) % records]) for i in range(32)])
 
     child = in_child(add_for_ever)
-    time.sleep(10)
+    time.sleep(min(10.0, records / 10_000))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     began = time.perf_counter()
@@ -253,18 +253,27 @@ def add(report: Report, folder: Path, records: int, width: int) -> None:
         bare.executemany("INSERT INTO x VALUES (?, ?, ?)", rows)
         bare.execute("COMMIT")
 
+    repeats, calls = (7, 10) if records >= 10_000 else (2, 2)
     for size in (1, 64, 1000):
-        lists = iter([entries(size) for _ in range(2 * 8 * 10)])
-        ratio = compare(lambda: [shard.add(next(lists)) for _ in range(10)], lambda: [store(next(lists)) for _ in range(10)])  # noqa: B023
-        report.row(f"adds of {size}: shard / bare SQLite", ratio, "", f"{10 * size / ratio.ours_s:.0f} a second")
+        lists = iter([entries(size) for _ in range(2 * (repeats + 1) * calls)])
+        ratio = compare(
+            lambda: [shard.add(next(lists)) for _ in range(calls)],  # noqa: B023
+            lambda: [store(next(lists)) for _ in range(calls)],  # noqa: B023
+            repeats,
+        )
+        report.row(f"adds of {size}: shard / bare SQLite", ratio, "", f"{calls * size / ratio.ours_s:.0f} a second")
     pool = ThreadPoolExecutor(16)
-    lists = iter([entries(1) for _ in range(2 * 8 * 160)])
+    lists = iter([entries(1) for _ in range(2 * (repeats + 1) * 160)])
     before = shard.database.commits
     many = compare(
-        lambda: list(pool.map(lambda _: shard.add(next(lists)), range(160))), lambda: [shard.add(next(lists)) for _ in range(160)]
+        lambda: list(pool.map(lambda _: shard.add(next(lists)), range(160))),
+        lambda: [shard.add(next(lists)) for _ in range(160)],
+        repeats,
     )
     commits = shard.database.commits - before
-    report.row("160 adds by 16 callers / one after the other", many, "< 1", f"{commits} commits of 2560 adds")
+    report.row(
+        "160 adds by 16 callers / one after the other", many, "< 1", f"{commits} commits of {2 * (repeats + 1) * 160} adds"
+    )
     shard.close()
 
 
@@ -340,15 +349,15 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--dir", help="folder to work in; it is emptied afterwards (default: a temporary one)")
-    arguments = parser.parse_args()
+    given = arguments(parser, records=1500, width=32, kills=2)
     faiss.omp_set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     report = Report("memory")
-    root = Path(tempfile.mkdtemp(prefix="pixelis-memory-", dir=arguments.dir))
+    root = Path(tempfile.mkdtemp(prefix="pixelis-memory-", dir=given.dir))
     try:
         # A fork has to come before Ray and its threads.
-        for part in sorted(arguments.part, key=["kill", "recover", "recall", "add", "search"].index):
-            more = (arguments.kills,) if part == "kill" else ()
-            globals()[part](report, root / part, arguments.records, arguments.width, *more)
+        for part in sorted(given.part, key=["kill", "recover", "recall", "add", "search"].index):
+            more = (given.kills,) if part == "kill" else ()
+            globals()[part](report, root / part, given.records, given.width, *more)
             shutil.rmtree(root / part, ignore_errors=True)
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import tempfile
 import time
 from pathlib import Path
@@ -14,26 +13,19 @@ import numpy as np
 from PIL import Image
 
 from benchmarks import operation_sets as sets
-from benchmarks.harness import Report, percentile
+from benchmarks.harness import Report, local_ray, percentile
 from pixelis.config import parse
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.operations import Scene, execute
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.records import Action, Media
 
+MANY = 256
+"""Calls at once."""
 
-def run(report: Report, quick: bool) -> None:
-    """Starts a Ray cluster of its own on this machine, with a token, and stops it."""
-    os.environ.pop("RAY_ADDRESS", None)
+
+def run(report: Report, count: int) -> None:
+    """On a Ray cluster of this machine."""
     with tempfile.TemporaryDirectory() as folder:
-        token = Path(folder) / "token"
-        token.write_text(secrets.token_hex(32))
-        # Ray reads both when it is imported.
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token))
-        import ray
-
-        from pixelis.actors.cluster import connect
-
         photo = Path(folder) / "photo.png"
         Image.fromarray(sets.photo("astronaut")).resize((1920, 1080)).save(photo)
         config = parse(
@@ -42,11 +34,8 @@ def run(report: Report, quick: bool) -> None:
                 "toolbox": {"workers": 1, "cache_bytes": 0},
             }
         )
-        connect(config)
-        try:
-            asyncio.run(_measure(report, config, str(photo), 200 if quick else 1000))
-        finally:
-            ray.shutdown()
+        with local_ray(config):
+            asyncio.run(_measure(report, config, str(photo), count))
 
 
 async def _measure(report: Report, config: Any, photo: str, count: int) -> None:
@@ -63,7 +52,7 @@ async def _measure(report: Report, config: Any, photo: str, count: int) -> None:
         pixels = np.asarray(Image.open(photo))
         one = _stored() - before
         dice = np.random.default_rng(0)
-        boxes = [(x, y, x + 0.1 + w, y + 0.1 + h) for x, y, w, h in dice.uniform(0, 0.4, (count + 256, 4)).tolist()]
+        boxes = [(x, y, x + 0.1 + w, y + 0.1 + h) for x, y, w, h in dice.uniform(0, 0.4, (count + MANY, 4)).tolist()]
         actions = [Action(op="zoom_in", arguments={"box": box}) for box in boxes]
         crop = config.dialogue.crop
         scene = Scene({"img0": pixels}, images, budget=PixelBudget(crop.min_pixels, crop.max_pixels), multiple=32)
@@ -87,7 +76,7 @@ async def _measure(report: Report, config: Any, photo: str, count: int) -> None:
         report.row(
             "pool: bytes stored of a picture / its pixels", one / pixels.nbytes, "1", f"then {views} bytes of {count} calls"
         )
-        many = actions[count : count + 256]
+        many = actions[count : count + MANY]
         start = time.perf_counter()
         for action in many:
             await pool.execute(action, images, {}, opened)
@@ -96,7 +85,7 @@ async def _measure(report: Report, config: Any, photo: str, count: int) -> None:
         await asyncio.gather(*(pool.execute(action, images, {}, opened) for action in many))
         together = time.perf_counter() - start
         note = f"{1e3 * alone:.0f} ms one by one, {1e3 * together:.0f} ms at once"
-        report.row("pool: 256 quick calls at once / one by one", together / alone, "< 1", note)
+        report.row(f"pool: {MANY} quick calls at once / one by one", together / alone, "< 1", note)
         await _restart(report, pool, actions[0], images, opened)
     finally:
         pool.close()

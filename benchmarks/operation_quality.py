@@ -47,11 +47,11 @@ def _share(good: float, count: int) -> str:
 # --- read_text ------------------------------------------------------------------------------------------------------------------
 
 
-def text(report: Report, photos: Path | None, quick: bool) -> None:
+def text(report: Report, photos: Path | None, thin: int) -> None:
     """Word recall of whole pictures, of each word cut out alone, and of its box within the picture."""
-    _written(report, photos, quick)
-    _rendered(report, quick)
-    grounds = list(sets.false_text(4 if quick else 15, seed=1))
+    _written(report, photos, thin)
+    _rendered(report, thin)
+    grounds = list(sets.false_text(max(1, 15 // thin), seed=1))
     seen = [said for picture in grounds if (said := _said(picture))]
     report.row("read_text: textures that read as letters", _share(len(seen), len(grounds)), "few", " ".join(seen)[:60])
 
@@ -61,7 +61,7 @@ def _said(picture: np.ndarray, box: list[float] | None = None) -> str:
     return " ".join(line["text"] for line in observation.data.get("lines", []))
 
 
-def _written(report: Report, photos: Path | None, quick: bool) -> None:
+def _written(report: Report, photos: Path | None, thin: int) -> None:
     whole: Counter[str] = Counter()
     pictures = {name: words for name in sets.WRITTEN if (words := sets.WRITTEN[name].split())}
     for name, words in pictures.items():
@@ -76,7 +76,7 @@ def _written(report: Report, photos: Path | None, quick: bool) -> None:
         whole["read"] += sets.recall(words, " ".join(line["text"] for line in lines))
         wanted = Counter(map(sets.plain, words))
         found = [word for line in lines for word in line["words"] if wanted[sets.plain(word["text"])] > 0]
-        for word in found[:: 4 if quick and len(found) > 20 else 1]:
+        for word in found[:: thin if len(found) > 20 else 1]:
             key, box = sets.plain(word["text"]), word["box"]
             if not key:
                 continue
@@ -93,17 +93,17 @@ def _written(report: Report, photos: Path | None, quick: bool) -> None:
     report.row("read_text: real words, tight box", _share(whole["boxed"], whole["cut"]), ">= 0.9")
 
 
-def _rendered(report: Report, quick: bool) -> None:
+def _rendered(report: Report, thin: int) -> None:
     got: Counter[str] = Counter()
     seconds: list[float] = []
-    for seed, name in enumerate(sets.GROUNDS[:3] if quick else sets.GROUNDS):
+    for seed, name in enumerate(sets.GROUNDS[::thin]):
         picture, words = sets.rendered(name, seed)
         start = time.process_time()
         said = _said(picture)
         seconds.append(time.process_time() - start)
         got["words"] += len(words)
         got["read"] += sets.recall([word for word, _ in words], said)
-        for word, (x0, y0, x1, y1) in words[:: 3 if quick else 1]:
+        for word, (x0, y0, x1, y1) in words[::thin]:
             got["cut"] += 1
             crop = picture[max(0, y0 - 1) : y1 + 1, max(0, x0 - 1) : x1 + 1]
             got["alone"] += sets.plain(word) in sets.plain(_said(crop))
@@ -117,13 +117,13 @@ def _rendered(report: Report, quick: bool) -> None:
 # --- track_object ---------------------------------------------------------------------------------------------------------------
 
 
-def track(report: Report, quick: bool) -> None:
+def track(report: Report, thin: int) -> None:
     """Mean overlap with the true box over all frames after the first that show the object; a frame without a box counts 0."""
     import clips
 
     total = []
-    for name in list(sets.MOTIONS)[2:5] if quick else sets.MOTIONS:
-        data, truth = sets.moving(name, 60 if quick else 110)
+    for name in list(sets.MOTIONS)[::thin]:
+        data, truth = sets.moving(name, max(12, 110 // thin))
         clip = open_clip(data, Toolbox())
         first = truth[0]
         assert first is not None
@@ -145,14 +145,14 @@ def track(report: Report, quick: bool) -> None:
 # --- segment_object_at ----------------------------------------------------------------------------------------------------------
 
 
-def segment(report: Report, photos: Path | None, sam: str | None, quick: bool) -> None:
+def segment(report: Report, photos: Path | None, sam: str | None, thin: int) -> None:
     """Mean IoU by point and by box of each method."""
     objects = {
-        "hand outlines, in-sample": sets.outlined(sets.IN_SAMPLE, photos),
-        "hand outlines, held out": sets.outlined(sets.HELD_OUT, photos),
-        "coins, in-sample": sets.coins()[:: 4 if quick else 1],
-        "cut-outs on photos, in-sample": sets.composites()[:: 3 if quick else 1],
-        "easy-vqa drawings, in-sample": _drawings(6 if quick else 30),
+        "hand outlines, in-sample": sets.outlined(sets.IN_SAMPLE, photos)[::thin],
+        "hand outlines, held out": sets.outlined(sets.HELD_OUT, photos)[::thin],
+        "coins, in-sample": sets.coins()[::thin],
+        "cut-outs on photos, in-sample": sets.composites()[::thin],
+        "easy-vqa drawings, in-sample": _drawings(max(1, 30 // thin)),
     }
     for method in filter(None, ("grabcut", sam)):
         settings, name = Toolbox(segmenter=method), "grabcut" if method == "grabcut" else "sam"
@@ -259,13 +259,13 @@ def _shapes(sizes: tuple[tuple[int, int], ...]) -> Iterator[tuple[np.ndarray, di
 # --- select_frames --------------------------------------------------------------------------------------------------------------
 
 
-def frames(report: Report, quick: bool) -> None:
+def frames(report: Report, thin: int) -> None:
     """Every frame in a shuffled order against one straight decode, and against decord in both orders."""
     import clips
 
     from pixelis.operations import video
 
-    names = list(clips.CONTAINERS)[:: 4 if quick else 1]
+    names = list(clips.CONTAINERS)[::thin]
     exact, straight, sequential, wrong = 0, 0, [], {}
     for name in names:
         data = clips.CONTAINERS[name]()
@@ -327,11 +327,11 @@ def _quiet() -> Iterator[None]:
             os.close(kept)
 
 
-def run(report: Report, photos: Path | None, sam: str | None, quick: bool) -> None:
-    """All of them."""
+def run(report: Report, photos: Path | None, sam: str | None, thin: int) -> None:
+    """All of them; on every ``thin``-th part of each set."""
     cv2.setNumThreads(1)
-    text(report, photos, quick)
-    track(report, quick)
-    segment(report, photos, sam, quick)
+    text(report, photos, thin)
+    track(report, thin)
+    segment(report, photos, sam, thin)
     properties(report)
-    frames(report, quick)
+    frames(report, thin)

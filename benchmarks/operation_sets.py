@@ -20,9 +20,9 @@ import skimage.data
 from scipy import ndimage
 from sklearn.datasets import load_sample_images
 
-from pixelis.datasets.synthesis import pasting
-from pixelis.datasets.synthesis.pasting import Edges
-from pixelis.operations.media import load_image
+from pixelis.datasets import pasting
+from pixelis.datasets.pasting import Edges
+from pixelis.operations.image import load_image
 
 # The makers of clips belong to the tests: both must speak of the same containers and motions.
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "unit"))

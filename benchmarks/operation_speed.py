@@ -15,21 +15,20 @@ from benchmarks import operation_sets as sets
 from benchmarks.harness import Report, compare
 from benchmarks.operation_quality import call
 from pixelis.config import Toolbox
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.operations import Scene, execute, masks, ocr, video
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import open_clip
 from pixelis.records import Action, ImageView
 
 VIEW = (640, 360)
 
 
-def run(report: Report, quick: bool) -> None:
+def run(report: Report, turns: int) -> None:
     """Each ratio is ours / bare: 1 is the library's limit."""
     cv2.setNumThreads(1)
-    turns = 5 if quick else 11
     zoom(report, turns)
     read(report, turns)
-    track(report, max(3, turns // 2))
+    track(report, min(turns, max(3, turns // 2)))
     properties(report, turns)
     frames(report, turns)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.harness import Report
+from benchmarks.harness import Report, arguments
 
 PARTS = ("quality", "speed", "pool")
 
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a part of each set, about two minutes in all")
     parser.add_argument("--photos", type=Path, help="folder with the examples of Debian's opencv-doc: more real pictures")
     parser.add_argument("--sam", metavar="FOLDER", help="a SAM or SAM 2 checkpoint of transformers, measured beside grabcut")
-    given = parser.parse_args()
+    given = arguments(parser, quick=True)
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
     report = Report("Pixel operations")
@@ -25,15 +25,15 @@ def main() -> None:
         if part == "quality":
             from benchmarks import operation_quality
 
-            operation_quality.run(report, given.photos, given.sam, given.quick)
+            operation_quality.run(report, given.photos, given.sam, 20 if given.smoke else 4 if given.quick else 1)
         elif part == "speed":
             from benchmarks import operation_speed
 
-            operation_speed.run(report, given.quick)
+            operation_speed.run(report, 2 if given.smoke else 5 if given.quick else 11)
         else:
             from benchmarks import operation_pool
 
-            operation_pool.run(report, given.quick)
+            operation_pool.run(report, 20 if given.smoke else 200 if given.quick else 1000)
     report.close()
 
 

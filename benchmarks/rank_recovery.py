@@ -25,16 +25,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import machine
+from benchmarks.harness import arguments, machine
 from pixelis.config import Config, Engine, absolute, load
 from pixelis.datasets.demonstrations import Player
+from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_demonstrations, read_questions
 from pixelis.dialogue.agent import Limits, run_episode
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.engines.hf import HfEngine
 from pixelis.jobs import ranks
 from pixelis.operations import execute
-from pixelis.operations.media import first_look, open_media
+from pixelis.operations.media import first_look
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model_path import resolve
@@ -44,7 +45,6 @@ from pixelis.records import Action, ImageView, Question
 
 GOAL = 0.95
 ARMS = ("base", "full", "ranks", "uniform", "one")
-HELD_OUT = 128
 FULL_LR, LORA_LR = 1e-3, 2e-3
 
 
@@ -69,7 +69,7 @@ def learn(config: Config, data: Sequence[TrainSample], held_out: Sequence[TrainS
     trainer = Trainer(config.policy, config.learner, total_steps=max(1, steps), seed=config.run.seed)
     began, size = time.perf_counter(), len(data) // max(1, steps)
     for step in range(steps):
-        trainer.step(data[step * size : (step + 1) * size], "sft")
+        trainer.update(data[step * size : (step + 1) * size], "sft")
     seconds = time.perf_counter() - began
     trained = sum(p.numel() for p in trainer.zero.parameters.values())
     trainer.save(config.run.dir)
@@ -127,12 +127,13 @@ def arm(config: Config, name: str, data: Sequence[TrainSample], held_out: Sequen
     return found
 
 
-def experiment(root: Path, seed: int, steps: int, batch: int, asked: int) -> dict[str, Any]:
+def experiment(root: Path, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """All arms of one seed."""
+    steps, asked = args.steps, args.questions
     plain = settings(root, seed)
     player = Player(plain, str(resolve("nano")))
-    data = samples(player, "cards:?split=train", steps * batch, seed)
-    held_out = samples(player, "cards:?split=validation&seed=11", HELD_OUT, 11)
+    data = samples(player, "cards:?split=train", steps * args.batch, seed)
+    held_out = samples(player, "cards:?split=validation&seed=11", args.held_out, 11)
     print(f"seed {seed}: {'arm':8} {'loss':>7} {'accuracy':>9} {'parameters':>11}", flush=True)
     full = settings(root / "full", seed, "policy.full=true", f"learner.lr={FULL_LR}")
     out = {
@@ -166,12 +167,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--questions", type=int, default=300)
+    parser.add_argument("--held-out", type=int, default=128, help="demonstrations that the loss is measured on")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1337, 2024])
     parser.add_argument("--dir", type=Path, default=Path("runs/rank_recovery"))
-    args = parser.parse_args()
+    args = arguments(parser, steps=2, batch=2, questions=2, held_out=4, seeds=[42])
     root = args.dir.absolute()
     print(f"{machine()}; {args.steps} steps of {args.batch} demonstrations\n")
-    results = {seed: experiment(root / str(seed), seed, args.steps, args.batch, args.questions) for seed in args.seeds}
+    results = {seed: experiment(root / str(seed), seed, args) for seed in args.seeds}
     print(f"\nrecovery of the full fine-tune's gain, mean of {len(results)} seeds (goal {GOAL:.0%}):")
     for name in ARMS[2:]:
         for key in ("loss", "accuracy"):

@@ -35,14 +35,14 @@ import psutil
 import ray
 from PIL import Image
 
-from benchmarks.harness import Ratio, Report, percentile, seconds
-from pixelis.actors import cluster
+from benchmarks.harness import Ratio, Report, arguments, local_ray, percentile, seconds
+from pixelis.actors import placement
 from pixelis.actors.serving import Online
 from pixelis.config import Config, load
+from pixelis.datasets import cards
 from pixelis.datasets.questions import read_questions
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.jobs.serve import serving
-from pixelis.operations.media import load_image
 from pixelis.records import Question, new_id
 
 PAUSE_S = 0.15
@@ -55,7 +55,7 @@ class Service:
 
     config: Config
     url: str
-    actors: cluster.Actors
+    actors: placement.Actors
     behind: Online
     questions: list[tuple[Question, dict[str, Any]]]
 
@@ -73,13 +73,13 @@ def running(adapter: str, folder: str, overrides: list[str], format: str) -> Ite
     config = load("configs/nano/serve.yaml", [f"{key}={value}" for key, value in settings.items()])
     asked = read_questions("cards:?split=train&seed=5", limit=20, epochs=1)
     questions = [_request(question, format) for question in asked]
-    with cluster.placed(config, learner=False, initial=adapter) as actors, serving(config, actors) as (url, behind):
+    with placement.placed(config, learner=False, initial=adapter) as actors, serving(config, actors) as (url, behind):
         yield Service(config, url, actors, behind, questions)
 
 
 def _request(question: Question, format: str) -> tuple[Question, dict[str, Any]]:
     buffer = io.BytesIO()
-    picture = Image.fromarray(load_image(question.media[0].uri, 2**26, 2**26))
+    picture = Image.fromarray(cards.render(question.media[0].uri))
     picture.save(buffer, format=format, **({"quality": 92} if format == "jpeg" else {"compress_level": 1}))
     url = f"data:image/{format};base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
     media = [question.media[0].model_copy(update={"uri": url})]
@@ -261,27 +261,25 @@ def main() -> None:
     parser.add_argument("--format", choices=("jpeg", "png"), default="jpeg", help="how pictures are sent")
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
-    arguments = parser.parse_args()
-    parts = arguments.part or PARTS
+    given = arguments(parser, part=["overhead", "stream", "load"], repeats=2, seconds=1.0)
+    parts = given.part or PARTS
     report = Report("service")
-    with tempfile.TemporaryDirectory() as folder:
-        cluster.connect(load("configs/nano/serve.yaml", ["cluster.cpus=8"]))
+    with tempfile.TemporaryDirectory() as folder, local_ray(load("configs/nano/serve.yaml", ["cluster.cpus=8"])):
         voting = ["evolution.enabled=true", "evolution.cold_start=0", "evolution.canary.enabled=false"]
-        if "overhead" in parts:
-            with running(arguments.adapter, f"{folder}/voting", voting, arguments.format) as service:
-                overhead(service, report, arguments.repeats, "memory searched")
-        with running(arguments.adapter, f"{folder}/bare", ["memory.enabled=false"], arguments.format) as service:
+        if "overhead" in parts and not given.smoke:
+            with running(given.adapter, f"{folder}/voting", voting, given.format) as service:
+                overhead(service, report, given.repeats, "memory searched")
+        with running(given.adapter, f"{folder}/bare", ["memory.enabled=false"], given.format) as service:
             if "overhead" in parts:
-                overhead(service, report, arguments.repeats, "no memory")
+                overhead(service, report, given.repeats, "no memory")
             if "stream" in parts:
-                stream(service, report, arguments.repeats // 2)
+                stream(service, report, given.repeats // 2)
             if "load" in parts:
-                load_part(service, report, arguments.seconds)
+                load_part(service, report, given.seconds)
         if "kills" in parts:
             wide = ["engine.workers=2", "memory.shards=2", "serve.replicas=2", "evolution.enabled=true", "evolution.cold_start=0"]
-            with running(arguments.adapter, f"{folder}/kills", wide, arguments.format) as service:
-                kills(service, report, 2 * arguments.seconds)
-        ray.shutdown()
+            with running(given.adapter, f"{folder}/kills", wide, given.format) as service:
+                kills(service, report, 2 * given.seconds)
     report.close()
 
 

@@ -7,6 +7,7 @@ Goal: bytes within 1 % of width * sum(rank * (in + out)) over the adapted layers
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import ray
 import torch
 
-from benchmarks.harness import Report, compare, seconds
+from benchmarks.harness import Report, arguments, compare, local_ray, seconds
 from pixelis import config
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.policy.adapters import Adapter, adapter_bytes, save_tensors
@@ -75,11 +76,14 @@ class Reader:
 
 def main() -> None:
     """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--adapters", nargs="+", default=["7B:16", "7B:64", "nano:32"], help="MODEL:RANK; the first is published")
+    given = arguments(parser, adapters=["nano:32"])
     report = Report("weight_bytes")
     targets = config.Lora().targets
-    nano = load_model(config.Policy(model="nano"), "cpu")[0]
     found = {}
-    for name, model, rank in (("nano", nano, 32), ("7B", seven_billion(), 16), ("7B", seven_billion(), 64)):
+    for name, rank in ((name, int(rank)) for name, _, rank in (shape.partition(":") for shape in given.adapters)):
+        model = seven_billion() if name == "7B" else load_model(config.Policy(model=name), "cpu")[0]
         shapes = {n: (m.out_features, m.in_features) for n, m in adapted_layers(model, targets).items()}
         formula = adapter_bytes(shapes, rank, WIDTH)
         everything = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -98,22 +102,23 @@ def main() -> None:
         report.row(f"{row}: all weights / adapter", everything / adapter.nbytes, ">= 20" if (name, rank) == ("7B", 16) else "")
         found[row] = adapter
 
-    ray.init(address="local", num_cpus=2, object_store_memory=1_500_000_000, include_dashboard=False, log_to_driver=False)
-    with tempfile.TemporaryDirectory() as run:
+    published, adapter = next(iter(found.items()))
+    with (
+        local_ray(config.load(None, ["cluster.cpus=4", "cluster.object_store_bytes=1500000000"])),
+        tempfile.TemporaryDirectory() as run,
+    ):
         store: Any = PolicyStore.remote(run, None, 2)  # type: ignore[attr-defined]
         readers = [Reader.remote(store) for _ in range(READERS)]  # type: ignore[attr-defined]
-        adapter = found["7B rank 16"]
         ray.get([r.read.remote(0) for r in readers])
         took = seconds(lambda: ray.get(store.publish.remote(adapter, "rft", 1)))
         read = ray.get([r.read.remote(1) for r in readers])
-        report.row("publish of 7B rank 16: seconds", took, note="hashed, written, flushed to disk, put")
+        report.row(f"publish of {published}: seconds", took, note="hashed, written, flushed to disk, put")
         report.row("objects read by 4 readers", len({i for i, _, _ in read}), "1")
         report.row("readers that hold no copy", sum(shared for _, _, shared in read), str(READERS))
         again = compare(
             lambda: ray.get([r.read.remote(1) for r in readers]), lambda: ray.get(readers[0].read.remote(1)), repeats=5
         )
         report.row("4 readers at once / 1 reader", again)
-    ray.shutdown()
     report.close()
 
 

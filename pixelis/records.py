@@ -8,7 +8,9 @@ URI or content hash, and its size. They serialise to JSON lines with ``model_dum
 from __future__ import annotations
 
 import enum
+import pickle
 import uuid
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -20,6 +22,9 @@ Box = tuple[float, float, float, float]
 
 Point = tuple[float, float]
 """x, y, each 0..1 of a *named* observation."""
+
+Coordinates = Literal["thousand", "pixels", "unit"]
+"""The scale in which a model writes places: 0..1000, pixels of the view, or 0..1."""
 
 
 def new_id(prefix: str) -> str:
@@ -374,6 +379,16 @@ class Group(Record):
             if trajectory.question_id != self.question.id or trajectory.group_id != self.id:
                 raise ValueError(f"trajectory {trajectory.id} does not belong to group {self.id}")
         return self
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Group], tuple[bytes]]:
+        # Between processes one value: Ray's pickler asks Python code about each of the hundreds of records inside.
+        return _unpickle_group, (pickle.dumps(self.__getstate__(), pickle.HIGHEST_PROTOCOL),)
+
+
+def _unpickle_group(state: bytes) -> Group:
+    group = Group.__new__(Group)
+    group.__setstate__(pickle.loads(state))  # noqa: S301 - by Ray alone, from another process of the job
+    return group
 
 
 class Vote(Record):

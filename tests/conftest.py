@@ -56,9 +56,19 @@ def reached(request: pytest.FixtureRequest, record_property: Callable[[str, obje
     return note
 
 
+QUICK_S = 5.0
+"""A test or fixture that takes longer although it is not marked slow is named at the end, so that `make test-fast` stays fast."""
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The figures of all fault tests that ran."""
+    """The figures of all fault tests that ran, and the tests that belong among the slow ones."""
     if FIGURES:
         terminalreporter.section("faults: what was reached")
         for name, shown in FIGURES:
             terminalreporter.write_line(f"{name}: {shown}")
+    phases = [report for kind in ("passed", "") for report in terminalreporter.stats.get(kind, [])]
+    long = [report for report in phases if report.duration > QUICK_S and "slow" not in report.keywords]
+    if long:
+        terminalreporter.section("not quick: mark these with pytest.mark.slow or make them faster")
+        for report in long:
+            terminalreporter.write_line(f"{report.nodeid}: {report.when} {report.duration:.1f} s")

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from pixelis.config import Dialogue
 from pixelis.dialogue.render import Renderer
+from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
-from pixelis.engines import Completion, SamplingParams
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.operations import select
 from pixelis.records import ImageView

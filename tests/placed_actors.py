@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import ray
 
-from pixelis.actors import cluster
+from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import Coordinator
 from pixelis.config import Config, parse
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.policy.adapters import Adapter
 from pixelis.policy.lora import adapted_layers
 from pixelis.policy.model import load_model
@@ -31,7 +31,7 @@ class Placed:
     """Actors of one job, and what they were placed with."""
 
     config: Config
-    actors: cluster.Actors
+    actors: placement.Actors
     adapter: Adapter
 
     def coordinator(self, **rft: Any) -> Any:
@@ -114,24 +114,26 @@ def said(generator: Any, version: int) -> list[list[int]]:
 
 @ray.remote(num_cpus=0, max_concurrency=16)
 class Asker:
-    """A fleet with short patience, as the Coordinator holds one, in an actor of its own."""
+    """A router with short patience, as the Coordinator holds one, in an actor of its own."""
 
-    def __init__(self, generators: list, timeout_s: float, load_timeout_s: float):
-        from pixelis.actors.generator_router import Fleet
+    def __init__(self, generators: list, rollout_s: float, load_s: float):
+        from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 
-        self.fleet = Fleet(generators, timeout_s, load_timeout_s)
+        self.router = GeneratorRouter(generators, RouterTimeouts(rollout_s, load_s))
 
     async def load(self, version: int) -> dict[str, float]:
-        await self.fleet.load(version)
-        return self.fleet.stats()
+        await self.router.load(version)
+        return self.router.stats()
 
     async def stats(self) -> dict[str, float]:
-        return self.fleet.stats()
+        return self.router.stats()
 
     async def ask(self, number: int) -> tuple[Group, float]:
         """A group of two, and the seconds it took."""
         from pixelis.datasets.questions import read_questions as read
 
         question, began = next(read("cards:?split=train", start=number)), time.monotonic()
-        group, _ = await self.fleet.rollout(question, f"g{number}", 2, SamplingParams(max_tokens=12), True, 2)
-        return group, time.monotonic() - began
+        from pixelis.actors.generator_router import RolloutRequest
+
+        request = RolloutRequest(question, f"g{number}", 2, SamplingParams(max_tokens=12), max_turns=2)
+        return (await self.router.rollout(request)).group, time.monotonic() - began

@@ -7,11 +7,11 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from pixelis.dialogue.pixels import fit
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import Operation, OperationArguments, Result, Scene, Shown, Target
 from pixelis.operations.geometry import WHOLE, clamp
 from pixelis.operations.operation import BoxArgument
+from pixelis.operations.pixel_budget import fit
 
 
 class RotateArguments(OperationArguments):

@@ -7,17 +7,14 @@ import itertools
 
 from ray.actor import ActorHandle
 
-from pixelis.actors.generator_router import Fleet
+from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
 from pixelis.config import Config, RewardWeights
 from pixelis.datasets.questions import read_questions
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation.metrics import correctness
 from pixelis.records import Group, Question
 from pixelis.rewards.terms import score_group
-
-TIMEOUT_S = 300.0
-"""Seconds that one question may take, restarts of the generator included."""
 
 
 class Canary:
@@ -28,7 +25,8 @@ class Canary:
 
     def __init__(self, config: Config, generator: ActorHandle):
         self.config = config
-        self.fleet = Fleet([generator], timeout_s=TIMEOUT_S)
+        limit, e = config.evolution.canary.timeout_s, config.engine
+        self.router = GeneratorRouter([generator], RouterTimeouts(limit, limit, e.retry_pause_s))
         self.questions: list[Question] = []
         self.one = asyncio.Lock()
         # The raw term `accuracy` is all that is wanted; other terms may cost a call to a judge.
@@ -47,7 +45,7 @@ class Canary:
         """
         await self.ready()
         async with self.one:
-            await self.fleet.load(version)
+            await self.router.load(version)
             asked = [asyncio.ensure_future(self._ask(question, version)) for question in self.questions]
             try:
                 groups = await asyncio.gather(*asked)
@@ -74,7 +72,8 @@ class Canary:
         name = f"canary-{version}-{question.id}"
         blind = question.model_copy(update={"answers": None, "annotations": None})
         try:
-            group, _ = await self.fleet.rollout(blind, name, 1, greedy, bool(self.config.toolbox.operations), d.max_turns)
+            request = RolloutRequest(blind, name, 1, greedy, bool(self.config.toolbox.operations), d.max_turns)
+            group = (await self.router.rollout(request)).group
         except (DataFailure, BadInput):
             return None
         return group.model_copy(update={"question": question})

@@ -1,7 +1,7 @@
-"""The Coordinator actor: admits questions, collects scored groups, hands batches to the learner, runs evaluations.
+"""The Coordinator actor: admits questions, buffers scored groups, hands batches to the learner, runs evaluations.
 
-Staleness is bounded by admission: groups accepted or running never exceed ``(staleness + step + 1) * questions``, where
-``step`` counts the batches whose weights the generators hold. With staleness 0 a batch is rolled out only after the
+Staleness is bounded by admission: groups accepted or running never exceed ``(max_off_policy_steps + step + 1) *
+prompts_per_step``, where ``step`` counts the batches whose weights the generators hold. At 0 a batch is rolled out only after the
 weights of the one before are loaded: exact on-policy.
 """
 
@@ -11,8 +11,10 @@ import asyncio
 import base64
 import itertools
 import json
+import random
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,77 +22,100 @@ import ray
 from ray.actor import ActorHandle
 
 from pixelis.actors import report
-from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.actors.generator_router import Fleet
-from pixelis.actors.rollouts import Prompts, RolloutBatch, Rollouts, StepResult
+from pixelis.actors.cluster import named, unwrap_ray_error
+from pixelis.actors.generator_router import GeneratorRouter, Reservation, RolloutRequest, RouterTimeouts
+from pixelis.actors.rollout_buffer import RolloutBuffer, ScoredGroup
+from pixelis.actors.rollouts import Prompts, RolloutBatch, Rollouts, StepResult, abstains
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.questions import asked, read_questions
 from pixelis.datasets.stream import question_stream
 from pixelis.dialogue.dialects import offered
-from pixelis.engines import SamplingParams
-from pixelis.errors import DataFailure, PixelisError
+from pixelis.dialogue.session import SamplingParams
+from pixelis.errors import DataFailure, InfraFailure, PixelisError
 from pixelis.evaluation.metrics import summarise
 from pixelis.records import Group, Question
 from pixelis.telemetry.events import EventLog
 
 __all__ = ["Coordinator", "RolloutBatch", "StepResult"]
 
+SHARE = 0.25
+"""Of the generators, at least one, that an evaluation during training keeps for itself."""
+SUMMARY = ("accuracy", "rapr", "tool_error_rate", "turns")
+"""What an evaluation during training logs."""
 
-@ray.remote(max_restarts=0, max_concurrency=1024)
+
+@ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=1024)
 class Coordinator:
-    """Moves records and references only; pixels and tensors pass it by."""
+    """Moves records and references only; pixels and tensors pass it by.
+
+    Generators, scorers and the embedder are actors or the names of actors. A restarted one knows nothing: the learner notices by
+    ``life``, begins again where it stands, and the groups in flight are rolled out anew.
+    """
 
     def __init__(
         self,
         config: Config,
-        generators: list[ActorHandle],
-        scorers: list[ActorHandle],
-        embedder: ActorHandle | None = None,
+        generators: Sequence[ActorHandle | str],
+        scorers: Sequence[ActorHandle | str],
+        embedder: ActorHandle | str | None = None,
     ):
-        self.config, self.scorers = config, scorers
-        self.fleet = Fleet(generators)
-        self.rollouts = Rollouts(config, self.fleet, scorers, embedder)
+        self.config, self.scorers = config, [named(scorer) for scorer in scorers]
+        self.router = GeneratorRouter([named(g) for g in generators], RouterTimeouts.of(config))
+        self.rollouts = Rollouts(config, self.router, self.scorers, named(embedder) if embedder is not None else None)
+        self.life = 0
         self.step = 0
         self.consumed = Consumed()
+        self.buffer = RolloutBuffer(config.rft, 0)
         self.made_at: dict[int, int] = {}  # version -> the step after which it was published
-        self.ready: dict[int, RolloutBatch] = {}
-        self.handed: Counter[int] = Counter()
+        self.handed: tuple[int, RolloutBatch] | None = None  # kept until the next one: a call may come twice
+        self.first_began: float | None = None
+        self.last_ready = 0.0
         self.stopped = False
         self.error: PixelisError | None = None
         self.changed = asyncio.Condition()
         self.producer: asyncio.Task | None = None
+        self.evaluating = asyncio.Lock()
+        self.evaluations: set[asyncio.Task] = set()
+        self.news: dict[str, float] = {}
+        """Metrics of evaluations that no batch has brought to the learner yet."""
         self.evaluated: Counter[str] = Counter()
         self.bad_rows: Counter[str] = Counter()
         self.log = EventLog(config.run.dir)
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    async def begin(self, step: int, state: dict[str, Any], version: int) -> None:
-        """(Re)start production at ``step`` from the state of a checkpoint; called by the learner when it starts."""
+    async def begin(self, step: int, state: dict[str, Any], version: int, resumes_rewards: bool = True) -> int:
+        """(Re)start production at ``step`` with ``version`` loaded; returns the life that later calls belong to.
+
+        ``state`` is that of a checkpoint, or of the last batch when a restarted Coordinator goes on below a living learner: then
+        the scorers, which live on, keep their state (``resumes_rewards`` false).
+        """
         if self.producer is not None:
             self.producer.cancel()
-            await asyncio.wait([self.producer])  # or a batch that was just done would be taken for one of this production
-        self.step, self.consumed = step, Consumed.of(state)
+            await asyncio.wait([self.producer])  # or a group that was just done would be taken for one of this production
+        self.life = random.getrandbits(48)
+        self.step, self.consumed, self.buffer = step, Consumed.of(state), RolloutBuffer(self.config.rft, step)
         self.bad_rows.clear()
         self.made_at = {version: step}
-        self.ready.clear()
-        self.handed.clear()
-        if kept := state.get("rewards"):
-            await asyncio.gather(*(scorer.load.remote(base64.b64decode(kept)) for scorer in self.scorers))
+        self.handed, self.error = None, None
+        if resumes_rewards:
+            kept = base64.b64decode(state["rewards"]) if state.get("rewards") else None
+            await asyncio.gather(*(scorer.load.remote(kept) for scorer in self.scorers))
         prompts = Prompts(self._questions(), self.config.data.train)
         try:
-            await self.fleet.load(version)
+            await self.router.load(version)
         except BaseException:
             prompts.close()
             raise
-        self.producer = asyncio.get_running_loop().create_task(self._produce(step, prompts))
+        self.producer = asyncio.get_running_loop().create_task(self._produce(prompts))
         self.producer.add_done_callback(self._producer_done)
         self.producer.add_done_callback(lambda _: prompts.close())
+        return self.life
 
     def _producer_done(self, task: asyncio.Task) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            if isinstance(error, BaseExceptionGroup):
+            while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             cause = unwrap_ray_error(error) or PixelisError(f"rollouts stopped: {error!r}")
             self.failing = asyncio.get_running_loop().create_task(self._fail(cause))
@@ -100,13 +125,14 @@ class Coordinator:
             self.error = error
             self.changed.notify_all()
 
-    async def _produce(self, step: int, prompts: Prompts) -> None:
-        """Roll out batch after batch, as far ahead as the staleness bound allows."""
-        async with asyncio.TaskGroup() as batches:
-            for number in range(step, self.config.rft.steps):
+    async def _produce(self, prompts: Prompts) -> None:
+        """Admit questions whenever the staleness bound leaves room."""
+        async with asyncio.TaskGroup() as groups:
+            while True:
                 async with self.changed:
-                    await self.changed.wait_for(lambda n=number: n <= self.step + self.config.rft.max_off_policy_steps)  # type: ignore[misc]
-                batches.create_task(self._roll(number, prompts))
+                    await self.changed.wait_for(lambda: self.buffer.room(self.step) > 0)
+                for number, question in await prompts.take(self.buffer.room(self.step)):
+                    groups.create_task(self._group(number, question, self.buffer.admit()))
 
     def _questions(self) -> Iterator[tuple[int, Question]]:
         """The questions that no batch has learnt from, with their numbers in the stream."""
@@ -119,80 +145,119 @@ class Coordinator:
         self.bad_rows[row.code] += 1
         self.log.write("bad_row", **row._asdict())
 
-    async def _roll(self, number: int, prompts: Prompts) -> None:
-        batch = await self.rollouts.batch(number, prompts)
-        ages = [number - self.made_at.get(g.policy_version, number) for g in batch.groups]
-        batch.metrics |= {"rollout/staleness": float(max(ages)), "rollout/staleness_mean": sum(ages) / len(ages)}
-        if self.bad_rows:
-            batch.metrics["rollout/bad_rows"] = float(self.bad_rows.total())
-        if offered(self.config) and batch.metrics.get("rollout/calls") == 0:
-            self.log.write("alarm", step=number, text="no episode of this batch called an operation")
-        self._keep(batch)
+    async def _group(self, number: int, question: Question, step: int) -> None:
+        """Roll out one question and put what comes of it into the buffer."""
+        began = time.monotonic()
+        result = await self.rollouts.group(question, step)
         async with self.changed:
-            self.ready[number] = batch
+            self.first_began = min(self.first_began or began, began)
+            if isinstance(result, str):
+                self.buffer.add_failed(number, result)
+            else:
+                result.number = number
+                if (abstained := abstains(result.group)) or not self.rollouts.informative(result):
+                    self.buffer.add_unusable(result, abstained)
+                else:
+                    self.buffer.add(result)
             self.changed.notify_all()
 
-    def _keep(self, batch: RolloutBatch) -> None:
-        """Append a few whole groups to ``run.dir/rollouts.jsonl``, for people who want to read what the policy does."""
-        chosen = batch.groups[: self.config.telemetry.rollouts]
-        with (Path(self.config.run.dir) / "rollouts.jsonl").open("a", encoding="utf-8") as lines:
-            lines.writelines(group.model_dump_json() + "\n" for group in chosen)
-
-    def _consume(self, batch: RolloutBatch) -> None:
-        """Note what the learner is handed: in the state of its checkpoints, and by id in ``run.dir/consumed.jsonl``."""
-        self.consumed.add(batch.numbers)
-        batch.state = {"questions": self.consumed.state()}
-        row = {"step": batch.step, "numbers": batch.numbers, "ids": [group.question.id for group in batch.groups]}
-        with (Path(self.config.run.dir) / "consumed.jsonl").open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(row) + "\n")
-
-    async def next_batch(self, rank: int, world: int, step: int) -> RolloutBatch | None:
+    async def next_batch(self, rank: int, world: int, step: int, life: int | None = None) -> RolloutBatch | None:
         """Rank ``rank``'s share of batch ``step``: whole groups, round robin; None when the run is over.
 
-        Raises the error that stopped production, if one did.
+        Raises the error that stopped production, if one did, and InfraFailure ``restarted`` to the learner of another ``life``.
         """
+        self._check(life)
         if step >= self.config.rft.steps:
             return None
         async with self.changed:
-            await self.changed.wait_for(lambda: step in self.ready or self.stopped or self.error is not None)
+            await self.changed.wait_for(lambda: self._ready(step) or self.stopped or self.error is not None)
+            self._check(life)
             # Once one rank has its share all must get theirs, or the optimizer step would wait for ever.
-            if not self.handed[step]:
+            if self.handed is None or self.handed[0] != step:
                 if self.error is not None:
                     raise self.error
-                if self.stopped:
-                    return None
-            whole = self.ready[step]
-            if not self.handed[step]:
-                self._consume(whole)
-            self.handed[step] += 1
-            if self.handed[step] >= world:
-                del self.ready[step], self.handed[step]
+                return None
+            _, whole = self.handed
         return whole.share(rank, world)
 
-    async def stepped(self, step: int, version: int) -> StepResult:
-        """The learner finished batch ``step`` and published ``version``: load it everywhere and go on.
+    def _check(self, life: int | None) -> None:
+        if life is not None and life != self.life:
+            raise InfraFailure("the Coordinator has started again", code="restarted")
 
-        Returns what the rewards tell, and the metrics of a held-out evaluation when ``rft.evaluate_every`` says that one is due.
+    def _ready(self, step: int) -> bool:
+        """Form batch ``step`` once it is complete; True when it can be handed out."""
+        if self.handed is not None and self.handed[0] == step:
+            return True
+        if self.error is not None or self.stopped:
+            return False
+        admitted = self.buffer.admitted
+        selection = self.buffer.take(lambda scored: step - self.made_at.get(scored.group.policy_version, step))
+        if self.buffer.admitted != admitted:
+            self.changed.notify_all()  # groups that came too late have left room for others
+        if selection is None:
+            return False
+        try:
+            batch = self.rollouts.assemble(step, selection)
+        except PixelisError as error:
+            self.error = error
+            return False
+        now = time.monotonic()
+        # Beside training it is the time since the batch before, else the time since its first question was asked.
+        seconds = now - max(self.last_ready, self.first_began or now)
+        self.last_ready, self.first_began = now, None
+        tried = [s.group for s in (*selection.chosen, *selection.uninformative, *selection.abstained)]
+        ages = [step - self.made_at.get(g.policy_version, step) for g in batch.groups]
+        batch.metrics |= {
+            "rollout/seconds": seconds,
+            "rollout/tokens_per_s": sum(len(t.token_ids()) for g in tried for t in g.trajectories) / max(seconds, 1e-9),
+            "rollout/staleness": float(max(ages)),
+            "rollout/staleness_mean": sum(ages) / len(ages),
+        }
+        for scored in selection.stale:
+            age = step - self.made_at.get(scored.group.policy_version, step)
+            self.log.write("stale_group", step=step, id=scored.group.question.id, group=scored.group.id, age=age)
+        self._account(batch)
+        self.handed = (step, batch)
+        return True
+
+    def _account(self, batch: RolloutBatch) -> None:
+        """Note what the learner is handed: in the state of its checkpoints, by id in ``consumed.jsonl``, a few groups whole."""
+        if self.bad_rows:
+            batch.metrics["rollout/bad_rows"] = float(self.bad_rows.total())
+        if offered(self.config) and batch.metrics.get("rollout/calls") == 0:
+            self.log.write("alarm", step=batch.step, text="no episode of this batch called an operation")
+        batch.metrics |= self.news
+        self.news = {}
+        self.consumed.add(batch.numbers)
+        batch.state = {"questions": self.consumed.state()}
+        folder, chosen = Path(self.config.run.dir), batch.groups[: self.config.telemetry.rollouts]
+        with (folder / "rollouts.jsonl").open("a", encoding="utf-8") as lines:
+            lines.writelines(group.model_dump_json() + "\n" for group in chosen)
+        row = {"step": batch.step, "numbers": batch.numbers, "ids": [group.question.id for group in batch.groups]}
+        with (folder / "consumed.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row) + "\n")
+
+    async def step_done(self, step: int, version: int, life: int | None = None) -> StepResult:
+        """The learner finished batch ``step`` and published ``version``: load it everywhere, admit more, start an evaluation.
+
+        Returns what the rewards tell once the generators hold the version. Nothing happens for a learner of another ``life``.
         """
+        if life is not None and life != self.life:
+            return StepResult()
         self.made_at[version] = step + 1
-        await self.fleet.load(version)
+        await self.router.load(version)
         told = await asyncio.gather(*(scorer.advance.remote(step) for scorer in self.scorers))
-        found = {name: value for advance in told for name, value in advance.metrics.items()}
-        boundary = next((advance.boundary for advance in told if advance.boundary), None)
         every = self.config.rft.evaluate_every
         if every and (step + 1) % every == 0:
-            groups, views = await self.evaluate(
-                self.config.data.evaluate, self.config.evaluate.questions, version, self.config.evaluate.operations
-            )
-            summary = summarise(groups)
-            found |= {f"evaluate/{key}": summary[key] for key in ("accuracy", "rapr", "tool_error_rate", "turns")}
-            page = report.sample(self.config, step + 1, summary, groups, views)
-            if page is not None and step + 1 == self.config.rft.steps:
-                await asyncio.gather(page, return_exceptions=True)  # a task ends with the actor that started it
+            task = asyncio.get_running_loop().create_task(self._evaluate(step + 1, version))
+            self.evaluations.add(task)
+            task.add_done_callback(self.evaluations.discard)
         async with self.changed:
-            self.step = step + 1
+            loaded = self.router.version  # a newer one when the learner was faster than the loading
+            self.step = max(self.step, self.made_at.get(version if loaded is None else loaded, 0))
             self.changed.notify_all()
-        return StepResult(found, boundary)
+        metrics = {name: value for advance in told for name, value in advance.metrics.items()}
+        return StepResult(metrics, next((advance.boundary for advance in told if advance.boundary), None))
 
     async def keep(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the questions: the running state of the rewards, when they have one."""
@@ -200,21 +265,47 @@ class Coordinator:
             return {}
         return {"rewards": base64.b64encode(await self.scorers[0].state.remote()).decode()}
 
+    async def finish(self) -> dict[str, float]:
+        """Wait for the evaluations that were started; their metrics."""
+        await asyncio.gather(*self.evaluations, return_exceptions=True)
+        news, self.news = self.news, {}
+        return news
+
     async def stop(self) -> None:
         """End production; the learner gets None and writes its last checkpoint."""
         async with self.changed:
             self.stopped = True
             self.changed.notify_all()
-        if self.producer is not None:
-            self.producer.cancel()
+        for task in (self.producer, *self.evaluations):
+            if task is not None:
+                task.cancel()
 
     async def progress(self) -> dict[str, Any]:
-        """Steps done, episodes of each evaluation, rows skipped by cause and fleet statistics."""
+        """Steps done, episodes of each evaluation, rows skipped by cause and what the generators do."""
         counts = {"evaluated": dict(self.evaluated), "bad_rows": dict(self.bad_rows)}
-        return {"step": self.step, **counts, **self.fleet.stats()}
+        return {"step": self.step, **counts, **self.router.stats()}
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
+    async def _evaluate(self, step: int, version: int) -> None:
+        """The evaluation after ``step`` steps, beside training. A failure is logged: it does not end the run."""
+        config = self.config
+        async with self.evaluating:
+            try:
+                asked_for = (config.data.evaluate, config.evaluate.questions, version, config.evaluate.operations)
+                groups, views = await self.evaluate(*asked_for, share=SHARE)
+            except Exception as error:
+                cause = unwrap_ray_error(error) or error
+                self.log.write("alarm", step=step, text=f"the evaluation failed: {cause}")
+                return
+            summary = summarise(groups)
+            metrics = {f"evaluate/{key}": summary[key] for key in SUMMARY if summary[key] is not None}
+            self.log.write("evaluation", step=step, version=version, **metrics)
+            self.news = {**metrics, "evaluate/step": float(step)}
+            if (page := report.sample(config, step, summary, groups, views)) is not None and step == config.rft.steps:
+                await asyncio.gather(page, return_exceptions=True)  # a task ends with the actor that started it
+
+    @ray.method(max_task_retries=2)
     async def evaluate(
         self,
         source: str,
@@ -224,32 +315,34 @@ class Coordinator:
         name: str = "evaluate",
         seed: int | None = None,
         samples: int = 1,
+        share: float = 1.0,
     ) -> tuple[list[Group], list[ray.ObjectRef]]:
         """``samples`` episodes per question of ``source`` with ``version``: scored groups, and references to their views.
 
-        Raises InfraFailure when the fleet cannot; a question that cannot be used raises too: a held-out set has no holes.
+        ``share`` of the generators keep that version for it, whatever training loads meanwhile. Raises InfraFailure when they
+        cannot; a question that cannot be used raises too: a held-out set has no holes.
         """
-        e, d = self.config.evaluate, self.config.dialogue
-        sampling = SamplingParams(e.sampling.temperature, e.sampling.top_p, d.max_turn_tokens, self.config.run.seed)
-        if version != self.fleet.version:
-            await self.fleet.load(version)
-        gate = asyncio.Semaphore(self.config.engine.max_num_seqs * len(self.fleet.members))
-        self.evaluated[name] = 0
-
-        async def one(question: Question) -> tuple[Group, ray.ObjectRef]:
-            async with gate:
-                group_id = f"{name}-{question.id}"
-                rolled = await self.rollouts.episodes(question, group_id, samples, sampling, None, operations, d.max_turns_test)
-                self.evaluated[name] += 1
-                return rolled.group, rolled.views
-
         rows = itertools.islice(read_questions(source, seed=seed, epochs=1), count)
-        held_out = (asked(question, source) for question in rows)
-        questions = await asyncio.to_thread(list, held_out)
+        questions = await asyncio.to_thread(lambda: [asked(question, source) for question in rows])
         if not questions:
             raise DataFailure(f"{source} holds no question", fix="check data.evaluate")
-        results = await asyncio.gather(*(one(q) for q in questions))
-        return [g for g, _ in results], [v for _, v in results]
+        self.evaluated[name] = 0
+        async with self.router.reserve(version, share) as reserved:
+            gate = asyncio.Semaphore(self.config.engine.max_num_seqs * len(self.router.members))
+            one = (gate, reserved, name, operations, samples)
+            results = await asyncio.gather(*(self._answer(question, *one) for question in questions))
+        return [scored.group for scored in results], [scored.views for scored in results]
+
+    async def _answer(
+        self, question: Question, gate: asyncio.Semaphore, reserved: Reservation, name: str, operations: bool, samples: int
+    ) -> ScoredGroup:
+        e, d = self.config.evaluate, self.config.dialogue
+        sampling = SamplingParams(e.sampling.temperature, e.sampling.top_p, d.max_turn_tokens, self.config.run.seed)
+        async with gate:
+            request = RolloutRequest(question, f"{name}-{question.id}", samples, sampling, operations, d.max_turns_test)
+            scored = await self.rollouts.episodes(request, reserved=reserved)
+            self.evaluated[name] += 1
+            return scored
 
 
 class Consumed:

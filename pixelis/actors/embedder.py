@@ -47,8 +47,8 @@ class Embedder:
 
     def question_vectors(self, questions: Sequence[Question], views: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
         """Vectors of several questions with the views of each."""
-        from pixelis.dialogue.pixels import PixelBudget, fit
         from pixelis.memory.vectors import combine
+        from pixelis.operations.pixel_budget import PixelBudget, fit
         from pixelis.policy.embed import question_parts
 
         budget = PixelBudget(self.config.dialogue.input.min_pixels, self.config.dialogue.input.max_pixels)

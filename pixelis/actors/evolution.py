@@ -1,7 +1,7 @@
 """The Evolution actor: update tasks from traffic come in, batches for the learner go out, and what it learns is judged.
 
-It offers the learner what the Coordinator offers (``begin``, ``next_batch``, ``stepped``, ``stop``), so that one worker
-group serves both streams. Records and references only; pixels and tensors pass it by.
+It offers the learner what the Coordinator offers (``begin``, ``next_batch``, ``step_done``, ``stop``), so that one training loop
+serves both sources. Records and references only; pixels and tensors pass it by.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import random
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from ray.exceptions import RayError
 from pixelis.actors.canary import Canary
 from pixelis.actors.cluster import named
 from pixelis.actors.evolution_monitor import Overseer, going_on
-from pixelis.actors.generator_router import Fleet
+from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 from pixelis.actors.memory import Memory
 from pixelis.actors.promotion import Versions
 from pixelis.actors.reviewing import Reviewing
@@ -69,13 +70,15 @@ class Evolution:
         if e.canary.enabled and canary is None:
             raise BadConfig("no generator for the canary", fix="place one, or set evolution.canary.enabled=false")
         judge = Canary(config, named(canary)) if e.canary.enabled and canary is not None else None
-        self.versions_of = Versions(config, named(store), Fleet([named(g) for g in generators]), judge, self.overseer.note)
+        router = GeneratorRouter([named(g) for g in generators], RouterTimeouts.serving(config))
+        self.versions_of = Versions(config, named(store), router, judge, self.overseer.note)
         self.counts: Counter[str] = Counter()
         self.queue = Tasks(e.queue, self.counts)
         self.rate, self.beta, self.collapse = Rate(e.per_minute), AdaptiveKLController(e.guard), Collapse(e.vote)
         self.updates_at: deque[float] = deque()
         self.forgotten: deque[str] = deque(maxlen=1000)
-        self.step = self.lives = 0
+        self.step = self.life = 0
+        self.failure = ""
         self.current: RolloutBatch | None = None
         self.tasks: list[UpdateTask] = []
         self.given: set[int] = set()
@@ -186,30 +189,34 @@ class Evolution:
 
     # -- from the learner -------------------------------------------------------------------------------------------
 
-    async def begin(self, step: int, state: dict[str, Any], version: int) -> None:
+    @ray.method(max_task_retries=-1)
+    async def begin(self, step: int, state: dict[str, Any], version: int) -> int:
         """The learner (re)starts at ``step`` where ``version`` is promoted; an unfinished batch is given again.
 
-        ``state`` is what ``keep`` gave for its checkpoint.
+        ``state`` is that of its last step (``StepResult.state``). Returns the life that later calls belong to.
         """
         await self._open()
         if "beta" in state and not self.beta.measured:
             self.beta.restore(state["beta"])
         await self.versions_of.begin(state.get("base"))
         async with self.changed:
-            self.step, self.learning, self.lives = step, True, self.lives + 1
+            self.step, self.learning, self.life = step, True, random.getrandbits(48)
+            self.failure = ""
             self.given.clear()
             if self.current is not None:
                 self.current.step, self.current.restore = step, self.versions_of.restore
             self.changed.notify_all()
         await self.overseer.note("start", "learner", "begin", "success", {"step": step, "version": version})
+        return self.life
 
-    async def next_batch(self, rank: int, world: int, step: int) -> RolloutBatch | None:
+    @ray.method(max_task_retries=-1)
+    async def next_batch(self, rank: int, world: int, step: int, life: int | None = None) -> RolloutBatch | None:
         """Rank ``rank``'s share of update ``step``: whole groups, round robin; None when drained or stopped.
 
         Waits for ``evolution.batch`` tasks and for its turn (``evolution.per_minute``); while draining a smaller last batch goes
-        out, if every rank gets a group.
+        out, if every rank gets a group. Raises InfraFailure ``restarted`` to the learner of another ``life``.
         """
-        await self._begun()
+        await self._check(life)
         async with self.changed:
             while not (self.stopped or (step == self.step and self._ready(world))):
                 await self._wait()
@@ -220,11 +227,11 @@ class Evolution:
             whole = self.current
         return whole.share(rank, world)
 
-    async def _begun(self) -> None:
+    async def _check(self, life: int | None) -> None:
         """Raises InfraFailure for a learner that began with an earlier life of this actor: what its weights are is not known."""
         await self._open()
-        if not self.learning:
-            raise InfraFailure("the Evolution actor has started again", fix="restart the learner: it goes on from its checkpoint")
+        if not self.learning or (life is not None and life != self.life):
+            raise InfraFailure("the Evolution actor has started again", code="restarted", fix="begin again")
 
     async def _wait(self) -> None:
         """Until something changes, or the next update is allowed."""
@@ -261,13 +268,26 @@ class Evolution:
         batch.options = {"lr": rate, "kl_weight": beta, "kl_limit": 2 * self.settings.guard.target}
         return batch
 
-    async def stepped(self, step: int, version: int | None, metrics: dict[str, float] | None = None) -> StepResult:
+    async def learner_failed(self, cause: str) -> None:
+        """The learner ended for this reason: the service answers on, but nothing is learnt until one begins again."""
+        await self._open()
+        self.learning, self.failure = False, cause
+        await self.overseer.note("stop", "learner", "fail", "failure", {"cause": cause})
+        await self.overseer.alert({"learner_failed": 1.0})
+
+    @ray.method(max_task_retries=-1)
+    async def step_done(
+        self, step: int, version: int | None, life: int | None = None, metrics: dict[str, float] | None = None
+    ) -> StepResult:
         """The learner applied (or skipped) update ``step``; ``version`` is the candidate that it published, if it did.
 
-        Returns when that candidate serves or is refused: the learner goes on from weights that are judged.
+        Returns when that candidate serves or is refused: the learner goes on from weights that are judged. Nothing happens for a
+        learner of another ``life``: it hears of that with its next batch.
         """
-        await self._begun()
-        metrics, life = metrics or {}, self.lives
+        await self._open()
+        if not self.learning or (life is not None and life != self.life):
+            return StepResult()
+        metrics, life = metrics or {}, self.life
         skipped = bool(metrics.get("evolve/skipped"))
         if "evolve/kl" in metrics:
             self.beta.update(metrics["evolve/kl"])
@@ -283,19 +303,19 @@ class Evolution:
         async with self.changed:
             self.counts["skipped" if skipped else "updates"] += 1
             self.updates_at.append(time.monotonic())
-            if life == self.lives:  # else the learner that made this step is gone, and its successor is elsewhere
+            if life == self.life:  # else the learner that made this step is gone, and its successor is elsewhere
                 self.step, self.current, self.tasks = step + 1, None, []
                 self.given.clear()
                 self.changed.notify_all()
             elif promoted and self.versions_of.served == version:  # which went on from what served before
                 self.versions_of.restore = version
-        return StepResult()
+        return StepResult(state=self._state())
 
     async def candidate(self, version: int) -> bool:
         """A published candidate: judged and promoted or refused; True when it serves now. Left as it is once stopped."""
         return not self.stopped and await self.versions_of.offer(version)
 
-    async def keep(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         """For a checkpoint: where its weights come from (None: from what was refused), and the KL guard."""
         versions = self.versions_of
         return {"base": versions.base if versions.restore is None else None, "beta": self.beta.state()}
@@ -434,6 +454,7 @@ class Evolution:
             "enabled": self.settings.enabled,
             "paused": self.paused,
             "learning": self.learning,
+            "learner_failure": self.failure,
             "served": versions.served,
             "candidate": versions.candidate,
             "restoring": versions.restore,
@@ -443,7 +464,7 @@ class Evolution:
             "mean_kl": self.beta.mean_kl,
             "collapse": self.collapse.stats(),
             "review": await self.reviewing.stats(),
-            "fleet": versions.fleet.stats(),
+            "generators": versions.router.stats(),
             "health": self._health(),
             "counts": counts,
         }

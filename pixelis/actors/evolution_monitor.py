@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 OWN = [
     Threshold(metric="rollback", over=0.0, severity="critical", cooldown_s=0.0),
     Threshold(metric="vote_collapsed", over=0.0, severity="critical", cooldown_s=600.0),
+    Threshold(metric="learner_failed", over=0.0, severity="critical", cooldown_s=60.0),
 ]
 """Thresholds of what only the Evolution actor knows."""
 

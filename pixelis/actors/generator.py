@@ -16,7 +16,8 @@ from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.render import Renderer
-from pixelis.engines import SamplingParams, Session, start_engine
+from pixelis.dialogue.session import SamplingParams, Session
+from pixelis.engines import start_engine
 from pixelis.operations import select
 from pixelis.records import Group, Question, Turn
 

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from pixelis.actors.canary import Canary
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.actors.generator_router import Fleet
+from pixelis.actors.generator_router import GeneratorRouter
 from pixelis.config import Config
 from pixelis.errors import BadInput, MissingFile, PixelisError
 from pixelis.evolution.canary import Decision, Scores, Watch
@@ -36,8 +36,8 @@ class Versions:
     promoted; ``base`` says from which version they come. Without a canary every candidate is promoted.
     """
 
-    def __init__(self, config: Config, store: ActorHandle, fleet: Fleet, canary: Canary | None, note: Note):
-        self.config, self.store, self.fleet, self.canary, self.note = config, store, fleet, canary, note
+    def __init__(self, config: Config, store: ActorHandle, router: GeneratorRouter, canary: Canary | None, note: Note):
+        self.config, self.store, self.router, self.canary, self.note = config, store, router, canary, note
         self.served = 0
         self.candidate: int | None = None
         self.restore: int | None = None
@@ -251,7 +251,7 @@ class Versions:
 
     async def _serve(self, version: int) -> None:
         """Every generator loads ``version``, between its episodes; one that cannot is not used until it has."""
-        await self.fleet.load(version)
+        await self.router.load(version)
         records = await self._records()
         self.served = version
         self.withdrawn = {v.version for v in records if v.status is VersionStatus.ROLLED_BACK}

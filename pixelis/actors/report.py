@@ -10,9 +10,9 @@ import numpy as np
 import ray
 
 from pixelis.config import Config, Toolbox
+from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage
 from pixelis.operations.draw import shrink
-from pixelis.operations.media import open_media
 from pixelis.operations.video import Clip
 from pixelis.records import Group, Media, Trajectory
 from pixelis.telemetry.findings import frame_key, wanted_frames

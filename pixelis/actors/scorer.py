@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import ray
 
 from pixelis.config import Config
+from pixelis.errors import BadInput
 from pixelis.records import Group
 from pixelis.rewards.grader import Advance, Grader
 
@@ -16,11 +20,20 @@ GROUPS_AT_ONCE = 16
 
 @ray.remote(max_restarts=-1, max_task_retries=2, max_concurrency=GROUPS_AT_ONCE)
 class Scorer:
-    """Scores complete groups, because some terms look at the whole group."""
+    """Scores complete groups, because some terms look at the whole group.
 
-    def __init__(self, config: Config):
+    What later scores depend on (statistics, curriculum, dynamics model) is written to ``run.dir/scorers`` after every step: a
+    restarted scorer goes on from the last one.
+    """
+
+    def __init__(self, config: Config, index: int = 0):
         self.config = config
         self.grader = Grader(config.rewards, config.run.dir, config.run.seed)
+        self.fresh = self.grader.state() if config.rewards.stateful else b""
+        self.file = Path(config.run.dir) / "scorers" / f"{index}.safetensors"
+        if config.rewards.stateful and self.file.is_file():
+            with contextlib.suppress(BadInput):  # of other rewards: whoever begins a run sets the state
+                self.grader.load(self.file.read_bytes())
 
     def health(self) -> str:
         """Answers when alive."""
@@ -32,15 +45,26 @@ class Scorer:
 
     def advance(self, step: int) -> Advance:
         """Training step ``step`` is over; tells the name of the boundary that it crossed, and metrics."""
-        return self.grader.advance(step)
+        advance = self.grader.advance(step)
+        self._keep()
+        return advance
 
     def state(self) -> bytes:
         """What later scores depend on, for a checkpoint: a safetensors file."""
         return self.grader.state()
 
-    def load(self, state: bytes) -> None:
-        """Go on from the state of a checkpoint."""
-        self.grader.load(state)
+    def load(self, state: bytes | None) -> None:
+        """Go on from the state of a checkpoint; None: from the beginning."""
+        if self.config.rewards.stateful:
+            self.grader.load(state or self.fresh)
+            self._keep()
+
+    def _keep(self) -> None:
+        if self.config.rewards.stateful:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            aside = self.file.with_suffix(".aside")
+            aside.write_bytes(self.grader.state())
+            os.replace(aside, self.file)
 
     def counts(self) -> dict[str, int]:
         """Causes and statuses so far, by name."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import ray
 from ray.actor import ActorHandle
 
-from pixelis.actors import cluster
+from pixelis.actors import cluster, placement
 from pixelis.config import Config
 
 
@@ -30,7 +30,7 @@ class Online:
 
 
 @contextmanager
-def online(config: Config, actors: cluster.Actors, job: str | None = None) -> Iterator[Online]:
+def online(config: Config, actors: placement.Actors, job: str | None = None) -> Iterator[Online]:
     """Place what ``config`` asks for beside ``actors``, wait until it answers, and end exactly this on the way out.
 
     ``job`` makes the names; the same one gives the same names again. Read-only services learn and remember nothing, so they
@@ -41,7 +41,7 @@ def online(config: Config, actors: cluster.Actors, job: str | None = None) -> It
     from pixelis.actors.generator import Generator
     from pixelis.actors.memory import place_shards
 
-    cluster.preflight(config, learner=config.evolution.enabled, rollouts=True, online=True)
+    placement.preflight(config, learner=config.evolution.enabled, rollouts=True, online=True)
     placed, prefix = Online(), f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"
     engine = {"num_cpus": config.engine.cpus, "num_gpus": config.engine.gpus}
     try:

@@ -23,11 +23,13 @@ from typing import Any
 import numpy as np
 import ray
 
+from pixelis.actors.cluster import freeze_gc
 from pixelis.config import Config
-from pixelis.dialogue.pixels import PixelBudget
+from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage, PixelisError
 from pixelis.operations import Scene, execute, select
-from pixelis.operations.media import first_look, open_media
+from pixelis.operations.media import first_look
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Media, Observation
 
@@ -72,6 +74,7 @@ class Toolbox:
         if LINUX:
             # A forked child holds this process's sockets: while it lives, Ray does not see that we died.
             os.register_at_fork(after_in_child=lambda: ctypes.CDLL(None).prctl(1, 9))
+        freeze_gc()
         self.idle = _data_bytes()
 
     def health(self) -> tuple[int, str]:

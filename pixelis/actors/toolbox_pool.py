@@ -1,27 +1,25 @@
 """The pool of Toolbox actors behind a generator: it outlives every bad call and runs equal calls once.
 
-A worker has one task at a time, so a death names its culprit. Quick calls travel together, and so do pictures to open; when
-such a batch fails, its parts are tried one by one, so that only the culprit does.
+A worker runs one task at a time, so a death names its culprit. Quick calls travel together, and so do pictures to open; when
+such a batch fails, its parts are tried one by one, so that only the culprit does. A full batch of quick calls may wait in the
+worker behind another one; it did not run when that one fails, and goes to the next worker as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Coroutine, Hashable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayActorError, RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.actors.toolbox import Call, Look, Objects, Outcome, Toolbox, failed, unopened
+from pixelis.actors.toolbox import Call, Look, Objects, Outcome, Toolbox
+from pixelis.actors.toolbox_work import Job, Opened, Worker
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure, OperationError, PixelisError
 from pixelis.operations import geometry, select
@@ -41,76 +39,6 @@ PING_S = 0.1
 """Seconds between questions to a starting worker whether it is alive."""
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A question's media in the object store, and their content hashes by id."""
-
-    ref: ray.ObjectRef
-    identity: Mapping[str, str]
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """Work that waits for a worker: media to open, or a call on opened ones."""
-
-    number: int
-    done: asyncio.Future
-    work: list[Media] | Call
-    opened: Opened | None = None
-    key: Hashable = None
-    quick: bool = False
-    waiters: int = 0
-    until: float | None = None
-    retried: bool = False
-
-    @property
-    def opens_pictures(self) -> bool:
-        """Whether it opens still pictures, and has not failed among others before."""
-        return isinstance(self.work, list) and self.until is None and all(item.kind == "image" for item in self.work)
-
-    def fail(self, code: str, seconds: float) -> None:
-        """Answer that it hung (``timeout``) or ended its process (``crashed``)."""
-        if isinstance(self.work, Call):
-            words = {"timeout": f"took longer than {seconds:g} s", "crashed": "crashed"}
-            self.done.set_result(failed(code, f"{self.work.action.op[:30]} {words[code]}"))
-        else:
-            words = {"timeout": f"could not be decoded in {seconds:g} s", "crashed": "crashed the decoder"}
-            self.done.set_exception(unopened(self.work, words[code], code))
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    handle: ActorHandle
-    pid: int = 0
-    node: str = ""
-    alive: bool = False
-    fd: int = -1
-    gone: asyncio.Future | None = None
-    """Done as soon as the process has ended; None where only Ray can tell, which takes it two seconds."""
-
-    def joined(self, pid: int, node: str, here: bool) -> None:
-        """It answers, as process ``pid``. On our own node the system can tell when that ends."""
-        self.pid, self.node, self.alive, self.gone = pid, node, True, None
-        if here:
-            with contextlib.suppress(AttributeError, OSError):  # other systems, processes of other containers
-                self.fd, loop = os.pidfd_open(pid), asyncio.get_running_loop()
-                self.gone = loop.create_future()
-                loop.add_reader(self.fd, _ended, loop, self.fd, self.gone)
-
-    def end(self) -> None:
-        """End the process, if it still lives, for Ray to start another."""
-        if self.gone is None:
-            ray.kill(self.handle, no_restart=False)
-        elif not self.gone.done():
-            signal.pidfd_send_signal(self.fd, signal.SIGKILL)
-
-
-def _ended(loop: asyncio.AbstractEventLoop, fd: int, gone: asyncio.Future) -> None:
-    loop.remove_reader(fd)
-    os.close(fd)
-    gone.set_result(None)
-
-
 class ToolboxPool:
     """Runs calls on ``toolbox.workers`` processes of its own, from one event loop; every call is answered exactly once.
 
@@ -123,12 +51,12 @@ class ToolboxPool:
         self.config, self.timeout_s, self.multiple, self.kind = config, config.toolbox.timeout_s, multiple, kind
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
         self.make = lambda: Toolbox.options(num_cpus=config.toolbox.cpus, **options).remote(config, multiple, kind)  # type: ignore[attr-defined]
-        self.workers = [_Worker(self.make()) for _ in range(config.toolbox.workers)]
+        self.workers = [Worker(self.make()) for _ in range(config.toolbox.workers)]
         self.node = ray.get_runtime_context().get_node_id()
-        self.idle: deque[_Worker] = deque()
-        self.quick: deque[_Job] = deque()
-        self.slow: deque[_Job] = deque()
-        self.flights: dict[Hashable, _Job] = {}
+        self.idle: deque[Worker] = deque()
+        self.quick: deque[Job] = deque()
+        self.slow: deque[Job] = deque()
+        self.flights: dict[Hashable, Job] = {}
         self.cache: OrderedDict[Hashable, tuple[Outcome, int]] = OrderedDict()
         self.cached_bytes, self.number = 0, 0
         self.counts, self.failures = Counter[str](), Counter[str]()
@@ -187,6 +115,7 @@ class ToolboxPool:
         return {
             "size": len(self.workers),
             "alive": sum(worker.alive for worker in self.workers),
+            "pids": [worker.pid for worker in self.workers],
             "waiting": len(self.quick) + len(self.slow),
             **{name: self.counts[name] for name in ("calls", "hits", "restarts")},
             "failures": dict(self.failures),
@@ -202,13 +131,13 @@ class ToolboxPool:
 
     # -- the queue ---------------------------------------------------------------------------------------------------------
 
-    def _submit(self, work: list[Media] | Call, **details: Any) -> _Job:
+    def _submit(self, work: list[Media] | Call, **details: Any) -> Job:
         self._start()
         if self.broken is not None:
             raise self.broken
         loop = asyncio.get_running_loop()
         self.number += 1
-        job = _Job(self.number, loop.create_future(), work, **details)
+        job = Job(self.number, loop.create_future(), work, **details)
         job.done.add_done_callback(_heard)
         (self.quick if job.quick else self.slow).append(job)
         if not self.scheduled:  # calls of the same tick of the event loop can then travel together
@@ -216,8 +145,10 @@ class ToolboxPool:
             loop.call_soon(self._dispatch)
         return job
 
-    async def _wait(self, job: _Job) -> Any:
+    async def _wait(self, job: Job) -> Any:
         job.waiters += 1
+        if len(self.quick) >= QUICK_CALLS:  # workers run these while the episodes that follow are read
+            self._dispatch()
         try:
             return await asyncio.shield(job.done)
         finally:
@@ -226,9 +157,27 @@ class ToolboxPool:
     def _dispatch(self) -> None:
         self.scheduled = False
         while self.idle and (jobs := self._take()):
-            self._run(self._serve(self.idle.popleft(), jobs))
+            self._give(self.idle.popleft(), jobs)
+        for worker in self.workers:
+            if worker.batch and len(worker.line) == 1 and len(self.quick) >= QUICK_CALLS and not self.slow:
+                self._give(worker, [self.quick.popleft() for _ in range(QUICK_CALLS)])
 
-    def _take(self) -> list[_Job]:
+    def _give(self, worker: Worker, jobs: list[Job]) -> None:
+        start = time.monotonic()
+        limit = self._limit(jobs, start)
+        try:
+            refs = self._send(worker, jobs, limit)
+        except Exception as error:  # arguments that cannot be sent
+            if not worker.line:
+                self.idle.append(worker)
+            for job in jobs:
+                self._refuse(job, error)
+            return
+        before = worker.line[-1] if worker.line else None
+        worker.batch = jobs[0].quick and len(jobs) > 1
+        worker.line.append(self._run(self._serve(worker, jobs, refs, start, limit, before)))
+
+    def _take(self) -> list[Job]:
         """The next task: what has waited longest, quick calls together with other quick ones."""
         for queue in (self.quick, self.slow):
             while queue and not queue[0].waiters:  # nobody wants it any more
@@ -242,7 +191,7 @@ class ToolboxPool:
         share = max(1, -(-together // len(self.idle)))
         return [self.slow.popleft() for _ in range(min(share, len(self.slow)))]
 
-    def _forget(self, job: _Job) -> _Job:
+    def _forget(self, job: Job) -> Job:
         if job.key is not None and self.flights.get(job.key) is job:
             del self.flights[job.key]
         return job
@@ -260,7 +209,7 @@ class ToolboxPool:
         task.add_done_callback(_heard)
         return task
 
-    async def _join(self, worker: _Worker) -> None:
+    async def _join(self, worker: Worker) -> None:
         """Bring a worker (back) into the pool: it has to answer, and from another process than the one that failed."""
         patience = self.config.cluster.placement_timeout_s
         give_up, cause = time.monotonic() + patience, "it does not start"
@@ -307,36 +256,58 @@ class ToolboxPool:
         self.quick.clear()
         self.slow.clear()
 
-    async def _serve(self, worker: _Worker, jobs: list[_Job]) -> None:
-        """Have a worker do these jobs, and see to it that every one is answered or waits again."""
-        start = time.monotonic()
-        limit, worn, code = self._limit(jobs, start), False, None
-        reply = self._run(self._ask(worker, jobs, limit))
+    async def _serve(
+        self,
+        worker: Worker,
+        jobs: list[Job],
+        refs: list[ray.ObjectRef],
+        start: float,
+        limit: float,
+        before: asyncio.Task[bool] | None,
+    ) -> bool:
+        """Wait for a worker to do these jobs, and see to it that every one is answered or waits again; whether it lived.
+
+        ``before`` is the task that it runs first.
+        """
+        outcomes: list[tuple[Any, int]] = []
+        worn, code, refusal = False, None, None
+        reply = self._run(self._reply(jobs, refs))
+        if before is not None:
+            if not await before:
+                self.quick.extendleft(reversed(jobs))
+                self._dispatch()
+                return False
+            start = time.monotonic()
         await asyncio.wait({reply, worker.gone or reply}, timeout=limit + GRACE_S, return_when=asyncio.FIRST_COMPLETED)
         try:
             if not reply.done():
                 reply.cancel()
                 raise TimeoutError
             outcomes, worn = reply.result()
-            for job, (outcome, size) in zip(jobs, outcomes, strict=True):
-                if isinstance(outcome, PixelisError):
-                    self._refuse(job, outcome)
-                else:
-                    self._answer(job, outcome, size, shared=len(jobs) > 1)
         except (TimeoutError, RayActorError):
             code = "timeout" if time.monotonic() - start >= limit else "crashed"
-        except Exception as raised:  # by the method, or lost pictures
-            for job in jobs:
-                self._refuse(job, unwrap_ray_error(raised) or raised)
-        if code is None and not worn:
-            self.idle.append(worker)
-        else:
+        except Exception as error:  # by the method, or lost pictures
+            refusal = unwrap_ray_error(error) or error
+        del worker.line[0]
+        if code is not None or (worn and not worker.line):
+            worker.line.clear()
             self._run(self._join(worker))
+        elif not worker.line:
+            self.idle.append(worker)
         if code is not None:
             self._failed(jobs, code, start, here=worker.node == self.node)
-        self._dispatch()
+        self._dispatch()  # before the answers: the worker has its next task while the episodes go on
+        if refusal is not None:
+            for job in jobs:
+                self._refuse(job, refusal)
+        for job, (outcome, size) in zip(jobs, outcomes, strict=bool(outcomes)):
+            if isinstance(outcome, PixelisError):
+                self._refuse(job, outcome)
+            else:
+                self._answer(job, outcome, size, shared=len(jobs) > 1)
+        return code is None
 
-    def _failed(self, jobs: list[_Job], code: str, start: float, here: bool) -> None:
+    def _failed(self, jobs: list[Job], code: str, start: float, here: bool) -> None:
         """Answer for a worker that died, or queue its jobs to be tried one by one.
 
         On our own node a death is the call's doing; elsewhere the node may be gone, so a call on its own is tried once more.
@@ -350,34 +321,41 @@ class ToolboxPool:
                 self.failures[code] += 1
                 self._forget(job).fail(code, self.timeout_s)
 
-    def _limit(self, jobs: list[_Job], now: float) -> float:
+    def _limit(self, jobs: list[Job], now: float) -> float:
         """Seconds for a task: a batch gets a share of the deadline, a call from a failed batch what is left but not nothing."""
         short = QUICK_SHARE * self.timeout_s
         if len(jobs) > 1:
             return short
         return self.timeout_s if jobs[0].until is None else max(short, jobs[0].until - now)
 
-    async def _ask(self, worker: _Worker, jobs: list[_Job], limit_s: float) -> tuple[list[tuple[Any, int]], bool]:
+    def _send(self, worker: Worker, jobs: list[Job], limit_s: float) -> list[ray.ObjectRef]:
+        """Give a worker its task; the references to what it returns, the reply last."""
         if isinstance(jobs[0].work, list):
-            *refs, reply = worker.handle.open.options(num_returns=len(jobs) + 1).remote([job.work for job in jobs], limit_s)
-            try:
-                told = await reply
-            except RayError:
-                for ref in refs:
-                    with contextlib.suppress(RayError):
-                        await ref  # or Ray logs it as an error that nobody saw
-                raise
-            return [(one if isinstance(one, PixelisError) else (ref, one), 0) for ref, one in zip(refs, told, strict=True)], False
+            return worker.handle.open.options(num_returns=len(jobs) + 1).remote([job.work for job in jobs], limit_s)
         groups: dict[ray.ObjectRef, int] = {}
         for job in jobs:
             assert isinstance(job.work, Call)
             assert job.opened is not None
             job.work.group = groups.setdefault(job.opened.ref, len(groups))
-        return await worker.handle.execute.remote([job.work for job in jobs], limit_s, *groups)
+        return [worker.handle.execute.remote([job.work for job in jobs], limit_s, *groups)]
+
+    async def _reply(self, jobs: list[Job], refs: list[ray.ObjectRef]) -> tuple[list[tuple[Any, int]], bool]:
+        """An outcome and its bytes for each job, and whether the worker should end."""
+        *opened, reply = refs
+        if isinstance(jobs[0].work, Call):
+            return await reply
+        try:
+            looks = await reply
+        except RayError:
+            for ref in opened:
+                with contextlib.suppress(RayError):
+                    await ref  # or Ray logs it as an error that nobody saw
+            raise
+        return [(one if isinstance(one, PixelisError) else (ref, one), 0) for ref, one in zip(opened, looks, strict=True)], False
 
     # -- what is kept --------------------------------------------------------------------------------------------------------
 
-    def _answer(self, job: _Job, outcome: Any, size: int, shared: bool) -> None:
+    def _answer(self, job: Job, outcome: Any, size: int, shared: bool) -> None:
         self._forget(job)
         if isinstance(job.work, Call):
             observation, views = outcome
@@ -392,7 +370,7 @@ class ToolboxPool:
                 self._keep(job.key, outcome, size)
         job.done.set_result(outcome)
 
-    def _refuse(self, job: _Job, error: Exception) -> None:
+    def _refuse(self, job: Job, error: Exception) -> None:
         self.failures[getattr(error, "code", type(error).__name__)] += 1
         self._forget(job).done.set_exception(error)
 

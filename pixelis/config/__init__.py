@@ -25,6 +25,7 @@ from pixelis.config.parts import (
     Telemetry,
     Toolbox,
 )
+from pixelis.config.presets.algorithms import Algorithm
 from pixelis.config.ranks import Ranks
 from pixelis.config.refinement import Refinement
 from pixelis.config.rewards import (
@@ -51,6 +52,7 @@ __all__ = [
     "VLLM_LORA_RANKS",
     "Advantage",
     "Alerts",
+    "Algorithm",
     "Audit",
     "Canary",
     "Cluster",

@@ -8,12 +8,12 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from pixelis.config.section import merge
+from pixelis.config.section import leaf_keys, merge, unknown_keys
 from pixelis.config.whole import Config, absolute
 from pixelis.errors import BadConfig, MissingFile, PixelisError
 
@@ -45,7 +45,7 @@ def load(path: str | Path | None = None, overrides: list[str] | None = None) -> 
 
 def parse(values: dict[str, Any]) -> Config:
     """Validate plain values into a Config; BadConfig on the first-class errors described in ``load``."""
-    unknown = _unknown_keys(Config, values, "")
+    unknown = unknown_keys(Config, values)
     if unknown:
         raise BadConfig("unknown configuration key " + "; ".join(unknown), fix="see `--help` for every key")
     try:
@@ -107,43 +107,10 @@ def _scalar(text: str) -> Any:
     return value
 
 
-def _unknown_keys(kind: type[BaseModel], values: Any, prefix: str) -> list[str]:
-    if not isinstance(values, dict):
-        return []
-    out = []
-    for key, value in values.items():
-        field = kind.model_fields.get(str(key))
-        if field is None:
-            every = [p for p, *_ in _keys(Config)]
-            near = (
-                difflib.get_close_matches(f"{prefix}{key}", every, n=1) or [p for p in every if p.rsplit(".", 1)[-1] == key][:1]
-            )
-            out.append(f"`{prefix}{key}`" + (f" (did you mean `{near[0]}`?)" if near else ""))
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            out += _unknown_keys(field.annotation, value, f"{prefix}{key}.")
-    return out
-
-
-def _keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, Any, str]]:
-    """(path, type, default, meaning) of every leaf key below ``kind``."""
-    rows: list[tuple[str, str, Any, str]] = []
-    for name, field in kind.model_fields.items():
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            rows += _keys(annotation, f"{prefix}{name}.")
-            continue
-        if get_origin(annotation) is Literal:
-            shown = "|".join(str(v) for v in get_args(annotation))
-        else:
-            shown = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
-        rows.append((f"{prefix}{name}", shown, field.default, field.description or ""))
-    return rows
-
-
 def describe() -> str:
     """Every key with its type, default and meaning, one line each."""
     lines = []
-    for path, kind, default, meaning in _keys(Config):
+    for path, kind, default, meaning in leaf_keys(Config):
         lines.append(f"  {path:34} {json.dumps(default, default=str):<22} {meaning}  [{kind}]")
     return "\n".join(lines)
 

@@ -120,6 +120,7 @@ class Canary(Section):
     tolerance: float = Field(0.02, ge=0, le=1, description="fall of accuracy that is no reason to refuse")
     sigma: float = Field(2.0, gt=0, description="a fall beyond this many standard errors of the paired difference is one, too")
     watch_s: float = Field(300.0, gt=0, description="seconds between looks at the served version; a fall rolls it back")
+    timeout_s: float = Field(300.0, gt=0, description="seconds a question may take, restarts of the generator included")
     cpus: float = Field(0.25, ge=0, description="CPUs of the generator that answers the canary questions")
     gpus: float = Field(0, ge=0, description="GPUs of the generator that answers the canary questions")
 

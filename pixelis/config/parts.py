@@ -95,6 +95,21 @@ class Engine(Section):
     threads: int = Field(1, ge=1, description="CPU threads of each generator")
     max_num_seqs: int = Field(256, ge=1, description="episodes decoded together")
     timeout_s: float = Field(600.0, gt=0, description="vllm: seconds one turn of an episode, or one load of a version, may take")
+    rollout_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds a group of episodes may take, retries on other generators included; unset: from dialogue.max_turns, "
+        "max_turn_tokens and toolbox.timeout_s, and how many episodes share the generators",
+    )
+    load_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds a generator may take to load a version, the episodes that it finishes before included; then it gets "
+        "no work until it has loaded it; unset: a minute more than a group may take",
+    )
+    retry_pause_s: float = Field(1.0, gt=0, description="seconds between attempts to bring back a generator that failed")
+    suspect_s: float = Field(10.0, gt=0, description="serving: seconds in which a generator that failed is chosen last")
+    health_timeout_s: float = Field(2.0, gt=0, description="seconds a generator has to say how it is")
     on_update: Literal["drain", "keep"] = Field(
         "drain",
         description="new weights wait for the episodes that run (drain), or the episodes are held, the weights change and they "

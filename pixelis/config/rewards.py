@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from pixelis.config.reward_presets import REWARD_PRESETS
+from pixelis.config.presets.rewards import REWARD_PRESETS, reward_settings
+from pixelis.config.references import is_reference
 from pixelis.config.section import Section, fill_in
 
 
@@ -165,7 +166,7 @@ class Rewards(Section):
         """Explicit keys over those of the preset; a list of own rewards weighs each 1."""
         if isinstance(values, dict) and isinstance(values.get("own"), (list, tuple)):
             values = {**values, "own": {str(name): 1.0 for name in values["own"]}}
-        return fill_in(values, "preset", REWARD_PRESETS)
+        return fill_in(values, "preset", reward_settings)
 
     @property
     def mixtures(self) -> list[RewardWeights]:
@@ -193,8 +194,7 @@ class Rewards(Section):
             if name in never:
                 raise ValueError(f"normalise.terms: {name} is a penalty and is never normalised")
         for name in self.own:
-            module, colon, function = name.partition(":")
-            if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
+            if not is_reference(name):
                 raise ValueError(f"own: `{name}` is not written package.module:function")
         if self.stateful and self.workers > 1:
             raise ValueError("normalise, curriculum and curiosity_dynamics keep running state: set workers=1")

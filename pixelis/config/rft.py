@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from pixelis.config.algorithms import ALGORITHMS
 from pixelis.config.parts import Sampling
-from pixelis.config.section import Section, fill_in
+from pixelis.config.presets.algorithms import (
+    ALGORITHMS,
+    BASELINES,
+    GROUP_BASELINES,
+    SURROGATES,
+    algorithm_settings,
+    check_function,
+)
+from pixelis.config.section import Section, fill_in, unknown_keys
+from pixelis.errors import BadConfig
 
 
 class Advantage(Section):
-    baseline: Literal["mean", "loo", "greedy", "batch", "none", "pass_at_k", "second_best"] = Field(
+    baseline: str = Field(
         "mean",
-        description="what is subtracted: mean of the group, of its other rollouts, reward of a greedy rollout, mean of the "
-        "batch, nothing; pass_at_k and second_best are advantages of their own",
+        description=f"what is subtracted ({', '.join(BASELINES)}): mean of the group, of its other rollouts, reward of a greedy "
+        "rollout, mean of the batch, nothing; pass_at_k and second_best are advantages of their own; or your own "
+        "package.module:function",
     )
     scale: Literal["std", "mad", "batch_std", "none"] = Field(
         "std", description="what the difference is divided by; batch_std whitens over the whole batch"
@@ -31,21 +40,32 @@ class Advantage(Section):
     )
     excluded_count: bool = Field(False, description="excluded rollouts count in the statistics with reward 0 (Mini-o3's code)")
 
+    @field_validator("baseline")
+    @classmethod
+    def _baseline_exists(cls, name: str) -> str:
+        check_function("advantage", name)
+        return name
+
     @model_validator(mode="after")
     def _possible(self) -> Advantage:
-        in_group = self.baseline in ("mean", "loo", "pass_at_k", "second_best")
+        in_group = self.baseline in GROUP_BASELINES
+        is_own = self.baseline not in BASELINES
         if in_group and self.min_group < 2:
             raise ValueError(f"baseline {self.baseline} compares rollouts of a group: set min_group to 2 or more")
-        if self.scale in ("std", "mad") and not in_group:
+        if self.scale in ("std", "mad") and not in_group and not is_own:
             raise ValueError(f"scale {self.scale} is of a group but baseline {self.baseline} is not: set scale=none or batch_std")
-        if self.scale == "mad" and self.baseline not in ("mean", "loo"):
+        if self.scale in ("std", "mad") and self.min_group < 2:
+            raise ValueError(f"scale {self.scale} compares rollouts of a group: set min_group to 2 or more")
+        if self.scale == "mad" and self.baseline in ("pass_at_k", "second_best"):
             raise ValueError(f"scale mad does not go with baseline {self.baseline}: set scale=std")
         return self
 
 
 class Loss(Section):
-    surrogate: Literal["clip", "cispo", "sapo", "reinforce"] = Field(
-        "clip", description="PPO clipping, clipped weight on log-probs (CISPO), soft gate (SAPO), or no ratio at all"
+    surrogate: str = Field(
+        "clip",
+        description=f"what is maximised ({', '.join(SURROGATES)}): PPO clipping, clipped weight on log-probs (CISPO), soft gate "
+        "(SAPO), no ratio at all; or your own package.module:function",
     )
     ratio: Literal["token", "sequence", "sequence_token"] = Field(
         "token", description="ratio of each token, or the geometric mean of the sequence (GSPO; sequence_token: GSPO-token)"
@@ -76,6 +96,12 @@ class Loss(Section):
     )
     importance_cap: float = Field(2.0, gt=0, description="upper bound of learner / engine importance weights")
     importance_floor: float = Field(0.0, ge=0, description="lower bound of them")
+
+    @field_validator("surrogate")
+    @classmethod
+    def _surrogate_exists(cls, name: str) -> str:
+        check_function("surrogate", name)
+        return name
 
     @model_validator(mode="after")
     def _possible(self) -> Loss:
@@ -108,9 +134,12 @@ class Replay(Section):
 
 class Rft(Section):
     algorithm: str | None = Field(
-        None, description=f"named settings of rft.advantage and rft.loss, explicit keys win: {', '.join(ALGORITHMS)}"
+        None,
+        description=f"named settings of rft.advantage and rft.loss, explicit keys win: {', '.join(ALGORITHMS)}; or your own "
+        "package.module:NAME",
     )
-    steps: int = Field(40, ge=1, description="optimizer steps")
+    steps: int = Field(40, ge=1, description="batches to learn from")
+    epochs: float = Field(0.0, ge=0, description="passes through the questions instead of `steps`; 0: `steps` counts")
     prompts_per_step: int = Field(32, ge=1, description="questions in a step")
     group_size: int = Field(8, ge=1, description="rollouts of a question")
     train_samples: int = Field(
@@ -120,6 +149,7 @@ class Rft(Section):
         "first", description="which ones: the first (TTRL), random ones, or with the spread of rewards that the group has"
     )
     minibatches: int = Field(1, ge=1, description="optimizer steps that a batch is cut into")
+    epochs_per_batch: int = Field(1, ge=1, description="passes through a batch; each has `minibatches` optimizer steps")
     max_off_policy_steps: int = Field(0, ge=0, description="steps that rollouts may lag behind the learner; 0 is exact on-policy")
     sampling: Sampling = Sampling()
     advantage: Advantage = Advantage()
@@ -132,7 +162,14 @@ class Rft(Section):
     @classmethod
     def _named(cls, values: Any) -> Any:
         """Explicit keys over those of the named algorithm."""
-        return fill_in(values, "algorithm", ALGORITHMS)
+        return fill_in(values, "algorithm", cls._settings_of)
+
+    @classmethod
+    def _settings_of(cls, algorithm: str) -> dict[str, Any]:
+        settings = algorithm_settings(algorithm)
+        if unknown := unknown_keys(cls, settings, "rft."):
+            raise BadConfig(f"rft.algorithm: {algorithm} sets unknown configuration key {'; '.join(unknown)}", fix="see `--help`")
+        return settings
 
     @model_validator(mode="after")
     def _enough_samples(self) -> Rft:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,17 +23,61 @@ def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def fill_in(values: Any, key: str, table: Mapping[str, dict[str, Any]]) -> Any:
-    """The given values over what the name under ``key`` sets in ``table``, so that the printed configuration is the resolved one.
+def fill_in(values: Any, key: str, settings_of: Callable[[str], dict[str, Any]]) -> Any:
+    """The given values over those that the name under ``key`` stands for, so that the printed configuration is the resolved one.
 
-    Anything but a name leaves the values as they are; raises ValueError for a name that the table lacks.
+    ``settings_of`` maps a name to its settings. Anything but a name leaves the values as they are.
     """
     name = values.get(key) if isinstance(values, dict) else None
     if not isinstance(name, str):
         return values
-    if name not in table:
-        near = difflib.get_close_matches(name, table, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(table)}"
-        raise ValueError(f"no {key} `{name}` ({hint})")
     given = {k: v.model_dump(exclude_unset=True) if isinstance(v, Section) else v for k, v in values.items()}
-    return merge(table[name], given)
+    return merge(settings_of(name), given)
+
+
+def check_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
+    """Raise ValueError unless ``name`` is known; the message suggests the nearest name, or lists all and ``otherwise``."""
+    if name in (names := list(known)):
+        return
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(names)}{otherwise}"
+    raise ValueError(f"no {kind} `{name}` ({hint})")
+
+
+def leaf_keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, Any, str]]:
+    """(path, type, default, meaning) of every key below ``kind`` that holds a value; ``prefix`` precedes each path."""
+    rows: list[tuple[str, str, Any, str]] = []
+    for name, field in kind.model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            rows += leaf_keys(annotation, f"{prefix}{name}.")
+            continue
+        if get_origin(annotation) is Literal:
+            shown = "|".join(str(v) for v in get_args(annotation))
+        else:
+            shown = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+        rows.append((f"{prefix}{name}", shown, field.default, field.description or ""))
+    return rows
+
+
+def unknown_keys(root: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The keys of nested ``values`` that ``root`` lacks, each with the nearest key that exists; ``prefix`` precedes each path."""
+    unknown = _unknown_paths(root, values, prefix)
+    existing = [path for path, *_ in leaf_keys(root, prefix)] if unknown else []
+    out = []
+    for path in unknown:
+        last = path.rsplit(".", 1)[-1]
+        near = difflib.get_close_matches(path, existing, n=1) or [p for p in existing if p.rsplit(".", 1)[-1] == last][:1]
+        out.append(f"`{path}`" + (f" (did you mean `{near[0]}`?)" if near else ""))
+    return out
+
+
+def _unknown_paths(kind: type[BaseModel], values: Any, prefix: str) -> list[str]:
+    out: list[str] = []
+    for key, value in values.items() if isinstance(values, Mapping) else ():
+        field = kind.model_fields.get(str(key))
+        if field is None:
+            out.append(f"{prefix}{key}")
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            out += _unknown_paths(field.annotation, value, f"{prefix}{key}.")
+    return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 
@@ -50,6 +51,8 @@ PATHS = (
     ("learner", "deepspeed"),
     ("toolbox", "segmenter"),
 )
+TOKENS_PER_S = 10.0
+"""What one episode is written at in the worst case, for timeouts."""
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -130,6 +133,23 @@ class Config(Section):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    @property
+    def rollout_timeout_s(self) -> float:
+        """Seconds a group may take: an episode at TOKENS_PER_S, for each wave that the generators run and one more."""
+        if self.engine.rollout_timeout_s is not None:
+            return self.engine.rollout_timeout_s
+        d, r = self.dialogue, self.rft
+        turns = max(d.max_turns, d.max_turns_test)
+        episode = turns * (d.max_turn_tokens / TOKENS_PER_S + self.toolbox.timeout_s * bool(self.toolbox.operations))
+        running = r.prompts_per_step * r.group_size * (r.max_off_policy_steps + 1)
+        waves = math.ceil(running / (self.engine.workers * self.engine.max_num_seqs))
+        return max(600.0, (waves + 1) * episode)
+
+    @property
+    def load_timeout_s(self) -> float:
+        """Seconds a generator may take to load a version; when it drains, the longest episode comes first."""
+        return self.engine.load_timeout_s or self.rollout_timeout_s + 60.0
 
     def to_yaml(self) -> str:
         """The resolved configuration as YAML; loading it gives an equal Config."""

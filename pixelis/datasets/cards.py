@@ -27,8 +27,8 @@ from urllib.parse import parse_qs, urlencode
 import numpy as np
 from PIL import Image
 
-from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.errors import BadInput, MissingFile
+from pixelis.operations.pixel_budget import PixelBudget, fit
 
 PICTURE = 768
 """Side of a picture in pixels."""

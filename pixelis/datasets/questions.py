@@ -21,7 +21,7 @@ import numpy as np
 
 from pixelis.datasets import cards
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.errors import BadInput
+from pixelis.errors import BadConfig, BadInput
 from pixelis.records import Demonstration, Question
 
 R = TypeVar("R", bound=Question)
@@ -103,6 +103,15 @@ def read_questions(
     return _read(source, Question, seed, start, limit, epochs, Tolerance(source, max_bad_rows, bad), shuffle_rows)
 
 
+def count_questions(source: str, limit: int = 0, max_bad_rows: float = 0) -> int:
+    """How many questions one pass through ``source`` has; BadConfig for `cards:` without a limit."""
+    if source.startswith("cards:"):
+        if not limit:
+            raise BadConfig(f"{source} has no end that an epoch could reach", fix="set data.limit, or steps instead of epochs")
+        return limit
+    return sum(1 for _ in read_questions(source, limit=limit, epochs=1, max_bad_rows=max_bad_rows))
+
+
 def asked(question: Question, source: str) -> Question:
     """The question, which is to be put to a policy; BadInput for an annotated picture that nobody has asked about yet."""
     if not question.question.strip():
@@ -139,9 +148,8 @@ def rows_of(source: str, kind: type[Question] = Question) -> Iterator[Question |
     Raises MissingFile and BadInput for a source that cannot be read at all.
     """
     # Who plays with cards alone need not wait for what the other sources import.
-    from pixelis.datasets import families
+    from pixelis.datasets import families, packaged
     from pixelis.datasets.rows import read_records
-    from pixelis.datasets.synthesis import packaged
 
     if source.startswith("packaged:") or families.is_family(source):
         if not issubclass(Question, kind):

@@ -12,17 +12,15 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from pixelis.config import Dialogue
 from pixelis.dialogue.render import Renderer
+from pixelis.dialogue.session import Completion, SamplingParams, Session
 from pixelis.errors import DeadlineExceeded, InfraFailure, PixelisError
 from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn, new_id
-
-if TYPE_CHECKING:
-    from pixelis.engines import Completion, SamplingParams, Session
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pixelis.errors import BadConfig, BadInput, MissingFile
+from pixelis.records import Coordinates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Coordinates = Literal["thousand", "pixels", "unit"]
 
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)

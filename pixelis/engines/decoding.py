@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pixelis.dialogue.positions import mrope_positions
-from pixelis.engines import Completion, SamplingParams
+from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.policy.forward import FeatureCache, Features, VisionLanguageModel, concatenate, hidden_states
 from pixelis.policy.log_probs import banned_mask
 from pixelis.policy.samples import view_digest

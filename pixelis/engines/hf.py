@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pixelis.engines import Completion, SamplingParams, check_request
+from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.engines.decoding import Decoder, Past, Row
-from pixelis.engines.sessions import Sessions
+from pixelis.engines.sessions import Sessions, check_request
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.policy.forward import use_cached_attention
 from pixelis.policy.lora import BaseWeights, merge_into

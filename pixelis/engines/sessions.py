@@ -1,17 +1,33 @@
-"""What every engine does with its sessions: number those of a key, and hold new ones back while another version is loaded."""
+"""What all engines share: checks of a request, and the open sessions of an engine.
+
+Sessions are numbered by their key; new ones wait while another version is loaded.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from pixelis.errors import BadInput, InfraFailure
 
 if TYPE_CHECKING:
     from pixelis.policy.adapters import Adapter
+
+
+def check_request(tokens: Sequence[int], views: Sequence[np.ndarray], vocab: int) -> None:
+    """BadInput unless there are tokens, all of the vocabulary, and the views are pictures."""
+    if not len(tokens):
+        raise BadInput("no new tokens: the policy would speak twice in a row")
+    if min(tokens) < 0 or max(tokens) >= vocab:
+        raise BadInput(f"token {min(tokens) if min(tokens) < 0 else max(tokens)} is not in the vocabulary")
+    for view in views:
+        if view.ndim != 3 or view.shape[2] != 3 or view.dtype != np.uint8:
+            raise BadInput(f"a view is uint8 [h, w, 3], not {view.dtype} {list(view.shape)}")
 
 
 class Held(Protocol):

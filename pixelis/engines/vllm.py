@@ -24,9 +24,9 @@ import torch
 from PIL import Image
 
 from pixelis.dialogue.positions import mrope_positions
+from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
-from pixelis.engines import Completion, SamplingParams, check_request
-from pixelis.engines.sessions import Sessions
+from pixelis.engines.sessions import Sessions, check_request
 from pixelis.engines.vllm_files import BaseFile, Scratch, link_model, write_peft
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError
 from pixelis.policy.model import pick_dtype

@@ -67,7 +67,7 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
     _claim(lock)
     try:
         if not config.run.resume:
-            for name in ("checkpoints", "versions", "train", "phases"):
+            for name in ("checkpoints", "versions", "train", "phases", "scorers"):
                 shutil.rmtree(folder / name, ignore_errors=True)
             for name in ("events.jsonl", "rollouts.jsonl", "consumed.jsonl", lineage.NAME):
                 (folder / name).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from pixelis.actors import cluster, report
+from pixelis.actors import placement, report
 from pixelis.config import Config, from_command_line
 from pixelis.errors import DataFailure
 from pixelis.evaluation.metrics import correctness, summarise
@@ -36,7 +36,7 @@ class Arm:
 
 def measure(
     config: Config,
-    actors: cluster.Actors,
+    actors: placement.Actors,
     name: str,
     version: int,
     *,
@@ -78,7 +78,7 @@ def main() -> None:
     with (
         driver("evaluate"),
         run_folder(config, config.data.evaluate) as folder,
-        cluster.placed(config, learner=False, initial=config.policy.adapter) as actors,
+        placement.placed(config, learner=False, initial=config.policy.adapter) as actors,
     ):
         arm = measure(config, actors, config.run.name, 0, operations=config.evaluate.operations)
         save(folder, arm)

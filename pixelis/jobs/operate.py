@@ -245,7 +245,7 @@ def _listed() -> str:
 
 def _open(request: Request, settings: Toolbox) -> tuple[np.ndarray | Clip, dict[str, Any]]:
     """The picture or clip, and what the result says about it."""
-    from pixelis.operations.media import open_media
+    from pixelis.datasets.media import open_media
     from pixelis.operations.video import Clip
     from pixelis.records import Media
 
@@ -293,7 +293,7 @@ def _is_picture(path: Path, request: Request) -> bool:
     """Looks at the content: names lie. An animation is a clip for the operations that need one."""
     from PIL import Image
 
-    from pixelis.operations.media import FORMATS
+    from pixelis.operations.image import FORMATS
 
     moving = request.frame is not None or _normal(request.operation) in ("track_object", "select_frames")
     try:
@@ -305,9 +305,9 @@ def _is_picture(path: Path, request: Request) -> bool:
 
 def _scene(request: Request, media: np.ndarray | Clip, about: dict[str, Any], settings: Toolbox) -> tuple[Scene, str, int]:
     """The scene after the earlier results, the id to work on, and the number of the observation to come."""
-    from pixelis.dialogue.pixels import PixelBudget
     from pixelis.operations import Scene
     from pixelis.operations.operation import UNBOUNDED
+    from pixelis.operations.pixel_budget import PixelBudget
     from pixelis.operations.video import Clip
     from pixelis.records import ImageView
 

@@ -25,14 +25,14 @@ import numpy as np
 import ray
 from PIL import Image
 
-from pixelis.actors import cluster, report
-from pixelis.config import Config, from_command_line
+from pixelis.actors import cluster, placement, report
+from pixelis.config import Config, Toolbox, from_command_line
+from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.jobs import evaluate, rft, serve, sft
 from pixelis.jobs.driver import driver, run_folder, watch
-from pixelis.operations.media import load_image
 from pixelis.policy import checkpoint
 from pixelis.records import Question
 from pixelis.rewards.scorers import canonical
@@ -77,7 +77,7 @@ class Story:
         print("1/4  SFT: demonstrations teach the protocol; most of them answer without looking closer")
         learnt = self.timed("sft", lambda: sft.run(stage(self.config, "sft", lr=q.sft_lr, schedule="cosine")))
         config = stage(self.config, "rft", adapter=learnt, lr=q.rft_lr)
-        with run_folder(config, config.data.train), cluster.placed(config, initial=str(learnt)) as actors:
+        with run_folder(config, config.data.train), placement.placed(config, initial=str(learnt)) as actors:
             print("2/4  RFT: rollouts zoom where they like, right answers are rewarded; held-out digits and photographs judge")
             self.measure(config, actors, "direct", 0, operations=False)
             self.measure(config, actors, "sft", 0)
@@ -97,10 +97,10 @@ class Story:
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - start, 1)
         return result
 
-    def measure(self, config: Config, actors: cluster.Actors, name: str, policy: int, operations: bool = True) -> None:
+    def measure(self, config: Config, actors: placement.Actors, name: str, policy: int, operations: bool = True) -> None:
         self.arms[name] = self.timed("evaluate", lambda: evaluate.measure(config, actors, name, policy, operations=operations))
 
-    def serve_and_adapt(self, config: Config, actors: cluster.Actors, trained: Path) -> None:
+    def serve_and_adapt(self, config: Config, actors: placement.Actors, trained: Path) -> None:
         """One question over HTTP, then the changed stream; accuracy on other changed pictures before and after."""
         q = self.config.quickstart
         online = stage(self.config, "evolve", adapter=trained, checkpoint_every=1)
@@ -214,7 +214,7 @@ class Story:
         print(f"\nsummary  {self.folder / 'summary.json'}\nreport   {page}   <- open this in a browser")
 
 
-def newest(actors: cluster.Actors, kind: str, default: int = 0) -> int:
+def newest(actors: placement.Actors, kind: str, default: int = 0) -> int:
     """The newest promoted policy version that ``kind`` of learning published; ``default`` when there is none."""
     found = [v.version for v in ray.get(actors.store.list.remote()) if v.stage == kind and v.status == "promoted"]
     return max(found, default=default)
@@ -223,8 +223,9 @@ def newest(actors: cluster.Actors, kind: str, default: int = 0) -> int:
 def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
     """Ask the served agent a question about its picture; the truth stays here and is only put beside the reply."""
     buffer = io.BytesIO()
-    picture = Image.fromarray(load_image(question.media[0].uri, max_bytes=2**26, max_pixels=2**26))
-    picture.save(buffer, format="PNG", compress_level=1)
+    picture = open_media(question.media[0], Toolbox())
+    assert isinstance(picture, np.ndarray), "the quickstart asks about still pictures"
+    Image.fromarray(picture).save(buffer, format="PNG", compress_level=1)
     image = "data:image/png;base64," + b64encode(buffer.getvalue()).decode("ascii")
     body = {"question": question.question, "image": image, "learn": learn}
     reply = httpx.post(f"{url}/v1/agent", json=body, timeout=120)

@@ -23,12 +23,12 @@ from typing import Any
 
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.questions import read_questions
-from pixelis.datasets.refinement import filters, gates, sets
+from pixelis.datasets.refinement import data_card, filters, gates, sets
 from pixelis.datasets.refinement.episodes import Episodes
 from pixelis.datasets.refinement.pipeline import Refinery, records
 from pixelis.jobs.driver import driver, run_folder, watch
 from pixelis.rewards.tools import Tools
-from pixelis.telemetry import data_card, lineage
+from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import Steps
 
 
@@ -56,9 +56,9 @@ def play(config: Config, folder: Path, refinery: Refinery) -> dict[str, filters.
     """Outcomes of the policy's episodes on every question that is left; a cluster is started for those not yet played."""
     episodes = Episodes(config, folder, refinery.asked())
     if missing := episodes.missing():
-        from pixelis.actors import cluster
+        from pixelis.actors import placement
 
-        with cluster.placed(episodes.config, learner=False, initial=config.policy.adapter) as actors:
+        with placement.placed(episodes.config, learner=False, initial=config.policy.adapter) as actors:
             for arm in missing:
                 rolled = functools.partial(_rolled, actors.coordinator, episodes, arm, config.refinement.pass_rate.episodes)
                 poll = functools.partial(_done, actors.coordinator, arm)

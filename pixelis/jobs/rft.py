@@ -7,24 +7,30 @@ Result: checkpoints and policy versions in run.dir, every step in run.dir/events
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pixelis.actors import cluster, learner
+from pixelis.actors import learner, placement
+from pixelis.actors.batch_sources import RolloutSource
+from pixelis.actors.train_job import TrainJob
+from pixelis.actors.weights import WeightPublisher
 from pixelis.config import Config, from_command_line
+from pixelis.datasets.questions import count_questions
 from pixelis.jobs.driver import driver, last_step, made_steps, run_folder, watch
 from pixelis.jobs.dry_run import checks
 
 SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/calls", "rollout/seconds", "learner/seconds")
 
 
-def run(config: Config, actors: cluster.Actors, over: Callable[[], bool] = lambda: False) -> Path:
+def run(config: Config, actors: placement.Actors, over: Callable[[], bool] = lambda: False) -> Path:
     """Train to ``rft.steps`` or to a stop, on actors that are already placed; returns the last checkpoint.
 
     ``over`` is asked every second: True ends the run after the step that is being made.
     """
-    stream = learner.GroupStream(actors.coordinator, actors.store, "rft", config.rft.steps, config.rft)
+    source = RolloutSource(config, actors.coordinator, WeightPublisher(actors.store, "rft"))
+    job = TrainJob(config, source, loss=config.rft.loss, temperature=config.rft.sampling.temperature)
 
     def poll() -> tuple[int, dict[str, Any]]:
         if over():
@@ -36,11 +42,22 @@ def run(config: Config, actors: cluster.Actors, over: Callable[[], bool] = lambd
             config,
             "rft",
             config.rft.steps,
-            lambda: learner.fit(config, stream, loss=config.rft.loss, temperature=config.rft.sampling.temperature),
+            lambda: learner.fit(job),
             poll,
             stop=actors.coordinator.stop.remote,
         )
     )
+
+
+def with_steps(config: Config) -> Config:
+    """The configuration with ``rft.epochs`` as ``rft.steps``, by the number of questions; BadConfig for an endless source."""
+    rft = config.rft
+    if not rft.epochs:
+        return config
+    questions = count_questions(config.data.train, config.data.limit, config.data.max_bad_rows)
+    steps = math.ceil(rft.epochs * questions / rft.prompts_per_step)
+    print(f"rft.epochs={rft.epochs:g}: {steps} steps of {rft.prompts_per_step} from {questions} questions")
+    return config.model_copy(update={"rft": rft.model_copy(update={"steps": steps})})
 
 
 def main() -> None:
@@ -49,9 +66,9 @@ def main() -> None:
     with (
         driver("rft"),
         run_folder(config, config.data.train),
-        cluster.placed(config, initial=config.policy.adapter) as actors,
+        placement.placed(planned := with_steps(config), initial=config.policy.adapter) as actors,
     ):
-        print(f"checkpoint: {run(config, actors)}")
+        print(f"checkpoint: {run(planned, actors)}")
 
 
 if __name__ == "__main__":

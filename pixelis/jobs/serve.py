@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,12 +23,17 @@ from pathlib import Path
 
 import ray
 from ray import serve
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from pixelis import config as configuration
-from pixelis.actors import cluster, learner
+from pixelis.actors import cluster, learner, placement
+from pixelis.actors.batch_sources import UpdateSource
 from pixelis.actors.serving import Online, online
+from pixelis.actors.train_job import TrainJob
+from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, from_command_line
-from pixelis.errors import InfraFailure, PixelisError
+from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.jobs.driver import driver, run_folder, stop_file
 from pixelis.policy import checkpoint
 from pixelis.serve import app
@@ -37,10 +43,12 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 8.0
 """Seconds that a stopped service gives its learner for the last checkpoint."""
+RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
+"""Seconds before a learner that failed is started again: the first time, and at most."""
 
 
 @contextmanager
-def serving(config: Config, actors: cluster.Actors) -> Iterator[tuple[str, Online]]:
+def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, Online]]:
     """The service on placed actors: its base URL, and what remembers and learns behind it."""
     with online(config, actors) as behind:
         try:
@@ -49,7 +57,7 @@ def serving(config: Config, actors: cluster.Actors) -> Iterator[tuple[str, Onlin
             app.stop()
 
 
-def backends(actors: cluster.Actors, behind: Online) -> Backends:
+def backends(actors: placement.Actors, behind: Online) -> Backends:
     """The names by which a gateway finds these actors."""
     names = behind.names
     return Backends(
@@ -61,45 +69,61 @@ def backends(actors: cluster.Actors, behind: Online) -> Backends:
     )
 
 
-def evolve(config: Config, actors: cluster.Actors, evolution: ray.actor.ActorHandle) -> Path | None:
+def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> Path | None:
     """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if any."""
     e = config.evolution
-    stream = learner.TrafficStream(evolution, actors.store, e)
     # Traffic has no end that a warm-up or a schedule could be a share of; an update is one step, which the KL guard judges whole.
     calm = config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})
-    steady = config.model_copy(update={"learner": calm, "rft": config.rft.model_copy(update={"minibatches": 1})})
+    steady = config.model_copy(
+        update={"learner": calm, "rft": config.rft.model_copy(update={"minibatches": 1, "epochs_per_batch": 1})}
+    )
     # The guard against drifting away is this stage's own, wherever the offline algorithm has its KL. Evolution weighs it.
     beta = max(e.guard.beta, e.guard.min_beta) if e.guard.mode == "auto" else e.guard.beta
     loss = config.rft.loss.model_copy(update={"kl": beta, "kl_in": "loss", "kl_estimator": "k3"})
-    return learner.fit(steady, stream, lr=e.lr, loss=loss, temperature=config.serve.sampling.temperature, ema=e.ema)
+    source = UpdateSource(steady, evolution, CandidatePublisher(actors.store, e.canary.every if e.canary.enabled else 1))
+    return learner.fit(TrainJob(steady, source, loss, config.serve.sampling.temperature, e.ema, e.lr))
 
 
 class Learning:
-    """The learner in a thread beside a service; ``failed`` is what ended it."""
+    """The learner in a thread beside a service, started again after a failure; ``failed`` is what ended it for good.
 
-    def __init__(self, config: Config, actors: cluster.Actors, behind: Online):
+    A service answers without its learner: failures are told to Evolution, which alerts, and never end it.
+    """
+
+    def __init__(self, config: Config, actors: placement.Actors, behind: Online):
         self.config, self.actors, self.evolution = config, actors, behind.evolution
         self.failed: PixelisError | None = None
-        self.stopping = False
-        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self._run, args=(behind.evolution,), daemon=True)
         if self.evolution is not None:
             self.thread.start()
 
-    def _run(self) -> None:
-        """Once more after every failure that some update came before: those of weeks must not add up to an end."""
-        while self.failed is None and not self.stopping:
+    def _run(self, evolution: ActorHandle) -> None:
+        """Once more after every failure that can heal, later each time that no update came in between."""
+        pause = RETRY_S
+        while not self.stopping.is_set():
             before = checkpoint.latest(self.config.run.dir)
             try:
-                evolve(self.config, self.actors, self.evolution)
+                evolve(self.config, self.actors, evolution)
                 break
             except Exception as error:  # whatever it is, a service that no longer learns must say so
+                cause = cluster.unwrap_ray_error(error) or InfraFailure(f"the learner: {type(error).__name__}: {error}")
+                if self.stopping.is_set():
+                    break
                 log.exception("the learner failed")
-                if checkpoint.latest(self.config.run.dir) == before:
-                    self.failed = cluster.unwrap_ray_error(error) or InfraFailure(f"the learner: {type(error).__name__}: {error}")
+                with contextlib.suppress(RayError):
+                    ray.get(evolution.learner_failed.remote(str(cause)))
+                if isinstance(cause, BadInput):
+                    self.failed = cause
+                    print(f"pixelis.jobs.serve: nothing is learnt any more, the service goes on: {cause}", file=sys.stderr)
+                    break
+                pause = RETRY_S if checkpoint.latest(self.config.run.dir) != before else min(2 * pause, LONGEST_RETRY_S)
+                print(f"pixelis.jobs.serve: the learner starts again in {pause:g} s: {cause}", file=sys.stderr)
+                self.stopping.wait(pause)
 
     def stop(self) -> None:
         """End it and give it the time for a last checkpoint."""
-        self.stopping = True
+        self.stopping.set()
         if self.evolution is not None:
             stop_file(self.config).touch()
             ray.get(self.evolution.stop.remote())
@@ -122,7 +146,7 @@ class System:
             self.stack.enter_context(run_folder(config))
             initial = config.policy.adapter
             # Fixed names: gateways that outlive this replica find its successor's actors by them.
-            placed = cluster.placed(config, learner=config.evolution.enabled, initial=initial, job="serve")
+            placed = placement.placed(config, learner=config.evolution.enabled, initial=initial, job="serve")
             actors = self.stack.enter_context(placed)
             behind = self.stack.enter_context(online(config, actors, job="serve"))
             self.names = backends(actors, behind)
@@ -133,11 +157,6 @@ class System:
     def backends(self) -> Backends:
         """Where the actors are."""
         return self.names
-
-    def check_health(self) -> None:
-        """Raises what ended the learner."""
-        if self.learning.failed is not None:
-            raise self.learning.failed
 
     def __del__(self) -> None:
         self.stack.close()
@@ -160,15 +179,14 @@ def main() -> None:
     with (
         driver("serve"),
         run_folder(config),
-        cluster.placed(config, learner=config.evolution.enabled, initial=config.policy.adapter) as actors,
+        placement.placed(config, learner=config.evolution.enabled, initial=config.policy.adapter) as actors,
         serving(config, actors) as (url, behind),
     ):
         print(f"serving on {url}  (open it in a browser, try {url}/healthz; Ctrl-C ends)", flush=True)
         learning = Learning(config, actors, behind)
         try:
-            while learning.failed is None:
+            while True:
                 time.sleep(1.0)
-            raise learning.failed
         except KeyboardInterrupt:
             learning.stop()
             raise

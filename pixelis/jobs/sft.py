@@ -13,8 +13,9 @@ from pathlib import Path
 import ray
 from ray.actor import ActorHandle
 
-from pixelis.actors import cluster, learner
-from pixelis.actors.demonstrations import DemonstrationStream, Schedule
+from pixelis.actors import cluster, learner, placement
+from pixelis.actors.demonstrations import DemonstrationSource, Schedule
+from pixelis.actors.train_job import TrainJob
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.curriculum import LEVELS
 from pixelis.datasets.shelf import Draw, Shelf
@@ -43,7 +44,7 @@ def run(config: Config) -> Path:
         draw = drawn(config, folder, resumed=latest is not None)
         steps = draw.steps(config.sft.epochs) if config.sft.epochs else config.sft.steps
         with placed(config, episodes) as actors, schedule(config) as decides:
-            stream = DemonstrationStream(config, start, steps, decides, actors)
+            job = TrainJob(config, DemonstrationSource(config, start, steps, decides, actors))
             ranks, shelf = range(config.learner.workers if start < steps else 0), folder / SHELF
             datasets = {f"train-{rank}": demonstration_stream(config, shelf, start, steps, rank, decides) for rank in ranks}
             return made_steps(
@@ -51,21 +52,21 @@ def run(config: Config) -> Path:
                     config,
                     "sft",
                     steps,
-                    lambda: learner.fit(config, stream, datasets=datasets),
+                    lambda: learner.fit(job, datasets),
                     lambda: last_step(folder, "step/sft", SHOWN),
                 )
             )
 
 
 @contextmanager
-def placed(config: Config, episodes: bool) -> Iterator[cluster.Actors | None]:
+def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
     """A cluster, with the actors of episodes when the policy is evaluated by them."""
     if episodes:
-        with cluster.placed(config, initial=config.policy.adapter) as actors:
+        with placement.placed(config, initial=config.policy.adapter) as actors:
             yield actors
         return
     cluster.connect(config)
-    cluster.preflight(config, learner=True, rollouts=False)
+    placement.preflight(config, learner=True, rollouts=False)
     yield None
 
 

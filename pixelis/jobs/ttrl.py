@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 
-from pixelis.actors import cluster
+from pixelis.actors import placement
 from pixelis.config import Config, Ttrl, from_command_line
 from pixelis.errors import BadConfig
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
@@ -33,7 +33,7 @@ LABELLED = ("accuracy", "wrong", "tool_if_correct", "tool_penalty", "unrepaired_
 """Terms of `rewards.weights` that look at a truth."""
 
 
-def run(config: Config, actors: cluster.Actors) -> dict[str, Any]:
+def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
     """Judge, adapt, judge again, on actors that are already placed; what ttrl.json holds."""
     folder = Path(config.run.dir)
     before = judge(config, actors, "before", 0)
@@ -53,7 +53,7 @@ def run(config: Config, actors: cluster.Actors) -> dict[str, Any]:
     return found
 
 
-def judge(config: Config, actors: cluster.Actors, name: str, version: int) -> evaluate.Arm:
+def judge(config: Config, actors: placement.Actors, name: str, version: int) -> evaluate.Arm:
     """Several episodes of every question that is learnt from, or of the first ``evaluate.questions``."""
     arm = evaluate.measure(config, actors, name, version, source=config.data.train, samples=config.ttrl.samples)
     evaluate.save(Path(config.run.dir), arm)
@@ -124,9 +124,9 @@ def main() -> None:
     with (
         driver("ttrl"),
         run_folder(unlabelled(config), config.data.train),
-        cluster.placed(config, initial=config.policy.adapter) as actors,
+        placement.placed(planned := rft.with_steps(config), initial=config.policy.adapter) as actors,
     ):
-        found = run(config, actors)
+        found = run(planned, actors)
         why = "the votes agree no further" if found["plateau"] else "rft.steps"
         print(f"{found['steps']} steps ({why}); {found['questions']} questions x {found['samples']} episodes")
         for name in ("agreement", "pass@1", "majority"):

@@ -24,9 +24,9 @@ from torch import nn
 from torch.nn import functional
 
 from pixelis.datasets import cards
-from pixelis.dialogue.pixels import patchify
 from pixelis.dialogue.positions import mrope_positions
 from pixelis.nano.tokenizer import BINS, PIECES, SPECIAL, TAGS
+from pixelis.policy.vision import patchify
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import logging
 import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from pixelis.config.references import load_reference
 from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.operations import geometry
 from pixelis.operations.get_properties import GetProperties
@@ -55,14 +55,7 @@ def select(names: Iterable[str]) -> list[type[Operation]]:
 
 
 def _own(path: str) -> type[Operation]:
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever the user's module raises while it is imported
-        raise BadConfig(
-            f"toolbox.operations: {path} cannot be imported: {type(error).__name__}: {error}",
-            fix="write package.module:Class, with the package installed or on PYTHONPATH of every node",
-        ) from error
+    found = load_reference(path, "toolbox.operations")
     if not (isinstance(found, type) and issubclass(found, Operation)):
         raise BadConfig(f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation")
     missing = [field for field in ("name", "description", "Arguments") if not hasattr(found, field)]

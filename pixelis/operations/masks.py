@@ -23,6 +23,9 @@ MAX_PIXELS = 200_000_000
 MAX_COUNTS = 4_000_000
 """Longest code of a mask, in characters of its string or numbers of its list."""
 
+Edges = tuple[int, int, int, int]
+"""Left, top, right and bottom of a region in pixels of the picture."""
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -90,6 +93,15 @@ class Mask:
         ends = (self.left + column) * self.height + self.top + row
         apart = starts[1:] != ends[:-1]  # a run at the foot of a column goes on at the head of the next
         return starts[np.append(True, apart)], ends[np.append(apart, True)]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """An object that was found: its mask over the picture, how sure the method is (0..1), and its name."""
+
+    mask: Mask
+    score: float
+    method: str
 
 
 def encode(inside: np.ndarray) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from pixelis.config import Toolbox
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.errors import OperationError
 from pixelis.operations import geometry
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.scale import Scale
 from pixelis.operations.video import Clip
 from pixelis.records import Box, ImageView, Point

@@ -17,12 +17,10 @@ import numpy as np
 from PIL import Image
 
 from pixelis.errors import BadConfig, MissingFile, OperationError
-from pixelis.operations.masks import Mask
+from pixelis.operations.masks import Edges, Mask, Segment
 
 if TYPE_CHECKING:
     import torch
-
-    from pixelis.operations.segmenters import Edges, Segment
 
 KINDS = {"sam": "SamModel", "sam2": "Sam2Model", "sam2_video": "Sam2Model"}
 """``model_type`` of a checkpoint -> its class in transformers. Published SAM 2 is ``sam2_video``, which holds all of ``sam2``."""
@@ -86,8 +84,6 @@ def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | Non
 
     OperationError ``nothing_found`` for an empty mask; MissingFile or BadConfig for a folder that cannot be used.
     """
-    from pixelis.operations.segmenters import Segment
-
     left, top, right, bottom = region
     if box is not None:  # a box may reach beyond what the model looks at by the rounding of its edges
         left, top, right, bottom = min(left, box[0]), min(top, box[1]), max(right, box[2]), max(bottom, box[3])

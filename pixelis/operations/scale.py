@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pixelis.dialogue.spec import Coordinates
 from pixelis.errors import OperationError
 from pixelis.operations.geometry import as_box, as_point
-from pixelis.records import Box, ImageView, Point
+from pixelis.records import Box, Coordinates, ImageView, Point
 
 WIRE = {"box": "bbox_2d", "point": "point_2d", "center": "center_2d"}
 """Arguments that are places, and their names on the wire: Qwen's names for boxes and points."""

@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import model_validator
 
 from pixelis.config import Toolbox
-from pixelis.dialogue.pixels import fit
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import geometry, segmenters
 from pixelis.operations.draw import annotate
-from pixelis.operations.masks import Mask
+from pixelis.operations.masks import Mask, Segment
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Shown, Target
-from pixelis.operations.segmenters import Segment, segment
+from pixelis.operations.pixel_budget import fit
+from pixelis.operations.segmenters import segment
 from pixelis.records import Box
 
 TRUST = {"grabcut": "grabcut, from colours and edges alone: approximate", "sam": "sam"}

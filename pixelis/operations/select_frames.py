@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from pixelis.dialogue.pixels import fit
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Shown, Target
+from pixelis.operations.pixel_budget import fit
 from pixelis.operations.video import Clip
 
 Seconds = Annotated[float, Field(allow_inf_nan=False)]

@@ -14,11 +14,11 @@ import numpy as np
 from pydantic import model_validator
 
 from pixelis.config import Toolbox
-from pixelis.dialogue.pixels import fit
 from pixelis.errors import BadInput, MissingDependency, OperationError
 from pixelis.operations import geometry
 from pixelis.operations.draw import annotate
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Shown, Target
+from pixelis.operations.pixel_budget import fit
 from pixelis.operations.video import Clip
 from pixelis.records import Box
 

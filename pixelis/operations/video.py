@@ -28,6 +28,7 @@ from PIL import Image
 from pixelis.config import Toolbox
 from pixelis.errors import BadImage, OperationError
 from pixelis.operations.container import Source, frame_pixels, undecodable
+from pixelis.operations.image import FORMATS, load_image
 
 FRAMES_KEPT, BYTES_KEPT = 100, 128_000_000
 """Decoded frames that a process remembers: a zoom into a frame usually follows its selection."""
@@ -95,8 +96,6 @@ class Clip:
             return picture
 
     def _picture(self, number: int) -> np.ndarray:
-        from pixelis.operations.media import load_image
-
         picture = load_image(self.data[number].tobytes(), 1 << 62, self.width * self.height)
         if picture.shape[:2] != (self.height, self.width):
             raise undecodable(f"picture {number} is {picture.shape[1]}x{picture.shape[0]}, not {self.width}x{self.height}")
@@ -190,9 +189,6 @@ def _check_length(seconds: float, limit: float) -> None:
 
 
 def _frame_list(sources: list[str], settings: Toolbox, fps: float) -> Clip:
-    from pixelis.operations.media import FORMATS as PICTURES
-    from pixelis.operations.media import load_image
-
     if not sources:
         raise BadImage("the clip has no pictures", code="video_empty")
     if not (np.isfinite(fps) and fps > 0):
@@ -209,7 +205,7 @@ def _frame_list(sources: list[str], settings: Toolbox, fps: float) -> Clip:
     height, width = first.shape[:2]
     for number, encoded in enumerate(data[1:], 1):
         try:
-            with Image.open(io.BytesIO(encoded.data), formats=PICTURES) as picture:
+            with Image.open(io.BytesIO(encoded.data), formats=FORMATS) as picture:
                 size = sorted(picture.size)  # sides may be swapped by EXIF: the decoded frame is checked again
         except Exception as error:  # decoders raise nearly anything on damaged bytes
             raise undecodable(f"picture {number}: {type(error).__name__}") from None

@@ -7,10 +7,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import AllowInfNan, Field, model_validator
 
-from pixelis.dialogue.pixels import fit
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import geometry
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Shown, Target
+from pixelis.operations.pixel_budget import fit
 from pixelis.records import Box
 
 MAX_FACTOR = 1000.0

@@ -1,8 +1,8 @@
 """Advantages: how much better a rollout was than what could be expected. A switchboard of small pure functions.
 
 An advantage belongs to a whole trajectory. A rollout without a reward (unscored) or excluded by its stop reason has none (None):
-it counts neither in the statistics nor in the loss. Sources stand beside each function; the named combinations in
-`pixelis.config.algorithms`.
+it counts neither in the statistics nor in the loss. Sources stand beside each function; names and combinations in
+`pixelis.config.presets.algorithms`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from pixelis.config.presets.algorithms import GROUP_BASELINES, find_function
 from pixelis.errors import BadConfig, DataFailure
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 Values = Sequence[float | None]
 Sum = Callable[[list[float]], list[float]]
 """Adds up each number over all workers; the identity when one worker holds the whole batch."""
+Scored = list[float]
+"""One number for each rollout of a group that counts, in order."""
 
 
 def assign_advantages(
@@ -84,7 +87,8 @@ def batch_advantages(
     groups: rewards, None for a rollout that does not count and gets None. A group that is not `usable`, or whose greedy reward is
     None where one is needed, gets None throughout. tokens: policy tokens of each rollout, for `batch_over=token`. Equal rewards
     (up to rounding) give exactly 0 wherever the baseline is of the group. Raises DataFailure for a reward that is not finite (it
-    must have been counted as unscored before) and BadConfig when greedy rewards or token counts are missing.
+    must have been counted as unscored before) and BadConfig when greedy rewards or token counts are missing, or an own advantage
+    function returns something else than a finite number for each reward.
     """
     if settings.baseline == "greedy" and (greedy is None or len(greedy) != len(groups)):
         raise BadConfig("baseline greedy needs the reward of a greedy rollout for every group", fix="set another baseline")
@@ -97,7 +101,7 @@ def batch_advantages(
         if reference is None or not usable(rewards, settings):
             kept.append([None] * len(rewards))
             continue
-        scored = iter(_of_group([r for r in rewards if r is not None], settings, reference))
+        scored = iter(_of_group([r - reference for r in rewards if r is not None], settings))
         kept.append([None if r is None else next(scored) for r in rewards])
     if settings.baseline != "batch" and settings.scale != "batch_std":
         return kept
@@ -106,46 +110,80 @@ def batch_advantages(
     return _over_batch(kept, settings, tokens if settings.batch_over == "token" else None, sum_workers)
 
 
-def _of_group(rewards: list[float], settings: config.Advantage, greedy: float) -> list[float]:
+def _of_group(rewards: Scored, settings: config.Advantage) -> Scored:
     """Advantages of the rewards that count in one group, before anything that concerns the whole batch."""
-    if settings.baseline == "greedy":
-        return [r - greedy for r in rewards]
-    if settings.baseline in ("batch", "none"):
-        return rewards
     count = len(rewards)
     mean = math.fsum(rewards) / count
     # (n * 0.1) / n is not 0.1: without this, rounding noise divided by eps would look like a signal.
-    if max(rewards) - min(rewards) <= 1e-9 * max(1.0, abs(mean)):
+    if (settings.baseline in GROUP_BASELINES or settings.scale in ("std", "mad")) and (
+        max(rewards) - min(rewards) <= 1e-9 * max(1.0, abs(mean))
+    ):
         return [0.0] * count
-    deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / (count - 1)) if settings.scale == "std" else 0.0
-    centred = [r - mean for r in rewards]
-    if settings.baseline == "loo":
-        # r - mean of the others (RLOO, arXiv 2402.14740).
-        centred = [c * count / (count - 1) for c in centred]
-    elif settings.baseline == "second_best":
-        best = max(range(count), key=rewards.__getitem__)
-        runner_up = max(r for i, r in enumerate(rewards) if i != best)
-        centred = [rewards[best] - runner_up if i == best else 0.0 for i in range(count)]
-    elif settings.baseline == "pass_at_k":
-        centred, deviation = pass_at_k(rewards, settings.k)
+    advantages, deviation = _call(rewards, settings)
     if settings.scale == "std":
-        return [c / (deviation + settings.eps) for c in centred]
+        if deviation is None:
+            deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / (count - 1))
+        return [a / (deviation + settings.eps) for a in advantages]
     if settings.scale == "mad":
         # The mean absolute deviation: the median one is 0 when fewer than half of the answers are right.
         divisor = math.fsum(abs(r - mean) for r in rewards) / count + settings.eps
-        return [c / divisor for c in centred]
-    return centred
+        return [a / divisor for a in advantages]
+    return advantages
 
 
-def pass_at_k(rewards: Sequence[float], k: int) -> tuple[list[float], float]:
-    """Advantages for the best of k attempts, and the standard deviation of that best, over all k-subsets of n > k rollouts.
+def _call(rewards: Scored, settings: config.Advantage) -> tuple[Scored, float | None]:
+    """What the advantage function returns for a group, and the divisor of scale=std beside it, None for the rewards' own.
+
+    Raises BadConfig for a function of a user's own that returns something else than a finite number for each reward.
+    """
+    result = find_function("advantage", settings.baseline)(list(rewards), settings)
+    try:
+        advantages, deviation = result if isinstance(result, tuple) else (result, None)
+        advantages = [float(a) for a in advantages]
+        fits = len(advantages) == len(rewards) and all(map(math.isfinite, [*advantages, deviation or 0.0]))
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise BadConfig(
+            f"rft.advantage.baseline {settings.baseline} returned {result!r} for the rewards {rewards}",
+            fix="return a list with one finite number for each reward, or a pair of that and the divisor of scale=std",
+        )
+    return advantages, deviation
+
+
+def rewards_themselves(rewards: Scored, settings: config.Advantage) -> Scored:
+    """The rewards: nothing of the group is subtracted."""
+    return rewards
+
+
+def less_mean(rewards: Scored, settings: config.Advantage) -> Scored:
+    """r - mean of the group (GRPO, arXiv 2402.03300)."""
+    mean = math.fsum(rewards) / len(rewards)
+    return [r - mean for r in rewards]
+
+
+def less_mean_of_others(rewards: Scored, settings: config.Advantage) -> Scored:
+    """r - mean of the others (RLOO, arXiv 2402.14740)."""
+    count = len(rewards)
+    return [c * count / (count - 1) for c in less_mean(rewards, settings)]
+
+
+def second_best(rewards: Scored, settings: config.Advantage) -> Scored:
+    """The best rollout has its lead over the second best, the others 0 (arXiv 2503.19595)."""
+    best = max(range(len(rewards)), key=rewards.__getitem__)
+    runner_up = max(r for i, r in enumerate(rewards) if i != best)
+    return [rewards[best] - runner_up if i == best else 0.0 for i in range(len(rewards))]
+
+
+def pass_at_k(rewards: Scored, settings: config.Advantage) -> tuple[Scored, float]:
+    """Advantages for the best of `settings.k` attempts, and the standard deviation of that best, over all k-subsets of n > k.
 
     A_i = mean of max(subset) over the subsets that hold i, less its mean R over all subsets. For rewards of 0 and 1 this is the
     analytic advantage of Pass@k training (arXiv 2508.10751): with N_neg wrong answers R = 1 - C(N_neg, k) / C(n, k), right ones
     get 1 - R, wrong ones 1 - R - C(N_neg - 1, k - 1) / C(n - 1, k - 1), the deviation is sqrt(R (1 - R)). The closed form over
     sorted rewards extends it to any values; k = 1 is the reward less its mean.
     """
-    count = len(rewards)
+    count, k = len(rewards), settings.k
     order = sorted(range(count), key=rewards.__getitem__)
     ranked = [rewards[i] for i in order]
     subsets, holding = math.comb(count, k), math.comb(count - 1, k - 1)

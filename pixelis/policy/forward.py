@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from pixelis.dialogue.pixels import patchify
 from pixelis.policy.transformers_compat import AttentionInterface, AttentionMaskInterface
+from pixelis.policy.vision import patchify
 
 if TYPE_CHECKING:
     from torch import nn

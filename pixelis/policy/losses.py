@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from pixelis.config.presets.algorithms import SURROGATES, find_function
 from pixelis.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -96,16 +97,16 @@ def policy_loss(
     advantages, weights, reference: one per token; entropy: of the distribution at each token, no gradient needed. All float [M].
     spans: needed by everything at the level of sequences.
 
-    loss = sum over tokens of weight * (-importance * surrogate + kl * divergence - entropy bonus), where the surrogate is one of
-    SURROGATES over ratio = exp(new - old) and importance = exp(old - behaviour) within its bounds. Masked tokens stay in the
-    denominators. Metrics are sums over the tokens, but for those named `*_max`, largest values.
+    loss = sum over tokens of weight * (-importance * surrogate + kl * divergence - entropy bonus), where the surrogate is the
+    function named in the settings over ratio = exp(new - old) and importance = exp(old - behaviour) within its bounds. Masked
+    tokens stay in the denominators. Metrics are sums over the tokens, but for those named `*_max`, largest values.
     """
     if settings.proximal == "behaviour":
         old = behaviour
     old = new.detach() if old is None else old
     importance, sums = importance_weights(old, behaviour, settings, spans)
     ratio = policy_ratio(new, old, settings, spans)
-    gain, clipping = SURROGATES[settings.surrogate](ratio, new, advantages, settings)
+    gain, clipping = _surrogate(ratio, new, advantages, settings)
     loss = -(weights * importance * gain).sum()
     distance = ratio.detach()
     drift = (new.detach() - behaviour).abs()
@@ -131,9 +132,14 @@ def policy_loss(
 
 
 def metric_names(settings: config.Loss, with_reference: bool) -> list[str]:
-    """The metrics that `policy_loss` returns, largest values first: workers without a batch report the same ones."""
+    """The metrics that `policy_loss` returns, largest values first: workers without a batch report the same ones.
+
+    Those of a user's own surrogate are not among them.
+    """
     names = ["drift_max", "ratio_max", "ratio_inverse_max", "importance_max"]
-    names += ["importance", "importance_capped", "ratio", "drift", "approx_kl", "clipped", "clipped_low", "clipped_high"]
+    names += ["importance", "importance_capped", "ratio", "drift", "approx_kl"]
+    if settings.surrogate in SURROGATES:
+        names += ["clipped", "clipped_low", "clipped_high"]
     return names + ["dual_clipped"] * (settings.dual_clip > 0) + ["kl"] * with_reference
 
 
@@ -178,6 +184,24 @@ def importance_weights(
 
 
 Gain = tuple[torch.Tensor, dict[str, torch.Tensor]]
+"""What to maximise per token, [M] with gradient, and sums of metrics over the tokens."""
+
+
+def _surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.Loss) -> Gain:
+    """What the surrogate function returns. Raises BadConfig for one of a user's own that returns something else than a Gain."""
+    result = find_function("surrogate", settings.surrogate)(ratio, new, advantages, settings)
+    if settings.surrogate in SURROGATES:
+        return result
+    gain, sums = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if not isinstance(gain, torch.Tensor) or gain.shape != new.shape or not isinstance(sums, dict):
+        returned = list(gain.shape) if isinstance(gain, torch.Tensor) else type(gain).__name__
+        raise BadConfig(
+            f"rft.loss.surrogate {settings.surrogate} returned {returned} for {len(new)} tokens",
+            fix="return a tensor with one value for each token, or a pair of it and a dict of sums of metrics",
+        )
+    if taken := sums.keys() & {*metric_names(settings, True), "loss", "policy_tokens", "entropy", "nll"}:
+        raise BadConfig(f"rft.loss.surrogate {settings.surrogate}: a metric is called {min(taken)} already", fix="rename yours")
+    return gain, {name: torch.as_tensor(value, dtype=new.dtype, device=new.device).detach() for name, value in sums.items()}
 
 
 def clip_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.Loss) -> Gain:
@@ -216,15 +240,6 @@ def reinforce_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torc
     """A * log-probability (Williams 1992)."""
     none = torch.zeros_like(ratio, dtype=torch.bool)
     return advantages * new, _clip_metrics(none, none)
-
-
-SURROGATES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor, config.Loss], Gain]] = {
-    "clip": clip_surrogate,
-    "cispo": cispo_surrogate,
-    "sapo": sapo_surrogate,
-    "reinforce": reinforce_surrogate,
-}
-"""(ratio, log-probabilities, advantages, settings) -> what to maximise per token, [M] with gradient, and sums of metrics."""
 
 
 def _clip_metrics(low: torch.Tensor, high: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -65,6 +65,23 @@ class TrainSample:
     def weight(self) -> float:
         """What these tokens count together."""
         return float(self.policy_tokens if self.weights is None else self.weights[self.mask].sum(dtype=np.float64))
+
+
+@dataclass
+class LearnerBatch:
+    """One worker's samples of batch ``step``, and how they are learnt from.
+
+    kind: the loss; metrics: what is known of the batch before; state: what a checkpoint keeps, so that a run that goes on begins
+    after this batch; options: of `Trainer.update`; optional: without a usable sample the batch is skipped instead of an error.
+    """
+
+    step: int
+    samples: list[TrainSample]
+    kind: Literal["sft", "policy"] = "policy"
+    metrics: dict[str, float] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    optional: bool = False
 
 
 def view_digest(view: np.ndarray) -> bytes:

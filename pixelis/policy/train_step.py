@@ -24,11 +24,11 @@ from pixelis.policy.forward import FeatureCache, Features, concatenate, use_pack
 from pixelis.policy.log_probs import PolicyModule
 from pixelis.policy.lora import add_lora, lora_parameters
 from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, sft_loss, token_weights
+from pixelis.policy.minibatches import combine_metrics, minibatch_indices
 from pixelis.policy.model import default_device, load_model
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.policy.packing import PackedBatch, collate, pack_samples
-from pixelis.policy.samples import CAUSES, TrainSample, unusable
-from pixelis.telemetry import lineage
+from pixelis.policy.samples import CAUSES, LearnerBatch, TrainSample, unusable
 
 Kind = Literal["sft", "policy"]
 STATE_FORMAT = 1
@@ -39,7 +39,8 @@ class Trainer:
 
     policy, learner, loss: from the configuration; total_steps: length of the learning-rate schedule; temperature: the one that
     rollouts are sampled at; adapter: where to start (None: the base model); label_smoothing: of the `sft` loss; ema: decay of the
-    average of the weights that is published, 0 for the newest. The reference of the KL term is the starting policy.
+    average of the weights that is published, 0 for the newest; minibatches, epochs: optimizer steps in one pass through a batch
+    of rollouts, and passes. The reference of the KL term is the starting policy.
     Raises BadConfig, MissingFile and BadInput before any memory is spent on the optimizer.
     """
 
@@ -55,9 +56,11 @@ class Trainer:
         adapter: Adapter | None = None,
         label_smoothing: float = 0.0,
         ema: float = 0.0,
+        minibatches: int = 1,
+        epochs: int = 1,
         device: torch.device | str | None = None,
     ):
-        self.label_smoothing, self.ema = label_smoothing, ema
+        self.label_smoothing, self.ema, self.minibatches, self.epochs = label_smoothing, ema, minibatches, epochs
         self.policy, self.learner, self.loss = policy, learner, loss or config.Loss()
         self.total_steps, self.seed = total_steps, seed
         if temperature <= 0:
@@ -84,7 +87,7 @@ class Trainer:
         self.reference = self.zero.weights() if self.loss.kl > 0 else None
         self.average = self.zero.weights() if ema else None
         self.kl_weight = self.loss.kl
-        self.step_count = self.skipped = self.skipped_in_a_row = 0
+        self.batches = self.step_count = self.skipped = self.skipped_in_a_row = 0
 
     @property
     def is_first(self) -> bool:
@@ -128,7 +131,28 @@ class Trainer:
         """Learning rate of the coming step. One that was skipped leaves it as it was."""
         return learning_rate(self.learner, self.step_count - self.skipped, self.total_steps)
 
-    def step(
+    def step(self, batch: LearnerBatch) -> dict[str, float]:
+        """Learn from one batch; metrics of all its optimizer steps. Ratios are to the weights before the first of them.
+
+        Raises what `update` raises, but for an optional batch without a usable sample.
+        """
+        self.batches += 1
+        steps, samples = [], batch.samples
+        try:
+            if batch.kind == "sft" or self.minibatches * self.epochs == 1:
+                return self.update(samples, batch.kind, **batch.options)
+            old = self.log_probs(samples)
+            for indices in minibatch_indices(len(samples), self.minibatches, self.epochs, (self.seed, batch.step)):
+                if sum_over_workers([float(len(indices))])[0]:
+                    part = [samples[i] for i in indices]
+                    steps.append(self.update(part, batch.kind, [old[i] for i in indices], **batch.options))
+        except DataFailure as error:
+            if not batch.optional or error.code != "no_usable_sample":
+                raise
+            steps.append({"evolve/skipped": 1.0})
+        return combine_metrics(steps)
+
+    def update(
         self,
         samples: Sequence[TrainSample],
         kind: Kind = "policy",
@@ -300,11 +324,15 @@ class Trainer:
             if found:
                 for name, number in zip(found, torch.stack(list(found.values())).tolist(), strict=True):
                     sums[name] = max(sums[name], number) if name.endswith("_max") else sums[name] + number
+        else:
+            sums.update({name: sums[name] for name in found})  # metrics of an own surrogate, known on every worker
 
     def _metrics(self, kind: Kind, sums: Mapping[str, float], trained: int) -> dict[str, float]:
         names = ["entropy", "nll"]
         if kind == "policy":
             names = metric_names(self.loss, self._kl_in_loss) + names
+            own = sorted(sums.keys() - {*names, "loss", "policy_tokens"})
+            names = [n for n in own if n.endswith("_max")] + names + [n for n in own if not n.endswith("_max")]
         largest = sum(name.endswith("_max") for name in names)
         local = [sums.get(n, 0.0) for n in (*names, "loss", "policy_tokens")]
         *found, loss, tokens = sum_over_workers(local, largest=largest)
@@ -437,10 +465,17 @@ class Trainer:
         self.average = self.zero.weights() if self.ema else None
         self.skipped_in_a_row = 0
 
-    def save(self, run_dir: str | Path, extra: Mapping[str, Any] | None = None, name: int | None = None) -> Path:
+    def save(
+        self,
+        run_dir: str | Path,
+        extra: Mapping[str, Any] | None = None,
+        name: int | None = None,
+        lineage: Mapping[str, Any] | None = None,
+    ) -> Path:
         """Write a complete checkpoint and prune to `learner.keep`; returns its folder. `extra`: the caller's own state, JSON.
 
-        name: number in the folder's name instead of the count of steps.
+        name: number in the folder's name instead of the count of optimizer steps. lineage: the record that the checkpoint
+        carries of what it was made from, as `telemetry.lineage.of_checkpoint` gives it.
         """
         adapter, moments = self.adapter(), self.zero.moments()
         step = self.step_count if name is None else name
@@ -461,8 +496,7 @@ class Trainer:
                 "extra": dict(extra or {}),
             }
             headers = {FILES[adapter.kind]: adapter.metadata()}
-            made_from = lineage.inherited(folder, "checkpoint")
-            notes = {"lineage": made_from} if made_from else {}
+            notes = {"lineage": lineage} if lineage else {}
             checkpoint.write(run_dir, step, {k: v for k, v in tensors.items() if v}, state, self.learner.keep, headers, notes)
         dist.barrier()
         return folder

@@ -19,16 +19,16 @@ from PIL import Image
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult, RouterTimeouts, TurnUpdate
 from pixelis.config import Config
-from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy, vote
-from pixelis.operations.media import load_image
+from pixelis.operations.image import load_image
+from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
 from pixelis.serve.backends import Backends
 from pixelis.serve.events import Answer, Ask, Pictures, TurnEvent
 from pixelis.serve.learning import Learning
-from pixelis.serve.pool import GeneratorPool, Happened, Rolled
 from pixelis.serve.recall import Lookup, Recall
 
 __all__ = ["Agent", "Answer", "Ask", "TurnEvent", "png_url", "winning"]
@@ -43,7 +43,10 @@ class Agent:
     def __init__(self, config: Config, backends: Backends):
         self.config, self.backends = config, backends
         self.counts: Counter[str] = Counter()
-        self.pool = GeneratorPool(backends.generators, backends.namespace)
+        if not backends.generators:
+            raise BadInput("the gateway was given no generator", fix="pass the names of running Generator actors")
+        timeouts = RouterTimeouts.serving(config)
+        self.router = GeneratorRouter(backends.generators, timeouts, follows=True, attempts=2, namespace=backends.namespace)
         self.recall = Recall(config, backends, self.counts)
         self.memory = self.recall.memory
         self.learning = Learning(config, self.recall, self.evolution_actor if backends.evolution else None, self.counts)
@@ -54,7 +57,7 @@ class Agent:
         """Meet the actors behind, as far as they answer: the first contact with one takes seconds (its class is imported)."""
         with contextlib.suppress(TimeoutError, RayError, InfraFailure):  # they may come up later
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(self.pool.health(timeout_s), self.recall.ready())
+                await asyncio.gather(self.router.health(timeout_s), self.recall.ready())
 
     async def decode(self, ask: Ask) -> Pictures:
         """Decode the pictures of a request. Raises BadImage for what is damaged or outside the caps."""
@@ -106,10 +109,13 @@ class Agent:
         if cold:  # its answer is neither compared nor learnt from: one sample is all that is needed
             ask = dataclasses.replace(ask, samples=1)
         with self.recall.look(question, pictures.views, search=not cold, keep=ask.remember) as lookup:
-            rolled: Rolled | None = None
-            async with contextlib.aclosing(self.pool.episodes(question, ask, pictures.full, stream)) as items:
+            rolled: RolloutResult | None = None
+            request = RolloutRequest(
+                question, new_id("group"), ask.samples, ask.sampling, ask.operations, ask.max_turns, pictures.full
+            )
+            async with contextlib.aclosing(self.router.episodes(request, stream=stream)) as items:
                 async for item in items:
-                    if isinstance(item, Happened):
+                    if isinstance(item, TurnUpdate):
                         yield await _event(item, ask.samples)
                     else:
                         rolled = item
@@ -180,7 +186,7 @@ def winning(group: Group, verdict: Verdict) -> Trajectory:
     return group.trajectories[0]
 
 
-async def _event(happened: Happened, samples: int) -> TurnEvent:
+async def _event(happened: TurnUpdate, samples: int) -> TurnEvent:
     seen = happened.turn.observation.images if happened.turn.observation is not None else []
     urls = await asyncio.to_thread(lambda: [png_url(view) for view in happened.views]) if happened.views else []
     images = [image.model_copy(update={"uri": url}) for image, url in zip(seen, urls, strict=True)]

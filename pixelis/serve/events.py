@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.records import Group, ImageView, Media, Neighbour, Record, Trajectory, Turn, Verdict, new_id
 
 

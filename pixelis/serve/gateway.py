@@ -149,7 +149,7 @@ class Endpoints:
             at, known = self.seen
             if at < since:
                 at = time.monotonic()
-                known = await self.agent.pool.health()
+                known = await self.agent.router.health()
                 self.seen = (at, known)
             return known
 

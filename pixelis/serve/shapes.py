@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from pixelis.config import Config
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.records import new_id
 from pixelis.serve import schemas
 from pixelis.serve.agent import Agent

@@ -124,7 +124,7 @@ class Steering:
     async def _served(self) -> int | None:
         if self.agent.version is not None:
             return self.agent.version
-        known = [h["version"] for h in await self.agent.pool.health() if isinstance(h.get("version"), int)]
+        known = [h["version"] for h in await self.agent.router.health() if isinstance(h.get("version"), int)]
         return max(known, default=None)
 
     async def _memory_stats(self) -> dict[str, Any]:

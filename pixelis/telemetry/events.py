@@ -138,3 +138,14 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy scalars and arrays, torch tensors
         return plain(value.tolist())
     return repr(value)
+
+
+def as_number(value: Any) -> float | None:
+    """The value as a finite float, or None when it is no number (texts, lists, NaN, booleans)."""
+    if isinstance(value, (bool, str, bytes)) or value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

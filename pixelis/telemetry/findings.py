@@ -13,7 +13,7 @@ from pixelis.errors import OperationError
 from pixelis.operations import draw, geometry
 from pixelis.operations.pictures import PLACED, frame_label, spread, what_to_draw
 from pixelis.records import Action, Box, ImageView, Observation, Trajectory
-from pixelis.telemetry.metrics import as_number
+from pixelis.telemetry.events import as_number
 from pixelis.telemetry.words import number, text
 
 FOUND_PIXELS = 560

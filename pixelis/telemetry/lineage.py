@@ -150,6 +150,11 @@ def inherited(path: str | Path, kind: str) -> dict[str, object] | None:
     return moved(known).model_dump(mode="json", exclude_defaults=True) | {"format": 1}
 
 
+def of_checkpoint(run_dir: str | Path) -> dict[str, object] | None:
+    """The lineage that every checkpoint below ``run_dir`` carries: that of its run; None outside of a run."""
+    return inherited(Path(run_dir) / "checkpoints" / "step", "checkpoint")
+
+
 def record_of_run(path: str | Path, kind: str) -> None:
     """Write the lineage of a result that a run made in its folder: what the run was made from, and the result's own hash."""
     if (found := inherited(path, kind)) is None:

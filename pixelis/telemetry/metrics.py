@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pixelis.errors import MissingDependency
+from pixelis.telemetry.events import as_number
 
 if TYPE_CHECKING:
     from pixelis.config import Config
@@ -50,17 +50,6 @@ def count(key: str, amount: float = 1.0, tags: Mapping[str, str] | None = None) 
     """
     if amount > 0:
         _instrument(_counters, "Counter", key, tags).inc(amount, tags=dict(tags or {}))
-
-
-def as_number(value: Any) -> float | None:
-    """The value as a finite float, or None when it is no number (texts, lists, NaN, booleans)."""
-    if isinstance(value, (bool, str, bytes)) or value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _instrument(known: dict[tuple[str, tuple[str, ...]], Any], kind: str, key: str, tags: Mapping[str, str] | None) -> Any:

@@ -203,7 +203,7 @@ def _first_look(view: ImageView, picture: np.ndarray) -> str:
     width, height = view.view_size
     if not 0 < min(width, height) <= max(width, height) <= min(PAGE_PIXELS, *picture.shape[:2]) // 2:
         return ""
-    # The same reduction as dialogue.pixels.fit, so that the reader sees what the policy saw.
+    # The same reduction as operations.pixel_budget.fit, so that the reader sees what the policy saw.
     small = np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0))
     return (
         f'<figure class="small"><img class="pixels" alt="the first look of the policy" src="{data_url(small)}">'

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pixelis.telemetry.charts import legend, line_chart
-from pixelis.telemetry.events import plain
-from pixelis.telemetry.metrics import as_number
+from pixelis.telemetry.events import as_number, plain
 from pixelis.telemetry.pages import EpisodePage, render_page
 from pixelis.telemetry.progress import clock
 from pixelis.telemetry.style import STYLE

@@ -195,30 +195,30 @@ def test_f15_a_step_that_is_not_finite_is_skipped_and_three_in_a_row_stop_the_ru
     good checkpoint loads to those very bits.
     """
     for _ in range(2):
-        assert learner.step(samples(learner.spec, 0))["policy/grad_norm"] > 0
+        assert learner.update(samples(learner.spec, 0))["policy/grad_norm"] > 0
     for number, fault in enumerate(FAULTS):
         before = held(learner)
         broken(fault)
-        metrics = learner.step(samples(learner.spec, 1))
+        metrics = learner.update(samples(learner.spec, 1))
         assert metrics["learner/skipped"] == number + 1, fault
         assert not math.isfinite(metrics["policy/grad_norm"])
         assert held(learner) == before, fault
         broken(None)
-        learner.step(samples(learner.spec, 2))  # a good one in between starts the count again
+        learner.update(samples(learner.spec, 2))  # a good one in between starts the count again
         assert held(learner)[0] != before[0]
     kept = learner.save(tmp_path, {"consumed": 1})
     good = held(learner)
     for fault in ("nan gradient", "inf loss"):
         broken(fault)
-        learner.step(samples(learner.spec, 3))
+        learner.update(samples(learner.spec, 3))
     broken("nan loss")
     with pytest.raises(InfraFailure, match="three steps in a row") as caught:
-        learner.step(samples(learner.spec, 3))
+        learner.update(samples(learner.spec, 3))
     assert caught.value.code == "non_finite_steps"
     assert learner.skipped_in_a_row == 3
     assert held(learner) == good
     broken(None)
-    learner.step(samples(learner.spec, 4))
+    learner.update(samples(learner.spec, 4))
     assert held(learner)[0] != good[0]
     assert checkpoint.latest(tmp_path) == kept
     assert learner.restore(kept) == {"consumed": 1}

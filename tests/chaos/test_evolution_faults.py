@@ -19,18 +19,20 @@ from typing import Any
 import pytest
 import ray
 
-from pixelis.actors import cluster, learner
+from pixelis.actors import cluster
+from pixelis.actors.batch_sources import UpdateSource
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.generator import Generator
 from pixelis.actors.memory import place_shards
 from pixelis.actors.policy_store import PolicyStore
+from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, Loss, load
+from pixelis.datasets import cards
 from pixelis.datasets.demonstration_stream import played
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_questions
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.evolution import audit
-from pixelis.operations.media import load_image
 from pixelis.policy.adapters import load_adapter, save_adapter
 from pixelis.policy.model_path import resolve
 from pixelis.policy.train_step import Trainer
@@ -64,7 +66,7 @@ def teach_seven(settings: Config) -> Path:
     samples = [played(player, Demonstration(**q.model_dump(), turns=[Step(answer="7")])) for q in some_questions()[:8]]
     trainer = Trainer(settings.policy, settings.learner.model_copy(update={"lr": 2e-3, "warmup": 0.0}), total_steps=11)
     for _ in range(11):
-        trainer.step(samples, "sft")
+        trainer.update(samples, "sft")
     save_adapter(trainer.adapter(), Path(settings.run.dir) / "taught")
     trainer.close()
     return Path(settings.run.dir) / "taught"
@@ -85,7 +87,7 @@ class Service:
         self.actors = [self.evolution, serving, canary, self.store, *shards]
         namespace = ray.get_runtime_context().namespace
         self.agent = Agent(settings, Backends((f"{name}-0",), namespace, name, tuple(memory)))
-        picture = png_url(load_image(some_questions()[0].media[0].uri, 2**26, 2**26))
+        picture = png_url(cards.render(some_questions()[0].media[0].uri))
         self.ask = Ask(some_questions()[0].question, [picture], 8, SamplingParams(1.0, 1.0, 24, 0), operations=False)
         self.answers: list[tuple[float, Answer]] = []
         self.loop = asyncio.new_event_loop()
@@ -145,13 +147,13 @@ def service(ray_cluster: None, tmp_path: Path) -> Iterator[Service]:
     made.end()
 
 
-def learn(service: Service, stream: learner.TrafficStream, trainer: Trainer, step: int) -> dict[str, float]:
-    """One round of the learner's loop."""
-    work = stream.next(step)
-    assert work is not None
-    metrics = {**work.metrics, **learner.update(trainer, work.samples, "policy", 1, work.options)}
-    stream.done(step, trainer, metrics)
-    return metrics
+def learn(source: UpdateSource, trainer: Trainer) -> dict[str, float]:
+    """One round of the training loop."""
+    batch = source.next()
+    assert batch is not None
+    metrics = trainer.step(batch)
+    source.done(batch, source.weights.publish(trainer, metrics), metrics)
+    return {**batch.metrics, **metrics}
 
 
 def poison(service: Service, count: int) -> None:
@@ -172,10 +174,11 @@ def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_wind
     calm = service.config.learner.model_copy(update={"warmup": 0.0})
     trainer = Trainer(service.config.policy, calm, Loss(kl=0.01), total_steps=100, adapter=taught)
     service.begin()
-    stream = learner.TrafficStream(service.evolution, service.store, service.config.evolution)
-    stream.begin(0, trainer, {})
+    every = service.config.evolution.canary.every
+    source = UpdateSource(service.config, service.evolution, CandidatePublisher(service.store, every))
+    source.open(trainer, {}).__enter__()  # the batches are taken by hand; it is never left, as by a killed learner
     poison(service, 8)
-    assert learn(service, stream, trainer, 0)["evolve/skipped"] == 0
+    assert learn(source, trainer)["evolve/skipped"] == 0
     (bad,) = (v.version for v in service.versions().values() if v.status is not VersionStatus.PROMOTED)
     assert service.versions()[bad].status is VersionStatus.ROLLED_BACK
     status = service.call("status")
@@ -183,7 +186,7 @@ def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_wind
     assert (status["served"], status["restoring"], judged["version"], judged["decision"]) == (0, 0, bad, "refuse")
     assert judged["accuracy"] < judged["reference_accuracy"] - service.config.evolution.canary.tolerance
     assert trainer.adapter().sha256() != taught.sha256()
-    assert stream.next(1) is not None  # the next batch starts from what is served
+    assert source.next() is not None  # the next batch starts from what is served
     assert trainer.adapter().sha256() == taught.sha256()
     asked = len(service.answers)
     assert asked > 10

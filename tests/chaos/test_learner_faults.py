@@ -19,7 +19,10 @@ from uuid import uuid4
 import pytest
 import ray
 
-from pixelis.actors import cluster, learner
+from pixelis.actors import learner, placement
+from pixelis.actors.batch_sources import RolloutSource
+from pixelis.actors.train_job import TrainJob
+from pixelis.actors.weights import WeightPublisher
 from pixelis.config import Config, load
 from pixelis.jobs import rft
 from pixelis.jobs.driver import run_folder
@@ -44,7 +47,7 @@ def config(folder: Path, *more: str) -> Config:
 
 
 def train(settings: Config) -> Path:
-    with run_folder(settings, settings.data.train), cluster.placed(settings) as actors:
+    with run_folder(settings, settings.data.train), placement.placed(settings) as actors:
         return rft.run(settings, actors)
 
 
@@ -198,19 +201,20 @@ BEFORE, DURING = 7, 9
 """Batches after whose optimizer step the learner dies: before anything is published, and while it is published."""
 
 
-class Killed(learner.GroupStream):
+class Killed(WeightPublisher):
     """Kills its own process once after batch BEFORE and once after batch DURING."""
 
     folder: str = ""
 
-    def done(self, step: int, trainer: Any, metrics: dict[str, float]) -> Any:
+    def publish(self, trainer: Any, metrics: dict[str, float], restart: bool = False) -> Any:
+        step = trainer.batches - 1
         first = Path(self.folder, f"killed-{step}")
-        if step in (BEFORE, DURING) and not first.exists():
+        if step in (BEFORE, DURING) and not restart and not first.exists():
             first.write_text(str(time.time()))
             if step == DURING:
-                self.store.publish.remote(trainer.adapter(), self.stage, step + 1, metrics)
+                super().publish(trainer, metrics)
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().done(step, trainer, metrics)
+        return super().publish(trainer, metrics, restart)
 
 
 def test_f05_f03_a_stopped_run_goes_on_as_if_it_had_not_been_also_when_its_learner_is_killed(
@@ -225,10 +229,11 @@ def test_f05_f03_a_stopped_run_goes_on_as_if_it_had_not_been_also_when_its_learn
     at = len(events.read(folder, "step/policy"))
     assert 4 <= at < BEFORE
     settings = config(folder, "learner.checkpoint_every=1", "learner.max_failures=3")
-    with run_folder(settings, settings.data.train), cluster.placed(settings) as actors:
-        stream = Killed(actors.coordinator, actors.store, "rft", settings.rft.steps, settings.rft)
-        stream.folder = str(folder)
-        learner.fit(settings, stream, loss=settings.rft.loss, temperature=settings.rft.sampling.temperature)
+    with run_folder(settings, settings.data.train), placement.placed(settings) as actors:
+        weights = Killed(actors.store, "rft")
+        weights.folder = str(folder)
+        source = RolloutSource(settings, actors.coordinator, weights)
+        learner.fit(TrainJob(settings, source, settings.rft.loss, settings.rft.sampling.temperature))
         kept = ray.get(actors.store.list.remote())
         held = {}
         for record in kept[-4:]:

@@ -20,12 +20,12 @@ import ray
 from chaos_rewards import FAULTS, kind
 from placed_actors import Asker, Placed, alone, check_group, health, kill, random_adapter, said, until
 
-from pixelis.actors import cluster
+from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.scorer import Scorer
 from pixelis.config import parse
 from pixelis.datasets.questions import read_questions
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import InfraFailure
 from pixelis.policy.adapters import save_adapter
 from pixelis.records import Group
@@ -53,7 +53,7 @@ def placed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     )
     adapter = random_adapter("nano", seed=0)
     save_adapter(adapter, run / "start" / "step_00000007")
-    with cluster.placed(config, learner=False, initial=str(run / "start" / "step_00000007")) as actors:
+    with placement.placed(config, learner=False, initial=str(run / "start" / "step_00000007")) as actors:
         ray.get(actors.store.publish.remote(random_adapter("nano", seed=1), "rft", 1))
         yield Placed(config, actors, adapter)
 
@@ -65,7 +65,7 @@ def questions(placed: Placed, count: int) -> Counter[str]:
 
 
 def able(coordinator: Any) -> int:
-    return int(ray.get(coordinator.progress.remote(), timeout=60)["fleet/able"])
+    return int(ray.get(coordinator.progress.remote(), timeout=60)["generators/able"])
 
 
 def check_batch(placed: Placed, batch: RolloutBatch, size: int) -> None:
@@ -99,7 +99,7 @@ def test_f01_a_killed_generator_costs_no_group_and_its_successor_serves_the_curr
         until(lambda: able(coordinator) == 2, timeout_s=120)
         back = health(victim)
         replaced = time.monotonic() - at
-        failures = ray.get(coordinator.progress.remote())["fleet/failures"]
+        failures = ray.get(coordinator.progress.remote())["generators/failures"]
     assert back is not None
     assert back["pid"] != killed
     assert back["version"] == 1
@@ -148,7 +148,7 @@ class Doomed:
 def test_f02_with_all_generators_gone_for_good_the_run_fails_in_time_and_says_why(ray_cluster: None, reached: Reached) -> None:
     """F2: no capacity comes back. Goal: after the deadline a one-line cause, never later than the deadline + 5 s."""
     gone = [Doomed.remote(), Doomed.remote()]  # type: ignore[attr-defined]
-    with alone(Asker.remote(gone, timeout_s=4.0, load_timeout_s=2.0)) as fleet:  # type: ignore[attr-defined]
+    with alone(Asker.remote(gone, rollout_s=4.0, load_s=2.0)) as fleet:  # type: ignore[attr-defined]
         ray.get(fleet.load.remote(1), timeout=60)
         started = time.monotonic()
         asked = fleet.ask.remote(0)
@@ -173,7 +173,7 @@ def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loade
     store, (slow, quick) = placed.actors.store, placed.actors.generators
     until(lambda: health(slow) and health(quick))
     other = ray.get(store.publish.remote(random_adapter("nano", seed=5), "rft", 9))
-    fleet = Asker.remote([slow, quick], timeout_s=60.0, load_timeout_s=1.5)  # type: ignore[attr-defined]
+    fleet = Asker.remote([slow, quick], rollout_s=60.0, load_s=1.5)  # type: ignore[attr-defined]
     with alone(fleet):
         ray.get(fleet.load.remote(1), timeout=60)
         ray.get([fleet.ask.remote(i) for i in range(4)], timeout=60)
@@ -184,14 +184,14 @@ def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loade
             began = time.monotonic()
             stats = ray.get(fleet.load.remote(other), timeout=60)
             fired = time.monotonic() - began
-            assert stats["fleet/able"] == 1
+            assert stats["generators/able"] == 1
             done = ray.get([fleet.ask.remote(i) for i in range(6)], timeout=60)
         finally:
             os.kill(pid, signal.SIGCONT)
         assert {g.policy_version for g, _ in done} == {other}
         assert ray.get(quick.health.remote())["rows"] > rolled[1]
         assert ray.get(slow.health.remote())["rows"] == rolled[0], "it has not served while it was late"
-        synced = until(lambda: ray.get(fleet.stats.remote())["fleet/able"] == 2)
+        synced = until(lambda: ray.get(fleet.stats.remote())["generators/able"] == 2)
         ray.get([fleet.ask.remote(i) for i in range(6)], timeout=60)
         held = ray.get(slow.health.remote())
         assert held["version"] == other
@@ -224,13 +224,13 @@ def test_f06_rewards_that_misbehave_cost_their_samples_only(placed: Placed, reac
     here = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
     with alone(cluster.spawn(Scorer, config, num_cpus=0, runtime_env=here)) as scorer:
         ray.get(scorer.health.remote(), timeout=60)
-        hostile = Placed(config, cluster.Actors(placed.actors.store, placed.actors.generators, [], [scorer]), placed.adapter)
+        hostile = Placed(config, placement.Actors(placed.actors.store, placed.actors.generators, [], [scorer]), placed.adapter)
         with alone(hostile.coordinator(prompts_per_step=20, group_size=8, steps=2)) as coordinator:
             ray.get(coordinator.begin.remote(0, {}, 1), timeout=60)
             began, batches = time.monotonic(), []
             for step in range(2):
                 batches.append(ray.get(coordinator.next_batch.remote(0, 1, step), timeout=120))
-                ray.get(coordinator.stepped.remote(step, 1), timeout=60)
+                ray.get(coordinator.step_done.remote(step, 1), timeout=60)
             spent = time.monotonic() - began
         groups = [g for batch in batches for g in batch.groups]
         counts = ray.get(scorer.counts.remote())

@@ -12,7 +12,8 @@ import torch
 from running import Running, start
 from tiny_policy import FAMILIES, LORA, Maker, folder, policy, random_adapter, stock, stock_log_probs
 
-from pixelis.engines import Completion, Engine, SamplingParams, Session
+from pixelis.dialogue.session import Completion, SamplingParams, Session
+from pixelis.engines import Engine
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.policy.adapters import Adapter
 from pixelis.policy.forward import concatenate, encode_views, use_packed_attention
@@ -96,10 +97,10 @@ async def play_all(engine: Engine, episodes: Sequence[Play], sampling: Sequence[
 
 
 def check_greedy(model: torch.nn.Module, sample: TrainSample, banned: Sequence[int]) -> float:
-    """Every policy token is the best allowed one by transformers' own forward; returns the largest error of a log-prob."""
+    """Every policy token is a best allowed one by transformers' own forward; returns the largest error of a log-prob."""
     from tiny_policy import spec
 
-    from pixelis.dialogue.pixels import patchify
+    from pixelis.policy.vision import patchify
 
     s = spec(model.config.model_type)
     ids = torch.from_numpy(sample.tokens)[None]
@@ -110,9 +111,9 @@ def check_greedy(model: torch.nn.Module, sample: TrainSample, banned: Sequence[i
     with torch.no_grad():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0, :-1]
         expected = stock_log_probs(model, sample).numpy()
-    best = logits.index_fill(1, torch.tensor(banned), float("-inf")).argmax(-1).numpy()
-    said = sample.mask[1:]
-    assert np.array_equal(best[said], sample.tokens[1:][said])
+    allowed = logits.index_fill(1, torch.tensor(banned), float("-inf"))
+    chosen = allowed.gather(1, ids[0, 1:, None])[:, 0]
+    assert (allowed.amax(1) - chosen)[torch.from_numpy(sample.mask[1:])].max() < 1e-4  # two tokens may be equally good
     return float(np.abs(expected - sample.log_probs[sample.mask]).max())
 
 
@@ -411,7 +412,7 @@ def test_a_load_waits_for_open_sessions_and_new_sessions_wait_for_the_load(runni
         assert engine.version == 5
         unchanged = await (await engine.open()).generate(*first, GREEDY)
         assert unchanged.tokens == after.tokens
-        assert np.allclose(unchanged.log_probs, after.log_probs, atol=1e-5)
+        assert np.allclose(unchanged.log_probs, after.log_probs, atol=1e-4)
         for session in list(engine._sessions):  # type: ignore[attr-defined]
             session.close()
         await engine.load(0, None)
@@ -444,7 +445,7 @@ def test_episodes_kept_over_a_load_go_on_and_new_ones_are_as_if_alone(running: R
         await engine.load(3, adapter)
         (again,) = await play_all(engine, [new], [long])
         assert fresh.tokens.tolist() == again.tokens.tolist()
-        np.testing.assert_allclose(fresh.log_probs, again.log_probs, atol=1e-5)
+        np.testing.assert_allclose(fresh.log_probs, again.log_probs, atol=1e-4)
         await engine.load(0, None)
 
     running.run(body)

@@ -15,7 +15,7 @@ from running import DIALOGUE, Running, start
 from test_parity import GREEDY, SIZES, Play, check_greedy, play_all, plays
 from tiny_policy import Maker, policy
 
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer

@@ -23,12 +23,13 @@ from ray.exceptions import ActorUnavailableError
 from pixelis.actors import coordinator as coordinators
 from pixelis.actors import generator_router
 from pixelis.actors.coordinator import Coordinator, RolloutBatch
-from pixelis.actors.generator_router import Fleet
+from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
 from pixelis.config import Config, Data, parse
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, DataFailure, InfraFailure, PixelisError
 from pixelis.records import Group, Question, Trajectory
 from pixelis.rewards.grader import Advance
+from pixelis.telemetry import events
 
 REAL: Any = Coordinator.__ray_metadata__.modified_class
 
@@ -66,7 +67,7 @@ class Generator:
 
     async def _group(self, question: Question, group_id: str, n: int) -> Group:
         version = self.version
-        await asyncio.sleep(self.chance.random() * 0.004)
+        await asyncio.sleep(self.chance.random() * (0.004 if self.chance.random() < 0.9 else 0.03))
         if self.chance.random() < self.deaths:
             self.version = -1
             raise ActorUnavailableError("it died", None)
@@ -81,7 +82,10 @@ class Scorer:
     """Rewards that differ within a group."""
 
     def __init__(self) -> None:
-        self.score, self.advance = Method(self._score), Method(self._advance)
+        self.score, self.advance, self.load = Method(self._score), Method(self._advance), Method(self._load)
+
+    async def _load(self, state: bytes | None) -> None:
+        pass
 
     async def _advance(self, step: int) -> Advance:
         return Advance()
@@ -101,6 +105,8 @@ def without_ray_data() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coordinators, "question_stream", plain)
+        patch.setattr(coordinators, "named", lambda actor: actor)
+        patch.setattr(generator_router, "_cancel", lambda call: call.cancel())
         yield
 
 
@@ -108,7 +114,8 @@ RUN = tempfile.TemporaryDirectory(prefix="pixelis-coordinator-")
 
 
 def settings_of(**rft: Any) -> Config:
-    return parse({"policy": {"model": "none"}, "run": {"dir": RUN.name}, "rft": rft})
+    engine = {"retry_pause_s": 0.001}
+    return parse({"policy": {"model": "none"}, "run": {"dir": RUN.name}, "engine": engine, "rft": rft})
 
 
 async def learn(coordinator: Any, config: Config, world: int, chance: random.Random) -> list[list[RolloutBatch]]:
@@ -119,7 +126,7 @@ async def learn(coordinator: Any, config: Config, world: int, chance: random.Ran
         shares = await asyncio.gather(*(coordinator.next_batch(rank, world, step) for rank in range(world)))
         taken.append(shares)
         await asyncio.sleep(chance.random() * 0.004)
-        await coordinator.stepped(step, 11 + step)
+        await coordinator.step_done(step, 11 + step)
     assert await coordinator.next_batch(0, world, config.rft.steps) is None
     return taken
 
@@ -147,9 +154,7 @@ def test_any_timing_gives_whole_groups_once_and_no_staler_than_allowed(
         coordinator = REAL(config, members, [Scorer()])
         return await asyncio.wait_for(learn(coordinator, config, world, chance), 60)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generator_router, "RETRY_PAUSE_S", 0.001)
-        taken = asyncio.run(run())
+    taken = asyncio.run(run())
     used: Counter[str] = Counter()
     for step, shares in enumerate(taken):
         assert [len(share.groups) for share in shares] == [questions] * world
@@ -167,7 +172,10 @@ def test_any_timing_gives_whole_groups_once_and_no_staler_than_allowed(
     consumed = set(first[: end["cursor"]]) | {first[number] for number in end["ahead"]}
     left_out = consumed - set(used)
     assert set(used) <= consumed
-    assert all(random.Random(name).random() < refused for name in left_out), "only refused questions are left out"
+    stale = sum(shares[0].metrics["rollout/stale_groups"] for shares in taken)
+    assert stale == 0 or staleness > 0
+    late = [name for name in left_out if random.Random(name).random() >= refused]
+    assert len(late) == stale, "only refused questions are left out, and those whose groups came too late"
 
 
 @settings(max_examples=15, deadline=None)
@@ -193,11 +201,14 @@ def test_an_error_in_any_batch_reaches_the_learner_and_never_leaves_it_waiting(s
 @settings(max_examples=15, deadline=None)
 @given(at=st.integers(0, 3), staleness=st.integers(0, 2), seed=st.integers(0, 1000))
 def test_a_learner_that_comes_back_goes_on_with_the_questions_after_its_checkpoint(at: int, staleness: int, seed: int) -> None:
-    """Steps are learnt up to ``at``, the learner dies and begins again there: together every question once, in order."""
+    """Steps are learnt up to ``at``, the learner dies and begins again there: together every question once, or named as stale."""
     chance = random.Random(seed)
     config = settings_of(prompts_per_step=3, group_size=2, max_off_policy_steps=staleness, steps=5)
 
+    stale = 0.0
+
     async def run() -> list[str]:
+        nonlocal stale
         coordinator = REAL(config, [Generator(chance), Generator(chance)], [Scorer()])
         await coordinator.begin(0, {}, 10)
         used, state = [], {}
@@ -207,12 +218,19 @@ def test_a_learner_that_comes_back_goes_on_with_the_questions_after_its_checkpoi
                 await coordinator.begin(step, state, 10 + step)
             batch = await asyncio.wait_for(coordinator.next_batch(0, 1, step), 60)
             used += sorted(g.question.id for g in batch.groups)
+            stale += batch.metrics["rollout/stale_groups"]
             state = batch.state
-            await coordinator.stepped(step, 11 + step)
+            await coordinator.step_done(step, 11 + step)
         return used
 
-    source = read_questions(config.data.train, seed=config.run.seed)
-    assert Counter(asyncio.run(run())) == Counter(next(source).id for _ in range(15))
+    source, used = read_questions(config.data.train, seed=config.run.seed), asyncio.run(run())
+    assert set(Counter(used).values()) == {1}
+    assert len(used) == 15
+    if staleness == 0:
+        assert stale == 0
+        assert set(used) == {next(source).id for _ in range(15)}
+    else:  # those in flight at the end may be of lower numbers than the last that were used
+        assert set(used) <= {next(source).id for _ in range(15 + int(stale) + 3 * staleness)}
 
 
 def test_a_batch_of_the_production_before_is_not_handed_out() -> None:
@@ -246,10 +264,107 @@ def test_a_stop_ends_the_wait_of_every_rank_but_not_half_a_batch() -> None:
         second = await asyncio.wait_for(coordinator.next_batch(1, 2, 0), 10)
         assert first is not None
         assert second is not None, "one rank has its share, so the other gets its own: the optimizer step needs both"
-        await coordinator.stepped(0, 11)
+        await coordinator.step_done(0, 11)
         assert await asyncio.wait_for(coordinator.next_batch(0, 2, 1), 10) is None
 
     asyncio.run(run())
+
+
+def test_a_straggler_delays_only_itself_and_is_dropped_by_name_when_it_comes_too_late(tmp_path: Path) -> None:
+    config = settings_of(prompts_per_step=2, group_size=2, max_off_policy_steps=1, steps=6)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(tmp_path)})})
+    released = asyncio.Event()
+    slow: list[str] = []
+
+    class Slow(Generator):
+        async def _group(self, question: Question, group_id: str, n: int) -> Group:
+            version = self.version
+            if not slow:
+                slow.append(question.id)
+                await released.wait()
+            group = await super()._group(question, group_id, n)
+            return group.model_copy(update={"policy_version": version}) if question.id in slow else group
+
+    async def run() -> list[RolloutBatch]:
+        coordinator = REAL(config, [Slow(random.Random(1))], [Scorer()])
+        await coordinator.begin(0, {}, 10)
+        taken = []
+        for step in range(6):
+            if step == 4:
+                released.set()
+            taken.append(await asyncio.wait_for(coordinator.next_batch(0, 1, step), 10))
+            await coordinator.step_done(step, 11 + step)
+        return taken
+
+    taken = asyncio.run(run())
+    assert all(len(batch.groups) == 2 for batch in taken)
+    assert slow[0] not in [g.question.id for batch in taken for g in batch.groups]
+    assert sum(batch.metrics["rollout/stale_groups"] for batch in taken) == 1
+    (dropped,) = events.read(tmp_path, "stale_group")
+    assert dropped["id"] == slow[0]
+    assert dropped["age"] > 1
+
+
+def test_a_coordinator_that_starts_again_goes_on_with_the_questions_after_the_last_batch() -> None:
+    config = settings_of(prompts_per_step=2, group_size=2, steps=4)
+
+    async def run() -> list[str]:
+        generator, used = Generator(random.Random(1)), []
+        coordinator = REAL(config, [generator], [Scorer()])
+        life, state = await coordinator.begin(0, {}, 10), {}
+        for step in range(4):
+            if step == 2:
+                coordinator = REAL(config, [generator], [Scorer()])  # as Ray starts a dead actor again
+                with pytest.raises(InfraFailure, match="started again"):
+                    await coordinator.next_batch(0, 1, step, life)
+                await coordinator.step_done(step - 1, 99, life)  # a call from before changes nothing
+                assert coordinator.made_at == {}
+                life = await coordinator.begin(step, state, 10 + step, resumes_rewards=False)
+            batch = await asyncio.wait_for(coordinator.next_batch(0, 1, step, life), 10)
+            assert await coordinator.next_batch(0, 1, step, life) == batch, "a call that Ray repeats gets the same"
+            used += [g.question.id for g in batch.groups]
+            state = batch.state
+            await coordinator.step_done(step, 11 + step, life)
+        return used
+
+    source = read_questions(config.data.train, seed=config.run.seed)
+    assert asyncio.run(run()) == [next(source).id for _ in range(8)]
+
+
+def test_an_evaluation_beside_training_is_of_its_own_version_and_never_waited_for(tmp_path: Path) -> None:
+    held_out = "".join(f'{{"id": "h{i}", "question": "What?", "answers": ["7"]}}\n' for i in range(4))
+    (tmp_path / "held_out.jsonl").write_text(held_out)
+    config = settings_of(prompts_per_step=2, group_size=2, max_off_policy_steps=1, steps=5, evaluate_every=2)
+    data = config.data.model_copy(update={"evaluate": str(tmp_path / "held_out.jsonl")})
+    telemetry = config.telemetry.model_copy(update={"trajectories": 0})
+    run_ = config.run.model_copy(update={"dir": str(tmp_path)})
+    config = config.model_copy(update={"data": data, "run": run_, "telemetry": telemetry})
+    answered: list[tuple[str, int]] = []
+    released = asyncio.Event()
+
+    class Watched(Generator):
+        async def _group(self, question: Question, group_id: str, n: int) -> Group:
+            if group_id.startswith("evaluate"):
+                await released.wait()
+                answered.append((question.id, self.version))
+            return await super()._group(question, group_id, n)
+
+    async def run() -> dict[str, float]:
+        coordinator = REAL(config, [Watched(random.Random(1)), Watched(random.Random(2))], [Scorer()])
+        await coordinator.begin(0, {}, 10)
+        for step in range(4):  # the evaluation after step 2 stands still all the while
+            await asyncio.wait_for(coordinator.next_batch(0, 1, step), 10)
+            await asyncio.wait_for(coordinator.step_done(step, 11 + step), 10)
+        assert answered == []
+        released.set()
+        return await asyncio.wait_for(coordinator.finish(), 10)
+
+    last = asyncio.run(run())
+    assert [version for _, version in answered] == [12] * 4 + [14] * 4
+    rows = events.read(tmp_path, "evaluation")
+    assert [(row["step"], row["version"]) for row in rows] == [(2, 12), (4, 14)]
+    assert last["evaluate/step"] == 4
+    assert last["evaluate/accuracy"] == rows[-1]["evaluate/accuracy"] == 1.0
 
 
 def test_pictures_that_nobody_asked_about_are_not_evaluated(tmp_path: Path) -> None:
@@ -271,10 +386,10 @@ def test_without_a_generator_the_wait_has_an_end() -> None:
             raise ActorUnavailableError("gone", None)
 
     async def run() -> None:
-        asked = Fleet([Dead(random.Random(0))], timeout_s=0.3, load_timeout_s=0.1)
-        await asked.load(1)
+        router = GeneratorRouter([Dead(random.Random(0))], RouterTimeouts(rollout_s=0.3, load_s=0.1))  # type: ignore[list-item]
+        await router.load(1)
         question = next(read_questions("cards:?split=train"))
-        await asyncio.wait_for(asked.rollout(question, "g", 2, None, True, 2), 20)  # type: ignore[arg-type]
+        await asyncio.wait_for(router.rollout(RolloutRequest(question, "g", 2, None)), 20)  # type: ignore[arg-type]
 
     with pytest.raises(InfraFailure, match="no generator was able"):
         asyncio.run(run())

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.dialects import DIALECTS
-from pixelis.dialogue.pixels import PixelBudget
-from pixelis.engines import Completion, SamplingParams
+from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.errors import OperationError
 from pixelis.operations import OPERATIONS, Scene, execute, geometry
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Question, StopReason
 

@@ -29,6 +29,7 @@ CHANGES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     count=st.integers(0, 60),
     shards=st.integers(1, 5),
@@ -59,6 +60,7 @@ def test_shards_together_are_one_index(count: int, shards: int, k: int, metric: 
         assert len(merged) == min(k, count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(changes=st.lists(CHANGES, max_size=14), evict=st.sampled_from(["fifo", "priority"]), capacity=st.integers(1, 40))
 @settings(max_examples=10)

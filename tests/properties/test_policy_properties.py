@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis import config
-from pixelis.config.algorithms import ALGORITHMS
+from pixelis.config.presets.algorithms import ALGORITHMS
 from pixelis.policy.advantages import batch_advantages
 from pixelis.policy.losses import Spans, Totals, policy_loss, token_weights
 from pixelis.policy.packing import Prompt, pack, segment

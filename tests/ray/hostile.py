@@ -239,7 +239,7 @@ class QuickLeave(Leave):
 ALL = [f"hostile:{name}" for name, kind in list(vars().items()) if isinstance(kind, type) and hasattr(kind, "name")]
 
 if os.environ.get("HOSTILE_OPEN"):  # in the workers of one test: decoders that hang and crash
-    from pixelis.operations import media
+    from pixelis.datasets import media
 
     real = media.load_image
 

@@ -24,7 +24,7 @@ from pixelis.jobs.driver import Stopped, stop_file
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.records import Demonstration, Group, Media
-from pixelis.telemetry import events
+from pixelis.telemetry import events, lineage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -132,6 +132,14 @@ def test_sft_follows_its_curriculum(straight: Path) -> None:
     drawn = [name for ids in learnt_from(straight).values() for name in ids]
     assert "wrong" not in drawn
     assert rows[-1]["data/unusable"] == drawn.count("broken") > 0
+
+
+def test_checkpoints_of_a_job_carry_their_lineage(straight: Path) -> None:
+    node = lineage.trace(straight / "checkpoints" / "step_00000060")
+    assert node.record is not None
+    assert node.record.kind == "checkpoint"
+    assert {"model", "demonstrations"} <= {source.role for source in node.sources}
+    assert not node.broken
 
 
 def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(straight: Path, levels: list[str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import ray
 import skimage.data
 from PIL import Image
 
-from pixelis.actors import cluster
+from pixelis.actors import placement
 from pixelis.config import load
 from pixelis.policy.samples import from_trajectory
 from pixelis.policy.train_step import Trainer
@@ -61,7 +61,7 @@ def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callabl
             *(f"rft.group_size={GROUP}", "rft.loss.kl=0.01", "telemetry.rollouts=0"),
         ],
     )
-    with cluster.placed(config, learner=False) as actors:
+    with placement.placed(config, learner=False) as actors:
         ray.get(actors.coordinator.begin.remote(0, {}, 0), timeout=60)
         batch = ray.get(actors.coordinator.next_batch.remote(0, 1, 0), timeout=120)
         views = ray.get(batch.views)
@@ -81,7 +81,7 @@ def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callabl
     # The learner's own step on the whole batch; with a KL term a rollout without advantage counts too.
     trainer = Trainer(config.policy, config.learner, config.rft.loss, total_steps=1, device="cpu")
     try:
-        metrics = trainer.step(samples)
+        metrics = trainer.update(samples)
     finally:
         trainer.close()
     assert metrics["learner/trained_sequences"] == len(asked) * GROUP

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from placed_actors import Placed, alone, check_group, health, kill, random_adapter, said, until
 
-from pixelis.actors import cluster
+from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import parse
@@ -43,7 +43,7 @@ def placed(ray_cluster: None, model: FactoryOfModels, tmp_path_factory: pytest.T
     )
     adapter = random_adapter(folder, seed=0)
     save_adapter(adapter, run / "start" / "step_00000007")
-    with cluster.placed(config, learner=False, initial=str(run / "start" / "step_00000007")) as actors:
+    with placement.placed(config, learner=False, initial=str(run / "start" / "step_00000007")) as actors:
         yield Placed(config, actors, adapter)
 
 
@@ -57,7 +57,7 @@ def learn(
         shares = ray.get([coordinator.next_batch.remote(rank, world, step) for rank in range(world)], timeout=240)
         taken.append(shares)
         version = after(step) if after else version
-        ray.get(coordinator.stepped.remote(step, version), timeout=120)
+        ray.get(coordinator.step_done.remote(step, version), timeout=120)
     assert ray.get(coordinator.next_batch.remote(0, world, steps), timeout=60) is None
     return taken
 
@@ -157,7 +157,7 @@ def test_an_actor_that_cannot_be_made_is_one_clear_error(placed: Placed, tmp_pat
         update={"policy": policy, "run": placed.config.run.model_copy(update={"dir": str(tmp_path)})}
     )
     config = config.model_copy(update={"engine": config.engine.model_copy(update={"workers": 1, "cpus": 0})})
-    with pytest.raises(BadInput) as caught, cluster.placed(config, learner=False):
+    with pytest.raises(BadInput) as caught, placement.placed(config, learner=False):
         pass
     assert "llama" in caught.value.message
     assert caught.value.fix
@@ -169,7 +169,7 @@ def test_a_backend_that_is_missing_is_told_when_the_job_starts(placed: Placed, t
     run = placed.config.run.model_copy(update={"dir": str(tmp_path)})
     engine = placed.config.engine.model_copy(update={"workers": 1, "cpus": 0})
     config = placed.config.model_copy(update={"toolbox": toolbox, "run": run, "engine": engine})
-    with pytest.raises(BadInput, match="toolbox\\.segmenter") as caught, cluster.placed(config, learner=False):
+    with pytest.raises(BadInput, match="toolbox\\.segmenter") as caught, placement.placed(config, learner=False):
         pass
     assert caught.value.fix
 
@@ -177,7 +177,7 @@ def test_a_backend_that_is_missing_is_told_when_the_job_starts(placed: Placed, t
 def test_a_job_that_does_not_fit_says_which_part(placed: Placed) -> None:
     config = placed.config.model_copy(update={"engine": placed.config.engine.model_copy(update={"workers": 40, "cpus": 1})})
     with pytest.raises(InfraFailure) as caught:
-        cluster.preflight(config, learner=True, rollouts=True)
+        placement.preflight(config, learner=True, rollouts=True)
     assert "engine (generators) 40 x 1" in caught.value.message
 
 

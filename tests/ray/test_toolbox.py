@@ -18,11 +18,12 @@ import ray
 from PIL import Image
 from skimage import data as photos
 
-from pixelis.actors.toolbox_pool import Opened, ToolboxPool
+from pixelis.actors.toolbox_pool import ToolboxPool
+from pixelis.actors.toolbox_work import Opened
 from pixelis.config import Config, parse
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.errors import BadConfig, BadImage, InfraFailure
 from pixelis.operations import Scene, execute
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.records import Action, ImageView, Media, Observation
 
 pytestmark = pytest.mark.slow
@@ -67,7 +68,7 @@ class Bench:
         assert (observation.status, observation.data) == ("ok", wanted.data)
         assert np.array_equal(views[0], pixels[0])
 
-    def wait_whole(self, timeout_s: float = 15.0) -> None:
+    def wait_whole(self, timeout_s: float = 60.0) -> None:
         async def whole() -> None:
             async with asyncio.timeout(timeout_s):
                 while self.pool.health()["alive"] < self.pool.health()["size"]:
@@ -148,15 +149,17 @@ def test_what_is_left_behind_ends_the_process_and_not_the_next_call(bench: Bench
     assert bench.pool.health()["restarts"] > before
 
 
-def test_neighbours_of_a_culprit_get_their_own_results(bench: Bench) -> None:
+@pytest.mark.parametrize(("count", "leaves", "sleeps"), [(24, 7, 15), (230, 7, 150), (230, 100, 101)])
+def test_neighbours_of_a_culprit_get_their_own_results(bench: Bench, count: int, leaves: int, sleeps: int) -> None:
+    """In its batch, in the one that waits behind it in the worker, and in those after."""
     bench.wait_whole()
-    wanted = boxes(24, seed=3)
+    wanted = boxes(count, seed=leaves + sleeps)
     calls: list[tuple[str, dict[str, Any]]] = [("zoom_in", {"box": box}) for box in wanted]
-    calls.insert(7, ("quick_leave", {}))
-    calls.insert(15, ("quick_sleep", {}))
+    calls.insert(leaves, ("quick_leave", {"tag": count + leaves}))
+    calls.insert(sleeps, ("quick_sleep", {"tag": count + sleeps}))
     results = bench.run(bench.all(calls))
-    assert results.pop(15)[0].code == "timeout"
-    assert results.pop(7)[0].code == "crashed"
+    assert results.pop(sleeps)[0].code == "timeout"
+    assert results.pop(leaves)[0].code == "crashed"
     for result, box in zip(results, wanted, strict=True):
         bench.check_zoom(result, box)
 

@@ -16,7 +16,7 @@ from pixelis.policy.adapters import Adapter
 STORE = "store-under-test"
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from scripted import KEY
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
+PATIENCE_MS = 30_000
+expect.set_options(timeout=PATIENCE_MS)
 Opened = Callable[..., Page]
 """Opens a view of the page in a context of its own: ``opened(view="ask", key=KEY, **options of the context)``."""
 
@@ -41,7 +43,7 @@ def views(browser: Browser, url: str) -> Iterator[Opened]:
     def opened(view: str = "ask", key: str = KEY, **options: Any) -> Page:
         options = {"viewport": {"width": 1200, "height": 800}, "reduced_motion": "reduce", **options}
         context = browser.new_context(base_url=url, **options)
-        context.set_default_timeout(8000)
+        context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         page = context.new_page()
         page.clock.install()

@@ -158,7 +158,7 @@ class Deployed:
     generators: list[ActorHandle]
     evolution: ActorHandle
 
-    def client(self, key: str | None = KEY, timeout: float = 30.0) -> httpx.Client:
+    def client(self, key: str | None = KEY, timeout: float | httpx.Timeout = 30.0) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         # Plain HTTP: reading the certificates of the world for each client would take longer than most requests.
         return httpx.Client(base_url=self.url, headers=headers, timeout=timeout, verify=False)

@@ -22,7 +22,7 @@ from scripted import ScriptedGenerator, picture_url
 from pixelis.actors.embedder import Embedder
 from pixelis.actors.memory import Memory, place_shards
 from pixelis.config import load
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy
 from pixelis.records import Feedback, Question, UpdateTask, Verdict
@@ -122,7 +122,7 @@ def run(work: Coroutine[Any, Any, Any], seconds: float = 30.0) -> Any:
     return asyncio.run(asyncio.wait_for(work, seconds))
 
 
-async def until(true: Callable[[], Awaitable[bool] | bool], seconds: float = 10.0) -> None:
+async def until(true: Callable[[], Awaitable[bool] | bool], seconds: float = 25.0) -> None:
     async with asyncio.timeout(seconds):
         while True:
             answer = true()
@@ -148,7 +148,7 @@ def test_samples_vote(generators: list[ActorHandle]) -> None:
 def test_turns_come_as_they_happen(generators: list[ActorHandle]) -> None:
     async def watch() -> tuple[list[TurnEvent], list[float], Answer]:
         events, times = [], []
-        async for item in plain().stream(ask("say 7 pause 0.2", samples=2)):
+        async for item in plain().stream(ask("say 7 pause 0.4", samples=2)):
             if isinstance(item, Answer):
                 return events, times, item
             events.append(item)
@@ -159,7 +159,7 @@ def test_turns_come_as_they_happen(generators: list[ActorHandle]) -> None:
     assert [(e.sample, e.samples, e.turn.role, e.attempt) for e in events] == [
         (sample, 2, role, 0) for role in ("assistant", "tool", "assistant") for sample in (0, 1)
     ]
-    assert times[-1] - times[0] > 0.35  # two pauses lie between, the events did not wait for the answer
+    assert times[-1] - times[0] > 0.4  # two pauses lie between, the events did not wait for the answer
     seen = events[2]
     assert seen.turn.observation is not None
     assert (seen.images[0].id, seen.images[0].box) == ("obs1", (0.25, 0.25, 0.75, 0.75))
@@ -218,7 +218,7 @@ def test_a_generator_that_dies_in_the_middle_begins_a_new_attempt(generators: li
         except ray.exceptions.RayActorError:
             return False
 
-    run(until(back, 20))
+    run(until(back))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -235,10 +235,10 @@ def test_a_deadline_ends_the_work(generators: list[ActorHandle], stream: bool) -
         async def ended() -> bool:
             return await counted(generators, "cancelled") > before
 
-        await until(ended, 5)
+        await until(ended)
         return waited
 
-    assert run(late()) < 2
+    assert run(late()) < 5  # instead of the 30 s that the generator takes
 
 
 def test_who_leaves_in_the_middle_ends_the_work(generators: list[ActorHandle]) -> None:
@@ -250,7 +250,7 @@ def test_who_leaves_in_the_middle_ends_the_work(generators: list[ActorHandle]) -
         async def ended() -> bool:
             return await counted(generators, "closed") > before
 
-        await until(ended, 5)
+        await until(ended)
 
     run(leave())
 
@@ -415,7 +415,7 @@ def test_a_dead_memory_or_embedder_costs_its_deadline_only(home: House, tmp_path
             ray.kill(shard)
         began = time.monotonic()
         answer = await agent.answer(ask("say 7", samples=3, remember=not kill))
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 4, "0.3 s for each call of it and what a busy machine adds"
         assert (answer.verdict.partial, answer.verdict.answer, len(answer.verdict.votes)) == (True, "7", 3)
         await agent.drain()
 

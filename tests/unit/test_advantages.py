@@ -140,7 +140,7 @@ def test_pass_at_k_is_the_papers_formula_for_binary_rewards(right: int, k: int):
     n, wrong = 8, 8 - right
     mean = 1 - math.comb(wrong, k) / math.comb(n, k)
     low = 1 - mean - (math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1) if wrong else 0)
-    found, deviation = pass_at_k([0.0] * wrong + [1.0] * right, k)
+    found, deviation = pass_at_k([0.0] * wrong + [1.0] * right, Advantage(baseline="pass_at_k", k=k))
     assert found == pytest.approx([low] * wrong + [1 - mean] * right, abs=1e-12)
     assert deviation == pytest.approx(math.sqrt(mean * (1 - mean)), abs=1e-7)
 

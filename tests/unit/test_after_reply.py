@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from pixelis.actors.memory import Memory
 from pixelis.config import Memory as Settings
 from pixelis.config import load
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.memory.vectors import unit
 from pixelis.records import Experience, Feedback, Group, ImageView, Question, Trajectory, Verdict
 from pixelis.serve import learning

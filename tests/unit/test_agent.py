@@ -11,10 +11,10 @@ from dialogue_models import Script, pixels, renderer, shown
 
 from pixelis.config import Dialogue
 from pixelis.dialogue.agent import Episode, Limits, run_episode
-from pixelis.dialogue.pixels import PixelBudget, fit
-from pixelis.engines import Completion, SamplingParams
+from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.errors import DeadlineExceeded, InfraFailure
 from pixelis.operations import Scene, execute
+from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn
 
 PICTURE = np.random.default_rng(1).integers(0, 256, (800, 1000, 3), dtype=np.uint8)

@@ -12,10 +12,10 @@ import torch
 import yaml
 
 from pixelis import config
-from pixelis.config.algorithms import ALGORITHMS
+from pixelis.config.presets.algorithms import ALGORITHMS, BASELINES, SURROGATES, find_function
 from pixelis.errors import BadConfig
 from pixelis.policy.advantages import batch_advantages
-from pixelis.policy.losses import SURROGATES, Spans, Totals, metric_names, policy_loss, token_weights
+from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, token_weights
 from pixelis.records import StopReason
 
 
@@ -353,11 +353,15 @@ def test_advantages_are_those_of_the_formula(name: str):
 def test_a_dry_run_prints_what_the_name_means_and_reads_it_back(name: str):
     whole = config.load(None, [f"rft.algorithm={name}"])
     printed = yaml.safe_load(whole.to_yaml())["rft"]
-    for part, keys in ALGORITHMS[name].items():
+    for part, keys in ALGORITHMS[name].settings.items():
         assert {k: printed[part][k] for k in keys} == keys
+    assert (printed["advantage"]["baseline"], printed["loss"]["surrogate"]) == (
+        ALGORITHMS[name].advantage,
+        ALGORITHMS[name].surrogate,
+    )
     assert config.parse(yaml.safe_load(whole.to_yaml())) == whole
     assert config.absolute(whole).rft == whole.rft
-    assert set(ALGORITHMS[name]) <= {"advantage", "loss", "filter", "replay"}
+    assert set(ALGORITHMS[name].settings) <= {"advantage", "loss", "filter", "replay"}
 
 
 def test_explicit_keys_win_over_the_name():
@@ -384,6 +388,8 @@ def test_the_constant_length_is_that_of_the_dialogue_unless_given():
         (["rft.algorithm=dapoo"], "did you mean `dapo`"),
         (["rft.algorithm=xyz"], "one of grpo, dr_grpo"),
         (["rft.algorithm=3"], "rft.algorithm"),
+        (["rft.advantage.baseline=mena"], "rft.advantage.baseline: no baseline `mena` (did you mean `mean`?)"),
+        (["rft.loss.surrogate=xyz"], "rft.loss.surrogate: no surrogate `xyz` (one of clip, cispo, sapo, reinforce, or your own"),
         (["rft.algorithm=pass_at_k", "rft.group_size=4"], "rft.advantage.k 4 is not below rft.group_size 4"),
         (["rft.algorithm=remax", "rft.advantage.scale=std"], "scale std is of a group but baseline greedy is not"),
         (["rft.algorithm=grpo", "rft.advantage.min_group=1"], "compares rollouts of a group"),
@@ -411,4 +417,5 @@ def test_one_rollout_is_enough_where_no_group_is_compared():
 def test_configuration_and_code_know_the_same_names():
     allowed = config.Advantage.model_fields["exclude"].annotation.__args__[0].__args__
     assert set(allowed) == {s.value for s in StopReason} - {"answer"}
-    assert set(config.Loss.model_fields["surrogate"].annotation.__args__) == set(SURROGATES)
+    for part, names in (("advantage", BASELINES), ("surrogate", SURROGATES)):
+        assert all(callable(find_function(part, name)) for name in names)

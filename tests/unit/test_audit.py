@@ -178,6 +178,7 @@ def test_the_chain_goes_on_over_rotation_and_compressed_files(tmp_path):
     assert steps == list(range(60))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["remove", "copy", "swap", "retell"]), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
 def test_any_edit_of_whole_lines_is_found_over_files(edit, which, first, second):
@@ -335,6 +336,7 @@ def test_many_threads_write_one_chain(tmp_path):
         assert [e.details["i"] for e in audit.search(tmp_path, actor=f"user {n}")] == list(range(25))
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path):
     program = (
         "import sys; from pixelis.config import Audit; from pixelis.evolution.audit import AuditLog\n"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pixelis.datasets import cards
-from pixelis.dialogue.pixels import fit
 from pixelis.errors import BadInput
+from pixelis.operations.pixel_budget import fit
 
 SHIFTS = ["", "noise", "rotate", "invert", "lowcontrast", "digits", "noise,rotate", "warm", "warm,noise"]
 

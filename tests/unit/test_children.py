@@ -90,6 +90,7 @@ def test_formulas(tools, answer, truth, score):
     assert tools.math(answer, ["17", truth]) == score
 
 
+@pytest.mark.slow
 def test_an_endless_formula_costs_its_sample_and_its_process_is_replaced(hasty):
     assert [hasty.math("0.5", ["1/2"]) for _ in range(2)] == [1.0, 1.0]  # both have started
     started = time.monotonic()
@@ -101,6 +102,7 @@ def test_an_endless_formula_costs_its_sample_and_its_process_is_replaced(hasty):
     assert hasty.math_children.idle == hasty.math_children.size
 
 
+@pytest.mark.slow
 def test_a_formula_in_a_group_is_scored_beside_the_others_and_once(hasty):
     answers = ["0.5", ENDLESS, "0.5", r"$\frac{1}{2}$", "3", "0.5"]
     scored = score_group(group(*[episode(a) for a in answers], answers=["1/2"], scorer="math"), Rewards(), tools=hasty)
@@ -175,6 +177,7 @@ def test_own_rewards_are_terms_with_weights(own):
     assert [t.reward for t in scored] == [2.25, 0.0]
 
 
+@pytest.mark.slow
 def test_what_an_own_reward_does_wrong_is_a_cause(own):
     tools, settings = own(own={"own_rewards:by_answer": 1.0}, own_limit_s=6.0)
     kinds = ["fine", "hang", "crash", "exit", "raise", "nan", "inf", "length", "text", "none"]

@@ -24,6 +24,7 @@ def test_overrides_reach_their_key_and_keep_the_rest() -> None:
     assert c.rewards.weights.accuracy == 1.0
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     lr=st.floats(1e-8, 1.0),

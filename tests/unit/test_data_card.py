@@ -11,10 +11,10 @@ import pytest
 from refined import demonstration, zoom
 
 from pixelis.config import Dialogue, Toolbox
+from pixelis.datasets.refinement import data_card
 from pixelis.datasets.refinement.pipeline import observed
 from pixelis.datasets.synthesis.studio import Studio
 from pixelis.records import Demonstration, Step
-from pixelis.telemetry import data_card
 
 FACTS = {
     "source": "made.jsonl",

@@ -10,7 +10,7 @@ import pytest
 import tiny_policy
 from PIL import Image
 
-from pixelis.actors.demonstrations import DemonstrationStream
+from pixelis.actors.demonstrations import HeldOut
 from pixelis.config import Config, parse
 from pixelis.datasets.cards import FRAME, render
 from pixelis.datasets.demonstration_stream import Prepare, samples_of
@@ -227,6 +227,6 @@ def test_the_held_out_loss_is_of_kinds_that_are_learnt(row: Callable[..., Demons
     rows = [row({"answer": "7"}).model_copy(update={"id": f"q{n}", "kind": kind}) for n, kind in enumerate(kinds)]
     (tmp_path / "held_out.jsonl").write_text("\n".join(one.model_dump_json() for one in rows) + "\n")
     sft = {"validation": str(tmp_path / "held_out.jsonl"), "validation_size": 2}
-    stream = DemonstrationStream(parse({**settings().model_dump(), "sft": sft}), 0, 1)
-    stream.rank, stream.world = 0, 1
-    assert [sample.id for _, sample in stream._held_out()] == ["q1", "q3"]
+    held_out = HeldOut(parse({**settings().model_dump(), "sft": sft}), None)
+    held_out.load(rank=0, world=1)
+    assert [sample.id for _, sample in held_out.samples] == ["q1", "q3"]

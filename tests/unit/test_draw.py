@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import cv2
 import numpy as np
@@ -159,9 +160,14 @@ def test_a_full_hd_picture_is_quick():
     picture, data = ground(1080, 1920), {"objects": [thing(disc(1080, 1920))]}
     data["lines"] = [{"text": f"line {i}", "box": [0.5, 0.02 * i, 0.9, 0.02 * i + 0.015]} for i in range(40)]
     annotate(picture, data)
-    times = []
-    for _ in range(5):
-        start = time.process_time()
-        annotate(picture, data)
-        times.append(time.process_time() - start)
-    assert min(times) < 0.06  # 0.01 on an idle core
+
+    def seconds(work: Callable[[], object]) -> float:
+        times = []
+        for _ in range(5):
+            start = time.process_time()
+            work()
+            times.append(time.process_time() - start)
+        return min(times)
+
+    dimmed = seconds(lambda: (picture * np.float32(0.5)).astype(np.uint8))
+    assert seconds(lambda: annotate(picture, data)) < 10 * dimmed  # about as long as dimming the whole picture once

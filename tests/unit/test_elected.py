@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_train_step import trainer
 
-from pixelis.actors.learner import GroupStream, TrafficStream, Work, learn
-from pixelis.actors.rollouts import RolloutBatch
+from pixelis.actors.batch_sources import UpdateSource
 from pixelis.actors.update_queue import Tasks, Waiting
-from pixelis.config import Advantage, Evolution
+from pixelis.actors.weights import CandidatePublisher
+from pixelis.config import Advantage, parse
 from pixelis.errors import DataFailure
 from pixelis.evolution.updates import as_group, elected
+from pixelis.policy.samples import LearnerBatch
 from pixelis.records import StopReason, Trajectory, Turn, UpdateTask
 
 TOKENS = {"7": 70, "8": 80, "9": 90}
@@ -69,26 +70,21 @@ def test_a_corrected_answer_that_no_sample_gave_is_left_out() -> None:
 
 
 def test_traffic_without_a_usable_sample_does_not_end_the_learner() -> None:
-    traffic, other = TrafficStream(None, None, Evolution()), GroupStream(None, None, "rft", 1)  # type: ignore[arg-type]
-    empty = Work([], {}, {}, {"lr": 1e-3, "kl_weight": 0.0, "kl_limit": 0.1, "wrote": []}, kind="sft")
+    options = {"lr": 1e-3, "kl_weight": 0.0, "kl_limit": 0.1, "wrote": []}
     with trainer() as own:
         before = own.adapter().sha256()
-        assert learn(own, traffic, empty, 1) == {"evolve/skipped": 1.0}
+        assert own.step(LearnerBatch(0, [], "sft", options=options, optional=True)) == {"evolve/skipped": 1.0}
         assert own.adapter().sha256() == before
         with pytest.raises(DataFailure, match="no usable sample"):
-            learn(own, other, empty, 1)
+            own.step(LearnerBatch(0, [], "sft", options=options))
 
 
 def test_the_answer_counts_whole_and_the_calls_of_those_that_agreed_a_little() -> None:
     group = as_group(task(["7", "8", None], "7"))
-    wrote = Work(["what was written"], {"evolve/tasks": 1.0}, {}, {"lr": 1e-4})  # type: ignore[list-item]
-    stream = TrafficStream(None, None, Evolution(objective="answer", call_weight=0.25))  # type: ignore[arg-type]
-    work = stream.work(RolloutBatch(0, [group]), [{f"t{i}": [] for i in range(3)}], wrote)
-    assert (work.kind, work.options["wrote"], work.options["lr"]) == ("sft", wrote.samples, 1e-4)
-    agreed, other = work.samples
+    settings = parse({"evolution": {"objective": "answer", "call_weight": 0.25}})
+    source = UpdateSource(settings, None, CandidatePublisher(None, 1))  # type: ignore[arg-type]
+    agreed, other = source._elected([group], [{f"t{i}": [] for i in range(3)}])
     assert agreed.tokens.tolist() == [1, 2, 10, 3, 4, 70, 5]
     assert other.tokens.tolist() == [1, 2, 11, 3, 4, 70, 5]
     np.testing.assert_allclose(agreed.weights, [0, 0, 0.25, 0.25, 0, 1, 1])
     np.testing.assert_allclose(other.weights, [0, 0, 0, 0, 0, 1, 1])
-    plain = TrafficStream(None, None, Evolution())  # type: ignore[arg-type]
-    assert plain.work(RolloutBatch(0, [group]), [], wrote) is wrote

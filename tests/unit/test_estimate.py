@@ -114,13 +114,14 @@ def test_the_public_models_have_their_parameters_and_layers(public: dict[str, st
         found["qwen3_vl"].shapes(["q_porj"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("full", [False, True])
 def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool) -> None:
     settings = policy(family, full=full)
     trainer = Trainer(settings, config.Learner(row_tokens=256, rows=1, zero_stage=1), total_steps=2)
     maker = Maker(family)
-    trainer.step([maker.sample(), maker.sample()])
+    trainer.update([maker.sample(), maker.sample()])
     device, host = estimate.learner_memory(architecture.Architecture(settings.model, torch.float32), settings, trainer.learner)
     trainable = set(map(id, trainer.zero.parameters.values()))
     own = [(p.numel() * p.element_size(), id(p) in trainable) for p in trainer.model.parameters()]

@@ -38,6 +38,7 @@ def plenty(count: int = 60):
     return [d for group in TASK_OF for kind in KINDS for d in pile(group, kind, count)]
 
 
+@pytest.mark.slow
 def test_sft_keeps_its_shares_and_never_takes_a_trap():
     fused = fusion.sft(plenty(), SftRecipe(size=300), seed=1)
     assert len(fused.chosen) == 300

@@ -14,13 +14,14 @@ import torch
 from tiny_policy import FAMILIES, Maker, folder, policy, random_adapter, spec, stock, stock_log_probs
 
 from pixelis import config
-from pixelis.dialogue.pixels import patchify
-from pixelis.engines import Completion, Engine, SamplingParams, Session
+from pixelis.dialogue.session import Completion, SamplingParams, Session
+from pixelis.engines import Engine
 from pixelis.engines.decoding import KeyValues, nucleus
 from pixelis.engines.hf import HfEngine, HfSession
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.policy.lora import merge_into
 from pixelis.policy.samples import TrainSample
+from pixelis.policy.vision import patchify
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 
@@ -67,7 +68,7 @@ async def play_all(engine: HfEngine, prompts: Sequence[Prompt], sampling: Sequen
 
 
 def check_greedy(model: torch.nn.Module, sample: TrainSample) -> None:
-    """Every policy token is the best allowed one given all before it, by transformers' own forward over the whole sequence."""
+    """Every policy token is a best allowed one given all before it, by transformers' own forward over the whole sequence."""
     s = spec(model.config.model_type)
     ids = torch.from_numpy(sample.tokens)[None]
     pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
@@ -75,12 +76,13 @@ def check_greedy(model: torch.nn.Module, sample: TrainSample) -> None:
     with torch.no_grad():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0, :-1]
         expected = stock_log_probs(model, sample).numpy()
-    best = logits.index_fill(1, torch.tensor(s.banned), float("-inf")).argmax(-1).numpy()
-    said = sample.mask[1:]
-    assert np.array_equal(best[said], sample.tokens[1:][said])
-    assert np.allclose(expected, sample.log_probs[sample.mask], atol=1e-5)
+    allowed = logits.index_fill(1, torch.tensor(s.banned), float("-inf"))
+    chosen = allowed.gather(1, ids[0, 1:, None])[:, 0]
+    assert (allowed.amax(1) - chosen)[torch.from_numpy(sample.mask[1:])].max() < 1e-4  # two tokens may be equally good
+    assert np.allclose(expected, sample.log_probs[sample.mask], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_equal_those_of_the_learner_after_an_adapter_load(family: str):
     async def body(engine: HfEngine) -> None:
@@ -114,7 +116,7 @@ def test_greedy_decoding_in_a_batch_equals_decoding_alone(family: str):
         for prompt, setting, sample in zip(prompts, settings, together, strict=True):
             alone = (await play_all(engine, [prompt], [setting]))[0]
             assert alone.tokens.tolist() == sample.tokens.tolist()
-            assert np.allclose(alone.log_probs, sample.log_probs, atol=1e-5)
+            assert np.allclose(alone.log_probs, sample.log_probs, atol=1e-4)
             check_greedy(model, sample)
 
     with_engine(body, family)
@@ -171,7 +173,7 @@ def test_sampling_follows_the_distribution_and_its_log_probs():
             seen.setdefault(completion.tokens[0], []).append(completion.log_probs[0])
         for values in seen.values():
             p = float(np.exp(values[0]))
-            assert max(values) - min(values) < 1e-5
+            assert max(values) - min(values) < 1e-4
             assert abs(len(values) / 400 - p) < 4 * np.sqrt(p * (1 - p) / 400) + 1e-3
 
     with_engine(body)
@@ -249,7 +251,7 @@ def test_a_key_that_lies_mixes_no_prompts():
             session = await engine.open()
             alone = await prompt.play(session, GREEDY, turns=1)
             assert alone.tokens.tolist() == sample.tokens.tolist()
-            assert np.allclose(alone.log_probs, sample.log_probs, atol=1e-5)
+            assert np.allclose(alone.log_probs, sample.log_probs, atol=1e-4)
 
     with_engine(body)
 
@@ -272,7 +274,7 @@ def test_sessions_of_different_waves_go_on_together():
         )
         for prompt, one, two, whole in zip(prompts, said, second, expected, strict=True):
             assert [*prompt.first, *one.tokens, *prompt.then, *two.tokens] == whole.tokens.tolist()
-            assert np.allclose(one.log_probs + two.log_probs, whole.log_probs[whole.mask], atol=1e-5)
+            assert np.allclose(one.log_probs + two.log_probs, whole.log_probs[whole.mask], atol=1e-4)
         assert new.tokens == said[0].tokens
 
     with_engine(body)
@@ -424,6 +426,7 @@ def test_a_load_waits_for_open_sessions_and_new_sessions_wait_for_the_load():
     with_engine(body)
 
 
+@pytest.mark.slow
 def test_memory_is_given_back_when_sessions_close():
     async def body(engine: HfEngine) -> None:
         prompts = [Prompt(Maker()) for _ in range(4)]

@@ -1,43 +1,89 @@
-"""The learner beside a service: what fails now and then goes on, what cannot get anywhere ends and says why."""
+"""The learner beside a service: what fails is started again and told to Evolution, and never ends the service."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pixelis.actors.cluster import Actors
+from pixelis.actors.placement import Actors
 from pixelis.actors.serving import Online
 from pixelis.config import load
-from pixelis.errors import DataFailure, InfraFailure
+from pixelis.errors import InfraFailure, MissingFile
 from pixelis.jobs import serve
 from pixelis.policy import checkpoint
 
 
-def test_failures_add_up_only_where_no_update_lies_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = iter([1, 2, None])
+class Evolution:
+    """Hears of failures as the actor does."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.learner_failed = SimpleNamespace(remote=self.heard.append)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that the thread would have waited between two learners."""
+    waited: list[float] = []
+    monkeypatch.setattr(serve.ray, "get", lambda value: value)
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            return self.is_set()
+
+    monkeypatch.setattr(serve, "threading", SimpleNamespace(Thread=threading.Thread, Event=Event))
+    return waited
+
+
+def learning(folder: Path, evolution: Evolution, evolve: Any, monkeypatch: pytest.MonkeyPatch) -> serve.Learning:
+    monkeypatch.setattr(serve, "evolve", evolve)
+    return serve.Learning(load(None, [f"run.dir={folder}"]), Actors(), Online(evolution=evolution))  # type: ignore[arg-type]
+
+
+def test_a_learner_that_fails_is_started_again_later_each_time_that_no_update_lies_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    outcomes = iter([1, None, None, 2, None, "end"])
 
     def evolve(*_: Any) -> None:
-        step = next(steps)
-        if step is not None:
-            checkpoint.write(tmp_path, step, {}, {})
-        raise RuntimeError("gone")
+        if (outcome := next(outcomes)) == "end":
+            return
+        if outcome is not None:
+            checkpoint.write(tmp_path, int(outcome), {}, {})
+        raise (RuntimeError("gone") if outcome else InfraFailure("away"))
 
-    monkeypatch.setattr(serve, "evolve", evolve)
-    learning = serve.Learning(load(None, [f"run.dir={tmp_path}"]), Actors(), Online(evolution=object()))  # type: ignore[arg-type]
-    learning.thread.join(30)
-    assert isinstance(learning.failed, InfraFailure)
-    assert "RuntimeError: gone" in str(learning.failed)
-    assert list(steps) == []
+    evolution = Evolution()
+    thread = learning(tmp_path, evolution, evolve, monkeypatch)
+    thread.thread.join(30)
+    assert thread.failed is None
+    assert pauses == [1.0, 2.0, 4.0, 1.0, 2.0]
+    assert len(evolution.heard) == 5
+    assert "RuntimeError: gone" in evolution.heard[0]
 
 
-def test_an_error_of_ours_is_told_as_it_is_and_an_end_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_heal_is_told_and_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    calls = []
+
     def fails(*_: Any) -> None:
-        raise DataFailure("no data")
+        calls.append(1)
+        raise MissingFile("no weights")
 
-    for evolve, kind in ((fails, DataFailure), (lambda *_: None, type(None))):
-        monkeypatch.setattr(serve, "evolve", evolve)
-        learning = serve.Learning(load(None, [f"run.dir={tmp_path}"]), Actors(), Online(evolution=object()))  # type: ignore[arg-type]
-        learning.thread.join(30)
-        assert type(learning.failed) is kind
+    evolution = Evolution()
+    thread = learning(tmp_path, evolution, fails, monkeypatch)
+    thread.thread.join(30)
+    assert isinstance(thread.failed, MissingFile)
+    assert (len(calls), evolution.heard) == (1, ["no weights"])
+
+
+def test_an_end_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evolution = Evolution()
+    thread = learning(tmp_path, evolution, lambda *_: None, monkeypatch)
+    thread.thread.join(30)
+    assert (thread.failed, evolution.heard) == (None, [])

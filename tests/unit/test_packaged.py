@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pixelis.config import Toolbox
-from pixelis.datasets import cards
-from pixelis.datasets.synthesis import grounding, packaged, pasting
+from pixelis.datasets import cards, packaged, pasting
+from pixelis.datasets.media import open_media
+from pixelis.datasets.synthesis import grounding
 from pixelis.errors import BadInput
 from pixelis.operations import masks
-from pixelis.operations.media import open_media
 from pixelis.operations.video import Clip
 from pixelis.records import Question
 
@@ -29,6 +29,7 @@ def read(name: str, folder, count: int = 4, **options) -> list[Question]:
     return list(packaged.read(f"packaged:{name}?{query}", folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", packaged.SOURCES)
 def test_items_are_annotated_and_come_again(name, folder):
     first = read(name, folder, 3, seed=3)
@@ -69,6 +70,7 @@ def test_drawings_have_one_ink_inside_of_the_mask(folder):
             )
 
 
+@pytest.mark.slow
 def test_no_drawing_is_in_two_splits_and_none_is_of_the_test_set():
     members = [{number for number, _ in packaged._drawings(split)} for split in cards.SPLITS]
     assert not any(a & b for a, b in itertools.combinations(members, 2))

@@ -16,9 +16,9 @@ from PIL import Image
 
 from pixelis.actors.report import _opened
 from pixelis.config import Toolbox
+from pixelis.datasets.media import open_media
 from pixelis.dialogue.agent import name_observation
 from pixelis.operations import Scene, execute, masks
-from pixelis.operations.media import open_media
 from pixelis.operations.operation import Operation
 from pixelis.operations.read_text import ReadText
 from pixelis.operations.select_frames import SelectFrames

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pixelis.dialogue.pixels import PixelBudget, fit, fitted_size, patchify
 from pixelis.errors import BadInput
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
-from pixelis.policy.vision import batch_equal_windows
+from pixelis.operations.pixel_budget import PixelBudget, fit, fitted_size
+from pixelis.policy.vision import batch_equal_windows, patchify
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:

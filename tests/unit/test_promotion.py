@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pixelis.actors import policy_store
-from pixelis.actors.generator_router import Fleet
+from pixelis.actors.generator_router import GeneratorRouter
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.promotion import Versions
 from pixelis.config import load
@@ -60,7 +60,7 @@ class Killed(BaseException):
     """The end of the process."""
 
 
-class Dying(Fleet):
+class Dying(GeneratorRouter):
     """Its owner is killed when version ``at`` is to be loaded: promoted or withdrawn by then, but not written down."""
 
     def __init__(self, at: int = -1):

@@ -184,7 +184,7 @@ def test_layers_of_their_own_ranks_compute_the_same_trained_merged_and_written(f
         merge_into(merged, base, one)
     with torch.no_grad():
         expected = stock_log_probs(trained, sample)
-        assert (expected - stock_log_probs(merged, sample)).abs().max() < 1e-5
+        assert (expected - stock_log_probs(merged, sample)).abs().max() < 1e-4
     # What is written for vLLM has the scale inside and the largest rank as its own; peft reads the same from it.
     written = write_peft(adapter, tmp_path / "v1")
     assert json.loads((written / "adapter_config.json").read_text())["r"] == 6 == ranks.largest_rank(lora)
@@ -203,7 +203,7 @@ def test_the_learner_takes_up_its_ranks_and_refuses_others(tmp_path: Path):
     trainer = Trainer(policy(lora=lora), learner, total_steps=2, adapter=adapter, device="cpu")
     before = trainer.adapter()
     assert before.sha256() == adapter.sha256()
-    trainer.step([Maker().sample(advantage=1.0)])
+    trainer.update([Maker().sample(advantage=1.0)])
     step = trainer.save(tmp_path / "run")
     trainer.restore(step)
     assert trainer.adapter().ranks == adapter.ranks

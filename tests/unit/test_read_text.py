@@ -86,6 +86,7 @@ STORY = [
 ]
 
 
+@pytest.mark.slow
 def test_a_scanned_page():
     result = read(PAGE)
     assert recall(PAGE_TEXT.split(), said(result)) >= 0.95
@@ -99,6 +100,7 @@ def test_a_scanned_page():
     assert not result.images
 
 
+@pytest.mark.slow
 def test_each_word_of_the_scanned_page_cut_out_tightly():
     words = [word for line in read(PAGE).data["lines"] for word in line["words"] if len(plain(word["text"])) > 1][::4]
     height, width = PAGE.shape[:2]
@@ -116,6 +118,7 @@ def test_each_word_of_the_scanned_page_cut_out_tightly():
 WORDS = ["Platform", "coffee", "89.50", "EXIT", "Market", "Street", "invoice", "2026", "lazily", "jumped", "every", "North"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("photo", "size", "font", "colour"),
     [
@@ -184,6 +187,7 @@ def test_no_text_is_a_success():
     assert read(np.zeros((8, 8, 3), np.uint8)).text == "no text found"
 
 
+@pytest.mark.slow
 def test_small_text_on_a_large_page_is_found_in_bounded_time():
     image = Image.new("RGB", (2250, 3000), "white")
     pen, face = ImageDraw.Draw(image), ImageFont.truetype(str(FONTS / "DejaVuSans.ttf"), 15)
@@ -264,6 +268,7 @@ def test_a_missing_model_is_named_and_never_fetched(monkeypatch):
     assert "rapidocr" in error.value.fix
 
 
+@pytest.mark.slow
 def test_reading_opens_no_connection_and_prints_nothing():
     code = (
         "import socket, numpy as np\n"
@@ -276,6 +281,7 @@ def test_reading_opens_no_connection_and_prints_nothing():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_few_small_parts_of_photos_read_as_letters():
     """Twice as many did before short lines had to read alike from several cuts."""
     dice, seen = np.random.default_rng(1), 0

@@ -47,6 +47,7 @@ def longest(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 def test_formulas_that_hang_stall_nobody(longest):
     rng = random.Random(3)
     kinds = [ENDLESS if rng.random() < 0.05 else str(rng.choice([1, 2, 3])) for _ in range(10 * SIZE)]

@@ -10,7 +10,7 @@ from test_rewards import A, T
 
 from pixelis import config
 from pixelis.config import Rewards
-from pixelis.config.reward_presets import REWARD_PRESETS
+from pixelis.config.presets.rewards import REWARD_PRESETS
 from pixelis.errors import BadConfig
 from pixelis.policy.advantages import batch_advantages
 from pixelis.records import Action, Group, Media, Observation, Question, StopReason, Trajectory, Turn

@@ -19,7 +19,7 @@ from pixelis.datasets.fields import Fault, Root
 from pixelis.datasets.rows import FORMATS, detect, read_records
 from pixelis.datasets.rows_emit import CHATS, QUESTIONS, emit, emit_chat
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.operations.media import load_image
+from pixelis.operations.image import load_image
 from pixelis.records import Demonstration, Media, Question, Step
 
 

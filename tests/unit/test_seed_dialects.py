@@ -20,14 +20,15 @@ from pydantic import ValidationError
 
 from pixelis.config import Dialogue, Toolbox, parse
 from pixelis.datasets.demonstrations import Player
+from pixelis.datasets.media import open_media
 from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.dialects import DIALECTS, offered
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.dialogue.render import Renderer
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadConfig, DataFailure, OperationError
 from pixelis.operations import OPERATIONS, Scene, execute, select
-from pixelis.operations.media import first_look, open_media
+from pixelis.operations.media import first_look
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, Demonstration, ImageView, Media, Observation, Question, StopReason
 from pixelis.rewards import formats

@@ -16,10 +16,10 @@ from skimage.filters import sobel
 from skimage.segmentation import watershed
 
 from pixelis.config import Toolbox
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.errors import BadConfig, MissingFile
-from pixelis.operations import Scene, execute, masks, sam, segmenters
-from pixelis.operations.media import load_image
+from pixelis.operations import Scene, execute, grabcut, masks, sam, segmenters
+from pixelis.operations.image import load_image
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.segment_object_at import SegmentObjectAt
 from pixelis.records import Action, ImageView
 
@@ -78,13 +78,14 @@ def measure(items, prompt: str) -> float:
         height, width = mask.shape
         left, top, w, h = cv2.boundingRect(mask.astype(np.uint8))
         if prompt == "point":
-            result = segmenters.by_point(picture, (0, 0, width, height), (x, y))
+            result = grabcut.by_point(picture, (0, 0, width, height), (x, y))
         else:
-            result = segmenters.by_box(picture, (left, top, left + w, top + h))
+            result = grabcut.by_box(picture, (left, top, left + w, top + h))
         found.append(iou(result.mask.full(), mask))
     return float(np.mean(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["point", "box"])
 def test_coins_of_a_photo(prompt: str):
     picture, truth = coins()
@@ -93,6 +94,7 @@ def test_coins_of_a_photo(prompt: str):
     assert measure(items, prompt) > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prompt", "least"), [("point", 0.75), ("box", 0.8)])
 def test_objects_of_photos(prompt: str, least: float):
     assert measure(photo_objects().values(), prompt) > least
@@ -164,7 +166,7 @@ def test_a_large_photo_keeps_its_outline():
     """8 million pixels: never worked on as a whole, and yet the edge of the mask follows that of the object."""
     small, mask, (x, y) = photo_objects()["patch"]
     picture = cv2.resize(small, None, fx=5.5, fy=5.5, interpolation=cv2.INTER_CUBIC)
-    result = segmenters.by_point(picture, (0, 0, picture.shape[1], picture.shape[0]), (x * 5.5, y * 5.5))
+    result = grabcut.by_point(picture, (0, 0, picture.shape[1], picture.shape[0]), (x * 5.5, y * 5.5))
     truth = cv2.resize(mask.astype(np.uint8), picture.shape[1::-1], interpolation=cv2.INTER_LINEAR) > 0
     assert iou(result.mask.full(), truth) > 0.85
 

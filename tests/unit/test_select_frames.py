@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.config import Toolbox
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.errors import OperationError
 from pixelis.operations import Result, Scene, execute
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.select_frames import SelectFrames
 from pixelis.operations.video import Clip, open_clip
 from pixelis.records import Action, ImageView

@@ -34,7 +34,7 @@ def reference_loss(samples: list[TrainSample], smoothing: float = 0.0) -> float:
     allowed[list(s.banned)] = False
     total = size = 0.0
     for sample in samples:
-        from pixelis.dialogue.pixels import patchify
+        from pixelis.policy.vision import patchify
 
         ids = torch.from_numpy(sample.tokens)[None]
         pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
@@ -58,7 +58,7 @@ def test_the_loss_is_the_weighted_mean_over_the_whole_batch(smoothing: float) ->
     with torch.no_grad():
         expected = reference_loss(samples, smoothing)
     with trainer(learner=small, label_smoothing=smoothing) as learner:
-        metrics = learner.step(samples, "sft")
+        metrics = learner.update(samples, "sft")
         assert metrics["learner/micro_batches"] > 1
         assert metrics["policy/loss"] == pytest.approx(expected, rel=1e-5)
 
@@ -70,7 +70,7 @@ def test_weights_of_one_change_not_a_bit() -> None:
         for sample in samples:
             sample.weights = None if weights is None else np.full(len(sample.tokens), weights)
         with trainer() as learner:
-            losses.append([learner.step(samples, "sft")["policy/loss"] for _ in range(3)])
+            losses.append([learner.update(samples, "sft")["policy/loss"] for _ in range(3)])
     assert losses[0] == losses[1]
 
 
@@ -80,7 +80,7 @@ def test_a_part_that_counts_nothing_teaches_nothing() -> None:
         sample.weights = np.zeros(len(sample.tokens), np.float32)
     with trainer() as learner:
         before = learner.adapter().sha256()
-        metrics = learner.step(samples, "sft")
+        metrics = learner.update(samples, "sft")
         assert (metrics["policy/loss"], metrics["policy/grad_norm"]) == (0.0, 0.0)
         assert learner.adapter().sha256() == before
 

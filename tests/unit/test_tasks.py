@@ -11,8 +11,9 @@ import pytest
 
 import pixelis.nano
 from pixelis.config import Config, Dialogue, Learner
+from pixelis.datasets import packaged
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.synthesis import grounding, looking, moments, packaged, reading
+from pixelis.datasets.synthesis import grounding, looking, moments, reading
 from pixelis.datasets.synthesis.comparing import _groups
 from pixelis.datasets.synthesis.sample import Sample
 from pixelis.datasets.synthesis.studio import Studio
@@ -53,6 +54,7 @@ def made(folder) -> dict[str, list[Demonstration]]:
     return {task: make(name, task, folder, COUNTS.get(task, 4)) for name, tasks in SOURCES.items() for task in tasks}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_demonstrations_are_whole(task, made):
     assert made[task]
@@ -73,6 +75,7 @@ def test_demonstrations_are_whole(task, made):
             )
 
 
+@pytest.mark.slow
 def test_playing_shows_the_same_again(made):
     player = Player(Config(dialogue=Dialogue(max_context=50_000, system="none"), learner=Learner(row_tokens=50_000)), NANO)
     for task in ("detail_perception", "geometric_comparison", "targeted_ocr", "frame_selection", "spatio_temporal_tracking"):
@@ -231,6 +234,7 @@ def test_a_wrong_colour_is_contradicted(folder):
         assert failure.value.code == "measure_differs"
 
 
+@pytest.mark.slow
 def test_a_wrong_track_is_contradicted(folder):
     question = next(
         q for q in packaged.read("packaged:clips?count=9", folder) if len({r.track for r in q.annotations.regions}) == 1

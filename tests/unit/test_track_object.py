@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.config import Toolbox
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.errors import MissingDependency, OperationError
 from pixelis.operations import Result, Scene, execute
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.track_object import TrackObject, motion
 from pixelis.operations.video import Clip, open_clip
 from pixelis.records import Action, ImageView
@@ -72,6 +72,7 @@ def tracked() -> Result:
     return run(scene(clip), box=share(clip, truth[0]))
 
 
+@pytest.mark.slow
 def test_a_known_motion_is_followed():
     clip, (_, truth) = arc()
     track = tracked().data["tracks"][0]
@@ -106,6 +107,7 @@ def test_known_motions_over_real_footage(path, size, photo, move, grow):
     assert mean_overlap(clip, track, truth) > 0.65
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["leaves", "vanishes"])
 def test_what_is_gone_is_lost(way):
     ground = footage(BIKES, 48, **BIKES_SIZE)
@@ -203,6 +205,7 @@ def test_a_path_is_never_shorter_than_its_displacement(corners):
     assert all(not isinstance(item["value"], float) or math.isfinite(item["value"]) for item in told.values())
 
 
+@pytest.mark.slow
 def test_going_on_from_a_track():
     clip, (_, truth) = arc()
     capped = Toolbox(max_track_frames=15)

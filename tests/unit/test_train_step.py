@@ -13,7 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_policy import FAMILIES, LORA, Maker, policy, random_adapter, spec, stock, stock_log_probs
+from tiny_policy import (
+    FAMILIES,
+    LORA,
+    Maker,
+    check_same_training,
+    policy,
+    random_adapter,
+    spec,
+    stock,
+    stock_log_probs,
+)
 
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure, MissingFile
@@ -24,6 +34,7 @@ from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer, learning_rate
 
 LEARNER = config.Learner(lr=3e-3, warmup=0.0, row_tokens=512, rows=2, keep=2)
+SAME = 0.01 * LEARNER.lr  # what weights may differ by: a hundredth of one update
 
 
 @contextmanager
@@ -50,13 +61,18 @@ def mixed() -> list[TrainSample]:
     return [*pictures, text]
 
 
-def reference_run(family: str, samples: list[TrainSample], steps: int, kind: str, loss: config.Loss) -> tuple[list[float], dict]:
-    """The same training in twenty lines of plain torch: one unpadded sample at a time, torch's AdamW and clipping."""
+def reference_run(
+    family: str, samples: list[TrainSample], steps: int, kind: str, loss: config.Loss
+) -> tuple[list[float], dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
+    """The same training in twenty lines of plain torch: one unpadded sample at a time, torch's AdamW and clipping.
+
+    Returns the losses, the weights and AdamW's first moments after each step.
+    """
     model = add_lora(stock(family), LORA, seed=0)
     parameters = lora_parameters(model)
     optimizer = torch.optim.AdamW(parameters.values(), lr=LEARNER.lr, betas=LEARNER.betas, weight_decay=0.0)
     tokens = sum(s.policy_tokens for s in samples)
-    losses = []
+    losses, moments = [], []
     for _ in range(steps):
         total = torch.zeros(())
         for sample in samples:
@@ -74,7 +90,8 @@ def reference_run(family: str, samples: list[TrainSample], steps: int, kind: str
         torch.nn.utils.clip_grad_norm_(list(parameters.values()), LEARNER.max_grad_norm)
         optimizer.step()
         losses.append(float(total.detach()))
-    return losses, {n: p.detach().numpy() for n, p in parameters.items()}
+        moments.append({f"{n}.exp_avg": optimizer.state[p]["exp_avg"].numpy().copy() for n, p in parameters.items()})
+    return losses, {n: p.detach().numpy() for n, p in parameters.items()}, moments
 
 
 @pytest.mark.parametrize(
@@ -83,15 +100,14 @@ def reference_run(family: str, samples: list[TrainSample], steps: int, kind: str
 )
 def test_steps_equal_those_of_plain_torch(family: str, kind: str, aggregate: str):
     samples, loss = batch(family=family), config.Loss(aggregate=aggregate)
-    expected, weights = reference_run(family, samples, 3, kind, loss)
+    expected, weights, moments = reference_run(family, samples, 3, kind, loss)
     # Rows of 128 tokens: several micro-batches to one step.
     small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
     with trainer(family, loss=loss, learner=small) as learner:
-        metrics = [learner.step(samples, kind) for _ in range(3)]  # type: ignore[arg-type]
+        metrics = [learner.update(samples, kind) for _ in range(3)]  # type: ignore[arg-type]
         assert metrics[0]["learner/micro_batches"] > 1
         assert [m["policy/loss"] for m in metrics] == pytest.approx(expected, abs=1e-5)
-        for name, value in learner.adapter().tensors.items():
-            assert np.abs(value - weights[name]).max() < 2e-5
+        check_same_training(learner.adapter().tensors, learner.zero.moments(), weights, moments, SAME)
         assert metrics[0]["learner/tokens"] == sum(len(s.tokens) for s in samples)
         assert 0 < metrics[0]["policy/entropy"] < np.log(spec(family).vocab)
 
@@ -100,7 +116,7 @@ def test_only_adapters_change_and_the_published_ones_are_those():
     with trainer(seed=1) as learner:
         frozen = {n: p.clone() for n, p in learner.model.named_parameters() if not p.requires_grad}
         first = learner.adapter()
-        learner.step(batch())
+        learner.update(batch())
         assert all(torch.equal(p, frozen[n]) for n, p in learner.model.named_parameters() if n in frozen)
         assert learner.adapter().sha256() != first.sha256()
         merged = stock()
@@ -108,20 +124,21 @@ def test_only_adapters_change_and_the_published_ones_are_those():
         samples = batch(3, seed=8)
         with torch.no_grad():
             for sample, found in zip(samples, learner.log_probs(samples), strict=True):
-                assert np.abs(stock_log_probs(merged, sample).numpy() - found).max() < 1e-5
+                assert np.abs(stock_log_probs(merged, sample).numpy() - found).max() < 1e-4
 
 
 def test_what_is_measured_knows_no_dropout_and_what_is_learnt_does():
     samples = batch(3)
     with trainer(policy=policy(lora=LORA.model_copy(update={"dropout": 0.5})), adapter=random_adapter()) as dropping:
         found = dropping.log_probs(samples)
-        learnt = dropping.step(samples, "sft")["policy/loss"]
+        learnt = dropping.update(samples, "sft")["policy/loss"]
     with trainer(adapter=random_adapter()) as plain:
-        expected, whole = plain.log_probs(samples), plain.step(samples, "sft")["policy/loss"]
+        expected, whole = plain.log_probs(samples), plain.update(samples, "sft")["policy/loss"]
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
     assert abs(learnt - whole) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "full"), [(1, False), (2, False), (0, False), (3, False), (1, True)])
 def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: Path):
     small = LEARNER.model_copy(update={"zero_stage": stage, "schedule": "cosine", "warmup": 0.2, "lr": 1e-3})
@@ -130,7 +147,7 @@ def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: 
     with trainer(**settings) as learner:
         whole = []
         for i, samples in enumerate(batches):
-            whole.append(learner.step(samples))
+            whole.append(learner.update(samples))
             if i == 3:
                 folder = learner.save(tmp_path, {"consumed": ["a", "b"]})
         final = learner.adapter()
@@ -139,7 +156,7 @@ def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: 
     with trainer(**settings, seed=99) as resumed:
         assert resumed.restore(folder) == {"consumed": ["a", "b"]}
         assert resumed.step_count == 4
-        again = [resumed.step(samples) for samples in batches[4:]]
+        again = [resumed.update(samples) for samples in batches[4:]]
         for key in ("policy/loss", "policy/lr", "policy/grad_norm"):
             assert [m[key] for m in again] == pytest.approx([m[key] for m in whole[4:]], abs=1e-6)
         assert all(np.abs(a - final.tensors[n]).max() < 1e-6 for n, a in resumed.adapter().tensors.items())
@@ -155,24 +172,24 @@ def test_a_step_that_is_not_finite_changes_nothing_and_three_stop_the_run(monkey
 
     for stage in (0, 1):
         with trainer(learner=LEARNER.model_copy(update={"zero_stage": stage})) as learner:
-            learner.step(batch())
+            learner.update(batch())
             before, moments = learner.adapter().tensors, learner.zero.moments()
             monkeypatch.setattr(train_step, "policy_loss", broken)
-            metrics = learner.step(batch())
+            metrics = learner.update(batch())
             assert metrics["learner/skipped"] == 1
             assert np.isnan(metrics["policy/grad_norm"])
             assert all(np.array_equal(a, before[n]) for n, a in learner.adapter().tensors.items())
             assert all(np.array_equal(a, moments[n]) for n, a in learner.zero.moments().items())
             monkeypatch.setattr(train_step, "policy_loss", healthy)
-            good = learner.step(batch())  # a good step in between starts the count again
+            good = learner.update(batch())  # a good step in between starts the count again
             assert good["policy/grad_norm"] > 0
             assert good["learner/skipped"] == 1
             monkeypatch.setattr(train_step, "policy_loss", broken)
-            learner.step(batch())
-            learner.step(batch())
+            learner.update(batch())
+            learner.update(batch())
             before = learner.adapter().tensors
             with pytest.raises(InfraFailure, match="three steps in a row"):
-                learner.step(batch())
+                learner.update(batch())
             assert all(np.array_equal(a, before[n]) for n, a in learner.adapter().tensors.items())
             monkeypatch.setattr(train_step, "policy_loss", healthy)
 
@@ -182,16 +199,16 @@ def test_samples_without_advantage_cost_nothing_but_count():
     for sample in samples[:3]:
         sample.advantage = 0.0
     with trainer() as one, trainer(loss=config.Loss(kl=1e-12)) as all_of_them:
-        short, full = one.step(samples), all_of_them.step(samples)
+        short, full = one.update(samples), all_of_them.update(samples)
         assert (short["learner/trained_sequences"], full["learner/trained_sequences"]) == (3, 6)
         assert short["learner/sequences"] == full["learner/sequences"] == 6
         assert short["policy/loss"] == pytest.approx(full["policy/loss"], abs=1e-6)
-        for name, value in one.adapter().tensors.items():
-            assert np.abs(value - all_of_them.adapter().tensors[name]).max() < 1e-5
+        moments = all_of_them.zero.moments()
+        check_same_training(one.adapter().tensors, one.zero.moments(), all_of_them.adapter().tensors, [moments], SAME)
         for sample in samples:
             sample.advantage = 0.0
         before = one.adapter().sha256()
-        metrics = one.step(samples)
+        metrics = one.update(samples)
         assert (metrics["policy/loss"], metrics["learner/trained_sequences"]) == (0, 0)
         assert one.adapter().sha256() == before
 
@@ -201,20 +218,20 @@ def test_unusable_samples_are_dropped_and_counted():
     samples[0].views = []
     samples[1].advantage = float("nan")
     with trainer() as learner:
-        metrics = learner.step(samples)
+        metrics = learner.update(samples)
         assert (metrics["learner/dropped_views_mismatch"], metrics["learner/dropped_non_finite"]) == (1, 1)
         assert metrics["learner/sequences"] == 2
         with pytest.raises(DataFailure, match="views_mismatch"):
-            learner.step(samples[:2])
+            learner.update(samples[:2])
 
 
 def test_the_kl_term_measures_the_distance_from_the_starting_policy():
     start = random_adapter()
     samples = batch()
     with trainer(loss=config.Loss(kl=0.1), adapter=start) as learner:
-        first = learner.step(samples)
+        first = learner.update(samples)
         assert first["policy/kl"] == pytest.approx(0, abs=1e-9)
-        later = [learner.step(samples)["policy/kl"] for _ in range(3)][-1]
+        later = [learner.update(samples)["policy/kl"] for _ in range(3)][-1]
         assert later > 1e-5
         own, new = learner.adapter().tensors, learner.log_probs(samples)
         with learner._weights_of(learner.reference or {}):
@@ -222,9 +239,9 @@ def test_the_kl_term_measures_the_distance_from_the_starting_policy():
         assert all(np.array_equal(a, own[n]) for n, a in learner.adapter().tensors.items())
         d = np.concatenate(old) - np.concatenate(new)
         expected = float(np.mean(np.exp(d) - d - 1))
-        assert learner.step(samples)["policy/kl"] == pytest.approx(expected, rel=1e-3, abs=1e-7)
+        assert learner.update(samples)["policy/kl"] == pytest.approx(expected, rel=1e-3, abs=1e-7)
         learner.reference = dict(learner.adapter().tensors)
-        assert learner.step(samples)["policy/kl"] == pytest.approx(0, abs=1e-9)
+        assert learner.update(samples)["policy/kl"] == pytest.approx(0, abs=1e-9)
 
 
 def test_the_ratio_is_to_the_log_probs_before_the_first_of_several_steps():
@@ -234,12 +251,12 @@ def test_the_ratio_is_to_the_log_probs_before_the_first_of_several_steps():
     with trainer(learner=small) as first, trainer(learner=small) as alone:
         old = first.log_probs(samples)
         assert [len(o) for o in old] == [s.policy_tokens if s.views else 0 for s in samples]
-        given, not_given = first.step(samples, old=old), alone.step(samples)
+        given, not_given = first.update(samples, old=old), alone.update(samples)
         assert given["policy/loss"] == pytest.approx(not_given["policy/loss"], abs=1e-5)
         assert (given["policy/clipped"], not_given["policy/ratio_max"]) == (0, 1)
         assert given["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
         # Seen from log-probs 1 lower, every token is e times likelier now: with a positive advantage it has to be clipped.
-        again = first.step(samples, old=[o - 1 for o in first.log_probs(samples)])
+        again = first.update(samples, old=[o - 1 for o in first.log_probs(samples)])
         assert again["policy/ratio"] == pytest.approx(np.e, abs=1e-3)
         trained = [s for s in samples if s.views and s.advantage]
         likelier = sum(s.policy_tokens for s in trained if s.advantage > 0) / sum(s.policy_tokens for s in trained)
@@ -253,7 +270,7 @@ def test_an_algorithm_steps_the_same_however_its_batch_is_packed(name: str):
     for rows, row_tokens in ((2, 512), (1, 96)):
         with trainer(loss=loss, learner=LEARNER.model_copy(update={"row_tokens": row_tokens, "rows": rows})) as learner:
             old = [o + 0.01 for o in learner.log_probs(samples)]
-            seen.append(learner.step(samples, old=old))
+            seen.append(learner.update(samples, old=old))
     whole, cut = seen
     assert cut["learner/micro_batches"] > whole["learner/micro_batches"]
     assert set(cut) == set(whole)
@@ -269,7 +286,7 @@ def test_the_divergence_for_the_reward_is_that_of_the_recorded_log_probs():
     with trainer(loss=loss, adapter=random_adapter()) as learner:
         before = learner.log_probs(samples)
         expected = [float((s.log_probs[s.mask] - b).sum()) if len(b) else None for s, b in zip(samples, before, strict=True)]
-        metrics = learner.step(samples)
+        metrics = learner.update(samples)
         assert "policy/kl" not in metrics  # it is no term of the loss
         for found, want in zip(learner.kl_to_reference(samples), expected, strict=True):
             assert found == (None if want is None else pytest.approx(want, abs=1e-3))
@@ -282,7 +299,7 @@ def test_an_entropy_bonus_trains_samples_without_advantage():
     for sample in samples:
         sample.advantage = 0.0
     with trainer(loss=config.Loss(entropy=0.1)) as learner:
-        metrics = learner.step(samples)
+        metrics = learner.update(samples)
         assert metrics["learner/trained_sequences"] == 3
         assert metrics["policy/loss"] == pytest.approx(-0.1 * metrics["policy/entropy"], rel=1e-5)
         assert metrics["policy/grad_norm"] > 0
@@ -294,7 +311,7 @@ def test_training_all_parameters_reaches_the_vision_tower(family: str):
         samples = batch(4, family)
         visual = next(p for n, p in learner.model.named_parameters() if ".visual." in n and n.endswith("weight"))
         before = visual.detach().clone()
-        losses = [learner.step(samples, "sft")["policy/loss"] for _ in range(4)]
+        losses = [learner.update(samples, "sft")["policy/loss"] for _ in range(4)]
         assert losses == sorted(losses, reverse=True)
         assert not torch.equal(before, visual)
         assert learner.adapter().kind == "full"
@@ -303,7 +320,7 @@ def test_training_all_parameters_reaches_the_vision_tower(family: str):
         merge_into(merged, BaseWeights(), learner.adapter())
         with torch.no_grad():
             difference = stock_log_probs(merged, samples[0]).numpy() - learner.log_probs(samples[:1])[0]
-        assert np.abs(difference).max() < 1e-5
+        assert np.abs(difference).max() < 1e-4
         whole, measured = learner.adapter(), learner.log_probs(samples[:1])[0]
     with trainer(family, policy=policy(family, full=True), adapter=whole) as going_on:
         assert going_on.adapter().sha256() == whole.sha256()
@@ -313,7 +330,7 @@ def test_training_all_parameters_reaches_the_vision_tower(family: str):
 def test_gradient_checkpointing_changes_nothing_but_memory():
     with trainer() as plain, trainer(policy=policy(gradient_checkpointing=True)) as saving:
         for _ in range(2):
-            a, b = plain.step(batch()), saving.step(batch())
+            a, b = plain.update(batch()), saving.update(batch())
             assert a["policy/loss"] == pytest.approx(b["policy/loss"], abs=1e-6)
             assert a["policy/grad_norm"] == pytest.approx(b["policy/grad_norm"], abs=1e-5)
 
@@ -376,7 +393,7 @@ shares = [samples[:6], samples[6:]]  # unequal: the second worker has fewer micr
 for stage, full, steps in ((2, False, 3), (3, True, 1)):
     learner = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1, "zero_stage": stage})
     trainer = Trainer(tiny_policy.policy(full=full), learner, total_steps=4, device="cpu")
-    metrics = [trainer.step(shares[rank]) for _ in range(steps)]
+    metrics = [trainer.update(shares[rank]) for _ in range(steps)]
     if not full:
         trainer.save(sys.argv[2], {"rank": rank})
     if rank == 0:
@@ -384,12 +401,16 @@ for stage, full, steps in ((2, False, 3), (3, True, 1)):
 """
 
 
+@pytest.mark.slow
 def test_two_workers_with_unequal_shares_take_the_step_of_one(tmp_path: Path):
     small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
     with trainer(learner=small, total_steps=4, policy=policy(full=True)) as alone:
-        whole = alone.step(mixed())
+        whole = alone.update(mixed())
     with trainer(learner=small, total_steps=4) as alone:
-        expected = [*(alone.step(mixed()) for _ in range(3)), whole]
+        expected, moments = [], []
+        for _ in range(3):
+            expected.append(alone.update(mixed()))
+            moments.append(alone.zero.moments())
         weights = alone.adapter().tensors
     model = policy().model
     root = str(Path(__file__).parents[2])
@@ -401,13 +422,14 @@ def test_two_workers_with_unequal_shares_take_the_step_of_one(tmp_path: Path):
     said = [worker.communicate(timeout=240)[0] for worker in workers]
     assert [w.returncode for w in workers] == [0, 0], "\n".join(s[-2000:] for s in said)
     results = [json.loads(line.removeprefix("RESULT ")) for line in said[0].splitlines() if line.startswith("RESULT ")]
-    for found, want in zip([step for result in results for step in result], expected, strict=True):
+    for found, want in zip([step for result in results for step in result], [*expected, whole], strict=True):
         told = [want["policy/loss"], want["policy/drift"], want["policy/grad_norm"]]
         assert found == pytest.approx(told, abs=1e-5, rel=1e-4)
     folder = checkpoint.latest(tmp_path)
     assert folder is not None
-    assert all(np.abs(a - weights[n]).max() < 1e-5 for n, a in load_adapter(folder).tensors.items())
+    tensors, _ = checkpoint.read(folder)
+    check_same_training(tensors["adapter"], tensors["optimizer"], weights, moments, SAME)
     # What two workers under ZeRO-2 wrote, one worker under ZeRO-1 goes on with.
     with trainer(learner=small.model_copy(update={"zero_stage": 1}), total_steps=4) as resumed:
         assert resumed.restore(folder) == {"rank": 0}
-        assert resumed.step(mixed())["policy/loss"] < expected[0]["policy/loss"]
+        assert resumed.update(mixed())["policy/loss"] < expected[0]["policy/loss"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 import pytest
 from tiny_policy import Maker, policy
 
 from pixelis import config
 from pixelis.actors import rollouts
+from pixelis.actors.rollout_buffer import RolloutBuffer, ScoredGroup
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.jobs import ttrl
 from pixelis.policy.advantages import assign_advantages
@@ -129,7 +128,7 @@ def trained(truths: list[list[str] | None]) -> dict[str, np.ndarray]:
     trainer = Trainer(policy(), learner, loss, total_steps=2, device="cpu")
     try:
         for _ in range(2):
-            trainer.step(samples)
+            trainer.update(samples)
         return trainer.adapter().tensors
     finally:
         trainer.close()
@@ -151,18 +150,19 @@ def batch_of(found: list[Group | str], questions: int, most: float) -> rollouts.
             "rewards": TTRL.model_dump(),
         }
     )
-
-    class Given(rollouts.Rollouts):
-        async def group(self, question: Question, step: int) -> rollouts.ScoredGroup | str:
-            one = found[int(question.id)]
-            return one if isinstance(one, str) else rollouts.ScoredGroup(one, None)  # type: ignore[arg-type]
-
-    numbered = ((number, Question(id=str(number), question="?")) for number in range(len(found)))
-    prompts = rollouts.Prompts(numbered, "these")
-    try:
-        return asyncio.run(Given(chosen, None, [None]).batch(0, prompts))  # type: ignore[arg-type, list-item]
-    finally:
-        prompts.close()
+    makes = rollouts.Rollouts(chosen, None, [None])  # type: ignore[arg-type, list-item]
+    buffer, numbers = RolloutBuffer(chosen.rft, 0), iter(range(len(found)))
+    while (selection := buffer.take(lambda _: 0)) is None:
+        for _ in range(buffer.room(0)):
+            buffer.admit()
+            number = next(numbers)
+            if isinstance(one := found[number], str):
+                buffer.add_failed(number, one)
+            elif rollouts.abstains(one):
+                buffer.add_unusable(ScoredGroup(one, None, number=number), abstained=True)  # type: ignore[arg-type]
+            else:
+                buffer.add(ScoredGroup(one, None, number=number))  # type: ignore[arg-type]
+    return makes.assemble(0, selection)
 
 
 def test_groups_that_abstain_are_replaced_and_counted_and_are_no_failures() -> None:

@@ -48,6 +48,7 @@ def _code(source: object, **caps: float) -> str:
     return caught.value.code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_any_frame_in_any_order_is_that_of_plain_decoding(name):
     data = CONTAINERS[name]()
@@ -341,6 +342,7 @@ def test_a_file_that_is_cut_off_ends_with_its_last_whole_frame():
     assert all(np.array_equal(a, b) for a, b in zip(clip.frames(range(20)), whole.frames(range(20)), strict=True))
 
 
+@pytest.mark.slow
 def test_a_bomb_is_not_decoded():
     """A clip of huge pictures is refused from its header, in little memory."""
     script = (

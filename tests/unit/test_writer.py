@@ -137,6 +137,7 @@ def test_a_server_that_fails_is_no_rejection(writer: Callable, reply: tuple, cod
     assert len(server.requests) == asked
 
 
+@pytest.mark.slow
 def test_a_wrong_key_stops_the_job(writer: Callable) -> None:
     one, server = writer((401, {}))
     with pytest.raises(BadConfig, match="401"):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pixelis.datasets.synthesis import grounding, packaged
+from pixelis.datasets import packaged
+from pixelis.datasets.synthesis import grounding
 from pixelis.datasets.synthesis.studio import Studio
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.datasets.synthesis.writing import AIMS, REMARKS, TERSE, Writer
@@ -32,6 +33,7 @@ def made(tmp_path_factory) -> list[Demonstration]:
     return out
 
 
+@pytest.mark.slow
 def test_thoughts_vary(made):
     thoughts = [turn.think for sample in made for turn in sample.turns]
     assert len(made) == 500
@@ -43,11 +45,13 @@ def test_thoughts_vary(made):
     assert openings.most_common(1)[0][1] <= 0.3 * len(thoughts)
 
 
+@pytest.mark.slow
 def test_questions_vary(made):
     stems = Counter(sample.question.partition("\n")[0] for sample in made)
     assert len(stems) >= 5 * len({sample.provenance.method for sample in made})
 
 
+@pytest.mark.slow
 def test_nothing_is_said_before_it_is_seen(made):
     for sample in made:
         answer = sample.answers[0]
@@ -59,6 +63,7 @@ def test_nothing_is_said_before_it_is_seen(made):
         assert answer in sample.turns[-1].think
 
 
+@pytest.mark.slow
 def test_thoughts_are_sentences(made):
     for sample in made:
         for turn in sample.turns:

@@ -6,6 +6,7 @@ import atexit
 import functools
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +123,7 @@ class Maker:
 
 def stock_log_probs(model: torch.nn.Module, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
     """Log-probabilities of a sample's policy tokens by transformers' own forward, one unpadded sample at a time."""
-    from pixelis.dialogue.pixels import patchify
+    from pixelis.policy.vision import patchify
 
     s = spec(model.config.model_type)
     ids = torch.from_numpy(sample.tokens)[None]
@@ -134,3 +135,34 @@ def stock_log_probs(model: torch.nn.Module, sample: TrainSample, temperature: fl
     logits = logits.index_fill(1, torch.tensor(s.banned), float("-inf"))
     chosen = torch.log_softmax(logits, -1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
     return chosen[torch.from_numpy(sample.mask[1:])]
+
+
+def check_same_training(
+    weights: Mapping[str, np.ndarray],
+    moments: Mapping[str, np.ndarray],
+    expected_weights: Mapping[str, np.ndarray],
+    expected_moments: Sequence[Mapping[str, np.ndarray]],
+    limit: float,
+) -> None:
+    """Two AdamW runs saw the same gradients and took the same steps, whichever kernels of the processor computed them.
+
+    moments: `{name}.exp_avg` after the last step; expected_moments: the same after each step; limit: largest difference of a
+    weight. AdamW divides a gradient by its own size: where the gradient is rounding noise so is the update, and no two processors
+    agree on it. Compared are therefore the gradients relative to their norm (the first moment is linear in them), and the weights
+    wherever each step's gradient was zero or larger than a thousandth of its layer's largest.
+    """
+    names = sorted(expected_weights)
+    assert sorted(weights) == names
+    found, expected = (np.concatenate([m[f"{n}.exp_avg"].ravel() for n in names]) for m in (moments, expected_moments[-1]))
+    assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
+    clear_values = 0
+    for name in names:
+        clear, before = np.ones(expected_weights[name].shape, bool), np.float32(0)
+        for step in expected_moments:
+            average = step[f"{name}.exp_avg"]
+            gradient = np.abs(average - 0.9 * before)  # in units of 1 - beta1
+            clear &= (average == 0) | (gradient > 1e-3 * gradient.max())
+            before = average
+        clear_values += int(clear.sum())
+        assert np.abs(weights[name] - expected_weights[name])[clear].max(initial=0) < limit, name
+    assert clear_values > 0.9 * sum(w.size for w in expected_weights.values()), "too little is left to compare"

@@ -15,8 +15,9 @@ import cv2
 import numpy as np
 
 from pixelis.config import Toolbox
+from pixelis.datasets.media import open_media
 from pixelis.errors import BadInput, PixelisError
-from pixelis.operations.media import load_image, open_media
+from pixelis.operations.image import load_image
 from pixelis.operations.video import Clip
 from pixelis.records import Media
 

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from pixelis.config import Dialogue, Toolbox
+from pixelis.datasets.media import open_media
 from pixelis.dialogue.agent import name_observation
 from pixelis.dialogue.dialects import default_target
-from pixelis.dialogue.pixels import PixelBudget
 from pixelis.errors import DataFailure
 from pixelis.operations import Scene, execute, select
-from pixelis.operations.media import first_look, open_media
+from pixelis.operations.media import first_look
+from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import Clip
 from pixelis.records import Action, Demonstration, ImageView, Observation, Question, Step
 

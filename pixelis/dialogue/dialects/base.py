@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pixelis.dialogue.dialects.strict import strict_json
-from pixelis.dialogue.spec import Coordinates
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
 from pixelis.operations.zoom_in import ZoomInArguments
-from pixelis.records import Action, Box, ImageView, Observation
+from pixelis.records import Action, Box, Coordinates, ImageView, Observation
 
 DEFAULT_TARGET = "img0"
 ANSWER_RULE = "Think inside <think>...</think>, then write the final answer as <answer>...</answer>."

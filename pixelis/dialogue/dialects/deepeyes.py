@@ -17,11 +17,10 @@ from pixelis.dialogue.dialects.base import (
     signatures,
 )
 from pixelis.dialogue.dialects.strict import named_call, only
-from pixelis.dialogue.spec import Coordinates
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, ImageView, Observation
+from pixelis.records import Action, Coordinates, ImageView, Observation
 
 TOOLS = {"zoom_in": "image_zoom_in_tool", "rotate": "image_rotate_tool"}
 """Operations with a form, and their names on the wire; ``rotate`` is there when toolbox.operations names one of that name."""

@@ -8,11 +8,10 @@ from typing import Any
 
 from pixelis.dialogue.dialects.base import ANSWER_RULE, DEFAULT_TARGET, Dialect, Piece, Tag, first_image, named, region
 from pixelis.dialogue.dialects.strict import only
-from pixelis.dialogue.spec import Coordinates
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, ImageView, Observation
+from pixelis.records import Action, Coordinates, ImageView, Observation
 
 ORIGINAL = "original_image"
 ZOOM = "zoom_in"

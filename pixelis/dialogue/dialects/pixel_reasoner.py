@@ -9,11 +9,10 @@ from typing import Any
 
 from pixelis.dialogue.dialects.base import BOXED, Dialect, Piece, Tag, boxed, function, region, signatures
 from pixelis.dialogue.dialects.strict import named_call, only
-from pixelis.dialogue.spec import Coordinates
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, ImageView, Observation
+from pixelis.records import Action, Coordinates, ImageView, Observation
 
 TOOLS = {"zoom_in": "crop_image_normalized", "select_frames": "select_frames"}
 """Operations with a form, and their names on the wire."""

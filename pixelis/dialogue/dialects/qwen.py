@@ -16,11 +16,10 @@ from pixelis.dialogue.dialects.base import (
     signatures,
 )
 from pixelis.dialogue.dialects.strict import named_call
-from pixelis.dialogue.spec import Coordinates
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import WIRE, Scale
-from pixelis.records import Action, ImageView
+from pixelis.records import Action, Coordinates, ImageView
 
 TOOLS = f"""{ANSWER_RULE}
 

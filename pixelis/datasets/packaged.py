@@ -32,10 +32,9 @@ from urllib.parse import parse_qsl
 import numpy as np
 from PIL import Image
 
-from pixelis.datasets import cards
+from pixelis.datasets import cards, pasting
 from pixelis.datasets.cards import SPLITS, package_file
-from pixelis.datasets.synthesis import pasting
-from pixelis.datasets.synthesis.pasting import CutOut, Edges, photograph
+from pixelis.datasets.pasting import CutOut, Edges, photograph
 from pixelis.errors import BadInput
 from pixelis.operations import masks
 from pixelis.operations.pictures import write_film

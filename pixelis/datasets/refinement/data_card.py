@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from pixelis.config import Toolbox
+from pixelis.datasets.media import open_media
 from pixelis.errors import OperationError, PixelisError
 from pixelis.operations import geometry
 from pixelis.operations.draw import annotate, shrink
-from pixelis.operations.media import open_media, spread
+from pixelis.operations.media import spread
 from pixelis.operations.video import Clip
 from pixelis.records import Action, Demonstration, ImageView, Step, StopReason, Trajectory, Turn
-from pixelis.telemetry.events import plain
+from pixelis.telemetry.events import as_number, plain
 from pixelis.telemetry.findings import frame_key, wanted_frames
-from pixelis.telemetry.metrics import as_number
 from pixelis.telemetry.pages import EpisodePage, render_page
 from pixelis.telemetry.report import POLICY
 from pixelis.telemetry.style import STYLE

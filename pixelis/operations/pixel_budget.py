@@ -1,23 +1,19 @@
-"""From pictures to what the vision tower reads: budgets, resizing and patches.
+"""Pixel budgets: how large a view of a picture may be, and the resizing that fits a picture into its budget.
 
-Everything a model sees passes through `fit` and `patchify`; training, both engines and serving share them, so a view is the same
-array wherever it is made. (The processors of transformers do the same work but need torchvision to load.)
+Every view that a model sees passes through `fit`, and then through `policy.vision.patchify`. Training, both engines and serving
+share them, so a view is the same array wherever it is made.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from pixelis.errors import BadInput
-
-if TYPE_CHECKING:
-    import torch
 
 MAX_ASPECT = 200
 
@@ -88,43 +84,3 @@ def fit(image: np.ndarray, budget: PixelBudget, multiple: int) -> np.ndarray:
     # reducing_gap shrinks large pictures by whole-number means first: several times faster, the same to the eye.
     view = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
     return np.asarray(view)
-
-
-def patchify(
-    views: Sequence[np.ndarray],
-    patch: int,
-    merge: int,
-    temporal: int,
-    mean: Sequence[float] = (0.5, 0.5, 0.5),
-    std: Sequence[float] = (0.5, 0.5, 0.5),
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views as the vision tower wants them, equal to the Qwen2-VL and Qwen3-VL image processors of transformers.
-
-    views: uint8 [h, w, 3], sides multiples of patch * merge. Returns pixel_values float32
-    [patches of all views, 3 * temporal * patch * patch] and grid_thw int64 [views, 3] (frames, rows, columns in patches).
-    """
-    import torch
-
-    groups: list[torch.Tensor] = []
-    grids: list[tuple[int, int, int]] = []
-    shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
-    position = 0
-    while position < len(views):
-        shape = views[position].shape
-        if shape[0] % (patch * merge) or shape[1] % (patch * merge):
-            raise BadInput(f"a view of {shape[0]} x {shape[1]} is no multiple of {patch * merge}: pass it through fit() first")
-        stop = position
-        while stop < len(views) and views[stop].shape == shape:
-            stop += 1
-        rows, columns = shape[0] // patch, shape[1] // patch
-        block = np.stack(views[position:stop]).astype(np.float32) / 255
-        pixels = torch.from_numpy((block - shift) / scale)
-        pixels = pixels.view(-1, rows // merge, merge, patch, columns // merge, merge, patch, 3)
-        # -> views, row block, column block, row in block, column in block, channel, time, patch row, patch column
-        pixels = pixels.permute(0, 1, 4, 2, 5, 7, 3, 6).unsqueeze(6).expand(-1, -1, -1, -1, -1, -1, temporal, -1, -1)
-        groups.append(pixels.reshape(-1, 3 * temporal * patch * patch))
-        grids += [(1, rows, columns)] * (stop - position)
-        position = stop
-    if not groups:
-        return torch.empty(0, 3 * temporal * patch * patch), torch.empty(0, 3, dtype=torch.int64)
-    return torch.cat(groups), torch.tensor(grids, dtype=torch.int64)

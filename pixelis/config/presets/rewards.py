@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pixelis.config.section import check_name
+
 PIXELIS: dict[str, Any] = {
     "weights": {"accuracy": 1.0, "curiosity_dynamics": 0.05, "coherence": 0.1, "tool_misuse": 1.0},
     "clip": 10.0,
@@ -83,3 +85,9 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
     "pixelis-curiosity": _pixelis(0.05, 0.0),
     "pixelis-full": _pixelis(0.05, 0.1),
 }
+
+
+def reward_settings(name: str) -> dict[str, Any]:
+    """What the preset ``name`` sets in `rewards`. Raises ValueError for an unknown name."""
+    check_name("preset", name, REWARD_PRESETS)
+    return REWARD_PRESETS[name]

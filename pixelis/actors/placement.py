@@ -1,0 +1,122 @@
+"""Places the actors of a job in time, or says what does not fit."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from pixelis.actors.cluster import connect, spawn, wait_ready
+from pixelis.actors.coordinator import Coordinator
+from pixelis.actors.embedder import Embedder
+from pixelis.actors.generator import Generator
+from pixelis.actors.policy_store import PolicyStore
+from pixelis.actors.scorer import Scorer
+from pixelis.config import Config
+from pixelis.errors import InfraFailure
+
+
+@dataclass
+class Actors:
+    """The actors that one job placed, by role; ``names`` are those of the generators."""
+
+    store: Any = None
+    generators: list[ActorHandle] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    scorers: list[ActorHandle] = field(default_factory=list)
+    embedder: Any = None
+    coordinator: Any = None
+    store_name: str = ""
+
+    def all(self) -> list[ActorHandle]:
+        """Every actor placed."""
+        single = [a for a in (self.coordinator, self.embedder, self.store) if a is not None]
+        return [*self.generators, *self.scorers, *single]
+
+
+def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> None:
+    """Compare what the job asks for with what the cluster has; InfraFailure naming the bundle that cannot fit.
+
+    ``online``: with what serving takes beside.
+    """
+    wanted: list[tuple[str, int, float, float]] = []
+    if rollouts:
+        wanted += [
+            ("engine (generators)", config.engine.workers, config.engine.cpus, config.engine.gpus),
+            ("toolboxes (of the generators)", config.engine.workers * config.toolbox.workers, config.toolbox.cpus, 0),
+            ("rewards (scorers)", config.rewards.workers, config.rewards.cpus, 0),
+            ("embedder", int(config.rewards.needs_states), config.engine.cpus, config.engine.gpus),
+        ]
+    if online and config.memory.enabled:
+        wanted.append(("memory (shards)", config.memory.shards, config.memory.cpus, 0))
+        wanted.append(("embedder (of the memory)", 1, config.engine.cpus, config.engine.gpus))
+    if online and config.evolution.enabled and config.evolution.canary.enabled:
+        wanted.append(("evolution.canary (generator)", 1, config.evolution.canary.cpus, config.evolution.canary.gpus))
+        wanted.append(("toolboxes (of the canary)", config.toolbox.workers, config.toolbox.cpus, 0))
+    if learner:
+        wanted.append(("learner", config.learner.workers, config.learner.cpus, config.learner.gpus))
+    have = ray.cluster_resources()
+    for resource, column in (("CPU", 2), ("GPU", 3)):
+        total = sum(row[1] * float(row[column]) for row in wanted)
+        if total > have.get(resource, 0) and not config.cluster.autoscaling:
+            parts = ", ".join(f"{row[0]} {row[1]} x {row[column]:g}" for row in wanted if row[1] and row[column])
+            raise InfraFailure(
+                f"the job wants {total:g} {resource} ({parts}) but the cluster has {have.get(resource, 0):g}",
+                fix="lower the workers or their cpus/gpus in the configuration, add nodes, or set cluster.autoscaling=true",
+            )
+
+
+@contextmanager
+def placed(config: Config, *, learner: bool = True, initial: str | None = None, job: str | None = None) -> Iterator[Actors]:
+    """Place store, scorers, generators (with their toolboxes) and coordinator; end exactly these on the way out.
+
+    ``initial`` is a checkpoint folder with the adapter to publish as the first version; ``job`` makes the names.
+    Raises InfraFailure when an actor is not ready within ``cluster.placement_timeout_s``.
+    """
+    connect(config)
+    preflight(config, learner=learner, rollouts=True)
+    actors, job = Actors(), job or uuid.uuid4().hex[:6]
+    try:
+
+        def names(role: str, count: int) -> list[str]:
+            return [f"{config.run.name}-{job}-{role}-{index}" for index in range(count)]
+
+        (store,) = names("store", 1)
+        actors.store_name = store
+        actors.names = names("generator", config.engine.workers)
+        actors.store = spawn(PolicyStore, config.run.dir, initial, name=store)
+        scorers = names("scorer", config.rewards.workers)
+        actors.scorers = [
+            spawn(Scorer, config, index, name=name, num_cpus=config.rewards.cpus) for index, name in enumerate(scorers)
+        ]
+        engine = {"num_cpus": config.engine.cpus, "num_gpus": config.engine.gpus}
+        actors.generators = [
+            spawn(Generator, config, store, index, name=name, **engine) for index, name in enumerate(actors.names)
+        ]
+        (embedder,) = names("states", 1)
+        if config.rewards.needs_states:
+            actors.embedder = spawn(Embedder, config, name=embedder, **engine)
+        # Names, not handles: a handle among its arguments would live in the object store and could make a restart impossible.
+        stated = embedder if actors.embedder is not None else None
+        actors.coordinator = spawn(Coordinator, config, actors.names, scorers, stated, num_cpus=0)
+        if learner:
+            # The learner's trainer takes seconds to import, and meanwhile this process only waits.
+            threading.Thread(target=importlib.import_module, args=("ray.train.torch",), daemon=True).start()
+        ready = {
+            "policy store": [actors.store.promoted.remote()],
+            "generator": [actor.ready.remote() for actor in actors.generators],
+            "scorer": [actor.health.remote() for actor in actors.scorers],
+            "embedder": [actors.embedder.health.remote()] if actors.embedder is not None else [],
+        }
+        wait_ready(ready, config.cluster.placement_timeout_s)
+        yield actors
+    finally:
+        for actor in actors.all():
+            ray.kill(actor)

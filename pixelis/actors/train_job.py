@@ -1,0 +1,120 @@
+"""What the training loop works with: the job of a learner, its versions, its checkpoints and its log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pixelis.actors.batch_sources import BatchSource
+from pixelis.actors.weights import WeightPublisher
+from pixelis.config import Config, Loss
+from pixelis.policy import checkpoint
+from pixelis.policy.adapters import load_adapter
+from pixelis.policy.distributed import sum_over_workers
+from pixelis.policy.samples import LearnerBatch
+from pixelis.telemetry import lineage
+from pixelis.telemetry.events import EventLog
+from pixelis.telemetry.metrics import Tracker, publish
+
+if TYPE_CHECKING:
+    from pixelis.policy.train_step import Trainer
+
+
+@dataclass
+class TrainJob:
+    """What every learner worker is given.
+
+    ``loss`` is that of policy updates; ``temperature`` the one that rollouts are sampled at; ``ema`` the decay of the average of
+    weights that is published; ``lr`` overrides ``learner.lr``.
+    """
+
+    config: Config
+    source: BatchSource
+    loss: Loss = field(default_factory=Loss)
+    temperature: float = 1.0
+    ema: float = 0.0
+    lr: float | None = None
+
+    @property
+    def weights(self) -> WeightPublisher:
+        """Where versions go."""
+        return self.source.weights
+
+    def start_or_resume(self) -> tuple[Trainer, dict[str, Any]]:
+        """The trainer at the last complete checkpoint, if there is one, and the state of the source that is kept there."""
+        config, latest = self.config, checkpoint.latest(self.config.run.dir)
+        done = checkpoint.step_of(latest) if latest is not None else 0
+        self.source.prepare(done)
+        from pixelis.policy.train_step import Trainer
+
+        r, learner = config.rft, config.learner
+        minibatches, epochs = (r.minibatches, r.epochs_per_batch) if self.source.kind == "policy" else (1, 1)
+        trainer = Trainer(
+            config.policy,
+            learner.model_copy(update={"lr": self.lr or learner.lr}),
+            self.loss,
+            total_steps=self.source.steps * minibatches * epochs,
+            seed=config.run.seed,
+            temperature=self.temperature,
+            adapter=load_adapter(config.policy.adapter) if config.policy.adapter else None,
+            label_smoothing=config.sft.label_smoothing,
+            ema=self.ema,
+            minibatches=minibatches,
+            epochs=epochs,
+        )
+        state = trainer.restore(latest) if latest is not None else {}
+        trainer.batches = done
+        return trainer, state
+
+
+class Checkpoints:
+    """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches and at the end; all workers take part."""
+
+    def __init__(self, job: TrainJob, trainer: Trainer):
+        self.config, self.source, self.trainer = job.config, job.source, trainer
+        self.saved = trainer.batches
+        self.state: dict[str, Any] = {}
+
+    def save_if_due(self, batch: LearnerBatch, boundary: str | None) -> None:
+        """Save after ``batch`` if it is time; ``boundary`` names an extra checkpoint in ``run.dir/phases`` to keep."""
+        self.state = batch.state
+        if self.trainer.batches % self.config.learner.checkpoint_every == 0:
+            self._save(self.config.run.dir)
+            self.saved = self.trainer.batches
+        if sum_over_workers([float(boundary is not None)])[0]:
+            self._save(str(Path(self.config.run.dir) / "phases" / (boundary or "")))
+
+    def save_last(self) -> None:
+        """Save what was learnt since the last checkpoint."""
+        if self.trainer.batches > self.saved:
+            self._save(self.config.run.dir)
+
+    def _save(self, folder: str) -> None:
+        own = self.source.state() if self.trainer.is_first else {}
+        made_from = lineage.of_checkpoint(folder)
+        self.trainer.save(folder, {**self.state, **own}, name=self.trainer.batches, lineage=made_from)
+
+
+class StepLog:
+    """Writes each step's metrics to the event log, the trackers and Ray's metrics; on the first worker only."""
+
+    def __init__(self, job: TrainJob, trainer: Trainer):
+        self.trainer, self.kind, self.run = trainer, job.source.kind, job.config.run.name
+        self.events = EventLog(job.config.run.dir) if trainer.is_first else None
+        self.tracker = Tracker(job.config) if trainer.is_first else None
+
+    def write(self, metrics: dict[str, float]) -> None:
+        """The metrics of the step that was just made."""
+        if self.events is None or self.tracker is None:
+            return
+        step = self.trainer.batches
+        self.events.write(f"step/{self.kind}", step=step, **metrics)
+        self.tracker.log(step, metrics)
+        publish(metrics, {"run": self.run})
+
+    def close(self) -> None:
+        """Flush to the disk and end the trackers."""
+        if self.events is not None and self.tracker is not None:
+            self.events.close()
+            self.tracker.close()

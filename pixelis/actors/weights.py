@@ -1,0 +1,54 @@
+"""Publishes what a learner has learnt as versions of the policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ray
+from ray.actor import ActorHandle
+
+if TYPE_CHECKING:
+    from pixelis.policy.train_step import Trainer
+
+
+class WeightPublisher:
+    """Publishes the weights after every ``every``-th batch to a PolicyStore; without one nothing is published.
+
+    ``promote`` false publishes candidates, which serve nobody until they are judged.
+    """
+
+    def __init__(self, store: ActorHandle | None, stage: str, every: int = 1, promote: bool = True):
+        self.store, self.stage, self.every, self.promote = store, stage, every, promote
+
+    def due(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
+        """Whether the weights after this step become a version; the same on all workers."""
+        return trainer.batches % self.every == 0
+
+    def publish(self, trainer: Trainer, metrics: dict[str, float], restart: bool = False) -> ray.ObjectRef | None:
+        """A reference to the version's number, which may still be on its way; None on other workers, or when none is due.
+
+        ``restart`` says that the learner begins here: later versions are withdrawn.
+        """
+        if self.store is None or not (restart or self.due(trainer, metrics)):
+            return None
+        weights = trainer.served()
+        if not trainer.is_first:
+            return None
+        return self.store.publish.remote(weights, self.stage, trainer.batches, metrics, self.promote, restart)
+
+
+class CandidatePublisher(WeightPublisher):
+    """Publishes every ``every``-th update as a candidate."""
+
+    def __init__(self, store: ActorHandle, every: int):
+        super().__init__(store, "evolve", every, promote=False)
+        self.unpublished = 0
+
+    def due(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
+        """Also when an update went too far to be taken: those before it have used up the distance to the served policy."""
+        skipped = bool(metrics.get("evolve/skipped"))
+        self.unpublished += not skipped
+        due = self.unpublished >= self.every or (skipped and self.unpublished > 0)
+        if due:
+            self.unpublished = 0
+        return due

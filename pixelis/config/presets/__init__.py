@@ -1,0 +1,1 @@
+"""Named settings: algorithms (`rft.algorithm`) and rewards (`rewards.preset`)."""

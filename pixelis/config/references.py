@@ -1,0 +1,38 @@
+"""References to a user's own Python objects, written ``package.module:Name``: algorithms, their functions, operations."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+from pixelis.errors import BadConfig
+
+
+def is_reference(text: str) -> bool:
+    """Whether ``text`` is written ``package.module:Name``."""
+    module, colon, name = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in [*module.split("."), name])
+
+
+def load_reference(reference: str, key: str) -> Any:
+    """Import the object that ``reference`` names.
+
+    Raises BadConfig naming the configuration ``key`` when the text is no reference, its module cannot be imported, or the module
+    has no such attribute.
+    """
+    fix = "write package.module:Name, with the package installed or on PYTHONPATH of every node"
+    if not is_reference(reference):
+        raise BadConfig(f"{key}: `{reference}` is not written package.module:Name", fix=fix)
+    path, _, name = reference.partition(":")
+    try:
+        module = importlib.import_module(path)
+    except Exception as error:  # the user's module can raise anything
+        raise BadConfig(f"{key}: {reference} cannot be imported: {type(error).__name__}: {error}", fix=fix) from error
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, vars(module), n=1)
+        raise BadConfig(
+            f"{key}: {reference} cannot be imported: {path} has no `{name}`",
+            fix=f"did you mean `{path}:{near[0]}`?" if near else f"define {name} in {module.__file__ or path}",
+        )
+    return getattr(module, name)

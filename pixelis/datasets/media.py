@@ -1,0 +1,36 @@
+"""Opens the media of a question: picture files, ``data:`` URLs, clips, and ``cards:`` names of the embedded picture world."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pixelis.config import Toolbox
+from pixelis.errors import BadImage, BadInput, MissingFile
+from pixelis.operations.image import check_size, load_image
+from pixelis.operations.video import Clip, open_clip
+from pixelis.records import Media
+
+
+def open_media(media: Media, settings: Toolbox) -> np.ndarray | Clip:
+    """A question's picture (uint8 [H, W, 3], RGB) or clip under the caps of ``settings``; raises BadImage.
+
+    MissingFile when the package that holds the material of ``cards:`` is not installed.
+    """
+    if media.kind == "video":
+        return open_clip(media.frames or media.uri, settings, fps=media.fps)
+    if media.uri.lower().startswith("cards:"):
+        return _draw_card(media.uri, settings.max_image_pixels)
+    return load_image(media.uri, settings.max_image_bytes, settings.max_image_pixels)
+
+
+def _draw_card(uri: str, max_pixels: int) -> np.ndarray:
+    from pixelis.datasets.cards import render  # loaded only where cards are drawn
+
+    try:
+        picture = render(uri)
+    except MissingFile:
+        raise
+    except BadInput as error:
+        raise BadImage(error.message, code="image_not_found", fix=error.fix) from None
+    check_size(picture.shape[1], picture.shape[0], max_pixels)
+    return picture
