@@ -187,12 +187,13 @@ def packed_attention(
     heads, width = query.shape[1], query.shape[3]
     grouped = key.shape[1] != heads
     flat = [t[0].transpose(0, 1) for t in (query, key, value)]
+    index = torch.cat([bucket.reshape(-1) for bucket in segments.buckets])
+    sizes = [bucket.numel() for bucket in segments.buckets]
     outputs = []
-    for bucket in segments.buckets:
+    for bucket, *parts in zip(segments.buckets, *(t.index_select(0, index).split(sizes) for t in flat), strict=True):
         rows, length = bucket.shape
-        index = bucket.reshape(-1)
         # [rows * length, heads, width] -> [rows, heads, length, width]
-        q, k, v = (t.index_select(0, index).view(rows, length, -1, width).transpose(1, 2) for t in flat)
+        q, k, v = (part.view(rows, length, -1, width).transpose(1, 2) for part in parts)
         attended = functional.scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, is_causal=length > 1, scale=scaling, enable_gqa=grouped
         )

@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pixelis.policy.forward import PACKED, Features, VisionLanguageModel, concatenate, encode_views, hidden_states
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from pixelis.dialogue.spec import ModelSpec
     from pixelis.policy.packing import PackedBatch
 
 CHUNK_VALUES = 2**24
-"""Logits held at once: a longer batch passes through the LM head in pieces that are computed again in the backward pass."""
+"""Logits held at once: a longer batch passes through the LM head in pieces. Where the head learns, they are computed again in the
+backward pass."""
+CACHED_VALUES = 2**20
+"""Logits of a piece on a CPU: a dozen operations pass over them, which are several times as fast inside the processor's cache."""
 
 
 def banned_mask(banned: tuple[int, ...], vocab: int, device: torch.device | str | None = None) -> torch.Tensor:
@@ -65,59 +67,113 @@ def project(
     smoothing: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of `targets` [M] and entropies [M] from the hidden states that predict them, [M, width]."""
+    most = max(1, chunk_values // len(banned))
+    size = min(most, max(64, CACHED_VALUES // len(banned))) if hidden.device.type == "cpu" else most
+    weight = getattr(lm_head, "weight", None)
+    # A frozen matrix needs no second pass. One with an adapter or a bias is called, as is one that ZeRO-3 gathers at the call.
+    plain = type(lm_head) is nn.Linear and lm_head.bias is None and not hasattr(weight, "ds_id")
+    if plain and weight is not None and not weight.requires_grad:
+        return _FrozenHead.apply(hidden, weight, targets, banned, temperature, smoothing, size, torch.is_grad_enabled())
 
     def head(h: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         log_prob, entropy = _TokenLogProbs.apply(lm_head(h), target, banned, temperature, smoothing)
         return log_prob, entropy
 
-    size = max(1, chunk_values // len(banned))
-    if len(targets) <= size:
-        return head(hidden, targets)
-    pieces = [checkpoint(head, h, t, use_reentrant=False) for h, t in zip(hidden.split(size), targets.split(size), strict=True)]
+    parts = zip(hidden.split(size), targets.split(size), strict=True)
+    again = len(targets) > most
+    pieces = [checkpoint(head, h, t, use_reentrant=False) if again else head(h, t) for h, t in parts]
     return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
 
 
-class _TokenLogProbs(torch.autograd.Function):
-    """Logits [M, vocab], which are overwritten -> log-probabilities and entropies [M].
+def _score(
+    logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor, temperature: float, smoothing: float, slopes: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Logits [M, vocab], which are overwritten -> log-probabilities [M], entropies [M], if asked slopes [M, vocab] of the former.
 
     The values of `log_softmax` and its gather, in a third of the passes over the logits: the softmax is computed once, serves the
-    entropy too, and becomes the gradient in place.
+    entropy too, and becomes the slope in place.
     """
+    scaled = logits.float()
+    if temperature != 1:
+        scaled.div_(temperature)
+    # Finite, as 0 * -inf in the entropy would be NaN; the exponential is 0 all the same.
+    scaled.add_(banned.clamp(min=-1e30))
+    scaled.sub_(scaled.amax(-1, keepdim=True))
+    weights = scaled.exp()
+    total = weights.sum(-1)
+    log_total = total.log()
+    log_prob = scaled.gather(-1, targets[:, None])[:, 0] - log_total + banned[targets]
+    allowed = (banned == 0).float()
+    allowed /= allowed.sum()
+    if smoothing:
+        log_prob = (1 - smoothing) * log_prob + smoothing * (scaled @ allowed - log_total)
+    entropy = log_total - scaled.mul_(weights).sum(-1) / total
+    if not slopes:
+        return log_prob, entropy, None
+    weights.mul_((-1 / (temperature * total))[:, None])
+    if smoothing:
+        weights.add_(allowed, alpha=smoothing / temperature)
+    weights.scatter_add_(-1, targets[:, None], torch.full_like(total, (1 - smoothing) / temperature)[:, None])
+    return log_prob, entropy, weights
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    """`_score` of logits [M, vocab], which are overwritten, as an operation: log-probabilities and entropies [M]."""
 
     @staticmethod
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor, temperature: float, smoothing: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        scaled = logits.float()
-        if temperature != 1:
-            scaled.div_(temperature)
-        # Finite, as 0 * -inf in the entropy would be NaN; the exponential is 0 all the same.
-        scaled.add_(banned.clamp(min=-1e30))
-        scaled.sub_(scaled.amax(-1, keepdim=True))
-        weights = scaled.exp()
-        total = weights.sum(-1)
-        log_total = total.log()
-        log_prob = scaled.gather(-1, targets[:, None])[:, 0] - log_total + banned[targets]
-        if smoothing:
-            allowed = (banned == 0).float()
-            allowed /= allowed.sum()
-            log_prob = (1 - smoothing) * log_prob + smoothing * (scaled @ allowed - log_total)
-            ctx.allowed = allowed
-        entropy = log_total - scaled.mul_(weights).sum(-1) / total
-        ctx.save_for_backward(weights, total, targets)
-        ctx.temperature, ctx.dtype, ctx.smoothing = temperature, logits.dtype, smoothing
+        log_prob, entropy, slopes = _score(logits, targets, banned, temperature, smoothing, ctx.needs_input_grad[0])
+        ctx.save_for_backward(slopes)
+        ctx.dtype = logits.dtype
         ctx.mark_non_differentiable(entropy)
         return log_prob, entropy
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        weights, total, targets = ctx.saved_tensors
-        gradient = gradient / ctx.temperature
-        weights.mul_((-gradient / total)[:, None])
-        if ctx.smoothing:
-            weights.addr_(ctx.smoothing * gradient, ctx.allowed)
-        weights.scatter_add_(-1, targets[:, None], ((1 - ctx.smoothing) * gradient)[:, None])
-        return weights.to(ctx.dtype), None, None, None, None
+        (slopes,) = ctx.saved_tensors
+        return slopes.mul_(gradient[:, None]).to(ctx.dtype), None, None, None, None
+
+
+class _FrozenHead(torch.autograd.Function):
+    """Hidden states [M, width] and a frozen LM head [vocab, width] -> log-probabilities and entropies [M].
+
+    Of `size` tokens at a time. The slope of a log-probability by its hidden state does not depend on the loss, so it is computed
+    while the logits are there: none are kept, and none are computed again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        banned: torch.Tensor,
+        temperature: float,
+        smoothing: float,
+        size: int,
+        slopes: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        log_probs, entropies, by_hidden = [], [], torch.empty_like(hidden) if slopes else None
+        for start in range(0, len(hidden), size):
+            part = slice(start, start + size)
+            log_prob, entropy, by_logits = _score(
+                hidden[part] @ weight.t(), targets[part], banned, temperature, smoothing, slopes
+            )
+            log_probs.append(log_prob)
+            entropies.append(entropy)
+            if by_hidden is not None and by_logits is not None:
+                torch.mm(by_logits.to(weight.dtype), weight, out=by_hidden[part])
+        ctx.save_for_backward(by_hidden)
+        out = torch.cat(log_probs), torch.cat(entropies)
+        ctx.mark_non_differentiable(out[1])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (by_hidden,) = ctx.saved_tensors
+        return (by_hidden * gradient[:, None]).to(by_hidden.dtype), *[None] * 7
 
 
 class PolicyModule(torch.nn.Module):

@@ -198,19 +198,27 @@ def test_pieces_of_a_batch_add_up():
         assert torch.allclose(whole, sum(parts), atol=1e-6)
 
 
-def test_lm_head_in_pieces_equals_the_whole_with_its_gradient():
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_lm_head_in_pieces_equals_the_whole_with_its_gradient(smoothing: float):
     torch.manual_seed(0)
     head = torch.nn.Linear(8, 50, bias=False)
     hidden, targets = torch.randn(33, 8, requires_grad=True), torch.randint(10, 50, (33,))
     banned = banned_mask((0, 1, 2), 50)
-    whole, entropy = project(head, hidden, targets, banned, 0.8)
-    pieces, entropy_pieces = project(head, hidden, targets, banned, 0.8, chunk_values=200)
-    assert torch.allclose(whole, pieces, atol=1e-6)
-    assert torch.allclose(entropy, entropy_pieces, atol=1e-6)
-    a = torch.autograd.grad(whole.sum(), (hidden, head.weight))
-    b = torch.autograd.grad(pieces.sum(), (hidden, head.weight))
+    whole, entropy = project(head, hidden, targets, banned, 0.8, smoothing=smoothing)
+    pieces, entropy_pieces = project(head, hidden, targets, banned, 0.8, chunk_values=200, smoothing=smoothing)
+    a = torch.autograd.grad(whole.square().sum(), (hidden, head.weight))
+    b = torch.autograd.grad(pieces.square().sum(), (hidden, head.weight))
     assert all(torch.allclose(x, y, atol=1e-5) for x, y in zip(a, b, strict=True))
+    head.requires_grad_(False)
+    frozen, entropy_frozen = project(head, hidden, targets, banned, 0.8, chunk_values=200, smoothing=smoothing)
+    assert torch.allclose(torch.autograd.grad(frozen.square().sum(), hidden)[0], a[0], atol=1e-5)
+    with torch.no_grad():
+        unlearned, _ = project(head, hidden, targets, banned, 0.8, chunk_values=200, smoothing=smoothing)
+    assert all(torch.allclose(whole, part, atol=1e-6) for part in (pieces, frozen, unlearned))
+    assert all(torch.allclose(entropy, part, atol=1e-6) for part in (entropy_pieces, entropy_frozen))
     logits = (head(hidden) / 0.8)[:, 3:]
     probabilities = torch.softmax(logits, -1)
     assert torch.allclose(entropy, -(probabilities * probabilities.log()).sum(-1), atol=1e-5)
-    assert torch.allclose(whole.exp(), probabilities.gather(1, targets[:, None] - 3)[:, 0], atol=1e-6)
+    chosen = probabilities.gather(1, targets[:, None] - 3)[:, 0].log()
+    expected = (1 - smoothing) * chosen + smoothing * probabilities.log().mean(-1)
+    assert torch.allclose(whole, expected, atol=1e-5)
