@@ -104,9 +104,6 @@ class Half:
     async def state(self) -> bytes:
         return b""
 
-    async def load(self, state: bytes | None) -> None:
-        pass
-
 
 @dataclass
 class Run:
@@ -174,9 +171,8 @@ def main() -> None:
         if not staleness:  # one after the other: a step takes the longest of its groups, then the training
             alone = max(longer, mean - longer)
         name = f"1:1 and a long tail (p99 = 8 x median), staleness {staleness}, {on_update}"
-        about = (
-            f"{mean / longer:.2f} of the mean work; generation alone {alone:.2f} s; {100 * done.stale:.1f} % of groups too late"
-        )
+        late = f"{100 * done.stale:.1f} % of groups too late"
+        about = f"{mean / longer:.2f} of the mean work; generation alone {alone:.2f} s; {late}"
         report.row(name, mean / alone, "<= 1.10" if staleness else "", about)
     if not shared:
         ray.shutdown()
