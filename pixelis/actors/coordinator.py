@@ -102,6 +102,8 @@ class Coordinator:
         if resumes_rewards:
             kept = base64.b64decode(state["rewards"]) if state.get("rewards") else None
             await asyncio.gather(*(scorer.load.remote(kept) for scorer in self.scorers))
+        elif step:  # whoever was here before may have ended before it had told them of the last step
+            await asyncio.gather(*(scorer.advance.remote(step - 1) for scorer in self.scorers))
         prompts = Prompts(self._questions(), self.config.data.train)
         try:
             await self.router.load(version)

@@ -96,16 +96,20 @@ class Grader:
         )
         scored = score_in(context)
         if step is not None and self.settings.stateful:
-            with self.lock:
-                self.seen[group.id] = scored
-                values: dict[str, list[float]] = {}
-                for trajectory in scored.trajectories:
-                    for name, value in trajectory.rewards.items():
-                        values.setdefault(name, []).append(value)
-                self.normaliser.observe(group.id, values)
-                if self.dynamics is not None and states:
-                    self.transitions[group.id] = [(t, states[t.id]) for t in scored.trajectories if t.id in states]
+            self.observe(scored, states)
         return scored
+
+    def observe(self, scored: Group, states: Mapping[str, States] | None = None) -> None:
+        """Take in a scored group, which the next ``advance`` learns from; the same group again changes nothing."""
+        values: dict[str, list[float]] = {}
+        for trajectory in scored.trajectories:
+            for name, value in trajectory.rewards.items():
+                values.setdefault(name, []).append(value)
+        with self.lock:
+            self.seen[scored.id] = scored
+            self.normaliser.observe(scored.id, values)
+            if self.dynamics is not None and states:
+                self.transitions[scored.id] = [(t, states[t.id]) for t in scored.trajectories if t.id in states]
 
     def advance(self, step: int) -> Advance:
         """Step number ``step`` is over: statistics, dynamics model and curriculum move on with the groups scored since the last.

@@ -39,6 +39,8 @@ FEW = "rft.steps=10 rft.prompts_per_step=4 rft.group_size=4 dialogue.max_turn_to
 RUN = [*FEW.split(), "policy.model=nano", "rewards.weights.length=1.0", "learner.lr=3e-4", "learner.checkpoint_every=1000"]
 # What an engine records of a row has other last bits in other company (some 1e-6), and who decodes together is up to time.
 RUN += ["rft.loss.importance=none"]
+# A reward with a running state, which a restarted scorer must not forget.
+RUN += ["rewards.normalise.terms=[length]"]
 Reached = Callable[..., None]
 
 
@@ -79,7 +81,7 @@ def check_same(folder: Path, whole: Path) -> float:
     one, other = lines(folder), lines(whole)
     assert list(one) == list(other) == list(range(1, 11))
     for step in one:
-        for key in ("policy/loss", "reward/total", "policy/grad_norm"):
+        for key in ("policy/loss", "reward/total", "policy/grad_norm", "normalise/length_mean"):
             assert one[step][key] == pytest.approx(other[step][key], abs=1e-6), (step, key)
     return max(abs(one[step]["policy/loss"] - other[step]["policy/loss"]) for step in one)
 
@@ -197,18 +199,22 @@ def test_f16_a_sigterm_leaves_a_checkpoint_and_nothing_else(stopped: tuple[Path,
 
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find the folder of this file
-BEFORE, DURING = 7, 9
-"""Batches after whose optimizer step the learner dies: before anything is published, and while it is published."""
+COORDINATOR, SCORER, BEFORE, DURING = 5, 6, 7, 9
+"""Batches after whose optimizer step an actor dies: the learner before anything is published, and while it is published."""
 
 
 class Killed(WeightPublisher):
-    """Kills its own process once after batch BEFORE and once after batch DURING."""
+    """Kills the Coordinator and the scorer once, and its own process once after batch BEFORE and once after batch DURING."""
 
     folder: str = ""
+    victims: dict[int, Any]
 
     def publish(self, trainer: Any, metrics: dict[str, float], restart: bool = False) -> Any:
         step = trainer.batches - 1
         first = Path(self.folder, f"killed-{step}")
+        if step in self.victims and not restart and not first.exists():
+            first.write_text(str(time.time()))
+            ray.kill(self.victims[step], no_restart=False)
         if step in (BEFORE, DURING) and not restart and not first.exists():
             first.write_text(str(time.time()))
             if step == DURING:
@@ -217,21 +223,24 @@ class Killed(WeightPublisher):
         return super().publish(trainer, metrics, restart)
 
 
-def test_f05_f03_a_stopped_run_goes_on_as_if_it_had_not_been_also_when_its_learner_is_killed(
+def test_f05_f26_f03_a_stopped_run_goes_on_as_if_it_had_not_been_also_when_its_actors_are_killed(
     whole: Path, stopped: tuple[Path, dict[str, Any]], reached: Reached
 ) -> None:
     """F5: 10 steps == 4 + resume + 6 (the stop may come a step late). Goal: same sample ids, losses equal to 1e-6; here bitwise.
+
+    F26, in the same run: Coordinator and scorer are killed. Goal: admission, consumed ids and reward state as before, the result
+    equal to that of the run without faults.
 
     F3, in the same run: SIGKILL between optimizer step and publish, and during publish. Goal: generators keep the old version,
     numbering goes on after the restart, every version is whole by its checksum.
     """
     folder, _ = stopped
     at = len(events.read(folder, "step/policy"))
-    assert 4 <= at < BEFORE
+    assert 4 <= at <= COORDINATOR
     settings = config(folder, "learner.checkpoint_every=1", "learner.max_failures=3")
     with run_folder(settings, settings.data.train), placement.placed(settings) as actors:
         weights = Killed(actors.store, "rft")
-        weights.folder = str(folder)
+        weights.folder, weights.victims = str(folder), {COORDINATOR: actors.coordinator, SCORER: actors.scorers[0]}
         source = RolloutSource(settings, actors.coordinator, weights)
         learner.fit(TrainJob(settings, source, settings.rft.loss, settings.rft.sampling.temperature))
         kept = ray.get(actors.store.list.remote())
@@ -241,6 +250,7 @@ def test_f05_f03_a_stopped_run_goes_on_as_if_it_had_not_been_also_when_its_learn
             held[record.version] = ray.get(ref).sha256()
         promoted = ray.get(actors.store.promoted.remote())
         serving = ray.get([g.health.remote() for g in actors.generators])
+    assert all((folder / f"killed-{step}").exists() for step in (COORDINATOR, SCORER))
     died = [float((folder / f"killed-{step}").read_text()) for step in (BEFORE, DURING)]
     worst = check_same(folder, whole)
     numbers = [record.version for record in kept]
