@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 VLLM   := $(VENV)/vllm
+COMMANDS := tests/ray/test_quickstart.py tests/ray/test_submit.py tests/ray/test_benchmarks.py
 export OMP_NUM_THREADS ?= 1
 export DS_BUILD_OPS := 0
 export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help install quickstart test test-fast test-ray test-unit test-vllm lint clean
+.PHONY: help install quickstart test test-fast test-ray test-unit test-commands test-vllm lint clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -34,16 +35,20 @@ quickstart: install  ## train, evaluate and serve the embedded model (about ten 
 	@$(PY) -m pixelis.jobs.quickstart configs/nano/quickstart.yaml
 
 test: install lint  ## every check and test; the output of each lane is in runs/tests
-	@$(PY) tests/lanes.py test-ray test-vllm,test-unit
+	@$(PY) tests/lanes.py test-ray test-vllm,test-unit,test-commands
 
 test-fast: install lint  ## what to run on every change: lint and the quick tests
 	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow" tests/unit tests/properties
 
 test-ray: install
-	@$(PY) -m pytest tests/chaos tests/engines tests/ray tests/serve
+	@$(PY) -m pytest tests/chaos tests/ray tests/serve $(COMMANDS:%=--ignore=%)
+
+# Commands as a user runs them, on clusters of their own: they need not wait for the tests that share one.
+test-commands: install
+	@$(PY) -m pytest $(COMMANDS)
 
 test-unit: install
-	@$(PY) -m pytest -n 2 --dist loadfile tests/unit tests/properties
+	@$(PY) -m pytest -n 2 --dist loadfile tests/unit tests/properties tests/engines
 
 test-vllm: $(VLLM)/installed
 	@$(VLLM)/bin/python -m pytest tests/engines -m slow

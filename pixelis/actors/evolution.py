@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 
 from pixelis.actors.canary import Canary
 from pixelis.actors.cluster import named
-from pixelis.actors.evolution_monitor import Overseer, going_on
+from pixelis.actors.evolution_monitor import Overseer, going_on, repeat
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 from pixelis.actors.memory import Memory
 from pixelis.actors.promotion import Versions
@@ -102,7 +102,12 @@ class Evolution:
             if not await self._push(task, views, approved=True):
                 await self.reviewing.done([task])
         await self.overseer.note("start", "evolution", "start", "success", {"version": self.versions_of.served})
-        self.background = [asyncio.create_task(loop()) for loop in (self.overseer.run, self._watch, self._review)]
+        loops = [
+            self.overseer.run(),
+            repeat(self.settings.canary.watch_s, self.look, "the watch failed"),
+            repeat(self.settings.alerts.every_s, self._approve_due, "the reviews could not be looked at"),
+        ]
+        self.background = [asyncio.create_task(loop) for loop in loops]
 
     async def health(self) -> str:
         """Answers when alive and the generators hold what is promoted."""
@@ -118,8 +123,7 @@ class Evolution:
 
         ``verdict`` and ``question`` (without pictures inside) are needed for a review. False when nothing will come of it:
         paused, draining or stopped, the votes have collapsed, the policy that sampled it was withdrawn, or its views are lost.
-        The views are stored again under this actor's name: an object dies with its owner, and the gateway's replica that
-        owns these may be gone long before the learner reads them.
+        The views are stored again: an object dies with its owner, here a gateway's replica.
         """
         await self._open()
         if cause := self._refusal(task):
@@ -213,13 +217,14 @@ class Evolution:
     async def next_batch(self, rank: int, world: int, step: int, life: int | None = None) -> RolloutBatch | None:
         """Rank ``rank``'s share of update ``step``: whole groups, round robin; None when drained or stopped.
 
-        Waits for ``evolution.batch`` tasks and for its turn (``evolution.per_minute``); while draining a smaller last batch goes
-        out, if every rank gets a group. Raises InfraFailure ``restarted`` to the learner of another ``life``.
+        Waits for ``evolution.batch`` tasks and for its turn; while draining a smaller last batch goes out, if every rank gets a
+        group. Raises InfraFailure ``restarted`` to the learner of another ``life``.
         """
         await self._check(life)
         async with self.changed:
             while not (self.stopped or (step == self.step and self._ready(world))):
-                await self._wait()
+                with contextlib.suppress(TimeoutError):  # until something changes, or the next update is allowed
+                    await asyncio.wait_for(self.changed.wait(), self.rate.wait_s(time.monotonic()) or None)
             # Once one rank has its share all must get theirs, or the optimizer step would wait for ever.
             if self.current is None or (self.stopped and not self.given):
                 return None
@@ -232,12 +237,6 @@ class Evolution:
         await self._open()
         if not self.learning or (life is not None and life != self.life):
             raise InfraFailure("the Evolution actor has started again", code="restarted", fix="begin again")
-
-    async def _wait(self) -> None:
-        """Until something changes, or the next update is allowed."""
-        pause = self.rate.wait_s(time.monotonic())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.changed.wait(), pause or None)
 
     def _ready(self, world: int) -> bool:
         """Form the batch of this step once: True when there is one, or when there will never be."""
@@ -281,8 +280,8 @@ class Evolution:
     ) -> StepResult:
         """The learner applied (or skipped) update ``step``; ``version`` is the candidate that it published, if it did.
 
-        Returns when that candidate serves or is refused: the learner goes on from weights that are judged. Nothing happens for a
-        learner of another ``life``: it hears of that with its next batch.
+        Returns when that candidate serves or is refused. Nothing happens for a learner of another ``life``: it hears of that with
+        its next batch.
         """
         await self._open()
         if not self.learning or (life is not None and life != self.life):
@@ -303,7 +302,7 @@ class Evolution:
         async with self.changed:
             self.counts["skipped" if skipped else "updates"] += 1
             self.updates_at.append(time.monotonic())
-            if life == self.life:  # else the learner that made this step is gone, and its successor is elsewhere
+            if life == self.life:  # else that learner is gone, and its successor is elsewhere
                 self.step, self.current, self.tasks = step + 1, None, []
                 self.given.clear()
                 self.changed.notify_all()
@@ -340,7 +339,7 @@ class Evolution:
     # -- from people ------------------------------------------------------------------------------------------------
 
     async def pause(self, by: str) -> None:
-        """No task is taken and no update made until ``resume``, restarts or not; what is judged already goes its way."""
+        """No task is taken and no update made until ``resume``, restarts or not."""
         await self._pause(by, True)
 
     async def resume(self, by: str) -> None:
@@ -389,15 +388,11 @@ class Evolution:
         await self.overseer.alert({"rollback": 1.0})
 
     async def _forget_withdrawn(self) -> None:
-        """What withdrawn versions sampled is not learnt from, nor does it vote."""
         gone = self.versions_of.withdrawn
 
-        def sampled_there(task: UpdateTask) -> bool:
-            return task.trajectories[0].policy_version in gone
-
         async with self.changed:
-            theirs = [waiting.task for waiting in self.queue.items if sampled_there(waiting.task)]
-            self.counts["withdrawn"] += self.queue.discard(sampled_there)
+            theirs = [w.task for w in self.queue.items if w.task.trajectories[0].policy_version in gone]
+            self.counts["withdrawn"] += self.queue.discard(lambda task: task.trajectories[0].policy_version in gone)
         await self.reviewing.done(theirs)
         if self.memory is not None:
             self.memory.withdraw(sorted(gone))
@@ -448,8 +443,7 @@ class Evolution:
 
     async def status(self) -> dict[str, Any]:
         """All there is to say in numbers; lists have methods of their own."""
-        counts = await self.stats()
-        versions = self.versions_of
+        counts, versions = await self.stats(), self.versions_of
         return {
             "enabled": self.settings.enabled,
             "paused": self.paused,
@@ -503,19 +497,10 @@ class Evolution:
             found["mean_kl"] = self.beta.mean_kl
         return found
 
-    async def _watch(self) -> None:
-        """Judge what serves, now and then."""
-        while True:
-            await asyncio.sleep(self.settings.canary.watch_s)
-            with going_on("the watch failed"):
-                await self.look()
-
-    async def _review(self) -> None:
+    async def _approve_due(self) -> None:
         """Take what waited long enough for a person, where that is wanted."""
         after = self.settings.review.approve_after_s
-        while after is not None:
-            await asyncio.sleep(min(after, self.settings.alerts.every_s))
-            with going_on("the reviews could not be looked at"):
-                for id in await self.reviewing.due(time.time(), after) if not (self.paused or self.draining) else ():
-                    with going_on("a review could not be taken"):
-                        await self.decide(id, True, "timeout")
+        if after is not None and not (self.paused or self.draining):
+            for id in await self.reviewing.due(time.time(), after):
+                with going_on("a review could not be taken"):
+                    await self.decide(id, True, "timeout")

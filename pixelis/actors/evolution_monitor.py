@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -39,6 +39,14 @@ def going_on(told: str) -> Iterator[None]:
         yield
     except Exception:
         log.exception(told)
+
+
+async def repeat(every_s: float, action: Callable[[], Awaitable[Any]], failure: str) -> None:
+    """Await ``action`` every ``every_s`` seconds, for ever; one that fails is logged as ``failure``."""
+    while True:
+        await asyncio.sleep(every_s)
+        with going_on(failure):
+            await action()
 
 
 class Overseer:

@@ -17,7 +17,7 @@ from pixelis.errors import BadInput, MissingFile
 from pixelis.policy.checkpoint import is_complete, write_folder
 
 if TYPE_CHECKING:
-    pass
+    from pixelis.config import Policy
 
 FILES = {"lora": "adapter", "full": "model"}
 """Kind of an adapter -> stem of its safetensors file in a checkpoint."""
@@ -113,6 +113,31 @@ def load_header(folder: str | Path) -> tuple[Path, dict[str, str]]:
     if "kind" not in meta:
         raise BadInput(f"{path} was not written by pixelis: its header names no kind")
     return path, meta
+
+
+def check_adapter(adapter: Adapter, policy: Policy, base_sha256: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Whether a policy of this configuration, base and shapes of parameters can take the adapter; BadInput when it cannot."""
+    if adapter.kind != ("full" if policy.full else "lora"):
+        raise BadInput(f"a {adapter.kind} checkpoint does not fit policy.full={policy.full}", code="foreign_adapter")
+    if adapter.base_sha256 and adapter.base_sha256 != base_sha256:
+        raise BadInput("the checkpoint belongs to another base model", code="foreign_adapter", fix="use its policy.model")
+    if adapter.kind == "lora" and (adapter.rank, adapter.alpha) != (policy.lora.rank, policy.lora.alpha):
+        raise BadInput(
+            f"the checkpoint has rank {adapter.rank} and alpha {adapter.alpha}, "
+            f"the configuration {policy.lora.rank} and {policy.lora.alpha}",
+            code="foreign_adapter",
+            fix=f"set policy.lora.rank={adapter.rank} policy.lora.alpha={adapter.alpha}",
+        )
+    fix = "use the policy.lora.targets and policy.lora.ranks that it was trained with, or another run.dir without it"
+    if odd := sorted(set(adapter.tensors) ^ set(shapes)):
+        raise BadInput(f"the checkpoint and the configuration differ in {odd[0]}", code="foreign_adapter", fix=fix)
+    for name, shape in shapes.items():
+        values = adapter.tensors[name]
+        if values.shape != shape:
+            message = f"{name} is {list(values.shape)} in the checkpoint, {list(shape)} by the configuration"
+            raise BadInput(message, code="foreign_adapter", fix=fix)
+        if not np.isfinite(values).all():
+            raise BadInput(f"{name} holds values that are not finite", code="non_finite_adapter")
 
 
 def moving_average(average: Mapping[str, np.ndarray], newest: Mapping[str, np.ndarray], decay: float) -> dict[str, np.ndarray]:

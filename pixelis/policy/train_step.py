@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
 from pixelis.policy import checkpoint
-from pixelis.policy.adapters import FILES, Adapter, load_adapter, moving_average
+from pixelis.policy.adapters import FILES, Adapter, check_adapter, load_adapter, moving_average
 from pixelis.policy.deepspeed_engine import ZeroEngine
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.forward import FeatureCache, Features, concatenate, use_packed_attention
@@ -102,30 +102,10 @@ class Trainer:
         return lora_parameters(self.model)
 
     def _check_adapter(self, adapter: Adapter | None, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        if adapter is None:
-            return
-        if adapter.kind != ("full" if self.policy.full else "lora"):
-            raise BadInput(f"a {adapter.kind} checkpoint does not fit policy.full={self.policy.full}", code="foreign_adapter")
-        if adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
-            raise BadInput("the checkpoint belongs to another base model", code="foreign_adapter", fix="use its policy.model")
-        if adapter.kind == "lora" and (adapter.rank, adapter.alpha) != (self.policy.lora.rank, self.policy.lora.alpha):
-            raise BadInput(
-                f"the checkpoint has rank {adapter.rank} and alpha {adapter.alpha}, "
-                f"the configuration {self.policy.lora.rank} and {self.policy.lora.alpha}",
-                code="foreign_adapter",
-                fix=f"set policy.lora.rank={adapter.rank} policy.lora.alpha={adapter.alpha}",
-            )
-        fix = "use the policy.lora.targets and policy.lora.ranks that it was trained with, or another run.dir without it"
-        odd = sorted(set(adapter.tensors) ^ set(parameters))
-        if odd:
-            raise BadInput(f"the checkpoint and the configuration differ in {odd[0]}", code="foreign_adapter", fix=fix)
-        for name, parameter in parameters.items():
-            shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO-3 leaves an empty stub in the module
-            if adapter.tensors[name].shape != shape:
-                told = f"{name} is {list(adapter.tensors[name].shape)} in the checkpoint, {list(shape)} by the configuration"
-                raise BadInput(told, code="foreign_adapter", fix=fix)
-            if not np.isfinite(adapter.tensors[name]).all():
-                raise BadInput(f"{name} holds values that are not finite", code="non_finite_adapter")
+        # ZeRO-3 leaves an empty stub in the module.
+        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
+        if adapter is not None:
+            check_adapter(adapter, self.policy, self.base_sha256, shapes)
 
     def lr(self) -> float:
         """Learning rate of the coming step. One that was skipped leaves it as it was."""
@@ -189,13 +169,18 @@ class Trainer:
         most, sequences, trained = (int(c) for c in whole)
         if not sequences:
             raise DataFailure(f"no usable sample in the batch: {dict(causes)}", code="no_usable_sample")
-        sums: dict[str, float] = {}
-        norm: float | None = 0.0
-        if most:
-            olds = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else []
-            totals = Totals(tokens or 1.0, sequences)  # weights of 0 can leave a batch without a loss
-            sums = self._accumulate(kind, [[active[i] for i in members] for members in bins], olds, most, totals)
-            norm = self.zero.apply(rate)
+        olds = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else []
+        totals = Totals(tokens or 1.0, sequences)  # weights of 0 can leave a batch without a loss
+        batches = [collate([active[i] for i in members], self.spec, self.shares_prompts) for members in bins]
+        references = self._reference_log_probs(batches) if kind == "policy" and self._kl_in_loss else []
+        sums: defaultdict[str, float] = defaultdict(float)
+        for i in range(most):
+            # Workers with fewer micro-batches keep step with an empty one, so that all take part in the same collectives.
+            mine = i < len(batches)
+            micro = batches[i] if mine else collate([self._nothing()], self.spec)
+            reference, first = references[i] if mine and references else None, olds[i] if mine and olds else None
+            self._backward(micro.to(self.device), kind, totals, reference, first, float(mine), sums)
+        norm = self.zero.apply(rate) if most else 0.0
         metrics = self._metrics(kind, sums, trained)
         if before_step is not None and kl_limit is not None:
             metrics |= self._guard(usable if wrote is None else wrote, kl_limit, *before_step)
@@ -233,21 +218,6 @@ class Trainer:
                 if old is not None:
                     before.append(torch.from_numpy(old[index]))
         return usable, active, before, causes
-
-    def _accumulate(
-        self, kind: Kind, bins: Sequence[Sequence[TrainSample]], olds: Sequence[torch.Tensor], most: int, totals: Totals
-    ) -> dict[str, float]:
-        """The gradient of this worker's micro-batches, ``most`` of them as the worker with the most has; sums for the metrics."""
-        sums: defaultdict[str, float] = defaultdict(float)
-        batches = [collate(members, self.spec, self.shares_prompts) for members in bins]
-        references = self._reference_log_probs(batches) if kind == "policy" and self._kl_in_loss else None
-        for i in range(most):
-            # Workers with fewer micro-batches keep step with an empty one, so that all take part in the same collectives.
-            batch = batches[i] if i < len(batches) else collate([self._nothing()], self.spec)
-            reference = references[i] if references and i < len(batches) else None
-            first = olds[i] if olds and i < len(batches) else None
-            self._backward(batch.to(self.device), kind, totals, reference, first, float(i < len(batches)), sums)
-        return sums
 
     def _guard(
         self, samples: Sequence[TrainSample], limit: float, weights: Mapping[str, np.ndarray], moments: Mapping[str, np.ndarray]

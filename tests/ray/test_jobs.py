@@ -284,7 +284,7 @@ def test_what_a_user_gets_wrong_is_one_message_with_its_fix(
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"id": "a", "question": "?"}\n{"id": "a", "question": "?"}\n')
     cases: list[tuple[Callable[[], None], str, int, str]] = [
-        (rft.main, "rft.qestions=8", 2, "did you mean `rft.prompts_per_step`"),
+        (rft.main, "rft.promts_per_step=8", 2, "did you mean `rft.prompts_per_step`"),
         (sft.main, "sft.batch=five", 2, "sft.batch"),
         (rft.main, "rft.group_size=1", 2, "rft.group_size"),
         (rft.main, "policy.adapter=runs/nowhere/step_00000001", 1, "runs/nowhere/step_00000001"),

@@ -104,7 +104,7 @@ def test_a_submitted_job_leaves_its_checkpoints_where_it_was_told_also_when_stop
     longer = (*rft, "rft.steps=500")
     begun = job(address, env, "submit", "--working-dir", ".", "--no-wait", "--submission-id", "first", "--", *longer)
     assert begun.returncode == 0, begun.stderr
-    give_up = time.monotonic() + 180
+    give_up = time.monotonic() + 400
     while len(events.read(tmp_path / "run", "step/policy")) < 2:
         assert time.monotonic() < give_up, job(address, env, "logs", "first").stdout
         time.sleep(0.2)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pixelis.actors import generator_router
 from pixelis.actors.generator_router import GeneratorRouter, Member, RolloutRequest, RouterTimeouts
 from pixelis.config import load
-from pixelis.engines import SamplingParams
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import InfraFailure
 from pixelis.records import Group, Question, Trajectory
 
