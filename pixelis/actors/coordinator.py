@@ -45,7 +45,7 @@ SUMMARY = ("accuracy", "rapr", "tool_error_rate", "turns")
 """What an evaluation during training logs."""
 
 
-@ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=1024)
+@ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1024)
 class Coordinator:
     """Moves records and references only; pixels and tensors pass it by.
 
@@ -307,7 +307,6 @@ class Coordinator:
             if (page := report.sample(config, step, summary, groups, views)) is not None and step == config.rft.steps:
                 await asyncio.gather(page, return_exceptions=True)  # a task ends with the actor that started it
 
-    @ray.method(max_task_retries=2)
     async def evaluate(
         self,
         source: str,
