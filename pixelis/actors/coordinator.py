@@ -78,7 +78,7 @@ class Coordinator:
         self.evaluating = asyncio.Lock()
         self.evaluations: set[asyncio.Task] = set()
         self.news: dict[str, float] = {}
-        """Metrics of evaluations that no batch has brought to the learner yet."""
+        """Metrics, of evaluations for example, that the next batch brings to the learner."""
         self.evaluated: Counter[str] = Counter()
         self.bad_rows: Counter[str] = Counter()
         self.log = EventLog(config.run.dir)
@@ -103,7 +103,8 @@ class Coordinator:
             kept = base64.b64decode(state["rewards"]) if state.get("rewards") else None
             await asyncio.gather(*(scorer.load.remote(kept) for scorer in self.scorers))
         elif step:  # whoever was here before may have ended before it had told them of the last step
-            await asyncio.gather(*(scorer.advance.remote(step - 1) for scorer in self.scorers))
+            late = await asyncio.gather(*(scorer.advance.remote(step - 1) for scorer in self.scorers))
+            self.news |= {name: value for advance in late for name, value in advance.metrics.items()}
         prompts = Prompts(self._questions(), self.config.data.train)
         try:
             await self.router.load(version)
@@ -303,7 +304,7 @@ class Coordinator:
             summary = summarise(groups)
             metrics = {f"evaluate/{key}": summary[key] for key in SUMMARY if summary[key] is not None}
             self.log.write("evaluation", step=step, version=version, **metrics)
-            self.news = {**metrics, "evaluate/step": float(step)}
+            self.news |= {**metrics, "evaluate/step": float(step)}
             if (page := report.sample(config, step, summary, groups, views)) is not None and step == config.rft.steps:
                 await asyncio.gather(page, return_exceptions=True)  # a task ends with the actor that started it
 
