@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from pixelis.engines import Engine
 from pixelis.engines.decoding import KeyValues, nucleus
 from pixelis.engines.hf import HfEngine, HfSession
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.policy.adapters import Adapter
 from pixelis.policy.lora import merge_into
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.vision import patchify
@@ -29,16 +27,12 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 
 
 def with_engine(
-    test: Callable[[HfEngine], Awaitable[None]],
-    family: str = "qwen3_vl",
-    max_num_seqs: int = 256,
-    seed: int = 0,
-    on_update: Literal["drain", "keep"] = "drain",
+    test: Callable[[HfEngine], Awaitable[None]], family: str = "qwen3_vl", max_num_seqs: int = 256, seed: int = 0
 ) -> None:
     """Run an async test body with its own engine on its own event loop."""
 
     async def body() -> None:
-        engine = HfEngine(folder(family), policy(family), config.Engine(max_num_seqs=max_num_seqs, on_update=on_update), seed)
+        engine = HfEngine(folder(family), policy(family), config.Engine(max_num_seqs=max_num_seqs), seed)
         try:
             await asyncio.wait_for(test(engine), 60)
         finally:
@@ -397,31 +391,6 @@ def test_a_wave_that_breaks_is_retried_in_halves_and_only_the_culprit_fails(monk
         assert (await engine.health())["failures"] == 1
 
     with_engine(body)
-
-
-def test_with_keep_a_load_does_not_wait_and_open_sessions_go_on_with_the_new_weights():
-    found = {}
-
-    async def body(engine: HfEngine, adapter: Adapter | None, load: bool) -> Completion:
-        prompt = Prompt(Maker())
-        session = await engine.open()
-        await session.generate(prompt.first, [prompt.view], GREEDY)
-        if load:
-            await asyncio.wait_for(engine.load(5, adapter), 10)
-            assert engine.version == 5
-        said = await session.generate(prompt.then, [prompt.crop], GREEDY)
-        session.close()
-        return said
-
-    changed = random_adapter(size=0.5)
-    for name, adapter, load in (("untouched", None, False), ("same weights", None, True), ("new weights", changed, True)):
-
-        async def run(engine: HfEngine, name: str = name, adapter: Adapter | None = adapter, load: bool = load) -> None:
-            found[name] = await body(engine, adapter, load)
-
-        with_engine(run, on_update="keep")
-    assert found["same weights"] == found["untouched"], "what was read before the load is still there"
-    assert found["new weights"].log_probs != found["untouched"].log_probs
 
 
 def test_a_load_waits_for_open_sessions_and_new_sessions_wait_for_the_load():
