@@ -154,10 +154,10 @@ class RolloutSource(BatchSource):
         wait = None if last or not self.config.rft.max_off_policy_steps else 0
         ready, self.pending = ray.wait(self.pending, num_returns=len(self.pending), timeout=wait)
         results: list[StepResult] = ray.get(ready)
-        found = {name: value for result in results for name, value in result.metrics.items()}
+        merged = {name: value for result in results for name, value in result.metrics.items()}
         if last:
-            found |= ray.get(self.actor.finish.remote())
-        return StepResult(found, next((result.boundary for result in results if result.boundary), None))
+            merged |= ray.get(self.actor.finish.remote())
+        return StepResult(merged, next((result.boundary for result in results if result.boundary), None))
 
     def state(self) -> dict[str, Any]:
         """The running state of the rewards."""

@@ -100,8 +100,8 @@ class Coordinator:
         self.made_at = {version: step}
         self.handed, self.error = None, None
         if resumes_rewards:
-            kept = base64.b64decode(state["rewards"]) if state.get("rewards") else None
-            await asyncio.gather(*(scorer.load.remote(kept) for scorer in self.scorers))
+            rewards = base64.b64decode(state["rewards"]) if state.get("rewards") else None
+            await asyncio.gather(*(scorer.load.remote(rewards) for scorer in self.scorers))
         elif step:  # whoever was here before may have ended before it had told them of the last step
             late = await asyncio.gather(*(scorer.advance.remote(step - 1) for scorer in self.scorers))
             self.news |= {name: value for advance in late for name, value in advance.metrics.items()}
@@ -249,7 +249,7 @@ class Coordinator:
             return StepResult()
         self.made_at[version] = step + 1
         await self.router.load(version)
-        told = await asyncio.gather(*(scorer.advance.remote(step) for scorer in self.scorers))
+        advances = await asyncio.gather(*(scorer.advance.remote(step) for scorer in self.scorers))
         every = self.config.rft.evaluate_every
         if every and (step + 1) % every == 0:
             task = asyncio.get_running_loop().create_task(self._evaluate(step + 1, version))
@@ -259,8 +259,8 @@ class Coordinator:
             loaded = self.router.version  # a newer one when the learner was faster than the loading
             self.step = max(self.step, self.made_at.get(version if loaded is None else loaded, 0))
             self.changed.notify_all()
-        metrics = {name: value for advance in told for name, value in advance.metrics.items()}
-        return StepResult(metrics, next((advance.boundary for advance in told if advance.boundary), None))
+        metrics = {name: value for advance in advances for name, value in advance.metrics.items()}
+        return StepResult(metrics, next((advance.boundary for advance in advances if advance.boundary), None))
 
     async def keep(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the questions: the running state of the rewards, when they have one."""
@@ -295,8 +295,8 @@ class Coordinator:
         config = self.config
         async with self.evaluating:
             try:
-                asked_for = (config.data.evaluate, config.evaluate.questions, version, config.evaluate.operations)
-                groups, views = await self.evaluate(*asked_for, share=SHARE)
+                request = (config.data.evaluate, config.evaluate.questions, version, config.evaluate.operations)
+                groups, views = await self.evaluate(*request, share=SHARE)
             except Exception as error:
                 cause = unwrap_ray_error(error) or error
                 self.log.write("alarm", step=step, text=f"the evaluation failed: {cause}")

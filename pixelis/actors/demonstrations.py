@@ -155,17 +155,17 @@ class DemonstrationSource(BatchSource):
         done, every = batch.step + 1, self.config.sft.evaluate_every
         if not every or done % every:
             return StepResult()
-        found = self.evaluation.loss(self.trainer)
+        results = self.evaluation.loss(self.trainer)
         if self.rank:
             return StepResult()
         if version is not None:
-            found |= self.evaluation.episodes(done, ray.get(version), last=done == self.steps)
+            results |= self.evaluation.episodes(done, ray.get(version), last=done == self.steps)
         if self.schedule is not None:
-            decided = self.schedule.evaluated.remote(done, found["evaluate/loss"], found.get("evaluate/accuracy"))
-            event, now = ray.get(decided)
+            decision = self.schedule.evaluated.remote(done, results["evaluate/loss"], results.get("evaluate/accuracy"))
+            event, now = ray.get(decision)
             self.curriculum = {**now, "curriculum/event": 0.0}
-            found |= {"curriculum/event": now["curriculum/event"]} if event else {}
-        return StepResult(found)
+            results |= {"curriculum/event": now["curriculum/event"]} if event else {}
+        return StepResult(results)
 
     def state(self) -> dict[str, Any]:
         """The curriculum's state."""
@@ -192,9 +192,9 @@ class HeldOut:
     def loss(self, trainer: Trainer) -> dict[str, float]:
         """Mean negative log-likelihood of the held-out tokens, of all and by level; called on all workers together."""
         sums = dict.fromkeys(["", *LEVELS], (0.0, 0))
-        for (level, _), found in zip(self.samples, trainer.log_probs([sample for _, sample in self.samples]), strict=True):
+        for (level, _), values in zip(self.samples, trainer.log_probs([sample for _, sample in self.samples]), strict=True):
             for name in {"", level}:
-                sums[name] = (sums[name][0] - float(found.sum(dtype="float64")), sums[name][1] + len(found))
+                sums[name] = (sums[name][0] - float(values.sum(dtype="float64")), sums[name][1] + len(values))
         flat = sum_over_workers([float(value) for pair in sums.values() for value in pair])
         means = {name: nll / tokens for name, nll, tokens in zip(sums, flat[::2], flat[1::2], strict=True) if tokens}
         if "" not in means:
@@ -212,9 +212,9 @@ class HeldOut:
         page = report.sample(config, step, summary, groups, views)
         if page is not None and last:
             ray.wait([page])  # a task ends with the process that started it
-        found = {f"evaluate/{key}": summary[key] for key in ("accuracy", "rapr", "tool_error_rate", "turns")}
+        metrics = {f"evaluate/{key}": summary[key] for key in ("accuracy", "rapr", "tool_error_rate", "turns")}
         for level in LEVELS:
             of_level = summarise([group for group in groups if group.question.meta.get("level") == level])
             if of_level["accuracy"] is not None:
-                found[f"evaluate/accuracy_{level}"] = of_level["accuracy"]
-        return {name: value for name, value in found.items() if value is not None}
+                metrics[f"evaluate/accuracy_{level}"] = of_level["accuracy"]
+        return {name: value for name, value in metrics.items() if value is not None}

@@ -102,11 +102,10 @@ class Evolution:
             if not await self._push(task, views, approved=True):
                 await self.reviewing.done([task])
         await self.overseer.note("start", "evolution", "start", "success", {"version": self.versions_of.served})
-        loops = [
-            self.overseer.run(),
-            repeat(self.settings.canary.watch_s, self.look, "the watch failed"),
-            repeat(self.settings.alerts.every_s, self._approve_due, "the reviews could not be looked at"),
-        ]
+        every_s = self.settings.alerts.every_s
+        due_s = min(self.settings.review.approve_after_s or every_s, every_s)
+        loops = [self.overseer.run(), repeat(self.settings.canary.watch_s, self.look, "the watch failed")]
+        loops.append(repeat(due_s, self._approve_due, "the reviews could not be looked at"))
         self.background = [asyncio.create_task(loop) for loop in loops]
 
     async def health(self) -> str:

@@ -155,9 +155,9 @@ class GeneratorRouter:
 
     def leave(self, generator: ActorHandle | str) -> None:
         """Give a generator no more work; what it is doing goes on."""
-        gone = [m for m in self.members if m.actor == generator]
+        leaving = [m for m in self.members if m.actor == generator]
         self.members = [m for m in self.members if m.actor != generator]
-        for member in gone:
+        for member in leaving:
             if member.recovery is not None:
                 member.recovery.cancel()
 
@@ -295,8 +295,7 @@ class GeneratorRouter:
         """
         self.loads += 1
         mine = self.loads
-        while self.members and all(m.reserved for m in self.members):
-            await next(m.reserved for m in self.members if m.reserved).released.wait()
+        await self._some_free()
         if mine != self.loads:
             return
         self.version = version
@@ -313,29 +312,35 @@ class GeneratorRouter:
         Raises BadInput for weights that no engine takes.
         """
         reservation = Reservation(version)
+        await self._some_free()
         free = sorted((m for m in self.members if m.reserved is None), key=lambda m: (m.version != version, m.running))
-        kept = free[: max(1, round(share * len(self.members)))]
-        for member in kept:
+        reserved = free[: max(1, round(share * len(self.members)))]
+        for member in reserved:
             member.reserved = reservation
         try:
-            await asyncio.gather(*(self._load(m) for m in kept if m.version != version and not m.quarantined))
-            for member in kept:
+            await asyncio.gather(*(self._load(m) for m in reserved if m.version != version and not m.quarantined))
+            for member in reserved:
                 if member.version != version and not member.quarantined:
                     self._quarantine(member, "late load")
             yield reservation
         finally:
-            for member in kept:
+            for member in reserved:
                 member.reserved = None
             reservation.released.set()
-            for member in kept:
+            for member in reserved:
                 if self.version is not None and member.version != self.version and not member.quarantined:
                     self._quarantine(member, "")
 
+    async def _some_free(self) -> None:
+        """Wait while every generator is reserved."""
+        while self.members and all(m.reserved for m in self.members):
+            await next(m.reserved for m in self.members if m.reserved).released.wait()
+
     async def _load(self, member: Member) -> None:
-        wanted = member.reserved.version if member.reserved is not None else self.version
+        version = member.reserved.version if member.reserved is not None else self.version
         try:
             actor = await self._handle(member)
-            member.version = await asyncio.wait_for(_value(actor.load.remote(wanted)), self.timeouts.load_s)
+            member.version = await asyncio.wait_for(_value(actor.load.remote(version)), self.timeouts.load_s)
         except BadInput:
             raise
         except (RayError, TimeoutError, InfraFailure) as error:

@@ -46,27 +46,27 @@ def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = F
 
     ``online``: with what serving takes beside.
     """
-    wanted: list[tuple[str, int, float, float]] = []
+    bundles: list[tuple[str, int, float, float]] = []
     if rollouts:
-        wanted += [
+        bundles += [
             ("engine (generators)", config.engine.workers, config.engine.cpus, config.engine.gpus),
             ("toolboxes (of the generators)", config.engine.workers * config.toolbox.workers, config.toolbox.cpus, 0),
             ("rewards (scorers)", config.rewards.workers, config.rewards.cpus, 0),
             ("embedder", int(config.rewards.needs_states), config.engine.cpus, config.engine.gpus),
         ]
     if online and config.memory.enabled:
-        wanted.append(("memory (shards)", config.memory.shards, config.memory.cpus, 0))
-        wanted.append(("embedder (of the memory)", 1, config.engine.cpus, config.engine.gpus))
+        bundles.append(("memory (shards)", config.memory.shards, config.memory.cpus, 0))
+        bundles.append(("embedder (of the memory)", 1, config.engine.cpus, config.engine.gpus))
     if online and config.evolution.enabled and config.evolution.canary.enabled:
-        wanted.append(("evolution.canary (generator)", 1, config.evolution.canary.cpus, config.evolution.canary.gpus))
-        wanted.append(("toolboxes (of the canary)", config.toolbox.workers, config.toolbox.cpus, 0))
+        bundles.append(("evolution.canary (generator)", 1, config.evolution.canary.cpus, config.evolution.canary.gpus))
+        bundles.append(("toolboxes (of the canary)", config.toolbox.workers, config.toolbox.cpus, 0))
     if learner:
-        wanted.append(("learner", config.learner.workers, config.learner.cpus, config.learner.gpus))
+        bundles.append(("learner", config.learner.workers, config.learner.cpus, config.learner.gpus))
     have = ray.cluster_resources()
     for resource, column in (("CPU", 2), ("GPU", 3)):
-        total = sum(row[1] * float(row[column]) for row in wanted)
+        total = sum(row[1] * float(row[column]) for row in bundles)
         if total > have.get(resource, 0) and not config.cluster.autoscaling:
-            parts = ", ".join(f"{row[0]} {row[1]} x {row[column]:g}" for row in wanted if row[1] and row[column])
+            parts = ", ".join(f"{row[0]} {row[1]} x {row[column]:g}" for row in bundles if row[1] and row[column])
             raise InfraFailure(
                 f"the job wants {total:g} {resource} ({parts}) but the cluster has {have.get(resource, 0):g}",
                 fix="lower the workers or their cpus/gpus in the configuration, add nodes, or set cluster.autoscaling=true",

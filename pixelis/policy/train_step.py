@@ -324,11 +324,8 @@ class Trainer:
         self.skipped += 1
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row >= 3:
-            raise InfraFailure(
-                "three steps in a row had a loss or gradient that is not finite",
-                code="non_finite_steps",
-                fix="resume from the last checkpoint with a lower learner.lr",
-            )
+            message, fix = "three steps in a row had a loss or gradient that is not finite", "resume with a lower learner.lr"
+            raise InfraFailure(message, code="non_finite_steps", fix=fix)
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
