@@ -375,6 +375,20 @@ def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place
     assert [e["event"] for e in placed.call("recent_audit", 100)].count("start") == 6
 
 
+def test_a_failed_learner_is_named_and_alerted_and_the_next_one_begins(place: Callable[..., Placed]) -> None:
+    placed = place("evolution.batch=1")
+    placed.call("begin", 0, {"base": 0}, 0)
+    placed.call("learner_failed", "no space left")
+    status = placed.call("status")
+    assert (status["learning"], status["learner_failure"]) == (False, "no space left")
+    assert [alert["metric"] for alert in placed.call("alerts")] == ["learner_failed"]
+    assert placed.call("recent_audit", 2)[1]["details"] == {"cause": "no space left"}
+    submit(placed.actor, "meanwhile")
+    life = placed.call("begin", 3, {"base": 0}, 0)
+    assert names(placed.call("next_batch", 0, 1, 3, life)) == ["meanwhile"]
+    assert placed.call("status")["learner_failure"] == ""
+
+
 def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[..., Placed], bare_store: ActorHandle) -> None:
     own = ["evolution.batch=1", "evolution.per_minute=0.1", "evolution.lr=1e-3", "evolution.lr_by=confidence"]
     placed = place(*own, "evolution.review.share=1", "evolution.review.approve_after_s=0.5", store=bare_store)

@@ -101,7 +101,7 @@ function statusCard(reply, status, served) {
   const paused = status.paused === true;
   const enabled = reply.enabled === true;
   const [word, kind] = reply.read_only ? ["read-only: nothing is learnt or kept", ""] : !enabled ? ["learning is switched off", ""] : paused ? ["paused", "wrong"]
-    : status.learning === false || status.learning === 0 ? ["no learner at work", "wrong"] : ["learning", "right"];
+    : status.learning === false || status.learning === 0 ? [status.learner_failure ? `no learner at work: ${status.learner_failure}` : "no learner at work", "wrong"] : ["learning", "right"];
   const candidate = status.candidate;
   const experiences = reply.memory?.["memory/size"] ?? reply.memory?.size;
   const waiting = reply.queue ?? status.queue;
