@@ -163,6 +163,11 @@ class RolloutSource(BatchSource):
         """The running state of the rewards."""
         return ray.get(self.actor.keep.remote())
 
+    def end(self) -> None:
+        """Evaluations that were started come to their end, also where the run ended before its last step."""
+        if self.rank == 0:
+            ray.get(self.actor.finish.remote())
+
 
 class UpdateSource(RolloutSource):
     """Update tasks from Evolution, without end; what is learnt is published as candidates, and Evolution decides.

@@ -274,12 +274,12 @@ class Coordinator:
         news, self.news = self.news, {}
         return news
 
-    async def stop(self) -> None:
-        """End production; the learner gets None and writes its last checkpoint."""
+    async def stop(self, evaluations: bool = True) -> None:
+        """End production, and evaluations unless they are to end by themselves; the learner writes its last checkpoint."""
         async with self.changed:
             self.stopped = True
             self.changed.notify_all()
-        for task in (self.producer, *self.evaluations):
+        for task in (self.producer, *(self.evaluations if evaluations else ())):
             if task is not None:
                 task.cancel()
 
@@ -305,7 +305,7 @@ class Coordinator:
             metrics = {f"evaluate/{key}": summary[key] for key in SUMMARY if summary[key] is not None}
             self.log.write("evaluation", step=step, version=version, **metrics)
             self.news |= {**metrics, "evaluate/step": float(step)}
-            if (page := report.sample(config, step, summary, groups, views)) is not None and step == config.rft.steps:
+            if (page := report.sample(config, step, summary, groups, views)) is not None:
                 await asyncio.gather(page, return_exceptions=True)  # a task ends with the actor that started it
 
     async def evaluate(

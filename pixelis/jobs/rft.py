@@ -34,7 +34,7 @@ def run(config: Config, actors: placement.Actors, over: Callable[[], bool] = lam
 
     def poll() -> tuple[int, dict[str, Any]]:
         if over():
-            actors.coordinator.stop.remote()
+            actors.coordinator.stop.remote(evaluations=False)
         return last_step(Path(config.run.dir), "step/policy", SHOWN)
 
     return made_steps(

@@ -119,8 +119,9 @@ def bearers(mark: str) -> list[int]:
 
 
 def shared_memory() -> set[str]:
-    """Files in /dev/shm."""
-    return {str(path) for path in Path("/dev/shm").rglob("*") if path.is_file()}
+    """Files in /dev/shm, without those of suites that run beside this one: these jobs use neither vLLM nor loky."""
+    files = (path for path in Path("/dev/shm").rglob("*") if path.is_file())
+    return {str(path) for path in files if not str(path).startswith(("/dev/shm/pixelis-vllm-", "/dev/shm/sem.loky-"))}
 
 
 def in_use() -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,6 +133,8 @@ def test_an_actor_that_starts_again_is_begun_again_where_the_learner_stands(kind
         for _ in range(2):
             learn(source, trainer, next(batches))
         ray.kill(maker, no_restart=False)
+        while ray.get(maker.seen.remote())[0]:  # it ends a moment later
+            time.sleep(0.05)
         assert next(batches).step == 2
     ((step, state, version, resumes),), _ = ray.get(maker.seen.remote())
     assert step == 2
