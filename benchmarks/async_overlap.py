@@ -137,6 +137,7 @@ def run(generate: float, train: float, staleness: int, steps: int, tail: bool = 
             if not staleness:  # as batch_sources.RolloutSource does
                 ray.get(done)
             ends.append(time.monotonic())
+        ray.get(done)  # the store writes into the folder until then
         for actor in (coordinator, scorer, store, *generators):
             ray.kill(actor)
     return Run([b - a for a, b in itertools.pairwise(ends[1:])], oldest, stale / (steps * QUESTIONS))
