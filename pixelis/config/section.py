@@ -60,6 +60,26 @@ def leaf_keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, A
     return rows
 
 
+RENAMED = {
+    "rft.questions": "rft.prompts_per_step",
+    "rft.group": "rft.group_size",
+    "rft.samples": "rft.train_samples",
+    "rft.staleness": "rft.max_off_policy_steps",
+    "rft.dynamic": "rft.filter",
+    "rft.filter.filter": "rft.filter.key",
+    "rft.filter.most": "rft.filter.max_oversampling",
+    "engine.max_rows": "engine.max_num_seqs",
+    "engine.gpu_memory": "engine.gpu_memory_utilization",
+    "engine.eager": "engine.enforce_eager",
+    "engine.in_flight": "engine.on_update",
+    "engine.deadline_s": "engine.timeout_s",
+    "toolbox.deadline_s": "toolbox.timeout_s",
+    "memory.deadline_s": "memory.timeout_s",
+    "learner.clip_norm": "learner.max_grad_norm",
+}
+"""Keys that had another name: not read any more, but suggested."""
+
+
 def unknown_keys(root: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> list[str]:
     """The keys of nested ``values`` that ``root`` lacks, each with the nearest key that exists; ``prefix`` precedes each path."""
     unknown = _unknown_paths(root, values, prefix)
@@ -67,7 +87,9 @@ def unknown_keys(root: type[BaseModel], values: Mapping[str, Any], prefix: str =
     out = []
     for path in unknown:
         last = path.rsplit(".", 1)[-1]
-        near = difflib.get_close_matches(path, existing, n=1) or [p for p in existing if p.rsplit(".", 1)[-1] == last][:1]
+        renamed = [RENAMED[path]] if path in RENAMED else []
+        near = renamed or difflib.get_close_matches(path, existing, n=1)
+        near = near or [p for p in existing if p.rsplit(".", 1)[-1] == last][:1]
         out.append(f"`{path}`" + (f" (did you mean `{near[0]}`?)" if near else ""))
     return out
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis import config
+from pixelis.config.section import RENAMED
 from pixelis.errors import BadConfig, MissingFile
 
 CONFIGS = sorted(Path("configs").rglob("*.yaml"))
@@ -150,3 +151,14 @@ def test_help_leaves_the_signals_of_the_process_alone(capsys: pytest.CaptureFixt
         config.from_command_line("What it does.", "rft", ["--help"])
     assert signal.getsignal(signal.SIGPIPE) == before
     assert "rft.algorithm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_key_that_had_another_name_is_refused_with_its_new_one(old: str, new: str):
+    with pytest.raises(BadConfig, match=f"`{old}` \\(did you mean `{new}`"):
+        config.load(None, [f"{old}=1"])
+    *parents, last = new.split(".")
+    section = config.Config()
+    for name in parents:
+        section = getattr(section, name)
+    assert hasattr(section, last)
