@@ -74,12 +74,15 @@ class Store:
 
 @pytest.fixture
 def actors(ray_cluster: None, tmp_path: Path) -> Iterator[list[Any]]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    own = not dist.is_initialized()  # a Trainer in another test leaves its group of one behind
+    if own:
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     placed: list[Any] = [Store.remote()]  # type: ignore[attr-defined]
     yield placed
     for actor in placed:
         ray.kill(actor)
-    dist.destroy_process_group()
+    if own:
+        dist.destroy_process_group()
 
 
 def learner() -> Any:
