@@ -25,7 +25,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "[2/3] installing torch (the largest part)"
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt torch setuptools wheel
 	@echo "[3/3] installing Pixelis and its dependencies (1-4 minutes)"
-	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[nano,dev]'
 	@# rapidocr wants opencv's plain build, which shares a folder with the contrib build that has the tracker: the latter goes last.
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt --force-reinstall --no-deps opencv-contrib-python-headless
 	@echo $$(( $$(date +%s) - $$(cat $(VENV)/install-started) )) > $(VENV)/install-seconds

@@ -25,7 +25,7 @@ from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.datasets import packaged
 from pixelis.datasets.curriculum import LEVELS
-from pixelis.datasets.synthesis.studio import Studio
+from pixelis.datasets.synthesis.executor import Studio
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import DataFailure
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap

@@ -84,9 +84,9 @@ def streamed(config: Config, shelf: Path, steps: int) -> Iterator[int]:
 
 def looped(config: Config, shelf: Path, steps: int) -> Iterator[int]:
     """The same samples by a plain loop."""
+    from pixelis.datasets.demonstration_store import Shelf
     from pixelis.datasets.demonstration_stream import draw_from, played
     from pixelis.datasets.demonstrations import Player
-    from pixelis.datasets.shelf import Shelf
     from pixelis.policy.model_path import resolve
 
     player, rows = Player(config, str(resolve(config.policy.model))), Shelf(shelf)
@@ -167,7 +167,7 @@ def ratio(ours: Callable[[], Iterator[int]], anchor: Callable[[], Iterator[int]]
 
 def questions(report: Report, folder: Path, count: int, repeats: int) -> None:
     """JSON-lines rows by Ray Data and by a loop."""
-    from pixelis.config import Data
+    from pixelis.config import DataConfig
     from pixelis.datasets.questions import read_questions
     from pixelis.datasets.stream import question_stream
 
@@ -176,7 +176,7 @@ def questions(report: Report, folder: Path, count: int, repeats: int) -> None:
         for i in range(count):
             row: dict[str, Any] = {"id": f"q{i}", "question": f"What is number {i}? " + "x" * 400, "answers": [str(i)]}
             out.write(json.dumps(row) + "\n")
-    data = Data(train=str(path), shuffle_rows=1000)
+    data = DataConfig(train=str(path), shuffle_rows=1000)
 
     def ours() -> Iterator[int]:
         stream = question_stream(data, 0)

@@ -43,7 +43,7 @@ PARTS = ("full", "lora", "whole")
 GOALS = {"uniform": 0.7, "zipf": 0.25}
 LR = 1e-6
 SIZES = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "feedforward": 704, "vision_hidden": 32, "vision_layers": 1}
-LORA = config.Lora(rank=16, alpha=32, targets=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+LORA = config.LoraConfig(rank=16, alpha=32, targets=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def draw(kind: str, groups: int, longest: int, words: np.ndarray, rng: np.random
 class Trl:
     """`GRPOTrainer` around a prepared batch."""
 
-    def __init__(self, folder: Path, prompts: list[str], micro: int, lora: config.Lora | None, max_tokens: int):
+    def __init__(self, folder: Path, prompts: list[str], micro: int, lora: config.LoraConfig | None, max_tokens: int):
         from datasets import Dataset
         from peft import LoraConfig
         from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
@@ -193,11 +193,13 @@ class Trl:
         return out
 
 
-def make_ours(folder: Path, lora: config.Lora | None, longest: int) -> Trainer:
+def make_ours(folder: Path, lora: config.LoraConfig | None, longest: int) -> Trainer:
     """Our learner with TRL's settings."""
-    policy = config.Policy(model=str(folder), dtype="float32", full=lora is None, gradient_checkpointing=False, lora=lora or LORA)
-    learner = config.Learner(lr=LR, warmup=0.0, row_tokens=max(1024, longest), zero_stage=0)
-    loss = config.Loss(aggregate="token", clip_low=0.2, clip_high=0.2, importance="none")
+    policy = config.PolicyConfig(
+        model=str(folder), dtype="float32", full=lora is None, gradient_checkpointing=False, lora=lora or LORA
+    )
+    learner = config.LearnerConfig(lr=LR, warmup=0.0, row_tokens=max(1024, longest), zero_stage=0)
+    loss = config.LossConfig(aggregate="token", clip_low=0.2, clip_high=0.2, importance="none")
     trainer = Trainer(policy, learner, loss, total_steps=10**6, device="cpu")
     # TRL does not know ids that may not be sampled; the mask is still added, so the work is the same.
     trainer.zero.engine.module.banned.zero_()
@@ -262,7 +264,7 @@ def gemm_rate(clock: str) -> float:
     return 2 * 2048 * 768 * 768 / min(seconds(lambda: torch.mm(a, b), CLOCKS[clock]) for _ in range(20))
 
 
-def learner_rows(report: Report, folder: Path, given: argparse.Namespace, lora: config.Lora | None) -> None:
+def learner_rows(report: Report, folder: Path, given: argparse.Namespace, lora: config.LoraConfig | None) -> None:
     """Uniform and Zipf lengths, learner part only."""
     name = "lora" if lora else "full"
     words = np.arange(300, given.vocab)
@@ -318,7 +320,7 @@ def whole_row(report: Report, folder: Path, given: argparse.Namespace) -> None:
     trl = Trl(folder, texts, given.micro, None, max_tokens)
     trainer = make_ours(folder, None, given.longest + 128)
     prompts = [trl.trainer.processing_class(t)["input_ids"] for t in texts]
-    engine = HfEngine(folder, trainer.policy, config.Engine(max_num_seqs=len(texts), threads=1))
+    engine = HfEngine(folder, trainer.policy, config.EngineConfig(max_num_seqs=len(texts), threads=1))
     rng = np.random.default_rng(given.seed)
     with asyncio.Runner() as runner:
         ours = lambda: runner.run(roll(engine, trainer, prompts, rng, max_tokens))  # noqa: E731

@@ -32,7 +32,7 @@ import faiss
 import numpy as np
 
 from benchmarks.harness import Report, arguments, compare, percentile, seconds
-from pixelis.config import Memory, load
+from pixelis.config import MemoryConfig, load
 from pixelis.memory import Entry, Shard
 from pixelis.records import Experience, ImageView, Question, Trajectory, Turn, Verdict, Vote
 
@@ -73,7 +73,7 @@ def experience(number: int) -> Experience:
     )
 
 
-def filled(folder: Path, config: Memory, vectors: np.ndarray) -> Shard:
+def filled(folder: Path, config: MemoryConfig, vectors: np.ndarray) -> Shard:
     """A shard with these vectors, in groups of a thousand."""
     shard = Shard(folder, config)
     for start in range(0, len(vectors), 1000):
@@ -120,7 +120,7 @@ def search_in(report: Report, folder: Path, shards: int, vectors: np.ndarray, qu
     import ray
 
     from pixelis.actors.cluster import connect
-    from pixelis.actors.memory import Memory as Client
+    from pixelis.actors.memory import MemoryConfig as Client
     from pixelis.actors.memory import place_shards
 
     settings = ["cluster.cpus=4", "cluster.object_store_bytes=300000000", f"memory.shards={shards}", f"run.dir={folder}"]
@@ -165,7 +165,7 @@ def recall(report: Report, folder: Path, records: int, width: int) -> None:
         truth = faiss.IndexFlatIP(width)
         truth.add(vectors)
         exact = truth.search(queries, 10)[1]
-        shard = filled(folder / name.split()[0], Memory(index="hnsw", capacity=2 * count), vectors)
+        shard = filled(folder / name.split()[0], MemoryConfig(index="hnsw", capacity=2 * count), vectors)
         report.row(f"hnsw, {count} {name}: s to build", settled(shard))
         found = recalled(shard.search(queries, 10), exact)
         report.row(f"hnsw, {count} {name}: recall@10", found, ">= .98" if make is like_embeddings else "")
@@ -195,13 +195,13 @@ def in_child(work: Callable[[], None]) -> int:
 def recover(report: Report, folder: Path, records: int, width: int) -> None:
     """From opening to the first search."""
     vectors, query = like_embeddings(records, width, 1), like_embeddings(1, width, 2)
-    filled(folder, Memory(capacity=2 * records), vectors).close()
+    filled(folder, MemoryConfig(capacity=2 * records), vectors).close()
     raw = faiss.IndexFlatIP(width)
     raw.add(vectors)
     faiss.write_index(raw, str(folder / "raw.faiss"))
     expected = [f"exp_{i:016x}" for i in raw.search(query, 10)[1][0]]
 
-    def opened(config: Memory, close: bool = True) -> Shard:
+    def opened(config: MemoryConfig, close: bool = True) -> Shard:
         shard = Shard(folder, config)
         found = [id for id, _ in shard.search(query, 10)[0]]
         assert config.index != "flat" or found == expected
@@ -209,7 +209,7 @@ def recover(report: Report, folder: Path, records: int, width: int) -> None:
             shard.close()
         return shard
 
-    flat, graph = Memory(capacity=2 * records), Memory(index="hnsw", capacity=2 * records)
+    flat, graph = MemoryConfig(capacity=2 * records), MemoryConfig(index="hnsw", capacity=2 * records)
     ratio = compare(lambda: opened(flat), lambda: faiss.read_index(str(folder / "raw.faiss")).search(query, 10), repeats=5)
     report.row(f"flat, {records} records: open and search / FAISS reading its file", ratio)
     report.row(f"flat, {records} records: s to open and search", ratio.ours_s, "<= 10")
@@ -238,7 +238,7 @@ def recover(report: Report, folder: Path, records: int, width: int) -> None:
 def add(report: Report, folder: Path, records: int, width: int) -> None:
     """Durable adds, in turns with SQLite that stores the same bytes with as many syncs."""
     vectors = like_embeddings(20_000, width, 1)
-    shard = Shard(folder / "shard", Memory(capacity=10**9))
+    shard = Shard(folder / "shard", MemoryConfig(capacity=10**9))
     bare = sqlite3.connect(folder / "bare.sqlite", isolation_level=None)
     bare.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; CREATE TABLE x (id TEXT UNIQUE, a TEXT, b BLOB)")
     number = [0]
@@ -283,7 +283,7 @@ def kill(report: Report, folder: Path, records: int, width: int, kills: int) -> 
     rng, told = random.Random(seed), []
     moments = sorted(rng.sample(range(100, records), kills))
     pool = like_embeddings(5000, width, 1)
-    graph = Memory(index="hnsw", capacity=100 * records)
+    graph = MemoryConfig(index="hnsw", capacity=100 * records)
     opened: list[float] = []
 
     def life(number: int, out: int) -> None:
@@ -326,7 +326,7 @@ def kill(report: Report, folder: Path, records: int, width: int, kills: int) -> 
         os.close(reading)
         os.waitpid(child, 0)
     spent = time.monotonic() - began
-    shard = Shard(folder, Memory(capacity=100 * records))
+    shard = Shard(folder, MemoryConfig(capacity=100 * records))
     lost = sum(row is None for row in shard.rows([f"exp_{n:016x}" for n in told]))
     with shard.database.read() as db:
         stored = dict(db.execute("SELECT id, vector FROM experiences JOIN vectors USING (seq)").fetchall())

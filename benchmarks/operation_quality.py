@@ -18,19 +18,19 @@ import numpy as np
 
 from benchmarks import operation_sets as sets
 from benchmarks.harness import Report
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.operations import Scene, execute, masks
 from pixelis.operations.video import open_clip
 from pixelis.records import Action, ImageView, Observation
 
 
-def call(op: str, media: Any, target: str = "img0", settings: Toolbox | None = None, **arguments: Any) -> Observation:
+def call(op: str, media: Any, target: str = "img0", settings: ToolboxConfig | None = None, **arguments: Any) -> Observation:
     """One operation on a picture (uint8 [H, W, 3]) or a clip, whole."""
     views = []
     if isinstance(media, np.ndarray):
         size = (media.shape[1], media.shape[0])
         views = [ImageView(id=target, source_size=size, view_size=size)]
-    scene = Scene({target: media}, views, settings=settings or Toolbox())
+    scene = Scene({target: media}, views, settings=settings or ToolboxConfig())
     return execute(Action(op=op, target=target, arguments=arguments), scene)[0]
 
 
@@ -124,7 +124,7 @@ def track(report: Report, thin: int) -> None:
     total = []
     for name in list(sets.MOTIONS)[::thin]:
         data, truth = sets.moving(name, max(12, 110 // thin))
-        clip = open_clip(data, Toolbox())
+        clip = open_clip(data, ToolboxConfig())
         first = truth[0]
         assert first is not None
         box = [first[0] / clip.width, first[1] / clip.height, first[2] / clip.width, first[3] / clip.height]
@@ -155,7 +155,7 @@ def segment(report: Report, photos: Path | None, sam: str | None, thin: int) -> 
         "easy-vqa drawings, in-sample": _drawings(max(1, 30 // thin)),
     }
     for method in filter(None, ("grabcut", sam)):
-        settings, name = Toolbox(segmenter=method), "grabcut" if method == "grabcut" else "sam"
+        settings, name = ToolboxConfig(segmenter=method), "grabcut" if method == "grabcut" else "sam"
         for group, things in objects.items():
             for way in ("point", "box"):
                 scores, spent = [], time.process_time()
@@ -176,7 +176,7 @@ def _drawings(count: int) -> list[sets.Outlined]:
         return []
 
 
-def _overlap(thing: sets.Outlined, way: str, settings: Toolbox) -> float:
+def _overlap(thing: sets.Outlined, way: str, settings: ToolboxConfig) -> float:
     height, width = thing.mask.shape
     place = (
         {"point": [(thing.point[0] + 0.5) / width, (thing.point[1] + 0.5) / height]}
@@ -271,7 +271,7 @@ def frames(report: Report, thin: int) -> None:
         data = clips.CONTAINERS[name]()
         with av.open(io.BytesIO(data)) as container:
             expected = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-        clip = open_clip(data, Toolbox())
+        clip = open_clip(data, ToolboxConfig())
         order = [int(i) for i in np.random.default_rng(0).permutation(len(expected))]
         video._FRAMES.__init__()  # type: ignore[misc]  # what is remembered must not answer
         exact += len(clip.times) == len(expected) and all(np.array_equal(clip.frame(i), expected[i]) for i in order)

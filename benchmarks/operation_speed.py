@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks import operation_sets as sets
 from benchmarks.harness import Report, compare
 from benchmarks.operation_quality import call
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.operations import Scene, execute, masks, ocr, video
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import open_clip
@@ -84,7 +84,7 @@ def read(report: Report, turns: int) -> None:
 def track(report: Report, turns: int) -> None:
     """Forty frames beside a bare CSRT loop that decodes the same frames and shrinks them alike."""
     data, truth = sets.moving("shrinking cat", 41)
-    clip = open_clip(data, Toolbox())
+    clip = open_clip(data, ToolboxConfig())
     first = truth[0]
     assert first is not None
     box = [first[0] / clip.width, first[1] / clip.height, first[2] / clip.width, first[3] / clip.height]
@@ -130,7 +130,7 @@ def frames(report: Report, turns: int) -> None:
     import clips
 
     data = clips.BUNNY.read_bytes()
-    clip = open_clip(data, Toolbox())
+    clip = open_clip(data, ToolboxConfig())
     numbers = [i * (len(clip.times) - 1) // 7 for i in range(8)]
 
     def ours() -> None:
@@ -147,7 +147,7 @@ def frames(report: Report, turns: int) -> None:
     _row(report, f"select_frames 8 of {len(clip.times)} frames 720p", ours, bare, turns, "bare: PyAV decodes all, keeps 8")
 
     def index() -> None:
-        open_clip(data, Toolbox())
+        open_clip(data, ToolboxConfig())
 
     def demux() -> None:
         with av.open(io.BytesIO(data)) as container:

@@ -34,7 +34,7 @@ from pixelis.policy.model_path import resolve
 from pixelis.policy.packing import PackedBatch, collate, pack
 from pixelis.policy.samples import TrainSample, from_trajectory
 
-ROWS = config.Learner().rows
+ROWS = config.LearnerConfig().rows
 PADDED_ROWS = 8
 
 
@@ -63,7 +63,7 @@ class Learner:
     """The nano with adapters, once with packed and once with stock attention on the same parameters."""
 
     def __init__(self) -> None:
-        policy = config.Policy(dtype="float32")
+        policy = config.PolicyConfig(dtype="float32")
         self.model, _, self.spec = load_model(policy, "cpu")
         add_lora(self.model, policy.lora)
         self.banned = banned_mask(self.spec.banned, self.spec.vocab)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import arguments, machine
-from pixelis.config import Config, Engine, absolute, load
+from pixelis.config import Config, EngineConfig, absolute, load
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_demonstrations, read_questions
@@ -93,7 +93,7 @@ class Direct:
 
 async def accuracy(config: Config, player: Player, questions: Sequence[Question]) -> dict[str, float]:
     """Share of greedy episodes whose answer is the truth, and of those that looked closer."""
-    engine = HfEngine(resolve(config.policy.model), config.policy, Engine(max_num_seqs=64), config.run.seed)
+    engine = HfEngine(resolve(config.policy.model), config.policy, EngineConfig(max_num_seqs=64), config.run.seed)
     latest = checkpoint.latest(config.run.dir)
     assert latest is not None
     await engine.load(1, load_adapter(latest))

@@ -80,10 +80,10 @@ def main() -> None:
     parser.add_argument("--adapters", nargs="+", default=["7B:16", "7B:64", "nano:32"], help="MODEL:RANK; the first is published")
     given = arguments(parser, adapters=["nano:32"])
     report = Report("weight_bytes")
-    targets = config.Lora().targets
+    targets = config.LoraConfig().targets
     found = {}
     for name, rank in ((name, int(rank)) for name, _, rank in (shape.partition(":") for shape in given.adapters)):
-        model = seven_billion() if name == "7B" else load_model(config.Policy(model=name), "cpu")[0]
+        model = seven_billion() if name == "7B" else load_model(config.PolicyConfig(model=name), "cpu")[0]
         shapes = {n: (m.out_features, m.in_features) for n, m in adapted_layers(model, targets).items()}
         formula = adapter_bytes(shapes, rank, WIDTH)
         everything = sum(p.numel() * p.element_size() for p in model.parameters())

@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from pixelis.config import Dialogue
+from pixelis.config import DialogueConfig
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
@@ -86,7 +86,7 @@ def renderer(name: str) -> Renderer:
     """The renderer of ``nano`` or ``large``, which offers zoom_in: the schemas of all would fill a short context."""
     folder = {"nano": nano_folder, "large": large_folder}[name]()
     tokenizer = load_tokenizer(folder)
-    return Renderer(tokenizer, ModelSpec.load(folder, tokenizer), Dialogue(), select(["zoom_in"]))
+    return Renderer(tokenizer, ModelSpec.load(folder, tokenizer), DialogueConfig(), select(["zoom_in"]))
 
 
 def shown(name: str, image: str = "img0", tiles: tuple[int, int] = (4, 4)) -> ImageView:

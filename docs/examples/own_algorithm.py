@@ -12,14 +12,14 @@ import torch
 from pixelis import config
 
 
-def max_rl(rewards: list[float], settings: config.Advantage) -> list[float]:
+def max_rl(rewards: list[float], settings: config.AdvantageConfig) -> list[float]:
     """(r - mean) / mean: the rarer a success, the larger its advantage (MaxRL, arXiv 2602.02710). For rewards of 0 and above."""
     mean = math.fsum(rewards) / len(rewards)
     return [(r - mean) / mean if mean > 0 else 0.0 for r in rewards]
 
 
 def topr(
-    ratio: torch.Tensor, log_probs: torch.Tensor, advantages: torch.Tensor, settings: config.Loss
+    ratio: torch.Tensor, log_probs: torch.Tensor, advantages: torch.Tensor, settings: config.LossConfig
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Weight 1 for good rollouts, the ratio cut to 0..1 for bad ones (TOPR, arXiv 2503.14286, here for each token)."""
     ratio, bad = ratio.detach(), advantages < 0

@@ -8,7 +8,7 @@ import itertools
 from ray.actor import ActorHandle
 
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
-from pixelis.config import Config, RewardWeights
+from pixelis.config import Config, RewardWeightsConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DataFailure
@@ -30,7 +30,7 @@ class Canary:
         self.questions: list[Question] = []
         self.one = asyncio.Lock()
         # The raw term `accuracy` is all that is wanted; other terms may cost a call to a judge.
-        self.rewards = config.rewards.model_copy(update={"weights": RewardWeights(accuracy=1.0), "tasks": {}, "own": {}})
+        self.rewards = config.rewards.model_copy(update={"weights": RewardWeightsConfig(accuracy=1.0), "tasks": {}, "own": {}})
 
     async def ready(self) -> None:
         """Read the questions. Raises BadInput or MissingFile for what cannot be read or has no answers."""

@@ -13,8 +13,7 @@ from typing import Any
 
 import psutil
 
-from pixelis.config import Config
-from pixelis.config.online import Threshold
+from pixelis.config import Config, ThresholdConfig
 from pixelis.errors import PixelisError
 from pixelis.evolution.alerts import Alerter
 from pixelis.evolution.audit import FOLDER, AuditLog
@@ -22,9 +21,9 @@ from pixelis.evolution.audit import FOLDER, AuditLog
 log = logging.getLogger(__name__)
 
 OWN = [
-    Threshold(metric="rollback", over=0.0, severity="critical", cooldown_s=0.0),
-    Threshold(metric="vote_collapsed", over=0.0, severity="critical", cooldown_s=600.0),
-    Threshold(metric="learner_failed", over=0.0, severity="critical", cooldown_s=60.0),
+    ThresholdConfig(metric="rollback", over=0.0, severity="critical", cooldown_s=0.0),
+    ThresholdConfig(metric="vote_collapsed", over=0.0, severity="critical", cooldown_s=600.0),
+    ThresholdConfig(metric="learner_failed", over=0.0, severity="critical", cooldown_s=60.0),
 ]
 """Thresholds of what only the Evolution actor knows."""
 

@@ -163,7 +163,7 @@ class Found:
 class Memory:
     """All shards as one memory, for a coroutine of any actor or replica; ``names`` in the order of their numbers."""
 
-    def __init__(self, names: Sequence[str], namespace: str, config: configuration.Memory):
+    def __init__(self, names: Sequence[str], namespace: str, config: configuration.MemoryConfig):
         self.names, self.namespace, self.config = list(names), namespace, config
         self._handles: dict[int, ActorHandle] = {}
         self._size: tuple[float, list[int]] = (float("-inf"), [0] * len(self.names))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from pixelis.config import Config, Toolbox
+from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage
 from pixelis.operations.draw import shrink
@@ -75,7 +75,7 @@ def _pages(config: Config, chosen: list[Any]) -> list[EpisodePage]:
     return episodes
 
 
-def _opened(media: Media, trajectory: Trajectory, settings: Toolbox) -> dict[str, np.ndarray]:
+def _opened(media: Media, trajectory: Trajectory, settings: ToolboxConfig) -> dict[str, np.ndarray]:
     """A picture in full, or of a clip those frames that the page shows; nothing when the source is gone, which the page says."""
     frames = wanted_frames(trajectory).get(media.id, [])
     if media.kind == "video" and not frames:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import ray
 
-from pixelis.config import Rft
+from pixelis.config import RftConfig
 from pixelis.errors import DataFailure
 from pixelis.records import Group
 
@@ -53,7 +53,7 @@ class RolloutBuffer:
     ``rft.filter.max_oversampling`` allows; beyond that the slot stays empty and the batch is smaller. A failed one always does.
     """
 
-    def __init__(self, rft: Rft, step: int):
+    def __init__(self, rft: RftConfig, step: int):
         self.rft = rft
         self.admitted = step * rft.prompts_per_step
         """Slots given out since the first step of the run, those of batches already taken included."""

@@ -13,8 +13,8 @@ import ray.data
 
 from pixelis.config import Config
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.synthesis.making import Attempt, Maker
-from pixelis.datasets.synthesis.planning import Rows
+from pixelis.datasets.synthesis.quota_scheduler import Rows
+from pixelis.datasets.synthesis.sample_builder import Attempt, Maker
 from pixelis.errors import BadConfig, PixelisError
 from pixelis.records import Demonstration, Question
 

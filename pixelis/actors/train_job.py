@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pixelis.actors.batch_sources import BatchSource
 from pixelis.actors.weights import WeightPublisher
-from pixelis.config import Config, Loss
+from pixelis.config import Config, LossConfig
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.distributed import sum_over_workers
@@ -31,7 +31,7 @@ class TrainJob:
 
     config: Config
     source: BatchSource
-    loss: Loss = field(default_factory=Loss)
+    loss: LossConfig = field(default_factory=LossConfig)
     temperature: float = 1.0
     ema: float = 0.0
     lr: float | None = None

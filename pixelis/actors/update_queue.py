@@ -12,7 +12,7 @@ from typing import Any, Literal
 import ray
 
 from pixelis.actors.rollouts import RolloutBatch
-from pixelis.config import Advantage
+from pixelis.config import AdvantageConfig
 from pixelis.evolution.updates import DropOldest, as_group, elected
 from pixelis.policy.advantages import assign_advantages
 from pixelis.records import Group, Question, UpdateTask
@@ -43,7 +43,7 @@ class Tasks(DropOldest[Waiting]):
         return self.remove(lambda item: not item.approved)
 
     def batch(
-        self, size: int, world: int, settings: Advantage, objective: Literal["answer", "policy"] = "policy"
+        self, size: int, world: int, settings: AdvantageConfig, objective: Literal["answer", "policy"] = "policy"
     ) -> tuple[RolloutBatch, list[UpdateTask]] | None:
         """The oldest ``size`` tasks with their advantages, and what they were; None when a rank would get no usable one.
 

@@ -7,100 +7,108 @@ contradictions are errors that name the key's path. The defaults are those of th
 
 from __future__ import annotations
 
+from pixelis.config.base import Section
+from pixelis.config.cluster import ClusterConfig
+from pixelis.config.data import DataConfig
+from pixelis.config.dialogue import DialogueConfig, PixelRangeConfig
+from pixelis.config.engine import EngineConfig, SamplingConfig
+from pixelis.config.evaluate import EvaluateConfig
+from pixelis.config.evolution import (
+    AlertsConfig,
+    AuditConfig,
+    CanaryConfig,
+    EvolutionConfig,
+    GuardConfig,
+    NeighboursConfig,
+    ReviewConfig,
+    ThresholdConfig,
+    VotingConfig,
+)
+from pixelis.config.learner import LearnerConfig
 from pixelis.config.load import describe, from_command_line, load, parse
-from pixelis.config.online import Alerts, Audit, Canary, Evolution, Guard, Memory, Neighbours, Review, Serve, Voting
-from pixelis.config.parts import (
-    Cluster,
-    Data,
-    Dialogue,
-    Engine,
-    Evaluate,
-    Learner,
-    Lora,
-    PixelRange,
-    Policy,
-    Quickstart,
-    Run,
-    Sampling,
-    Telemetry,
-    Toolbox,
-)
+from pixelis.config.memory import MemoryConfig
+from pixelis.config.policy import LoraConfig, PolicyConfig
 from pixelis.config.presets.algorithms import Algorithm
-from pixelis.config.ranks import Ranks
-from pixelis.config.refinement import Refinement
+from pixelis.config.quickstart import QuickstartConfig
+from pixelis.config.ranks import RanksConfig
+from pixelis.config.refinement import RefinementConfig
 from pixelis.config.rewards import (
-    Curiosity,
-    Curriculum,
-    Dynamics,
-    Judge,
-    MathScorer,
-    Normalise,
-    Overlong,
-    Rewards,
-    RewardWeights,
-    TaskRewards,
-    VoteReward,
+    CuriosityConfig,
+    CurriculumConfig,
+    DynamicsConfig,
+    JudgeConfig,
+    MathScorerConfig,
+    NormaliseConfig,
+    OverlongConfig,
+    RewardsConfig,
+    RewardWeightsConfig,
+    TaskRewardsConfig,
+    VoteRewardConfig,
 )
-from pixelis.config.rft import Advantage, GroupFilter, Loss, Replay, Rft
-from pixelis.config.section import Section
-from pixelis.config.sft import PartWeights, Sft, SftCurriculum, Stage
-from pixelis.config.synthesis import Synthesis
-from pixelis.config.ttrl import Ttrl
-from pixelis.config.whole import VLLM_LORA_RANKS, Config, absolute
+from pixelis.config.rft import AdvantageConfig, GroupFilterConfig, LossConfig, ReplayConfig, RftConfig
+from pixelis.config.root import VLLM_LORA_RANKS, Config, absolute
+from pixelis.config.run import RunConfig
+from pixelis.config.serve import ServeConfig
+from pixelis.config.sft import PartWeightsConfig, SftConfig, SftCurriculumConfig, StageConfig
+from pixelis.config.synthesis import SynthesisConfig
+from pixelis.config.telemetry import TelemetryConfig
+from pixelis.config.toolbox import ToolboxConfig
+from pixelis.config.ttrl import TtrlConfig
 
 __all__ = [
     "VLLM_LORA_RANKS",
-    "Advantage",
-    "Alerts",
+    "AdvantageConfig",
+    "AlertsConfig",
     "Algorithm",
-    "Audit",
-    "Canary",
-    "Cluster",
+    "AuditConfig",
+    "CanaryConfig",
+    "ClusterConfig",
     "Config",
-    "Curiosity",
-    "Curriculum",
-    "Data",
-    "Dialogue",
-    "Dynamics",
-    "Engine",
-    "Evaluate",
-    "Evolution",
-    "GroupFilter",
-    "Guard",
-    "Judge",
-    "Learner",
-    "Lora",
-    "Loss",
-    "MathScorer",
-    "Memory",
-    "Neighbours",
-    "Normalise",
-    "Overlong",
-    "PartWeights",
-    "PixelRange",
-    "Policy",
-    "Quickstart",
-    "Ranks",
-    "Refinement",
-    "Replay",
-    "Review",
-    "RewardWeights",
-    "Rewards",
-    "Rft",
-    "Run",
-    "Sampling",
+    "CuriosityConfig",
+    "CurriculumConfig",
+    "DataConfig",
+    "DialogueConfig",
+    "DynamicsConfig",
+    "EngineConfig",
+    "EvaluateConfig",
+    "EvolutionConfig",
+    "GroupFilterConfig",
+    "GuardConfig",
+    "JudgeConfig",
+    "LearnerConfig",
+    "LoraConfig",
+    "LossConfig",
+    "MathScorerConfig",
+    "MemoryConfig",
+    "NeighboursConfig",
+    "NormaliseConfig",
+    "OverlongConfig",
+    "PartWeightsConfig",
+    "PixelRangeConfig",
+    "PolicyConfig",
+    "QuickstartConfig",
+    "RanksConfig",
+    "RefinementConfig",
+    "ReplayConfig",
+    "ReviewConfig",
+    "RewardWeightsConfig",
+    "RewardsConfig",
+    "RftConfig",
+    "RunConfig",
+    "SamplingConfig",
     "Section",
-    "Serve",
-    "Sft",
-    "SftCurriculum",
-    "Stage",
-    "Synthesis",
-    "TaskRewards",
-    "Telemetry",
-    "Toolbox",
-    "Ttrl",
-    "VoteReward",
-    "Voting",
+    "ServeConfig",
+    "SftConfig",
+    "SftCurriculumConfig",
+    "StageConfig",
+    "SynthesisConfig",
+    "TaskRewardsConfig",
+    "TelemetryConfig",
+    "ThresholdConfig",
+    "ToolboxConfig",
+    "TtrlConfig",
+    "VoteRewardConfig",
+    "VotingConfig",
     "absolute",
     "describe",
     "from_command_line",

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pixelis.config.section import leaf_keys, merge, unknown_keys
-from pixelis.config.whole import Config, absolute
+from pixelis.config.base import leaf_keys, merge, unknown_keys
+from pixelis.config.root import Config, absolute
 from pixelis.errors import BadConfig, MissingFile, PixelisError
 
 REWARD_MEANS = ("own", "own_limit_s", "own_children", "scorer", "math", "judge", "workers", "cpus")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from pixelis.config.section import Section
+from pixelis.config.base import Section
 
 
-class Ranks(Section):
+class RanksConfig(Section):
     tuned: str | None = Field(
         None, description="policy.model after full fine-tuning: a checkpoint of a run with policy.full, or a Hugging Face folder"
     )
@@ -21,7 +21,7 @@ class Ranks(Section):
     exact: int = Field(100, ge=0, description="layers with a side up to this are decomposed exactly")
 
     @model_validator(mode="after")
-    def _ordered(self) -> Ranks:
+    def _ordered(self) -> RanksConfig:
         if self.smallest > self.largest:
             raise ValueError(f"smallest {self.smallest} is above largest {self.largest}")
         return self

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from pixelis.config.section import Section
+from pixelis.config.base import Section
 
 Share = dict[str, float]
 GROUPS = ("geometric", "ocr", "spatio_temporal", "zoom", "select", "vqa")
@@ -22,7 +22,7 @@ def _check_shares(what: str, name: str, shares: Share, names: tuple[str, ...]) -
         raise ValueError(f"no {name} `{unknown[0]}` ({', '.join(names[:-1])} or {names[-1]})")
 
 
-class Quality(Section):
+class QualityConfig(Section):
     length: tuple[int, int] = Field((2, 20), description="fewest and most actions (thoughts and operations)")
     question: tuple[int, int] = Field((10, 500), description="fewest and most characters of a question")
     provenance: bool = Field(True, description="drop demonstrations that do not say where they come from")
@@ -36,20 +36,20 @@ class Quality(Section):
     judge_std: float = Field(1.0, ge=0, description="standard deviation of three scores above which the judge is distrusted")
 
 
-class Duplicates(Section):
+class DuplicatesConfig(Section):
     exact: bool = Field(True, description="drop demonstrations with the content of another")
     near: float = Field(0.95, ge=0, le=1, description="similarity of texts from which on two are one, pictures alike; 0: never")
     pictures: Literal["bytes", "look"] = Field("look", description="alike: the same bytes, or the same look (perceptual hash)")
     bits: int = Field(3, ge=0, le=3, description="look: most different bits of 64")
 
 
-class Holdout(Section):
+class HoldoutConfig(Section):
     sources: list[str] = Field([], description="evaluation questions that must not be in the set (text and pictures)")
     match: Literal["question", "picture"] = Field("question", description="what a hit is: text and pictures, or a picture alone")
     drop: bool = Field(False, description="drop hits; else a hit ends the job")
 
 
-class PassRate(Section):
+class PassRateConfig(Section):
     episodes: int = Field(0, ge=0, description="episodes of the policy for each question; 0: no filter by pass rate")
     low: float = Field(0.125, ge=0, le=1, description="least pass rate of a question to keep (inclusive)")
     high: float = Field(0.875, ge=0, le=1, description="largest pass rate (inclusive)")
@@ -60,7 +60,7 @@ class PassRate(Section):
     apply_to: Literal["rft", "all"] = Field("rft", description="filter the questions of rft only, or every set")
 
     @model_validator(mode="after")
-    def _ordered(self) -> PassRate:
+    def _ordered(self) -> PassRateConfig:
         if self.low > self.high:
             raise ValueError(f"low {self.low} is above high {self.high}")
         if self.utility and not self.episodes:
@@ -68,7 +68,7 @@ class PassRate(Section):
         return self
 
 
-class Gates(Section):
+class GatesConfig(Section):
     imbalance: float = Field(3.0, ge=1, description="largest task (and level) over the smallest")
     per_task: int = Field(100, ge=0, description="fewest demonstrations of a task")
     total: int = Field(1000, ge=0, description="fewest demonstrations")
@@ -79,7 +79,7 @@ class Gates(Section):
     replay: float = Field(0.0, ge=0, le=1, description="share of the demonstrations that is executed again and compared")
 
 
-class Recipe(Section):
+class RecipeConfig(Section):
     size: int = Field(60_000, ge=1, description="most demonstrations")
     tasks: Share = Field({}, description="share by group of tasks: geometric, ocr, spatio_temporal, zoom, select, vqa")
     kinds: Share = Field({}, description="share by kind: golden, trap, self_correction; sft never gets a trap")
@@ -91,14 +91,14 @@ class Recipe(Section):
     diversity: float = Field(0.0, ge=0, description="added weight for the share of different operations")
 
     @model_validator(mode="after")
-    def _shares(self) -> Recipe:
+    def _shares(self) -> RecipeConfig:
         for what, name, shares, names in (("tasks", "group of tasks", self.tasks, GROUPS), ("kinds", "kind", self.kinds, KINDS)):
             if shares:
                 _check_shares(what, name, shares, names)
         return self
 
 
-class Online(Section):
+class OnlineConfig(Section):
     source: str = Field("", description="JSON-lines file of experiences to choose from; empty: none")
     size: int = Field(10_000, ge=1, description="most experiences")
     shares: Share = Field(
@@ -109,12 +109,12 @@ class Online(Section):
     uncertain: float = Field(0.7, ge=0, le=1, description="confidence below which a verdict is uncertain")
 
     @model_validator(mode="after")
-    def _shares(self) -> Online:
+    def _shares(self) -> OnlineConfig:
         _check_shares("online experiences", "priority", self.shares, PRIORITIES)
         return self
 
 
-class SftRecipe(Recipe):
+class SftRecipeConfig(RecipeConfig):
     tasks: Share = Field(
         {"geometric": 0.25, "ocr": 0.20, "spatio_temporal": 0.20, "zoom": 0.10, "select": 0.10, "vqa": 0.15},
         description="share by group of tasks; empty: as they come",
@@ -126,7 +126,7 @@ class SftRecipe(Recipe):
     validation: float = Field(0.05, ge=0, lt=1, description="share, by picture, that is written to sft_validation.jsonl instead")
 
 
-class RftRecipe(Recipe):
+class RftRecipeConfig(RecipeConfig):
     size: int = Field(40_000, ge=1, description="most demonstrations whose questions are taken")
     tasks: Share = Field(
         {"geometric": 0.30, "ocr": 0.15, "spatio_temporal": 0.25, "zoom": 0.10, "select": 0.10, "vqa": 0.10},
@@ -138,15 +138,15 @@ class RftRecipe(Recipe):
     diversity: float = Field(0.1, ge=0, description="added weight for the share of different operations")
 
 
-class Refinement(Section):
+class RefinementConfig(Section):
     count: int = Field(3000, ge=1, description="demonstrations that a `cards:` source makes; files are read whole")
     observe: bool = Field(True, description="execute calls that come without an observation")
-    quality: Quality = Quality()
-    duplicates: Duplicates = Duplicates()
-    holdout: Holdout = Holdout()
-    pass_rate: PassRate = PassRate()
-    gates: Gates = Gates()
-    sft: SftRecipe = SftRecipe()
-    rft: RftRecipe = RftRecipe()
-    online: Online = Online()
+    quality: QualityConfig = QualityConfig()
+    duplicates: DuplicatesConfig = DuplicatesConfig()
+    holdout: HoldoutConfig = HoldoutConfig()
+    pass_rate: PassRateConfig = PassRateConfig()
+    gates: GatesConfig = GatesConfig()
+    sft: SftRecipeConfig = SftRecipeConfig()
+    rft: RftRecipeConfig = RftRecipeConfig()
+    online: OnlineConfig = OnlineConfig()
     examples: int = Field(12, ge=0, description="demonstrations shown with pictures on the card")

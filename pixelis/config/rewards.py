@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from pixelis.config.base import Section, fill_in
 from pixelis.config.presets.rewards import REWARD_PRESETS, reward_settings
 from pixelis.config.references import is_reference
-from pixelis.config.section import Section, fill_in
 
 
-class Curiosity(Section):
+class CuriosityConfig(Section):
     form: Literal["paper", "repo"] = Field("paper", description="bonus of Pixel-Reasoner's paper or of its code")
     counts: Literal["executed", "requested"] = Field("executed", description="calls that count, for rate, bonus and cost")
     target: float = Field(0.3, ge=0, le=1, description="H: rate of pixel reasoning below which a call earns a bonus")
@@ -21,7 +21,7 @@ class Curiosity(Section):
     beta: float = Field(0.05, ge=0, description="cost of each further call")
 
 
-class RewardWeights(Section):
+class RewardWeightsConfig(Section):
     accuracy: float = Field(1.0, description="weight of the answer's score, 0..1")
     wrong: float = Field(0.0, description="weight of the score less 1, -1..0: 1 beside accuracy gives +1 and -1")
     format: float = Field(
@@ -45,30 +45,30 @@ class RewardWeights(Section):
 FormatKind = Literal["dialect", "think_answer", "caption", "turns", "think_boxed", "balanced", "boxed_once"]
 
 
-class TaskRewards(Section):
-    weights: RewardWeights = RewardWeights()
+class TaskRewardsConfig(Section):
+    weights: RewardWeightsConfig = RewardWeightsConfig()
     format: FormatKind = Field("dialect", description="what well-formed means")
 
 
-class Overlong(Section):
+class OverlongConfig(Section):
     max_tokens: int = Field(20480, ge=1, description="generated tokens of an episode that cost 1")
     buffer: int = Field(4096, ge=1, description="tokens before that over which the cost grows")
 
     @model_validator(mode="after")
-    def _ordered(self) -> Overlong:
+    def _ordered(self) -> OverlongConfig:
         if self.buffer > self.max_tokens:
             raise ValueError(f"buffer {self.buffer} is above max_tokens {self.max_tokens}")
         return self
 
 
-class VoteReward(Section):
+class VoteRewardConfig(Section):
     min_share: float = Field(0.0, ge=0, le=1, description="least share of the rollouts that a majority needs")
     tie: Literal["first", "abstain"] = Field(
         "first", description="equal counts: the answer seen first, or no reward for the group"
     )
 
 
-class Dynamics(Section):
+class DynamicsConfig(Section):
     state: int = Field(768, ge=1, description="size of a state vector of the embedder")
     action: int = Field(128, ge=32, description="size of an action vector")
     hidden: int = Field(256, ge=1, description="size of the hidden layers")
@@ -80,7 +80,7 @@ class Dynamics(Section):
     scale: float = Field(0.1, gt=0, description="weight of the intrinsic reward")
 
 
-class Normalise(Section):
+class NormaliseConfig(Section):
     terms: list[str] = Field([], description="terms that become z-scores of running statistics; never a penalty")
     min_samples: int = Field(10, ge=2, description="values seen before a term is normalised")
     min_std: float = Field(0.1, gt=0, description="smallest standard deviation")
@@ -88,7 +88,7 @@ class Normalise(Section):
     freeze_after: int = Field(0, ge=0, description="values after which the statistics stand still; 0 is never")
 
 
-class Curriculum(Section):
+class CurriculumConfig(Section):
     kind: Literal["none", "trigger", "steps"] = Field(
         "none", description="weights of accuracy, curiosity_dynamics and coherence: fixed, by progress, or by step"
     )
@@ -114,13 +114,13 @@ class Curriculum(Section):
     second_steps: int = Field(20_000, ge=1, description="steps after which phase 2 ends anyway")
 
 
-class MathScorer(Section):
+class MathScorerConfig(Section):
     children: int = Field(2, ge=1, description="processes that compare formulas, for each scorer actor")
     limit_s: float = Field(5.0, gt=0, description="seconds a comparison may take before its process is killed")
     memory_bytes: int = Field(2_000_000_000, ge=500_000_000, description="address space of such a process")
 
 
-class Judge(Section):
+class JudgeConfig(Section):
     required: bool = Field(False, description="a missing url, model or key stops the run at its start")
     url: str | None = Field(None, description="base of an OpenAI-compatible API, e.g. http://judge:8000/v1")
     model: str = Field("", description="model that judges")
@@ -134,10 +134,12 @@ class Judge(Section):
     cache: bool = Field(True, description="keep verdicts in run.dir/judge.sqlite")
 
 
-class Rewards(Section):
+class RewardsConfig(Section):
     preset: str | None = Field(None, description=f"named rewards, explicit keys win: {', '.join(REWARD_PRESETS)}")
-    weights: RewardWeights = RewardWeights()
-    tasks: dict[str, TaskRewards] = Field({}, description="other weights and format for questions of a task (Question.task)")
+    weights: RewardWeightsConfig = RewardWeightsConfig()
+    tasks: dict[str, TaskRewardsConfig] = Field(
+        {}, description="other weights and format for questions of a task (Question.task)"
+    )
     own: dict[str, float] = Field(
         {}, description="own rewards, `package.module:function`, and their weights; a list weighs each 1"
     )
@@ -145,18 +147,18 @@ class Rewards(Section):
     own_children: int = Field(2, ge=1, description="processes that run own rewards, for each scorer actor")
     scorer: str | None = Field(None, description="scorer of every question, in place of the one it names")
     format: FormatKind = Field("dialect", description="what well-formed means")
-    curiosity: Curiosity = Curiosity()
+    curiosity: CuriosityConfig = CuriosityConfig()
     tool_above: float = Field(0.5, ge=0, lt=1, description="score above which a tool bonus is paid")
     max_answer_chars: int = Field(0, ge=0, description="an answer as long as this is wrong and badly formed; 0: any length")
     length_start: int = Field(0, ge=0, description="step before which the length term is 0")
-    overlong: Overlong = Overlong()
-    vote: VoteReward = VoteReward()
-    dynamics: Dynamics = Dynamics()
-    normalise: Normalise = Normalise()
-    curriculum: Curriculum = Curriculum()
+    overlong: OverlongConfig = OverlongConfig()
+    vote: VoteRewardConfig = VoteRewardConfig()
+    dynamics: DynamicsConfig = DynamicsConfig()
+    normalise: NormaliseConfig = NormaliseConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     clip: float = Field(0.0, ge=0, description="largest absolute reward; 0: any")
-    math: MathScorer = MathScorer()
-    judge: Judge = Judge()
+    math: MathScorerConfig = MathScorerConfig()
+    judge: JudgeConfig = JudgeConfig()
     workers: int = Field(1, ge=1, description="scorer actors")
     cpus: float = Field(0.25, ge=0, description="CPUs that each scorer reserves")
 
@@ -169,7 +171,7 @@ class Rewards(Section):
         return fill_in(values, "preset", reward_settings)
 
     @property
-    def mixtures(self) -> list[RewardWeights]:
+    def mixtures(self) -> list[RewardWeightsConfig]:
         """Every set of weights that may be in force."""
         return [self.weights, *(task.weights for task in self.tasks.values())]
 
@@ -185,11 +187,11 @@ class Rewards(Section):
         return bool(self.normalise.terms) or self.curriculum.kind != "none" or learns
 
     @model_validator(mode="after")
-    def _possible(self) -> Rewards:
+    def _possible(self) -> RewardsConfig:
         never = {"efficiency", "tool_penalty", "tool_misuse", "unrepaired_error_zero", "overlong", "wrong"}
         for name in self.normalise.terms:
-            if name not in RewardWeights.model_fields:
-                near = difflib.get_close_matches(name, RewardWeights.model_fields, n=1)
+            if name not in RewardWeightsConfig.model_fields:
+                near = difflib.get_close_matches(name, RewardWeightsConfig.model_fields, n=1)
                 raise ValueError(f"normalise.terms: no term `{name}`" + (f" (did you mean `{near[0]}`?)" if near else ""))
             if name in never:
                 raise ValueError(f"normalise.terms: {name} is a penalty and is never normalised")

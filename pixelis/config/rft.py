@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pixelis.config.parts import Sampling
+from pixelis.config.base import Section, fill_in, unknown_keys
+from pixelis.config.engine import SamplingConfig
 from pixelis.config.presets.algorithms import (
     ALGORITHMS,
     BASELINES,
@@ -15,11 +16,10 @@ from pixelis.config.presets.algorithms import (
     algorithm_settings,
     check_function,
 )
-from pixelis.config.section import Section, fill_in, unknown_keys
 from pixelis.errors import BadConfig
 
 
-class Advantage(Section):
+class AdvantageConfig(Section):
     baseline: str = Field(
         "mean",
         description=f"what is subtracted ({', '.join(BASELINES)}): mean of the group, of its other rollouts, reward of a greedy "
@@ -47,7 +47,7 @@ class Advantage(Section):
         return name
 
     @model_validator(mode="after")
-    def _possible(self) -> Advantage:
+    def _possible(self) -> AdvantageConfig:
         in_group = self.baseline in GROUP_BASELINES
         is_own = self.baseline not in BASELINES
         if in_group and self.min_group < 2:
@@ -61,7 +61,7 @@ class Advantage(Section):
         return self
 
 
-class Loss(Section):
+class LossConfig(Section):
     surrogate: str = Field(
         "clip",
         description=f"what is maximised ({', '.join(SURROGATES)}): PPO clipping, clipped weight on log-probs (CISPO), soft gate "
@@ -104,7 +104,7 @@ class Loss(Section):
         return name
 
     @model_validator(mode="after")
-    def _possible(self) -> Loss:
+    def _possible(self) -> LossConfig:
         if self.dual_clip and (self.surrogate != "clip" or self.dual_clip <= 1 + self.clip_high):
             raise ValueError("dual_clip needs surrogate=clip and a value above 1 + clip_high")
         if self.surrogate == "reinforce" and self.ratio != "token":
@@ -116,7 +116,7 @@ class Loss(Section):
         return self
 
 
-class GroupFilter(Section):
+class GroupFilterConfig(Section):
     key: Literal["none", "accuracy"] = Field(
         "none", description="accuracy: groups whose rollouts are all right or all wrong are replaced by new questions (DAPO)"
     )
@@ -125,14 +125,14 @@ class GroupFilter(Section):
     )
 
 
-class Replay(Section):
+class ReplayConfig(Section):
     capacity: int = Field(0, ge=0, description="rollouts kept to fill up smaller batches (selective sample replay); 0 is off")
     alpha: float = Field(1.0, ge=0, description="a kept rollout is drawn with probability ~ |advantage| ** alpha")
     max_age: int = Field(8, ge=1, description="steps that a rollout is kept")
     max_bytes: int = Field(1_000_000_000, ge=1, description="bytes of views that kept rollouts may hold in the object store")
 
 
-class Rft(Section):
+class RftConfig(Section):
     algorithm: str | None = Field(
         None,
         description=f"named settings of rft.advantage and rft.loss, explicit keys win: {', '.join(ALGORITHMS)}; or your own "
@@ -151,11 +151,11 @@ class Rft(Section):
     minibatches: int = Field(1, ge=1, description="optimizer steps that a batch is cut into")
     epochs_per_batch: int = Field(1, ge=1, description="passes through a batch; each has `minibatches` optimizer steps")
     max_off_policy_steps: int = Field(0, ge=0, description="steps that rollouts may lag behind the learner; 0 is exact on-policy")
-    sampling: Sampling = Sampling()
-    advantage: Advantage = Advantage()
-    loss: Loss = Loss()
-    filter: GroupFilter = GroupFilter()
-    replay: Replay = Replay()
+    sampling: SamplingConfig = SamplingConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    loss: LossConfig = LossConfig()
+    filter: GroupFilterConfig = GroupFilterConfig()
+    replay: ReplayConfig = ReplayConfig()
     evaluate_every: int = Field(0, ge=0, description="steps between held-out evaluations; 0 is never")
 
     @model_validator(mode="before")
@@ -172,7 +172,7 @@ class Rft(Section):
         return settings
 
     @model_validator(mode="after")
-    def _enough_samples(self) -> Rft:
+    def _enough_samples(self) -> RftConfig:
         if self.train_samples and not self.advantage.min_group <= self.train_samples <= self.group_size:
             raise ValueError(
                 f"train_samples {self.train_samples} is not between advantage.min_group {self.advantage.min_group} "

@@ -6,15 +6,15 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from pixelis.config.section import Section
+from pixelis.config.base import Section
 
 
-class Datasource(Section):
+class DatasourceConfig(Section):
     path: str = Field(description="questions with annotations: `packaged:NAME?split=train`, `coco:/data/coco?split=...`, a file")
     rows: int = Field(0, ge=0, description="use only the first N rows; 0 is all")
 
 
-class SynthesisTask(Section):
+class SynthesisTaskConfig(Section):
     enabled: bool = Field(True, description="false: leave this task out")
     target_sample_count: int = Field(100, ge=1, description="samples to make, mistakes and self-corrections among them")
     source_datasets: dict[str, float] = Field(
@@ -30,30 +30,30 @@ class SynthesisTask(Section):
         return values
 
     @model_validator(mode="after")
-    def _positive(self) -> SynthesisTask:
+    def _positive(self) -> SynthesisTaskConfig:
         if any(weight <= 0 for weight in self.source_datasets.values()):
             raise ValueError("weights of source_datasets are above 0")
         return self
 
 
-class Proportions(Section):
+class ProportionsConfig(Section):
     golden: float = Field(0.6, ge=0, description="share of right samples")
     trap: float = Field(0.2, ge=0, description="share of samples that are wrong on purpose")
     self_correction: float = Field(0.2, ge=0, description="share of samples that go wrong at first and notice")
 
 
-class TrapSplit(Section):
+class TrapSplitConfig(Section):
     outcome_negative: float = Field(0.5, ge=0, description="share of traps of which only the answer is wrong")
     trap_perceptual: float = Field(0.25, ge=0, description="share of traps that look at a near miss")
     trap_logical: float = Field(0.25, ge=0, description="share of traps whose last inference is invalid")
 
 
-class SampleWeights(Section):
+class SampleWeightsConfig(Section):
     trap: float = Field(1.5, gt=0, description="sampling weight of perceptual and logical traps")
     self_correction: float = Field(1.2, gt=0, description="sampling weight of self-corrections")
 
 
-class Chat(Section):
+class ChatConfig(Section):
     url: str | None = Field(None, description="base of an OpenAI-compatible API, e.g. http://models:8000/v1; empty: none")
     model: str = Field("", description="model that is asked")
     api_key_env: str = Field(
@@ -68,7 +68,7 @@ class Chat(Section):
     cache: bool = Field(True, description="keep replies in run.dir, by the hash of what was asked")
 
 
-class Writer(Chat):
+class WriterConfig(ChatConfig):
     on_reject: Literal["template", "drop"] = Field(
         "template",
         description="thoughts that fail their checks in all tries: keep the template's, or drop the sample",
@@ -78,7 +78,7 @@ class Writer(Chat):
     similarity: float = Field(0.8, ge=0, le=1, description="largest likeness of the last thought and the answer")
 
 
-class Imitation(Chat):
+class ImitationConfig(ChatConfig):
     plays: Literal["turns", "gateway"] = Field(
         "turns",
         description="turns: a model imitates demonstrations turn by turn; gateway: a policy served by `serve`",
@@ -88,21 +88,21 @@ class Imitation(Chat):
     max_turns: int = Field(6, ge=1, description="turns of an episode, the answer among them")
 
 
-class Distillation(Chat):
+class DistillationConfig(ChatConfig):
     responses: str = Field("responses", description="where a row's meta holds replies; rows without them: the model is asked")
     min_chars: int = Field(20, ge=0, description="shortest thought")
     max_chars: int = Field(4000, ge=1, description="longest thought")
 
 
-class Synthesis(Section):
+class SynthesisConfig(Section):
     method: Literal["templates", "imitation", "distillation"] = Field(
         "templates", description="where right samples come from: annotations, a model that plays episodes, or replies of a model"
     )
-    datasources: dict[str, Datasource] = Field({}, description="sources by name")
-    tasks: dict[str, SynthesisTask] = Field({}, description="tasks by name with target counts and weighted sources")
-    proportions: Proportions = Proportions()
-    traps: TrapSplit = TrapSplit()
-    weights: SampleWeights = SampleWeights()
+    datasources: dict[str, DatasourceConfig] = Field({}, description="sources by name")
+    tasks: dict[str, SynthesisTaskConfig] = Field({}, description="tasks by name with target counts and weighted sources")
+    proportions: ProportionsConfig = ProportionsConfig()
+    traps: TrapSplitConfig = TrapSplitConfig()
+    weights: SampleWeightsConfig = SampleWeightsConfig()
     corrections: list[str] = Field([], description="kinds of self-correction to choose from; empty: all")
     most_iou: float = Field(0.3, gt=0, lt=1, description="overlap of a mistaken place with the right one, at most")
     thoughts: Literal["full", "terse"] = Field("full", description="terse: few words, those of the embedded model's tokenizer")
@@ -113,12 +113,12 @@ class Synthesis(Section):
     round: int = Field(2048, ge=1, description="most attempts that are planned at a time")
     workers: int = Field(2, ge=1, description="synthesis actors")
     cpus: float = Field(0.5, ge=0, description="CPUs that each actor reserves")
-    writer: Writer = Writer()
-    imitation: Imitation = Imitation()
-    distillation: Distillation = Distillation()
+    writer: WriterConfig = WriterConfig()
+    imitation: ImitationConfig = ImitationConfig()
+    distillation: DistillationConfig = DistillationConfig()
 
     @model_validator(mode="after")
-    def _known_sources(self) -> Synthesis:
+    def _known_sources(self) -> SynthesisConfig:
         for name, task in self.tasks.items():
             if unknown := sorted(set(task.source_datasets) - set(self.datasources)):
                 raise ValueError(f"tasks.{name}.source_datasets names no datasource: {', '.join(unknown)}")

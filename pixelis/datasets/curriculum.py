@@ -20,7 +20,7 @@ Mixture = tuple[float, float, float]
 class Curriculum:
     """Feed it every evaluation with ``evaluated``; ``mixture`` are the shares of LEVELS in force, their sum 1."""
 
-    def __init__(self, settings: config.SftCurriculum):
+    def __init__(self, settings: config.SftCurriculumConfig):
         self.settings = settings
         self.state: dict[str, Any] = {
             "stage": 0,
@@ -37,7 +37,7 @@ class Curriculum:
         }
 
     @property
-    def stage(self) -> config.Stage:
+    def stage(self) -> config.StageConfig:
         """The stage in force."""
         return self.settings.stages[self.state["stage"]]
 

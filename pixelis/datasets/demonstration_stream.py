@@ -15,9 +15,9 @@ from ray.actor import ActorHandle
 from pixelis.config import Config
 from pixelis.datasets import token_parts
 from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.demonstration_store import Draw, Shelf
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import Tolerance, read_demonstrations, rows_of
-from pixelis.datasets.shelf import Draw, Shelf
 from pixelis.errors import BadInput, DataFailure
 from pixelis.policy.model_path import resolve
 from pixelis.policy.samples import TrainSample

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.errors import BadImage, BadInput, MissingFile
 from pixelis.operations.image import check_size, load_image
 from pixelis.operations.video import Clip, open_clip
 from pixelis.records import Media
 
 
-def open_media(media: Media, settings: Toolbox) -> np.ndarray | Clip:
+def open_media(media: Media, settings: ToolboxConfig) -> np.ndarray | Clip:
     """A question's picture (uint8 [H, W, 3], RGB) or clip under the caps of ``settings``; raises BadImage.
 
     MissingFile when the package that holds the material of ``cards:`` is not installed.

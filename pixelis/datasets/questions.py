@@ -1,7 +1,7 @@
 """Questions and demonstrations by source: files of rows, families of annotated data sets, packaged media, the picture world.
 
     cards:?split=train                      the embedded picture world
-    NAME:ROOT?split=train                   a data set in its official layout, see pixelis.datasets.families
+    NAME:ROOT?split=train                   a data set in its official layout, see pixelis.datasets.readers
     packaged:NAME?split=train               annotated pictures and clips that ship in packages
     rows.parquet?format=NAME&media=FOLDER   files of rows or a folder of them, see pixelis.datasets.rows
 
@@ -148,15 +148,15 @@ def rows_of(source: str, kind: type[Question] = Question) -> Iterator[Question |
     Raises MissingFile and BadInput for a source that cannot be read at all.
     """
     # Who plays with cards alone need not wait for what the other sources import.
-    from pixelis.datasets import families, packaged
+    from pixelis.datasets import packaged, readers
     from pixelis.datasets.rows import read_records
 
-    if source.startswith("packaged:") or families.is_family(source):
+    if source.startswith("packaged:") or readers.is_family(source):
         if not issubclass(Question, kind):
             raise BadInput(
                 f"{source} holds pictures that nobody asked about yet", fix="make demonstrations of it with jobs.synthesize"
             )
-        rows = packaged.read(source) if source.startswith("packaged:") else families.read(source)
+        rows = packaged.read(source) if source.startswith("packaged:") else readers.read(source)
         return _unique(source, rows)
     return read_records(source, kind)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from pixelis.datasets.families.places import header_size
 from pixelis.datasets.fields import Fault, Fields
+from pixelis.datasets.readers.places import header_size
 from pixelis.records import Demonstration, Level, Media, Provenance, SampleKind, Step
 
 OPERATIONS = {

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pixelis.datasets.families.places import header_size
 from pixelis.datasets.fields import Fault, Fields
+from pixelis.datasets.readers.places import header_size
 from pixelis.dialogue.dialects import DIALECTS, Dialect
 from pixelis.operations import OPERATIONS
 from pixelis.operations.scale import Scale

@@ -10,7 +10,7 @@ import ray.data
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from pixelis.config import Data
+from pixelis.config import DataConfig
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.questions import asked, read_questions
 from pixelis.records import Question
@@ -32,7 +32,7 @@ class Questions(Datasource):
     reads far more of them than a cluster answers.
     """
 
-    def __init__(self, data: Data, seed: int, start: int = 0):
+    def __init__(self, data: DataConfig, seed: int, start: int = 0):
         super().__init__()
         self.data, self.seed, self.start = data, seed, start
 
@@ -51,7 +51,9 @@ class Questions(Datasource):
         return [ReadTask(lambda: _blocks(data, seed, start), metadata, schema=SCHEMA)]
 
 
-def question_stream(data: Data, seed: int, start: int = 0, bad: Callable[[BadRow], None] | None = None) -> Iterator[Question]:
+def question_stream(
+    data: DataConfig, seed: int, start: int = 0, bad: Callable[[BadRow], None] | None = None
+) -> Iterator[Question]:
     """The questions of ``data.train`` from number ``start`` on, in the order of ``read_questions``, endlessly.
 
     Rows that could not be used are told to ``bad`` once. Raises what ``read_questions`` raises.
@@ -72,7 +74,7 @@ def question_stream(data: Data, seed: int, start: int = 0, bad: Callable[[BadRow
                 bad(BadRow(*broken))
 
 
-def _blocks(data: Data, seed: int, start: int) -> Iterable[pa.Table]:
+def _blocks(data: DataConfig, seed: int, start: int) -> Iterable[pa.Table]:
     rows: list[dict[str, Any]] = []
     questions = read_questions(
         data.train,

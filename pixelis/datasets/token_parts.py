@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pixelis.config import PartWeights
+from pixelis.config import PartWeightsConfig
 from pixelis.records import Step, Trajectory
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _ARGUMENTS = '"arguments":'
 
 
 def weights(
-    trajectory: Trajectory, steps: Sequence[Step], tokenizer: PreTrainedTokenizerBase, counts: PartWeights
+    trajectory: Trajectory, steps: Sequence[Step], tokenizer: PreTrainedTokenizerBase, counts: PartWeightsConfig
 ) -> np.ndarray | None:
     """What each token of a played demonstration counts, float32 [tokens]; None when all count 1. Tokens of others: 1."""
     if counts.equal:

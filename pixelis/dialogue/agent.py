@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pixelis.config import Dialogue
+from pixelis.config import DialogueConfig
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import Completion, SamplingParams, Session
 from pixelis.errors import DeadlineExceeded, InfraFailure, PixelisError
@@ -51,7 +51,7 @@ class Limits:
     max_images: int
 
     @classmethod
-    def of(cls, config: Dialogue, test: bool = False) -> Limits:
+    def of(cls, config: DialogueConfig, test: bool = False) -> Limits:
         """The limits of the configuration, for training or (``test``) for evaluation and serving."""
         turns = config.max_turns_test if test else config.max_turns
         return cls(turns, config.max_turn_tokens, config.max_context, config.max_images)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pixelis.config import Dialogue
+from pixelis.config import DialogueConfig
 from pixelis.dialogue.dialects import DIALECTS, Piece, Reply, Tag
 from pixelis.dialogue.spec import ModelSpec, is_control, token_id
 from pixelis.errors import BadConfig, BadInput
@@ -34,7 +34,7 @@ class Renderer:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, spec: ModelSpec, config: Dialogue, operations: Sequence[type[Operation]]
+        self, tokenizer: PreTrainedTokenizerBase, spec: ModelSpec, config: DialogueConfig, operations: Sequence[type[Operation]]
     ):
         self.tokenizer, self.spec = tokenizer, spec
         self.dialect = DIALECTS[config.dialect]

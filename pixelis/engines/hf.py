@@ -83,7 +83,7 @@ class HfEngine(Sessions[HfSession]):
     Raises what `load_model` raises. `seed` is mixed into every session's stream of random numbers.
     """
 
-    def __init__(self, model_folder: str | Path, policy: config.Policy, engine: config.Engine, seed: int = 0):
+    def __init__(self, model_folder: str | Path, policy: config.PolicyConfig, engine: config.EngineConfig, seed: int = 0):
         self.model, self.tokenizer, self.spec = load_model(policy, folder=model_folder)
         self.model.requires_grad_(False)
         use_cached_attention(self.model)

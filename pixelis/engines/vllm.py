@@ -133,7 +133,12 @@ class VllmEngine(Sessions[VllmSession]):
     """
 
     def __init__(
-        self, model_folder: str | Path, policy: config.Policy, engine: config.Engine, dialogue: config.Dialogue, seed: int = 0
+        self,
+        model_folder: str | Path,
+        policy: config.PolicyConfig,
+        engine: config.EngineConfig,
+        dialogue: config.DialogueConfig,
+        seed: int = 0,
     ):
         if importlib.util.find_spec("vllm") is None:
             raise MissingDependency("engine.name=vllm wants vLLM, which is not installed", fix="pip install 'pixelis[vllm]'")
@@ -160,7 +165,7 @@ class VllmEngine(Sessions[VllmSession]):
             self._scratch.remove()
             raise
 
-    def _start(self, folder: Path, policy: config.Policy, engine: config.Engine) -> Any:
+    def _start(self, folder: Path, policy: config.PolicyConfig, engine: config.EngineConfig) -> Any:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # read when vLLM is imported
         on_gpu = torch.cuda.is_available()
         ours = {"VLLM_NO_USAGE_STATS": "1", **({} if on_gpu else {**_CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(engine.threads)})}

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pixelis.config.online import Alerts, Threshold
+from pixelis.config import AlertsConfig, ThresholdConfig
 from pixelis.errors import BadConfig
 
 log = logging.getLogger(__name__)
@@ -30,13 +30,13 @@ LOUDNESS = {"info": 0, "warning": 1, "critical": 2}
 LOG_LEVEL = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
 
 BUILT_IN = (
-    Threshold(metric="update_rate", at_most=0.0, severity="warning", cooldown_s=600.0),
-    Threshold(metric="faiss_failure_rate", over=0.1, severity="critical", cooldown_s=300.0),
-    Threshold(metric="mean_kl", over=0.2, severity="warning", cooldown_s=300.0),
-    Threshold(metric="queue_size", over=900.0, severity="warning", cooldown_s=180.0),
-    Threshold(metric="queue_fill", over=0.9, severity="warning", cooldown_s=180.0),
-    Threshold(metric="memory_usage", over=0.9, severity="critical", cooldown_s=300.0),
-    Threshold(metric="p99_latency", over=2.0, severity="warning", cooldown_s=600.0),
+    ThresholdConfig(metric="update_rate", at_most=0.0, severity="warning", cooldown_s=600.0),
+    ThresholdConfig(metric="faiss_failure_rate", over=0.1, severity="critical", cooldown_s=300.0),
+    ThresholdConfig(metric="mean_kl", over=0.2, severity="warning", cooldown_s=300.0),
+    ThresholdConfig(metric="queue_size", over=900.0, severity="warning", cooldown_s=180.0),
+    ThresholdConfig(metric="queue_fill", over=0.9, severity="warning", cooldown_s=180.0),
+    ThresholdConfig(metric="memory_usage", over=0.9, severity="critical", cooldown_s=300.0),
+    ThresholdConfig(metric="p99_latency", over=2.0, severity="warning", cooldown_s=600.0),
 )
 """Rates and usages 0..1, latency in seconds, KL in nats a token; ``queue_fill`` is queue_size as a share of evolution.queue."""
 
@@ -66,7 +66,7 @@ class Alerter:
     ``folder`` gets alerts.jsonl; None writes no file. Raises BadConfig when the webhook's variable holds no http(s) URL.
     """
 
-    def __init__(self, config: Alerts, folder: str | Path | None = None, environment: Mapping[str, str] | None = None):
+    def __init__(self, config: AlertsConfig, folder: str | Path | None = None, environment: Mapping[str, str] | None = None):
         self.thresholds = (*BUILT_IN, *config.extra)
         self.file = None if folder is None else Path(folder) / FILE
         url = (os.environ if environment is None else environment).get(config.webhook_env, "")
@@ -104,8 +104,8 @@ class Alerter:
                 self._tell(alert)
         return new
 
-    def _beyond(self, metric: str, value: float) -> tuple[Threshold, Literal["over", "at_most"], float] | None:
-        found: tuple[Threshold, Literal["over", "at_most"], float] | None = None
+    def _beyond(self, metric: str, value: float) -> tuple[ThresholdConfig, Literal["over", "at_most"], float] | None:
+        found: tuple[ThresholdConfig, Literal["over", "at_most"], float] | None = None
         for t in self.thresholds:
             if t.metric != metric or (found is not None and LOUDNESS[t.severity] <= LOUDNESS[found[0].severity]):
                 continue

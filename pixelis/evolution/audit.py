@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pixelis.config import Audit
+from pixelis.config import AuditConfig
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution.audit_chain import (
     EVENTS,
@@ -61,7 +61,7 @@ class AuditLog:
     writer holds the folder, ``audit_broken`` when the last line cannot be continued.
     """
 
-    def __init__(self, folder: str | Path, config: Audit, lock_wait_s: float = LOCK_WAIT_S):
+    def __init__(self, folder: str | Path, config: AuditConfig, lock_wait_s: float = LOCK_WAIT_S):
         self.folder, self.config = Path(folder), config
         self.folder.mkdir(parents=True, exist_ok=True)
         self._mutex = threading.RLock()

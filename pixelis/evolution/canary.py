@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pixelis.config import Canary
+from pixelis.config import CanaryConfig
 
 Scores = Mapping[str, float | None]
 """Score 0..1 by question id; no answer is 0. None: unscored (a scorer or generator failed), which says nothing of the policy."""
@@ -47,7 +47,7 @@ class Decision:
         return self.reason in ("fell", "fell_significantly")
 
 
-def compare(candidate: Scores, reference: Scores, config: Canary, against: int | None = None) -> Decision:
+def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against: int | None = None) -> Decision:
     """May ``candidate`` serve in the place of ``reference``?
 
     No when the mean of the paired differences is below ``-tolerance``, when it is below 0 by ``sigma`` of its standard errors or
@@ -76,7 +76,7 @@ def compare(candidate: Scores, reference: Scores, config: Canary, against: int |
 class Watch:
     """The versions promoted one after another and what they answered: the first is the starting policy, the last one serves."""
 
-    def __init__(self, config: Canary, version: int, scores: Scores):
+    def __init__(self, config: CanaryConfig, version: int, scores: Scores):
         self.config = config
         self.line: list[tuple[int, Scores]] = [(version, dict(scores))]
 
@@ -128,7 +128,7 @@ class Watch:
         return {"line": [[version, dict(scores)] for version, scores in self.line]}
 
     @classmethod
-    def restore(cls, config: Canary, state: dict[str, Any]) -> Watch:
+    def restore(cls, config: CanaryConfig, state: dict[str, Any]) -> Watch:
         """The watch that ``state`` came from."""
         watch = cls(config, 0, {})
         watch.line = [(int(version), scores) for version, scores in state["line"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 
-from pixelis.config import Voting
+from pixelis.config import VotingConfig
 from pixelis.records import Verdict
 from pixelis.rewards.scorers import canonical
 
@@ -27,7 +27,7 @@ class Collapse:
     version, or when a person resumes learning.
     """
 
-    def __init__(self, config: Voting):
+    def __init__(self, config: VotingConfig):
         self.config = config
         self.reset()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 
-from pixelis.config import Evolution
+from pixelis.config import EvolutionConfig
 from pixelis.evolution.vote import CLOSED
 from pixelis.records import Verdict
 
@@ -13,7 +13,7 @@ ROUNDING = 1e-9
 """Confidence is a product of fractions: what falls short by less than this reaches the gate."""
 
 
-def gate(verdict: Verdict, config: Evolution) -> bool:
+def gate(verdict: Verdict, config: EvolutionConfig) -> bool:
     """True when the verdict may become an update: learning on, a clear winner, confidence >= ``config.gate`` (inclusive).
 
     A verdict with a reason in ``CLOSED`` never teaches, whatever the threshold: the pseudo-label would be an accident.
@@ -26,7 +26,7 @@ def gate(verdict: Verdict, config: Evolution) -> bool:
     )
 
 
-def learning_rate(confidence: float, config: Evolution) -> float:
+def learning_rate(confidence: float, config: EvolutionConfig) -> float:
     """Rate of an update whose tasks have this mean confidence, within ``lr_min``..``lr``.
 
     ``lr_by`` fixed: ``lr``. confidence: lr x (1 - confidence), Pixelis' rule. Fixed is the default because the gate lets only
@@ -37,7 +37,7 @@ def learning_rate(confidence: float, config: Evolution) -> float:
     return min(max(rate, config.lr_min), config.lr)
 
 
-def drawn_for_review(task_id: str, config: Evolution) -> bool:
+def drawn_for_review(task_id: str, config: EvolutionConfig) -> bool:
     """True for ``review.share`` of all tasks, decided by the hash of the id: a retry or another replica decides the same."""
     draw = int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:8], "big") / 2**64
     return draw < config.review.share

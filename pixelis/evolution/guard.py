@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import Any
 
-from pixelis.config import Guard
+from pixelis.config import GuardConfig
 
 STEP = 1.2
 WINDOW = 100
@@ -22,7 +22,7 @@ class AdaptiveKLController:
     max_beta]``. Source: the adaptive penalty of PPO (arXiv 1707.06347, section 4) with the constants of the specification.
     """
 
-    def __init__(self, config: Guard):
+    def __init__(self, config: GuardConfig):
         self.config = config
         self.beta = self._bounded(config.beta)
         self.measured: deque[float] = deque(maxlen=WINDOW)

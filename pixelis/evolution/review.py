@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from pixelis.config import Rewards
+from pixelis.config import RewardsConfig
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution.privacy import redact, redact_experience
 from pixelis.evolution.updates import relabel, unlabelled
@@ -83,8 +83,8 @@ class ReviewQueue:
     decision. InfraFailure when the file cannot be written or read.
     """
 
-    def __init__(self, path: str | Path, rewards: Rewards | None = None, keep_days: float = 90.0):
-        self.path, self.rewards, self.keep_s = Path(path), rewards or Rewards(), keep_days * 86_400
+    def __init__(self, path: str | Path, rewards: RewardsConfig | None = None, keep_days: float = 90.0):
+        self.path, self.rewards, self.keep_s = Path(path), rewards or RewardsConfig(), keep_days * 86_400
         self.lock = threading.RLock()
         with self._failures():
             self.path.parent.mkdir(parents=True, exist_ok=True)

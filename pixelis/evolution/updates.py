@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from pixelis.config import Evolution, Rewards
+from pixelis.config import EvolutionConfig, RewardsConfig
 from pixelis.errors import BadInput
 from pixelis.evolution.gate import gate
 from pixelis.records import Group, ImageView, Question, Trajectory, UpdateTask, Verdict
@@ -18,7 +18,12 @@ Item = TypeVar("Item")
 
 
 def make_task(
-    group: Group, verdict: Verdict, evolution: Evolution, rewards: Rewards, now: float | None = None, experience_id: str = ""
+    group: Group,
+    verdict: Verdict,
+    evolution: EvolutionConfig,
+    rewards: RewardsConfig,
+    now: float | None = None,
+    experience_id: str = "",
 ) -> UpdateTask | None:
     """The update task of a served group, or None when the gate is closed.
 
@@ -39,7 +44,7 @@ def make_task(
     )
 
 
-def relabel(task: UpdateTask, question: Question, label: str, rewards: Rewards) -> UpdateTask:
+def relabel(task: UpdateTask, question: Question, label: str, rewards: RewardsConfig) -> UpdateTask:
     """The task scored anew against another label, a reviewer's; all else stays, its id and the confidence of the vote too."""
     if not canonical(label):
         raise BadInput("a blank answer is no label", code="blank_answer", fix="give the right answer, or reject the update")

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pixelis.config import Evolution, Voting
+from pixelis.config import EvolutionConfig, VotingConfig
 from pixelis.records import Experience, Neighbour, Question, Trajectory, Verdict, Vote
 from pixelis.rewards.scorers import canonical
 
@@ -50,7 +50,7 @@ def self_confidence(trajectory: Trajectory) -> float:
     return 0.0 if math.isnan(mean) else math.exp(min(mean, 0.0))
 
 
-def compatible(question: Question, neighbour: Neighbour, config: Evolution) -> bool:
+def compatible(question: Question, neighbour: Neighbour, config: EvolutionConfig) -> bool:
     """True when the experience may vote on this question: same text, options and kinds of media, similar enough, sound.
 
     Sound is a verdict with an answer that the vote elected (not cold start, tie, ...), and that nobody called wrong since.
@@ -76,7 +76,7 @@ def called_wrong(experience: Experience) -> bool:
     return False
 
 
-def neighbour_weight(neighbour: Neighbour, config: Evolution, now: float) -> float:
+def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) -> float:
     """Weight of an experience's vote, 0..1: confidence x success x exp(-age / half life) x priority x similarity.
 
     Success is .5 + .5 rate once it was retrieved, else 1; priority .5 + .5 min(priority, 2) / 2. ``now`` in seconds since the
@@ -179,7 +179,7 @@ def agreement_factor(share: float) -> float:
 
 
 def vote(
-    trajectories: Sequence[Trajectory], neighbours: Sequence[Neighbour], config: Evolution, question: Question, now: float
+    trajectories: Sequence[Trajectory], neighbours: Sequence[Neighbour], config: EvolutionConfig, question: Question, now: float
 ) -> Verdict:
     """The verdict of a request's samples and the compatible of the experiences found for it.
 
@@ -231,10 +231,10 @@ def direct(trajectory: Trajectory) -> Verdict:
 
 def majority(answers: Sequence[str | None], min_votes: int = MIN_VOTES) -> Verdict:
     """The vote of bare answers of one weight, as ``vote`` with strategy ``majority`` has it: TTRL's label."""
-    return _verdict([Vote(answer=answer) for answer in answers], Voting(strategy="majority", min_votes=min_votes))
+    return _verdict([Vote(answer=answer) for answer in answers], VotingConfig(strategy="majority", min_votes=min_votes))
 
 
-def _verdict(votes: list[Vote], config: Voting) -> Verdict:
+def _verdict(votes: list[Vote], config: VotingConfig) -> Verdict:
     elected = STRATEGIES[config.strategy](votes)
     spelled: dict[str, str] = {}
     for v in votes:

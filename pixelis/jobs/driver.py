@@ -21,7 +21,7 @@ import yaml
 from ray.exceptions import RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.config import Config, Policy
+from pixelis.config import Config, PolicyConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.policy import ranks
@@ -130,7 +130,7 @@ def _check_same_run(path: Path, config: Config) -> None:
         return
     kept = yaml.safe_load(path.read_text(encoding="utf-8")).get("policy", {})
     # With today's defaults for keys that were not there when the run began.
-    before, now = (policy.model_dump(mode="json") for policy in (Policy.model_validate(kept), config.policy))
+    before, now = (policy.model_dump(mode="json") for policy in (PolicyConfig.model_validate(kept), config.policy))
     different = sorted(key for key in now if before.get(key) != now[key])
     if different:
         raise BadConfig(

@@ -29,7 +29,7 @@ from pixelis.jobs.arguments import Usage, described_arguments, read_arguments, u
 if TYPE_CHECKING:
     import numpy as np
 
-    from pixelis.config import Toolbox
+    from pixelis.config import ToolboxConfig
     from pixelis.operations import Operation, Scene
     from pixelis.operations.video import Clip
     from pixelis.records import Action, Observation
@@ -243,7 +243,7 @@ def _listed() -> str:
     return "\n".join(out) + "Places are 0..1 of the picture: box=left,top,right,bottom, point=x,y."
 
 
-def _open(request: Request, settings: Toolbox) -> tuple[np.ndarray | Clip, dict[str, Any]]:
+def _open(request: Request, settings: ToolboxConfig) -> tuple[np.ndarray | Clip, dict[str, Any]]:
     """The picture or clip, and what the result says about it."""
     from pixelis.datasets.media import open_media
     from pixelis.operations.video import Clip
@@ -303,7 +303,7 @@ def _is_picture(path: Path, request: Request) -> bool:
         return path.suffix.lower() in PICTURES
 
 
-def _scene(request: Request, media: np.ndarray | Clip, about: dict[str, Any], settings: Toolbox) -> tuple[Scene, str, int]:
+def _scene(request: Request, media: np.ndarray | Clip, about: dict[str, Any], settings: ToolboxConfig) -> tuple[Scene, str, int]:
     """The scene after the earlier results, the id to work on, and the number of the observation to come."""
     from pixelis.operations import Scene
     from pixelis.operations.operation import UNBOUNDED

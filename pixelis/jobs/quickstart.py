@@ -26,7 +26,7 @@ import ray
 from PIL import Image
 
 from pixelis.actors import cluster, placement, report
-from pixelis.config import Config, Toolbox, from_command_line
+from pixelis.config import Config, ToolboxConfig, from_command_line
 from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure
@@ -223,7 +223,7 @@ def newest(actors: placement.Actors, kind: str, default: int = 0) -> int:
 def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
     """Ask the served agent a question about its picture; the truth stays here and is only put beside the reply."""
     buffer = io.BytesIO()
-    picture = open_media(question.media[0], Toolbox())
+    picture = open_media(question.media[0], ToolboxConfig())
     assert isinstance(picture, np.ndarray), "the quickstart asks about still pictures"
     Image.fromarray(picture).save(buffer, format="PNG", compress_level=1)
     image = "data:image/png;base64," + b64encode(buffer.getvalue()).decode("ascii")

@@ -27,7 +27,7 @@ from pixelis.datasets.refinement import data_card, filters, gates, sets
 from pixelis.datasets.refinement.episodes import Episodes
 from pixelis.datasets.refinement.pipeline import Refinery, records
 from pixelis.jobs.driver import driver, run_folder, watch
-from pixelis.rewards.tools import Tools
+from pixelis.rewards.services import Tools
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import Steps
 

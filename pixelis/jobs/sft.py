@@ -18,7 +18,7 @@ from pixelis.actors.demonstrations import DemonstrationSource, Schedule
 from pixelis.actors.train_job import TrainJob
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.curriculum import LEVELS
-from pixelis.datasets.shelf import Draw, Shelf
+from pixelis.datasets.demonstration_store import Draw, Shelf
 from pixelis.jobs.driver import driver, last_step, made_steps, run_folder, watch
 from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint

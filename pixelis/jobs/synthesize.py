@@ -17,7 +17,7 @@ from typing import Any
 from pixelis.actors import cluster, synthesis
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.synthesis.corrections import WAYS
-from pixelis.datasets.synthesis.planning import Ledger, Rows, cells
+from pixelis.datasets.synthesis.quota_scheduler import Ledger, Rows, cells
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.jobs.driver import driver, run_folder

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 
 from pixelis.actors import placement
-from pixelis.config import Config, Ttrl, from_command_line
+from pixelis.config import Config, TtrlConfig, from_command_line
 from pixelis.errors import BadConfig
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
 from pixelis.jobs import evaluate, rft
@@ -80,7 +80,7 @@ def shares(folder: Path) -> list[float]:
     return [rows[step].get("vote/majority_share", 0.0) * (1 - rows[step].get("vote/none", 0.0)) for step in sorted(rows)]
 
 
-def plateau(values: Sequence[float], settings: Ttrl) -> bool:
+def plateau(values: Sequence[float], settings: TtrlConfig) -> bool:
     """True when the mean of the last ``patience`` values is less than ``min_gain`` above that of as many before; 0: never."""
     size = settings.patience
     if not size or len(values) < 2 * size:

@@ -20,7 +20,7 @@ from typing import Any
 import faiss as _faiss
 import numpy as np
 
-from pixelis.config import Memory
+from pixelis.config import MemoryConfig
 from pixelis.memory.vectors import checked, unit
 
 faiss: Any = _faiss
@@ -125,14 +125,14 @@ def flat(width: int, metric: int) -> Flat:
 class Built:
     """A graph (``hnsw``) or inverted lists (``ivf``). Neither lets go of vectors: a removed one is masked out of every search."""
 
-    def __init__(self, config: Memory, index: Any, rows: np.ndarray):
+    def __init__(self, config: MemoryConfig, index: Any, rows: np.ndarray):
         self.config, self.index, self.rows = config, index, rows
         self.places = {int(row): place for place, row in enumerate(rows)}
         self.bits = np.full(len(rows) // 8 + 1, 255, np.uint8)
         self.trained_on = max(len(rows), 1)
 
     @classmethod
-    def over(cls, config: Memory, vectors: np.ndarray) -> Built:
+    def over(cls, config: MemoryConfig, vectors: np.ndarray) -> Built:
         """An empty one; ``ivf`` learns its lists from ``vectors``."""
         width, metric = vectors.shape[1], METRICS[config.metric]
         if config.index == "hnsw":
@@ -204,7 +204,7 @@ class Built:
 class Index:
     """Vectors of one width by row number; safe to use from several threads."""
 
-    def __init__(self, config: Memory, width: int):
+    def __init__(self, config: MemoryConfig, width: int):
         self.config, self.width = config, width
         self.metric = METRICS[config.metric]
         # A tail is short: a way to the GPU and back would take longer than it.

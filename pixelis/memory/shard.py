@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pixelis.config import Memory
+from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput
 from pixelis.memory import portable
 from pixelis.memory.database import Database
@@ -65,7 +65,7 @@ class Shard:
     A method that writes returns when the change is on the disk. ``capacity`` is of this shard.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], config: Memory, capacity: int | None = None):
+    def __init__(self, folder: str | os.PathLike[str], config: MemoryConfig, capacity: int | None = None):
         self.folder, self.config = Path(folder), config
         self.capacity = config.capacity if capacity is None else capacity
         self.database = Database(self.folder)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pixelis.config import Dialogue
+from pixelis.config import DialogueConfig
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import Clip
 from pixelis.records import ImageView
 
 
 def first_look(
-    opened: Mapping[str, np.ndarray | Clip], dialogue: Dialogue, multiple: int
+    opened: Mapping[str, np.ndarray | Clip], dialogue: DialogueConfig, multiple: int
 ) -> tuple[list[ImageView], list[np.ndarray]]:
     """What the policy sees of a question's media at first: each picture whole, of a clip ``dialogue.frames`` frames.
 

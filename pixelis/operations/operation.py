@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.errors import OperationError
 from pixelis.operations import geometry
 from pixelis.operations.pixel_budget import PixelBudget
@@ -24,7 +24,7 @@ PointArgument = Annotated[Point, BeforeValidator(geometry.as_point)]
 """A place, 0..1 of the target. Call the field ``point`` or ``center``: the dialects translate it by that name."""
 
 UNBOUNDED = PixelBudget(1, 10**9)
-DEFAULTS = Toolbox()
+DEFAULTS = ToolboxConfig()
 
 
 class OperationArguments(BaseModel):
@@ -98,7 +98,7 @@ class Scene:
     frame_budget: PixelBudget = UNBOUNDED
     multiple: int = 1
     kind: str = "thousand"
-    settings: Toolbox = DEFAULTS
+    settings: ToolboxConfig = DEFAULTS
     seed: int = 0
 
     @cached_property
@@ -176,7 +176,7 @@ class Operation:
             raise OperationError(f"{where[:40]} {problem}".strip(), code="bad_arguments") from None
 
     @classmethod
-    def ready(cls, settings: Toolbox) -> None:
+    def ready(cls, settings: ToolboxConfig) -> None:
         """Check when a job starts that what the operation needs is there; MissingDependency, MissingFile or BadConfig."""
 
     @classmethod

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from pydantic import Field
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.operations import geometry, ocr
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target
 from pixelis.records import Box
@@ -40,7 +40,7 @@ class ReadText(Operation):
     Arguments = ReadTextArguments
 
     @classmethod
-    def ready(cls, settings: Toolbox) -> None:
+    def ready(cls, settings: ToolboxConfig) -> None:
         """The models are installed."""
         ocr.model_files()
 

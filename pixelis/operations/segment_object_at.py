@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import geometry, segmenters
 from pixelis.operations.draw import annotate
@@ -44,7 +44,7 @@ class SegmentObjectAt(Operation):
     Arguments = SegmentArguments
 
     @classmethod
-    def ready(cls, settings: Toolbox) -> None:
+    def ready(cls, settings: ToolboxConfig) -> None:
         """The checkpoint of ``toolbox.segmenter`` can be loaded."""
         segmenters.check(settings)
 

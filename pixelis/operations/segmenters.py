@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.operations import grabcut, sam
 from pixelis.operations.masks import Edges, Segment
 
 
 def segment(
-    picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, settings: Toolbox, seed: int = 0
+    picture: np.ndarray,
+    region: Edges,
+    point: tuple[float, float] | None,
+    box: Edges | None,
+    settings: ToolboxConfig,
+    seed: int = 0,
 ) -> Segment:
     """The object at a point or in a box of a picture, by the back-end that ``toolbox.segmenter`` names.
 
@@ -25,7 +30,7 @@ def segment(
     return sam.segment(picture, region, point, box, settings.segmenter)
 
 
-def check(settings: Toolbox) -> None:
+def check(settings: ToolboxConfig) -> None:
     """Load what ``toolbox.segmenter`` names, so that a wrong folder is told when a job starts: MissingFile or BadConfig."""
     if settings.segmenter != "grabcut":
         sam.load(settings.segmenter)

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 from pydantic import model_validator
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.errors import BadInput, MissingDependency, OperationError
 from pixelis.operations import geometry
 from pixelis.operations.draw import annotate
@@ -79,7 +79,7 @@ class TrackObject(Operation):
     Arguments = TrackObjectArguments
 
     @classmethod
-    def ready(cls, settings: Toolbox) -> None:
+    def ready(cls, settings: ToolboxConfig) -> None:
         """OpenCV has the tracker."""
         _csrt()
 

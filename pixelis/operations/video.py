@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.errors import BadImage, OperationError
 from pixelis.operations.container import Source, frame_pixels, undecodable
 from pixelis.operations.image import FORMATS, load_image
@@ -102,7 +102,7 @@ class Clip:
         return np.array(picture)
 
 
-def open_clip(source: str | bytes | Path | Sequence[str], settings: Toolbox, fps: float = 1.0) -> Clip:
+def open_clip(source: str | bytes | Path | Sequence[str], settings: ToolboxConfig, fps: float = 1.0) -> Clip:
     """A clip from encoded bytes, a file path, a ``data:`` URL, or a list of paths and ``data:`` URLs of equally large pictures.
 
     ``fps``: how many pictures of a list are shown a second. The caps of ``settings`` are checked before anything is decoded.
@@ -188,7 +188,7 @@ def _check_length(seconds: float, limit: float) -> None:
         )
 
 
-def _frame_list(sources: list[str], settings: Toolbox, fps: float) -> Clip:
+def _frame_list(sources: list[str], settings: ToolboxConfig, fps: float) -> Clip:
     if not sources:
         raise BadImage("the clip has no pictures", code="video_empty")
     if not (np.isfinite(fps) and fps > 0):
@@ -230,7 +230,7 @@ class _Packets:
     """Every packet has a time of its own and none is hidden."""
 
 
-def _index(data: np.ndarray, sha256: str, settings: Toolbox) -> Clip:
+def _index(data: np.ndarray, sha256: str, settings: ToolboxConfig) -> Clip:
     source = Source(data, settings.max_image_pixels)
     try:
         container = source.container.format.name.split(",")[0]
@@ -247,7 +247,7 @@ def _index(data: np.ndarray, sha256: str, settings: Toolbox) -> Clip:
     return Clip((data,), np.array(times, np.float64), width, height, container, sha256, keys)
 
 
-def _demux(source: Source, settings: Toolbox) -> _Packets:
+def _demux(source: Source, settings: ToolboxConfig) -> _Packets:
     times: list[float | None] = []
     keys: list[float | None] = []
     plain, low, high = True, np.inf, -np.inf
@@ -272,7 +272,7 @@ def _demux(source: Source, settings: Toolbox) -> _Packets:
 Numbered = tuple[list[float], tuple[int, ...], np.ndarray]
 
 
-def _by_packets(data: np.ndarray, found: _Packets, settings: Toolbox) -> Numbered | None:
+def _by_packets(data: np.ndarray, found: _Packets, settings: ToolboxConfig) -> Numbered | None:
     """Times, keys and the first picture, one frame to each packet; None where a look at both ends shows another rule."""
     times = sorted(time for time in found.times if time is not None)
     keys = tuple(int(np.searchsorted(times, time)) for time in sorted(time for time in found.keys if time is not None))
@@ -299,7 +299,7 @@ def _by_packets(data: np.ndarray, found: _Packets, settings: Toolbox) -> Numbere
         reader.close()
 
 
-def _by_frames(data: np.ndarray, found: _Packets, settings: Toolbox) -> Numbered:
+def _by_frames(data: np.ndarray, found: _Packets, settings: ToolboxConfig) -> Numbered:
     """The same by decoding the whole clip: the frames are those that come out."""
     source = Source(data, settings.max_image_pixels)
     stamps: list[float | None] = []

@@ -17,7 +17,7 @@ from pixelis.errors import BadInput, MissingFile
 from pixelis.policy.checkpoint import is_complete, write_folder
 
 if TYPE_CHECKING:
-    from pixelis.config import Policy
+    from pixelis.config import PolicyConfig
 
 FILES = {"lora": "adapter", "full": "model"}
 """Kind of an adapter -> stem of its safetensors file in a checkpoint."""
@@ -115,7 +115,7 @@ def load_header(folder: str | Path) -> tuple[Path, dict[str, str]]:
     return path, meta
 
 
-def check_adapter(adapter: Adapter, policy: Policy, base_sha256: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Whether a policy of this configuration, base and shapes of parameters can take the adapter; BadInput when it cannot."""
     if adapter.kind != ("full" if policy.full else "lora"):
         raise BadInput(f"a {adapter.kind} checkpoint does not fit policy.full={policy.full}", code="foreign_adapter")

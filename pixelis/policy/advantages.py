@@ -27,7 +27,7 @@ Scored = list[float]
 
 def assign_advantages(
     groups: Sequence[Group],
-    settings: config.Advantage,
+    settings: config.AdvantageConfig,
     *,
     greedy: Values | None = None,
     kl: Sequence[Values] | None = None,
@@ -57,7 +57,7 @@ def assign_advantages(
     return advantage_metrics([[t.advantage for t in g.trajectories] for g in groups])
 
 
-def group_rewards(group: Group, settings: config.Advantage) -> list[float | None]:
+def group_rewards(group: Group, settings: config.AdvantageConfig) -> list[float | None]:
     """The rewards that count in a group's statistics: None for an unscored rollout and for one whose stop reason is excluded.
 
     With `excluded_count` an excluded rollout counts with reward 0, although it gets no advantage (Mini-o3's code, arXiv
@@ -67,7 +67,7 @@ def group_rewards(group: Group, settings: config.Advantage) -> list[float | None
     return [left_out if t.stop_reason.value in settings.exclude else t.reward for t in group.trajectories]
 
 
-def usable(rewards: Values, settings: config.Advantage) -> bool:
+def usable(rewards: Values, settings: config.AdvantageConfig) -> bool:
     """Whether a group with these rewards gives advantages at all; a group that does not is dropped and counted."""
     scored = sum(r is not None for r in rewards)
     # Every subset of k rollouts is the same one when there are only k.
@@ -76,7 +76,7 @@ def usable(rewards: Values, settings: config.Advantage) -> bool:
 
 def batch_advantages(
     groups: Sequence[Values],
-    settings: config.Advantage,
+    settings: config.AdvantageConfig,
     *,
     greedy: Values | None = None,
     tokens: Sequence[Sequence[int]] | None = None,
@@ -110,7 +110,7 @@ def batch_advantages(
     return _over_batch(kept, settings, tokens if settings.batch_over == "token" else None, sum_workers)
 
 
-def _of_group(rewards: Scored, settings: config.Advantage) -> Scored:
+def _of_group(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
     """Advantages of the rewards that count in one group, before anything that concerns the whole batch."""
     count = len(rewards)
     mean = math.fsum(rewards) / count
@@ -131,7 +131,7 @@ def _of_group(rewards: Scored, settings: config.Advantage) -> Scored:
     return advantages
 
 
-def _call(rewards: Scored, settings: config.Advantage) -> tuple[Scored, float | None]:
+def _call(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored, float | None]:
     """What the advantage function returns for a group, and the divisor of scale=std beside it, None for the rewards' own.
 
     Raises BadConfig for a function of a user's own that returns something else than a finite number for each reward.
@@ -151,31 +151,31 @@ def _call(rewards: Scored, settings: config.Advantage) -> tuple[Scored, float | 
     return advantages, deviation
 
 
-def rewards_themselves(rewards: Scored, settings: config.Advantage) -> Scored:
+def rewards_themselves(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
     """The rewards: nothing of the group is subtracted."""
     return rewards
 
 
-def less_mean(rewards: Scored, settings: config.Advantage) -> Scored:
+def less_mean(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
     """r - mean of the group (GRPO, arXiv 2402.03300)."""
     mean = math.fsum(rewards) / len(rewards)
     return [r - mean for r in rewards]
 
 
-def less_mean_of_others(rewards: Scored, settings: config.Advantage) -> Scored:
+def less_mean_of_others(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
     """r - mean of the others (RLOO, arXiv 2402.14740)."""
     count = len(rewards)
     return [c * count / (count - 1) for c in less_mean(rewards, settings)]
 
 
-def second_best(rewards: Scored, settings: config.Advantage) -> Scored:
+def second_best(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
     """The best rollout has its lead over the second best, the others 0 (arXiv 2503.19595)."""
     best = max(range(len(rewards)), key=rewards.__getitem__)
     runner_up = max(r for i, r in enumerate(rewards) if i != best)
     return [rewards[best] - runner_up if i == best else 0.0 for i in range(len(rewards))]
 
 
-def pass_at_k(rewards: Scored, settings: config.Advantage) -> tuple[Scored, float]:
+def pass_at_k(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored, float]:
     """Advantages for the best of `settings.k` attempts, and the standard deviation of that best, over all k-subsets of n > k.
 
     A_i = mean of max(subset) over the subsets that hold i, less its mean R over all subsets. For rewards of 0 and 1 this is the
@@ -201,7 +201,7 @@ def pass_at_k(rewards: Scored, settings: config.Advantage) -> tuple[Scored, floa
 
 
 def _over_batch(
-    groups: list[list[float | None]], settings: config.Advantage, tokens: Sequence[Sequence[int]] | None, sum_workers: Sum
+    groups: list[list[float | None]], settings: config.AdvantageConfig, tokens: Sequence[Sequence[int]] | None, sum_workers: Sum
 ) -> list[list[float | None]]:
     """Less the mean of the batch and, for `batch_std`, over its standard deviation (REINFORCE++, arXiv 2501.03262)."""
     weights = tokens or [[1] * len(group) for group in groups]

@@ -40,7 +40,7 @@ class Architecture:
         with torch.device("meta"):
             return self._build()
 
-    def thin(self, lora: config.Lora | None = None) -> Any:
+    def thin(self, lora: config.LoraConfig | None = None) -> Any:
         """A copy with a single layer and a single vision block, with adapters where asked for (all of the largest rank)."""
         model = self.fresh()
         inner, visual = model.model.language_model, model.model.visual
@@ -76,7 +76,7 @@ class Architecture:
         """(out, in) of each layer that gets an adapter. Raises BadConfig for a target that the model does not have."""
         return {name: (m.out_features, m.in_features) for name, m in adapted_layers(self.model, targets).items()}
 
-    def ranks(self, lora: config.Lora) -> dict[str, int]:
+    def ranks(self, lora: config.LoraConfig) -> dict[str, int]:
         """Rank of each layer that gets an adapter. Raises what `ranks.ranks_of` raises."""
         return ranks_of(lora, self.shapes(lora.targets))
 

@@ -41,7 +41,7 @@ def ensure_process_group(device: torch.device) -> None:
     atexit.register(dist.destroy_process_group)
 
 
-def settings(learner: config.Learner, bfloat16: bool, device: torch.device) -> dict[str, Any]:
+def settings(learner: config.LearnerConfig, bfloat16: bool, device: torch.device) -> dict[str, Any]:
     """DeepSpeed's configuration: ours, with `learner.deepspeed` merged over it. Raises MissingFile, BadConfig."""
     bucket = 200_000_000 if device.type == "cuda" else 20_000_000
     ours: dict[str, Any] = {
@@ -91,7 +91,7 @@ class ZeroEngine:
         self,
         module: nn.Module,
         parameters: dict[str, nn.Parameter],
-        learner: config.Learner,
+        learner: config.LearnerConfig,
         bfloat16: bool,
         device: torch.device,
     ):

@@ -36,14 +36,16 @@ FEATURE_CACHE_BYTES = 256 * 2**20
 # -- memory ---------------------------------------------------------------------------------------------------------------------
 
 
-def learner_dtype(policy: config.Policy, gpu: bool) -> torch.dtype:
+def learner_dtype(policy: config.PolicyConfig, gpu: bool) -> torch.dtype:
     """Type of the weights: what `model.pick_dtype` will find, as far as one can know before."""
     if policy.dtype == "auto":
         return torch.bfloat16 if gpu else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[policy.dtype]
 
 
-def learner_memory(arch: Architecture, policy: config.Policy, learner: config.Learner) -> tuple[dict[str, int], dict[str, int]]:
+def learner_memory(
+    arch: Architecture, policy: config.PolicyConfig, learner: config.LearnerConfig
+) -> tuple[dict[str, int], dict[str, int]]:
     """(bytes on each learner's device, bytes in its host's memory) by part, at the peak of a step.
 
     With P trainable and F frozen parameters, N workers, and `width` bytes a weight (ZeRO, arXiv 1910.02054, sections 3 and 5;
@@ -111,7 +113,7 @@ def offloaded(zero: dict[str, Any], key: str) -> bool:
     return (zero.get(key) or {}).get("device", "none") != "none"
 
 
-def generator_memory(arch: Architecture, policy: config.Policy, engine: config.Engine) -> dict[str, int]:
+def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: config.EngineConfig) -> dict[str, int]:
     """Bytes on each GPU of a generator before any key or value, by part.
 
     vLLM shares the weights among `tensor_parallel` GPUs and keeps `max_loras` slots of its rank in the weights' type beside them;

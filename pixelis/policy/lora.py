@@ -52,7 +52,7 @@ def adapted_layers(model: nn.Module, targets: list[str]) -> dict[str, nn.Linear]
     return layers
 
 
-def add_lora(model: nn.Module, lora: config.Lora, seed: int = 0) -> nn.Module:
+def add_lora(model: nn.Module, lora: config.LoraConfig, seed: int = 0) -> nn.Module:
     """Put trainable adapters into the model, in place, and freeze everything else; returns the model.
 
     A is drawn from `seed`, B is zero: the policy is unchanged at first. Raises BadConfig for unknown targets, and what

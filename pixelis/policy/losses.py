@@ -83,7 +83,7 @@ def policy_loss(
     behaviour: torch.Tensor,
     advantages: torch.Tensor,
     weights: torch.Tensor,
-    settings: config.Loss,
+    settings: config.LossConfig,
     *,
     old: torch.Tensor | None = None,
     reference: torch.Tensor | None = None,
@@ -131,7 +131,7 @@ def policy_loss(
     return loss, sums
 
 
-def metric_names(settings: config.Loss, with_reference: bool) -> list[str]:
+def metric_names(settings: config.LossConfig, with_reference: bool) -> list[str]:
     """The metrics that `policy_loss` returns, largest values first: workers without a batch report the same ones.
 
     Those of a user's own surrogate are not among them.
@@ -143,7 +143,7 @@ def metric_names(settings: config.Loss, with_reference: bool) -> list[str]:
     return names + ["dual_clipped"] * (settings.dual_clip > 0) + ["kl"] * with_reference
 
 
-def policy_ratio(new: torch.Tensor, old: torch.Tensor, settings: config.Loss, spans: Spans | None) -> torch.Tensor:
+def policy_ratio(new: torch.Tensor, old: torch.Tensor, settings: config.LossConfig, spans: Spans | None) -> torch.Tensor:
     """pi_new / pi_old of each token, [M] with gradient.
 
     `sequence`: the geometric mean over the sequence, the same for all its tokens (GSPO, arXiv 2507.18071). `sequence_token`: that
@@ -160,7 +160,7 @@ def policy_ratio(new: torch.Tensor, old: torch.Tensor, settings: config.Loss, sp
 
 
 def importance_weights(
-    old: torch.Tensor, behaviour: torch.Tensor, settings: config.Loss, spans: Spans | None
+    old: torch.Tensor, behaviour: torch.Tensor, settings: config.LossConfig, spans: Spans | None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Weights that correct for tokens the learner itself would have drawn with another probability, [M] without gradient.
 
@@ -187,7 +187,7 @@ Gain = tuple[torch.Tensor, dict[str, torch.Tensor]]
 """What to maximise per token, [M] with gradient, and sums of metrics over the tokens."""
 
 
-def _surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.Loss) -> Gain:
+def _surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.LossConfig) -> Gain:
     """What the surrogate function returns. Raises BadConfig for one of a user's own that returns something else than a Gain."""
     result = find_function("surrogate", settings.surrogate)(ratio, new, advantages, settings)
     if settings.surrogate in SURROGATES:
@@ -204,7 +204,7 @@ def _surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor,
     return gain, {name: torch.as_tensor(value, dtype=new.dtype, device=new.device).detach() for name, value in sums.items()}
 
 
-def clip_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.Loss) -> Gain:
+def clip_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.LossConfig) -> Gain:
     """min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), at least dual_clip * A where A < 0.
 
     PPO clipping as in GRPO (arXiv 2402.03300), asymmetric bounds from DAPO (arXiv 2503.14476), the bound on bad tokens that
@@ -222,21 +222,21 @@ def clip_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Ten
     return gain, sums
 
 
-def cispo_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.Loss) -> Gain:
+def cispo_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.LossConfig) -> Gain:
     """clip(ratio) * A * log-probability with the weight held fixed: a clipped token still learns (arXiv 2506.13585)."""
     ratio = ratio.detach()
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     return ratio.clamp(low, high) * advantages * new, _clip_metrics(ratio < low, ratio > high)
 
 
-def sapo_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.Loss) -> Gain:
+def sapo_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.LossConfig) -> Gain:
     """4 / t * sigmoid(t * (ratio - 1)) * A, t by the sign of A: clipping made soft (arXiv 2511.20347). Its slope at 1 is 1."""
     temperature = torch.where(advantages >= 0, settings.sapo_positive, settings.sapo_negative)
     none = torch.zeros_like(ratio, dtype=torch.bool)
     return 4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantages, _clip_metrics(none, none)
 
 
-def reinforce_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.Loss) -> Gain:
+def reinforce_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.LossConfig) -> Gain:
     """A * log-probability (Williams 1992)."""
     none = torch.zeros_like(ratio, dtype=torch.bool)
     return advantages * new, _clip_metrics(none, none)

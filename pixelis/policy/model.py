@@ -58,7 +58,7 @@ def model_class(folder: Path) -> Any:
 
 
 def load_model(
-    policy: config.Policy, device: torch.device | str | None = None, folder: str | Path | None = None
+    policy: config.PolicyConfig, device: torch.device | str | None = None, folder: str | Path | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, ModelSpec]:
     """(model in eval mode on `device`, tokenizer, spec) of `folder` or `policy.model`, with the vision tower's attention batched.
 

@@ -65,7 +65,7 @@ class Change:
         return asdict(self)
 
 
-def change(base: torch.Tensor, tuned: torch.Tensor, settings: config.Ranks, seed: int = 42) -> Change:
+def change(base: torch.Tensor, tuned: torch.Tensor, settings: config.RanksConfig, seed: int = 42) -> Change:
     """What fine-tuning changed in a weight [out, in]. Raises BadInput when the shapes differ or a value is not finite."""
     import torch  # whoever only reads ranks does without
 
@@ -151,7 +151,7 @@ class RankFile(BaseModel):
         return list(self.analysis_metadata.get("skipped", []))
 
 
-def decide(changes: Mapping[str, Change], settings: config.Ranks, about: Mapping[str, Any]) -> RankFile:
+def decide(changes: Mapping[str, Change], settings: config.RanksConfig, about: Mapping[str, Any]) -> RankFile:
     """The rank file for what fine-tuning changed; about: what else is known of the analysis. Raises BadInput for no change."""
     moved = {name: found for name, found in changes.items() if found.values}
     if not moved:
@@ -214,7 +214,7 @@ def read(path: str | Path) -> RankFile:
         raise BadInput(f"{path} is no rank file: {where}: {first['msg']}", fix="python -m pixelis.jobs.ranks makes one") from None
 
 
-def ranks_of(lora: config.Lora, layers: Iterable[str]) -> dict[str, int]:
+def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:
     """Rank of each of a model's layers in `policy.lora.targets`: `lora.rank`, or what the file `lora.ranks` gives each.
 
     Layers that the file's analysis skipped get no adapter. Raises MissingFile, BadInput for a damaged file, BadConfig for one of
@@ -237,14 +237,14 @@ def ranks_of(lora: config.Lora, layers: Iterable[str]) -> dict[str, int]:
     return {name: given[name] for name in layers if name in given}
 
 
-def largest_rank(lora: config.Lora) -> int:
+def largest_rank(lora: config.LoraConfig) -> int:
     """The largest rank that an adapter of this configuration has: what an engine must reserve."""
     if not lora.ranks:
         return lora.rank
     return max((r for name, r in read(lora.ranks).layer_ranks.items() if type_of(name) in lora.targets), default=lora.rank)
 
 
-def merges(policy: config.Policy, engine: config.Engine) -> bool:
+def merges(policy: config.PolicyConfig, engine: config.EngineConfig) -> bool:
     """Whether vLLM gets whole weights instead of adapters: it adapts the language model's layers, but not the output layer."""
     return policy.full or engine.adapters == "merge" or "lm_head" in policy.lora.targets
 

@@ -46,9 +46,9 @@ class Trainer:
 
     def __init__(
         self,
-        policy: config.Policy,
-        learner: config.Learner,
-        loss: config.Loss | None = None,
+        policy: config.PolicyConfig,
+        learner: config.LearnerConfig,
+        loss: config.LossConfig | None = None,
         *,
         total_steps: int,
         seed: int = 0,
@@ -61,7 +61,7 @@ class Trainer:
         device: torch.device | str | None = None,
     ):
         self.label_smoothing, self.ema, self.minibatches, self.epochs = label_smoothing, ema, minibatches, epochs
-        self.policy, self.learner, self.loss = policy, learner, loss or config.Loss()
+        self.policy, self.learner, self.loss = policy, learner, loss or config.LossConfig()
         self.total_steps, self.seed = total_steps, seed
         if temperature <= 0:
             raise BadConfig("the learner needs the temperature of the rollouts, above 0", fix="set rft.sampling.temperature=1.0")
@@ -489,7 +489,7 @@ class Trainer:
         self.zero.close()
 
 
-def learning_rate(learner: config.Learner, step: int, total: int) -> float:
+def learning_rate(learner: config.LearnerConfig, step: int, total: int) -> float:
     """Linear warm-up over a share of the steps, then constant or a cosine down to 0. step counts from 0."""
     warm = math.ceil(learner.warmup * total)
     if step < warm:

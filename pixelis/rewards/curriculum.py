@@ -24,7 +24,7 @@ LOOKS = 5
 class Curriculum:
     """Feed it one ``advance`` a step; ``mixture`` are the weights in force, empty for a curriculum of kind none."""
 
-    def __init__(self, settings: config.Curriculum):
+    def __init__(self, settings: config.CurriculumConfig):
         self.settings = settings
         self.step = -1
         self.phase = 0

@@ -33,7 +33,7 @@ class Dynamics(nn.Module):
     A trajectory with T policy turns has T + 1 states: before the first turn, and after each turn and its observation.
     """
 
-    def __init__(self, settings: config.Dynamics, seed: int = 0):
+    def __init__(self, settings: config.DynamicsConfig, seed: int = 0):
         super().__init__()
         s = self.settings = settings
         with torch.random.fork_rng(devices=[]):

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pixelis.config import Rewards
+from pixelis.config import RewardsConfig
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Group, Trajectory
 from pixelis.rewards.curriculum import Curriculum
 from pixelis.rewards.normalise import Normaliser
+from pixelis.rewards.services import Tools
 from pixelis.rewards.terms import Context, score_in
-from pixelis.rewards.tools import Tools
 
 if TYPE_CHECKING:
     from pixelis.rewards.dynamics import Dynamics, States
@@ -43,7 +43,7 @@ class Grader:
     ``run_dir`` is where the judge's verdicts are kept.
     """
 
-    def __init__(self, settings: Rewards, run_dir: str | Path | None = None, seed: int = 0):
+    def __init__(self, settings: RewardsConfig, run_dir: str | Path | None = None, seed: int = 0):
         self.settings = settings
         self.tools = Tools(settings, run_dir)
         self.normaliser = Normaliser(settings.normalise)

@@ -48,7 +48,7 @@ class Judge:
 
     system, version, temperature = SYSTEM, PROMPT_VERSION, 0.0
 
-    def __init__(self, settings: config.Judge, cache: str | Path | None = None):
+    def __init__(self, settings: config.JudgeConfig, cache: str | Path | None = None):
         self.settings = settings
         if not settings.url or not settings.model:
             raise BadConfig(

@@ -15,7 +15,7 @@ class Normaliser:
     So all rollouts of a step are measured alike, whatever the order they came in, and a group scored twice counts once.
     """
 
-    def __init__(self, settings: config.Normalise):
+    def __init__(self, settings: config.NormaliseConfig):
         self.settings = settings
         self.statistics: dict[str, tuple[int, float, float]] = dict.fromkeys(settings.terms, (0, 0.0, 0.0))
         self.pending: dict[str, dict[str, list[float]]] = {}

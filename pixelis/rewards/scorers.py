@@ -22,7 +22,7 @@ from pixelis.records import Question
 
 
 class Tools(Protocol):
-    """What slow scorers need; ``pixelis.rewards.tools.Tools`` in the product."""
+    """What slow scorers need; ``pixelis.rewards.services.Tools`` in the product."""
 
     def math(self, answer: str, truths: Sequence[str]) -> float:
         """1.0 when the formulas are equal."""

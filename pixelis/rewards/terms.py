@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pixelis.config import Curiosity, Rewards, RewardWeights
+from pixelis.config import CuriosityConfig, RewardsConfig, RewardWeightsConfig
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import coherence as sequences
 from pixelis.rewards.formats import FORMATS, PUNISHING, completion
 from pixelis.rewards.scorers import LOWEST, SLOW, canonical, case_of, find_scorer, letter
-from pixelis.rewards.tools import Tools, finite, shared_tools
+from pixelis.rewards.services import Tools, finite, shared_tools
 
 if TYPE_CHECKING:
     from pixelis.rewards.dynamics import Dynamics, States
@@ -75,7 +75,7 @@ class Context:
     """
 
     group: Group
-    settings: Rewards
+    settings: RewardsConfig
     tools: Tools
     truths: Sequence[str]
     step: int = 0
@@ -212,7 +212,7 @@ def well_formed(trajectory: Trajectory, context: Context) -> float:
     return FORMATS[context.format_kind](trajectory)
 
 
-def bonus(trajectory: Trajectory, rate: float, settings: Curiosity, video: bool = False) -> float:
+def bonus(trajectory: Trajectory, rate: float, settings: CuriosityConfig, video: bool = False) -> float:
     """What a call earns while the group's RaPR, ``rate``, is below H; 0 for an episode without one.
 
     paper: alpha * max(H - RaPR, 0), Pixel-Reasoner, arXiv 2505.15966 (H 0.3, alpha 0.5).
@@ -226,7 +226,7 @@ def bonus(trajectory: Trajectory, rate: float, settings: Curiosity, video: bool 
     return lack / (1.5 if video else 2.0) / rate * 0.25 if rate else 0.0
 
 
-def cost(trajectory: Trajectory, settings: Curiosity) -> float:
+def cost(trajectory: Trajectory, settings: CuriosityConfig) -> float:
     """beta * min(N - n, 0): each call beyond the free ones costs (Pixel-Reasoner: N 1, beta 0.05)."""
     return settings.beta * min(settings.free_calls - calls(trajectory, settings.counts), 0)
 
@@ -341,16 +341,16 @@ TERMS: dict[str, Term] = {
 """Terms by the name that ``rewards.weights`` weighs them under."""
 
 
-def measured(settings: Rewards, mixture: Mapping[str, float] | None = None) -> list[str]:
+def measured(settings: RewardsConfig, mixture: Mapping[str, float] | None = None) -> list[str]:
     """Names of the terms that are computed: those that weigh something anywhere, and a few that are always logged."""
     weighed = {name for weights in settings.mixtures for name, weight in weights.model_dump().items() if weight}
-    return [name for name in RewardWeights.model_fields if name in weighed or name in ALWAYS or name in (mixture or {})]
+    return [name for name in RewardWeightsConfig.model_fields if name in weighed or name in ALWAYS or name in (mixture or {})]
 
 
 # -- groups ---------------------------------------------------------------------------------------------------------
 
 
-def score_group(group: Group, settings: Rewards, truths: Sequence[str] | None = None, tools: Tools | None = None) -> Group:
+def score_group(group: Group, settings: RewardsConfig, truths: Sequence[str] | None = None, tools: Tools | None = None) -> Group:
     """A copy of a complete group with ``rewards``, ``weighted``, and ``reward`` or ``unscored`` on each trajectory.
 
     ``truths`` replaces the question's answers (a pseudo-label): then the question's own are not looked at. BadInput

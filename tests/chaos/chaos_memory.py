@@ -15,7 +15,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from memory_entries import PNG, made
 
-from pixelis.config import Memory
+from pixelis.config import MemoryConfig
 from pixelis.memory import Entry, Shard
 
 
@@ -25,7 +25,7 @@ def vector(number: int) -> np.ndarray:
 
 def write(folder: str, first: int) -> None:
     """Two threads that add for ever, one by one and in threes."""
-    shard = Shard(folder, Memory(index="hnsw", capacity=10**6))
+    shard = Shard(folder, MemoryConfig(index="hnsw", capacity=10**6))
     os.write(1, f"pid {os.getpid()}\n".encode())
 
     def add(start: int, together: int) -> None:

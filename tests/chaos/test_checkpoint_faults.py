@@ -139,8 +139,8 @@ def samples(spec: object, seed: int) -> list[TrainSample]:
 def learner() -> Iterator[train_step.Trainer]:
     """The embedded model in training, with a learning rate that differs from step to step."""
     made = train_step.Trainer(
-        config.Policy(model="nano"),
-        config.Learner(lr=1e-3, schedule="cosine", warmup=0.2, row_tokens=64, rows=2),
+        config.PolicyConfig(model="nano"),
+        config.LearnerConfig(lr=1e-3, schedule="cosine", warmup=0.2, row_tokens=64, rows=2),
         total_steps=20,
         device="cpu",
     )

@@ -26,7 +26,7 @@ from pixelis.actors.generator import Generator
 from pixelis.actors.memory import place_shards
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.weights import CandidatePublisher
-from pixelis.config import Config, Loss, load
+from pixelis.config import Config, LossConfig, load
 from pixelis.datasets import cards
 from pixelis.datasets.demonstration_stream import played
 from pixelis.datasets.demonstrations import Player
@@ -172,7 +172,7 @@ def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_wind
     """F13: poisoned feedback. Goal: gate or canary refuses it, 0 requests by an unvetted version, a fall is rolled back."""
     taught = load_adapter(Path(service.config.run.dir) / "taught")
     calm = service.config.learner.model_copy(update={"warmup": 0.0})
-    trainer = Trainer(service.config.policy, calm, Loss(kl=0.01), total_steps=100, adapter=taught)
+    trainer = Trainer(service.config.policy, calm, LossConfig(kl=0.01), total_steps=100, adapter=taught)
     service.begin()
     every = service.config.evolution.canary.every
     source = UpdateSource(service.config, service.evolution, CandidatePublisher(service.store, every))

@@ -14,9 +14,9 @@ from pixelis import config
 from pixelis.dialogue.spec import ModelSpec
 from pixelis.engines import Engine
 
-DIALOGUE = config.Dialogue(
-    input=config.PixelRange(min_pixels=256, max_pixels=16384),
-    crop=config.PixelRange(min_pixels=256, max_pixels=16384),
+DIALOGUE = config.DialogueConfig(
+    input=config.PixelRangeConfig(min_pixels=256, max_pixels=16384),
+    crop=config.PixelRangeConfig(min_pixels=256, max_pixels=16384),
     max_context=512,
     max_images=8,
 )
@@ -53,10 +53,10 @@ class Running:
         self.runner.run(whole())
 
 
-def start(name: str, folder: Path, policy: config.Policy, family: str, **values: Any) -> Iterator[Running]:
+def start(name: str, folder: Path, policy: config.PolicyConfig, family: str, **values: Any) -> Iterator[Running]:
     """Start an engine, yield it, stop it."""
     engine: Engine
-    settings = config.Engine(name=name, **values)  # type: ignore[arg-type]
+    settings = config.EngineConfig(name=name, **values)  # type: ignore[arg-type]
     with asyncio.Runner() as runner:
         if name == "hf":
             from pixelis.engines.hf import HfEngine

@@ -24,7 +24,7 @@ from pixelis.actors import coordinator as coordinators
 from pixelis.actors import generator_router
 from pixelis.actors.coordinator import Coordinator, RolloutBatch
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RouterTimeouts
-from pixelis.config import Config, Data, parse
+from pixelis.config import Config, DataConfig, parse
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, DataFailure, InfraFailure, PixelisError
 from pixelis.records import Group, Question, Trajectory
@@ -100,7 +100,7 @@ class Scorer:
 
 @pytest.fixture(scope="module", autouse=True)
 def without_ray_data() -> Iterator[None]:
-    def plain(data: Data, seed: int, start: int, *_: Any) -> Iterator[Question]:
+    def plain(data: DataConfig, seed: int, start: int, *_: Any) -> Iterator[Question]:
         return read_questions(data.train, seed=seed, start=start, limit=data.limit)
 
     with pytest.MonkeyPatch.context() as patch:

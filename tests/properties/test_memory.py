@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.actors.memory import merge, shard_of
-from pixelis.config import Memory
+from pixelis.config import MemoryConfig
 from pixelis.memory import Entry, Shard
 from pixelis.memory import index as index_module
 
@@ -39,7 +39,7 @@ CHANGES = st.one_of(
 )
 @settings(max_examples=10)
 def test_shards_together_are_one_index(count: int, shards: int, k: int, metric: str, seed: int) -> None:
-    config = Memory(metric=metric)  # type: ignore[arg-type]
+    config = MemoryConfig(metric=metric)  # type: ignore[arg-type]
     stored, queries = entries(count, 8, seed=seed), vectors(3, 8, seed=seed + 1)
     with tempfile.TemporaryDirectory() as folder:
         whole = Shard(Path(folder) / "whole", config)
@@ -68,7 +68,7 @@ def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, cap
     before = index_module.TAIL, index_module.TRAINED_BY
     index_module.TAIL, index_module.TRAINED_BY = 6, 3
     day = 86_400.0
-    config = Memory(index=kind, evict=evict, ivf_lists=2, ivf_probes=2, hnsw_links=8, retention_days=1)  # type: ignore[arg-type]
+    config = MemoryConfig(index=kind, evict=evict, ivf_lists=2, ivf_probes=2, hnsw_links=8, retention_days=1)  # type: ignore[arg-type]
     known = vectors(61, 8)
     expected: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -51,7 +51,7 @@ def test_unpacking_buckets_gives_the_row_back(sizes: list[int]):
 
 @given(rewards, st.floats(-3, 3))
 def test_advantages_sum_to_zero_and_ignore_a_shift(values: list[float | None], shift: float):
-    setting = config.Advantage(scale="none")
+    setting = config.AdvantageConfig(scale="none")
     (found,) = batch_advantages([values], setting)
     used = [a for a in found if a is not None]
     assert len(found) == len(values)
@@ -64,7 +64,7 @@ def test_advantages_sum_to_zero_and_ignore_a_shift(values: list[float | None], s
 
 @given(rewards)
 def test_scaled_advantages_are_bounded_and_ordered_like_rewards(values: list[float | None]):
-    (found,) = batch_advantages([values], config.Advantage())
+    (found,) = batch_advantages([values], config.AdvantageConfig())
     scored = sorted((v, a) for v, a in zip(values, found, strict=True) if v is not None and a is not None)
     assert all(x[1] <= y[1] + 1e-9 for x, y in itertools.pairwise(scored))
     assert all(abs(a) <= math.sqrt(len(scored)) for _, a in scored)
@@ -79,7 +79,7 @@ def test_the_loss_does_not_depend_on_how_the_batch_is_cut(cuts: int, seed: int, 
     sequence = torch.repeat_interleave(torch.arange(6), sizes)
     new, behaviour, reference, advantages = (torch.randn(total, generator=generator) for _ in range(4))
     weights = token_weights(sequence, sizes, aggregate, Totals(total, 6))
-    setting = config.Loss(kl=0.1, aggregate=aggregate)
+    setting = config.LossConfig(kl=0.1, aggregate=aggregate)
     parts = [sequence % cuts == i for i in range(cuts)]
     whole, _ = policy_loss(new, behaviour, advantages, weights, setting, reference=reference)
     cut = sum(policy_loss(new[p], behaviour[p], advantages[p], weights[p], setting, reference=reference[p])[0] for p in parts)
@@ -97,7 +97,7 @@ def flat(groups: list[list[float | None]]) -> list[float]:
 
 @given(batches, BASELINES, st.floats(-3, 3))
 def test_a_baseline_of_the_group_sums_to_zero_and_ignores_a_shift(groups: list, baseline: str, shift: float):
-    setting = config.Advantage(baseline=baseline, scale="none", k=2)
+    setting = config.AdvantageConfig(baseline=baseline, scale="none", k=2)
     found = batch_advantages(groups, setting)
     for rewards, advantages in zip(groups, found, strict=True):
         assert [a is None for a in advantages] in ([r is None for r in rewards], [True] * len(rewards))
@@ -168,6 +168,6 @@ def test_no_advantage_no_gradient(seed: int):
     generator = torch.Generator().manual_seed(seed)
     new = torch.randn(9, generator=generator).requires_grad_()
     advantages = torch.randn(9, generator=generator) * (torch.arange(9) % 2)
-    loss, _ = policy_loss(new, torch.randn(9, generator=generator), advantages, torch.ones(9), config.Loss())
+    loss, _ = policy_loss(new, torch.randn(9, generator=generator), advantages, torch.ones(9), config.LossConfig())
     loss.backward()
     assert (new.grad[::2] == 0).all()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.config import Data
+from pixelis.config import DataConfig
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.questions import read_questions
 from pixelis.datasets.stream import question_stream
@@ -32,7 +32,7 @@ def file(path: Path, count: int, bad: set[int] = frozenset()) -> str:  # type: i
 
 
 def test_the_stream_is_the_plain_loop_over_epochs_and_resumed_by_number(tmp_path: Path) -> None:
-    data = Data(train=file(tmp_path / "a.jsonl", 70, bad={3, 50}), max_bad_rows=2, shuffle_rows=16)
+    data = DataConfig(train=file(tmp_path / "a.jsonl", 70, bad={3, 50}), max_bad_rows=2, shuffle_rows=16)
     plain = read_questions(data.train, seed=4, max_bad_rows=2, shuffle_rows=16)
     wanted: list[Question] = list(itertools.islice(plain, 160))
     told: list[BadRow] = []
@@ -49,13 +49,13 @@ def test_the_stream_is_the_plain_loop_over_epochs_and_resumed_by_number(tmp_path
 
 
 def test_cards_come_as_from_the_plain_loop() -> None:
-    stream = question_stream(Data(train="cards:?split=validation"), 3, 7)
+    stream = question_stream(DataConfig(train="cards:?split=validation"), 3, 7)
     assert list(itertools.islice(stream, 60)) == list(itertools.islice(read_questions("cards:?split=validation", 3, 7), 60))
     stream.close()  # type: ignore[attr-defined]
 
 
 def test_too_many_bad_rows_end_the_stream_with_our_own_error(tmp_path: Path) -> None:
-    data = Data(train=file(tmp_path / "a.jsonl", 40, bad={30, 31}), max_bad_rows=1, shuffle_rows=8)
+    data = DataConfig(train=file(tmp_path / "a.jsonl", 40, bad={30, 31}), max_bad_rows=1, shuffle_rows=8)
     stream = question_stream(data, 4, 0)
     with pytest.raises(Exception, match=r"row") as caught:
         list(stream)
@@ -67,7 +67,7 @@ def test_too_many_bad_rows_end_the_stream_with_our_own_error(tmp_path: Path) -> 
 
 def test_a_reader_stays_a_bounded_number_ahead_of_who_asks(tmp_path: Path) -> None:
     """60 MB of rows, of which a few are wanted: the place in the file at which the reader stands while nobody asks."""
-    data = Data(train=file(tmp_path / "a.jsonl", 55_000), shuffle_rows=16)
+    data = DataConfig(train=file(tmp_path / "a.jsonl", 55_000), shuffle_rows=16)
     stream = question_stream(data, 4, 0)
     assert len(list(itertools.islice(stream, 40))) == 40
     places = [0]

@@ -18,8 +18,8 @@ import yaml
 
 from pixelis.config import Config, load
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.synthesis.making import Maker
-from pixelis.datasets.synthesis.planning import Ledger, Rows
+from pixelis.datasets.synthesis.quota_scheduler import Ledger, Rows
+from pixelis.datasets.synthesis.sample_builder import Maker
 from pixelis.errors import PixelisError
 from pixelis.jobs import synthesize
 from pixelis.records import Demonstration, Question

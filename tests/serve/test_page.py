@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import Route, expect
 from scripted import KEY, Deployed
 
-from pixelis.config import Evolution, Rewards, load
+from pixelis.config import EvolutionConfig, RewardsConfig, load
 from pixelis.evolution.review import ReviewQueue
 from pixelis.evolution.updates import make_task
 from pixelis.evolution.vote import majority
@@ -286,7 +286,7 @@ def waiting(run: Path) -> str:
     trajectories = [sample(a) for a in ("7", "7", "7", "1")]
     verdict = majority([t.answer for t in trajectories])
     group = Group(id="g", question=question, trajectories=trajectories)
-    task = make_task(group, verdict, Evolution(gate=0.5), Rewards(), now=time.time(), experience_id=new_id("exp"))
+    task = make_task(group, verdict, EvolutionConfig(gate=0.5), RewardsConfig(), now=time.time(), experience_id=new_id("exp"))
     assert task is not None
     view, buffer = np.full((8, 8, 3), 90, np.uint8), io.BytesIO()
     Image.fromarray(view).save(buffer, "PNG")

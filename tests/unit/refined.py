@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pixelis.config import Rewards
+from pixelis.config import RewardsConfig
 from pixelis.datasets.refinement.quality import scorer
 from pixelis.records import Demonstration, ImageView, Observation, Provenance, Step
-from pixelis.rewards.tools import Tools
+from pixelis.rewards.services import Tools
 
-SCORE = scorer(Tools(Rewards()))
+SCORE = scorer(Tools(RewardsConfig()))
 TASKS = ("geometric_comparison", "text_extraction", "object_counting", "spatial_reasoning")
 
 

@@ -58,7 +58,7 @@ def test_lm_head_is_adapted_when_listed():
 
 def test_an_unknown_target_names_the_choices():
     with pytest.raises(BadConfig, match="did you mean q_proj"):
-        add_lora(stock(), config.Lora(targets=["qproj"]))
+        add_lora(stock(), config.LoraConfig(targets=["qproj"]))
 
 
 def test_a_fresh_adapter_changes_nothing_and_its_seed_decides_a():
@@ -179,7 +179,7 @@ def test_models_are_found_or_the_fix_is_named(tmp_path: Path):
         resolve(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     with pytest.raises(BadConfig, match="is a llama"):
-        load_model(config.Policy(model=str(tmp_path)), "cpu")
+        load_model(config.PolicyConfig(model=str(tmp_path)), "cpu")
     assert fingerprint(folder("qwen3_vl")) != fingerprint(folder("qwen2_5_vl"))
 
 

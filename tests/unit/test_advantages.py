@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pixelis.config import Advantage
+from pixelis.config import AdvantageConfig
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.policy.advantages import assign_advantages, batch_advantages, group_rewards, pass_at_k, usable
 from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 
-WHITEN = Advantage(baseline="none", scale="batch_std", eps=1e-12, min_group=1)
+WHITEN = AdvantageConfig(baseline="none", scale="batch_std", eps=1e-12, min_group=1)
 
 
 def group(rewards: list[float | None], stops: list[StopReason] | None = None, lengths: list[int] | None = None) -> Group:
@@ -30,7 +30,7 @@ def group(rewards: list[float | None], stops: list[StopReason] | None = None, le
     return Group(id="g", question=question, trajectories=made)
 
 
-def group_advantages(rewards: list[float | None], settings: Advantage, greedy: float | None = None) -> list[float | None]:
+def group_advantages(rewards: list[float | None], settings: AdvantageConfig, greedy: float | None = None) -> list[float | None]:
     return batch_advantages([rewards], settings, greedy=[greedy])[0]
 
 
@@ -39,53 +39,53 @@ def advantages_of(g: Group) -> list[float | None]:
 
 
 def test_grpo_subtracts_the_mean_and_divides_by_the_sample_deviation():
-    found = group_advantages([1.0, 0.0, 0.0, 1.0], Advantage(eps=1e-9))
+    found = group_advantages([1.0, 0.0, 0.0, 1.0], AdvantageConfig(eps=1e-9))
     assert found == pytest.approx([0.8660254, -0.8660254, -0.8660254, 0.8660254])
 
 
 def test_dr_grpo_leaves_the_deviation_out():
-    assert group_advantages([1.0, 0.0], Advantage(scale="none")) == [0.5, -0.5]
+    assert group_advantages([1.0, 0.0], AdvantageConfig(scale="none")) == [0.5, -0.5]
 
 
 def test_without_a_baseline_the_reward_itself_is_scaled():
-    assert group_advantages([2.0, 2.0], Advantage(baseline="none", scale="none")) == [2.0, 2.0]
+    assert group_advantages([2.0, 2.0], AdvantageConfig(baseline="none", scale="none")) == [2.0, 2.0]
 
 
 def test_equal_rewards_give_no_signal_at_all():
     for reward in (0.0, 0.1, 0.7, 1e6):
-        assert group_advantages([reward] * 7, Advantage()) == [0.0] * 7
+        assert group_advantages([reward] * 7, AdvantageConfig()) == [0.0] * 7
     noisy = [0.1 + 0.2, 0.3, 0.15 + 0.15]
-    assert group_advantages(noisy, Advantage()) == [0.0] * 3
+    assert group_advantages(noisy, AdvantageConfig()) == [0.0] * 3
 
 
 def test_unscored_rollouts_neither_count_nor_get_an_advantage():
-    assert group_advantages([1.0, None, 0.0], Advantage(scale="none")) == [0.5, None, -0.5]
+    assert group_advantages([1.0, None, 0.0], AdvantageConfig(scale="none")) == [0.5, None, -0.5]
 
 
 def test_too_small_a_group_is_not_used():
-    assert group_advantages([1.0, None, None], Advantage()) == [None] * 3
-    assert group_advantages([1.0, 0.0, None], Advantage(min_group=3)) == [None] * 3
-    assert group_advantages([], Advantage()) == []
+    assert group_advantages([1.0, None, None], AdvantageConfig()) == [None] * 3
+    assert group_advantages([1.0, 0.0, None], AdvantageConfig(min_group=3)) == [None] * 3
+    assert group_advantages([], AdvantageConfig()) == []
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_reward_that_is_not_finite_is_refused(bad: float):
     with pytest.raises(DataFailure, match="reached the advantages"):
-        group_advantages([1.0, bad], Advantage())
+        group_advantages([1.0, bad], AdvantageConfig())
 
 
 def test_leaving_one_out_compares_with_the_others():
-    found = group_advantages([1.0, 0.0, None, 0.5], Advantage(baseline="loo", scale="none"))
+    found = group_advantages([1.0, 0.0, None, 0.5], AdvantageConfig(baseline="loo", scale="none"))
     assert found == pytest.approx([0.75, -0.75, None, 0.0])
 
 
 def test_mean_absolute_deviation_is_not_zero_for_lopsided_groups():
-    found = group_advantages([1.0, 0.0, 0.0, 0.0], Advantage(scale="mad", eps=1e-12))
+    found = group_advantages([1.0, 0.0, 0.0, 0.0], AdvantageConfig(scale="mad", eps=1e-12))
     assert found == pytest.approx([2.0, -2 / 3, -2 / 3, -2 / 3])
 
 
 def test_greedy_baseline_needs_a_greedy_reward_and_drops_a_group_whose_is_unscored():
-    setting = Advantage(baseline="greedy", scale="none", min_group=1)
+    setting = AdvantageConfig(baseline="greedy", scale="none", min_group=1)
     assert batch_advantages([[1.0, None, 0.0], [1.0], [0.5]], setting, greedy=[0.5, None, 0.5]) == [
         [0.5, None, -0.5],
         [None],
@@ -140,27 +140,27 @@ def test_pass_at_k_is_the_papers_formula_for_binary_rewards(right: int, k: int):
     n, wrong = 8, 8 - right
     mean = 1 - math.comb(wrong, k) / math.comb(n, k)
     low = 1 - mean - (math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1) if wrong else 0)
-    found, deviation = pass_at_k([0.0] * wrong + [1.0] * right, Advantage(baseline="pass_at_k", k=k))
+    found, deviation = pass_at_k([0.0] * wrong + [1.0] * right, AdvantageConfig(baseline="pass_at_k", k=k))
     assert found == pytest.approx([low] * wrong + [1 - mean] * right, abs=1e-12)
     assert deviation == pytest.approx(math.sqrt(mean * (1 - mean)), abs=1e-7)
 
 
 def test_pass_at_k_needs_more_than_k_scored_rollouts():
-    setting = Advantage(baseline="pass_at_k", k=2)
+    setting = AdvantageConfig(baseline="pass_at_k", k=2)
     assert group_advantages([1.0, 0.0, None], setting) == [None] * 3
     assert not usable([1.0, 0.0, None], setting)
     assert usable([1.0, 0.0, 0.0], setting)
 
 
 def test_second_best_only_teaches_the_one_best_rollout():
-    setting = Advantage(baseline="second_best", scale="none")
+    setting = AdvantageConfig(baseline="second_best", scale="none")
     assert group_advantages([0.2, 1.0, 0.5], setting) == [0.0, 0.5, 0.0]
     assert group_advantages([1.0, 1.0, 0.5], setting) == [0.0, 0.0, 0.0]
 
 
 def test_an_excluded_rollout_is_out_of_statistics_and_loss():
     cut = [StopReason.ANSWER, StopReason.ANSWER, StopReason.OVER_TURN]
-    setting = Advantage(scale="none", exclude=["over_turn"])
+    setting = AdvantageConfig(scale="none", exclude=["over_turn"])
     metrics = assign_advantages([g := group([1.0, 0.0, 0.0], cut)], setting)
     assert advantages_of(g) == [0.5, -0.5, None]
     assert metrics["advantage/left_out"] == pytest.approx(1 / 3)
@@ -173,7 +173,7 @@ def test_an_excluded_rollout_is_out_of_statistics_and_loss():
 
 def test_a_batch_is_assigned_and_its_dropped_groups_are_counted():
     groups = [group([1.0, 0.0]), group([1.0, None]), group([0.5, 0.5]), group([])]
-    metrics = assign_advantages(groups, Advantage(scale="none"))
+    metrics = assign_advantages(groups, AdvantageConfig(scale="none"))
     assert [advantages_of(g) for g in groups] == [[0.5, -0.5], [None, None], [0.0, 0.0], []]
     assert metrics["advantage/dropped_groups"] == 2
     assert metrics["advantage/silent_groups"] == 1
@@ -183,7 +183,7 @@ def test_a_batch_is_assigned_and_its_dropped_groups_are_counted():
 
 def test_divergence_comes_off_the_reward_before_anything_is_compared():
     g = group([1.0, None, 1.0, 0.0])
-    assign_advantages([g], Advantage(baseline="loo", scale="none"), kl=[[2.0, 9.0, 6.0, None]], kl_weight=0.1)
+    assign_advantages([g], AdvantageConfig(baseline="loo", scale="none"), kl=[[2.0, 9.0, 6.0, None]], kl_weight=0.1)
     assert advantages_of(g) == pytest.approx([0.4, None, -0.4, None])
 
 

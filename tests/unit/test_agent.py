@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dialogue_models import Script, pixels, renderer, shown
 
-from pixelis.config import Dialogue
+from pixelis.config import DialogueConfig
 from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.errors import DeadlineExceeded, InfraFailure
@@ -299,6 +299,6 @@ def test_the_engine_gets_the_callers_sampling_with_the_room_of_the_turn():
 
 
 def test_limits_come_from_the_configuration():
-    config = Dialogue(max_turns=2, max_turns_test=5, max_turn_tokens=9, max_context=99, max_images=3)
+    config = DialogueConfig(max_turns=2, max_turns_test=5, max_turn_tokens=9, max_context=99, max_images=3)
     assert Limits.of(config) == Limits(2, 9, 99, 3)
     assert Limits.of(config, test=True) == Limits(5, 9, 99, 3)

@@ -10,8 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from pixelis.config import Alerts
-from pixelis.config.online import Threshold
+from pixelis.config import AlertsConfig, ThresholdConfig
 from pixelis.errors import BadConfig
 from pixelis.evolution.alerts import Alerter
 
@@ -55,7 +54,7 @@ def receiver() -> Iterator[tuple[HTTPServer, list[dict]]]:
     ],
 )
 def test_built_in_thresholds_and_their_cooldowns(metric, good, bad, severity, cooldown):
-    alerter = Alerter(Alerts(), environment={})
+    alerter = Alerter(AlertsConfig(), environment={})
     assert alerter.look({metric: good}, now=0) == []
     (alert,) = alerter.look({metric: bad}, now=1)
     assert (alert.metric, alert.value, alert.severity, alert.component) == (metric, bad, severity, "service")
@@ -65,12 +64,12 @@ def test_built_in_thresholds_and_their_cooldowns(metric, good, bad, severity, co
 
 
 def test_extra_thresholds_add_to_the_built_in_ones():
-    alerter = Alerter(Alerts(extra=[Threshold(metric="refused", over=5)]), environment={})
+    alerter = Alerter(AlertsConfig(extra=[ThresholdConfig(metric="refused", over=5)]), environment={})
     assert {a.metric for a in alerter.look({"refused": 6, "mean_kl": 0.3}, now=0)} == {"refused", "mean_kl"}
 
 
 def test_a_cooldown_is_of_one_component_and_one_metric():
-    alerter = Alerter(Alerts(), environment={})
+    alerter = Alerter(AlertsConfig(), environment={})
     assert len(alerter.look({"mean_kl": 1.0}, now=0, component="learner")) == 1
     assert len(alerter.look({"mean_kl": 1.0}, now=1, component="canary")) == 1
     assert len(alerter.look({"queue_size": 1000}, now=1, component="learner")) == 1
@@ -78,20 +77,20 @@ def test_a_cooldown_is_of_one_component_and_one_metric():
 
 
 def test_a_louder_alert_passes_the_cooldown_and_a_quieter_one_does_not():
-    alerter = Alerter(Alerts(extra=[Threshold(metric="mean_kl", over=0.5, severity="critical")]), environment={})
+    alerter = Alerter(AlertsConfig(extra=[ThresholdConfig(metric="mean_kl", over=0.5, severity="critical")]), environment={})
     assert [a.severity for a in alerter.look({"mean_kl": 0.3}, now=0)] == ["warning"]
     assert [a.severity for a in alerter.look({"mean_kl": 0.6}, now=1)] == ["critical"]
     assert alerter.look({"mean_kl": 0.3}, now=2) == []
 
 
 def test_what_is_not_measured_is_not_judged():
-    alerter = Alerter(Alerts(), environment={})
+    alerter = Alerter(AlertsConfig(), environment={})
     assert alerter.look({"mean_kl": float("nan"), "unknown": 1e9}, now=0) == []
     assert len(alerter.look({"mean_kl": float("inf")}, now=0)) == 1
 
 
 def test_alerts_reach_log_file_and_ring(tmp_path, caplog):
-    alerter = Alerter(Alerts(), tmp_path / "run", environment={})
+    alerter = Alerter(AlertsConfig(), tmp_path / "run", environment={})
     with caplog.at_level(logging.INFO, logger="pixelis"):
         alerter.look({"memory_usage": 0.95}, now=7.0)
         alerter.look({"mean_kl": 0.5}, now=8.0)
@@ -107,14 +106,14 @@ def test_alerts_reach_log_file_and_ring(tmp_path, caplog):
 
 def test_a_file_that_takes_nothing_is_counted(tmp_path):
     (tmp_path / "run").write_text("no folder")
-    alerter = Alerter(Alerts(), tmp_path / "run", environment={})
+    alerter = Alerter(AlertsConfig(), tmp_path / "run", environment={})
     assert len(alerter.look({"mean_kl": 0.5}, now=0)) == 1
     assert alerter.statistics()["file_failed"] == 1
 
 
 def test_the_webhook_gets_the_alert(receiver):
     server, bodies = receiver
-    alerter = Alerter(Alerts(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"})
+    alerter = Alerter(AlertsConfig(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"})
     alerter.look({"memory_usage": 0.95}, now=7.0)
     alerter.close()
     (body,) = bodies
@@ -127,7 +126,7 @@ def test_the_webhook_gets_the_alert(receiver):
 def test_a_failing_webhook_is_counted_not_raised_and_its_secret_not_logged(receiver, caplog, status):
     server, bodies = receiver
     server.status = status
-    alerter = Alerter(Alerts(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"})
+    alerter = Alerter(AlertsConfig(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"})
     with caplog.at_level(logging.DEBUG):
         assert len(alerter.look({"mean_kl": 0.5}, now=0)) == 1
         alerter.close()
@@ -142,7 +141,7 @@ def test_a_webhook_that_nobody_listens_to(receiver):
     port = server.server_port
     server.shutdown()
     server.server_close()
-    alerter = Alerter(Alerts(), environment={URL: f"http://127.0.0.1:{port}/"})
+    alerter = Alerter(AlertsConfig(), environment={URL: f"http://127.0.0.1:{port}/"})
     alerter.look({"mean_kl": 0.5}, now=0)
     alerter.close()
     assert alerter.statistics()["webhook_failed"] == 1
@@ -151,4 +150,4 @@ def test_a_webhook_that_nobody_listens_to(receiver):
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/x", "host/path", "http://"])
 def test_a_webhook_must_be_http(url):
     with pytest.raises(BadConfig, match=URL):
-        Alerter(Alerts(), environment={URL: url})
+        Alerter(AlertsConfig(), environment={URL: url})

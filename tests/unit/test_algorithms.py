@@ -155,11 +155,11 @@ FORMULAS: dict[str, Callable[[list[Sequence]], torch.Tensor]] = {
 }
 
 
-def named(name: str, *overrides: str) -> config.Rft:
+def named(name: str, *overrides: str) -> config.RftConfig:
     return config.load(None, [f"rft.algorithm={name}", *overrides]).rft
 
 
-def ours(batch: list[Sequence], settings: config.Loss) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+def ours(batch: list[Sequence], settings: config.LossConfig) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """(loss, gradient, metrics) of the implementation on the packed batch in float32."""
     sizes = torch.tensor([len(s.new) for s in batch])
     sequence = torch.repeat_interleave(torch.arange(len(batch)), sizes)
@@ -367,7 +367,7 @@ def test_a_dry_run_prints_what_the_name_means_and_reads_it_back(name: str):
 def test_explicit_keys_win_over_the_name():
     r = named("dapo", "rft.loss.clip_high=0.4", "rft.advantage.scale=none")
     assert (r.loss.clip_high, r.loss.clip_low, r.advantage.scale) == (0.4, 0.2, "none")
-    made = config.Rft(algorithm="gspo", loss=config.Loss(clip_low=1e-3))
+    made = config.RftConfig(algorithm="gspo", loss=config.LossConfig(clip_low=1e-3))
     assert (made.loss.clip_low, made.loss.clip_high, made.loss.ratio) == (1e-3, 4e-4, "sequence")
 
 
@@ -415,7 +415,7 @@ def test_one_rollout_is_enough_where_no_group_is_compared():
 
 
 def test_configuration_and_code_know_the_same_names():
-    allowed = config.Advantage.model_fields["exclude"].annotation.__args__[0].__args__
+    allowed = config.AdvantageConfig.model_fields["exclude"].annotation.__args__[0].__args__
     assert set(allowed) == {s.value for s in StopReason} - {"answer"}
     for part, names in (("advantage", BASELINES), ("surrogate", SURROGATES)):
         assert all(callable(find_function(part, name)) for name in names)

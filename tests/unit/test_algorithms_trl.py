@@ -103,7 +103,7 @@ def test_loss_gradient_and_clip_shares_are_those_of_trl(name: str, correction: s
     sizes = torch.tensor(LENGTHS)
     sequence = torch.repeat_interleave(torch.arange(len(LENGTHS)), sizes)
     level, kind = (correction or "token_none").split("_")
-    settings = config.Loss(**keys, importance=kind, importance_level=level, importance_cap=1.3, importance_floor=0.6)
+    settings = config.LossConfig(**keys, importance=kind, importance_level=level, importance_cap=1.3, importance_floor=0.6)
     packed = {k: v[MASK] for k, v in batch.items() if k != "advantages"}
     own = packed["new"].clone().requires_grad_()
     totals = Totals(sum(LENGTHS), len(LENGTHS))

@@ -18,16 +18,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pixelis.config import Audit
+from pixelis.config import AuditConfig
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.evolution import audit
 from pixelis.jobs import audit as job
 
-SMALL = Audit(rotate_bytes=3000)
-HUGE = Audit()
+SMALL = AuditConfig(rotate_bytes=3000)
+HUGE = AuditConfig()
 
 
-def log_of(folder: Path, count: int, config: Audit = HUGE) -> None:
+def log_of(folder: Path, count: int, config: AuditConfig = HUGE) -> None:
     with audit.AuditLog(folder, config) as log:
         for i in range(count):
             log.write("update", "learner", f"step {i}", details={"step": i, "kl": 0.01 * i})
@@ -184,7 +184,7 @@ def test_the_chain_goes_on_over_rotation_and_compressed_files(tmp_path):
 def test_any_edit_of_whole_lines_is_found_over_files(edit, which, first, second):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        log_of(folder, 12, Audit(rotate_bytes=1200))
+        log_of(folder, 12, AuditConfig(rotate_bytes=1200))
         report = audit.verify(folder)
         assert report.ok
         paths = sorted(folder.glob("audit-*"))
@@ -459,7 +459,7 @@ def test_a_folder_without_a_log_is_told(tmp_path, monkeypatch, capsys):
 
 def test_a_file_that_is_packed_while_retention_looks_ends_nothing(tmp_path, monkeypatch):
     """The packing thread takes away the plain file between the listing and the look at its age."""
-    log = audit.AuditLog(tmp_path, Audit(rotate_bytes=1200))
+    log = audit.AuditLog(tmp_path, AuditConfig(rotate_bytes=1200))
     for i in range(12):
         log.write("update", "learner", f"step {i}")
     real = audit.files

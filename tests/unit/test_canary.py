@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pixelis.config import Canary
+from pixelis.config import CanaryConfig
 from pixelis.evolution.canary import Watch, accuracy, compare
 
-CONFIG = Canary(tolerance=0.02, sigma=2.0)
+CONFIG = CanaryConfig(tolerance=0.02, sigma=2.0)
 
 
 def scores(right: int, wrong: int, start: int = 0) -> dict[str, float]:
@@ -77,7 +77,7 @@ def test_unscored_questions_are_no_evidence_but_too_many_refuse():
     st.floats(0.01, 5),
 )
 def test_a_candidate_equal_to_its_reference_is_never_refused(answered, tolerance, sigma):
-    config = Canary(tolerance=tolerance, sigma=sigma)
+    config = CanaryConfig(tolerance=tolerance, sigma=sigma)
     assert compare(answered, dict(answered), config).promote
     watch = Watch(config, 0, answered)
     assert watch.judge(answered).promote
@@ -89,7 +89,7 @@ def test_a_candidate_equal_to_its_reference_is_never_refused(answered, tolerance
 def test_what_is_promoted_lost_no_more_than_the_tolerance(pairs, tolerance, sigma):
     candidate = {str(i): float(c) for i, (c, _) in enumerate(pairs)}
     reference = {str(i): float(r) for i, (_, r) in enumerate(pairs)}
-    decision = compare(candidate, reference, Canary(tolerance=tolerance, sigma=sigma))
+    decision = compare(candidate, reference, CanaryConfig(tolerance=tolerance, sigma=sigma))
     loss = accuracy(reference) - accuracy(candidate)
     assert decision.promote == (loss <= tolerance + 1e-9 and not decision.fell)
     if loss <= 0:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pixelis.config import Voting
+from pixelis.config import VotingConfig
 from pixelis.evolution.collapse import Collapse, fewer
 from pixelis.records import Verdict
 
@@ -20,18 +20,18 @@ def says(answer: str | None) -> Verdict:
 @pytest.mark.parametrize(("answers", "weights"), [(DIGITS, [1] * 10), (["yes", "no"], [1, 1]), (["yes", "no"], [4, 1])])
 def test_the_same_traffic_never_alarms(answers: list[str], weights: list[int]) -> None:
     for seed in range(5):
-        rng, collapse = random.Random(seed), Collapse(Voting())
+        rng, collapse = random.Random(seed), Collapse(VotingConfig())
         assert not any(collapse.seen(says(a)) for a in rng.choices(answers, weights, k=800))
 
 
 @pytest.mark.parametrize("answers", [DIGITS, ["yes", "no"]])
 def test_one_answer_for_everything_alarms_within_a_window_and_stays(answers: list[str]) -> None:
-    rng, collapse = random.Random(1), Collapse(Voting())
+    rng, collapse = random.Random(1), Collapse(VotingConfig())
     for _ in range(100):
         assert not collapse.seen(says(rng.choice(answers)))
     alarms = [collapse.seen(says(answers[0].upper() + " ")) for _ in range(500)]
     first = alarms.index(True)
-    assert first < Voting().collapse_window
+    assert first < VotingConfig().collapse_window
     assert all(alarms[first:])  # what is normal does not follow the collapse
     assert collapse.stats()["collapsed"] == 1
     assert collapse.stats()["top_share"] == 1
@@ -39,7 +39,7 @@ def test_one_answer_for_everything_alarms_within_a_window_and_stays(answers: lis
 
 
 def test_a_slow_slide_alarms_before_it_is_complete() -> None:
-    rng, collapse = random.Random(2), Collapse(Voting())
+    rng, collapse = random.Random(2), Collapse(VotingConfig())
     for i in range(500):
         slide = max(0.0, (i - 100) / 400)
         if collapse.seen(says("7" if rng.random() < slide else rng.choice(DIGITS))):
@@ -49,7 +49,7 @@ def test_a_slow_slide_alarms_before_it_is_complete() -> None:
 
 
 def test_variety_ends_the_alarm_and_reset_starts_anew() -> None:
-    rng, collapse = random.Random(3), Collapse(Voting())
+    rng, collapse = random.Random(3), Collapse(VotingConfig())
     for answer in [*rng.choices(DIGITS, k=64), *["7"] * 64]:
         collapse.seen(says(answer))
     assert collapse.collapsed
@@ -59,7 +59,7 @@ def test_variety_ends_the_alarm_and_reset_starts_anew() -> None:
 
 
 def test_repeated_prompts_and_abstentions_do_not_count() -> None:
-    rng, collapse = random.Random(4), Collapse(Voting())
+    rng, collapse = random.Random(4), Collapse(VotingConfig())
     for i, answer in enumerate(rng.choices(DIGITS, k=64)):
         collapse.seen(says(answer), prompt=f"p{i}")
     assert not any(collapse.seen(says("7"), prompt="again") for _ in range(300))
@@ -68,7 +68,7 @@ def test_repeated_prompts_and_abstentions_do_not_count() -> None:
 
 
 def test_zero_turns_it_off() -> None:
-    collapse = Collapse(Voting(collapse=0))
+    collapse = Collapse(VotingConfig(collapse=0))
     assert not any(collapse.seen(says(a)) for a in [*DIGITS * 10, *["7"] * 200])
 
 

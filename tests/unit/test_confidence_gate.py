@@ -6,30 +6,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pixelis.config import Evolution
+from pixelis.config import EvolutionConfig
 from pixelis.evolution.gate import Rate, drawn_for_review, gate, learning_rate
 from pixelis.evolution.vote import CLOSED
 from pixelis.records import Verdict
 
-BY_CONFIDENCE = Evolution(lr=1e-4, lr_min=1e-6, lr_by="confidence")
+BY_CONFIDENCE = EvolutionConfig(lr=1e-4, lr_min=1e-6, lr_by="confidence")
 
 
 @pytest.mark.parametrize("reason", sorted(CLOSED))
 def test_an_accident_never_teaches(reason: str) -> None:
-    assert gate(Verdict(answer="7", confidence=1.0, strategy="majority"), Evolution(gate=0.0))
-    assert not gate(Verdict(answer="7", confidence=1.0, strategy="majority", reason=reason), Evolution(gate=0.0))
+    assert gate(Verdict(answer="7", confidence=1.0, strategy="majority"), EvolutionConfig(gate=0.0))
+    assert not gate(Verdict(answer="7", confidence=1.0, strategy="majority", reason=reason), EvolutionConfig(gate=0.0))
 
 
 def test_rounding_does_not_close_the_gate() -> None:
     product = 0.875 * (0.6 + 0.2 * 0.5) * (0.7 / 0.6125)
-    assert gate(Verdict(answer="7", confidence=min(product, 0.7 - 1e-16), strategy="weighted"), Evolution(gate=0.7))
+    assert gate(Verdict(answer="7", confidence=min(product, 0.7 - 1e-16), strategy="weighted"), EvolutionConfig(gate=0.7))
 
 
 def test_learning_rate_by_confidence_is_the_published_one() -> None:
     assert learning_rate(0.9, BY_CONFIDENCE) == pytest.approx(0.1 * 1e-4)
     assert learning_rate(0.1, BY_CONFIDENCE) == pytest.approx(0.9 * 1e-4)
     assert learning_rate(0.9999, BY_CONFIDENCE) >= 1e-6
-    assert learning_rate(0.9, Evolution(lr=1e-4, lr_by="fixed")) == 1e-4
+    assert learning_rate(0.9, EvolutionConfig(lr=1e-4, lr_by="fixed")) == 1e-4
 
 
 @given(st.floats(0, 1), st.sampled_from(["fixed", "confidence"]))
@@ -39,13 +39,13 @@ def test_learning_rate_stays_in_bounds(confidence: float, by: str) -> None:
 
 
 def test_review_draws_the_share_and_decides_by_the_id() -> None:
-    config = Evolution(review={"share": 0.02})
+    config = EvolutionConfig(review={"share": 0.02})
     ids = [f"task_{i:016x}" for i in range(1000)]
     drawn = [drawn_for_review(id, config) for id in ids]
     assert 10 <= sum(drawn) <= 30
     assert drawn == [drawn_for_review(id, config) for id in ids]
-    assert not any(drawn_for_review(id, Evolution()) for id in ids)
-    assert all(drawn_for_review(id, Evolution(review={"share": 1.0})) for id in ids)
+    assert not any(drawn_for_review(id, EvolutionConfig()) for id in ids)
+    assert all(drawn_for_review(id, EvolutionConfig(review={"share": 1.0})) for id in ids)
 
 
 @given(st.floats(0.2, 20), st.lists(st.floats(0, 30), max_size=80))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis import config
-from pixelis.config.section import RENAMED
+from pixelis.config.base import RENAMED
 from pixelis.errors import BadConfig, MissingFile
 
 CONFIGS = sorted(Path("configs").rglob("*.yaml"))

@@ -16,8 +16,8 @@ from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.corrections import MOST_IOU, WAYS, make_correction
+from pixelis.datasets.synthesis.executor import Room, Studio
 from pixelis.datasets.synthesis.places import near_miss, other_frames, oversized, same_place
-from pixelis.datasets.synthesis.studio import Room, Studio
 from pixelis.errors import DataFailure
 from pixelis.policy.model_path import resolve
 from pixelis.records import Annotations, Demonstration, Media, Question, Region

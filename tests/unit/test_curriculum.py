@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pixelis.config import SftCurriculum, Stage
+from pixelis.config import SftCurriculumConfig, StageConfig
 from pixelis.datasets.curriculum import Curriculum
 
 EVERY = 10
 
 
-def settings(**values: object) -> SftCurriculum:
-    return SftCurriculum(**{"enabled": True, "interval": 10, "wait": 40, "cooldown": 1, "patience": 2, "window": 3, **values})
+def settings(**values: object) -> SftCurriculumConfig:
+    return SftCurriculumConfig(
+        **{"enabled": True, "interval": 10, "wait": 40, "cooldown": 1, "patience": 2, "window": 3, **values}
+    )
 
 
 def told(curriculum: Curriculum, accuracies: list[float], start: int = 0) -> list[tuple[str | None, int]]:
@@ -60,7 +62,7 @@ def test_a_stage_ends_by_its_own_criteria_when_all_are_measured_and_met(accuracy
 
 
 def test_a_stage_ends_after_its_steps_and_without_accuracy_the_loss_counts() -> None:
-    stages = [Stage(name="a", mixture=(1, 0, 0), max_steps=30), Stage(name="b", mixture=(0, 0, 1))]
+    stages = [StageConfig(name="a", mixture=(1, 0, 0), max_steps=30), StageConfig(name="b", mixture=(0, 0, 1))]
     curriculum = Curriculum(settings(stages=stages, drop=1))
     assert [curriculum.evaluated(step, loss=9.0) for step in (10, 20, 30, 40)] == [None, None, "advance", None]
     # 1 / (1 + 0.6) = .625 is above the threshold, so patience alone decides.
@@ -76,14 +78,14 @@ def test_looks_are_an_interval_apart_however_often_it_is_evaluated() -> None:
 
 def test_a_mixture_that_is_no_mixture_is_refused() -> None:
     with pytest.raises(ValueError, match=r"sums to 0\.9"):
-        Stage(name="a", mixture=(0.5, 0.4, 0.0))
+        StageConfig(name="a", mixture=(0.5, 0.4, 0.0))
 
 
 def test_a_resumed_run_with_fewer_stages_stays_in_the_last_of_them() -> None:
     curriculum = Curriculum(settings(patience=1, cooldown=0))
     told(curriculum, [0.65, 0.65])
     assert curriculum.state["stage"] == 2
-    fewer = Curriculum(settings(stages=[Stage(name="all", mixture=(0.2, 0.3, 0.5))]))
+    fewer = Curriculum(settings(stages=[StageConfig(name="all", mixture=(0.2, 0.3, 0.5))]))
     fewer.load_state_dict(curriculum.state_dict())
     # The evaluation that would have taken stage 2 back: there is none before the only one.
     assert told(fewer, [0.1], start=2) == [(None, 0)]

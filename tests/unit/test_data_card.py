@@ -10,10 +10,10 @@ import clips
 import pytest
 from refined import demonstration, zoom
 
-from pixelis.config import Dialogue, Toolbox
+from pixelis.config import DialogueConfig, ToolboxConfig
 from pixelis.datasets.refinement import data_card
 from pixelis.datasets.refinement.pipeline import observed
-from pixelis.datasets.synthesis.studio import Studio
+from pixelis.datasets.synthesis.executor import Studio
 from pixelis.records import Demonstration, Step
 
 FACTS = {
@@ -63,7 +63,9 @@ class Page(HTMLParser):
 
 def made(**fields) -> Demonstration:
     turns = [zoom(1, observation=None), zoom(2, target="obs1", observation=None), Step(think="It is 7", answer="7")]
-    out = observed(demonstration(**{"turns": turns, "quality": 0.9, "level": "hard", **fields}), Studio(Toolbox(), Dialogue()))
+    out = observed(
+        demonstration(**{"turns": turns, "quality": 0.9, "level": "hard", **fields}), Studio(ToolboxConfig(), DialogueConfig())
+    )
     assert isinstance(out, Demonstration)
     return out
 
@@ -74,7 +76,7 @@ def shown() -> Demonstration:
 
 
 def test_the_card_says_what_is_in_and_what_is_out(shown: Demonstration, tmp_path: Path):
-    path = data_card.write_card(tmp_path, FACTS, [data_card.example(shown, Toolbox())], "my set")
+    path = data_card.write_card(tmp_path, FACTS, [data_card.example(shown, ToolboxConfig())], "my set")
     page = Page(path.read_text(encoding="utf-8"))
     said = page.text
     for part in ("my set", "1 200 demonstrations of 1 300 rows", "failed 1 gates", "duplicate", "not_json", "object_counting"):
@@ -85,7 +87,7 @@ def test_the_card_says_what_is_in_and_what_is_out(shown: Demonstration, tmp_path
 
 
 def test_examples_show_the_picture_with_boxes_and_what_the_zooms_showed(shown: Demonstration):
-    example = data_card.example(shown, Toolbox())
+    example = data_card.example(shown, ToolboxConfig())
     assert example.correct is True
     assert example.title == "golden · geometric_comparison · hard · quality 0.90"
     assert set(example.pictures) == {"img0", "obs1", "obs2"}
@@ -97,10 +99,10 @@ def test_examples_show_the_picture_with_boxes_and_what_the_zooms_showed(shown: D
 def test_found_objects_are_drawn_on_what_was_shown():
     segment = Step(op="segment_object_at", target="img0", arguments={"box": [0.3, 0.3, 0.4, 0.4]}, think="where is it")
     found = made(turns=[segment, Step(answer="7")])
-    drawn = data_card.example(found, Toolbox()).pictures["obs1"]
+    drawn = data_card.example(found, ToolboxConfig()).pictures["obs1"]
     assert found.turns[0].observation is not None
     found.turns[0].observation.data.pop("objects")
-    plain = data_card.example(found, Toolbox()).pictures["obs1"]
+    plain = data_card.example(found, ToolboxConfig()).pictures["obs1"]
     assert drawn.shape == plain.shape
     assert (drawn != plain).any()
 
@@ -109,7 +111,7 @@ def test_a_mistake_is_said_to_be_one():
     corrected = made(
         kind="self_correction", turns=[zoom(1, learn=False, observation=None), zoom(2, observation=None), Step(answer="7")]
     )
-    assert "a mistake on purpose" in Page(data_card.render({}, [data_card.example(corrected, Toolbox())], "x")).text
+    assert "a mistake on purpose" in Page(data_card.render({}, [data_card.example(corrected, ToolboxConfig())], "x")).text
 
 
 def test_clips_show_their_frames():
@@ -117,7 +119,7 @@ def test_clips_show_their_frames():
     select = Step(op="select_frames", target="vid0", arguments={"frames": [3, 9]}, think="two moments")
     closer = zoom(1, target="vid0.1", observation=None)
     found = made(media=[clip], turns=[select, closer, Step(answer="7")])
-    example = data_card.example(found, Toolbox(), frames=3)
+    example = data_card.example(found, ToolboxConfig(), frames=3)
     assert [view.id for view in example.trajectory.images[:3]] == ["vid0.0", "vid0.1", "vid0.2"]
     page = Page(data_card.render({}, [example], "x"))
     assert sum(tag == "img" for tag, _ in page.seen) == 6
@@ -136,7 +138,7 @@ def test_what_the_data_says_is_shown_and_never_run(shown: Demonstration):
         "sets": {evil: {"cells": {evil: {"wanted": 1, "got": 0}}, "absent": [evil]}},
         "gates": [{"name": evil, "says": evil, "ids": {evil: evil}}],
     }
-    document = data_card.render(facts, [data_card.example(hostile, Toolbox())], evil)
+    document = data_card.render(facts, [data_card.example(hostile, ToolboxConfig())], evil)
     page = Page(document)
     assert "script" not in {tag for tag, _ in page.seen}
     assert not any(name.startswith("on") for _, attrs in page.seen for name in attrs)
@@ -147,7 +149,7 @@ def test_what_the_data_says_is_shown_and_never_run(shown: Demonstration):
 
 def test_missing_media_and_missing_facts_are_no_error(shown: Demonstration):
     lost = shown.model_copy(update={"media": [shown.media[0].model_copy(update={"uri": "/no/such.png"})]})
-    assert "was not kept" in Page(data_card.render({}, [data_card.example(lost, Toolbox())], "x")).text
+    assert "was not kept" in Page(data_card.render({}, [data_card.example(lost, ToolboxConfig())], "x")).text
     assert "0 demonstrations" not in Page(data_card.render({}, [], "x")).text
     strange = {"gates": 3, "levels": [], "sets": None, "kinds": {"golden": float("nan")}, "dropped": "x", "kept": "many"}
     Page(data_card.render(strange, [], "x"))

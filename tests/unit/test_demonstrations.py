@@ -13,10 +13,10 @@ from PIL import Image
 from pixelis.actors.demonstrations import HeldOut
 from pixelis.config import Config, parse
 from pixelis.datasets.cards import FRAME, render
+from pixelis.datasets.demonstration_store import Shelf
 from pixelis.datasets.demonstration_stream import Prepare, samples_of
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.shelf import Shelf
 from pixelis.errors import BadImage, DataFailure
 from pixelis.records import Demonstration, Media, StopReason, Trajectory
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from refined import demonstration, zoom
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.datasets.refinement import duplicates
 from pixelis.datasets.refinement.pictures import Pictures, alike, perceptual
 from pixelis.errors import BadImage, BadInput
@@ -96,7 +96,7 @@ def test_looks_survive_scaling_and_saving_and_tell_pictures_apart(tmp_path: Path
     Image.fromarray(first).resize((180, 180)).save(tmp_path / "b.jpg", quality=70)
     Image.fromarray(second).save(tmp_path / "c.png")
     (tmp_path / "copy.png").write_bytes((tmp_path / "a.png").read_bytes())
-    pictures = Pictures(Toolbox(), tmp_path / "kept.jsonl")
+    pictures = Pictures(ToolboxConfig(), tmp_path / "kept.jsonl")
     names = ("a.png", "b.jpg", "c.png", "copy.png")
     contents = [pictures.content(image(tmp_path / name)) for name in names]
     assert contents[0] == contents[3]
@@ -104,14 +104,14 @@ def test_looks_survive_scaling_and_saving_and_tell_pictures_apart(tmp_path: Path
     looks = [pictures.look(image(tmp_path / name)) for name in names]
     groups = alike(looks, 3)
     assert groups[0] == groups[1] == groups[3] != groups[2]
-    again = Pictures(Toolbox(), tmp_path / "kept.jsonl")
+    again = Pictures(ToolboxConfig(), tmp_path / "kept.jsonl")
     assert again.look(image(tmp_path / "a.png")) == looks[0]
     Image.fromarray(second).save(tmp_path / "a.png")  # a changed file is another picture
-    assert Pictures(Toolbox(), tmp_path / "kept.jsonl").look(image(tmp_path / "a.png")) == looks[2]
+    assert Pictures(ToolboxConfig(), tmp_path / "kept.jsonl").look(image(tmp_path / "a.png")) == looks[2]
 
 
 def test_pictures_that_cannot_be_had(tmp_path: Path):
-    pictures = Pictures(Toolbox())
+    pictures = Pictures(ToolboxConfig())
     with pytest.raises(BadInput, match=r"none\.png"):
         pictures.content(image(tmp_path / "none.png"))
     (tmp_path / "bad.png").write_bytes(b"\x89PNG no")

@@ -13,7 +13,7 @@ from test_train_step import trainer
 from pixelis.actors.batch_sources import UpdateSource
 from pixelis.actors.update_queue import Tasks, Waiting
 from pixelis.actors.weights import CandidatePublisher
-from pixelis.config import Advantage, parse
+from pixelis.config import AdvantageConfig, parse
 from pixelis.errors import DataFailure
 from pixelis.evolution.updates import as_group, elected
 from pixelis.policy.samples import LearnerBatch
@@ -63,7 +63,7 @@ def test_a_corrected_answer_that_no_sample_gave_is_left_out() -> None:
             for trajectory in made.trajectories:
                 trajectory.reward = float(trajectory.answer == label)
             queue.push(Waiting(made, None))  # type: ignore[arg-type]
-        found = queue.batch(2, 1, Advantage(), objective)  # type: ignore[arg-type]
+        found = queue.batch(2, 1, AdvantageConfig(), objective)  # type: ignore[arg-type]
         assert found is not None
         assert [made.pseudo_label for made in found[1]] == kept
     assert counts["unusable"] == 1

@@ -105,7 +105,7 @@ def test_the_public_models_have_their_parameters_and_layers(public: dict[str, st
         "qwen2_5_vl": (8_292_166_656, 676_550_144),
         "qwen3_vl": (8_767_123_696, 576_388_336),
     }
-    targets = config.Lora().targets
+    targets = config.LoraConfig().targets
     assert {f: len(a.shapes(targets)) for f, a in found.items()} == {"qwen2_5_vl": 28 * 7, "qwen3_vl": 36 * 7}
     assert all(p.device.type == "meta" for a in found.values() for p in a.model.parameters())
     # 2 * layers * kv heads * head width * 2 bytes
@@ -119,7 +119,7 @@ def test_the_public_models_have_their_parameters_and_layers(public: dict[str, st
 @pytest.mark.parametrize("full", [False, True])
 def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool) -> None:
     settings = policy(family, full=full)
-    trainer = Trainer(settings, config.Learner(row_tokens=256, rows=1, zero_stage=1), total_steps=2)
+    trainer = Trainer(settings, config.LearnerConfig(row_tokens=256, rows=1, zero_stage=1), total_steps=2)
     maker = Maker(family)
     trainer.update([maker.sample(), maker.sample()])
     device, host = estimate.learner_memory(architecture.Architecture(settings.model, torch.float32), settings, trainer.learner)
@@ -155,10 +155,10 @@ def test_a_layer_saves_on_the_meta_device_what_it_saves_for_real(family: str) ->
 
 def test_sharding_and_offload_move_what_they_say(public: dict[str, str]) -> None:
     arch = architecture.Architecture(public["qwen3_vl"])
-    full = config.Policy(full=True, gradient_checkpointing=True, dtype="bfloat16")
+    full = config.PolicyConfig(full=True, gradient_checkpointing=True, dtype="bfloat16")
 
     def memory(stage: int, file: str | None = None) -> tuple[dict[str, int], dict[str, int]]:
-        learner = config.Learner(workers=4, gpus=1, zero_stage=stage, row_tokens=16384, rows=1)
+        learner = config.LearnerConfig(workers=4, gpus=1, zero_stage=stage, row_tokens=16384, rows=1)
         return estimate.learner_memory(arch, full, learner.model_copy(update={"deepspeed": file}))
 
     (one, _), (two, _), (three, _) = memory(1), memory(2), memory(3)
@@ -175,9 +175,11 @@ def test_sharding_and_offload_move_what_they_say(public: dict[str, str]) -> None
 
 
 def test_checkpointing_keeps_the_inputs_of_layers_alone(public: dict[str, str]) -> None:
-    arch, learner = architecture.Architecture(public["qwen2_5_vl"]), config.Learner(gpus=1, row_tokens=8192, rows=1)
+    arch, learner = architecture.Architecture(public["qwen2_5_vl"]), config.LearnerConfig(gpus=1, row_tokens=8192, rows=1)
     saved = {
-        on: estimate.learner_memory(arch, config.Policy(gradient_checkpointing=on, dtype="bfloat16"), learner)[0]["activations"]
+        on: estimate.learner_memory(arch, config.PolicyConfig(gradient_checkpointing=on, dtype="bfloat16"), learner)[0][
+            "activations"
+        ]
         for on in (True, False)
     }
     inputs = 28 * 8192 * 3584 * 2

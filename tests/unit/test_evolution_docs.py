@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pixelis.config import Evolution, Memory
+from pixelis.config import EvolutionConfig, MemoryConfig
 from pixelis.evolution.alerts import BUILT_IN
 from pixelis.evolution.audit import EVENTS, RESULTS
 from pixelis.evolution.privacy_patterns import CATEGORIES
@@ -34,7 +34,7 @@ def spelled(default: Any) -> str:
 
 def test_the_table_has_every_key_with_its_default():
     table = re.findall(r"^\| `((?:evolution|memory)\.[\w.]+)` \| `(.*)` \| (.*) \|$", PAGE, re.MULTILINE)
-    assert table == [*keys(Evolution, "evolution"), *keys(Memory, "memory")]
+    assert table == [*keys(EvolutionConfig, "evolution"), *keys(MemoryConfig, "memory")]
 
 
 def test_the_table_has_every_built_in_threshold():

@@ -8,14 +8,14 @@ import pytest
 from refined import demonstration
 
 from pixelis.config import load
-from pixelis.config.refinement import PassRate
+from pixelis.config.refinement import PassRateConfig
 from pixelis.datasets.refinement import filters
 from pixelis.datasets.refinement.episodes import Episodes
 from pixelis.datasets.refinement.filters import Outcomes
 from pixelis.errors import DataFailure
 from pixelis.records import Group, Question, Trajectory
 
-EIGHT = PassRate(episodes=8)
+EIGHT = PassRateConfig(episodes=8)
 
 
 @pytest.mark.parametrize(("right", "cause"), [(0, "too_hard"), (1, None), (4, None), (7, None), (8, "too_easy")])
@@ -45,7 +45,7 @@ def test_what_could_not_be_scored_is_no_zero():
 )
 def test_looking_must_pay(looking: list, glance: list, cause: str | None):
     rows = [("q", True, float(v)) for v in looking] + [("q", False, float(v)) for v in glance]
-    assert filters.decide(filters.table(rows)["q"], PassRate(episodes=4, utility=True)) == cause
+    assert filters.decide(filters.table(rows)["q"], PassRateConfig(episodes=4, utility=True)) == cause
 
 
 def test_evaluation_questions_are_found_by_text_and_picture():

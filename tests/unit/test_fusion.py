@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from refined import demonstration
 
-from pixelis.config.refinement import Online, Recipe, RftRecipe, SftRecipe
+from pixelis.config.refinement import OnlineConfig, RecipeConfig, RftRecipeConfig, SftRecipeConfig
 from pixelis.datasets.refinement import fusion
 from pixelis.datasets.refinement.actions import WRONG, category, group_of
 from pixelis.records import Action, Experience, Observation, Question, Step, Trajectory, Turn, Verdict
@@ -40,11 +40,11 @@ def plenty(count: int = 60):
 
 @pytest.mark.slow
 def test_sft_keeps_its_shares_and_never_takes_a_trap():
-    fused = fusion.sft(plenty(), SftRecipe(size=300), seed=1)
+    fused = fusion.sft(plenty(), SftRecipeConfig(size=300), seed=1)
     assert len(fused.chosen) == 300
     tasks = [category(d.task) for d in fused.chosen]
     shares = {group: tasks.count(group) / 300 for group in TASK_OF}
-    assert shares == pytest.approx(SftRecipe().tasks, abs=0.01)
+    assert shares == pytest.approx(SftRecipeConfig().tasks, abs=0.01)
     kinds = [d.kind for d in fused.chosen]
     assert set(kinds) == {"golden", "self_correction"}
     assert kinds.count("golden") == pytest.approx(225, abs=2)  # .6 of .6 + .2
@@ -52,7 +52,7 @@ def test_sft_keeps_its_shares_and_never_takes_a_trap():
 
 
 def test_rft_has_its_mix_and_weighs_hard_negatives_and_traps_more():
-    questions, fused = fusion.rft(plenty(), RftRecipe(size=360), seed=1)
+    questions, fused = fusion.rft(plenty(), RftRecipeConfig(size=360), seed=1)
     kinds = [group_of(d.kind) for d in fused.chosen]
     assert [kinds.count(k) / 360 for k in ("golden", "trap", "self_correction")] == pytest.approx([0.5, 0.25, 0.25], abs=0.01)
     weights = {d.kind: d.weight for d in fused.chosen}
@@ -70,7 +70,7 @@ def test_a_question_is_asked_once_with_what_is_known_of_it():
         demonstration("t", kind="trap_logical", quality=1.0),
         demonstration("c", kind="self_correction", quality=0.5),
     ]
-    questions, _ = fusion.rft(family, RftRecipe(tasks={}, kinds={}, diversity=0.0), seed=0)
+    questions, _ = fusion.rft(family, RftRecipeConfig(tasks={}, kinds={}, diversity=0.0), seed=0)
     (asked,) = questions
     assert asked.id == "g"
     assert asked.answers == ["7"]
@@ -84,7 +84,7 @@ def test_a_question_is_asked_once_with_what_is_known_of_it():
 
 def test_what_is_missing_is_said_and_never_made_up():
     made = pile("geometric", "golden", 50) + pile("ocr", "golden", 2) + pile("ocr", "self_correction", 1)
-    recipe = SftRecipe(size=100, tasks={"geometric": 0.4, "ocr": 0.4, "zoom": 0.2})
+    recipe = SftRecipeConfig(size=100, tasks={"geometric": 0.4, "ocr": 0.4, "zoom": 0.2})
     fused = fusion.sft(made, recipe, seed=0)
     assert fused.absent == ["zoom"]  # no demonstration of it: its share goes to the others
     assert fused.got["ocr/golden"] == 2
@@ -99,16 +99,16 @@ def test_what_is_missing_is_said_and_never_made_up():
 def test_bounds_of_a_recipe():
     long = demonstration("long", zooms=8)  # 17 actions
     blind = demonstration("blind", turns=[Step(think="Just so", answer="7")])
-    fused = fusion.fuse([long, blind, demonstration("fine")], Recipe(length=(1, 15)), 0)
+    fused = fusion.fuse([long, blind, demonstration("fine")], RecipeConfig(length=(1, 15)), 0)
     assert [d.id for d in fused.chosen] == ["fine"]
     assert fused.left_out == {"length": 1, "operations": 1}
-    assert fusion.fuse([], Recipe(), 0).chosen == []
+    assert fusion.fuse([], RecipeConfig(), 0).chosen == []
 
 
 def test_better_ones_are_drawn_first_and_the_draw_is_the_seed_s():
     made = pile("vqa", "golden", 400)
     good = [d.model_copy(update={"quality": 1.0 if i % 2 else 0.04}) for i, d in enumerate(made)]
-    recipe = Recipe(size=100, diversity=0)
+    recipe = RecipeConfig(size=100, diversity=0)
     ids = [d.id for d in fusion.fuse(good, recipe, 3).chosen]
     assert ids == [d.id for d in fusion.fuse(good[::-1], recipe, 3).chosen]
     assert ids != [d.id for d in fusion.fuse(good, recipe, 4).chosen]
@@ -123,23 +123,23 @@ COUNTS = st.dictionaries(st.tuples(st.sampled_from(sorted(TASK_OF)), st.sampled_
 @given(COUNTS, st.integers(1, 80))
 def test_no_cell_gets_more_than_its_share(counts: dict, size: int):
     made = [d for (group, kind), n in counts.items() for d in pile(group, kind, n)]
-    for fused in (fusion.sft(made, SftRecipe(size=size), 0), fusion.rft(made, RftRecipe(size=size), 0)[1]):
+    for fused in (fusion.sft(made, SftRecipeConfig(size=size), 0), fusion.rft(made, RftRecipeConfig(size=size), 0)[1]):
         assert len({d.id for d in fused.chosen}) == len(fused.chosen) <= min(size, len(made))
         assert all(fused.got[cell] <= fused.wanted[cell] for cell in fused.got)
         assert sum(fused.got.values()) == len(fused.chosen)
         assert sum(fused.wanted.values()) <= size
-    assert not any(d.kind in WRONG for d in fusion.sft(made, SftRecipe(size=size), 0).chosen)
+    assert not any(d.kind in WRONG for d in fusion.sft(made, SftRecipeConfig(size=size), 0).chosen)
 
 
 def test_recipes_that_contradict_themselves():
     with pytest.raises(ValidationError, match=r"add up to 0\.5"):
-        Recipe(tasks={"geometric": 0.5})
+        RecipeConfig(tasks={"geometric": 0.5})
     with pytest.raises(ValidationError, match="no group of tasks `geometry`"):
-        Recipe(tasks={"geometry": 1.0})
+        RecipeConfig(tasks={"geometry": 1.0})
     with pytest.raises(ValidationError, match="no priority `high_rewards`"):
-        Online(shares={"uncertain": 0.5, "high_rewards": 0.5})
+        OnlineConfig(shares={"uncertain": 0.5, "high_rewards": 0.5})
     with pytest.raises(ValidationError, match=r"online experiences add up to 0\.4"):
-        Online(shares={"uncertain": 0.4})
+        OnlineConfig(shares={"uncertain": 0.4})
 
 
 def experience(name: str, confidence: float = 0.9, reward: float = 0.0, age: float = 0.0, states: str = "", ops: int = 0):
@@ -166,9 +166,9 @@ def test_online_priorities_age_and_confidence():
         experience("dull"),
         experience("gave_up", confidence=0.1, states="e"),
     ]
-    chosen, summary = fusion.online(made, Online(size=10), 1e9, 0)
+    chosen, summary = fusion.online(made, OnlineConfig(size=10), 1e9, 0)
     assert sorted(e.id[0] for e in chosen) == sorted("uuuuhhhccd")
     assert summary["dropped"] == {"too_old": 1, "not_confident": 2, "no_priority": 1, "beyond_share": 26}
     assert summary["short"] == 0
-    chosen, summary = fusion.online(made, Online(size=10, shares={"uncertain": 1.0}), 1e9, 0)
+    chosen, summary = fusion.online(made, OnlineConfig(size=10, shares={"uncertain": 1.0}), 1e9, 0)
     assert len(chosen) + sum(summary["dropped"].values()) == len(made)  # a priority without a share is told of too

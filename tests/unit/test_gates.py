@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from refined import SCORE, TASKS, demonstration, seen, zoom
 
-from pixelis.config import Dialogue, Toolbox
-from pixelis.config.refinement import Gates
+from pixelis.config import DialogueConfig, ToolboxConfig
+from pixelis.config.refinement import GatesConfig
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement import gates
 from pixelis.datasets.refinement.pipeline import observed
 from pixelis.datasets.synthesis.checking import is_wrong
-from pixelis.datasets.synthesis.studio import Studio
+from pixelis.datasets.synthesis.executor import Studio
 from pixelis.errors import DataFailure
 from pixelis.operations import OPERATIONS
 from pixelis.records import Demonstration, Observation, Step
 
-SMALL = Gates(per_task=10, total=40, critical=4)
+SMALL = GatesConfig(per_task=10, total=40, critical=4)
 KINDS = ("golden", "golden", "trap_perceptual", "trap_logical", "self_correction")
 LEVELS = ("simple", "medium", "hard")
 
@@ -29,11 +29,11 @@ def good_set() -> list[Demonstration]:
     ]
 
 
-def found(demonstrations: list[Demonstration], settings: Gates = SMALL, **more) -> dict[str, gates.Gate]:
+def found(demonstrations: list[Demonstration], settings: GatesConfig = SMALL, **more) -> dict[str, gates.Gate]:
     return {g.name: g for g in gates.check(demonstrations, settings, OPERATIONS, SCORE, **more)}
 
 
-def broken(demonstrations: list[Demonstration], settings: Gates = SMALL, **more) -> list[str]:
+def broken(demonstrations: list[Demonstration], settings: GatesConfig = SMALL, **more) -> list[str]:
     return [name for name, gate in found(demonstrations, settings, **more).items() if not gate.passed]
 
 
@@ -117,12 +117,12 @@ def test_the_set_as_a_whole():
     assert found(more)["imbalance"].figure == pytest.approx(37 / 12)
     assert set(found(more)["imbalance"].ids) == set(TASKS)
     golden = [d for d in good_set() if d.kind != "trap_logical"]
-    assert broken(golden, Gates(per_task=5, total=30, critical=4, level_share=0)) == ["critical"]
+    assert broken(golden, GatesConfig(per_task=5, total=30, critical=4, level_share=0)) == ["critical"]
     uneven = [d.model_copy(update={"level": "hard" if i > 20 else LEVELS[i % 3]}) for i, d in enumerate(good_set())]
     assert broken(uneven) == ["level_share"]
     assert set(found(uneven)["level_share"].ids) == {"simple", "medium"}
     by_task = [d.model_copy(update={"level": "hard" if d.task in TASKS[:2] else d.level}) for d in good_set()]
-    assert "level_tasks" in broken(by_task, Gates(per_task=1, total=1, critical=0, level_share=0.1))
+    assert "level_tasks" in broken(by_task, GatesConfig(per_task=1, total=1, critical=0, level_share=0.1))
 
 
 def test_corrupted_rows_are_at_most_one_in_a_hundred():
@@ -134,11 +134,11 @@ def test_corrupted_rows_are_at_most_one_in_a_hundred():
 
 def test_every_failed_gate_is_in_the_error():
     with pytest.raises(DataFailure, match=r"(?s)gate total.*gate per_task.*gate critical"):
-        gates.enforce(gates.check([demonstration()], Gates(), OPERATIONS, SCORE))
+        gates.enforce(gates.check([demonstration()], GatesConfig(), OPERATIONS, SCORE))
 
 
 def test_replay_executes_again_and_finds_what_was_changed():
-    studio = Studio(Toolbox(), Dialogue())
+    studio = Studio(ToolboxConfig(), DialogueConfig())
     bare = demonstration("r", turns=[zoom(1, observation=None), zoom(2, target="obs1", observation=None), ANSWER])
     made = observed(bare, studio)
     assert isinstance(made, Demonstration)

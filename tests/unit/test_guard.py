@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pixelis.config import Guard
+from pixelis.config import GuardConfig
 from pixelis.evolution.guard import LEAST, AdaptiveKLController
 
 
-def warmed(config: Guard, kl: float) -> AdaptiveKLController:
+def warmed(config: GuardConfig, kl: float) -> AdaptiveKLController:
     beta = AdaptiveKLController(config)
     for _ in range(LEAST - 1):
         assert beta.update(kl) == config.beta
@@ -21,17 +21,17 @@ def warmed(config: Guard, kl: float) -> AdaptiveKLController:
 
 @pytest.mark.parametrize(("kl", "after"), [(0.1, 0.012), (0.01, 0.0083), (0.05, 0.01), (0.06, 0.01), (0.04, 0.01)])
 def test_beta_after_ten_measurements(kl, after):
-    assert warmed(Guard(), kl).update(kl) == pytest.approx(after, abs=5e-5)
+    assert warmed(GuardConfig(), kl).update(kl) == pytest.approx(after, abs=5e-5)
 
 
 def test_fixed_beta_stays():
-    beta = AdaptiveKLController(Guard(mode="fixed", beta=0.0))
+    beta = AdaptiveKLController(GuardConfig(mode="fixed", beta=0.0))
     assert [beta.update(1.0) for _ in range(50)] == [0.0] * 50
     assert beta.mean_kl == pytest.approx(1.0)
 
 
 def test_the_mean_is_of_the_last_hundred():
-    beta = AdaptiveKLController(Guard())
+    beta = AdaptiveKLController(GuardConfig())
     for kl in [5.0] * 100 + [0.05] * 100:
         beta.update(kl)
     assert beta.mean_kl == pytest.approx(0.05)
@@ -39,7 +39,7 @@ def test_the_mean_is_of_the_last_hundred():
 
 @given(st.lists(st.floats(0, 1e6, allow_nan=False), max_size=200), st.floats(0, 10), st.floats(1e-5, 1), st.floats(0, 5))
 def test_beta_never_leaves_its_bounds(measured, start, low, span):
-    config = Guard(beta=start, min_beta=low, max_beta=low + span)
+    config = GuardConfig(beta=start, min_beta=low, max_beta=low + span)
     beta = AdaptiveKLController(config)
     for kl in measured:
         assert config.min_beta <= beta.update(kl) <= config.max_beta
@@ -47,16 +47,16 @@ def test_beta_never_leaves_its_bounds(measured, start, low, span):
 
 @given(st.lists(st.floats(0, 10), max_size=LEAST - 1))
 def test_beta_is_unchanged_with_few_measurements(measured):
-    beta = AdaptiveKLController(Guard())
+    beta = AdaptiveKLController(GuardConfig())
     assert [beta.update(kl) for kl in measured] == [0.01] * len(measured)
 
 
 def test_equal_bounds_are_allowed():
-    assert warmed(Guard(beta=0.5, min_beta=0.5, max_beta=0.5), 9.0).update(9.0) == 0.5
+    assert warmed(GuardConfig(beta=0.5, min_beta=0.5, max_beta=0.5), 9.0).update(9.0) == 0.5
 
 
 def test_no_number_is_no_measurement():
-    beta = warmed(Guard(), 0.1)
+    beta = warmed(GuardConfig(), 0.1)
     beta.update(float("nan"))
     beta.update(float("inf"))
     assert beta.beta == 0.01
@@ -64,11 +64,11 @@ def test_no_number_is_no_measurement():
 
 
 def test_a_restart_goes_on_where_it_was():
-    beta = warmed(Guard(), 0.1)
+    beta = warmed(GuardConfig(), 0.1)
     beta.update(0.1)
-    again = AdaptiveKLController(Guard())
+    again = AdaptiveKLController(GuardConfig())
     again.restore(json.loads(json.dumps(beta.state())))
     assert again.update(0.1) == beta.update(0.1) == pytest.approx(0.0144)
-    fixed = AdaptiveKLController(Guard(mode="fixed", beta=0.3))
+    fixed = AdaptiveKLController(GuardConfig(mode="fixed", beta=0.3))
     fixed.restore(beta.state())
     assert fixed.beta == 0.3

@@ -65,11 +65,11 @@ def test_the_weight_of_the_kl_term_may_change_from_step_to_step():
     samples = batch()
     drawn = {}
     for weight in (0.0, 0.01, 10.0):
-        with trainer(loss=config.Loss(kl=0.01), adapter=random_adapter()) as learner:
+        with trainer(loss=config.LossConfig(kl=0.01), adapter=random_adapter()) as learner:
             learner.update(samples)
             drawn[weight] = learner.update(samples, kl_weight=weight)["policy/loss"]
             again = learner.update(samples)["policy/loss"]
-        with trainer(loss=config.Loss(kl=0.01), adapter=random_adapter()) as plain:
+        with trainer(loss=config.LossConfig(kl=0.01), adapter=random_adapter()) as plain:
             plain.update(samples)
             if weight == 0.01:
                 assert plain.update(samples)["policy/loss"] == drawn[weight]

@@ -32,7 +32,7 @@ def with_engine(
     """Run an async test body with its own engine on its own event loop."""
 
     async def body() -> None:
-        engine = HfEngine(folder(family), policy(family), config.Engine(max_num_seqs=max_num_seqs), seed)
+        engine = HfEngine(folder(family), policy(family), config.EngineConfig(max_num_seqs=max_num_seqs), seed)
         try:
             await asyncio.wait_for(test(engine), 60)
         finally:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from chat_server import ChatServer
 
-from pixelis.config.synthesis import Distillation, Imitation
+from pixelis.config.synthesis import DistillationConfig, ImitationConfig
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.distillation import Distiller, described
+from pixelis.datasets.synthesis.executor import Studio
 from pixelis.datasets.synthesis.imitation import Imitator
-from pixelis.datasets.synthesis.studio import Studio
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.records import Action, Annotations, Demonstration, Question, Region, Relation, StopReason, Trajectory, Turn, Verdict
 from pixelis.serve.schemas import AgentReply, AgentRequest, parse
@@ -36,7 +36,7 @@ def imitator(monkeypatch: pytest.MonkeyPatch, shown: list[Demonstration]) -> Ite
     def build(*replies: object, **settings: object) -> tuple[Imitator, ChatServer]:
         server = ChatServer(*replies)
         values = {"url": server.url, "model": "m", "api_key_env": "", "calls_per_minute": 60000, "tries": 2, **settings}
-        opened.extend([Imitator(Imitation.model_validate(values), STUDIO, shown[1:]), server])
+        opened.extend([Imitator(ImitationConfig.model_validate(values), STUDIO, shown[1:]), server])
         return opened[-2], opened[-1]
 
     yield build
@@ -100,7 +100,7 @@ def test_idle_talk_is_asked_again(imitator: Callable, shown: list[Demonstration]
 
 def test_there_must_be_something_to_imitate() -> None:
     with pytest.raises(BadConfig, match="demonstrations to imitate"):
-        Imitator(Imitation(url="http://127.0.0.1:1", model="m", api_key_env=""), STUDIO, [])
+        Imitator(ImitationConfig(url="http://127.0.0.1:1", model="m", api_key_env=""), STUDIO, [])
 
 
 def served(answer: str, box: list[float]) -> bytes:
@@ -154,7 +154,7 @@ GOOD = "<think>There are two on the left and one on the right.</think>\n<answer>
 
 
 def test_a_right_reply_becomes_a_demonstration() -> None:
-    made = Distiller(Distillation()).distil(ask(WRONG, GOOD), draw=1)
+    made = Distiller(DistillationConfig()).distil(ask(WRONG, GOOD), draw=1)
     assert [(turn.think, turn.answer) for turn in made.turns] == [("There are two on the left and one on the right.", "3")]
     assert made.meta == {}
     assert made.provenance is not None
@@ -176,7 +176,7 @@ def test_a_right_reply_becomes_a_demonstration() -> None:
 )
 def test_other_replies_are_dropped_with_their_cause(reply: str, code: str) -> None:
     with pytest.raises(DataFailure) as error:
-        Distiller(Distillation()).distil(ask(reply))
+        Distiller(DistillationConfig()).distil(ask(reply))
     assert error.value.code == code
 
 
@@ -188,7 +188,7 @@ def test_replies_are_asked_for_with_the_scene_as_text(monkeypatch: pytest.Monkey
         Region(id="b", label="ball", box=(0.5, 0.2, 0.7, 0.4)),
     ]
     known = Annotations(regions=regions, relations=[Relation(subject="a", predicate="left of", object="b")])
-    one = Distiller(Distillation(url=server.url, model="r", api_key_env="", calls_per_minute=60000))
+    one = Distiller(DistillationConfig(url=server.url, model="r", api_key_env="", calls_per_minute=60000))
     made = one.distil(ask(meta={}, annotations=known))
     assert made.provenance is not None
     assert made.provenance.writer == "r"
@@ -200,9 +200,9 @@ def test_replies_are_asked_for_with_the_scene_as_text(monkeypatch: pytest.Monkey
 
 def test_rows_without_replies_need_a_model() -> None:
     with pytest.raises(BadInput, match=r"no meta\.responses"):
-        Distiller(Distillation()).distil(ask(meta={}))
+        Distiller(DistillationConfig()).distil(ask(meta={}))
     with pytest.raises(BadInput, match="no text"):
-        Distiller(Distillation()).distil(ask(meta={"responses": [1]}))
+        Distiller(DistillationConfig()).distil(ask(meta={"responses": [1]}))
     with pytest.raises(DataFailure) as error:
-        Distiller(Distillation()).distil(ask(GOOD), draw=1)
+        Distiller(DistillationConfig()).distil(ask(GOOD), draw=1)
     assert error.value.code == "no_response"

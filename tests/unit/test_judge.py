@@ -10,11 +10,11 @@ from chat_server import ChatServer
 from test_rewards import episode, group
 
 from pixelis import config
-from pixelis.config import Rewards
+from pixelis.config import RewardsConfig
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.rewards.judge import Judge, read_verdict
+from pixelis.rewards.services import Tools
 from pixelis.rewards.terms import score_group
-from pixelis.rewards.tools import Tools
 
 KEY = "TEST_JUDGE_KEY"
 
@@ -39,7 +39,7 @@ def judge(server, monkeypatch):
     def build(*replies, cache=None, **settings) -> Judge:
         server.replies = list(replies) or server.replies
         values = {"url": server.url, "model": "tiny", "api_key_env": KEY, "timeout_s": 5, "budget_s": 20, **settings}
-        opened.append(Judge(config.Judge(**values), cache))
+        opened.append(Judge(config.JudgeConfig(**values), cache))
         return opened[-1]
 
     yield build
@@ -151,7 +151,7 @@ def test_a_failure_is_not_kept(server, judge):
 def test_a_group_is_judged_by_rule_first_and_each_answer_once(server, monkeypatch):
     monkeypatch.setenv(KEY, "sesame")
     server.replies = [verdict(1)]
-    settings = Rewards(judge={"url": server.url, "model": "tiny", "api_key_env": KEY})
+    settings = RewardsConfig(judge={"url": server.url, "model": "tiny", "api_key_env": KEY})
     tools = Tools(settings)
     answers = ["Red", "crimson", "crimson", None, "x" * 1000]
     scored = score_group(group(*[episode(a) for a in answers], answers=["red"], scorer="judge"), settings, tools=tools)
@@ -163,7 +163,7 @@ def test_a_group_is_judged_by_rule_first_and_each_answer_once(server, monkeypatc
 def test_an_unknown_verdict_is_unscored(server, monkeypatch):
     monkeypatch.setenv(KEY, "sesame")
     server.replies = ["nonsense"]
-    settings = Rewards(judge={"url": server.url, "model": "tiny", "api_key_env": KEY, "tries": 2})
+    settings = RewardsConfig(judge={"url": server.url, "model": "tiny", "api_key_env": KEY, "tries": 2})
     tools = Tools(settings)
     scored = score_group(group(episode("red"), episode("crimson"), answers=["red"], scorer="judge"), settings, tools=tools)
     tools.close()
@@ -174,9 +174,9 @@ def test_a_judge_that_is_needed_and_absent_stops_the_run_at_its_start(monkeypatc
     monkeypatch.delenv(KEY, raising=False)
     url = {"url": "http://judge:8000/v1", "model": "tiny", "api_key_env": KEY}
     with pytest.raises(BadConfig, match=KEY):
-        Tools(Rewards(judge=url)).check()
+        Tools(RewardsConfig(judge=url)).check()
     with pytest.raises(BadConfig, match=r"rewards\.judge\.url"):
-        Tools(Rewards(preset="mini-o3")).check()
-    Tools(Rewards(judge={**url, "api_key_env": ""})).check()
-    Tools(Rewards(preset="mini-o3", judge={"required": False})).check()
-    Tools(Rewards(preset="r1v")).check()
+        Tools(RewardsConfig(preset="mini-o3")).check()
+    Tools(RewardsConfig(judge={**url, "api_key_env": ""})).check()
+    Tools(RewardsConfig(preset="mini-o3", judge={"required": False})).check()
+    Tools(RewardsConfig(preset="r1v")).check()

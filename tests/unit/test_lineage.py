@@ -223,7 +223,7 @@ def test_the_learner_writes_the_lineage_into_its_checkpoints(tmp_path: Path) -> 
     save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
     with jobs.run_folder(settings(tmp_path)) as folder:
         pass
-    trainer = Trainer(tiny_policy.policy(), cfg.Learner(zero_stage=0), total_steps=1, device="cpu")
+    trainer = Trainer(tiny_policy.policy(), cfg.LearnerConfig(zero_stage=0), total_steps=1, device="cpu")
     assert tiny_policy.policy().lora == LORA
     trainer.update([Maker().sample(advantage=1.0)])
     step = trainer.save(folder, lineage=lineage.of_checkpoint(folder))

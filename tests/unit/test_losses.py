@@ -12,7 +12,7 @@ from pixelis.errors import BadConfig
 from pixelis.policy.log_probs import banned_mask, project
 from pixelis.policy.losses import DIVERGENCES, Spans, Totals, entropy_bonus, k3, policy_loss, sft_loss, token_weights
 
-ON = config.Loss()
+ON = config.LossConfig()
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -64,7 +64,7 @@ def test_on_policy_gradient_is_reinforce():
 def test_clipping_follows_ppo_with_its_own_bound_on_each_side(ratio: float, advantage: float, expected: float, gradient: float):
     old = tensor(-2.0)
     new = (old + math.log(ratio)).requires_grad_()
-    setting = config.Loss(clip_low=0.2, clip_high=0.28)
+    setting = config.LossConfig(clip_low=0.2, clip_high=0.28)
     loss, sums = policy_loss(new, old, tensor(advantage), torch.ones(1), setting, old=old)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(expected, abs=1e-6)
@@ -75,7 +75,7 @@ def test_clipping_follows_ppo_with_its_own_bound_on_each_side(ratio: float, adva
 def test_importance_weights_correct_the_engine_and_are_truncated():
     new = tensor(-1.0, -1.0).requires_grad_()
     behaviour = tensor(-1.0 + math.log(2), -1.0 - math.log(8))  # the engine found them twice as likely, and eight times less
-    loss, sums = policy_loss(new, behaviour, torch.ones(2), torch.ones(2), config.Loss(importance_cap=3.0))
+    loss, sums = policy_loss(new, behaviour, torch.ones(2), torch.ones(2), config.LossConfig(importance_cap=3.0))
     loss.backward()
     assert new.grad.tolist() == pytest.approx([-0.5, -3.0], abs=1e-5)
     assert float(sums["importance_capped"]) == 1
@@ -85,7 +85,7 @@ def test_importance_weights_correct_the_engine_and_are_truncated():
 def test_the_kl_term_is_never_negative_and_pulls_to_the_reference():
     new = tensor(-1.0, -2.0, -3.0).requires_grad_()
     reference = tensor(-1.0, -1.5, -4.0)
-    setting = config.Loss(kl=0.5)
+    setting = config.LossConfig(kl=0.5)
     loss, sums = policy_loss(new, new.detach(), torch.zeros(3), torch.ones(3), setting, reference=reference)
     loss.backward()
     d = reference - new.detach()
@@ -135,7 +135,7 @@ def test_gspo_token_differs_from_gspo_once_advantages_differ_within_a_sequence()
     spans, advantages = Spans(torch.tensor([0, 0]), torch.tensor([2])), tensor(1.0, 3.0)
     gradients = {}
     for kind in ("sequence", "sequence_token"):
-        setting = config.Loss(ratio=kind, clip_high=9.0)
+        setting = config.LossConfig(ratio=kind, clip_high=9.0)
         old = new.detach() - 0.5
         loss, _ = policy_loss(new, old, advantages, torch.ones(2), setting, old=old, spans=spans)
         gradients[kind] = torch.autograd.grad(loss, new)[0]
@@ -146,7 +146,7 @@ def test_gspo_token_differs_from_gspo_once_advantages_differ_within_a_sequence()
 
 def test_the_entropy_bonus_lowers_the_loss_by_its_weight():
     new, entropy = tensor(-1.0, -2.0), tensor(0.5, 1.5)
-    setting = config.Loss(entropy=0.1)
+    setting = config.LossConfig(entropy=0.1)
     loss, _ = policy_loss(new, new, torch.zeros(2), torch.full((2,), 0.5), setting, entropy=entropy)
     assert float(loss) == pytest.approx(-0.1)
     with pytest.raises(ValueError, match="needs the entropies"):
@@ -156,7 +156,7 @@ def test_the_entropy_bonus_lowers_the_loss_by_its_weight():
 def test_to_the_behaviour_the_ratio_takes_over_from_the_importance_weights():
     new = tensor(-1.0, -1.0)
     behaviour = new - tensor(math.log(1.5), math.log(0.5))
-    setting = config.Loss(proximal="behaviour", clip_high=0.2, importance_cap=1.1)
+    setting = config.LossConfig(proximal="behaviour", clip_high=0.2, importance_cap=1.1)
     loss, sums = policy_loss(new, behaviour, tensor(1.0, 1.0), torch.ones(2), setting)
     assert float(loss) == pytest.approx(-1.2 - 0.5)
     assert float(sums["importance"]) == 2
@@ -173,13 +173,13 @@ def test_spans_sum_and_average_each_sequence():
 @pytest.mark.parametrize("keys", [{"ratio": "sequence"}, {"importance_level": "sequence"}])
 def test_what_concerns_sequences_says_that_it_needs_them(keys: dict[str, str]):
     with pytest.raises(ValueError, match=r"needs? the spans"):
-        policy_loss(tensor(-1.0), tensor(-1.0), torch.ones(1), torch.ones(1), config.Loss(**keys))
+        policy_loss(tensor(-1.0), tensor(-1.0), torch.ones(1), torch.ones(1), config.LossConfig(**keys))
 
 
 def test_far_off_log_probs_give_finite_numbers():
     new = tensor(-1.0, -500.0).requires_grad_()
     loss, _ = policy_loss(
-        new, tensor(-400.0, -1.0), tensor(1.0, -1.0), torch.ones(2), config.Loss(kl=0.1), reference=tensor(-1, 0.0)
+        new, tensor(-400.0, -1.0), tensor(1.0, -1.0), torch.ones(2), config.LossConfig(kl=0.1), reference=tensor(-1, 0.0)
     )
     loss.backward()
     assert torch.isfinite(loss)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, PngImagePlugin
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage
 from pixelis.operations.image import load_image
@@ -60,7 +60,7 @@ def test_the_same_picture_from_bytes_file_and_data_url(tmp_path):
 
 def test_card_names_are_drawn():
     def card(split: str, **caps: int):
-        return open_media(Media(id="img0", uri=f"cards:?split={split}&seed=1&index=2"), Toolbox(**caps))
+        return open_media(Media(id="img0", uri=f"cards:?split={split}&seed=1&index=2"), ToolboxConfig(**caps))
 
     assert card("validation").shape == (768, 768, 3)
     with pytest.raises(BadImage) as error:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from memory_entries import entries, vectors, wait_for
 
-from pixelis.config import Memory
+from pixelis.config import MemoryConfig
 from pixelis.memory import Shard
 from pixelis.memory import index as index_module
 from pixelis.memory.index import Index
@@ -26,8 +26,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "TRAINED_BY", 20)
 
 
-def config(index: str = "flat", metric: str = "cosine") -> Memory:
-    return Memory(index=index, metric=metric, ivf_lists=8, ivf_probes=6, hnsw_links=16)  # type: ignore[arg-type]
+def config(index: str = "flat", metric: str = "cosine") -> MemoryConfig:
+    return MemoryConfig(index=index, metric=metric, ivf_lists=8, ivf_probes=6, hnsw_links=16)  # type: ignore[arg-type]
 
 
 def truth(metric: str, stored: np.ndarray, queries: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from memory_entries import PNG, entries, made, vectors, wait_for
 
-from pixelis.config import Memory
+from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.memory import Entry, Shard
 from pixelis.memory import index as index_module
@@ -28,13 +28,13 @@ def ids(shard: Shard) -> list[str]:
 def test_reopening_restores_five_records_and_one_more(tmp_path: Path) -> None:
     given = entries(6)
     given[0].pictures = {"img0": PNG + b"0", "obs1": PNG + b"1"}
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     assert shard.add(given[:5]) == [True] * 5
     shard.close()
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     assert shard.add(given[5:]) == [True]
     shard.close()
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     assert len(shard) == 6
     assert shard.get([f"e{i}" for i in range(6)]) == [e.experience for e in given]
     assert shard.pictures("e0") == given[0].pictures
@@ -45,7 +45,7 @@ def test_reopening_restores_five_records_and_one_more(tmp_path: Path) -> None:
 
 
 def test_a_known_id_is_refused_and_nothing_of_it_changes(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     first, other = entries(1)[0], Entry(made(0, policy_version=9), vectors(1, seed=5)[0])
     assert shard.add([first, other]) == [True, False], "also within one call"
     assert shard.add([other]) == [False]
@@ -55,7 +55,7 @@ def test_a_known_id_is_refused_and_nothing_of_it_changes(tmp_path: Path) -> None
 
 
 def test_a_full_shard_keeps_the_newest_five_of_ten(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory(), capacity=5)
+    shard = Shard(tmp_path, MemoryConfig(), capacity=5)
     given = entries(10)
     for entry in given:
         shard.add([entry])
@@ -63,7 +63,7 @@ def test_a_full_shard_keeps_the_newest_five_of_ten(tmp_path: Path) -> None:
     found = shard.search(np.stack([e.vector for e in given]), 10)
     assert all({name for name, _ in line} == {f"e{i}" for i in range(5, 10)} for line in found), "k beyond the size gives all"
     shard.close()
-    shard = Shard(tmp_path, Memory(), capacity=5)
+    shard = Shard(tmp_path, MemoryConfig(), capacity=5)
     assert shard.add(entries(12, first=20)) == [True] * 12, "more than there is room for, in one call"
     assert ids(shard) == [f"e{i}" for i in range(27, 32)]
     assert shard.stats()["added"] == 22
@@ -71,7 +71,7 @@ def test_a_full_shard_keeps_the_newest_five_of_ten(tmp_path: Path) -> None:
 
 
 def test_by_priority_the_least_makes_room(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory(evict="priority"), capacity=3)
+    shard = Shard(tmp_path, MemoryConfig(evict="priority"), capacity=3)
     for number, priority in enumerate([0.9, 0.1, 0.5, 0.3, 0.7]):
         shard.add([Entry(made(number, priority=priority), vectors(1, seed=number)[0])])
     assert ids(shard) == ["e0", "e2", "e4"]
@@ -81,7 +81,7 @@ def test_by_priority_the_least_makes_room(tmp_path: Path) -> None:
 
 
 def test_thirty_writers_at_once_share_commits(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     given = entries(30)
     gate = threading.Barrier(3)
 
@@ -108,7 +108,7 @@ def test_thirty_writers_at_once_share_commits(tmp_path: Path) -> None:
 
 
 def test_one_bad_change_does_not_take_its_neighbours_along(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     shard.add(entries(2))
     cases = [
         (np.ones(5, np.float32), "bad_vector"),
@@ -130,7 +130,7 @@ def test_one_bad_change_does_not_take_its_neighbours_along(tmp_path: Path) -> No
 
 
 def test_success_counts_once_for_each_retrieval(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     shard.add(entries(3))
     for _ in range(2):
         shard.retrieved("r1", ["e0", "e1", "gone"])
@@ -145,7 +145,7 @@ def test_success_counts_once_for_each_retrieval(tmp_path: Path) -> None:
 
 
 def test_a_draw_is_without_replacement_and_by_weight(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     shard.add([Entry(made(i, priority=p)) for i, p in enumerate([0.01, 1.0, 1.0, 1.0])])
     for number in range(10):
         shard.retrieved(f"r{number}", ["e2", "e3"])
@@ -162,12 +162,12 @@ def test_a_draw_is_without_replacement_and_by_weight(tmp_path: Path) -> None:
 
 
 def test_what_withdrawn_versions_answered_is_failed(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     for version in (1, 2, 3):
         shard.add([Entry(made(version, policy_version=version))])
     assert shard.withdraw([2, 3]) == 2
     shard.close()
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     late = [Entry(made(7, policy_version=3)), Entry(made(8, policy_version=4))]
     shard.add(late)  # was on its way when the version was withdrawn
 
@@ -181,13 +181,13 @@ def test_what_withdrawn_versions_answered_is_failed(tmp_path: Path) -> None:
 
 
 def test_feedback_is_kept(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     shard.add([Entry(made(0, feedback=[Feedback(comment="first")]))])
     said = Feedback(correct=False, answer="8", created_at=5.0)
     for _ in range(2):
         assert shard.feedback("e0", said).feedback == [Feedback(comment="first"), said]
     shard.close()
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     (now,) = shard.get(["e0"])
     assert now.feedback[1] == said
     with pytest.raises(BadInput) as caught:
@@ -198,7 +198,7 @@ def test_feedback_is_kept(tmp_path: Path) -> None:
 
 def test_what_a_user_deletes_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "TAIL", 4)
-    shard = Shard(tmp_path, Memory(index="hnsw"))
+    shard = Shard(tmp_path, MemoryConfig(index="hnsw"))
     secret = np.linspace(1.0, 2.0, 16).astype(np.float32)
     for number in range(12):
         user = "someone" if number % 2 else "other"
@@ -208,7 +208,7 @@ def test_what_a_user_deletes_is_in_no_file(tmp_path: Path, monkeypatch: pytest.M
     shard.retrieved("r", ["e1"])
     wait_for(lambda: shard.stats()["waiting_for_index"] < 4)
     shard.close()
-    shard = Shard(tmp_path, Memory(index="hnsw"))
+    shard = Shard(tmp_path, MemoryConfig(index="hnsw"))
     assert (tmp_path / "index.built").is_file()
     assert shard.delete_user("someone") == [f"e{i}" for i in range(1, 12, 2)]
     assert ids(shard) == sorted(f"e{i}" for i in range(0, 12, 2))
@@ -224,7 +224,7 @@ def test_what_a_user_deletes_is_in_no_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_old_experiences_are_pruned_and_noted(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory(retention_days=90))
+    shard = Shard(tmp_path, MemoryConfig(retention_days=90))
     shard.add([Entry(made(i, created_at=i * DAY), vectors(1, seed=i)[0]) for i in range(5)])
     assert shard.prune(92 * DAY) == ["e0", "e1"]
     assert shard.prune(92 * DAY) == []
@@ -236,7 +236,7 @@ def test_old_experiences_are_pruned_and_noted(tmp_path: Path) -> None:
 
 
 def test_a_page_of_experiences_is_newest_first(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     shard.add([Entry(made(i, user="a" if i % 3 == 0 else None)) for i in (3, 1, 4, 0, 2)])
     first = shard.list(2)
     assert [e.id for e in first] == ["e4", "e3"]
@@ -247,7 +247,7 @@ def test_a_page_of_experiences_is_newest_first(tmp_path: Path) -> None:
 
 
 def test_pages_miss_nothing_made_at_the_same_moment(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     shard.add([Entry(made(i, created_at=float(i // 4))) for i in range(12)])
     pages, after = [], None
     while page := shard.list(3, after=after):
@@ -261,7 +261,7 @@ def test_pages_miss_nothing_made_at_the_same_moment(tmp_path: Path) -> None:
 def test_parquet_brings_everything_back(tmp_path: Path) -> None:
     import pyarrow.parquet
 
-    shard = Shard(tmp_path / "a", Memory())
+    shard = Shard(tmp_path / "a", MemoryConfig())
     given = entries(7)
     given[2].pictures = {"img0": PNG + b"x"}
     given[3].vector = None
@@ -269,7 +269,7 @@ def test_parquet_brings_everything_back(tmp_path: Path) -> None:
     shard.feedback("e1", Feedback(correct=True))
     shard.succeeded("r", ["e1"])
     assert shard.export(tmp_path / "out" / "all.parquet") == 7
-    other = Shard(tmp_path / "b", Memory())
+    other = Shard(tmp_path / "b", MemoryConfig())
     other.add(given[:1])
     assert other.load(tmp_path / "out" / "all.parquet") == 6
     assert other.load(tmp_path / "out" / "all.parquet") == 0
@@ -294,7 +294,7 @@ def test_parquet_brings_everything_back(tmp_path: Path) -> None:
 def test_one_process_holds_a_folder_and_damage_is_said(tmp_path: Path) -> None:
     from pixelis.memory.database import Database
 
-    shard = Shard(tmp_path / "a", Memory())
+    shard = Shard(tmp_path / "a", MemoryConfig())
     with pytest.raises(InfraFailure) as caught:
         Database(tmp_path / "a", wait_s=0.05)
     assert caught.value.code == "locked"
@@ -304,18 +304,18 @@ def test_one_process_holds_a_folder_and_damage_is_said(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "shard.sqlite").write_bytes(b"this is no database" * 1000)
     with pytest.raises(InfraFailure) as caught:
-        Shard(tmp_path / "b", Memory())
+        Shard(tmp_path / "b", MemoryConfig())
     assert caught.value.code == "bad_database"
     with sqlite3.connect(tmp_path / "a" / "shard.sqlite") as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
     with pytest.raises(BadInput) as wrong:
-        Shard(tmp_path / "a", Memory())
+        Shard(tmp_path / "a", MemoryConfig())
     assert wrong.value.code == "bad_schema"
 
 
 def test_reads_do_not_wait_for_a_commit(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, Memory())
+    shard = Shard(tmp_path, MemoryConfig())
     shard.add(entries(5))
     inside, go = threading.Event(), threading.Event()
 

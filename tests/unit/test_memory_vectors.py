@@ -66,7 +66,7 @@ def test_what_all_places_share_is_left_out_of_a_picture() -> None:
 
 def test_a_compressed_picture_finds_itself() -> None:
     """The embedded model: near-duplicates pass the default similarity of a neighbour, other pictures do not."""
-    from pixelis.config import Evolution, Memory, load
+    from pixelis.config import EvolutionConfig, MemoryConfig, load
     from pixelis.datasets.cards import render
     from pixelis.datasets.questions import read_questions
 
@@ -84,12 +84,12 @@ def test_a_compressed_picture_finds_itself() -> None:
     def embedded(pictures: list[Image.Image]) -> np.ndarray:
         texts = [tokenizer(q.question, add_special_tokens=False)["input_ids"] for q in asked]
         parts = question_parts(model, spec, texts, [[np.asarray(p)] for p in pictures])
-        return np.stack([combine(*p, (Memory().visual, Memory().text)) for p in parts])
+        return np.stack([combine(*p, (MemoryConfig().visual, MemoryConfig().text)) for p in parts])
 
     stored = embedded(seen)
     cosines = embedded([compressed(p) for p in seen]) @ stored.T
     assert (cosines.argmax(1) == np.arange(40)).all()
-    own, least = np.diag(cosines).copy(), Evolution().neighbours.min_similarity
+    own, least = np.diag(cosines).copy(), EvolutionConfig().neighbours.min_similarity
     np.fill_diagonal(cosines, -1)
     assert (own >= least).mean() >= 0.9
     assert cosines.max() < least

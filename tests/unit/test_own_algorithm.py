@@ -75,7 +75,7 @@ WRONG_PARAMETERS = Algorithm(surrogate=lambda ratio: ratio)
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> config.Rft:
+def example(monkeypatch: pytest.MonkeyPatch) -> config.RftConfig:
     monkeypatch.syspath_prepend(str(ROOT))
     for name in [n for n in sys.modules if n == "docs" or n.startswith("docs.")]:
         monkeypatch.delitem(sys.modules, name)
@@ -124,7 +124,7 @@ def test_a_dry_run_prints_what_the_example_resolves_to(example, capsys: pytest.C
     assert yaml.safe_load(again.to_yaml()) == printed
 
 
-def test_the_example_assigns_the_advantages_of_its_formula(example: config.Rft):
+def test_the_example_assigns_the_advantages_of_its_formula(example: config.RftConfig):
     groups = [group([1.0, 0.0, 0.0, None, 0.0]), group([1.0, 1.0, 1.0, 0.0]), group([0.0, 0.0]), group([1.0, None])]
     metrics = assign_advantages(groups, example.advantage)
     found = [[t.advantage for t in g.trajectories] for g in groups]
@@ -134,7 +134,7 @@ def test_the_example_assigns_the_advantages_of_its_formula(example: config.Rft):
     assert (metrics["advantage/silent_groups"], metrics["advantage/dropped_groups"]) == (1, 1)
 
 
-def test_an_update_with_the_example_is_that_of_plain_torch(example: config.Rft):
+def test_an_update_with_the_example_is_that_of_plain_torch(example: config.RftConfig):
     samples = batch()
     model = add_lora(stock(), policy().lora, seed=0)
     tokens, total, tapered = sum(s.policy_tokens for s in samples), torch.zeros(()), 0
@@ -158,7 +158,7 @@ def test_an_update_with_the_example_is_that_of_plain_torch(example: config.Rft):
         assert all(np.isfinite(value).all() for value in changed.values())
 
 
-def test_a_worker_without_samples_reports_the_metrics_of_the_others(example: config.Rft, monkeypatch: pytest.MonkeyPatch):
+def test_a_worker_without_samples_reports_the_metrics_of_the_others(example: config.RftConfig, monkeypatch: pytest.MonkeyPatch):
     with trainer(loss=example.loss) as learner:
         names = set(learner.update(batch()))
         # Another worker that adds 1 to every number: a micro-batch, a sample, a token.
@@ -201,26 +201,26 @@ def test_an_explicit_function_wins_over_that_of_the_algorithm(module):
     ],
 )
 def test_scales_go_with_an_own_advantage(module, scale: str, expected: list):
-    settings = config.Advantage(baseline="own_module:halved", scale=scale, eps=1e-12)
+    settings = config.AdvantageConfig(baseline="own_module:halved", scale=scale, eps=1e-12)
     found = batch_advantages([[1.0, 0.0, None], [1.0, 1.0]], settings)
     for row, want in zip(found, expected, strict=True):
         assert row == pytest.approx(want)
 
 
 def test_an_own_advantage_is_whitened_over_the_batch(module):
-    settings = config.Advantage(baseline="own_module:halved", scale="batch_std", min_group=1)
+    settings = config.AdvantageConfig(baseline="own_module:halved", scale="batch_std", min_group=1)
     (found,) = batch_advantages([[3.0, 1.0]], settings)
     assert found == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-3)
 
 
 def test_an_own_deviation_is_what_std_divides_by(module):
-    settings = config.Advantage(baseline="own_module:with_deviation", eps=1e-12)
+    settings = config.AdvantageConfig(baseline="own_module:with_deviation", eps=1e-12)
     assert batch_advantages([[3.0, 1.0]], settings) == [pytest.approx([1.0, 0.0])]
 
 
 def test_a_function_cannot_change_the_rewards(module):
     rewards = [[3.0, 1.0, 2.0]]
-    assert batch_advantages(rewards, config.Advantage(baseline="own_module:sorting")) == [[0.0] * 3]
+    assert batch_advantages(rewards, config.AdvantageConfig(baseline="own_module:sorting")) == [[0.0] * 3]
     assert rewards == [[3.0, 1.0, 2.0]]
 
 
@@ -271,7 +271,7 @@ def test_a_scale_of_the_group_needs_two_rewards(module, scale: str):
 @pytest.mark.parametrize("name", ["too_few", "a_tuple", "not_finite"])
 def test_advantages_that_do_not_fit_the_rewards_are_refused(module, name: str):
     with pytest.raises(BadConfig, match=f"own_module:{name} returned .* for the rewards"):
-        batch_advantages([[1.0, 0.0, 0.5]], config.Advantage(baseline=f"own_module:{name}"))
+        batch_advantages([[1.0, 0.0, 0.5]], config.AdvantageConfig(baseline=f"own_module:{name}"))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_advantages_that_do_not_fit_the_rewards_are_refused(module, name: str):
 def test_gains_that_do_not_fit_the_tokens_are_refused(module, name: str, told: str):
     new = torch.tensor([-1.0, -2.0], requires_grad=True)
     with pytest.raises(BadConfig, match=told):
-        policy_loss(new, new.detach(), torch.ones(2), torch.ones(2), config.Loss(surrogate=f"own_module:{name}"))
+        policy_loss(new, new.detach(), torch.ones(2), torch.ones(2), config.LossConfig(surrogate=f"own_module:{name}"))
 
 
 def test_a_built_in_algorithm_names_its_functions_in_one_place():

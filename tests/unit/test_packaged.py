@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.datasets import cards, packaged, pasting
 from pixelis.datasets.media import open_media
 from pixelis.datasets.synthesis import grounding
@@ -16,7 +16,7 @@ from pixelis.operations import masks
 from pixelis.operations.video import Clip
 from pixelis.records import Question
 
-SETTINGS = Toolbox()
+SETTINGS = ToolboxConfig()
 
 
 @pytest.fixture(scope="module")

@@ -129,7 +129,7 @@ def test_packed_loss_and_gradient_equal_the_sum_over_single_samples(family: str,
         for name, parameter in lora_parameters(model).items():
             if name.endswith(".B"):
                 parameter.normal_(0, 0.05, generator=torch.Generator().manual_seed(len(name)))
-    setting = config.Loss(aggregate=aggregate)
+    setting = config.LossConfig(aggregate=aggregate)
     parameters = list(lora_parameters(model).values())
 
     def loss_of(new: torch.Tensor, members: list[TrainSample]) -> torch.Tensor:

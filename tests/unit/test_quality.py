@@ -8,8 +8,8 @@ import pytest
 from chat_server import ChatServer
 from refined import SCORE, demonstration, zoom
 
-from pixelis.config import Judge as JudgeSettings
-from pixelis.config.refinement import Quality
+from pixelis.config import JudgeConfig as JudgeSettings
+from pixelis.config.refinement import QualityConfig
 from pixelis.datasets.refinement import judging, quality
 from pixelis.operations import OPERATIONS
 from pixelis.records import Observation, Step
@@ -87,8 +87,8 @@ def rated(score: int, why: str = "fine") -> str:
     return json.dumps({"score": score, "why": why})
 
 
-def client(server: ChatServer, **settings) -> tuple[judging.QualityJudge, Quality]:
-    chosen = Quality(judge=True, **{"judge_calls_per_min": 60_000, "judge_repeats": 0, **settings})
+def client(server: ChatServer, **settings) -> tuple[judging.QualityJudge, QualityConfig]:
+    chosen = QualityConfig(judge=True, **{"judge_calls_per_min": 60_000, "judge_repeats": 0, **settings})
     reached = JudgeSettings(url=server.url, model="m", api_key_env="", tries=2, concurrency=1)
     return judging.QualityJudge(reached, chosen), chosen
 

@@ -28,7 +28,7 @@ from pixelis.policy.lora import BaseWeights, add_lora, merge_into
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.train_step import Trainer
 
-PLAIN = config.Ranks()
+PLAIN = config.RanksConfig()
 
 
 def low_rank(rng: np.random.Generator, out: int, inside: int, rank: int, noise: float = 0.0) -> np.ndarray:
@@ -38,7 +38,7 @@ def low_rank(rng: np.random.Generator, out: int, inside: int, rank: int, noise: 
 
 def changed(delta: np.ndarray, **values: object) -> ranks.Change:
     base = np.random.default_rng(1).normal(size=delta.shape).astype(np.float32)
-    wanted = config.Ranks(**values)  # type: ignore[arg-type]
+    wanted = config.RanksConfig(**values)  # type: ignore[arg-type]
     return ranks.change(torch.from_numpy(base.astype(np.float64)), torch.from_numpy(base + delta.astype(np.float64)), wanted)
 
 
@@ -164,7 +164,7 @@ def rank_file(path: Path, family: str = "qwen3_vl", skip: int = 1, least: int = 
     return path
 
 
-def mixed(path: Path, family: str = "qwen3_vl", seed: int = 0) -> tuple[config.Lora, Adapter]:
+def mixed(path: Path, family: str = "qwen3_vl", seed: int = 0) -> tuple[config.LoraConfig, Adapter]:
     """(configuration, random adapter) of a rank file's ranks."""
     lora = LORA.model_copy(update={"ranks": str(rank_file(path, family))})
     return lora, tiny_policy.random_adapter(family, seed, mixed=True)
@@ -199,7 +199,7 @@ def test_layers_of_their_own_ranks_compute_the_same_trained_merged_and_written(f
 
 def test_the_learner_takes_up_its_ranks_and_refuses_others(tmp_path: Path):
     lora, adapter = mixed(tmp_path / "ranks.json")
-    learner = config.Learner(zero_stage=0, lr=1e-2)
+    learner = config.LearnerConfig(zero_stage=0, lr=1e-2)
     trainer = Trainer(policy(lora=lora), learner, total_steps=2, adapter=adapter, device="cpu")
     before = trainer.adapter()
     assert before.sha256() == adapter.sha256()
@@ -228,7 +228,9 @@ def test_the_estimate_counts_each_layers_rank(tmp_path: Path):
     wide = json.loads(Path(path).read_text())
     wide["layer_ranks"] = dict.fromkeys(wide["layer_ranks"], 600)
     Path(path).write_text(json.dumps(wide))
-    assert next(f for f in estimate.check(whole.model_copy(update={"engine": config.Engine()}), "rft") if f.level == "error")
+    assert next(
+        f for f in estimate.check(whole.model_copy(update={"engine": config.EngineConfig()}), "rft") if f.level == "error"
+    )
     with pytest.raises(BadConfig, match="600 is above vLLM's largest"):
         ranks.served_rank(ranks.largest_rank(whole.policy.lora))
     assert lora.rank == 4
@@ -237,7 +239,7 @@ def test_the_estimate_counts_each_layers_rank(tmp_path: Path):
 def test_a_rank_file_of_another_model_or_of_other_targets_is_refused(tmp_path: Path):
     path = rank_file(tmp_path / "ranks.json")
     lora = LORA.model_copy(update={"ranks": str(path)})
-    cases: list[tuple[config.Lora, type[PixelisError], str]] = [
+    cases: list[tuple[config.LoraConfig, type[PixelisError], str]] = [
         (lora.model_copy(update={"targets": [*LORA.targets, "lm_head"]}), BadConfig, "says nothing about lm_head"),
         (LORA.model_copy(update={"ranks": str(tmp_path / "none.json")}), MissingFile, "no rank file"),
     ]

@@ -12,7 +12,7 @@ from dialogue_models import large_folder, nano_folder, renderer, shown
 from transformers import AutoConfig
 
 import pixelis.nano
-from pixelis.config import Dialogue
+from pixelis.config import DialogueConfig
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.spec import FAMILIES, ModelSpec, load_tokenizer
 from pixelis.errors import BadConfig, BadInput, MissingFile
@@ -112,7 +112,7 @@ def test_awkward_characters_survive_or_are_replaced():
 def test_system_turn_offers_the_tools_only_to_models_that_do_not_know_them():
     assert [t.role for t in renderer("nano").prompt(ask("x"), [shown("nano")])] == ["user"]
     r = renderer("large")
-    everything = Renderer(r.tokenizer, r.spec, Dialogue(), list(OPERATIONS.values()))
+    everything = Renderer(r.tokenizer, r.spec, DialogueConfig(), list(OPERATIONS.values()))
     system, user = everything.prompt(ask("x"), [shown("large")])
     schemas = system.text.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()
     assert [json.loads(s)["function"]["name"] for s in schemas] == list(OPERATIONS)
@@ -121,7 +121,7 @@ def test_system_turn_offers_the_tools_only_to_models_that_do_not_know_them():
     without = renderer("large").prompt(ask("x"), [shown("large")], operations=False)[0]
     assert "<tool_call>" not in without.text
     assert "<answer>" in without.text
-    quiet = Renderer(r.tokenizer, r.spec, Dialogue(system="none"), list(OPERATIONS.values()))
+    quiet = Renderer(r.tokenizer, r.spec, DialogueConfig(system="none"), list(OPERATIONS.values()))
     assert [t.role for t in quiet.prompt(ask("x"), [shown("large")])] == ["user"]
 
 
@@ -203,7 +203,7 @@ def test_spec_reads_both_architectures():
     assert large.grid(56, 84) == (1, 4, 6)
     assert large.image_tokens(56, 84) == 6
     assert renderer("large").coordinates == "pixels"
-    chosen = Renderer(renderer("large").tokenizer, large, Dialogue(coordinates="thousand"), [])
+    chosen = Renderer(renderer("large").tokenizer, large, DialogueConfig(coordinates="thousand"), [])
     assert chosen.coordinates == "thousand"
 
 
@@ -211,7 +211,7 @@ def test_the_committed_base_is_the_embedded_model():
     folder = Path(pixelis.nano.__file__).parent / "base"
     tokenizer = load_tokenizer(folder)
     spec = ModelSpec.load(folder, tokenizer)
-    base = Renderer(tokenizer, spec, Dialogue(), list(OPERATIONS.values()))
+    base = Renderer(tokenizer, spec, DialogueConfig(), list(OPERATIONS.values()))
     question, view = ask("Which digit is in the red frame?"), shown("nano")
     assert spec.embedded
     assert base.prompt(question, [view]) == renderer("nano").prompt(question, [view])

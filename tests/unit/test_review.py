@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from pixelis.config import Evolution, Rewards
+from pixelis.config import EvolutionConfig, RewardsConfig
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution.review import ReviewQueue
 from pixelis.evolution.updates import make_task
@@ -44,7 +44,7 @@ def update(number: int = 0, answers: str = "7778", experience_id: str = "") -> t
     ]
     verdict = majority(list(answers))
     group = Group(id="g1", question=QUESTION, trajectories=trajectories)
-    task = make_task(group, verdict, Evolution(gate=0.5), Rewards(), now=100.0 + number, experience_id=experience_id)
+    task = make_task(group, verdict, EvolutionConfig(gate=0.5), RewardsConfig(), now=100.0 + number, experience_id=experience_id)
     assert task is not None
     return task, verdict
 
@@ -129,7 +129,7 @@ def test_rejected_teaches_nothing(tmp_path: Path) -> None:
 
 
 def test_a_reviewers_answer_becomes_the_label(tmp_path: Path) -> None:
-    queue = ReviewQueue(tmp_path / "review.db", Rewards(weights={"accuracy": 2.0}))
+    queue = ReviewQueue(tmp_path / "review.db", RewardsConfig(weights={"accuracy": 2.0}))
     id = put(queue)
     task = queue.decide(id, "approved", "ann", answer=" 8 ")
     assert task is not None

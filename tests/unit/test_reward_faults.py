@@ -10,9 +10,9 @@ import pytest
 from test_children import ENDLESS
 from test_rewards import episode
 
-from pixelis.config import Rewards
+from pixelis.config import RewardsConfig
 from pixelis.records import Group, Question
-from pixelis.rewards import children
+from pixelis.rewards import worker_pool
 from pixelis.rewards.grader import Grader
 
 LIMIT_S = 4.0
@@ -33,7 +33,7 @@ def groups(kinds: list[str], scorer: str = "exact") -> list[Group]:
 def longest(monkeypatch):
     """Seconds of the longest call of a child, once it had started."""
     seen = [0.0]
-    exchange = children._Child._exchange
+    exchange = worker_pool._Child._exchange
 
     def timed(self, message, limit_s):
         started = time.monotonic()
@@ -43,7 +43,7 @@ def longest(monkeypatch):
             if "warm" not in message["do"]:
                 seen[0] = max(seen[0], time.monotonic() - started)
 
-    monkeypatch.setattr(children._Child, "_exchange", timed)
+    monkeypatch.setattr(worker_pool._Child, "_exchange", timed)
     return seen
 
 
@@ -53,7 +53,7 @@ def test_formulas_that_hang_stall_nobody(longest):
     kinds = [ENDLESS if rng.random() < 0.05 else str(rng.choice([1, 2, 3])) for _ in range(10 * SIZE)]
     hangs = kinds.count(ENDLESS)
     assert hangs >= 3
-    grader = Grader(Rewards(math={"limit_s": LIMIT_S}))
+    grader = Grader(RewardsConfig(math={"limit_s": LIMIT_S}))
     try:
         made = [
             g.model_copy(update={"question": g.question.model_copy(update={"answers": ["4/2"]})}) for g in groups(kinds, "math")

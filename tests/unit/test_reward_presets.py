@@ -9,7 +9,7 @@ import yaml
 from test_rewards import A, T
 
 from pixelis import config
-from pixelis.config import Rewards
+from pixelis.config import RewardsConfig
 from pixelis.config.presets.rewards import REWARD_PRESETS
 from pixelis.errors import BadConfig
 from pixelis.policy.advantages import batch_advantages
@@ -32,8 +32,8 @@ def said(answer: str | None, *calls: str, last: str | None = None, tokens: int =
     return Trajectory(question_id="q", group_id="g", turns=turns, answer=answer, stop_reason=stop)
 
 
-def rewards(preset: str | Rewards, *trajectories: Trajectory, **question) -> list[float | None]:
-    settings = preset if isinstance(preset, Rewards) else Rewards(preset=preset)
+def rewards(preset: str | RewardsConfig, *trajectories: Trajectory, **question) -> list[float | None]:
+    settings = preset if isinstance(preset, RewardsConfig) else RewardsConfig(preset=preset)
     row = Question(**{"id": "q", "question": "?", "answers": ["7"], **question})
     return [t.reward for t in score_group(Group(id="g", question=row, trajectories=list(trajectories)), settings).trajectories]
 
@@ -86,9 +86,9 @@ def test_rr_long():
     long = T.replace("so", "First, a. Next, b. Step 1: c." + "." * 50) + A
     episodes = [RIGHT, said("7", last=long)]
     assert rewards("rr-long", *episodes) == [2.0, 3.0]
-    with_length = Rewards(preset="rr-long", length_start=0)
+    with_length = RewardsConfig(preset="rr-long", length_start=0)
     assert rewards(with_length, *episodes) == pytest.approx([2.0 + 0.05 * 0.5, 3.0 - 0.05 * 0.5])
-    grader = Grader(Rewards(preset="rr-long"))
+    grader = Grader(RewardsConfig(preset="rr-long"))
     group = Group(id="g", question=Question(id="q", question="?", answers=["7"]), trajectories=episodes)
     late = [[t.reward for t in grader.score(group, step=step).trajectories] for step in (799, 800)]
     assert late == [[2.0, 3.0], pytest.approx([2.025, 2.975])]

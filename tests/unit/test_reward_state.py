@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_rewards import POINT, chain, episode, group
 
 from pixelis import config
-from pixelis.config import Rewards
+from pixelis.config import RewardsConfig
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Action, Question, Trajectory
 from pixelis.rewards.curriculum import Curriculum
@@ -20,7 +20,7 @@ from pixelis.rewards.dynamics import Dynamics, encode_action
 from pixelis.rewards.grader import Grader
 from pixelis.rewards.normalise import Normaliser
 
-SMALL = config.Dynamics(state=8, action=32, hidden=16, lr=3e-3)
+SMALL = config.DynamicsConfig(state=8, action=32, hidden=16, lr=3e-3)
 
 
 # -- running statistics ---------------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ SMALL = config.Dynamics(state=8, action=32, hidden=16, lr=3e-3)
 
 @given(st.lists(st.floats(-100, 100), min_size=10, max_size=60), st.floats(-100, 100))
 def test_z_scores_are_those_of_all_values_so_far(seen, value):
-    normaliser = Normaliser(config.Normalise(terms=["accuracy"], clip=1e9, min_std=0.5))
+    normaliser = Normaliser(config.NormaliseConfig(terms=["accuracy"], clip=1e9, min_std=0.5))
     for number, one in enumerate(seen):
         normaliser.observe(f"g{number:03d}", {"accuracy": [one]})
         normaliser.commit()
@@ -37,7 +37,7 @@ def test_z_scores_are_those_of_all_values_so_far(seen, value):
 
 
 def test_nothing_is_normalised_before_ten_values_nor_in_the_middle_of_a_step():
-    normaliser = Normaliser(config.Normalise(terms=["accuracy"]))
+    normaliser = Normaliser(config.NormaliseConfig(terms=["accuracy"]))
     normaliser.observe("a", {"accuracy": [0.0, 1.0] * 4 + [0.0]})
     normaliser.commit()
     assert normaliser("accuracy", 1.0) == 1.0
@@ -54,7 +54,7 @@ def test_the_same_groups_give_the_same_statistics_in_any_order_and_once():
     groups = {f"g{i}": {"accuracy": [rng.random() for _ in range(8)]} for i in range(20)}
     states = []
     for order in (sorted(groups), sorted(groups, reverse=True)):
-        normaliser = Normaliser(config.Normalise(terms=["accuracy"]))
+        normaliser = Normaliser(config.NormaliseConfig(terms=["accuracy"]))
         for name in [*order, *order[:5]]:
             normaliser.observe(name, groups[name])
         normaliser.commit()
@@ -64,7 +64,7 @@ def test_the_same_groups_give_the_same_statistics_in_any_order_and_once():
 
 
 def test_statistics_may_be_frozen():
-    normaliser = Normaliser(config.Normalise(terms=["accuracy"], freeze_after=12))
+    normaliser = Normaliser(config.NormaliseConfig(terms=["accuracy"], freeze_after=12))
     for name, value in (("a", 0.5), ("b", 1.0)):
         normaliser.observe(name, {"accuracy": [value] * 12})
         normaliser.commit()
@@ -82,7 +82,7 @@ def run(curriculum: Curriculum, steps: range, success: float, coherence: float =
 
 
 def test_phases_follow_success_and_then_a_flat_coherence():
-    curriculum = Curriculum(config.Curriculum(**QUICK))
+    curriculum = Curriculum(config.CurriculumConfig(**QUICK))
     assert curriculum.mixture == {"accuracy": 1, "curiosity_dynamics": 0, "coherence": 0}
     assert run(curriculum, range(50), 0.7) == []
     assert run(curriculum, range(50, 70), 0.9) == [(59, "base")]
@@ -96,7 +96,7 @@ def test_phases_follow_success_and_then_a_flat_coherence():
 
 
 def test_a_rising_coherence_keeps_its_phase_until_both_are_good():
-    curriculum = Curriculum(config.Curriculum(**QUICK))
+    curriculum = Curriculum(config.CurriculumConfig(**QUICK))
     run(curriculum, range(10), 0.9)
     assert curriculum.phase == 1
     for look in range(12):
@@ -105,15 +105,15 @@ def test_a_rising_coherence_keeps_its_phase_until_both_are_good():
 
 
 def test_a_phase_ends_by_step_and_never_before_enough_samples():
-    curriculum = Curriculum(config.Curriculum(**{**QUICK, "first_steps": 30, "second_steps": 60}))
+    curriculum = Curriculum(config.CurriculumConfig(**{**QUICK, "first_steps": 30, "second_steps": 60}))
     assert run(curriculum, range(100), 0.0, -1.0)[0] == (39, "base")
     assert curriculum.history == [(40, "base"), (70, "coherence")]
-    starved = Curriculum(config.Curriculum(**{**QUICK, "min_samples": 10_000}))
+    starved = Curriculum(config.CurriculumConfig(**{**QUICK, "min_samples": 10_000}))
     assert run(starved, range(100), 1.0) == []
 
 
 def test_the_schedule_by_step_has_its_weights_at_its_steps():
-    curriculum = Curriculum(config.Curriculum(kind="steps"))
+    curriculum = Curriculum(config.CurriculumConfig(kind="steps"))
     seen = {}
     for step in range(10_001):
         seen[step] = tuple(curriculum.mixture.values())
@@ -125,7 +125,7 @@ def test_the_schedule_by_step_has_its_weights_at_its_steps():
 
 
 def test_a_step_counts_once_and_a_boundary_can_be_taken_back():
-    curriculum = Curriculum(config.Curriculum(**QUICK))
+    curriculum = Curriculum(config.CurriculumConfig(**QUICK))
     run(curriculum, range(10), 0.9)
     before = curriculum.state_dict()
     assert run(curriculum, range(10), 0.1) == []
@@ -133,7 +133,7 @@ def test_a_step_counts_once_and_a_boundary_can_be_taken_back():
     curriculum.rollback()
     assert (curriculum.phase, curriculum.mixture["coherence"], curriculum.history) == (0, 0, [])
     curriculum.rollback()
-    assert Curriculum(config.Curriculum()).mixture == {}
+    assert Curriculum(config.CurriculumConfig()).mixture == {}
 
 
 @pytest.mark.parametrize("cut", [3, 10, 57, 95, 140])
@@ -141,10 +141,10 @@ def test_a_curriculum_goes_on_from_its_state(cut):
     def play(curriculum, steps):
         return [curriculum.advance(s, min(1.0, s / 60), 0.4, 16) for s in steps]
 
-    whole, first = Curriculum(config.Curriculum(**QUICK)), Curriculum(config.Curriculum(**QUICK))
+    whole, first = Curriculum(config.CurriculumConfig(**QUICK)), Curriculum(config.CurriculumConfig(**QUICK))
     expected = play(whole, range(200))
     told = play(first, range(cut))
-    second = Curriculum(config.Curriculum(**QUICK))
+    second = Curriculum(config.CurriculumConfig(**QUICK))
     second.load_state_dict(first.state_dict())
     assert told + play(second, range(cut, 200)) == expected
     assert second.state_dict() == whole.state_dict()
@@ -203,7 +203,7 @@ def test_learning_goes_on_from_tensors_bit_by_bit_and_leaves_torchs_randomness_a
 
 
 def test_the_published_sizes():
-    dynamics = Dynamics(config.Dynamics())
+    dynamics = Dynamics(config.DynamicsConfig())
     shapes = [tuple(p.shape) for p in dynamics.forward_model.parameters() if p.dim() == 2]
     assert shapes == [(256, 896), (256, 256), (768, 256)]
     assert [tuple(p.shape) for p in dynamics.inverse_model.parameters() if p.dim() == 2] == [(256, 1536), (128, 256)]
@@ -261,7 +261,7 @@ def play(grader: Grader, steps: range, order: int = 1) -> list:
 
 
 def test_pixelis_from_end_to_end_and_exactly_resumed():
-    settings = Rewards(preset="pixelis", **PIXELIS)
+    settings = RewardsConfig(preset="pixelis", **PIXELIS)
     whole = Grader(settings)
     expected = play(whole, range(24))
     boundaries = [(step, name) for step, (_, name) in enumerate(expected) if name]
@@ -276,7 +276,7 @@ def test_pixelis_from_end_to_end_and_exactly_resumed():
 
 
 def test_terms_are_logged_raw_and_weighed_as_z_scores():
-    settings = Rewards(preset="pixelis-full", dynamics=SMALL.model_dump())
+    settings = RewardsConfig(preset="pixelis-full", dynamics=SMALL.model_dump())
     grader = Grader(settings)
     play(grader, range(3))
     whole, states = staged(9, 0)
@@ -289,19 +289,19 @@ def test_terms_are_logged_raw_and_weighed_as_z_scores():
 
 
 def test_evaluation_teaches_nothing_and_missing_states_are_a_cause_only_when_they_weigh():
-    grader = Grader(Rewards(preset="pixelis", **PIXELIS))
+    grader = Grader(RewardsConfig(preset="pixelis", **PIXELIS))
     before = grader.state()
     whole, _ = staged(0, 0)
     scored = grader.score(whole)
     assert [t.unscored for t in scored.trajectories] == [None] * 4  # curiosity weighs nothing yet
     assert "curiosity_dynamics" not in scored.trajectories[0].rewards
     assert grader.state() == before
-    always = Grader(Rewards(preset="pixelis-full", dynamics=SMALL.model_dump()))
+    always = Grader(RewardsConfig(preset="pixelis-full", dynamics=SMALL.model_dump()))
     assert {t.unscored for t in always.score(whole, step=0).trajectories} == {"no_states"}
 
 
 def test_a_step_is_advanced_once():
-    grader = Grader(Rewards(preset="pixelis", **PIXELIS))
+    grader = Grader(RewardsConfig(preset="pixelis", **PIXELIS))
     play(grader, range(4))
     before = grader.state()
     assert grader.advance(3).boundary is None
@@ -311,11 +311,11 @@ def test_a_step_is_advanced_once():
 @pytest.mark.parametrize("state", [b"", b"12345678", b"\x02" + b"\0" * 7 + b"{}", b"\xff" * 64])
 def test_bytes_that_are_no_state_are_refused(state):
     with pytest.raises(BadInput):
-        Grader(Rewards(preset="pixelis", **PIXELIS)).load(state)
+        Grader(RewardsConfig(preset="pixelis", **PIXELIS)).load(state)
 
 
 def test_rewards_without_memory_have_an_empty_state():
-    grader = Grader(Rewards())
+    grader = Grader(RewardsConfig())
     grader.load(grader.state())
     assert grader.advance(5).boundary is None
     assert grader.score(group(episode("7")), step=0).trajectories[0].reward == 1.0

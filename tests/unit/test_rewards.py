@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pixelis.config import Curiosity, Rewards, RewardWeights, TaskRewards
+from pixelis.config import CuriosityConfig, RewardsConfig, RewardWeightsConfig, TaskRewardsConfig
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Action, Group, Media, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import formats, terms
@@ -14,7 +14,7 @@ from pixelis.rewards.coherence import coherence, misuse, violations
 from pixelis.rewards.scorers import SCORERS
 from pixelis.rewards.terms import TERMS, reward_metrics, score_group
 
-ALL = Rewards(weights=RewardWeights(accuracy=1, format=0.5, curiosity=1))
+ALL = RewardsConfig(weights=RewardWeightsConfig(accuracy=1, format=0.5, curiosity=1))
 CALL = "<tool_call>{}</tool_call>"
 
 
@@ -32,16 +32,16 @@ def group(*trajectories: Trajectory, answers=("7",), scorer="exact", **more) -> 
     return Group(id="g", question=question, trajectories=list(trajectories))
 
 
-def only(name: str, weight: float = 1.0, **more) -> Rewards:
-    return Rewards(weights=RewardWeights(**{"accuracy": 0.0, name: weight}), **more)
+def only(name: str, weight: float = 1.0, **more) -> RewardsConfig:
+    return RewardsConfig(weights=RewardWeightsConfig(**{"accuracy": 0.0, name: weight}), **more)
 
 
-def values(name: str, settings: Rewards, *trajectories: Trajectory, **more) -> list[float]:
+def values(name: str, settings: RewardsConfig, *trajectories: Trajectory, **more) -> list[float]:
     return [t.rewards[name] for t in score_group(group(*trajectories, **more), settings).trajectories]
 
 
 def test_every_weight_is_of_a_term():
-    assert list(TERMS) == list(RewardWeights.model_fields)
+    assert list(TERMS) == list(RewardWeightsConfig.model_fields)
 
 
 def test_reward_is_the_weighted_sum_of_raw_terms():
@@ -55,19 +55,21 @@ def test_reward_is_the_weighted_sum_of_raw_terms():
 
 
 def test_the_default_weighs_the_answer_alone_and_logs_three_terms():
-    (trajectory,) = score_group(group(episode("7", ok=3)), Rewards()).trajectories
+    (trajectory,) = score_group(group(episode("7", ok=3)), RewardsConfig()).trajectories
     assert trajectory.rewards == {"accuracy": 1.0, "format": 1.0, "curiosity": pytest.approx(-0.1)}
     assert (trajectory.weighted, trajectory.reward) == ({"accuracy": 1.0}, 1.0)
 
 
 def test_a_task_has_weights_and_a_format_of_its_own():
-    other = Rewards(tasks={"math": TaskRewards(weights=RewardWeights(accuracy=2, format=1), format="think_answer")})
+    other = RewardsConfig(
+        tasks={"math": TaskRewardsConfig(weights=RewardWeightsConfig(accuracy=2, format=1), format="think_answer")}
+    )
     assert score_group(group(episode("7"), task="math"), other).trajectories[0].reward == 2.0
     assert score_group(group(episode("7")), other).trajectories[0].reward == 1.0
 
 
 def test_the_total_is_clipped():
-    settings = Rewards(weights=RewardWeights(accuracy=100), clip=10)
+    settings = RewardsConfig(weights=RewardWeightsConfig(accuracy=100), clip=10)
     assert score_group(group(episode("7")), settings).trajectories[0].reward == 10.0
 
 
@@ -78,16 +80,16 @@ def test_curiosity_is_the_papers_form_on_the_groups_rate():
     # Every call beyond the first costs 0.05; a rate above H earns nothing; failed calls neither earn nor cost.
     busy = [episode("1", ok=3), episode("1", ok=1), episode("1", failed=4)]
     assert values("curiosity", ALL, *busy) == pytest.approx([-0.1, 0.0, 0.0])
-    other = Curiosity(target=1.0, alpha=2.0, free_calls=0, beta=0.1)
+    other = CuriosityConfig(target=1.0, alpha=2.0, free_calls=0, beta=0.1)
     assert terms.bonus(episode("1", ok=2), 0.5, other) + terms.cost(episode("1", ok=2), other) == pytest.approx(0.8)
-    both = Rewards(weights=RewardWeights(curiosity_bonus=1, efficiency=1))
+    both = RewardsConfig(weights=RewardWeightsConfig(curiosity_bonus=1, efficiency=1))
     for trajectory in score_group(group(*one, episode("1", ok=4)), both).trajectories:
         parts = trajectory.rewards
         assert parts["curiosity"] == pytest.approx(parts["curiosity_bonus"] + parts["efficiency"])
 
 
 def test_the_repositorys_curiosity_divides_by_the_rate_and_counts_failed_calls():
-    settings = only("curiosity_bonus", curiosity=Curiosity(form="repo", counts="requested"))
+    settings = only("curiosity_bonus", curiosity=CuriosityConfig(form="repo", counts="requested"))
     one = [episode("1", failed=1), *[episode("1") for _ in range(7)]]
     # (0.3 - 0.125) / 2 / 0.125 * 0.25 = 0.175 for a picture, / 1.5 = 0.2333 for a clip.
     assert values("curiosity_bonus", settings, *one) == pytest.approx([0.175] + [0.0] * 7)
@@ -143,7 +145,7 @@ def test_step_markers():
 
 def test_the_majority_scores_without_a_truth_and_the_same_with_a_scrambled_one():
     episodes = [episode("7"), episode(" 7 "), episode("1"), episode(None, stop=StopReason.LENGTH)]
-    settings = Rewards(preset="ttrl")
+    settings = RewardsConfig(preset="ttrl")
     for answers in (None, ["7"], ["scrambled"]):
         scored = score_group(group(*episodes, answers=answers), settings).trajectories
         assert [t.reward for t in scored] == [1.0, 1.0, 0.0, 0.0]
@@ -151,7 +153,7 @@ def test_the_majority_scores_without_a_truth_and_the_same_with_a_scrambled_one()
     tied = group(episode("7"), episode("1"), answers=None)
     assert [t.reward for t in score_group(tied, settings).trajectories] == [1.0, 0.0]
     for changes, causes in (({"tie": "abstain"}, "tie"), ({"min_share": 0.6}, "no_majority")):
-        strict = Rewards(preset="ttrl", vote=changes)
+        strict = RewardsConfig(preset="ttrl", vote=changes)
         assert {t.unscored for t in score_group(tied, strict).trajectories} == {causes}
     silent = group(episode(None, stop=StopReason.LENGTH), episode(None, stop=StopReason.LENGTH), answers=["7"])
     assert {(t.reward, t.unscored) for t in score_group(silent, settings).trajectories} == {(None, "no_majority")}
@@ -160,7 +162,7 @@ def test_the_majority_scores_without_a_truth_and_the_same_with_a_scrambled_one()
 def test_ballots_for_a_choice_are_letters():
     episodes = [episode("B. cat"), episode("(b)"), episode("A"), episode("A"), episode("cat")]
     more = {"answers": None, "scorer": "mc_letter", "meta": {"options": ["dog", "cat"]}}
-    assert values("majority_vote", Rewards(preset="ttrl"), *episodes, **more) == [1.0, 1.0, 0.0, 0.0, 1.0]
+    assert values("majority_vote", RewardsConfig(preset="ttrl"), *episodes, **more) == [1.0, 1.0, 0.0, 0.0, 1.0]
 
 
 def test_episodes_that_the_system_broke_are_unscored_and_leave_the_groups_rate_alone():
@@ -215,7 +217,7 @@ def test_a_scorer_that_does_not_exist_is_the_callers_mistake():
     with pytest.raises(BadInput) as caught:
         score_group(group(episode("7"), scorer="judge", answers=["seven"]), ALL)
     assert caught.value.code == "no_judge"
-    forced = Rewards(scorer="exact")
+    forced = RewardsConfig(scorer="exact")
     assert score_group(group(episode("7"), scorer="judge"), forced).trajectories[0].reward == 1.0
 
 
@@ -270,7 +272,7 @@ def test_formats(kind, texts, value):
 
 
 def test_an_answer_that_is_too_long_is_wrong_and_badly_formed():
-    settings = Rewards(weights=RewardWeights(accuracy=1, format=1), format="balanced", max_answer_chars=10)
+    settings = RewardsConfig(weights=RewardWeightsConfig(accuracy=1, format=1), format="balanced", max_answer_chars=10)
     (trajectory,) = score_group(group(episode("7" * 10), answers=["7" * 10]), settings).trajectories
     assert trajectory.rewards["accuracy"] == 0.0
     assert (trajectory.rewards["format"], trajectory.reward) == (-1.0, -1.0)

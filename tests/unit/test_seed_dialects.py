@@ -18,7 +18,7 @@ from dialogue_models import Script, nano_folder, renderer
 from PIL import Image
 from pydantic import ValidationError
 
-from pixelis.config import Dialogue, Toolbox, parse
+from pixelis.config import DialogueConfig, ToolboxConfig, parse
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.media import open_media
 from pixelis.dialogue.agent import Episode, Limits, run_episode
@@ -277,7 +277,7 @@ def test_other_zooms_become_boxes_and_what_has_no_form_is_refused() -> None:
 
 
 def test_offered_is_what_the_dialect_has_a_form_for() -> None:
-    rotate = [*Toolbox().operations, "rotate_example:Rotate"]
+    rotate = [*ToolboxConfig().operations, "rotate_example:Rotate"]
     names = {
         name: [o.name for o in offered(parse({"dialogue": {"dialect": name}, "toolbox": {"operations": rotate}}))]
         for name in DIALECTS
@@ -291,9 +291,9 @@ def test_offered_is_what_the_dialect_has_a_form_for() -> None:
     }
     large = renderer("large")
     with pytest.raises(BadConfig, match="mini_o3 has no form for read_text"):
-        Renderer(large.tokenizer, large.spec, Dialogue(dialect="mini_o3"), [OPERATIONS["read_text"]])
+        Renderer(large.tokenizer, large.spec, DialogueConfig(dialect="mini_o3"), [OPERATIONS["read_text"]])
     with pytest.raises(ValidationError, match="has its own"):
-        Dialogue(dialect="mini_o3", coordinates="pixels")
+        DialogueConfig(dialect="mini_o3", coordinates="pixels")
 
 
 # -- wording, in tokens
@@ -303,7 +303,7 @@ def test_offered_is_what_the_dialect_has_a_form_for() -> None:
 def speaker(dialect: str) -> Renderer:
     """A renderer of the model shaped like Qwen2.5-VL, with every operation that the dialect has a form for."""
     large = renderer("large")
-    return Renderer(large.tokenizer, large.spec, Dialogue(dialect=dialect), list(ALL.values()))
+    return Renderer(large.tokenizer, large.spec, DialogueConfig(dialect=dialect), list(ALL.values()))
 
 
 @pytest.mark.parametrize("dialect", SEEDS)
@@ -353,9 +353,11 @@ class Tools:
 
 
 def play(dialect: str, lines: Sequence[str], media: Media) -> Episode:
-    r, opened = speaker(dialect), {media.id: open_media(media, Toolbox())}
+    r, opened = speaker(dialect), {media.id: open_media(media, ToolboxConfig())}
     small = {"min_pixels": 56 * 56, "max_pixels": 224 * 224}
-    images, views = first_look(opened, Dialogue.model_validate({"input": small, "frame": small, "frames": 3}), r.spec.multiple)
+    images, views = first_look(
+        opened, DialogueConfig.model_validate({"input": small, "frame": small, "frames": 3}), r.spec.multiple
+    )
     session, question = Script(r, lines), Question(id="q", question="What is it?", media=[media])
     limits, sampling = Limits(len(lines), 400, 9000, 9), SamplingParams()
     run = run_episode(session, r, question, images, views, Tools(opened, r), limits, sampling, "g", 0)

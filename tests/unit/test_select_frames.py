@@ -11,7 +11,7 @@ from clips import encode, footage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.errors import OperationError
 from pixelis.operations import Result, Scene, execute
 from pixelis.operations.pixel_budget import PixelBudget
@@ -19,7 +19,7 @@ from pixelis.operations.select_frames import SelectFrames
 from pixelis.operations.video import Clip, open_clip
 from pixelis.records import Action, ImageView
 
-SETTINGS = Toolbox()
+SETTINGS = ToolboxConfig()
 
 
 @functools.cache
@@ -98,7 +98,7 @@ def test_too_many():
 @given(st.floats(0.001, 1000), st.floats(0, 2.88), st.floats(0, 2.88), st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
 def test_the_rate_that_an_error_names_does_fit(rate, one, other, most):
-    where = scene(settings=Toolbox(max_frames=most))
+    where = scene(settings=ToolboxConfig(max_frames=most))
     start, end = min(one, other), max(one, other)
     with contextlib.suppress(OperationError):
         assert 1 <= len(run(where=where, rate=rate, start=start, end=end).images) <= most

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import pixelis.nano
-from pixelis.config import Config, Dialogue, Learner
+from pixelis.config import Config, DialogueConfig, LearnerConfig
 from pixelis.datasets import packaged
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.synthesis import grounding, looking, moments, reading
-from pixelis.datasets.synthesis.comparing import _groups
+from pixelis.datasets.synthesis import grounding
+from pixelis.datasets.synthesis.executor import Studio
 from pixelis.datasets.synthesis.sample import Sample
-from pixelis.datasets.synthesis.studio import Studio
-from pixelis.datasets.synthesis.tasks import TASKS
+from pixelis.datasets.synthesis.tasks import TASKS, details, text, video
+from pixelis.datasets.synthesis.tasks.relations import _groups
 from pixelis.errors import DataFailure
 from pixelis.operations import masks
 from pixelis.records import Annotations, Demonstration, Event, Line, Question, Region, Relation
@@ -77,7 +77,9 @@ def test_demonstrations_are_whole(task, made):
 
 @pytest.mark.slow
 def test_playing_shows_the_same_again(made):
-    player = Player(Config(dialogue=Dialogue(max_context=50_000, system="none"), learner=Learner(row_tokens=50_000)), NANO)
+    player = Player(
+        Config(dialogue=DialogueConfig(max_context=50_000, system="none"), learner=LearnerConfig(row_tokens=50_000)), NANO
+    )
     for task in ("detail_perception", "geometric_comparison", "targeted_ocr", "frame_selection", "spatio_temporal_tracking"):
         sample = made[task][0]
         trajectory, _ = player.play(sample)
@@ -158,7 +160,7 @@ def test_tracks_run_along_the_annotated_boxes(made):
 
 @pytest.mark.parametrize("level", packaged.LEVELS)
 def test_terse_digits_fit_the_embedded_model(level, folder):
-    player = Player(Config(dialogue=Dialogue(max_context=512)), NANO)
+    player = Player(Config(dialogue=DialogueConfig(max_context=512)), NANO)
     made = [
         TASKS["detail_perception"].make(question, np.random.default_rng(number), STUDIO, "terse")
         for number, question in enumerate(packaged.read(f"packaged:digits?count=8&level={level}", folder))
@@ -223,7 +225,7 @@ def test_a_wrong_colour_is_contradicted(folder):
         r.model_copy(update={"attributes": {"color": other.get(r.attributes["color"], "red")}, "label": f"{r.label}{n}"})
         for n, r in enumerate(question.annotations.regions)
     ]
-    from pixelis.datasets.synthesis.looking import colour
+    from pixelis.datasets.synthesis.tasks.details import colour
 
     for seed in range(4):
         sample = Sample(
@@ -297,7 +299,7 @@ def test_a_colour_that_nobody_annotated_is_that_of_the_pixels(folder):
     question = shapes(folder)
     known = {r.id: r.attributes["color"] for r in question.annotations.regions}
     regions = [r.model_copy(update={"label": f"shape {r.id}", "attributes": {}}) for r in question.annotations.regions]
-    from pixelis.datasets.synthesis.looking import detail_colour
+    from pixelis.datasets.synthesis.tasks.details import detail_colour
 
     for seed in range(4):
         sample = Sample(
@@ -367,32 +369,32 @@ def test_writing_that_cannot_be_asked_for_still_stands_there(folder):
         Line(text="Total", box=(0.4, 0.7, 0.6, 0.8)),
     ]
     sample = sample_of(with_notes(question, lines=lines), "targeted_ocr")
-    assert [line.text for line, _, _ in reading._alone(sample)] == ["Total"]
+    assert [line.text for line, _, _ in text._alone(sample)] == ["Total"]
     # By its upper edge the tall one is the topmost, by its middle the other: nobody could tell.
     unclear = [Line(text="EXIT", box=(0.4, 0.1, 0.6, 0.9)), Line(text="OPEN", box=(0.4, 0.14, 0.6, 0.2))]
     for shown in (lines, unclear):
         sample = sample_of(with_notes(question, lines=shown), "targeted_ocr")
         sample.pick = lambda options: options[0]  # the topmost
         with pytest.raises(DataFailure) as failure:
-            reading.extreme(sample)
+            text.extreme(sample)
         assert failure.value.code == "unsuitable"
 
 
 def test_cards_of_one_colour_are_not_asked_about(folder):
     question = next(q for q in packaged.read("packaged:digits?count=20", folder) if len(q.annotations.regions) >= 2)
     regions = [r.model_copy(update={"attributes": {**r.attributes, "color": "red"}}) for r in question.annotations.regions]
-    assert looking._digits(sample_of(with_notes(question, regions=regions), "")) == []
+    assert details._digits(sample_of(with_notes(question, regions=regions), "")) == []
 
 
 def test_a_track_that_goes_on_is_asked_about_up_to_a_frame(folder, monkeypatch):
     question = next(
         q for q in packaged.read("packaged:clips?count=9", folder) if len({r.track for r in q.annotations.regions}) == 1
     )
-    (whole,) = moments._courses(sample_of(question, ""))
+    (whole,) = video._courses(sample_of(question, ""))
     assert not whole.cut
-    assert "Follow" not in moments._ask(sample_of(question, ""), moments.ENDS, whole, what=whole.what)
-    monkeypatch.setattr(moments, "LONGEST", 12)
-    (part,) = moments._courses(sample_of(question, ""))
-    asked = moments._ask(sample_of(question, ""), moments.ENDS, part, what=part.what)
+    assert "Follow" not in video._ask(sample_of(question, ""), video.ENDS, whole, what=whole.what)
+    monkeypatch.setattr(video, "LONGEST", 12)
+    (part,) = video._courses(sample_of(question, ""))
+    asked = video._ask(sample_of(question, ""), video.ENDS, part, what=part.what)
     assert part.frames[-1] < whole.frames[-1]
     assert asked.endswith(f" Follow {part.what} from frame {part.frames[0]} to frame {part.frames[-1]} only.")

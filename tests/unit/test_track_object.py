@@ -15,7 +15,7 @@ from clips import BIKES, BUNNY, CARPHONE, Moving, encode, footage, overlap, past
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.errors import MissingDependency, OperationError
 from pixelis.operations import Result, Scene, execute
 from pixelis.operations.pixel_budget import PixelBudget
@@ -23,7 +23,7 @@ from pixelis.operations.track_object import TrackObject, motion
 from pixelis.operations.video import Clip, open_clip
 from pixelis.records import Action, ImageView
 
-SETTINGS = Toolbox()
+SETTINGS = ToolboxConfig()
 CAT, FACE = (lambda: skimage.data.chelsea()[20:260, 80:330]), (lambda: skimage.data.astronaut()[60:230, 150:300])
 BIKES_SIZE = {"width": 640, "height": 272}
 
@@ -208,7 +208,7 @@ def test_a_path_is_never_shorter_than_its_displacement(corners):
 @pytest.mark.slow
 def test_going_on_from_a_track():
     clip, (_, truth) = arc()
-    capped = Toolbox(max_track_frames=15)
+    capped = ToolboxConfig(max_track_frames=15)
     first = run(scene(clip, settings=capped), box=share(clip, truth[0]))
     track, found = first.data["tracks"][0], first.data["objects"][0]
     assert track["status"] == "active"

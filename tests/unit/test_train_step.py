@@ -33,7 +33,7 @@ from pixelis.policy.lora import BaseWeights, add_lora, lora_parameters, merge_in
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer, learning_rate
 
-LEARNER = config.Learner(lr=3e-3, warmup=0.0, row_tokens=512, rows=2, keep=2)
+LEARNER = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=512, rows=2, keep=2)
 SAME = 0.01 * LEARNER.lr  # what weights may differ by: a hundredth of one update
 
 
@@ -62,7 +62,7 @@ def mixed() -> list[TrainSample]:
 
 
 def reference_run(
-    family: str, samples: list[TrainSample], steps: int, kind: str, loss: config.Loss
+    family: str, samples: list[TrainSample], steps: int, kind: str, loss: config.LossConfig
 ) -> tuple[list[float], dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
     """The same training in twenty lines of plain torch: one unpadded sample at a time, torch's AdamW and clipping.
 
@@ -99,7 +99,7 @@ def reference_run(
     [("qwen3_vl", "sft", "token"), ("qwen3_vl", "policy", "token"), ("qwen2_5_vl", "policy", "sequence")],
 )
 def test_steps_equal_those_of_plain_torch(family: str, kind: str, aggregate: str):
-    samples, loss = batch(family=family), config.Loss(aggregate=aggregate)
+    samples, loss = batch(family=family), config.LossConfig(aggregate=aggregate)
     expected, weights, moments = reference_run(family, samples, 3, kind, loss)
     # Rows of 128 tokens: several micro-batches to one step.
     small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
@@ -198,7 +198,7 @@ def test_samples_without_advantage_cost_nothing_but_count():
     samples = batch()
     for sample in samples[:3]:
         sample.advantage = 0.0
-    with trainer() as one, trainer(loss=config.Loss(kl=1e-12)) as all_of_them:
+    with trainer() as one, trainer(loss=config.LossConfig(kl=1e-12)) as all_of_them:
         short, full = one.update(samples), all_of_them.update(samples)
         assert (short["learner/trained_sequences"], full["learner/trained_sequences"]) == (3, 6)
         assert short["learner/sequences"] == full["learner/sequences"] == 6
@@ -228,7 +228,7 @@ def test_unusable_samples_are_dropped_and_counted():
 def test_the_kl_term_measures_the_distance_from_the_starting_policy():
     start = random_adapter()
     samples = batch()
-    with trainer(loss=config.Loss(kl=0.1), adapter=start) as learner:
+    with trainer(loss=config.LossConfig(kl=0.1), adapter=start) as learner:
         first = learner.update(samples)
         assert first["policy/kl"] == pytest.approx(0, abs=1e-9)
         later = [learner.update(samples)["policy/kl"] for _ in range(3)][-1]
@@ -298,7 +298,7 @@ def test_an_entropy_bonus_trains_samples_without_advantage():
     samples = batch(3)
     for sample in samples:
         sample.advantage = 0.0
-    with trainer(loss=config.Loss(entropy=0.1)) as learner:
+    with trainer(loss=config.LossConfig(entropy=0.1)) as learner:
         metrics = learner.update(samples)
         assert metrics["learner/trained_sequences"] == 3
         assert metrics["policy/loss"] == pytest.approx(-0.1 * metrics["policy/entropy"], rel=1e-5)
@@ -340,7 +340,7 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path):
         folder = learner.save(tmp_path)
         with pytest.raises(MissingFile):
             learner.restore(tmp_path / "checkpoints" / "step_00000009")
-    other = config.Lora(rank=2, alpha=8)
+    other = config.LoraConfig(rank=2, alpha=8)
     with (
         pytest.raises(BadInput, match=r"set policy\.lora\.rank=4"),
         trainer(policy=policy(lora=other), adapter=load_adapter(folder)),
@@ -354,7 +354,7 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path):
         pass
     with (
         pytest.raises(BadConfig, match="ZeRO-3"),
-        trainer(loss=config.Loss(kl=1.0), learner=LEARNER.model_copy(update={"zero_stage": 3})),
+        trainer(loss=config.LossConfig(kl=1.0), learner=LEARNER.model_copy(update={"zero_stage": 3})),
     ):
         pass
     merge = tmp_path / "ds.json"
@@ -369,12 +369,12 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path):
 
 
 def test_the_learning_rate_warms_up_and_decays():
-    cosine = config.Learner(lr=1.0, warmup=0.2, schedule="cosine")
+    cosine = config.LearnerConfig(lr=1.0, warmup=0.2, schedule="cosine")
     rates = [learning_rate(cosine, i, 10) for i in range(11)]
     assert rates[:3] == [0.5, 1.0, 1.0]
     assert rates[2:] == sorted(rates[2:], reverse=True)
     assert rates[10] == pytest.approx(0)
-    constant = config.Learner(lr=1.0, warmup=0.0)
+    constant = config.LearnerConfig(lr=1.0, warmup=0.0)
     assert [learning_rate(constant, i, 10) for i in (0, 5, 50)] == [1.0] * 3
 
 

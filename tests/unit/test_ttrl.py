@@ -19,7 +19,7 @@ from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 from pixelis.rewards.terms import score_group
 from pixelis.telemetry.events import EventLog
 
-TTRL = config.Rewards(preset="ttrl", vote={"min_share": 0.5, "tie": "abstain"})  # type: ignore[arg-type]
+TTRL = config.RewardsConfig(preset="ttrl", vote={"min_share": 0.5, "tie": "abstain"})  # type: ignore[arg-type]
 ANSWERS = [["3", "3", "8", "3"], ["1", "7", "7", None], ["2", "2", "2", "2"], ["4", "5", "4", "5"]]
 
 
@@ -54,9 +54,9 @@ def scored(truths: list[list[str] | None]) -> list[Group]:
     ],
 )
 def test_a_run_ends_when_the_votes_agree_no_further(values: list[float], ends: bool) -> None:
-    settings = config.Ttrl(patience=2, min_gain=0.005)
+    settings = config.TtrlConfig(patience=2, min_gain=0.005)
     assert ttrl.plateau(values, settings) is ends
-    assert not ttrl.plateau(values, config.Ttrl(patience=0))
+    assert not ttrl.plateau(values, config.TtrlConfig(patience=0))
 
 
 def test_shares_are_those_of_the_steps_and_count_groups_without_a_majority(tmp_path) -> None:
@@ -115,7 +115,7 @@ def trained(truths: list[list[str] | None]) -> dict[str, np.ndarray]:
     """Weights after two steps on the groups, as `rft` makes them: score, choose, advantages, loss."""
     maker, rng = Maker(seed=4), np.random.default_rng(0)
     groups = [subset(g, 3, "stratified", rng) for g in scored(truths)]
-    assign_advantages(groups, config.Rft(algorithm="ttrl").advantage)
+    assign_advantages(groups, config.RftConfig(algorithm="ttrl").advantage)
     samples: list[TrainSample] = []
     for one in groups:
         for trajectory in one.trajectories:
@@ -123,8 +123,8 @@ def trained(truths: list[list[str] | None]) -> dict[str, np.ndarray]:
             if trajectory.advantage is not None:
                 sample.advantage = trajectory.advantage
                 samples.append(sample)
-    learner = config.Learner(lr=3e-3, warmup=0.0, row_tokens=512, rows=2)
-    loss = config.Rft(algorithm="ttrl").loss
+    learner = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=512, rows=2)
+    loss = config.RftConfig(algorithm="ttrl").loss
     trainer = Trainer(policy(), learner, loss, total_steps=2, device="cpu")
     try:
         for _ in range(2):

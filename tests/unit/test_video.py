@@ -18,12 +18,12 @@ import skimage.data
 from clips import BIKES, BUNNY, CARPHONE, CONTAINERS, DECORD_FAILS_SEQUENTIALLY, UNEVEN, encode, footage
 from PIL import Image
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.errors import BadImage, OperationError
 from pixelis.operations import video
 from pixelis.operations.video import Clip, open_clip
 
-SETTINGS = Toolbox()
+SETTINGS = ToolboxConfig()
 
 
 def _forget() -> None:
@@ -38,7 +38,7 @@ def _decoded(data: bytes) -> list[np.ndarray]:
 
 def _code(source: object, **caps: float) -> str:
     def use() -> None:
-        clip = open_clip(source, Toolbox(**caps))  # type: ignore[arg-type]
+        clip = open_clip(source, ToolboxConfig(**caps))  # type: ignore[arg-type]
         list(clip.frames(range(len(clip.times))))
 
     with pytest.raises(BadImage) as caught:

@@ -29,7 +29,7 @@ from pixelis.policy.lora import merge_into
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_the_error_says_what_to_install():
     with pytest.raises(MissingDependency, match=r"pixelis\[vllm\]"):
-        VllmEngine(folder("qwen3_vl"), policy(), config.Engine(), config.Dialogue())
+        VllmEngine(folder("qwen3_vl"), policy(), config.EngineConfig(), config.DialogueConfig())
     with pytest.raises(MissingDependency):
         start_engine(config.load(None, ["engine.name=vllm"]), folder("qwen3_vl"))
 

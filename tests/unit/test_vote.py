@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pixelis.config import Evolution, Rewards
+from pixelis.config import EvolutionConfig, RewardsConfig
 from pixelis.errors import BadInput
 from pixelis.evolution.gate import gate
 from pixelis.evolution.updates import DropOldest, as_group, make_task, relabel
@@ -58,20 +58,20 @@ def test_answers_are_compared_canonically_and_spelled_as_first_given() -> None:
 def test_a_tie_reports_the_first_and_never_teaches() -> None:
     verdict = majority(["8", "7", "7", "8"])
     assert (verdict.answer, verdict.confidence, verdict.reason) == ("8", 0.5, TIE)
-    assert not gate(verdict, Evolution(gate=0.0))
+    assert not gate(verdict, EvolutionConfig(gate=0.0))
 
 
 @pytest.mark.parametrize("answers", [[], [None], [None, None, None], ["", "  "]])
 def test_no_vote_abstains(answers: list[str | None]) -> None:
     verdict = majority(answers)
     assert (verdict.answer, verdict.confidence, verdict.reason) == (None, 0.0, NO_ANSWER)
-    assert not gate(verdict, Evolution(gate=0.0))
+    assert not gate(verdict, EvolutionConfig(gate=0.0))
 
 
 def test_too_few_votes_halve_the_confidence_and_never_teach() -> None:
     alone = majority(["7"])
     assert (alone.answer, alone.confidence, alone.reason) == ("7", 0.5, INSUFFICIENT)
-    assert not gate(alone, Evolution(gate=0.0))
+    assert not gate(alone, EvolutionConfig(gate=0.0))
     assert majority(["7", "7", "7"]).confidence == 1.0
 
 
@@ -101,13 +101,15 @@ def test_a_clear_winner_does_not_depend_on_the_order(answers: list[str | None], 
 @pytest.mark.parametrize(("confidence", "opens"), [(0.8, True), (0.7, True), (0.69999, False), (0.6, False)])
 def test_the_gate_is_inclusive(confidence: float, opens: bool) -> None:
     verdict = Verdict(answer="7", confidence=confidence, strategy="majority")
-    assert gate(verdict, Evolution(gate=0.7)) is opens
-    assert gate(verdict, Evolution(gate=0.7, enabled=False)) is False
+    assert gate(verdict, EvolutionConfig(gate=0.7)) is opens
+    assert gate(verdict, EvolutionConfig(gate=0.7, enabled=False)) is False
 
 
 def test_a_task_scores_each_sample_by_its_own_answer() -> None:
     served = group(["7", "7", " 7", "7", "8", None])
-    task = make_task(served, majority([t.answer for t in served.trajectories]), Evolution(gate=0.6), Rewards(), now=12.0)
+    task = make_task(
+        served, majority([t.answer for t in served.trajectories]), EvolutionConfig(gate=0.6), RewardsConfig(), now=12.0
+    )
     assert task is not None
     assert [t.rewards["accuracy"] for t in task.trajectories] == [1, 1, 1, 1, 0, 0]
     assert [t.reward for t in task.trajectories] == [1, 1, 1, 1, 0, 0]
@@ -119,14 +121,16 @@ def test_a_task_scores_each_sample_by_its_own_answer() -> None:
 
 def test_a_closed_gate_makes_no_task() -> None:
     served = group(["7", "8", "9", "7"])
-    assert make_task(served, majority(["7", "8", "9", "7"]), Evolution(gate=0.7), Rewards()) is None
+    assert make_task(served, majority(["7", "8", "9", "7"]), EvolutionConfig(gate=0.7), RewardsConfig()) is None
 
 
 @given(ANSWERS.filter(bool), st.one_of(st.none(), st.lists(st.sampled_from(["7", "8", "cat", "x"]), max_size=3)))
 def test_labels_never_leak(answers: list[str | None], truths: list[str] | None) -> None:
     """Scrambled, missing or right: the truths a question carries change nothing in what is learnt."""
     verdict = majority(answers)
-    tasks = [make_task(group(answers, t), verdict, Evolution(gate=0.3), Rewards(), now=1.0) for t in (truths, None, ["7"])]
+    tasks = [
+        make_task(group(answers, t), verdict, EvolutionConfig(gate=0.3), RewardsConfig(), now=1.0) for t in (truths, None, ["7"])
+    ]
     dumps = [task and task.model_dump(exclude={"id"}) for task in tasks]
     assert dumps[0] == dumps[1] == dumps[2]
     if len([a for a in answers if a and a.strip()]) < MIN_VOTES:
@@ -149,9 +153,9 @@ def test_scrambled_truths_give_identical_tasks(
     served = group(answers)
     annotations = Annotations(captions=[label], regions=[Region(id="r", label=label, box=(0, 0, 1, 1))])
     told = served.question.model_copy(update={"answers": truths, "meta": meta, "annotations": annotations})
-    rewards = Rewards(weights={"accuracy": 1, "format": 0.5, "coherence": 0.1, "tool_misuse": 0.1, "majority_vote": 0.2})
+    rewards = RewardsConfig(weights={"accuracy": 1, "format": 0.5, "coherence": 0.1, "tool_misuse": 0.1, "majority_vote": 0.2})
     tasks = [
-        make_task(g, majority(answers), Evolution(gate=0.3), rewards, now=1.0, experience_id="exp_1")
+        make_task(g, majority(answers), EvolutionConfig(gate=0.3), rewards, now=1.0, experience_id="exp_1")
         for g in (served, served.model_copy(update={"question": told}))
     ]
     assert tasks[0] is None or tasks[0].experience_id == "exp_1"
@@ -162,26 +166,26 @@ def test_options_are_part_of_the_question_not_of_its_truth() -> None:
     served = group(["(B) 7", "B", "b.", "A"])
     asked = served.question.model_copy(update={"scorer": "mc_letter", "meta": {"options": ["5", "7"], "truth": "A"}})
     verdict = Verdict(answer="7", confidence=0.75, strategy="majority")
-    task = make_task(served.model_copy(update={"question": asked}), verdict, Evolution(), Rewards())
+    task = make_task(served.model_copy(update={"question": asked}), verdict, EvolutionConfig(), RewardsConfig())
     assert task is not None
     assert [t.reward for t in task.trajectories] == [1, 1, 1, 0]
 
 
 def test_a_correction_scores_anew_and_keeps_the_rest() -> None:
     served = group(["7", "7", "7", "8"])
-    task = make_task(served, majority(["7", "7", "7", "8"]), Evolution(), Rewards(), now=1.0, experience_id="exp_1")
+    task = make_task(served, majority(["7", "7", "7", "8"]), EvolutionConfig(), RewardsConfig(), now=1.0, experience_id="exp_1")
     assert task is not None
-    corrected = relabel(task, served.question, " 8", Rewards())
+    corrected = relabel(task, served.question, " 8", RewardsConfig())
     assert [t.reward for t in corrected.trajectories] == [0, 0, 0, 1]
     assert (corrected.id, corrected.pseudo_label, corrected.confidence) == (task.id, " 8", 0.75)
-    assert relabel(corrected, served.question, "7", Rewards()) == task
+    assert relabel(corrected, served.question, "7", RewardsConfig()) == task
     with pytest.raises(BadInput, match="blank"):
-        relabel(task, served.question, "  ", Rewards())
+        relabel(task, served.question, "  ", RewardsConfig())
 
 
 def test_a_task_becomes_the_learners_group() -> None:
     served = group(["7", "7", "7", "8"])
-    task = make_task(served, majority(["7", "7", "7", "8"]), Evolution(), Rewards())
+    task = make_task(served, majority(["7", "7", "7", "8"]), EvolutionConfig(), RewardsConfig())
     assert task is not None
     unit = as_group(task)
     assert (unit.id, unit.policy_version, len(unit.trajectories)) == ("g1", 3, 4)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pixelis.config import Evolution
+from pixelis.config import EvolutionConfig
 from pixelis.evolution.gate import gate
 from pixelis.evolution.vote import (
     ABSTAINED,
@@ -36,8 +36,8 @@ STRATEGIES = ["majority", "weighted", "confidence", "ensemble"]
 Said = tuple[str | None, float]
 
 
-def voting(strategy: str = "majority", **values: Any) -> Evolution:
-    return Evolution(vote={"strategy": strategy, **values}, neighbours={"min_similarity": 0.9})
+def voting(strategy: str = "majority", **values: Any) -> EvolutionConfig:
+    return EvolutionConfig(vote={"strategy": strategy, **values}, neighbours={"min_similarity": 0.9})
 
 
 def sample(said: Said, i: int = 0) -> Trajectory:
@@ -107,7 +107,7 @@ def test_few_votes_give_the_own_answer_with_half_confidence(strategy: str) -> No
     verdict = vote(samples(("7", 0.8), ("8", 0.9)), [], voting(strategy), QUESTION, NOW)
     assert (verdict.answer, verdict.self_answer, verdict.reason) == ("7", "7", INSUFFICIENT)
     assert verdict.confidence == pytest.approx(0.25 if strategy == "majority" else 0.4)
-    assert not gate(verdict, Evolution(gate=0.0))
+    assert not gate(verdict, EvolutionConfig(gate=0.0))
 
 
 def test_the_agreement_factor_rises_and_keeps_its_published_range() -> None:
@@ -136,7 +136,7 @@ def test_the_cold_start_answers_directly_and_never_teaches() -> None:
     verdict = direct(sample(("7", 0.8)))
     assert (verdict.answer, verdict.strategy, verdict.reason) == ("7", "direct", COLD_START)
     assert verdict.confidence == pytest.approx(0.8)
-    assert not gate(verdict, Evolution(gate=0.0))
+    assert not gate(verdict, EvolutionConfig(gate=0.0))
     assert (direct(sample((None, 0.8))).answer, direct(sample((None, 0.8))).confidence) == (None, 0.0)
 
 
@@ -179,7 +179,7 @@ def test_who_is_compatible(other: Neighbour, votes: bool) -> None:
 
 def test_the_weight_of_a_neighbour() -> None:
     def weight(**values: Any) -> float:
-        return neighbour_weight(neighbour("7", **values), Evolution(), NOW)
+        return neighbour_weight(neighbour("7", **values), EvolutionConfig(), NOW)
 
     assert weight() == pytest.approx(1.0)
     assert weight(confidence=0.6) == pytest.approx(0.6)
@@ -203,7 +203,7 @@ def test_neighbours_that_overrule_the_samples_never_teach(strategy: str) -> None
     drawn, memory = samples(*[("7", 0.6)] * 3, (None, 0.9)), [neighbour("8") for _ in range(9)]
     verdict = vote(drawn, memory, voting(strategy), QUESTION, NOW)
     assert (verdict.answer, verdict.reason) == ("8", OVERRULED)
-    assert not gate(verdict, Evolution(gate=0.0))
+    assert not gate(verdict, EvolutionConfig(gate=0.0))
     torn = vote(samples(("7", 0.6), ("9", 0.6)), memory, voting(strategy), QUESTION, NOW)
     assert (torn.answer, torn.reason) == ("8", OVERRULED)
     silent = vote(samples((None, 0.9), (None, 0.9)), memory, voting(strategy), QUESTION, NOW)

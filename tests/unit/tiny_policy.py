@@ -23,7 +23,7 @@ from pixelis.policy.model_path import fingerprint
 from pixelis.policy.samples import TrainSample
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
-LORA = config.Lora(rank=4, alpha=8)
+LORA = config.LoraConfig(rank=4, alpha=8)
 torch.set_num_threads(1)
 
 
@@ -40,8 +40,8 @@ def folder(family: str) -> Path:
     return root
 
 
-def policy(family: str = "qwen3_vl", **values: object) -> config.Policy:
-    return config.Policy(**{"model": str(folder(family)), "lora": LORA, "dtype": "float32", **values})
+def policy(family: str = "qwen3_vl", **values: object) -> config.PolicyConfig:
+    return config.PolicyConfig(**{"model": str(folder(family)), "lora": LORA, "dtype": "float32", **values})
 
 
 @functools.cache

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pixelis.config.base import check_name, merge
 from pixelis.config.references import load_reference
-from pixelis.config.section import check_name, merge
 from pixelis.errors import BadConfig
 
 

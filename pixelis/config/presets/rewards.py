@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pixelis.config.section import check_name
+from pixelis.config.base import check_name
 
 PIXELIS: dict[str, Any] = {
     "weights": {"accuracy": 1.0, "curiosity_dynamics": 0.05, "coherence": 0.1, "tool_misuse": 1.0},

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import OperationError, PixelisError
 from pixelis.operations import geometry
@@ -234,7 +234,7 @@ def _short(facts: Mapping[str, Any]) -> dict[str, Any]:
 # -- examples -------------------------------------------------------------------------------------------------------
 
 
-def example(demonstration: Demonstration, settings: Toolbox, frames: int = 8) -> EpisodePage:
+def example(demonstration: Demonstration, settings: ToolboxConfig, frames: int = 8) -> EpisodePage:
     """A demonstration as a page shows it, with its pictures and what its operations showed, made from them again.
 
     ``frames``: how many of a clip the policy sees at first. Media that cannot be opened are said to be missing.

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pixelis.config.refinement import PassRate
+from pixelis.config.refinement import PassRateConfig
 from pixelis.datasets.refinement.duplicates import question_hash
 from pixelis.errors import DataFailure
 from pixelis.records import Question
@@ -50,7 +50,7 @@ def table(rows: Iterable[Row]) -> dict[str, Outcomes]:
     return dict(out)
 
 
-def decide(outcomes: Outcomes | None, settings: PassRate) -> str | None:
+def decide(outcomes: Outcomes | None, settings: PassRateConfig) -> str | None:
     """Why a question is dropped: ``no_pass_rate``, ``too_hard``, ``too_easy``, ``looking_does_not_pay``; None to keep it.
 
     Both bounds of the pass rate are inclusive.

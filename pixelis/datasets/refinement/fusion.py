@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pixelis.config.refinement import Online, Recipe
+from pixelis.config.refinement import OnlineConfig, RecipeConfig
 from pixelis.datasets.refinement.actions import WRONG, actions, category, group_of
 from pixelis.datasets.refinement.quality import weight
 from pixelis.records import Demonstration, Experience, Question, SampleKind
@@ -52,7 +52,7 @@ class Fused:
         }
 
 
-def sft(demonstrations: Sequence[Demonstration], recipe: Recipe, seed: int) -> Fused:
+def sft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int) -> Fused:
     """Demonstrations to imitate, their weights set: never one that is wrong on purpose, whatever the recipe says."""
     right = [d for d in demonstrations if d.kind not in WRONG]
     kinds = {kind: share for kind, share in recipe.kinds.items() if kind != "trap"}
@@ -76,7 +76,7 @@ def validation(
     return out
 
 
-def rft(demonstrations: Sequence[Demonstration], recipe: Recipe, seed: int) -> tuple[list[Question], Fused]:
+def rft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int) -> tuple[list[Question], Fused]:
     """Questions to roll out, each once, with what is known about it in ``meta``; the policy never sees that.
 
     ``weight`` is the largest sampling weight among its demonstrations: hard negatives and traps weigh more. ``signals`` holds
@@ -89,7 +89,7 @@ def rft(demonstrations: Sequence[Demonstration], recipe: Recipe, seed: int) -> t
     return [_asked(group, recipe) for group in by_question.values()], fused
 
 
-def fuse(demonstrations: Sequence[Demonstration], recipe: Recipe, seed: int) -> Fused:
+def fuse(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int) -> Fused:
     """The recipe's choice: at most its size and at most its share of each cell, drawn by weight without replacement."""
     fused = Fused([], recipe.size)
     usable = []
@@ -119,7 +119,7 @@ def fuse(demonstrations: Sequence[Demonstration], recipe: Recipe, seed: int) -> 
     return fused
 
 
-def weigh(d: Demonstration, recipe: Recipe) -> float:
+def weigh(d: Demonstration, recipe: RecipeConfig) -> float:
     """Sampling weight: that of the kind times quality ** .5, times 1 + ``diversity`` x share of different operations."""
     types: dict[SampleKind, float] = {
         "outcome_negative": recipe.hard_negative,
@@ -164,7 +164,7 @@ def _question_key(d: Demonstration) -> str:
     return _hash(repr((d.question, media, sorted(d.answers or []))))
 
 
-def _asked(group: Sequence[Demonstration], recipe: Recipe) -> Question:
+def _asked(group: Sequence[Demonstration], recipe: RecipeConfig) -> Question:
     first = min(group, key=lambda d: (d.kind in WRONG, -(d.quality or 0.0), d.id))
     values = {name: getattr(first, name) for name in Question.model_fields}
     wrong = sorted({d.final for d in group if d.kind in WRONG and d.final is not None})
@@ -184,7 +184,9 @@ def _asked(group: Sequence[Demonstration], recipe: Recipe) -> Question:
 # -- online ---------------------------------------------------------------------------------------------------------
 
 
-def online(experiences: Sequence[Experience], recipe: Online, now: float, seed: int) -> tuple[list[Experience], dict[str, Any]]:
+def online(
+    experiences: Sequence[Experience], recipe: OnlineConfig, now: float, seed: int
+) -> tuple[list[Experience], dict[str, Any]]:
     """Experiences worth learning from again, by priority, and what was dropped: too old, not confident, beyond its share.
 
     Each belongs to the first priority that fits: self_correction (a failed call and then a good one), uncertain, high_reward

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from pixelis.config.refinement import Gates
+from pixelis.config.refinement import GatesConfig
 from pixelis.datasets.refinement.actions import CRITICAL, WRONG, rounded, signature
 from pixelis.datasets.refinement.difficulty import LEVELS
 from pixelis.datasets.refinement.quality import Score
@@ -51,7 +51,7 @@ class Gate:
 
 def check(
     demonstrations: Sequence[Demonstration],
-    settings: Gates,
+    settings: GatesConfig,
     operations: Mapping[str, type[Operation]],
     score: Score,
     rows: int | None = None,
@@ -179,7 +179,7 @@ def _each(name: str, says: str, demonstrations: Sequence[Demonstration], why: An
 # -- of the whole set -----------------------------------------------------------------------------------------------
 
 
-def _balance(demonstrations: Sequence[Demonstration], settings: Gates) -> list[Gate]:
+def _balance(demonstrations: Sequence[Demonstration], settings: GatesConfig) -> list[Gate]:
     tasks = Counter(d.task for d in demonstrations)
     kinds = Counter(d.kind for d in demonstrations)
     least = min(tasks.values(), default=0)
@@ -228,7 +228,7 @@ class Room(Protocol):
 
 
 class Studio(Protocol):
-    """Opens rooms; ``pixelis.datasets.synthesis.studio.Studio`` in the product."""
+    """Opens rooms; ``pixelis.datasets.synthesis.executor.Studio`` in the product."""
 
     def open(self, question: Question) -> Room: ...
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pixelis import config
-from pixelis.config.refinement import Quality
+from pixelis.config.refinement import QualityConfig
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration
 from pixelis.rewards.judge import Judge, read_verdict
@@ -38,7 +38,7 @@ class QualityJudge(Judge):
 
     system, version = SYSTEM, "quality-1"
 
-    def __init__(self, judge: config.Judge, settings: Quality, cache: str | Path | None = None):
+    def __init__(self, judge: config.JudgeConfig, settings: QualityConfig, cache: str | Path | None = None):
         super().__init__(judge, cache)
         self.temperature = settings.judge_temperature
         self.pause, self.next_call, self.gate = 60.0 / settings.judge_calls_per_min, 0.0, threading.Lock()
@@ -70,7 +70,7 @@ class Judged:
     failure: str | None = None
 
 
-def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge, settings: Quality) -> Iterator[Judged]:
+def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge, settings: QualityConfig) -> Iterator[Judged]:
     """Scores in order, as many at a time as the judge takes."""
 
     def one(d: Demonstration) -> Judged:

@@ -14,7 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from pixelis.config import Toolbox
+from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadInput, PixelisError
 from pixelis.operations.image import load_image
@@ -32,7 +32,7 @@ class Pictures:
     A local file is known by its path, size and time of change.
     """
 
-    def __init__(self, settings: Toolbox, cache: Path | None = None):
+    def __init__(self, settings: ToolboxConfig, cache: Path | None = None):
         self.settings, self.cache = settings, cache
         self.known: dict[str, str] = {}
         if cache is not None and cache.is_file():

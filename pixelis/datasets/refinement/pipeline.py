@@ -19,11 +19,11 @@ from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement import difficulty, duplicates, filters, gates, judging, quality
 from pixelis.datasets.refinement.actions import WRONG, actions
 from pixelis.datasets.refinement.pictures import Pictures, alike
-from pixelis.datasets.synthesis.studio import Studio
+from pixelis.datasets.synthesis.executor import Studio
 from pixelis.errors import BadInput, DataFailure, PixelisError
 from pixelis.operations import Operation, select
 from pixelis.records import Demonstration, Media, Question
-from pixelis.rewards.tools import Tools
+from pixelis.rewards.services import Tools
 
 log = logging.getLogger(__name__)
 

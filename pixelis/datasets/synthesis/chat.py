@@ -24,7 +24,7 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from pixelis.config.synthesis import Chat
+from pixelis.config.synthesis import ChatConfig
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.rewards.judge import PATIENT, STEP, completion, retry_after
 
@@ -42,7 +42,7 @@ class ChatClient:
     None for memory only.
     """
 
-    def __init__(self, settings: Chat, name: str, cache: str | Path | None = None):
+    def __init__(self, settings: ChatConfig, name: str, cache: str | Path | None = None):
         self.settings, self.name = settings, name
         if not settings.url or not settings.model:
             raise BadConfig(

@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from pixelis.config import Rewards
+from pixelis.config import RewardsConfig
 from pixelis.datasets.synthesis import grounding
 from pixelis.errors import DataFailure
 from pixelis.records import Annotations, Question
 from pixelis.rewards.scorers import Tools, box_iou, canonical, case_of, find_scorer, letter, number, read_box
-from pixelis.rewards.tools import shared_tools
+from pixelis.rewards.services import shared_tools
 
 T = TypeVar("T")
 
@@ -85,14 +85,14 @@ def counts_as_wrong(question: Question, value: float) -> bool:
     return value <= WRONG.get(question.scorer, 0.0)
 
 
-def is_right(question: Question, answer: str | None, rewards: Rewards | None = None) -> bool:
+def is_right(question: Question, answer: str | None, rewards: RewardsConfig | None = None) -> bool:
     """True when the scorer takes the answer."""
-    return counts_as_right(question, score(question, answer, shared_tools(rewards or Rewards())))
+    return counts_as_right(question, score(question, answer, shared_tools(rewards or RewardsConfig())))
 
 
-def is_wrong(question: Question, answer: str | None, rewards: Rewards | None = None) -> bool:
+def is_wrong(question: Question, answer: str | None, rewards: RewardsConfig | None = None) -> bool:
     """True when the scorer refuses the answer and it is no truth with another name of a colour: grey for gray."""
-    refused = counts_as_wrong(question, score(question, answer, shared_tools(rewards or Rewards())))
+    refused = counts_as_wrong(question, score(question, answer, shared_tools(rewards or RewardsConfig())))
     return refused and _meaning(answer or "") not in {_meaning(truth) for truth in question.answers or ()}
 
 
@@ -100,7 +100,9 @@ def _meaning(text: str) -> str:
     return " ".join(grounding.SAME_COLOUR.get(word, word) for word in canonical(text).split())
 
 
-def wrong_answer(question: Question, answer: str, rng: np.random.Generator, rewards: Rewards | None = None) -> tuple[str, str]:
+def wrong_answer(
+    question: Question, answer: str, rng: np.random.Generator, rewards: RewardsConfig | None = None
+) -> tuple[str, str]:
     """A plausible wrong answer in place of the right ``answer``, and where it was taken from: the first that the scorer refuses.
 
     DataFailure ``no_alternative`` when there is none.

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pixelis.config import Rewards
+from pixelis.config import RewardsConfig
 from pixelis.datasets.synthesis.checking import is_right
+from pixelis.datasets.synthesis.executor import Room
 from pixelis.datasets.synthesis.places import from_root, moved, near_miss, other_frames, oversized, place_of, root_of
-from pixelis.datasets.synthesis.studio import Room
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.operations.geometry import WHOLE
 from pixelis.operations.video import Clip
@@ -97,7 +97,7 @@ def make_correction(
     room: Room,
     rng: np.random.Generator,
     ways: Sequence[str] = (),
-    rewards: Rewards | None = None,
+    rewards: RewardsConfig | None = None,
     most_iou: float = MOST_IOU,
 ) -> Demonstration:
     """A self-correction made from a golden demonstration; ``ways`` are those of ``WAYS`` to choose from, all by default.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pixelis.config import Rewards
-from pixelis.config.synthesis import Distillation
+from pixelis.config import RewardsConfig
+from pixelis.config.synthesis import DistillationConfig
 from pixelis.datasets.synthesis.chat import ChatClient
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.errors import BadInput, DataFailure
@@ -27,7 +27,7 @@ SYSTEM = (
 class Distiller:
     """Turns replies into demonstrations without operations. A model is asked only for rows that bring none; BadConfig then."""
 
-    def __init__(self, settings: Distillation, rewards: Rewards | None = None, cache: str | Path | None = None):
+    def __init__(self, settings: DistillationConfig, rewards: RewardsConfig | None = None, cache: str | Path | None = None):
         self.settings, self.rewards = settings, rewards
         self.client = ChatClient(settings, "synthesis.distillation", cache) if settings.url else None
 
@@ -81,7 +81,7 @@ def _any(text: str) -> str:
     return text
 
 
-def read_reply(text: str, settings: Distillation) -> tuple[str, str]:
+def read_reply(text: str, settings: DistillationConfig) -> tuple[str, str]:
     """(thought, answer) of a well-formed reply whose thought has a fair length; DataFailure says what is wrong with it."""
     match = FORM.fullmatch(text)
     if match is None or any(tag in match[1] + match[2] for tag in ("<think>", "</think>", "<answer>", "</answer>")):

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from pixelis.config import Dialogue, Rewards
-from pixelis.config.synthesis import Imitation
+from pixelis.config import DialogueConfig, RewardsConfig
+from pixelis.config.synthesis import ImitationConfig
 from pixelis.datasets.synthesis.chat import ChatClient, data_url, picture_part
 from pixelis.datasets.synthesis.checking import is_right
-from pixelis.datasets.synthesis.studio import Room, Studio
+from pixelis.datasets.synthesis.executor import Room, Studio
 from pixelis.dialogue.dialects import DIALECTS, Dialect, Piece
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.operations.scale import Scale
@@ -35,11 +35,11 @@ class Imitator:
 
     def __init__(
         self,
-        settings: Imitation,
+        settings: ImitationConfig,
         studio: Studio,
         shown: Sequence[Demonstration],
-        dialogue: Dialogue | None = None,
-        rewards: Rewards | None = None,
+        dialogue: DialogueConfig | None = None,
+        rewards: RewardsConfig | None = None,
         cache: str | Path | None = None,
     ):
         if not shown and settings.plays == "turns":

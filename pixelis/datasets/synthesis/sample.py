@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pixelis.datasets.synthesis import grounding
-from pixelis.datasets.synthesis.studio import Room, Studio, sample_name
-from pixelis.datasets.synthesis.writing import Style, Writer
+from pixelis.datasets.synthesis.executor import Room, Studio, sample_name
+from pixelis.datasets.synthesis.thought_templates import Style, Writer
 from pixelis.errors import DataFailure
 from pixelis.operations import colours, geometry, masks
 from pixelis.operations.segment_object_at import percent

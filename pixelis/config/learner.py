@@ -1,0 +1,29 @@
+"""Configuration of the learner: optimizer, batching, ZeRO and checkpoints."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pixelis.config.base import Section
+
+
+class LearnerConfig(Section):
+    workers: int = Field(1, ge=1, description="learner processes")
+    cpus: float = Field(0.5, ge=0, description="CPUs that each learner process reserves")
+    gpus: float = Field(0, ge=0, description="GPUs that each learner process reserves")
+    threads: int = Field(1, ge=1, description="CPU threads of each learner process")
+    lr: float = Field(1e-3, gt=0, description="peak learning rate")
+    warmup: float = Field(0.05, ge=0, le=1, description="share of the steps that warm up linearly")
+    schedule: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")
+    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW moments")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
+    max_grad_norm: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    row_tokens: int = Field(1024, ge=16, description="tokens of a packed row")
+    rows: int = Field(4, ge=1, description="packed rows in one forward pass")
+    zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0 shards nothing, as suits adapters")
+    deepspeed: str | None = Field(None, description="DeepSpeed JSON file to merge in")
+    checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
+    keep: int = Field(3, ge=1, description="checkpoints kept")
+    max_failures: int = Field(2, ge=0, description="restarts from the last checkpoint before the run fails")

@@ -1,0 +1,176 @@
+"""The whole configuration of any job, and what must agree across its parts."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import re
+from pathlib import Path
+
+import yaml
+from pydantic import model_validator
+
+from pixelis.config.base import Section
+from pixelis.config.cluster import ClusterConfig
+from pixelis.config.data import DataConfig
+from pixelis.config.dialogue import DialogueConfig
+from pixelis.config.engine import EngineConfig
+from pixelis.config.evaluate import EvaluateConfig
+from pixelis.config.evolution import EvolutionConfig
+from pixelis.config.learner import LearnerConfig
+from pixelis.config.memory import MemoryConfig
+from pixelis.config.policy import PolicyConfig
+from pixelis.config.quickstart import QuickstartConfig
+from pixelis.config.ranks import RanksConfig
+from pixelis.config.refinement import RefinementConfig
+from pixelis.config.rewards import RewardsConfig
+from pixelis.config.rft import RftConfig
+from pixelis.config.run import RunConfig
+from pixelis.config.serve import ServeConfig
+from pixelis.config.sft import SftConfig
+from pixelis.config.synthesis import SynthesisConfig
+from pixelis.config.telemetry import TelemetryConfig
+from pixelis.config.toolbox import ToolboxConfig
+from pixelis.config.ttrl import TtrlConfig
+
+PATHS = (
+    ("run", "dir"),
+    ("policy", "model"),
+    ("policy", "adapter"),
+    ("policy", "lora", "ranks"),
+    ("data", "train"),
+    ("data", "evaluate"),
+    ("data", "demonstrations"),
+    ("memory", "dir"),
+    ("evolution", "canary", "questions"),
+    ("sft", "validation"),
+    ("ranks", "tuned"),
+    ("synthesis", "imitation", "demonstrations"),
+    ("learner", "deepspeed"),
+    ("toolbox", "segmenter"),
+)
+TOKENS_PER_S = 10.0
+"""What one episode is written at in the worst case, for timeouts."""
+VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+class Config(Section):
+    """The whole configuration of any job."""
+
+    run: RunConfig = RunConfig()
+    policy: PolicyConfig = PolicyConfig()
+    dialogue: DialogueConfig = DialogueConfig()
+    engine: EngineConfig = EngineConfig()
+    toolbox: ToolboxConfig = ToolboxConfig()
+    data: DataConfig = DataConfig()
+    learner: LearnerConfig = LearnerConfig()
+    synthesis: SynthesisConfig = SynthesisConfig()
+    refinement: RefinementConfig = RefinementConfig()
+    sft: SftConfig = SftConfig()
+    ranks: RanksConfig = RanksConfig()
+    rft: RftConfig = RftConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    ttrl: TtrlConfig = TtrlConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    serve: ServeConfig = ServeConfig()
+    memory: MemoryConfig = MemoryConfig()
+    evolution: EvolutionConfig = EvolutionConfig()
+    quickstart: QuickstartConfig = QuickstartConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    @model_validator(mode="after")
+    def _constant_length(self) -> Config:
+        """The length that Dr. GRPO divides by depends on the dialogue; resolved here, so that a dry run prints it."""
+        loss = self.rft.loss
+        if loss.aggregate == "constant" and not loss.constant_tokens:
+            length = self.dialogue.max_turns * self.dialogue.max_turn_tokens
+            resolved = self.rft.model_copy(update={"loss": loss.model_copy(update={"constant_tokens": length})})
+            object.__setattr__(self, "rft", resolved)
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        d, problems = self.dialogue, []
+        if d.max_turn_tokens >= d.max_context:
+            problems.append(
+                f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context {d.max_context}"
+            )
+        if self.learner.row_tokens < d.max_context:
+            problems.append(
+                f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: "
+                "an episode must fit a row"
+            )
+        if self.rft.prompts_per_step % self.learner.workers:
+            problems.append(
+                f"rft.prompts_per_step {self.rft.prompts_per_step} is not divisible by learner.workers {self.learner.workers}"
+            )
+        if self.sft.batch % self.learner.workers:
+            problems.append(f"sft.batch {self.sft.batch} is not divisible by learner.workers {self.learner.workers}")
+        if self.rft.replay.capacity and self.rft.loss.kl > 0 and self.rft.loss.kl_in == "reward":
+            problems.append("rft.replay keeps advantages, but rft.loss.kl_in=reward makes them anew from the present weights")
+        if self.rft.advantage.min_group > self.rft.group_size:
+            problems.append(
+                f"rft.advantage.min_group {self.rft.advantage.min_group} is above rft.group_size {self.rft.group_size}"
+            )
+        if self.rft.advantage.baseline == "pass_at_k" and self.rft.advantage.k >= self.rft.group_size:
+            problems.append(f"rft.advantage.k {self.rft.advantage.k} is not below rft.group_size {self.rft.group_size}")
+        sampled = {
+            "rft": self.rft.sampling.temperature,
+            "evaluate": self.evaluate.sampling.temperature,
+            "serve": self.serve.sampling.temperature,
+        }
+        for name, temperature in sampled.items():
+            if self.engine.name == "vllm" and not (temperature == 0 or 0.01 <= temperature <= 2):
+                problems.append(f"{name}.sampling.temperature {temperature}: vLLM takes 0, or 0.01 to 2")
+        uniform = not self.policy.full and not self.policy.lora.ranks
+        if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
+            problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
+        if not self.toolbox.operations and self.evaluate.operations:
+            problems.append("toolbox.operations is empty but evaluate.operations is true")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def rollout_timeout_s(self) -> float:
+        """Seconds a group may take: an episode at TOKENS_PER_S, for each wave that the generators run and one more."""
+        if self.engine.rollout_timeout_s is not None:
+            return self.engine.rollout_timeout_s
+        d, r = self.dialogue, self.rft
+        turns = max(d.max_turns, d.max_turns_test)
+        episode = turns * (d.max_turn_tokens / TOKENS_PER_S + self.toolbox.timeout_s * bool(self.toolbox.operations))
+        running = r.prompts_per_step * r.group_size * (r.max_off_policy_steps + 1)
+        waves = math.ceil(running / (self.engine.workers * self.engine.max_num_seqs))
+        return max(600.0, (waves + 1) * episode)
+
+    @property
+    def load_timeout_s(self) -> float:
+        """Seconds a generator may take to load a version; when it drains, the longest episode comes first."""
+        return self.engine.load_timeout_s or self.rollout_timeout_s + 60.0
+
+    def to_yaml(self) -> str:
+        """The resolved configuration as YAML; loading it gives an equal Config."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=120)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the resolved configuration, checked by every actor at start."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+def absolute(config: Config) -> Config:
+    """The configuration with every path made absolute: workers run in other folders, and on other machines, than the driver.
+
+    `nano`, `grabcut`, `cards:` and `packaged:` sources and `scheme://` addresses are names; of `NAME:ROOT` the root is a path.
+    """
+    values = config.model_dump()
+    for *sections, key in PATHS:
+        section = functools.reduce(dict.__getitem__, sections, values)
+        text = section[key]
+        if text and text not in ("nano", "grabcut") and not text.startswith(("cards:", "packaged:")) and "://" not in text:
+            name, root = named.groups() if (named := re.fullmatch(r"(\w+:)(.+)", text)) else ("", text)
+            section[key] = name + str(Path(root).expanduser().absolute())
+    return Config.model_validate(values)

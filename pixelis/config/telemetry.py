@@ -1,0 +1,17 @@
+"""Configuration of logs, trackers and saved trajectories."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pixelis.config.base import Section
+
+
+class TelemetryConfig(Section):
+    wandb: bool = Field(False, description="log to Weights & Biases (works offline)")
+    tensorboard: bool = Field(False, description="log to TensorBoard")
+    rollouts: int = Field(2, ge=0, description="groups of each step written to run.dir/rollouts.jsonl")
+    trajectories: int = Field(
+        4, ge=0, description="episodes of each evaluation during rft kept with pictures in run.dir/trajectories; 0 is none"
+    )
+    progress: bool = Field(True, description="progress lines in the driver")

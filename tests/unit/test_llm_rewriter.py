@@ -1,0 +1,184 @@
+"""A writer of thoughts against a real HTTP server: it words thoughts anew and can change nothing else."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from chat_server import ChatServer
+
+from pixelis.config.synthesis import WriterConfig
+from pixelis.datasets.synthesis.llm_rewriter import KEPT, ThoughtWriter, read_thoughts
+from pixelis.errors import BadConfig, DataFailure
+from pixelis.records import Demonstration, Observation, Step
+
+MADE = Demonstration(
+    id="d",
+    question="Which digit is in the red frame?",
+    answers=["7"],
+    turns=[
+        Step(
+            think="I look at the frame.",
+            op="zoom_in",
+            target="img0",
+            arguments={"box": [0.1, 0.2, 0.3, 0.4]},
+            observation=Observation(status="ok", id="obs1", text="shows 100,200,300,400 of img0"),
+        ),
+        Step(op="read_text", target="obs1", observation=Observation(status="ok", id="obs2", text="7")),
+        Step(think="The text in obs2 settles it.", answer="7"),
+    ],
+)
+GOOD = ["The red frame deserves a closer look.", "What was read in obs2 is the digit 7, so that is it."]
+
+
+def said(*thoughts: str) -> str:
+    return json.dumps({"thoughts": list(thoughts)})
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[ThoughtWriter, ChatServer]]]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    opened: list = []
+
+    def build(*replies: object, cache: Path | None = None, **settings: object) -> tuple[ThoughtWriter, ChatServer]:
+        server = ChatServer(*replies)
+        values = {"url": server.url, "model": "m", "api_key_env": "", "calls_per_minute": 60000, "timeout_s": 5, **settings}
+        opened.extend([ThoughtWriter(WriterConfig.model_validate(values), cache), server])
+        return opened[-2], opened[-1]
+
+    yield build
+    for one in opened:
+        one.close()
+
+
+def test_only_thoughts_change(writer: Callable) -> None:
+    one, server = writer(said(*GOOD))
+    written = one.write(MADE)
+    assert [turn.think for turn in written.turns] == [GOOD[0], None, GOOD[1]]
+    bare = [turn.model_copy(update={"think": None}) for turn in MADE.turns]
+    assert [turn.model_copy(update={"think": None}) for turn in written.turns] == bare
+    assert written.provenance is not None
+    assert str(written.provenance.writer).startswith("m ")
+    assert written.model_copy(update={"turns": MADE.turns, "provenance": None}) == MADE
+    (request,) = server.requests
+    assert request["path"] == "/v1/chat/completions"
+    assert json.loads(request["messages"][1]["content"])["question"] == MADE.question
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "why"),
+    [
+        (["It is the 7 I can guess.", GOOD[1]], "gives the answer away"),
+        (["I will see obs1 soon, no doubt.", GOOD[1]], "before it exists"),
+        ([GOOD[0]], "1 thoughts for 2"),
+        ([GOOD[0], GOOD[1], "more of them"], "3 thoughts for 2"),
+        (["short", GOOD[1]], "characters"),
+        (["long " * 200, GOOD[1]], "characters"),
+        (["Now </think> I cheat", GOOD[1]], "tags"),
+        (["About 42 of them stand there.", GOOD[1]], "invents the number"),
+    ],
+)
+def test_what_is_wrong_with_a_thought_is_named(thoughts: list[str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        read_thoughts(said(*thoughts), MADE, WriterConfig())
+
+
+def test_a_last_thought_that_is_the_answer_is_refused() -> None:
+    made = MADE.model_copy(update={"turns": [MADE.turns[2].model_copy(update={"answer": "a large brown dog"})]})
+    with pytest.raises(ValueError, match="the answer again"):
+        read_thoughts(said("A large brown dog"), made, WriterConfig())
+    assert read_thoughts(said("The animal in front is large and brown"), made, WriterConfig())
+
+
+@pytest.mark.parametrize("reply", ["no json", "[1]", said("x").replace("thoughts", "turns"), '{"thoughts": [1, 2]}'])
+def test_what_is_no_list_of_thoughts_is_refused(reply: str) -> None:
+    with pytest.raises(ValueError, match=r"reply|JSON|object"):
+        read_thoughts(reply, MADE, WriterConfig())
+
+
+def test_a_rejected_reply_is_asked_again_with_more_temperature(writer: Callable) -> None:
+    one, server = writer("nonsense", said(*GOOD))
+    assert one.write(MADE).turns[0].think == GOOD[0]
+    assert [request["temperature"] for request in server.requests] == [0.7, 0.9]
+
+
+def test_after_all_tries_the_template_is_kept_and_said_so(writer: Callable) -> None:
+    one, server = writer("nonsense")
+    kept = one.write(MADE)
+    assert kept.turns == MADE.turns
+    assert kept.provenance is not None
+    assert kept.provenance.writer == KEPT
+    assert len(server.requests) == 3
+
+
+def test_or_the_sample_is_dropped(writer: Callable) -> None:
+    one, _ = writer("nonsense", on_reject="drop")
+    with pytest.raises(DataFailure) as error:
+        one.write(MADE)
+    assert error.value.code == "writer_rejected"
+
+
+@pytest.mark.parametrize(
+    ("reply", "code", "asked"),
+    [
+        ((400, {}), "chat_refused", 1),
+        ((503, {"Retry-After": "0"}), "chat_error", 3),
+        ((429, {"Retry-After": "0"}), "chat_busy", 3),
+    ],
+)
+def test_a_server_that_fails_is_no_rejection(writer: Callable, reply: tuple, code: str, asked: int) -> None:
+    one, server = writer(reply)
+    with pytest.raises(DataFailure) as error:
+        one.write(MADE)
+    assert error.value.code == code
+    assert len(server.requests) == asked
+
+
+@pytest.mark.slow
+def test_a_wrong_key_stops_the_job(writer: Callable) -> None:
+    one, server = writer((401, {}))
+    with pytest.raises(BadConfig, match="401"):
+        one.write(MADE)
+    assert len(server.requests) == 1
+
+
+def test_a_slow_server_is_given_up(writer: Callable) -> None:
+    one, _ = writer(2.0, timeout_s=0.2, tries=1)
+    with pytest.raises(DataFailure) as error:
+        one.write(MADE)
+    assert error.value.code == "chat_timeout"
+
+
+def test_a_body_that_is_no_completion(writer: Callable) -> None:
+    one, _ = writer(b'{"choices": []}', tries=1)
+    with pytest.raises(DataFailure) as error:
+        one.write(MADE)
+    assert error.value.code == "chat_garbage"
+
+
+def test_replies_are_kept_on_disk(writer: Callable, tmp_path: Path) -> None:
+    one, server = writer(said(*GOOD), cache=tmp_path / "w.sqlite")
+    first = one.write(MADE)
+    two = ThoughtWriter(one.settings, tmp_path / "w.sqlite")
+    assert two.write(MADE) == first
+    assert len(server.requests) == 1
+    two.close()
+
+
+def test_the_rate_is_limited(writer: Callable) -> None:
+    one, server = writer("nonsense", calls_per_minute=600, tries=4)
+    started = time.monotonic()
+    one.write(MADE)
+    assert len(server.requests) == 4
+    assert time.monotonic() - started > 0.28
+
+
+def test_the_key_comes_from_the_environment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with pytest.raises(BadConfig, match="NO_SUCH_KEY"):
+        ThoughtWriter(WriterConfig(url="http://127.0.0.1:1/v1", model="m", api_key_env="NO_SUCH_KEY"))
+    with pytest.raises(BadConfig, match=r"synthesis\.writer\.url"):
+        ThoughtWriter(WriterConfig())

@@ -1,0 +1,236 @@
+"""Mistakes are really wrong for the question's own scorer, plausible, and their observations were really executed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from clips import encode, footage
+
+from pixelis.datasets.cards import describe
+from pixelis.datasets.questions import read_demonstrations
+from pixelis.datasets.synthesis.checking import alternatives, is_right, is_wrong, wrong_answer
+from pixelis.datasets.synthesis.executor import Room, Studio
+from pixelis.datasets.synthesis.negatives import make_mistake
+from pixelis.errors import DataFailure
+from pixelis.records import Annotations, Demonstration, Event, Line, Media, Question, Region
+from pixelis.rewards.scorers import box_iou
+
+STUDIO = Studio()
+
+
+def known(question: Demonstration) -> Demonstration:
+    """A demonstration of cards with what the picture shows as annotations."""
+    cards = describe(question.media[0].uri).cards
+    regions = [
+        Region(id=f"r{i}", label=f"{card.colour} frame", box=card.box, attributes={"digit": card.digit})
+        for i, card in enumerate(cards)
+    ]
+    return question.model_copy(update={"annotations": Annotations(regions=regions)})
+
+
+@pytest.fixture(scope="module")
+def cards() -> list[Demonstration]:
+    rows = [known(row) for row in read_demonstrations("cards:?split=train", 40, 5, 0.0)]
+    several = [row for row in rows if row.annotations and len(row.annotations.regions) == 3]
+    return [replayed(row)[0] for row in several[:6]]
+
+
+def replayed(row: Demonstration) -> tuple[Demonstration, Room]:
+    room = STUDIO.open(row)
+    room.replay(row.turns)
+    return room.demonstration(), room
+
+
+def ask(text: str, answer: str, scorer: str = "exact", **fields: object) -> Question:
+    return Question(id="q", question=text, answers=[answer], scorer=scorer, **fields)  # type: ignore[arg-type]
+
+
+SCENE = Annotations(
+    regions=[
+        Region(id="a", label="dog", box=(0.1, 0.1, 0.3, 0.3), attributes={"material": "wood"}),
+        Region(id="b", label="cat", box=(0.5, 0.1, 0.7, 0.3), attributes={"material": "steel"}),
+    ],
+    lines=[Line(text="EXIT"), Line(text="NO ENTRY")],
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        (ask("Which is larger, the dog or the bird?", "dog"), {"bird"}),
+        (ask("What is this?", "dog", annotations=SCENE), {"cat"}),
+        (ask("What is it made of?", "wood", annotations=SCENE), {"steel"}),
+        (ask("What does the sign say?", "EXIT", annotations=SCENE), {"NO ENTRY"}),
+        (ask("Where does it go?", "to the left"), {"to the right"}),
+        (ask("Is it open?", "Yes"), {"No"}),
+        (ask("How many?", "3", "count"), {"2", "4", "5", "1", "6"}),
+        (ask("Pick one.\nA. red\nB. blue", "B", "mc_letter"), {"A"}),
+        (ask("Where is it?", "[100, 100, 300, 300]", "iou", annotations=SCENE), {"[500, 100, 700, 300]"}),
+        (ask("Colour?", "red"), {"green", "blue", "yellow", "purple", "cyan", "orange", "brown", "black", "white"}),
+    ],
+)
+def test_a_wrong_answer_is_of_the_same_kind(question: Question, expected: set[str]) -> None:
+    for seed in range(5):
+        answer, _ = wrong_answer(question, question.answers[0], np.random.default_rng(seed))  # type: ignore[index]
+        assert is_wrong(question, answer)
+        assert answer in expected | {"grey", "pink"}
+
+
+@pytest.mark.parametrize("scorer", ["exact", "partial", "anls", "cer", "numeric_band", "count"])
+@pytest.mark.parametrize("answer", ["12", "0", "3.50", "Résumé 7", "a", "Straße 12", "１２"])
+def test_whatever_is_given_out_as_wrong_is_wrong(scorer: str, answer: str) -> None:
+    question = ask("?", answer, scorer)
+    if scorer == "count" and not answer.strip().isdecimal():
+        return
+    others = [other for other, _ in alternatives(question, answer, np.random.default_rng(0)) if is_wrong(question, other)]
+    if not others:
+        with pytest.raises(DataFailure, match="no wrong answer"):
+            wrong_answer(question, answer, np.random.default_rng(0))
+        return
+    found, _ = wrong_answer(question, answer, np.random.default_rng(0))
+    assert is_wrong(question, found)
+    assert not is_right(question, found)
+
+
+def test_alternatives_of_numbers_stay_at_or_above_zero() -> None:
+    found = [other for other, _ in alternatives(ask("How many?", "0", "count"), "0", np.random.default_rng(1))]
+    assert found
+    assert all(int(other) > 0 for other in found)
+
+
+@pytest.mark.parametrize("kind", ["outcome_negative", "trap_logical", "trap_perceptual"])
+def test_mistakes_of_cards(cards: list[Demonstration], kind: str) -> None:
+    for number, golden in enumerate(cards):
+        wrong = make_mistake(kind, golden, STUDIO.open(golden), np.random.default_rng(number))  # type: ignore[arg-type]
+        assert wrong.kind == kind
+        assert is_wrong(golden, wrong.final)
+        assert wrong.question == golden.question
+        assert wrong.answers == golden.answers
+        assert wrong.provenance is not None
+        assert wrong.provenance.parent == golden.id
+        assert wrong.provenance.injected["answer"] == wrong.final
+        same_calls = [(s.op, s.arguments) for s in wrong.steps] == [(s.op, s.arguments) for s in golden.steps]
+        assert same_calls == (kind != "trap_perceptual")
+        if kind == "outcome_negative":
+            assert wrong.turns[-1].think == golden.turns[-1].think
+        if kind == "trap_logical":
+            assert str(wrong.final) in str(wrong.turns[-1].think)
+
+
+def test_a_perceptual_trap_follows_from_what_it_looked_at(cards: list[Demonstration]) -> None:
+    for number, golden in enumerate(cards):
+        wrong = make_mistake("trap_perceptual", golden, STUDIO.open(golden), np.random.default_rng(number))
+        place = wrong.steps[0].arguments["box"]
+        assert box_iou(place, golden.steps[0].arguments["box"]) < 0.1
+        shown = max(golden.annotations.regions, key=lambda r: box_iou(r.box, place))  # type: ignore[union-attr]
+        assert wrong.final == str(shown.attributes["digit"])
+        again, _ = replayed(wrong)
+        assert [s.observation for s in again.turns] == [s.observation for s in wrong.turns]
+
+
+def test_the_same_seed_gives_the_same_mistake(cards: list[Demonstration]) -> None:
+    made = [make_mistake("trap_perceptual", cards[0], STUDIO.open(cards[0]), np.random.default_rng(3)) for _ in range(2)]
+    assert made[0].model_dump_json() == made[1].model_dump_json()
+
+
+def test_a_comparison_turns_round_when_the_other_thing_is_measured() -> None:
+    """The larger of two cards' crops; pointing at a third thing that is smaller gives the other name."""
+    row = read_demonstrations("cards:?split=train", 1, 5, 0.0)[0]
+    regions = [
+        Region(id="a", label="tall box", box=(0.1, 0.1, 0.4, 0.6)),
+        Region(id="b", label="flat box", box=(0.6, 0.1, 0.8, 0.3)),
+        Region(id="c", label="tiny box", box=(0.1, 0.8, 0.15, 0.85)),
+    ]
+    question = row.model_copy(
+        update={
+            "question": "Which is larger, the tall box or the flat box?",
+            "answers": ["tall box"],
+            "annotations": Annotations(regions=regions),
+        }
+    )
+    room = STUDIO.open(question)
+    for region in regions[:2]:
+        room.call("I measure it.", "get_properties", box=region.box, groups=["size"])
+    room.answer("The tall box is larger.", "tall box")
+    golden = room.demonstration()
+    wrong = make_mistake("trap_perceptual", golden, room, np.random.default_rng(0))
+    assert wrong.final in ("flat box", "tiny box")
+    assert wrong.provenance is not None
+    assert wrong.provenance.injected["by"].startswith("size.")
+
+
+def test_another_name_of_the_same_colour_is_not_wrong() -> None:
+    asked = ask("What colour is it?", "gray")
+    assert not is_wrong(asked, "grey")
+    assert is_wrong(asked, "teal")
+    assert not is_wrong(ask("Which?", "the teal cup"), "the cyan cup")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        ("What colour is the dog?", "brown", {"red", "black", "blue"}),
+        ("Where is the dog, seen from the cat?", "left", {"right"}),
+        ("Which is larger, the dog or the cat?", "the dog", {"the cat"}),
+        ("Of the dog and the cow, which lies closer to the cat?", "the dog", {"the cow"}),
+    ],
+)
+def test_a_wrong_answer_is_of_the_kind_of_the_right_one(text: str, answer: str, expected: set[str]) -> None:
+    regions = [
+        Region(id=name, label=name, box=(0.1 + 0.3 * i, 0.1, 0.3 + 0.3 * i, 0.3)) for i, name in enumerate(("dog", "cat", "cow"))
+    ]
+    made = {
+        wrong_answer(ask(text, answer, annotations=Annotations(regions=regions)), answer, np.random.default_rng(s))[0]
+        for s in range(9)
+    }
+    assert made & expected
+    assert not made & {"dog", "cat", "Dog", "the Dog"}
+    if len(expected) == 1:
+        assert made == expected
+
+
+def test_counting_one_more_thing_is_a_perceptual_trap() -> None:
+    row = read_demonstrations("cards:?split=train", 1, 5, 0.0)[0]
+    regions = [Region(id=str(i), label="plate", box=(0.1 + 0.2 * i, 0.1, 0.2 + 0.2 * i, 0.2)) for i in range(3)]
+    question = row.model_copy(
+        update={"question": "How many?", "answers": ["2"], "scorer": "count", "annotations": Annotations(regions=regions)}
+    )
+    room = STUDIO.open(question)
+    for region in regions[:2]:
+        room.call("One.", "segment_object_at", box=region.box)
+    room.answer("Two of them.", "2")
+    wrong = make_mistake("trap_perceptual", room.demonstration(), room, np.random.default_rng(0))
+    assert wrong.final == "3"
+    assert [step.op for step in wrong.steps] == ["segment_object_at"] * 3
+    measured = room.demonstration(question="How many times larger is it?", answers=["2.00"], scorer="numeric_band")
+    measured.turns[-1] = measured.turns[-1].model_copy(update={"answer": "2.00"})
+    with pytest.raises(DataFailure) as failure:  # one of two things measured, not two things counted
+        make_mistake("trap_perceptual", measured, room, np.random.default_rng(0))
+    assert failure.value.code == "no_conclusion"
+
+
+def test_other_frames_show_another_event(tmp_path: Path) -> None:
+    path = tmp_path / "bikes.mp4"
+    path.write_bytes(encode(footage(count=30)))
+    events = [Event(text="a man waves", start=0, end=0.4), Event(text="a man sits", start=0.6, end=9)]
+    question = Question(
+        id="v",
+        question="What happens?",
+        media=[Media(id="vid0", uri=str(path), kind="video")],
+        answers=["a man waves"],
+        annotations=Annotations(events=events),
+    )
+    room = STUDIO.open(question)
+    room.call("Early.", "select_frames", frames=[0, 1])
+    room.answer("He waves.", "a man waves")
+    found = {make_mistake("trap_perceptual", room.demonstration(), room, np.random.default_rng(s)).final for s in (0, 2)}
+    assert found == {"a man sits"}
+
+
+def test_what_is_not_right_itself_makes_no_mistake(cards: list[Demonstration]) -> None:
+    broken = cards[0].model_copy(update={"answers": ["nine"]})
+    with pytest.raises(DataFailure) as error:
+        make_mistake("outcome_negative", broken, STUDIO.open(broken), np.random.default_rng(0))
+    assert error.value.code == "not_golden"

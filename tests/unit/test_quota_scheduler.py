@@ -1,0 +1,183 @@
+"""The plan of a synthesis: targets add up, and a run that was killed anywhere ends as one that was not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pixelis.config.synthesis import SynthesisConfig
+from pixelis.datasets.synthesis.executor import sample_name
+from pixelis.datasets.synthesis.quota_scheduler import Ledger, Rows, apportion, cells
+from pixelis.datasets.synthesis.sample_builder import Attempt
+from pixelis.errors import BadConfig
+from pixelis.records import Demonstration, Question, Step
+
+
+@given(st.integers(0, 5000), st.lists(st.floats(0.001, 1), min_size=1, max_size=12))
+def test_counts_add_up(total: int, weights: list[float]) -> None:
+    shares = [w / sum(weights) for w in weights]
+    counts = apportion(total, shares)
+    assert sum(counts) == total
+    assert all(abs(count - total * share) < 1 + 1e-6 for count, share in zip(counts, shares, strict=True))
+
+
+def write_rows(path: Path, count: int) -> str:
+    path.write_text("".join(Question(id=f"r{i}", question="?").model_dump_json() + "\n" for i in range(count)))
+    return str(path)
+
+
+def settings(tmp_path: Path, rows: int = 30, **more: object) -> SynthesisConfig:
+    return SynthesisConfig.model_validate(
+        {
+            "datasources": {"a": {"path": write_rows(tmp_path / "a.jsonl", rows)}},
+            "tasks": {"t": {"target_sample_count": 40, "source_datasets": ["a"]}},
+            "shard": 8,
+            "round": 24,
+            "passes": 3,
+            **more,
+        }
+    )
+
+
+def outcome(attempt: Attempt, _: str) -> tuple[Demonstration | None, str]:
+    """Depends on the attempt alone: a third gives nothing, some say what another said."""
+    luck = hashlib.sha256(repr(attempt).encode()).digest()[0]
+    if luck < 80:
+        return None, "unsuitable"
+    name = f"{attempt.row if luck < 110 else repr(attempt)}"
+    turns = [Step(answer=name)]
+    return Demonstration(id=sample_name(repr(attempt)), question=name, answers=["x"], turns=turns, kind=attempt.kind), ""
+
+
+class Killed(Exception):
+    """Stands for SIGKILL between two writes."""
+
+
+def synthesize(folder: Path, s: SynthesisConfig, seed: int = 0, stop_after: int | None = None) -> Ledger:
+    ledger, rows, shards = Ledger(folder, s, seed), Rows(s), 0
+    while ledger.made < ledger.target and (ledger.left() or ledger.plan(rows)):
+        left = ledger.left()
+        for begin in range(0, len(left), s.shard):
+            if stop_after is not None and shards >= stop_after:
+                raise Killed
+            ledger.commit([outcome(a, str(rows.get(a.source, a.row))) for a in left[begin : begin + s.shard]])
+            shards += 1
+            if ledger.made >= ledger.target:
+                break
+    return ledger
+
+
+def union(folder: Path) -> list[str]:
+    return [line for path in sorted((folder / "samples").glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("stop_after", range(1, 12, 2))
+def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, stop_after: int) -> None:
+    s = settings(tmp_path)
+    whole = synthesize(tmp_path / "whole", s)
+    with pytest.raises(Killed):
+        synthesize(tmp_path / "killed", s, stop_after=stop_after)
+    # What a kill between two writes leaves: a half-written file, and samples without the record of their shard.
+    (tmp_path / "killed" / "samples" / "000-00099.part").write_text("{")
+    planned = max((path.stem for path in (tmp_path / "killed" / "rounds").glob("*.json")), default="")
+    if records := sorted((tmp_path / "killed" / "shards").glob(f"{planned}-*.json")):
+        records[-1].unlink()
+    again = synthesize(tmp_path / "killed", s)
+    assert union(tmp_path / "killed") == union(tmp_path / "whole")
+    assert again.summary() == whole.summary()
+    ids = [json.loads(line)["id"] for line in union(tmp_path / "killed")]
+    assert len(set(ids)) == len(ids) == whole.made
+
+
+def test_targets_are_met_by_kind_and_never_passed(tmp_path: Path) -> None:
+    summary = synthesize(tmp_path / "run", settings(tmp_path)).summary()
+    assert summary["kinds"] == {
+        "golden": 24,
+        "outcome_negative": 4,
+        "trap_perceptual": 2,
+        "trap_logical": 2,
+        "self_correction": 8,
+    }
+    assert summary["shortfall"] == {}
+    assert summary["dropped"]["unsuitable"] > 0
+
+
+def test_what_the_rows_cannot_fill_is_a_shortfall(tmp_path: Path) -> None:
+    ledger = synthesize(tmp_path / "run", settings(tmp_path, rows=4))
+    assert ledger.made < ledger.target
+    assert sum(ledger.shortfall().values()) == ledger.target - ledger.made
+    assert ledger.left() == []
+    assert synthesize(tmp_path / "run", settings(tmp_path, rows=4)).made == ledger.made
+
+
+def test_a_pass_that_gives_nothing_ends_the_cell(tmp_path: Path) -> None:
+    s = settings(tmp_path, rows=5, passes=100)
+    ledger, rows, tried = Ledger(tmp_path / "run", s, 0), Rows(s), 0
+    while ledger.plan(rows):
+        ledger.commit([(None, "unsuitable")] * len(ledger.left()))
+        tried += 1
+        assert tried < 20
+    assert all(cell.tried <= 10 for cell in ledger.cells.values())
+
+
+def test_a_pass_that_ends_well_is_followed_by_another(tmp_path: Path) -> None:
+    """Its first rounds gave nothing: that is no reason to end the cell while its last attempts are still to be made."""
+    s = settings(tmp_path, rows=30, round=24, proportions={"golden": 1, "trap": 0, "self_correction": 0}, passes=2)
+    ledger, rows = Ledger(tmp_path / "run", s, 0), Rows(s)
+    (cell,) = ledger.cells.values()
+    while ledger.plan(rows):
+        ledger.commit([outcome(a, "") if a.row >= 24 else (None, "unsuitable") for a in ledger.left()])
+    assert (cell.draw, cell.tried) == (1, 60)
+
+
+def test_a_shard_that_gives_nothing_the_second_time_leaves_nothing(tmp_path: Path) -> None:
+    """Killed between samples and record: a model that is asked again may refuse, and the samples are then nobody's."""
+    s, rows = settings(tmp_path), Rows(settings(tmp_path))
+    ledger = Ledger(tmp_path / "run", s, 0)
+    assert ledger.plan(rows)
+    ledger.commit([outcome(a, "") for a in ledger.left()[: s.shard]])
+    assert union(tmp_path / "run")
+    (tmp_path / "run" / "shards" / "000-00000.json").unlink()
+    again = Ledger(tmp_path / "run", s, 0)
+    again.commit([(None, "chat_timeout")] * s.shard)
+    assert again.made == len(union(tmp_path / "run")) == 0
+
+
+def test_another_seed_or_setting_does_not_go_on_with_a_run(tmp_path: Path) -> None:
+    synthesize(tmp_path / "run", settings(tmp_path))
+    with pytest.raises(BadConfig, match="other settings"):
+        Ledger(tmp_path / "run", settings(tmp_path), 1)
+    with pytest.raises(BadConfig, match="other settings"):
+        Ledger(tmp_path / "run", settings(tmp_path, most_iou=0.2), 0)
+    assert Ledger(tmp_path / "run", settings(tmp_path, workers=7), 0).made == 40
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tasks": {}}, "no enabled task"),
+        ({"tasks": {"t": {"enabled": False, "source_datasets": ["a"]}}}, "no enabled task"),
+    ],
+)
+def test_a_plan_needs_a_task(tmp_path: Path, change: dict, named: str) -> None:
+    with pytest.raises(BadConfig, match=named):
+        cells(settings(tmp_path, **change))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tasks": {"t": {"source_datasets": ["nowhere"]}}},
+        {"proportions": {"golden": 0, "trap": 0, "self_correction": 0}},
+        {"traps": {"outcome_negative": 0, "trap_perceptual": 0, "trap_logical": 0}},
+        {"datasources": {"a": {"path": "x"}}, "tasks": {"t": {"source_datasets": {"a": 0}}}},
+    ],
+)
+def test_contradictions_in_the_settings_are_told(values: dict) -> None:
+    with pytest.raises(ValueError, match=r"nowhere|all 0|above 0"):
+        SynthesisConfig.model_validate(values)

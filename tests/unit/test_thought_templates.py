@@ -1,0 +1,137 @@
+"""Thoughts: varied, repeatable, and silent about what has not been seen yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pixelis.datasets import packaged
+from pixelis.datasets.synthesis import grounding
+from pixelis.datasets.synthesis.executor import Studio
+from pixelis.datasets.synthesis.tasks import TASKS
+from pixelis.datasets.synthesis.thought_templates import AIMS, REMARKS, TERSE, Writer
+from pixelis.nano.tokenizer import build_tokenizer
+from pixelis.records import Demonstration
+
+STUDIO = Studio()
+KNOWN = {"yes", "no", "A", "B", "C", "D"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> list[Demonstration]:
+    """Five hundred of the quickest kind."""
+    folder = tmp_path_factory.mktemp("media")
+    questions = list(packaged.read("packaged:photos?count=10", folder))
+    out = []
+    for seed in range(50):
+        for number, question in enumerate(questions):
+            out.append(TASKS["detail_perception"].make(question, np.random.default_rng([seed, number]), STUDIO))
+    return out
+
+
+@pytest.mark.slow
+def test_thoughts_vary(made):
+    thoughts = [turn.think for sample in made for turn in sample.turns]
+    assert len(made) == 500
+    assert len(set(thoughts)) / len(thoughts) > 0.7
+    assert Counter(thoughts).most_common(1)[0][1] <= 0.02 * len(thoughts)
+    pairs = Counter((sample.question, *(turn.think for turn in sample.turns)) for sample in made)
+    assert sum(count - 1 for count in pairs.values()) <= 0.02 * len(made)
+    openings = Counter(thought.split()[0] for thought in thoughts)
+    assert openings.most_common(1)[0][1] <= 0.3 * len(thoughts)
+
+
+@pytest.mark.slow
+def test_questions_vary(made):
+    stems = Counter(sample.question.partition("\n")[0] for sample in made)
+    assert len(stems) >= 5 * len({sample.provenance.method for sample in made})
+
+
+@pytest.mark.slow
+def test_nothing_is_said_before_it_is_seen(made):
+    for sample in made:
+        answer = sample.answers[0]
+        if sample.scorer == "mc_letter":
+            answer = sample.meta["options"]["ABCD".index(answer)]
+        if answer.casefold() in sample.question.partition("\n")[0].casefold():
+            continue
+        assert not any(answer in step.think for step in sample.steps)  # none before the last look
+        assert answer in sample.turns[-1].think
+
+
+@pytest.mark.slow
+def test_thoughts_are_sentences(made):
+    for sample in made:
+        for turn in sample.turns:
+            assert turn.think[0].isupper() or not turn.think[0].isalpha()
+            assert turn.think.rstrip('"')[-1] in ".?!"
+            assert "{" not in turn.think
+            assert "  " not in turn.think
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(sorted(AIMS)), st.sampled_from(["full", "terse"]))
+def test_a_writer_repeats_itself(seed, aim, style):
+    said = []
+    for _ in range(2):
+        writer = Writer(np.random.default_rng(seed), style)
+        writer.saw("measured", what="the cup", quality="area", value="3 pixels")
+        first = writer.think(aim, "the cup", "the cup", "centre", quality="area", start=3)
+        second = writer.think(aim, "the cup", quality="area", start=3)
+        said.append((first, second, writer.conclude("it is so")))
+    assert said[0] == said[1]
+    if style == "full":
+        assert "3 pixels" in said[0][0]
+        assert "3 pixels" not in said[0][1] + said[0][2]  # a remark is made once
+    else:
+        assert said[0][2] is None
+
+
+def test_a_remark_belongs_to_what_was_seen():
+    slots = {"what": "the cup", "share": "3 %", "id": "ab12", "quality": "area", "value": "7", "text": "Hi", "number": 2}
+    slots |= {"event": "it rains", "yes": "1 s", "no": "2 s", "all": "1 s", "first": "centre", "last": "left", "x": 0.1, "y": 0.2}
+    for kind in REMARKS:
+        for seed in range(12):
+            writer = Writer(np.random.default_rng(seed))
+            writer.saw(kind, **slots)
+            assert "{" not in writer.conclude("it is so")
+
+
+def test_terse_thoughts_are_words_of_the_embedded_model():
+    tokenizer = build_tokenizer()
+    for aim in ("zoom", "again"):
+        for text in TERSE[aim]:
+            said = text.format(thing="red frame")
+            assert len(tokenizer(said).input_ids) <= len(said.replace(",", " ,").split())
+
+
+@pytest.mark.parametrize(
+    ("label", "several"),
+    [
+        ("cup", "cups"),
+        ("bus", "buses"),
+        ("person", "people"),
+        ("sheep", "sheep"),
+        ("knife", "knives"),
+        ("wine glass", "wine glasses"),
+    ],
+)
+def test_plurals(label, several):
+    assert grounding.plural(label) == several
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0, 0.9), min_size=2, max_size=2), st.lists(st.floats(0.01, 0.5), min_size=2, max_size=2))
+def test_boxes_on_a_grid_cover(corner, size):
+    box = (*corner, min(1.0, corner[0] + size[0]), min(1.0, corner[1] + size[1]))
+    for grid in (0.001, 0.02):
+        out = grounding.outward(box, grid)
+        assert grounding.covered(box, out) == pytest.approx(1, abs=1e-3)
+        assert all(abs(v / grid - round(v / grid)) < 1e-6 for v in out)
+        around = grounding.around(box, max(size) * 1.2, grid)
+        assert 0 <= around[0] < around[2] <= 1
+        assert 0 <= around[1] < around[3] <= 1

@@ -1,0 +1,212 @@
+"""Processes for formulas and users' functions: right answers, and hangs, crashes and nonsense that cost one sample each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from test_rewards import episode, group
+
+from pixelis.config import MathScorerConfig, RewardsConfig
+from pixelis.errors import BadConfig, DataFailure, InfraFailure
+from pixelis.records import Question
+from pixelis.rewards.services import Tools
+from pixelis.rewards.terms import score_group
+from pixelis.rewards.worker_pool import Children
+
+HERE = str(Path(__file__).parent)
+LIMIT_S = 3.0
+MOMENT_S = 10.0
+"""What a machine with other work may take to notice."""
+ENDLESS = "$9^{9^{9^{9}}}$"
+"""A formula that holds the interpreter until memory or patience ends."""
+
+
+@pytest.fixture(scope="module")
+def tools():
+    tools = Tools(RewardsConfig(math=MathScorerConfig(limit_s=20.0)))
+    yield tools
+    tools.close()
+
+
+@pytest.fixture(scope="module")
+def hasty():
+    tools = Tools(RewardsConfig(math=MathScorerConfig(limit_s=LIMIT_S)))
+    yield tools
+    tools.close()
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """Builds tools for own rewards; these functions lie beside this file."""
+    monkeypatch.syspath_prepend(HERE)
+    opened = []
+
+    def build(**settings) -> tuple[Tools, RewardsConfig]:
+        rewards = RewardsConfig(**settings)
+        opened.append(Tools(rewards))
+        return opened[-1], rewards
+
+    yield build
+    for tools in opened:
+        tools.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "score"),
+    [
+        ("0.5", r"\frac{1}{2}", 1.0),
+        (r"$\frac{2}{4}$", "1/2", 1.0),
+        (r"\boxed{12}", "12", 1.0),
+        ("1+x", "x+1", 1.0),
+        ("2x + 1", "1 + 2x", 1.0),
+        ("5 cm", "5", 1.0),
+        ("x = 3", "3", 1.0),
+        ("the answer is 3", "3", 1.0),
+        ("(1, 2)", "$(1,2)$", 1.0),
+        ("1,000", "1000", 1.0),
+        (r"\sqrt{2}", "1.41421356", 1.0),
+        ("$x=3$", "3", 1.0),
+        ("3", "$x=3$", 1.0),
+        ("50%", "0.5", 1.0),
+        (r"$\{2,1\}$", r"$\{1,2\}$", 1.0),
+        ("4", "5", 0.0),
+        ("(1, 2)", "2", 0.0),
+        ("[1, 2]", "[1, 3]", 0.0),
+        ("", "5", 0.0),
+        (r"\frac{1}{", "5", 0.0),
+        ("words, many words", "5", 0.0),
+        ("7" * 50, "5", 0.0),
+    ],
+)
+def test_formulas(tools, answer, truth, score):
+    assert tools.math(answer, [truth]) == score
+    assert tools.math(answer, ["17", truth]) == score
+
+
+@pytest.mark.slow
+def test_an_endless_formula_costs_its_sample_and_its_process_is_replaced(hasty):
+    assert [hasty.math("0.5", ["1/2"]) for _ in range(2)] == [1.0, 1.0]  # both have started
+    started = time.monotonic()
+    with pytest.raises(DataFailure) as caught:
+        hasty.math(ENDLESS, ["2"])
+    assert time.monotonic() - started < LIMIT_S + MOMENT_S
+    assert caught.value.code in ("timeout", "out_of_memory")
+    assert hasty.math("0.5", ["1/2"]) == 1.0
+    assert hasty.math_children.idle == hasty.math_children.size
+
+
+@pytest.mark.slow
+def test_a_formula_in_a_group_is_scored_beside_the_others_and_once(hasty):
+    answers = ["0.5", ENDLESS, "0.5", r"$\frac{1}{2}$", "3", "0.5"]
+    scored = score_group(group(*[episode(a) for a in answers], answers=["1/2"], scorer="math"), RewardsConfig(), tools=hasty)
+    assert [t.reward for t in scored.trajectories] == [1.0, None, 1.0, 1.0, 0.0, 1.0]
+    assert scored.trajectories[1].unscored in ("timeout", "out_of_memory")
+    assert "accuracy" not in scored.trajectories[1].rewards
+
+
+def test_children_for_formulas_know_no_secrets(tools, monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "secret")
+    with_secrets = Tools(RewardsConfig())
+    try:
+        child = with_secrets.math_children._idle.get(timeout=5)
+        told = Path(f"/proc/{child.process.pid}/environ").read_bytes()
+        with_secrets.math_children._idle.put(child)
+        assert b"SOME_API_KEY" not in told
+        assert b"PYTHONPATH=" in told
+    finally:
+        with_secrets.close()
+
+
+def test_many_threads_share_the_children_and_closing_ends_them(tools):
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda n: tools.math(f"{n}/2", [str(n / 2)]), range(40)))
+    assert results == [1.0] * 40
+    children = Children(2, 1.0)
+    pids = [children._idle.queue[i].process.pid for i in range(2)]
+    children.close()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    with pytest.raises(InfraFailure):
+        children.call({"do": "math"})
+
+
+def test_a_child_does_not_outlive_a_parent_that_was_killed():
+    code = (
+        "import sys, os, time; from pixelis.rewards.worker_pool import Children; c = Children(1, 60.0);"
+        "print(c._idle.queue[0].process.pid, flush=True);"
+        "c.call({'do': 'own', 'name': 'time:sleep', 'trajectories': [], 'question': {}, 'step': 0}) if 0 else time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_own_rewards_see_the_trajectory_the_row_and_the_step(own):
+    tools, settings = own(own=["own_rewards:columns", "own_rewards:patient"])
+    assert settings.own == {"own_rewards:columns": 1.0, "own_rewards:patient": 1.0}
+    assert tools.takes_group == {"own_rewards:columns": False, "own_rewards:patient": False}
+    question = Question(id="q", question="?", answers=["77"], meta={"bonus": 10})
+    assert tools.own("own_rewards:columns", [episode("7"), episode("77")], question, 3) == [13.0, 23.0]
+    assert tools.own("own_rewards:patient", [episode("7"), episode("77")], question, 3) == [0.0, 1.0]
+
+
+def test_own_rewards_are_terms_with_weights(own):
+    tools, settings = own(own={"own_rewards:ranked": 0.5}, weights={"accuracy": 2.0})
+    scored = score_group(group(episode("7"), episode("1")), settings, tools=tools).trajectories
+    assert [t.rewards["own_rewards:ranked"] for t in scored] == [0.5, 0.0]
+    assert [t.weighted["own_rewards:ranked"] for t in scored] == [0.25, 0.0]
+    assert [t.reward for t in scored] == [2.25, 0.0]
+
+
+@pytest.mark.slow
+def test_what_an_own_reward_does_wrong_is_a_cause(own):
+    tools, settings = own(own={"own_rewards:by_answer": 1.0}, own_limit_s=6.0)
+    kinds = ["fine", "hang", "crash", "exit", "raise", "nan", "inf", "length", "text", "none"]
+    scored = score_group(group(*[episode(kind) for kind in kinds], answers=["fine"]), settings, tools=tools).trajectories
+    causes = [None, "timeout", "crashed", "raised", "raised", "not_finite", "not_finite", *["wrong_type"] * 3]
+    assert [t.unscored for t in scored] == [cause and f"own_reward:{cause}" for cause in causes]
+    assert [t.reward for t in scored] == [2.0] + [None] * 9
+    assert tools.counts == {
+        "own_reward:timeout": 1,
+        "own_reward:crashed": 1,
+        "own_reward:raised": 2,
+        "own_reward:not_finite": 2,
+        "own_reward:wrong_type": 3,
+    }
+    assert tools.own_reward_children.idle == 2
+
+
+def test_an_own_reward_of_a_group_must_give_one_value_each(own):
+    tools, settings = own(own=["own_rewards:too_few"])
+    assert {t.unscored for t in score_group(group(episode("7"), episode("1")), settings, tools=tools).trajectories} == {
+        "own_reward:wrong_length"
+    }
+    tools, settings = own(own=["own_rewards:mostly"])
+    scored = score_group(group(episode("7"), episode("bad")), settings, tools=tools).trajectories
+    assert [t.unscored for t in scored] == [None, "own_reward:not_finite"]
+
+
+@pytest.mark.parametrize("name", ["own_rewards:absent", "no_such_module:f", "own_rewards:two_arguments", "os:sep"])
+def test_an_own_reward_that_cannot_be_called_stops_the_run_at_its_start(own, name):
+    tools, _ = own(own=[name])
+    with pytest.raises(BadConfig, match=name):
+        tools.check()
