@@ -120,7 +120,7 @@ def search_in(report: Report, folder: Path, shards: int, vectors: np.ndarray, qu
     import ray
 
     from pixelis.actors.cluster import connect
-    from pixelis.actors.memory import MemoryConfig as Client
+    from pixelis.actors.memory import Memory as Client
     from pixelis.actors.memory import place_shards
 
     settings = ["cluster.cpus=4", "cluster.object_store_bytes=300000000", f"memory.shards={shards}", f"run.dir={folder}"]

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from chaos_memory import vector
 from memory_entries import PNG, entries, made, vectors
 
-from pixelis.actors.memory import MemoryConfig, place_shards, shard_of
-from pixelis.config import MemoryConfig as Settings
+from pixelis.actors.memory import Memory, place_shards, shard_of
+from pixelis.config import Memory as Settings
 from pixelis.config import load
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.memory import Entry, Shard
@@ -74,7 +74,7 @@ class Placed:
         self.config = load(None, ["memory.shards=2", f"run.dir={folder}", "memory.cpus=0"])
         self.names, self.shards = place_shards(self.config, name)
         self.loop = asyncio.new_event_loop()
-        self.memory = MemoryConfig(self.names, "pixelis", self.config.memory)
+        self.memory = Memory(self.names, "pixelis", self.config.memory)
         self.pids()
 
     def pids(self) -> list[int]:
@@ -179,7 +179,7 @@ def test_f07_searches_go_on_without_a_dead_shard_until_it_is_back(placed: Placed
     assert back < 10
 
 
-async def _all(memory: MemoryConfig, ids: list[str]) -> list:
+async def _all(memory: Memory, ids: list[str]) -> list:
     return await asyncio.gather(*(memory.get(id) for id in ids))
 
 
@@ -214,7 +214,7 @@ def test_two_shards_delete_list_draw_and_count_as_one(placed: Placed, tmp_path: 
         run(memory.feedback("none", Feedback(correct=True)))
     with pytest.raises(BadInput):
         run(memory.search(np.ones(7, np.float32), 3))
-    lost = MemoryConfig([*placed.names[:1], "no-such-shard"], "pixelis", placed.config.memory)
+    lost = Memory([*placed.names[:1], "no-such-shard"], "pixelis", placed.config.memory)
     assert run(lost.search(given[0].vector, 3, track=False)).partial
     with pytest.raises(InfraFailure):
         run(lost.add(given))

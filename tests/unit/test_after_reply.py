@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ray.exceptions import RayError
 
-from pixelis.actors.memory import MemoryConfig
+from pixelis.actors.memory import Memory
 from pixelis.config import MemoryConfig as Settings
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
@@ -155,5 +155,5 @@ def test_a_neighbours_similarity_is_a_cosine_whatever_the_metric(metric: Any) ->
             "euclidean": -float(np.linalg.norm(vector - other)),
             "manhattan": -float(np.abs(vector - other).sum()),
         }[metric]
-        found, cosine = MemoryConfig(["m"], "nowhere", Settings(metric=metric))._cosine(told), float(vector @ other)
+        found, cosine = Memory(["m"], "nowhere", Settings(metric=metric))._cosine(told), float(vector @ other)
         assert found == pytest.approx(cosine, abs=1e-5) if metric != "manhattan" else -1 <= found <= cosine + 1e-6

@@ -7,8 +7,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test_children import ENDLESS
 from test_rewards import episode
+from test_worker_pool import ENDLESS
 
 from pixelis.config import RewardsConfig
 from pixelis.records import Group, Question
