@@ -22,7 +22,7 @@ from chaos_memory import vector
 from memory_entries import PNG, entries, made, vectors
 
 from pixelis.actors.memory import Memory, place_shards, shard_of
-from pixelis.config import Memory as Settings
+from pixelis.config import MemoryConfig as Settings
 from pixelis.config import load
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.memory import Entry, Shard
