@@ -1,14 +1,15 @@
 """Typed configuration: one YAML file, dotted overrides on the command line, nothing else.
 
-``python -m pixelis.jobs.rft configs/nano/rft.yaml learner.lr=3e-4 --dry-run`` prints the resolved configuration. A file may
-name another with ``extends: other.yaml`` (relative to itself); later values win. Unknown keys, wrong types and
-contradictions are errors that name the key's path. The defaults are those of the embedded model on a laptop.
+``pixelis rft configs/nano/rft.yaml learner.lr=3e-4 --dry-run`` prints the resolved configuration. A file may name others with
+``extends:`` (a path relative to itself, or a list of them); later values win. Unknown keys, wrong types and contradictions are
+errors that name the key's path. The defaults are those of the embedded model on a laptop.
 """
 
 from __future__ import annotations
 
 from pixelis.config.base import Section
 from pixelis.config.cluster import ClusterConfig
+from pixelis.config.command_line import from_command_line
 from pixelis.config.data import DataConfig
 from pixelis.config.dialogue import DialogueConfig, PixelRangeConfig
 from pixelis.config.engine import EngineConfig, SamplingConfig
@@ -25,7 +26,7 @@ from pixelis.config.evolution import (
     VotingConfig,
 )
 from pixelis.config.learner import LearnerConfig
-from pixelis.config.load import describe, from_command_line, load, parse
+from pixelis.config.load import find, load, parse
 from pixelis.config.memory import MemoryConfig
 from pixelis.config.policy import LoraConfig, PolicyConfig
 from pixelis.config.presets.algorithms import Algorithm
@@ -110,7 +111,7 @@ __all__ = [
     "VoteRewardConfig",
     "VotingConfig",
     "absolute",
-    "describe",
+    "find",
     "from_command_line",
     "load",
     "parse",

@@ -60,6 +60,15 @@ def leaf_keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, A
     return rows
 
 
+def accepts_null(kind: type[BaseModel], path: str) -> bool:
+    """True when the key at ``path`` below ``kind`` may be ``null``."""
+    name, _, rest = path.partition(".")
+    annotation = field.annotation if (field := kind.model_fields.get(name)) else None
+    if rest:
+        return isinstance(annotation, type) and issubclass(annotation, BaseModel) and accepts_null(annotation, rest)
+    return type(None) in get_args(annotation)
+
+
 RENAMED = {
     "rft.questions": "rft.prompts_per_step",
     "rft.group": "rft.group_size",

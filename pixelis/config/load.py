@@ -1,97 +1,131 @@
-"""Reading a configuration: a YAML file with what it extends, overrides, and the command line of the jobs."""
+"""Loads a configuration: YAML files with what they extend, and ``key=value`` overrides."""
 
 from __future__ import annotations
 
 import difflib
-import json
-import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from pixelis.config.base import leaf_keys, merge, unknown_keys
-from pixelis.config.root import Config, absolute
-from pixelis.errors import BadConfig, MissingFile, PixelisError
+from pixelis.config.base import accepts_null, leaf_keys, merge, unknown_keys
+from pixelis.config.root import RECIPES, Config, shipped
+from pixelis.errors import BadConfig, MissingFile
 
-REWARD_MEANS = ("own", "own_limit_s", "own_children", "scorer", "math", "judge", "workers", "cpus")
+KEPT_BELOW_PRESET = ("own", "own_limit_s", "own_children", "scorer", "math", "judge", "workers", "cpus")
+"""Keys of `rewards` that say how to score. A preset named above them replaces all others: weights and shapes."""
+ALTERNATIVES = {"sft.steps": "sft.epochs", "rft.steps": "rft.epochs"}
+"""Two ways to say one thing. The command line's replaces the file's; both on the command line contradict each other."""
 
 
 def load(path: str | Path | None = None, overrides: list[str] | None = None) -> Config:
-    """Read a YAML file (with its ``extends`` chain) and apply ``a.b=value`` overrides.
+    """Read a YAML file (with its ``extends`` chain) and apply ``a.b=value`` overrides; ``a.b=null`` restores a key's default.
 
+    A path that does not exist may name a recipe of the package: ``configs/nano/rft.yaml`` or ``nano/rft``.
     Raises BadConfig naming the key's path for unknown keys, wrong types and contradictions; MissingFile for no file.
     """
-    values = _read(Path(path), seen=()) if path else {}
-    # A preset replaces the rewards that the file describes; overrides beside it refine it, in whatever order they stand.
-    for override in sorted(overrides or [], key=lambda text: not text.startswith("rewards.preset=")):
-        key, eq, text = override.partition("=")
-        if not eq or not key:
-            raise BadConfig(f"`{override}` is no override", fix="write it as key.path=value, for example learner.lr=3e-4")
-        node = values
-        *parents, last = key.split(".")
-        for name in parents:
-            node = node.setdefault(name, {})
-            if not isinstance(node, dict):
-                raise BadConfig(f"`{key}`: `{name}` is a value, not a section")
-        node[last] = _scalar(text)
-        if key == "rewards.preset":
-            values["rewards"] = _below_preset(node) | {last: node[last]}
+    values = _read(find(path), seen=()) if path else {}
+    # A preset replaces the file's rewards; overrides beside it refine it, in whatever order they stand.
+    pairs = [_split(override) for override in overrides or []]
+    pairs.sort(key=lambda pair: pair[0] != "rewards.preset")
+    named = {key for key, _ in pairs}
+    for steps, epochs in ALTERNATIVES.items():
+        if {steps, epochs} <= named:
+            raise BadConfig(f"{steps} and {epochs} contradict each other", fix="give one of the two")
+        if steps in named:
+            section, key = epochs.split(".")
+            (values.get(section) or {}).pop(key, None)
+    for key, text in pairs:
+        _override(values, key, text)
     return parse(values)
 
 
+def find(path: str | Path) -> Path:
+    """The configuration file at ``path``, else the recipe of that name; MissingFile with the nearest name when there is none."""
+    path = Path(path).expanduser()
+    if path.is_file():
+        return path
+    if recipe := shipped(str(path), suffix=".yaml"):
+        return recipe
+    recipes = [str(file.relative_to(RECIPES)) for file in sorted(RECIPES.rglob("*.yaml"))]
+    near = difflib.get_close_matches(str(path).removeprefix("configs/"), recipes, n=1)
+    fix = (
+        f"did you mean configs/{near[0]}?" if near else "give the path of a YAML file, or a recipe: `pixelis recipes` lists them"
+    )
+    raise MissingFile(f"no configuration file {path}", fix=fix)
+
+
 def parse(values: dict[str, Any]) -> Config:
-    """Validate plain values into a Config; BadConfig on the first-class errors described in ``load``."""
+    """Validate plain values into a Config; BadConfig as described in ``load``."""
     unknown = unknown_keys(Config, values)
     if unknown:
-        raise BadConfig("unknown configuration key " + "; ".join(unknown), fix="see `--help` for every key")
+        raise BadConfig("unknown configuration key " + "; ".join(unknown), fix="`--help --all` lists every key")
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         lines = []
         for e in error.errors():
-            where = ".".join(str(p) for p in e["loc"]) or "config"
+            key = ".".join(str(p) for p in e["loc"]) or "config"
             reason = e["msg"].removeprefix("Value error, ")
-            given = "" if e["type"] == "value_error" else f" (given: {e['input']!r})"
-            lines.append(f"{where}: {reason}{given}")
-        raise BadConfig("bad configuration: " + "; ".join(lines), fix="see `--help` for types and meanings") from None
+            value = "" if e["type"] == "value_error" else f" (value: {e['input']!r})"
+            lines.append(f"{key}: {reason}{value}")
+        raise BadConfig("invalid configuration: " + "; ".join(lines), fix="`--help SECTION` explains the keys") from None
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    if not path.is_file():
-        near = sorted(str(p) for p in Path("configs").rglob("*.yaml"))
-        hint = difflib.get_close_matches(str(path), near, n=1)
-        raise MissingFile(
-            f"no configuration file {path}",
-            fix=f"did you mean {hint[0]}?" if hint else "give the path of a YAML file, e.g. configs/nano/rft.yaml",
-        )
     path = path.resolve()
     if path in seen:
         raise BadConfig(f"{path.name} extends itself through {' -> '.join(p.name for p in seen)}")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path.name} is not YAML: {error}") from None
-    if values is None:
-        values = {}
     if not isinstance(values, dict):
         raise BadConfig(f"{path.name} holds {type(values).__name__}, not sections")
-    parent = values.pop("extends", None)
-    if not parent:
-        return values
-    base = _read(path.parent / str(parent), (*seen, path))
-    above, below = values.get("rewards"), base.get("rewards")
-    if isinstance(above, dict) and above.get("preset") and isinstance(below, dict):
-        base["rewards"] = _below_preset(below)
-    return merge(base, values)
+    parents = values.pop("extends", None) or []
+    below: dict[str, Any] = {}
+    for parent in [parents] if isinstance(parents, str) else parents:
+        file = path.parent / str(parent)
+        if not file.is_file():
+            raise MissingFile(f"{path.name} extends {parent}, which does not exist", fix=f"correct `extends:` in {path}")
+        below = _stack(below, _read(file, (*seen, path)))
+    return _stack(below, values)
+
+
+def _stack(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """``above`` over ``below``; a rewards preset named above replaces the rewards below it."""
+    rewards = above.get("rewards")
+    if isinstance(rewards, dict) and rewards.get("preset") and isinstance(below.get("rewards"), dict):
+        below = {**below, "rewards": _below_preset(below["rewards"])}
+    return merge(below, above)
 
 
 def _below_preset(rewards: dict[str, Any]) -> dict[str, Any]:
-    """What stays of a file's rewards when something above it names a preset: means and own rewards, not weights and shapes."""
-    return {key: value for key, value in rewards.items() if key in REWARD_MEANS}
+    return {key: value for key, value in rewards.items() if key in KEPT_BELOW_PRESET}
+
+
+def _split(override: str) -> tuple[str, str]:
+    key, eq, text = override.partition("=")
+    if not eq or not key:
+        raise BadConfig(f"`{override}` is not an override", fix="write it as key.path=value, for example learner.lr=3e-4")
+    return key, text
+
+
+def _override(values: dict[str, Any], key: str, text: str) -> None:
+    node = values
+    *parents, last = key.split(".")
+    for name in parents:
+        node = node.setdefault(name, {})
+        if not isinstance(node, dict):
+            raise BadConfig(f"`{key}`: `{name}` is a value, not a section")
+    value = _scalar(text)
+    if value is None and not accepts_null(Config, key) and key in {path for path, *_ in leaf_keys(Config)}:
+        node.pop(last, None)
+        return
+    node[last] = value
+    if key == "rewards.preset":
+        values["rewards"] = _below_preset(node) | {last: value}
 
 
 def _scalar(text: str) -> Any:
@@ -105,56 +139,3 @@ def _scalar(text: str) -> Any:
         except ValueError:
             return value
     return value
-
-
-def describe() -> str:
-    """Every key with its type, default and meaning, one line each."""
-    lines = []
-    for path, kind, default, meaning in leaf_keys(Config):
-        lines.append(f"  {path:34} {json.dumps(default, default=str):<22} {meaning}  [{kind}]")
-    return "\n".join(lines)
-
-
-def from_command_line(
-    doc: str,
-    job: str,
-    argv: list[str] | None = None,
-    default: str | None = None,
-    check: Callable[[Config], None] | None = None,
-) -> Config:
-    """Read ``[CONFIG.yaml] [key=value ...] [--dry-run] [--help]`` of a job; exits on the two flags and on bad config.
-
-    ``default`` is the configuration file used when none is named. ``check`` looks at the configuration of a dry run once it is
-    printed; what it raises becomes a message, with exit code 2 for BadConfig.
-    """
-    args = list(sys.argv[1:] if argv is None else argv)
-    if "--help" in args or "-h" in args:
-        usage = f"usage: python -m pixelis.jobs.{job} [CONFIG.yaml] [key=value ...] [--dry-run] [--help]"
-        try:
-            print(f"{doc.strip()}\n\n{usage}\n\nkeys (name, default, meaning, type):\n{describe()}", flush=True)
-        except BrokenPipeError:  # `--help | head` is no error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0)
-    flags = [a for a in args if a.startswith("-") and a != "--dry-run"]
-    files = [a for a in args if not a.startswith("-") and "=" not in a]
-    try:
-        if flags:
-            raise BadConfig(f"unknown option {flags[0]}", fix="options are key=value, --dry-run and --help")
-        if len(files) > 1:
-            raise BadConfig(
-                f"one configuration file, not {len(files)}: {' '.join(files)}", fix="let one file `extends:` the other"
-            )
-        config = absolute(load(files[0] if files else default, [a for a in args if "=" in a and not a.startswith("-")]))
-    except (BadConfig, MissingFile) as error:
-        print(f"pixelis.jobs.{job}: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    if "--dry-run" in args:
-        print(config.to_yaml(), end="", flush=True)
-        try:
-            if check is not None:
-                check(config)
-        except PixelisError as error:
-            print(f"pixelis.jobs.{job}: {error}", file=sys.stderr)
-            raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
-        raise SystemExit(0)
-    return config

@@ -1,4 +1,4 @@
-"""The whole configuration of any job, and what must agree across its parts."""
+"""The root of the configuration: all sections, and the checks across them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import yaml
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from pixelis.config.base import Section
 from pixelis.config.cluster import ClusterConfig
@@ -51,6 +51,8 @@ PATHS = (
     ("learner", "deepspeed"),
     ("toolbox", "segmenter"),
 )
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+"""The recipes that ship with the package: `configs/` of a checkout."""
 TOKENS_PER_S = 10.0
 """What one episode is written at in the worst case, for timeouts."""
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -59,27 +61,31 @@ VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class Config(Section):
     """The whole configuration of any job."""
 
-    run: RunConfig = RunConfig()
-    policy: PolicyConfig = PolicyConfig()
-    dialogue: DialogueConfig = DialogueConfig()
-    engine: EngineConfig = EngineConfig()
-    toolbox: ToolboxConfig = ToolboxConfig()
-    data: DataConfig = DataConfig()
-    learner: LearnerConfig = LearnerConfig()
-    synthesis: SynthesisConfig = SynthesisConfig()
-    refinement: RefinementConfig = RefinementConfig()
-    sft: SftConfig = SftConfig()
-    ranks: RanksConfig = RanksConfig()
-    rft: RftConfig = RftConfig()
-    rewards: RewardsConfig = RewardsConfig()
-    ttrl: TtrlConfig = TtrlConfig()
-    evaluate: EvaluateConfig = EvaluateConfig()
-    serve: ServeConfig = ServeConfig()
-    memory: MemoryConfig = MemoryConfig()
-    evolution: EvolutionConfig = EvolutionConfig()
-    quickstart: QuickstartConfig = QuickstartConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
-    cluster: ClusterConfig = ClusterConfig()
+    run: RunConfig = Field(RunConfig(), description="name, folder, seed and resumption of the run")
+    policy: PolicyConfig = Field(PolicyConfig(), description="model, adapters, precision")
+    dialogue: DialogueConfig = Field(DialogueConfig(), description="dialect, pixel budgets, limits of an episode")
+    engine: EngineConfig = Field(EngineConfig(), description="generators: engine, number, resources, timeouts")
+    toolbox: ToolboxConfig = Field(ToolboxConfig(), description="pixel operations and their limits")
+    data: DataConfig = Field(DataConfig(), description="questions and demonstrations to read")
+    learner: LearnerConfig = Field(LearnerConfig(), description="optimizer, batching, resources, checkpoints")
+    synthesis: SynthesisConfig = Field(SynthesisConfig(), description="demonstrations made from annotated media")
+    refinement: RefinementConfig = Field(
+        RefinementConfig(), description="quality, duplicates, filters, gates and recipes of data sets"
+    )
+    sft: SftConfig = Field(SftConfig(), description="supervised fine-tuning: length, weights, validation, curriculum")
+    ranks: RanksConfig = Field(RanksConfig(), description="LoRA ranks from a full fine-tune")
+    rft: RftConfig = Field(RftConfig(), description="reinforcement: algorithm, rollouts, advantages, loss")
+    rewards: RewardsConfig = Field(RewardsConfig(), description="reward terms, weights, scorers, judge, curriculum")
+    ttrl: TtrlConfig = Field(TtrlConfig(), description="test-time adaptation without labels")
+    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="evaluation: questions, sampling, saved episodes")
+    serve: ServeConfig = Field(ServeConfig(), description="HTTP service: address, samples, limits")
+    memory: MemoryConfig = Field(MemoryConfig(), description="experience memory: shards, index, retention")
+    evolution: EvolutionConfig = Field(
+        EvolutionConfig(), description="online learning: votes, gate, updates, canary, review, audit"
+    )
+    quickstart: QuickstartConfig = Field(QuickstartConfig(), description="stages of the quickstart")
+    telemetry: TelemetryConfig = Field(TelemetryConfig(), description="trackers, saved trajectories, progress")
+    cluster: ClusterConfig = Field(ClusterConfig(), description="Ray cluster: address, resources")
 
     @model_validator(mode="after")
     def _constant_length(self) -> Config:
@@ -161,16 +167,27 @@ class Config(Section):
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
+def shipped(name: str, suffix: str = "") -> Path | None:
+    """The file of the package that ``name`` means, ``configs/nano/rft.yaml`` or ``nano/rft``; None when there is none."""
+    path = RECIPES / name.removeprefix("configs/")
+    inside = path.resolve().is_relative_to(RECIPES.resolve())
+    return next((file for file in (path, Path(f"{path}{suffix}")) if inside and file.is_file()), None)
+
+
 def absolute(config: Config) -> Config:
     """The configuration with every path made absolute: workers run in other folders, and on other machines, than the driver.
 
-    `nano`, `grabcut`, `cards:` and `packaged:` sources and `scheme://` addresses are names; of `NAME:ROOT` the root is a path.
+    Names stay: `nano`, `grabcut`, `cards:` and `packaged:` sources, `scheme://` addresses; of `NAME:ROOT` the root is a path.
+    ``configs/...`` that is not in this folder is the package's file.
     """
     values = config.model_dump()
     for *sections, key in PATHS:
         section = functools.reduce(dict.__getitem__, sections, values)
         text = section[key]
         if text and text not in ("nano", "grabcut") and not text.startswith(("cards:", "packaged:")) and "://" not in text:
-            name, root = named.groups() if (named := re.fullmatch(r"(\w+:)(.+)", text)) else ("", text)
-            section[key] = name + str(Path(root).expanduser().absolute())
+            name, root = match.groups() if (match := re.fullmatch(r"(\w+:)(.+)", text)) else ("", text)
+            path = Path(root).expanduser()
+            if root.startswith("configs/") and not path.exists():
+                path = shipped(root) or path
+            section[key] = name + str(path.absolute())
     return Config.model_validate(values)

@@ -158,10 +158,10 @@ def driver(name: str) -> Iterator[None]:
         found = unwrap_ray_error(error)
         if found is None:
             raise
-        print(f"pixelis.jobs.{name}: {found}", file=sys.stderr)
+        print(f"pixelis {name}: {found}", file=sys.stderr)
         raise SystemExit(2 if found.code == "bad_config" else 1) from None
     except (KeyboardInterrupt, Stopped):
-        print(f"pixelis.jobs.{name}: stopped", file=sys.stderr)
+        print(f"pixelis {name}: stopped", file=sys.stderr)
         raise SystemExit(130) from None
 
 

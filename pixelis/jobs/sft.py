@@ -96,7 +96,7 @@ def drawn(config: Config, folder: Path, resumed: bool) -> Draw:
     now = shelf_settings(config)
     if changed := [key for key, value in shelf.about.items() if value != now.get(key)]:
         told = f"{', '.join(changed)} changed, but the run goes on with the demonstrations that it began with"
-        print(f"pixelis.jobs.sft: {told}\n  fix: run.resume=false reads them anew", file=sys.stderr)
+        print(f"pixelis sft: {told}\n  fix: run.resume=false reads them anew", file=sys.stderr)
     draw = draw_from(config, shelf)
     if config.sft.evaluate_every:
         next(demonstrations(config, config.sft.validation, 1), None)

@@ -111,7 +111,7 @@ def test_a_submitted_job_leaves_its_checkpoints_where_it_was_told_also_when_stop
     stopped = job(address, env, "stop", "first")
     assert "stopped" in stopped.stdout + stopped.stderr
     told = job(address, env, "logs", "first").stdout
-    assert "pixelis.jobs.rft: stopped" in told
+    assert "pixelis rft: stopped" in told
     latest = checkpoint.latest(tmp_path / "run")
     assert latest is not None
     assert load_adapter(latest).tensors

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pixelis import config
 from pixelis.config.base import RENAMED
+from pixelis.config.command_line import SECTIONS
 from pixelis.errors import BadConfig, MissingFile
 
 CONFIGS = sorted(Path("configs").rglob("*.yaml"))
@@ -54,7 +55,7 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
         ("learner.row_tokens=64", "an episode must fit a row"),
         ("learner.workers=3", "rft.prompts_per_step 32 is not divisible by learner.workers 3"),
         ("rft.advantage.min_group=9", "rft.advantage.min_group 9 is above rft.group_size 8"),
-        ("nonsense", "is no override"),
+        ("nonsense", "is not an override"),
     ],
 )
 def test_a_mistake_names_the_key(override: str, told: str) -> None:
@@ -91,16 +92,87 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
     assert config.load(path).run.name
 
 
-def test_help_lists_every_key_and_dry_run_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+def printed(capsys: pytest.CaptureFixture[str], *argv: str, job: str = "rft") -> str:
     with pytest.raises(SystemExit) as left:
-        config.from_command_line("Doc.", "rft", ["--help"])
-    text = capsys.readouterr().out
+        config.from_command_line("Doc.", job, argv, default="configs/nano/rft.yaml")
     assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_dry_run_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert yaml.safe_load(printed(capsys, "configs/nano/rft.yaml", "learner.lr=0.5", "--dry-run"))["learner"]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("job", SECTIONS)
+def test_help_of_a_job_is_its_own_sections_in_two_screens(capsys: pytest.CaptureFixture[str], job: str) -> None:
+    text = printed(capsys, "--help", job=job)
+    assert len(text.splitlines()) < 100
+    for section in config.Config.model_fields:
+        assert f"\n{section}: " in text or f"\n  {section} " in text
+    assert f"--help {SECTIONS[job][0]}" in text or f"\n  {SECTIONS[job][0]}." in text
+
+
+def test_help_explains_a_section_a_key_or_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    section = printed(capsys, "--help", "rft.advantage")
+    assert "rft.advantage.baseline=" in section
+    assert "learner.lr" not in section
+    assert "peak learning rate" in printed(capsys, "--help", "learner.lr")
+    everything = printed(capsys, "--help", "--all")
     for key in ("learner.lr", "rewards.curiosity.alpha", "rft.sampling.temperature", "serve.api_key_env"):
-        assert key in text
+        assert f"\n{key}=" in everything
+    with pytest.raises(SystemExit) as left:
+        config.from_command_line("Doc.", "rft", ["--help", "rft.advantag"])
+    assert left.value.code == 2
+    assert "did you mean `rft.advantage`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "override"), [(["--lr", "3"], "learner.lr=3"), (["--group_size=4"], "rft.group_size=4")])
+def test_a_flag_is_answered_with_the_override_it_means(
+    capsys: pytest.CaptureFixture[str], flags: list[str], override: str
+) -> None:
     with pytest.raises(SystemExit):
-        config.from_command_line("Doc.", "rft", ["configs/nano/rft.yaml", "learner.lr=0.5", "--dry-run"])
-    assert yaml.safe_load(capsys.readouterr().out)["learner"]["lr"] == 0.5
+        config.from_command_line("Doc.", "rft", flags)
+    assert f"did you mean {override}?" in capsys.readouterr().err
+
+
+def test_steps_on_the_command_line_replace_epochs_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("sft: {epochs: 3, batch: 8}")
+    assert config.load(tmp_path / "a.yaml").sft.epochs == 3
+    chosen = config.load(tmp_path / "a.yaml", ["sft.steps=2"]).sft
+    assert (chosen.steps, chosen.epochs, chosen.batch) == (2, 0, 8)
+    with pytest.raises(BadConfig, match=r"sft\.steps and sft\.epochs contradict"):
+        config.load(None, ["sft.steps=2", "sft.epochs=1"])
+
+
+def test_null_restores_the_default_of_a_key(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("learner: {lr: 0.5}\npolicy: {adapter: here}")
+    chosen = config.load(tmp_path / "a.yaml", ["learner.lr=null", "policy.adapter=null"])
+    assert (chosen.learner.lr, chosen.policy.adapter) == (config.Config().learner.lr, None)
+    with pytest.raises(BadConfig, match=r"learner\.lrr"):
+        config.load(None, ["learner.lrr=null"])
+
+
+def test_a_recipe_is_found_from_any_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = config.load("configs/qwen2_5_vl_7b/rft.yaml")
+    monkeypatch.chdir(tmp_path)
+    for name in ("configs/qwen2_5_vl_7b/rft.yaml", "qwen2_5_vl_7b/rft.yaml", "qwen2_5_vl_7b/rft"):
+        assert config.load(name) == here
+    assert Path(str(config.absolute(here).learner.deepspeed)).is_file()
+    for outside in ("../../pyproject.toml", "configs/../jobs/rft.py"):
+        with pytest.raises(MissingFile):
+            config.load(outside)
+
+
+def test_a_file_may_extend_several(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("learner: {lr: 0.5, rows: 2}\nrewards: {weights: {format: 0.5}}")
+    (tmp_path / "b.yaml").write_text("learner: {lr: 0.25}\nrewards: {preset: r1v}")
+    (tmp_path / "c.yaml").write_text("extends: [a.yaml, b.yaml]\nlearner: {threads: 3}")
+    chosen = config.load(tmp_path / "c.yaml")
+    assert (chosen.learner.lr, chosen.learner.rows, chosen.learner.threads) == (0.25, 2, 3)
+    assert chosen.rewards == config.load(None, ["rewards.preset=r1v"]).rewards
+    (tmp_path / "d.yaml").write_text("extends: [a.yaml, nowhere.yaml]")
+    with pytest.raises(MissingFile, match=r"d\.yaml extends nowhere\.yaml"):
+        config.load(tmp_path / "d.yaml")
 
 
 def test_a_bad_command_line_exits_with_two_and_one_message(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,10 +219,8 @@ def test_the_ground_loads_nothing_heavy() -> None:
 
 def test_help_leaves_the_signals_of_the_process_alone(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGPIPE)
-    with pytest.raises(SystemExit):
-        config.from_command_line("What it does.", "rft", ["--help"])
+    printed(capsys, "--help")
     assert signal.getsignal(signal.SIGPIPE) == before
-    assert "rft.algorithm" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())

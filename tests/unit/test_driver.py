@@ -189,7 +189,7 @@ def test_an_error_becomes_one_message_and_an_exit_code(
         raise error
     assert caught.value.code == code
     told = capfd.readouterr().err
-    assert told.startswith("pixelis.jobs.rft: ")
+    assert told.startswith("pixelis rft: ")
     assert "Traceback" not in told
     if isinstance(error, BadInput | InfraFailure):
         assert error.message in told

@@ -267,7 +267,7 @@ def test_the_command_prints_yaml_and_the_table(public: dict[str, str], capsys: p
     assert "generator" not in err
     code, out, err = run(rft, "configs/nano/rft.yaml", "dialogue.frames=9")
     assert (code, yaml.safe_load(out)["dialogue"]["frames"]) == (2, 9)
-    assert "pixelis.jobs.rft: dialogue.frames 9 is above dialogue.max_images 8" in err
+    assert "pixelis rft: dialogue.frames 9 is above dialogue.max_images 8" in err
     code, _, err = run(rft, "configs/qwen3_vl_8b/rft.yaml")
     assert code == 0
     assert "no model in" in err

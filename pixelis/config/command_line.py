@@ -1,0 +1,148 @@
+"""The command line of the jobs: ``[CONFIG.yaml] [key=value ...] [--dry-run] [--help [SECTION | --all]]``."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+
+from pixelis.config.base import leaf_keys
+from pixelis.config.load import load
+from pixelis.config.root import Config, absolute
+from pixelis.errors import BadConfig, MissingFile, PixelisError
+
+SECTIONS = {
+    "quickstart": ("quickstart", "run"),
+    "synthesize": ("synthesis", "run"),
+    "refine": ("refinement", "data"),
+    "sft": ("sft", "data"),
+    "ranks": ("ranks",),
+    "rft": ("rft", "rewards"),
+    "ttrl": ("ttrl", "rft"),
+    "evaluate": ("evaluate", "data"),
+    "serve": ("serve", "evolution", "memory"),
+}
+"""The sections that `--help` of a job shows; the others are named in one line each."""
+
+
+def from_command_line(
+    doc: str,
+    job: str,
+    argv: Sequence[str] | None = None,
+    default: str | None = None,
+    check: Callable[[Config], None] | None = None,
+) -> Config:
+    """Parse a job's command line; exits for ``--help`` and ``--dry-run`` and, with code 2, for a bad configuration.
+
+    ``default`` is the configuration file used when none is named. ``check`` inspects the configuration of a dry run after it has
+    been printed; the error it raises becomes a message, with exit code 2 for BadConfig and 1 for others.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if "--help" in args or "-h" in args:
+            _print_help(doc, job, args, default)
+            raise SystemExit(0)
+        flags = [a for a in args if a.startswith("-") and a != "--dry-run"]
+        if flags:
+            raise BadConfig(f"unknown option {flags[0]}", fix=_suggestion(flags[0], args))
+        files = [a for a in args if not a.startswith("-") and "=" not in a]
+        if len(files) > 1:
+            raise BadConfig(
+                f"{len(files)} configuration files: {' '.join(files)}", fix="give one, and let it `extends:` the other"
+            )
+        config = absolute(load(files[0] if files else default, [a for a in args if "=" in a and not a.startswith("-")]))
+    except (BadConfig, MissingFile) as error:
+        _fail(job, error, 2)
+    if "--dry-run" in args:
+        print(config.to_yaml(), end="", flush=True)
+        try:
+            if check is not None:
+                check(config)
+        except PixelisError as error:
+            _fail(job, error, 2 if isinstance(error, BadConfig) else 1)
+        raise SystemExit(0)
+    return config
+
+
+def _fail(job: str, error: PixelisError, code: int) -> None:
+    print(f"pixelis {job}: {error}", file=sys.stderr)
+    raise SystemExit(code) from None
+
+
+def _suggestion(flag: str, args: Sequence[str]) -> str:
+    """The override that a user of flags means: ``--lr 3`` is ``learner.lr=3``."""
+    name, _, value = flag.lstrip("-").replace("-", "_").partition("=")
+    paths = [path for path, *_ in leaf_keys(Config)]
+    near = [path for path in paths if path == name or path.rsplit(".", 1)[-1] == name] or difflib.get_close_matches(
+        name, paths, 1
+    )
+    if not near:
+        return "options are key=value, --dry-run and --help"
+    rest = list(args)[list(args).index(flag) + 1 :]
+    value = value or next((a for a in rest[:1] if not a.startswith("-")), "VALUE")
+    return f"did you mean {near[0]}={value}? Options are key=value, --dry-run and --help"
+
+
+def _print_help(doc: str, job: str, args: Sequence[str], default: str | None) -> None:
+    topics = [a for a in args if not a.startswith("-") and "=" not in a and not a.endswith(".yaml")]
+    if "--all" in args:
+        text = "\n".join(_entry(*row) for row in leaf_keys(Config))
+    elif topics:
+        text = section_help(topics[0])
+    else:
+        usage = f"usage: pixelis {job} [CONFIG.yaml] [key=value ...] [--dry-run] [--help [SECTION | --all]]"
+        start = f"Without CONFIG.yaml it runs {default}; `pixelis recipes` lists the recipes." if default else ""
+        text = "\n\n".join(part for part in (doc.strip(), usage, start, _overview(job)) if part)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # `--help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def section_help(section: str) -> str:
+    """Every key of a section such as ``rft`` or ``rft.advantage``, or one key, with type, default and full meaning."""
+    rows = [row for row in leaf_keys(Config) if row[0] == section or row[0].startswith(section + ".")]
+    if not rows:
+        names = sorted({path.rsplit(".", n)[0] for path, *_ in leaf_keys(Config) for n in range(3)})
+        near = difflib.get_close_matches(section, names, n=1)
+        raise BadConfig(
+            f"no section or key `{section}`", fix=f"did you mean `{near[0]}`?" if near else "--help lists the sections"
+        )
+    return "\n".join(_entry(*row) for row in rows)
+
+
+def _entry(path: str, kind: str, default: object, meaning: str) -> str:
+    width = max(60, min(120, shutil.get_terminal_size((120, 24)).columns))
+    body = textwrap.fill(meaning, width, initial_indent="    ", subsequent_indent="    ")
+    return f"{path}={json.dumps(default, default=str)}  ({kind})\n{body}"
+
+
+def _overview(job: str) -> str:
+    """The job's own sections a line a key, nested and other sections a line each."""
+    width = max(80, min(140, shutil.get_terminal_size((120, 24)).columns))
+    own, rows, out = SECTIONS.get(job, ()), leaf_keys(Config), []
+    for section in own:
+        out.append(f"{section}: {Config.model_fields[section].description}")
+        nested: dict[str, int] = {}
+        for path, _, default, meaning in rows:
+            head, *tail = path.split(".")
+            if head == section and len(tail) == 1:
+                text = f"  {path}={json.dumps(default, default=str)}"
+                out.append(_cut(text, meaning, width))
+            elif head == section:
+                nested[f"{head}.{tail[0]}"] = nested.get(f"{head}.{tail[0]}", 0) + 1
+        out += [_cut(f"  {name}.*", f"{count} keys: --help {name}", width) for name, count in nested.items()] + [""]
+    out.append("Other sections, each explained by --help SECTION:")
+    for name, field in Config.model_fields.items():
+        if name not in own:
+            out.append(_cut(f"  {name}", field.description or "", width))
+    return "\n".join(out)
+
+
+def _cut(left: str, right: str, width: int) -> str:
+    line = f"{left:<44} {right}"
+    return line if len(line) <= width else line[: width - 4].rstrip() + " ..."

@@ -1,0 +1,92 @@
+"""The `pixelis` command: jobs, recipes, completion, tiny models."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pixelis.config import load
+from pixelis.dialogue.spec import ModelSpec
+from pixelis.errors import BadConfig, BadInput
+from pixelis.jobs import cli, completion, recipes, tiny_model
+
+
+def pixelis(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["pixelis", *arguments])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as left:
+        code = int(left.code or 0)
+    return code, *capsys.readouterr()
+
+
+def test_help_lists_every_job_that_exists(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, text, _ = pixelis(capsys, monkeypatch, "--help")
+    assert code == 0
+    sources = {file.stem: file.read_text(encoding="utf-8") for file in Path(cli.__file__).parent.glob("*.py")}
+    jobs = {name.replace("_", "-") for name, source in sources.items() if "\ndef main(" in source} - {"cli", "pretrain-nano"}
+    assert jobs == set(cli.JOBS)
+    for job in jobs:
+        assert f"\n  {job} " in text
+        assert callable(importlib.import_module(f"pixelis.jobs.{job.replace('-', '_')}").main)
+
+
+def test_a_misspelt_job_gets_the_nearest(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = pixelis(capsys, monkeypatch, "evalaute")
+    assert (code, err) == (2, "pixelis: no job `evalaute`\n  fix: did you mean `pixelis evaluate`?\n")
+
+
+def test_a_job_gets_its_arguments(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = pixelis(capsys, monkeypatch, "rft", "learner.lrr=3")
+    assert code == 2
+    assert "pixelis rft: unknown configuration key `learner.lrr` (did you mean `learner.lr`?)" in err
+
+
+def test_recipes_are_listed_and_a_copy_of_them_loads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert "configs/nano/rft.yaml " in pixelis(capsys, monkeypatch, "recipes")[1]
+    files = recipes.copy(tmp_path / "mine", "qwen3_vl_8b/sft")
+    assert load(tmp_path / "mine/qwen3_vl_8b/sft.yaml") == load("configs/qwen3_vl_8b/sft.yaml")
+    assert recipes.copy(tmp_path / "mine", "qwen3_vl_8b/sft") == files
+    (tmp_path / "mine/qwen3_vl_8b/sft.yaml").write_text("mine: 1")
+    with pytest.raises(BadConfig, match="differs from the recipe"):
+        recipes.copy(tmp_path / "mine")
+    assert pixelis(capsys, monkeypatch, "recipes", "copy", str(tmp_path / "x"), "nothing")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["ev"], {"evaluate"}),
+        (["rft", "rft.group"], {"rft.group_size="}),
+        (["rft", "engine.name", "=", "v"], {"vllm"}),
+        (["rft", "policy.full", "=", "f"], {"false"}),
+        (["rft", "configs/nano/rft_pl"], {"configs/nano/rft_plain.yaml"}),
+    ],
+)
+def test_the_shell_completes(words: list[str], offered: set[str]) -> None:
+    line = f"COMP_WORDS=(pixelis {' '.join(words)}); COMP_CWORD={len(words)}; _pixelis; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", f"{completion.script('bash')}\n{line}"], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == offered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", tiny_model.PATCH)
+def test_a_tiny_model_is_a_folder_of_its_family(tmp_path: Path, family: str) -> None:
+    assert tiny_model.make(tmp_path / "model", family) < 10**6
+    spec = ModelSpec.load(tmp_path / "model")
+    assert spec.patch == tiny_model.PATCH[family]
+    with pytest.raises(BadInput, match="exists"):
+        tiny_model.make(tmp_path / "model", family)
+
+
+def test_help_of_the_command_loads_nothing_heavy() -> None:
+    code = "import sys, pixelis.jobs.cli as c; c.overview(); print([m for m in ('torch', 'ray', 'pydantic') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
