@@ -15,9 +15,11 @@ from ray.actor import ActorHandle
 from pixelis.config import Config
 from pixelis.datasets import token_parts
 from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.demonstration_checks import check_demonstration
 from pixelis.datasets.demonstration_store import Draw, Shelf
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import Tolerance, read_demonstrations, rows_of
+from pixelis.dialogue.dialects import offered
 from pixelis.errors import BadInput, DataFailure
 from pixelis.policy.model_path import resolve
 from pixelis.policy.samples import TrainSample
@@ -30,16 +32,20 @@ CPUS = 0.25
 def demonstrations(config: Config, source: str, count: int) -> Iterator[Demonstration]:
     """The demonstrations of a source, once, in its own order; of `cards:`, which is endless, ``count`` of them.
 
-    Rows that cannot be used are skipped up to ``data.max_bad_rows``, an error beyond.
+    Rows that cannot be used, `check_demonstration` included, are skipped up to ``data.max_bad_rows``, an error beyond.
     """
     data = config.data
     if source.startswith("cards:"):
         yield from read_demonstrations(source, data.limit or count, config.run.seed, data.direct_share)
         return
     tolerance = Tolerance(source, data.max_bad_rows)
+    operations = {operation.name: operation for operation in offered(config)}
     for row in itertools.islice(rows_of(source, Demonstration), data.limit or None):
-        tolerance.add(row if isinstance(row, BadRow) else None)
-        if isinstance(row, Demonstration):
+        bad = row if isinstance(row, BadRow) else None
+        if isinstance(row, Demonstration) and row.kind in config.sft.kinds:
+            bad = check_demonstration(row, source, operations)
+        tolerance.add(bad)
+        if isinstance(row, Demonstration) and bad is None:
             yield row
     tolerance.end()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -33,6 +34,8 @@ from pixelis.telemetry.progress import Progress
 
 T = TypeVar("T")
 POLL_S = 1.0
+SOURCES = ("data.train", "data.evaluate", "data.demonstrations", "sft.validation")
+"""Keys of what jobs read, to name in errors."""
 PROBED = 1000
 """Rows of a source that are read before any actor is started."""
 
@@ -53,13 +56,14 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
     resolve(config.policy.model)
     require_trackers(config)
     if config.policy.adapter and load_header(config.policy.adapter)[1]["kind"] == "lora" and config.policy.full:
-        told = f"policy.full trains all parameters, but {config.policy.adapter} holds an adapter"
-        raise BadConfig(told, fix="name a checkpoint of a run with policy.full=true, or train with policy.full=false")
+        message = f"policy.full trains all parameters, but {config.policy.adapter} holds an adapter"
+        raise BadConfig(message, fix="name a checkpoint of a run with policy.full=true, or train with policy.full=false")
     if config.policy.lora.ranks:
         ranks.read(config.policy.lora.ranks)
     for source in questions:
-        # A shuffled window is read before its first question comes: what is wrong near the beginning is told at once.
-        next(read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBED))
+        # A shuffled window is read before its first question comes: what is wrong near the beginning shows at once.
+        with naming(config, source):
+            next(read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBED))
     inputs = _inputs(config, {"questions": list(questions), **{role: [source] for role, source in sources.items()}})
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +83,18 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
         artifacts.log_results(config)
     finally:
         lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(config: Config, source: str) -> Iterator[None]:
+    """Name the configuration key that holds ``source`` in an error about it."""
+    try:
+        yield
+    except PixelisError as error:
+        keys = [key for key in SOURCES if source == functools.reduce(getattr, key.split("."), config)]
+        if keys and not error.message.startswith(keys[0]):
+            error.message = f"{keys[0]}={source}: {error.message}"
+        raise
 
 
 def _inputs(config: Config, data: dict[str, list[str]]) -> dict[str, list[lineage.Source]]:

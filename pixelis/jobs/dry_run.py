@@ -1,43 +1,133 @@
-"""What `--dry-run` adds to the resolved configuration: checks of it against the model's config.json, on standard error.
+"""Checks what a job is given before anything starts: every file that it will open, and the configuration against the model.
 
-Nothing is started and no weight is read. What contradicts itself is an error that names the key; what cannot be checked, because
-the model's folder, its tokenizer or the questions are not here, is said.
+`--dry-run` prints the result on standard error. Nothing is started and no weight is read.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import json
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pixelis.config import Config
-from pixelis.errors import BadConfig, PixelisError
+from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 
 if TYPE_CHECKING:
     from pixelis.policy.estimate import Prompt
 
-QUESTIONS = 256
+PROMPTS = 256
 """Questions that are read for the longest prompt."""
+PROBED = 1000
+"""Demonstrations that are checked."""
+ESTIMATED = {"rft": "rft", "ttrl": "rft", "sft": "sft"}
 
 
-def checks(job: Literal["rft", "sft"]) -> Callable[[Config], None]:
-    """What `config.from_command_line` calls on `--dry-run` of a job."""
-    return functools.partial(show, job=job)
+def checks(job: str) -> Callable[[Config], None]:
+    """The function that `config.from_command_line` calls on `--dry-run` of a job."""
+    return functools.partial(check, job=job)
 
 
-def show(config: Config, job: Literal["rft", "sft"]) -> None:
-    """Print the table; raises BadConfig when a check found a contradiction."""
+def check(config: Config, job: str) -> None:
+    """Print the checks of ``job``; raises BadConfig for a contradiction, and the error of `check_inputs`."""
     from pixelis.dialogue.dialects import offered
     from pixelis.policy import estimate
 
-    forms = [operation.name for operation in offered(config)]
-    print(f"operations offered in the dialect {config.dialogue.dialect}: {', '.join(forms) or 'none'}", file=sys.stderr)
-    findings = estimate.check(config, job, prompts(config) if job == "rft" else [])
-    print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
-    if wrong := [finding.text for finding in findings if finding.level == "error"]:
-        raise BadConfig("; ".join(wrong), fix="change one of the keys named")
+    print(
+        f"operations offered in the dialect {config.dialogue.dialect}: "
+        f"{', '.join(operation.name for operation in offered(config)) or 'none'}",
+        file=sys.stderr,
+    )
+    if job in ESTIMATED:
+        findings = estimate.check(config, ESTIMATED[job], prompts(config) if ESTIMATED[job] == "rft" else [])  # type: ignore[arg-type]
+        print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
+        if wrong := [finding.text for finding in findings if finding.level == "error"]:
+            raise BadConfig("; ".join(wrong), fix="change the keys named")
+    check_inputs(config, job)
+
+
+def check_inputs(config: Config, job: str) -> None:
+    """Open everything that ``job`` will open; the error raised names the key of each input that cannot be read."""
+    problems: list[tuple[str, PixelisError]] = []
+    for key, value, read in inputs(config, job):
+        try:
+            read(value)
+        except PixelisError as error:
+            problems.append((f"{key}={value}", error))
+        else:
+            print(f"  ok     {key}={value}", file=sys.stderr)
+    if not problems:
+        return
+    text = "\n".join(f"{name}: {error.message}" + (f" ({error.fix})" if error.fix else "") for name, error in problems)
+    kind = next((k for k in (BadConfig, MissingFile) if isinstance(problems[0][1], k)), BadInput)
+    raise kind(text, fix=f"correct {' and '.join(name.partition('=')[0] for name, _ in problems)}")
+
+
+def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str], object]]]:
+    """(key, value, function that reads it) of everything that ``job`` will open."""
+    from pixelis.policy.adapters import load_header
+    from pixelis.policy.model_path import resolve
+    from pixelis.policy.ranks import read as read_ranks
+
+    def model(name: str) -> None:
+        from pixelis.dialogue.spec import ModelSpec
+
+        ModelSpec.load(resolve(name))
+
+    def questions(source: str) -> None:
+        from pixelis.datasets.questions import read_questions
+
+        next(read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBED))
+
+    def samples(source: str) -> None:
+        from pixelis.datasets.demonstration_stream import demonstrations
+
+        if not sum(1 for _ in itertools.islice(demonstrations(config, source, 1), PROBED)):
+            raise BadInput("holds no demonstration", fix="see docs/data.md for the rows")
+
+    def rows(source: str) -> None:
+        from pixelis.datasets.questions import rows_of
+
+        next(rows_of(source), None)
+
+    d, p = config.data, config.policy
+    if job != "synthesize":
+        yield "policy.model", p.model, model
+    if p.adapter:
+        yield "policy.adapter", p.adapter, load_header
+    if p.lora.ranks:
+        yield "policy.lora.ranks", p.lora.ranks, read_ranks
+    if config.learner.deepspeed and job in ESTIMATED:
+        yield "learner.deepspeed", config.learner.deepspeed, _json
+    if job in ("sft", "refine"):
+        yield "data.demonstrations", d.demonstrations, samples
+    if job == "sft" and config.sft.evaluate_every:
+        yield "sft.validation", config.sft.validation, samples
+    if job in ("rft", "ttrl"):
+        yield "data.train", d.train, questions
+    during_sft = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
+    if job == "evaluate" or (job == "rft" and config.rft.evaluate_every) or (job == "sft" and during_sft):
+        yield "data.evaluate", d.evaluate, questions
+    if job == "serve" and config.evolution.enabled and config.evolution.canary.enabled:
+        yield "evolution.canary.questions", config.evolution.canary.questions, questions
+    if job == "refine":
+        for source in config.refinement.holdout.sources:
+            yield "refinement.holdout.sources", source, questions
+    if job == "synthesize":
+        for name, datasource in config.synthesis.datasources.items():
+            yield f"synthesis.datasources.{name}.path", datasource.path, rows
+
+
+def _json(path: str) -> None:
+    try:
+        json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MissingFile(f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise BadConfig(f"is not JSON: {error}") from None
 
 
 def prompts(config: Config) -> list[Prompt]:
@@ -54,15 +144,14 @@ def prompts(config: Config) -> list[Prompt]:
 
     try:
         tokenizer = load_tokenizer(folder := resolve(config.policy.model))
-    except PixelisError:
+        renderer = Renderer(tokenizer, ModelSpec.load(folder, tokenizer), config.dialogue, select(config.toolbox.operations))
+    except PixelisError:  # `check_inputs` names it
         return []
-    renderer = Renderer(tokenizer, ModelSpec.load(folder, tokenizer), config.dialogue, select(config.toolbox.operations))
     try:
         data = config.data
         rows = read_questions(data.train, limit=data.limit, epochs=1, max_bad_rows=data.max_bad_rows)
-        questions = list(itertools.islice(rows, QUESTIONS))
-    except PixelisError as error:
-        print(f"questions are not read, one picture without text stands for them: {error.message}", file=sys.stderr)
+        questions = list(itertools.islice(rows, PROMPTS))
+    except PixelisError:
         questions = [Question(id="none", question="")]
     out: list[Prompt] = []
     for question in questions:

@@ -18,6 +18,7 @@ from pixelis.config import Config, from_command_line
 from pixelis.errors import DataFailure
 from pixelis.evaluation.metrics import correctness, summarise
 from pixelis.jobs.driver import driver, run_folder, watch
+from pixelis.jobs.dry_run import checks
 from pixelis.records import Group
 from pixelis.telemetry import lineage
 from pixelis.telemetry.events import EventLog
@@ -74,7 +75,7 @@ def save(folder: Path, arm: Arm) -> None:
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.evaluate`."""
-    config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml")
+    config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml", check=checks("evaluate"))
     with (
         driver("evaluate"),
         run_folder(config, config.data.evaluate) as folder,

@@ -120,7 +120,7 @@ def compare(before: Sequence[Group], after: Sequence[Group], seed: int) -> dict[
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.ttrl`."""
-    config = from_command_line(__doc__, "ttrl", default="configs/nano/ttrl.yaml", check=checks("rft"))
+    config = from_command_line(__doc__, "ttrl", default="configs/nano/ttrl.yaml", check=checks("ttrl"))
     with (
         driver("ttrl"),
         run_folder(unlabelled(config), config.data.train),

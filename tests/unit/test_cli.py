@@ -25,6 +25,7 @@ def pixelis(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     return code, *capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_help_lists_every_job_that_exists(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     code, text, _ = pixelis(capsys, monkeypatch, "--help")
     assert code == 0

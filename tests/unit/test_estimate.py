@@ -262,12 +262,15 @@ def test_the_command_prints_yaml_and_the_table(public: dict[str, str], capsys: p
     assert yaml.safe_load(out)["policy"]["model"] == "nano"
     assert "longest prompt 32 (text 14)" in err
     code, out, err = run(sft, "configs/qwen2_5_vl_7b/sft.yaml", f"policy.model={public['qwen2_5_vl']}")
-    assert (code, yaml.safe_load(out)["run"]["name"]) == (0, "sft-qwen2_5_vl_7b")
+    assert (code, yaml.safe_load(out)["run"]["name"]) == (1, "sft-qwen2_5_vl_7b")
+    for key in ("data.demonstrations=", "sft.validation=", "policy.model="):
+        assert f"\n{key}" in f"\n{err.partition('pixelis sft: ')[2]}"
     assert "8.29 B parameters" in err
     assert "generator" not in err
     code, out, err = run(rft, "configs/nano/rft.yaml", "dialogue.frames=9")
     assert (code, yaml.safe_load(out)["dialogue"]["frames"]) == (2, 9)
     assert "pixelis rft: dialogue.frames 9 is above dialogue.max_images 8" in err
     code, _, err = run(rft, "configs/qwen3_vl_8b/rft.yaml")
-    assert code == 0
+    assert code == 1
+    assert "policy.model=" in err
     assert "no model in" in err

@@ -1,0 +1,59 @@
+"""Checks demonstrations before they are played: operations, arguments, coordinates, the final answer, the scorer."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from pixelis.datasets.bad_rows import BadRow
+from pixelis.errors import BadInput, OperationError
+from pixelis.operations.operation import Operation
+from pixelis.records import Demonstration, Step
+from pixelis.rewards.scorers import find_scorer
+
+SLACK = 0.01
+"""How far outside of 0..1 a rounded coordinate may lie."""
+COORDINATES = ("box", "point", "center")
+
+
+def check_demonstration(row: Demonstration, source: str, operations: Mapping[str, type[Operation]]) -> BadRow | None:
+    """The first thing that is wrong with ``row``, or None. Turns with ``learn=False`` may be mistaken and are not checked.
+
+    ``operations``: those that the dialect offers, by name. Costs no media: nothing is opened or executed.
+    """
+    if row.scorer is not None:
+        try:
+            find_scorer(row.scorer)
+        except BadInput as error:
+            return BadRow(source, row.id, "scorer", error.code, f"{error.message} ({error.fix})")
+    last = len(row.turns) - 1
+    for number, turn in enumerate(row.turns):
+        if turn.answer is not None and number < last:
+            return BadRow(source, row.id, f"turns.{number}", "early_answer", "only the last turn answers")
+        if turn.op is not None and turn.learn and (problem := _call_problem(turn, operations)):
+            return BadRow(source, row.id, f"turns.{number}.{problem[0]}", problem[1], problem[2])
+    if row.turns[last].answer is None:
+        message = 'the last turn calls an operation; end with {"answer": "..."}'
+        return BadRow(source, row.id, f"turns.{last}", "no_answer", message)
+    return None
+
+
+def _call_problem(turn: Step, operations: Mapping[str, type[Operation]]) -> tuple[str, str, str] | None:
+    """(field, code, message) of what is wrong with a call."""
+    name = str(turn.op)
+    if name not in operations:
+        near = difflib.get_close_matches(name, operations, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"operations: {', '.join(operations) or 'none in this dialect'}"
+        return "op", "unknown_op", f"no operation `{name}` ({hint})"
+    for key in COORDINATES:
+        values = turn.arguments.get(key)
+        numbers = [v for v in values if isinstance(v, int | float)] if isinstance(values, list | tuple) else []
+        if any(not -SLACK <= v <= 1 + SLACK for v in numbers):
+            message = f"{list(numbers)} lies outside the picture: coordinates are 0..1 of the picture, not pixels"
+            return key, "out_of_range", message
+    try:
+        operations[name].check(turn.arguments)
+    except OperationError as error:
+        fields = list(operations[name].Arguments.model_fields)
+        return "arguments", error.code, f"{name}: {error.message}; arguments are {', '.join(fields)}"
+    return None
