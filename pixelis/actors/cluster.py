@@ -25,6 +25,7 @@ import pixelis
 from pixelis import errors
 from pixelis.config import Config
 from pixelis.errors import InfraFailure, PixelisError
+from pixelis.telemetry.progress import stage
 
 WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
 
@@ -61,12 +62,20 @@ def connect(config: Config) -> None:
         }
     handler = signal.getsignal(signal.SIGTERM)
     try:
+        where = f"joining the Ray cluster at {address}" if address else "starting a local Ray cluster"
+        stage(where, config.telemetry.progress)
         with _environment(inherited):
             ray.init(address=address or "local", **options)
     except ConnectionError as error:
         raise InfraFailure(
             f"no Ray cluster answers at {address}: {error}",
             fix="start one with `ray start --head`, or unset RAY_ADDRESS and cluster.address to run locally",
+        ) from None
+    except Exception as error:  # Ray raises bare ones: a start that timed out, a folder that cannot be written
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InfraFailure(
+            f"Ray did not start: {first}",
+            fix="try again when the machine is less busy; check free disk space in /tmp and `pixelis doctor`",
         ) from None
     # Ray's start-up puts its own end and a crash reporter on SIGTERM; the driver's handler has to come back.
     if callable(handler) and threading.current_thread() is threading.main_thread():

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import functools
+import traceback
+import uuid
 from pathlib import Path
 from typing import Any
 
+from pixelis import errors
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.train_loop import train_loop
-from pixelis.errors import InfraFailure
+from pixelis.errors import InfraFailure, PixelisError
 from pixelis.policy import checkpoint
+from pixelis.telemetry import events
+from pixelis.telemetry.events import EventLog
+
+FAILURE = "learner/failure"
+"""Kind of the event that a failed worker leaves; `watch` of the jobs shows it at once."""
+PERMANENT = (LookupError, TypeError, ValueError, AttributeError, NameError, AssertionError, ImportError, NotImplementedError)
+"""Errors of code or data, which a restart from the last checkpoint would only repeat."""
 
 
 def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
     """Run a learner to the end of its source; returns the last checkpoint of the run, None when there is no step in it.
 
-    Raises the error that stopped it.
+    A worker that fails leaves a ``learner/failure`` event with its cause. Failures of machines are retried
+    ``learner.max_failures`` times; errors of code or data are not. Raises the error that stopped the run.
     """
     import ray.train
     from ray.data import ExecutionOptions
@@ -27,8 +38,9 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
     done = checkpoint.latest(run_dir)
     if done is not None and checkpoint.step_of(done) >= job.source.steps:
         return done
+    attempt = uuid.uuid4().hex
     trainer = TorchTrainer(
-        functools.partial(train_loop, job),
+        functools.partial(_worker, job, attempt),
         scaling_config=ScalingConfig(
             num_workers=learner.workers,
             use_gpu=learner.gpus > 0,
@@ -48,9 +60,50 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
     try:
         trainer.fit()
     except ray.train.v2.api.exceptions.TrainingFailedError as error:
-        cause = unwrap_ray_error(error)
+        cause = _permanent_failure(run_dir, attempt) or unwrap_ray_error(error)
         if cause is None:
             last = str(error).strip().splitlines()[-1]
             cause = InfraFailure(f"training failed: {last}", fix="see the worker logs of the Ray session")
         raise cause from error
+    if failure := _permanent_failure(run_dir, attempt):
+        raise failure
     return checkpoint.latest(run_dir)
+
+
+def _worker(job: TrainJob, attempt: str) -> None:
+    """Run the training loop; after a permanent failure in this ``attempt``, a restarted worker ends at once instead."""
+    run_dir = job.config.run.dir
+    if _permanent_failure(run_dir, attempt):
+        return
+    try:
+        train_loop(job)
+    except Exception as error:
+        typed = error if isinstance(error, PixelisError) else None
+        permanent = isinstance(error, PERMANENT) if typed is None else not isinstance(typed, InfraFailure)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        with EventLog(run_dir) as log:
+            log.write(
+                FAILURE,
+                attempt=attempt,
+                permanent=permanent,
+                error=type(error).__name__,
+                message=typed.message if typed else f"{error}",
+                fix=typed.fix if typed else None,
+                at=f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}",
+                traceback=traceback.format_exc(limit=-12),
+            )
+        raise
+
+
+def _permanent_failure(run_dir: str, attempt: str) -> PixelisError | None:
+    """The error of this attempt that no restart heals."""
+    event = events.last(run_dir, FAILURE)
+    if event is None or event["attempt"] != attempt or not event["permanent"]:
+        return None
+    kind = getattr(errors, event["error"], None)
+    if isinstance(kind, type) and issubclass(kind, PixelisError):
+        return kind(event["message"], fix=event["fix"])
+    message = f"a learner failed with {event['error']}: {event['message']} ({event['at']})"
+    return PixelisError(
+        message, code="learner_failed", fix="the last `learner/failure` event in run.dir/events.jsonl has the traceback"
+    )

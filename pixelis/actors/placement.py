@@ -21,6 +21,7 @@ from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.scorer import Scorer
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
+from pixelis.telemetry.progress import stage
 
 
 @dataclass
@@ -82,6 +83,8 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
     """
     connect(config)
     preflight(config, learner=learner, rollouts=True)
+    generators = f"{config.engine.workers} generator{'s' if config.engine.workers > 1 else ''} ({config.engine.name})"
+    stage(f"placing {generators}, toolboxes, scorers and the coordinator", config.telemetry.progress)
     actors, job = Actors(), job or uuid.uuid4().hex[:6]
     try:
 

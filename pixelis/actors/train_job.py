@@ -14,7 +14,7 @@ from pixelis.policy.adapters import load_adapter
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.samples import LearnerBatch
 from pixelis.telemetry import lineage
-from pixelis.telemetry.events import EventLog
+from pixelis.telemetry.events import STAGE, EventLog
 from pixelis.telemetry.metrics import Tracker, publish
 
 if TYPE_CHECKING:
@@ -46,7 +46,11 @@ class TrainJob:
         config, latest = self.config, checkpoint.latest(self.config.run.dir)
         done = checkpoint.step_of(latest) if latest is not None else 0
         self.source.prepare(done)
+        stages = EventLog(config.run.dir)
+        stages.write(STAGE, name="importing torch and DeepSpeed")
         from pixelis.policy.train_step import Trainer
+
+        stages.write(STAGE, name=f"loading {config.policy.model}")
 
         r, learner = config.rft, config.learner
         minibatches, epochs = (r.minibatches, r.epochs_per_batch) if self.source.kind == "policy" else (1, 1)
@@ -65,6 +69,8 @@ class TrainJob:
         )
         state = trainer.restore(latest) if latest is not None else {}
         trainer.batches = done
+        stages.write(STAGE, name="waiting for the first batch")
+        stages.close()
         return trainer, state
 
 

@@ -22,6 +22,7 @@ import yaml
 from ray.exceptions import RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
+from pixelis.actors.learner import FAILURE
 from pixelis.config import Config, PolicyConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
@@ -192,6 +193,8 @@ def watch(
 ) -> T:
     """Run ``run`` in a thread while progress from ``poll`` (done, metrics) is shown; returns its result or raises its error.
 
+    Before the first step the progress names the stage of the start; failures of learners are printed as they happen.
+
     Ctrl-C or SIGTERM asks the learner to stop after its step, calls ``stop`` to end what it may be waiting for, gives it
     ``grace_s`` seconds for the last checkpoint and raises Stopped.
     """
@@ -204,13 +207,15 @@ def watch(
             future.set_exception(error)
 
     start, metrics = poll()
+    folder, began, failures = Path(config.run.dir), time.time(), 0.0
     with Progress(name, total, start=start, enabled=config.telemetry.progress) as progress:
         threading.Thread(target=call, name=name, daemon=True).start()
         try:
             while not future.done():
                 time.sleep(POLL_S)
                 done, metrics = poll()
-                progress.update(done, **(metrics or ({"status": "starting"} if done == start else {})))
+                progress.update(done, **(metrics or ({"status": _starting(folder, began)} if done == start else {})))
+                failures = _show_failure(folder, began, failures)
             done, metrics = poll()
             progress.update(done, **metrics)
         except KeyboardInterrupt:
@@ -222,6 +227,22 @@ def watch(
                 time.sleep(0.1)
             raise Stopped from None
         return future.result()
+
+
+def _starting(folder: Path, since: float) -> str:
+    """What the learner is doing before its first step."""
+    row = events.last(folder, events.STAGE)
+    return row["name"] if row and row["time"] >= since - POLL_S else "starting Ray Train"
+
+
+def _show_failure(folder: Path, since: float, shown: float) -> float:
+    """Print a failure of a learner as soon as it is there; returns the time of the last one shown."""
+    row = events.last(folder, FAILURE)
+    if row is None or row["time"] < since or row["time"] <= shown:
+        return shown
+    outcome = "not retried" if row["permanent"] else "starting again from the last checkpoint"
+    print(f"learner failed, {outcome}: {row['error']}: {row['message']} ({row['at']})", file=sys.stderr, flush=True)
+    return float(row["time"])
 
 
 def made_steps(latest: Path | None) -> Path:

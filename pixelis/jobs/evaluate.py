@@ -15,6 +15,7 @@ import ray
 
 from pixelis.actors import placement, report
 from pixelis.config import Config, from_command_line
+from pixelis.datasets.questions import read_questions
 from pixelis.errors import DataFailure
 from pixelis.evaluation.metrics import correctness, summarise
 from pixelis.jobs.driver import driver, run_folder, watch
@@ -49,8 +50,10 @@ def measure(
 
     ``samples`` are those of each question, whose correctness is their mean.
     """
-    coordinator, count = actors.coordinator, config.evaluate.questions
     source = source or config.data.evaluate
+    coordinator, count = actors.coordinator, config.evaluate.questions
+    if not source.startswith("cards:"):  # which is endless
+        count = sum(1 for _ in read_questions(source, limit=count, epochs=1))
 
     def poll() -> tuple[int, dict[str, Any]]:
         return ray.get(coordinator.progress.remote())["evaluated"].get(name, 0), {}

@@ -20,6 +20,8 @@ from typing import Any
 FILE = "events.jsonl"
 RESERVED = frozenset({"time", "kind"})
 BLOCK = 2**16
+STAGE = "stage"
+"""Kind of the events that name what a starting run is doing."""
 
 
 class EventLog:

@@ -94,6 +94,12 @@ class Progress:
             print("  ".join(part for part in parts if part), file=self._stream, flush=True)
 
 
+def stage(name: str, enabled: bool = True) -> None:
+    """Say on standard output what a starting job is doing, before there is progress to show."""
+    if enabled:
+        print(f"[starting] {name}", flush=True)
+
+
 def clock(seconds: float) -> str:
     """Seconds as a person reads them: `42 s`, `3:05 min`, `2:03 h`."""
     whole = round(seconds)

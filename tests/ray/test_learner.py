@@ -1,0 +1,61 @@
+"""A learner that fails says why at once, and what no restart can heal is not retried."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray.cloudpickle
+
+from pixelis.actors import learner
+from pixelis.actors.batch_sources import BatchSource
+from pixelis.actors.train_job import TrainJob
+from pixelis.config import Config, load
+from pixelis.errors import DataFailure, PixelisError
+from pixelis.telemetry import events
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
+
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find the folder of this file
+
+
+class Broken(BatchSource):
+    """A source that fails as soon as the learner has loaded its policy."""
+
+    kind, steps = "sft", 3
+
+    def __init__(self, config: Config, error: Exception):
+        self.config, self.error = config, error
+
+    def begin(self, state: dict[str, Any]) -> None:
+        raise self.error
+
+    next = done = lambda *_: None  # type: ignore[assignment]
+
+
+def fail(folder: Path, error: Exception) -> tuple[PixelisError, list[dict]]:
+    config = load(None, [f"run.dir={folder}", "learner.max_failures=2"])
+    with pytest.raises(PixelisError) as caught:
+        learner.fit(TrainJob(config, Broken(config, error)))
+    return caught.value, events.read(folder, learner.FAILURE)
+
+
+def test_an_error_of_the_code_ends_the_run_with_its_cause(tmp_path: Path) -> None:
+    error, failures = fail(tmp_path, IndexError("index 151655 is out of range"))
+    assert "IndexError: index 151655 is out of range (test_learner.py:" in error.message
+    assert [row["permanent"] for row in failures] == [True]
+    assert "raise self.error" in failures[0]["traceback"]
+    assert [row["name"] for row in events.read(tmp_path, events.STAGE)][-1] == "waiting for the first batch"
+
+
+def test_a_typed_error_keeps_its_type_and_fix(tmp_path: Path) -> None:
+    error, failures = fail(tmp_path, DataFailure("nothing is left to learn", fix="add rows"))
+    assert (type(error), error.fix, len(failures)) == (DataFailure, "add rows", 1)
+
+
+def test_a_failure_of_the_machine_is_tried_again(tmp_path: Path) -> None:
+    _, failures = fail(tmp_path, RuntimeError("connection closed by peer"))
+    assert [row["permanent"] for row in failures] == [False] * 3
