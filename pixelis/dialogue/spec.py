@@ -99,6 +99,7 @@ class ModelSpec:
         image_token, video_token = raw.get("image_token_id", family.image_token), raw.get("video_token_id", family.video_token)
         vocab = int(text.get("vocab_size", family.vocab))
         stop = token_id(tokenizer, "<|im_end|>")
+        _check_tokens(tokenizer, vocab, {key: raw[key] for key in ("image_token_id", "video_token_id") if key in raw})
         return cls(
             family=name,
             patch=int(vision.get("patch_size", family.patch)),
@@ -155,6 +156,21 @@ def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
 def is_control(text: str, special: bool) -> bool:
     """True for tokens that structure a conversation (marked special, ``<|...|>``, ``<tag>``): plain text never becomes one."""
     return special or (text.startswith("<") and text.endswith(">"))
+
+
+def _check_tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, placeholders: dict[str, int]) -> None:
+    """BadInput unless the tokenizer belongs to config.json: its ids fit the vocabulary and its placeholders have the same ids."""
+    fix = "use the tokenizer and the config.json of one model"
+    for key, number in placeholders.items():
+        token = f"<|{key.partition('_')[0]}_pad|>"
+        if (own := tokenizer.get_vocab().get(token, number)) != number:
+            raise BadInput(
+                f"config.json has {key} {number}, but {token} is {own} in the tokenizer", code="bad_tokenizer", fix=fix
+            )
+    largest = max(*placeholders.values(), *tokenizer.get_vocab().values())
+    if largest >= vocab:
+        message = f"config.json has vocab_size {vocab}, but the tokenizer has ids up to {largest}"
+        raise BadInput(message, code="bad_tokenizer", fix=fix)
 
 
 def _banned(tokenizer: PreTrainedTokenizerBase, stop: int, vocab: int, more: set[int]) -> tuple[int, ...]:

@@ -252,6 +252,22 @@ def test_a_process_that_only_writes_dialogues_loads_no_torch():
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_token_id": 151655}, r"image_token_id 151655, but <\|image_pad\|> is \d+ in the tokenizer"),
+        ({"text_config": {"vocab_size": 64}}, r"vocab_size 64, but the tokenizer has ids up to \d+"),
+    ],
+)
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, changes, message):
+    for file in nano_folder().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **changes}))
+    with pytest.raises(BadInput, match=message):
+        ModelSpec.load(tmp_path)
+
+
 def test_spec_says_what_is_wrong_with_a_folder(tmp_path):
     with pytest.raises(MissingFile, match=r"config\.json"):
         ModelSpec.load(tmp_path)
