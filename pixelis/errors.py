@@ -9,6 +9,10 @@ Three families decide what the system does with a failure:
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
 
 class PixelisError(Exception):
     """Base of all errors of ours; ``code`` is a stable machine-readable name, ``fix`` tells what to do."""
@@ -107,3 +111,55 @@ class OperationError(DataFailure):
     """
 
     code = "operation_error"
+
+
+class Problem(NamedTuple):
+    """The first thing that is wrong with a value: ``path`` of the field, ``code``, and a message without the path."""
+
+    path: str
+    code: str
+    message: str
+
+
+_KINDS = {
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+}
+_BOUNDS = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below", "less_than_equal": "at most"}
+
+
+def first_problem(error: Any, names: Iterable[str] = ()) -> Problem:
+    """The first finding of a pydantic ValidationError in words of ours; ``names`` are the fields that a misspelt one may mean."""
+    finding = error.errors()[0]
+    kind, context = finding["type"], finding.get("ctx") or {}
+    path = ".".join(str(part) for part in finding["loc"])
+    if kind == "missing":
+        return Problem(path, "missing_column", "is missing")
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(path.rsplit(".", 1)[-1], list(names), n=1)
+        return Problem(path, "unknown_column", "is not a known field" + (f": did you mean `{near[0]}`?" if near else ""))
+    if kind in _KINDS:
+        message = f"{_KINDS[kind]}, not {str(finding['input'])[:40]!r}"
+    elif kind in _BOUNDS:
+        message = f"must be {_BOUNDS[kind]} {next(iter(context.values()))}, not {finding['input']!r}"
+    elif kind == "literal_error":
+        message = f"must be one of {context['expected']}, not {str(finding['input'])[:40]!r}"
+    elif kind in ("too_short", "string_too_short"):
+        message = f"needs at least {context['min_length']} {'characters' if kind.startswith('string') else 'entries'}"
+    elif kind in ("too_long", "string_too_long"):
+        message = f"may have at most {context['max_length']} {'characters' if kind.startswith('string') else 'entries'}"
+    else:
+        message = finding["msg"].removeprefix("Value error, ")
+    return Problem(path, "wrong_type", message)

@@ -89,6 +89,47 @@ RENAMED = {
 """Keys that had another name: not read any more, but suggested."""
 
 
+SYNONYMS = {
+    "learning_rate": "learner.lr",
+    "lr": "learner.lr",
+    "warmup_ratio": "learner.warmup",
+    "lr_scheduler_type": "learner.schedule",
+    "lora_rank": "policy.lora.rank",
+    "lora_r": "policy.lora.rank",
+    "lora_alpha": "policy.lora.alpha",
+    "lora_target_modules": "policy.lora.targets",
+    "model_name_or_path": "policy.model",
+    "model_path": "policy.model",
+    "bf16": "policy.dtype",
+    "attn_implementation": "policy.attention",
+    "output_dir": "run.dir",
+    "seed": "run.seed",
+    "num_generations": "rft.group_size",
+    "rollout_n": "rft.group_size",
+    "max_steps": "rft.steps",
+    "num_train_epochs": "sft.epochs",
+    "per_device_train_batch_size": "sft.batch",
+    "train_batch_size": "rft.prompts_per_step",
+    "beta": "rft.loss.kl",
+    "kl_coef": "rft.loss.kl",
+    "epsilon": "rft.loss.clip_low",
+    "epsilon_high": "rft.loss.clip_high",
+    "max_completion_length": "dialogue.max_turn_tokens",
+    "max_prompt_length": "dialogue.max_context",
+    "max_model_len": "dialogue.max_context",
+    "max_pixels": "dialogue.input.max_pixels",
+    "dataset_name": "data.train",
+    "train_files": "data.train",
+    "val_files": "data.evaluate",
+    "tensor_parallel_size": "engine.tensor_parallel",
+    "tensor_model_parallel_size": "engine.tensor_parallel",
+    "save_steps": "learner.checkpoint_every",
+    "save_total_limit": "learner.keep",
+    "report_to": "telemetry.wandb",
+}
+"""What TRL, verl, EasyR1 and vLLM call a setting: suggested for the last part of an unknown key."""
+
+
 def unknown_keys(root: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> list[str]:
     """The keys of nested ``values`` that ``root`` lacks, each with the nearest key that exists; ``prefix`` precedes each path."""
     unknown = _unknown_paths(root, values, prefix)
@@ -97,6 +138,7 @@ def unknown_keys(root: type[BaseModel], values: Mapping[str, Any], prefix: str =
     for path in unknown:
         last = path.rsplit(".", 1)[-1]
         renamed = [RENAMED[path]] if path in RENAMED else []
+        renamed = renamed or [SYNONYMS[last]] if last in SYNONYMS and SYNONYMS[last] in existing else renamed
         near = renamed or difflib.get_close_matches(path, existing, n=1)
         near = near or [p for p in existing if p.rsplit(".", 1)[-1] == last][:1]
         out.append(f"`{path}`" + (f" (did you mean `{near[0]}`?)" if near else ""))

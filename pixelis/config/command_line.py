@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 
-from pixelis.config.base import leaf_keys
+from pixelis.config.base import SYNONYMS, leaf_keys
 from pixelis.config.load import load
 from pixelis.config.root import Config, absolute
 from pixelis.errors import BadConfig, MissingFile, PixelisError
@@ -77,8 +77,10 @@ def _suggestion(flag: str, args: Sequence[str]) -> str:
     """The override that a user of flags means: ``--lr 3`` is ``learner.lr=3``."""
     name, _, value = flag.lstrip("-").replace("-", "_").partition("=")
     paths = [path for path, *_ in leaf_keys(Config)]
-    near = [path for path in paths if path == name or path.rsplit(".", 1)[-1] == name] or difflib.get_close_matches(
-        name, paths, 1
+    near = (
+        [SYNONYMS[name]]
+        if name in SYNONYMS
+        else [path for path in paths if path == name or path.endswith(f".{name}")] or difflib.get_close_matches(name, paths, 1)
     )
     if not near:
         return "options are key=value, --dry-run and --help"

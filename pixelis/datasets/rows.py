@@ -18,7 +18,7 @@ from pixelis.datasets.fields import Fault, Fields, Root, root_of
 from pixelis.datasets.files import Row, Source, read_file
 from pixelis.datasets.rows_history import read_chain, read_trajectory
 from pixelis.datasets.rows_sft import read_conversations, read_message_list, read_messages
-from pixelis.errors import BadInput
+from pixelis.errors import BadInput, first_problem
 from pixelis.records import Demonstration, Media, Question
 from pixelis.rewards.scorers import find_scorer
 
@@ -264,9 +264,7 @@ def _record(row: Row, own: str, format: Format, root: Root, kind: type[Question]
     except Fault as fault:
         return BadRow(*place, fault.column, fault.code, fault.message)
     except ValidationError as error:
-        first = error.errors()[0]
-        column = ".".join(str(part) for part in first["loc"]) or "all"
-        code = {"missing": "missing_column", "extra_forbidden": "unknown_column"}.get(first["type"], "wrong_type")
-        return BadRow(*place, column, code, first["msg"])
+        problem = first_problem(error, kind.model_fields)
+        return BadRow(*place, problem.path or "all", problem.code, problem.message)
     except (UnicodeError, ValueError) as error:  # pydantic's serialiser raises a ValueError of its own
         return BadRow(*place, "all", "unicode", f"text that is no Unicode: {' '.join(str(error).split())[:100]}")

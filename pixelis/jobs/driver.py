@@ -25,6 +25,7 @@ from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.learner import FAILURE
 from pixelis.config import Config, PolicyConfig
 from pixelis.datasets.questions import read_questions
+from pixelis.dialogue.spec import ModelSpec
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.policy import ranks
 from pixelis.policy.adapters import load_header
@@ -54,7 +55,7 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
     any actor is started, for a model, an adapter, a rank file or one of the sources of ``questions`` that cannot be read;
     MissingDependency for a tracker that is not installed.
     """
-    resolve(config.policy.model)
+    ModelSpec.load(resolve(config.policy.model))
     require_trackers(config)
     if config.policy.adapter and load_header(config.policy.adapter)[1]["kind"] == "lora" and config.policy.full:
         message = f"policy.full trains all parameters, but {config.policy.adapter} holds an adapter"
@@ -190,6 +191,7 @@ def watch(
     poll: Callable[[], tuple[int, dict[str, Any]]],
     stop: Callable[[], Any] = lambda: None,
     grace_s: float = 8.0,
+    waiting: str = "starting Ray Train",
 ) -> T:
     """Run ``run`` in a thread while progress from ``poll`` (done, metrics) is shown; returns its result or raises its error.
 
@@ -214,7 +216,7 @@ def watch(
             while not future.done():
                 time.sleep(POLL_S)
                 done, metrics = poll()
-                progress.update(done, **(metrics or ({"status": _starting(folder, began)} if done == start else {})))
+                progress.update(done, **(metrics or ({"status": _starting(folder, began, waiting)} if done == start else {})))
                 failures = _show_failure(folder, began, failures)
             done, metrics = poll()
             progress.update(done, **metrics)
@@ -229,10 +231,10 @@ def watch(
         return future.result()
 
 
-def _starting(folder: Path, since: float) -> str:
+def _starting(folder: Path, since: float, waiting: str) -> str:
     """What the learner is doing before its first step."""
     row = events.last(folder, events.STAGE)
-    return row["name"] if row and row["time"] >= since - POLL_S else "starting Ray Train"
+    return row["name"] if row and row["time"] >= since - POLL_S else waiting
 
 
 def _show_failure(folder: Path, since: float, shown: float) -> float:

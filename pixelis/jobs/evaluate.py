@@ -64,6 +64,7 @@ def measure(
         count,
         lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, name, samples=samples)),
         poll,
+        waiting="answering the first questions",
     )
     summary = {"name": name, **summarise(groups)}
     EventLog(config.run.dir).write("evaluate", version=version, source=source, tools=operations, **summary)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, from_command_line
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.jobs.driver import driver, run_folder, stop_file
+from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint
 from pixelis.serve import app
 from pixelis.serve.backends import Backends
@@ -175,21 +177,29 @@ def application(arguments: dict[str, str]) -> serve.Application:
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.serve`."""
-    config = from_command_line(__doc__, "serve", default="configs/nano/serve.yaml")
-    with (
-        driver("serve"),
-        run_folder(config),
-        placement.placed(config, learner=config.evolution.enabled, initial=config.policy.adapter) as actors,
-        serving(config, actors) as (url, behind),
-    ):
-        print(f"serving on {url}  (open it in a browser, try {url}/healthz; Ctrl-C ends)", flush=True)
-        learning = Learning(config, actors, behind)
-        try:
-            while True:
-                time.sleep(1.0)
-        except KeyboardInterrupt:
-            learning.stop()
-            raise
+    config = from_command_line(__doc__, "serve", default="configs/nano/serve.yaml", check=checks("serve"))
+    with driver("serve"):
+        check_address(config)
+        with (
+            run_folder(config),
+            placement.placed(config, learner=config.evolution.enabled, initial=config.policy.adapter) as actors,
+            serving(config, actors) as (url, behind),
+        ):
+            print(f"serving on {url}  (open it in a browser, try {url}/healthz; Ctrl-C ends)", flush=True)
+            learning = Learning(config, actors, behind)
+            try:
+                while True:
+                    time.sleep(1.0)
+            except KeyboardInterrupt:
+                learning.stop()
+                raise
+
+
+def check_address(config: Config) -> None:
+    """BadConfig, before anything is started, for a missing API key or a port that is taken."""
+    app.api_key_digest(config)
+    if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):  # a Serve that already runs holds the port itself
+        app.require_free_port(config.serve.host, config.serve.port)
 
 
 if __name__ == "__main__":

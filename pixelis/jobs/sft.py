@@ -5,7 +5,6 @@ Result: checkpoints in run.dir/checkpoints, each with the adapter (or the model)
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from pixelis.actors.train_job import TrainJob
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.curriculum import LEVELS
 from pixelis.datasets.demonstration_store import Draw, Shelf
+from pixelis.errors import BadConfig
 from pixelis.jobs.driver import driver, last_step, made_steps, run_folder, watch
 from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint
@@ -95,8 +95,10 @@ def drawn(config: Config, folder: Path, resumed: bool) -> Draw:
     shelf = Shelf(folder / SHELF) if kept else fill_shelf(config, folder / SHELF)
     now = shelf_settings(config)
     if changed := [key for key, value in shelf.about.items() if value != now.get(key)]:
-        told = f"{', '.join(changed)} changed, but the run goes on with the demonstrations that it began with"
-        print(f"pixelis sft: {told}\n  fix: run.resume=false reads them anew", file=sys.stderr)
+        raise BadConfig(
+            f"{config.run.dir} holds a run with other demonstrations ({', '.join(changed)} changed)",
+            fix="choose another run.dir, or start over with run.resume=false",
+        )
     draw = draw_from(config, shelf)
     if config.sft.evaluate_every:
         next(demonstrations(config, config.sft.validation, 1), None)

@@ -16,6 +16,7 @@ from pixelis.errors import BadInput, PixelisError
 
 PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16}
 SIZES = {"hidden": 64, "heads": 2, "kv_heads": 1, "layers": 2, "feedforward": 96, "vision_hidden": 32, "vision_layers": 2}
+POSITIONS = 32_768
 
 
 def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
@@ -26,7 +27,7 @@ def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
     from pixelis.nano.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
-    model = build(tokenizer, family, seed, **SIZES, patch=PATCH[family])  # type: ignore[arg-type]
+    model = build(tokenizer, family, seed, **SIZES, patch=PATCH[family], positions=POSITIONS)  # type: ignore[arg-type]
     # Rendered like the real model: with a system turn and tool schemas, which the embedded model goes without.
     del model.config.pixelis_nano
     save(model, tokenizer, folder)

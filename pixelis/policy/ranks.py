@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pixelis.config import VLLM_LORA_RANKS
-from pixelis.errors import BadConfig, BadInput, MissingFile
+from pixelis.errors import BadConfig, BadInput, MissingFile, first_problem
 
 if TYPE_CHECKING:
     import torch
@@ -209,9 +209,10 @@ def read(path: str | Path) -> RankFile:
     try:
         return RankFile.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "all of it"
-        raise BadInput(f"{path} is no rank file: {where}: {first['msg']}", fix="python -m pixelis.jobs.ranks makes one") from None
+        problem = first_problem(error, RankFile.model_fields)
+        raise BadInput(
+            f"{path} is not a rank file: {problem.path} {problem.message}", fix="make one with `pixelis ranks`"
+        ) from None
 
 
 def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:

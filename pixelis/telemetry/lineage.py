@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pixelis.errors import BadInput, MissingFile
+from pixelis.errors import BadInput, MissingFile, first_problem
 from pixelis.policy.checkpoint import MANIFEST, file_sha256, is_complete, write_json
 
 if TYPE_CHECKING:
@@ -132,7 +132,9 @@ def read(path: str | Path) -> Record | None:
     try:
         return Record.model_validate_json(place.read_bytes())
     except ValidationError as error:
-        raise BadInput(f"{place} is no lineage file: {error.errors()[0]['msg']}", fix="make the result again") from None
+        problem = first_problem(error)
+        message = f"{place} is not a lineage file: {problem.path} {problem.message}"
+        raise BadInput(message, fix="make the result again") from None
 
 
 def inherited(path: str | Path, kind: str) -> dict[str, object] | None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis import config
-from pixelis.config.base import RENAMED
+from pixelis.config.base import RENAMED, SYNONYMS, leaf_keys
 from pixelis.config.command_line import SECTIONS
 from pixelis.errors import BadConfig, MissingFile
 
@@ -232,3 +232,17 @@ def test_a_key_that_had_another_name_is_refused_with_its_new_one(old: str, new: 
     for name in parents:
         section = getattr(section, name)
     assert hasattr(section, last)
+
+
+@pytest.mark.parametrize(
+    ("key", "suggested"),
+    [("learner.learning_rate", "learner.lr"), ("rft.num_generations", "rft.group_size"), ("output_dir", "run.dir")],
+)
+def test_the_name_another_system_has_for_a_key_is_understood(key: str, suggested: str) -> None:
+    with pytest.raises(BadConfig, match=f"`{key}` \\(did you mean `{suggested}`"):
+        config.load(None, [f"{key}=1"])
+
+
+def test_every_suggested_key_exists() -> None:
+    keys = {path for path, *_ in leaf_keys(config.Config)}
+    assert set(SYNONYMS.values()) <= keys

@@ -104,7 +104,7 @@ def test_no_lineage_no_input_no_json(tmp_path: Path) -> None:
     with pytest.raises(MissingFile):
         lineage.record(tmp_path / "nothing", kind="dataset")
     (tmp_path / f"x.{lineage.NAME}").write_text('{"kind": 3}')
-    with pytest.raises(BadInput, match="no lineage file"):
+    with pytest.raises(BadInput, match="not a lineage file"):
         lineage.trace(tmp_path / "x")
 
 

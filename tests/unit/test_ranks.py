@@ -249,7 +249,7 @@ def test_a_rank_file_of_another_model_or_of_other_targets_is_refused(tmp_path: P
     cases.append((LORA.model_copy(update={"ranks": str(tmp_path / "foreign.json")}), BadConfig, "no layer model"))
     for name, text in (("zero", '{"layer_ranks": {"a": 0}}'), ("half", '{"layer_ranks"'), ("list", "[]")):
         (tmp_path / name).write_text(text)
-        cases.append((LORA.model_copy(update={"ranks": str(tmp_path / name)}), BadInput, "is no rank file"))
+        cases.append((LORA.model_copy(update={"ranks": str(tmp_path / name)}), BadInput, "is not a rank file"))
     for wanted, kind, word in cases:
         with pytest.raises(kind, match=word):
             add_lora(stock(), wanted)
