@@ -25,7 +25,7 @@ from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.datasets import packaged
 from pixelis.datasets.curriculum import LEVELS
-from pixelis.datasets.synthesis.executor import Studio
+from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import DataFailure
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
@@ -47,12 +47,12 @@ def make(path: Path, split: str, count: int, config: Config) -> None:
     """``count`` demonstrations of a split, levels in turn; a sample whose answer the execution contradicts is left out."""
     if path.exists():
         return
-    studio = Studio(config.toolbox, config.dialogue, multiple=16)
+    executor = Executor(config.toolbox, config.dialogue, multiple=16)
     aside = path.with_suffix(".part")
     with aside.open("w", encoding="utf-8") as out:
         for number, question in enumerate(packaged.read(f"packaged:digits?split={split}&count={count}&seed=0")):
             try:
-                made = TASKS["detail_perception"].make(question, np.random.default_rng([0, number]), studio, style="terse")
+                made = TASKS["detail_perception"].make(question, np.random.default_rng([0, number]), executor, style="terse")
             except DataFailure:
                 continue
             made.meta["level"] = made.level
@@ -130,9 +130,9 @@ def report(folder: Path, results: dict[str, list[dict[str, Any]]], seeds: list[i
     print(f"\n{machine()}; {steps} steps of 16 demonstrations, seeds {seeds}, {asked} held-out questions, greedy\n")
     print(f"{'level':8} {'curriculum':>26} {'mixed':>26} {'difference':>28}")
     for level, row in table.items():
-        cells = [(row[arm]["accuracy"], *row[arm]["ci95"]) for arm in results]
-        cells += [(row["difference"]["mean"], *row["difference"]["ci95"])] if "difference" in row else []
-        print(f"{level:8} " + " ".join(f"{mean:+12.3f} [{low:+.3f}, {high:+.3f}]" for mean, low, high in cells))
+        quotas = [(row[arm]["accuracy"], *row[arm]["ci95"]) for arm in results]
+        quotas += [(row["difference"]["mean"], *row["difference"]["ci95"])] if "difference" in row else []
+        print(f"{level:8} " + " ".join(f"{mean:+12.3f} [{low:+.3f}, {high:+.3f}]" for mean, low, high in quotas))
     for arm, runs in results.items():
         each = " ".join(f"{statistics.mean(by_question([run], None).values()):.3f}" for run in runs)
         spent = " ".join(f"{run['seconds']:.0f}" for run in runs)

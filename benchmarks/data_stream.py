@@ -73,24 +73,24 @@ def settings(source: str, steps: int) -> Config:
     )
 
 
-def streamed(config: Config, shelf: Path, steps: int) -> Iterator[int]:
+def streamed(config: Config, store: Path, steps: int) -> Iterator[int]:
     """Bytes of views of each batch, and the batch dropped, as a learner does it."""
     from pixelis.datasets.demonstration_stream import demonstration_stream, samples_of
 
-    dataset = demonstration_stream(config, shelf, 0, steps)
+    dataset = demonstration_stream(config, store, 0, steps)
     for batch in dataset.iter_batches(batch_size=BATCH, batch_format="numpy"):
         yield sum(view.nbytes for sample in samples_of(batch) for view in sample.views)
 
 
-def looped(config: Config, shelf: Path, steps: int) -> Iterator[int]:
+def looped(config: Config, store: Path, steps: int) -> Iterator[int]:
     """The same samples by a plain loop."""
-    from pixelis.datasets.demonstration_store import Shelf
-    from pixelis.datasets.demonstration_stream import draw_from, played
+    from pixelis.datasets.demonstration_store import DemonstrationStore
+    from pixelis.datasets.demonstration_stream import batch_sampler, played
     from pixelis.datasets.demonstrations import Player
     from pixelis.policy.model_path import resolve
 
-    player, rows = Player(config, str(resolve(config.policy.model))), Shelf(shelf)
-    draw = draw_from(config, rows)
+    player, rows = Player(config, str(resolve(config.policy.model))), DemonstrationStore(store)
+    draw = batch_sampler(config, rows)
     for step in range(steps):
         yield sum(view.nbytes for number in draw.rows(step, None) for view in played(player, rows[number]).views)
 
@@ -201,11 +201,11 @@ def run(report: Report, quick: bool) -> None:
         steps, long = (8, 16) if quick else (40, 1 + TIMES * CAP // each)
         config = settings(write_demonstrations(folder, 64 if quick else 400), long)
         with local_ray(config):
-            from pixelis.datasets.demonstration_stream import fill_shelf
+            from pixelis.datasets.demonstration_stream import fill_store
 
-            fill_shelf(config, folder / "shelf")
-            shelf = folder / "shelf"
-            found, rate = ratio(lambda: streamed(config, shelf, steps), lambda: looped(config, shelf, steps), 1 if quick else 5)
+            fill_store(config, folder / "shelf")
+            store = folder / "shelf"
+            found, rate = ratio(lambda: streamed(config, store, steps), lambda: looped(config, store, steps), 1 if quick else 5)
             samples = (steps - 1) * BATCH
             report.row(
                 "demonstrations: stream / loop, time", found, goal="<= 1.1", note=f"{samples / found.ours_s:.0f} samples/s"
@@ -213,7 +213,7 @@ def run(report: Report, quick: bool) -> None:
             report.row("demonstrations: decode limit of one process", f"{samples / found.anchor_s:.0f} samples/s")
             report.row("demonstrations: the same in pixels", f"{rate / 1e6:.0f} MB/s")
             with Memory() as memory:
-                moved = sum(streamed(config, shelf, long))
+                moved = sum(streamed(config, store, long))
             report.row("memory: bytes streamed / cap", moved / CAP, goal=f">= {TIMES}")
             for what, told in zip(("this process", "Ray's processes", "object store"), memory.peaks(), strict=True):
                 report.row(f"memory: {what}, MB early -> late", told, goal="flat")

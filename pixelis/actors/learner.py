@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import traceback
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
         return done
     attempt = uuid.uuid4().hex
     trainer = TorchTrainer(
-        functools.partial(_worker, job, attempt),
+        functools.partial(_guarded, train_loop, job, attempt),
         scaling_config=ScalingConfig(
             num_workers=learner.workers,
             use_gpu=learner.gpus > 0,
@@ -70,13 +71,13 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
     return checkpoint.latest(run_dir)
 
 
-def _worker(job: TrainJob, attempt: str) -> None:
-    """Run the training loop; after a permanent failure in this ``attempt``, a restarted worker ends at once instead."""
+def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> None:
+    """Run ``loop``; after a permanent failure in this ``attempt``, a restarted worker ends at once instead."""
     run_dir = job.config.run.dir
     if _permanent_failure(run_dir, attempt):
         return
     try:
-        train_loop(job)
+        loop(job)
     except Exception as error:
         typed = error if isinstance(error, PixelisError) else None
         permanent = isinstance(error, PERMANENT) if typed is None else not isinstance(typed, InfraFailure)

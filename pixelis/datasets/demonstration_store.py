@@ -29,7 +29,7 @@ UNREAD: Any = {"annotations": True, "turns": {"__all__": {"observation"}}}
 """What nobody reads of a demonstration that is played: observations are made anew."""
 
 
-class Shelf:
+class DemonstrationStore:
     """Demonstrations in a folder, by number.
 
     offsets: int64 [n + 1], where each row begins in the file; levels: int8 [n], place in LEVELS, -1 for none; weights: float64
@@ -48,7 +48,7 @@ class Shelf:
     @classmethod
     def fill(
         cls, folder: str | Path, rows: Iterable[Demonstration], kinds: Iterable[str], about: Mapping[str, Any] | None = None
-    ) -> Shelf:
+    ) -> DemonstrationStore:
         """Write the rows of these kinds; a folder that was there is replaced. DataFailure when there is none.
 
         about: plain values to keep beside them.
@@ -84,7 +84,7 @@ class Shelf:
         return Demonstration.model_validate_json(self._file.read(self.offsets[number + 1] - self.offsets[number]))
 
 
-class Draw:
+class BatchSampler:
     """The rows of each batch: they depend on the seed, the step and the mixture in force, and on nothing else.
 
     The slots of batches, numbered through the run, walk through a shuffle of the rows, a new one when it is through; with a
@@ -93,12 +93,12 @@ class Draw:
     ``shuffle`` the first pass is in order.
     """
 
-    def __init__(self, shelf: Shelf, settings: SftConfig, seed: int, shuffle: bool = True):
+    def __init__(self, store: DemonstrationStore, settings: SftConfig, seed: int, shuffle: bool = True):
         self.seed, self.batch, self.shuffle = seed, settings.batch, shuffle
-        everything = np.random.default_rng([seed, 1]).permutation(len(shelf))
-        kept = np.sort(everything[: math.ceil(settings.share * len(shelf))])
-        self.pools = [kept, *(kept[shelf.levels[kept] == level] for level in range(len(LEVELS)))]
-        self.weights = shelf.weights
+        everything = np.random.default_rng([seed, 1]).permutation(len(store))
+        kept = np.sort(everything[: math.ceil(settings.share * len(store))])
+        self.pools = [kept, *(kept[store.levels[kept] == level] for level in range(len(LEVELS)))]
+        self.weights = store.weights
         self._order = lru_cache(maxsize=2 * len(self.pools))(self._shuffled)
 
     def __len__(self) -> int:

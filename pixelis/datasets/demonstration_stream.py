@@ -16,7 +16,7 @@ from pixelis.config import Config
 from pixelis.datasets import token_parts
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstration_checks import check_demonstration
-from pixelis.datasets.demonstration_store import Draw, Shelf
+from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import Tolerance, read_demonstrations, rows_of
 from pixelis.dialogue.dialects import offered
@@ -50,24 +50,24 @@ def demonstrations(config: Config, source: str, count: int) -> Iterator[Demonstr
     tolerance.end()
 
 
-def fill_shelf(config: Config, folder: Path) -> Shelf:
+def fill_store(config: Config, folder: Path) -> DemonstrationStore:
     """The demonstrations that ``config`` learns from, written into ``folder``."""
     rows = demonstrations(config, config.data.demonstrations, config.sft.steps * config.sft.batch)
-    return Shelf.fill(folder, rows, config.sft.kinds, shelf_settings(config))
+    return DemonstrationStore.fill(folder, rows, config.sft.kinds, store_settings(config))
 
 
-def shelf_settings(config: Config) -> dict[str, Any]:
+def store_settings(config: Config) -> dict[str, Any]:
     """The keys that decide which demonstrations are written down."""
     return {"data.demonstrations": config.data.demonstrations, "data.limit": config.data.limit, "sft.kinds": config.sft.kinds}
 
 
-def draw_from(config: Config, shelf: Shelf) -> Draw:
+def batch_sampler(config: Config, store: DemonstrationStore) -> BatchSampler:
     """Which of them are in which batch. Those of `cards:` are independent of each other and need no shuffle."""
-    return Draw(shelf, config.sft, config.run.seed, shuffle=not config.data.demonstrations.startswith("cards:"))
+    return BatchSampler(store, config.sft, config.run.seed, shuffle=not config.data.demonstrations.startswith("cards:"))
 
 
 def demonstration_stream(
-    config: Config, shelf: Path, start: int, steps: int, rank: int = 0, schedule: ActorHandle | None = None
+    config: Config, store: Path, start: int, steps: int, rank: int = 0, schedule: ActorHandle | None = None
 ) -> ray.data.Dataset:
     """One learner's share of the batches from step ``start`` to ``steps``, one row a sample (see ``Prepare``), in order.
 
@@ -79,7 +79,7 @@ def demonstration_stream(
     context.print_on_execution_start = False
     return ray.data.range(steps - start, override_num_blocks=max(1, steps - start)).map_batches(
         Prepare,
-        fn_constructor_args=(config, str(resolve(config.policy.model)), str(shelf), start, rank, schedule),
+        fn_constructor_args=(config, str(resolve(config.policy.model)), str(store), start, rank, schedule),
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=1),
         num_cpus=CPUS,
@@ -94,12 +94,12 @@ class Prepare:
     """
 
     def __init__(
-        self, config: Config, model_folder: str, shelf: str, start: int = 0, rank: int = 0, schedule: ActorHandle | None = None
+        self, config: Config, model_folder: str, store: str, start: int = 0, rank: int = 0, schedule: ActorHandle | None = None
     ):
         self.config, self.start, self.rank, self.schedule = config, start, rank, schedule
         self.player = Player(config, model_folder)
-        self.shelf = Shelf(shelf)
-        self.draw = draw_from(config, self.shelf)
+        self.store = DemonstrationStore(store)
+        self.draw = batch_sampler(config, self.store)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         names = ("id", "level", "tokens", "mask", "weights", "views", "shapes", "error")
@@ -107,7 +107,7 @@ class Prepare:
         for step in (batch["id"] + self.start).tolist():
             mixture = ray.get(self.schedule.mixture.remote(step)) if self.schedule is not None else None
             for number in self.draw.rows(step, mixture)[self.rank :: self.config.learner.workers]:
-                row = self.shelf[number]
+                row = self.store[number]
                 for name, value in zip(names, (row.id, row.level or "", *self.prepared(row)), strict=True):
                     out[name].append(value)
         return out

@@ -25,7 +25,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
-class Fault(Exception):
+class RowError(Exception):
     """Why a row cannot be used; ``column`` and ``code`` become those of its ``BadRow``."""
 
     def __init__(self, column: str, code: str, message: str):
@@ -55,20 +55,20 @@ class Root:
         if isinstance(value, bytes):
             return self._keep(hashlib.sha256(value).hexdigest(), lambda file: file.write(value))
         if value is None or value == "":
-            raise Fault(column, "no_media", "no picture or clip is named")
+            raise RowError(column, "no_media", "no picture or clip is named")
         if not isinstance(value, str):
-            raise Fault(column, "media_type", f"a picture is named by text, not {type(value).__name__}")
+            raise RowError(column, "media_type", f"a picture is named by text, not {type(value).__name__}")
         if scheme := _SCHEME.match(value):
             if scheme[1].lower() in ("data", "cards", "packaged"):
                 return value
-            raise Fault(column, "media_scheme", f"{scheme[1]}: references are not followed")
+            raise RowError(column, "media_scheme", f"{scheme[1]}: references are not followed")
         if "\0" in value:
-            raise Fault(column, "media_traversal", "the reference holds a NUL character")
+            raise RowError(column, "media_traversal", "the reference holds a NUL character")
         if os.path.isabs(value):
             return self._local(column, value)
         path = os.path.normpath(f"{self.folder}/{value}")
         if path != self.folder and not path.startswith(self.folder.rstrip("/") + "/"):
-            raise Fault(column, "media_traversal", f"{value[:100]} leads out of the media folder")
+            raise RowError(column, "media_traversal", f"{value[:100]} leads out of the media folder")
         if self.local:
             return self._local(column, path)
         name = hashlib.sha256(f"{self.system.type_name}:{path}".encode()).hexdigest()
@@ -76,12 +76,12 @@ class Root:
 
     def _local(self, column: str, path: str) -> str:
         if not os.path.isfile(path):
-            raise Fault(column, "media_not_found", f"there is no file {path[:300]}")
+            raise RowError(column, "media_not_found", f"there is no file {path[:300]}")
         return path
 
     def _fetch(self, column: str, path: str, file: IO[bytes]) -> None:
         if self.system.get_file_info(path).type != fs.FileType.File:
-            raise Fault(column, "media_not_found", f"there is no file {path[:300]}")
+            raise RowError(column, "media_not_found", f"there is no file {path[:300]}")
         with self.system.open_input_stream(path) as stream:
             while piece := stream.read(PIECE):
                 file.write(piece)
@@ -102,7 +102,7 @@ class Root:
 
 
 class Fields:
-    """The columns of one row. What is wrong raises ``Fault`` with the name of the column."""
+    """The columns of one row. What is wrong raises ``RowError`` with the name of the column."""
 
     def __init__(self, values: dict[str, Any], root: Root):
         self.values, self.root = values, root
@@ -113,16 +113,16 @@ class Fields:
     def get(self, column: str) -> Any:
         """Whatever stands there; ``missing_column`` when nothing does."""
         if column not in self.values:
-            raise Fault(column, "missing_column", "the column is missing")
+            raise RowError(column, "missing_column", "the column is missing")
         return self.values[column]
 
     def text(self, column: str) -> str:
         """Text that is not empty."""
         value = self.get(column)
         if not isinstance(value, str):
-            raise Fault(column, "wrong_type", f"text is wanted, not {type(value).__name__}")
+            raise RowError(column, "wrong_type", f"text is wanted, not {type(value).__name__}")
         if not value.strip():
-            raise Fault(column, "empty", "the text is empty")
+            raise RowError(column, "empty", "the text is empty")
         return value
 
     def name(self, *columns: str) -> str | None:
@@ -130,7 +130,7 @@ class Fields:
         for column in columns:
             value = self.values.get(column)
             if isinstance(value, bool) or not isinstance(value, str | int | None):
-                raise Fault(column, "wrong_type", f"an id is text or a whole number, not {type(value).__name__}")
+                raise RowError(column, "wrong_type", f"an id is text or a whole number, not {type(value).__name__}")
             if value is not None and str(value).strip():
                 return str(value)
         return None
@@ -139,7 +139,7 @@ class Fields:
         """A nested object."""
         value = self.get(column)
         if not isinstance(value, dict):
-            raise Fault(column, "wrong_type", f"an object is wanted, not {type(value).__name__}")
+            raise RowError(column, "wrong_type", f"an object is wanted, not {type(value).__name__}")
         return Fields(value, self.root)
 
     def answers(self, column: str) -> list[str]:
@@ -152,12 +152,12 @@ class Fields:
             if item is None or item == "":
                 continue
             if isinstance(item, bool) or not isinstance(item, str | int | float):
-                raise Fault(column, "wrong_type", f"an answer is text or a number, not {type(item).__name__}")
+                raise RowError(column, "wrong_type", f"an answer is text or a number, not {type(item).__name__}")
             tagged = _ANSWER.findall(str(item))
             if answer := (tagged[-1] if tagged else str(item)).strip():
                 out.append(answer)
         if not out:
-            raise Fault(column, "no_label", "there is no answer")
+            raise RowError(column, "no_label", "there is no answer")
         return out
 
     def media(self, pictures: str | None = None, videos: str | None = None) -> list[Media]:
@@ -173,7 +173,7 @@ class Fields:
             if isinstance(item, list):
                 frames = [self.root.reference(videos or "", frame) for frame in item]
                 if not frames:
-                    raise Fault(videos or "", "no_media", "a clip has no frames")
+                    raise RowError(videos or "", "no_media", "a clip has no frames")
                 out.append(Media(id=f"vid{i}", kind="video", frames=frames))
             else:
                 out.append(Media(id=f"vid{i}", kind="video", uri=self.root.reference(videos or "", item)))
@@ -184,10 +184,10 @@ class Fields:
         for kind in ("image", "video"):
             marks, have = text.count(f"<{kind}>"), sum(item.kind == kind for item in media)
             if marks and marks != have:
-                raise Fault(column, "media_count", f"{marks} <{kind}> in the text for {have} of them")
+                raise RowError(column, "media_count", f"{marks} <{kind}> in the text for {have} of them")
         text = PLACEHOLDER.sub(" ", text).strip() if "<image>" in text or "<video>" in text else text.strip()
         if not text:
-            raise Fault(column, "empty", "the text is empty")
+            raise RowError(column, "empty", "the text is empty")
         return text
 
     def rest(self, *used: str) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def rows_of(source: str, kind: type[Question] = Question) -> Iterator[Question |
     from pixelis.datasets import packaged, readers
     from pixelis.datasets.rows import read_records
 
-    if source.startswith("packaged:") or readers.is_family(source):
+    if source.startswith("packaged:") or readers.is_dataset(source):
         if not issubclass(Question, kind):
             raise BadInput(
                 f"{source} holds pictures that nobody asked about yet", fix="make demonstrations of it with jobs.synthesize"

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from pydantic import ValidationError
 
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.fields import Fault, Fields, Root, root_of
+from pixelis.datasets.fields import Fields, Root, RowError, root_of
 from pixelis.datasets.files import Row, Source, read_file
 from pixelis.datasets.rows_history import read_chain, read_trajectory
 from pixelis.datasets.rows_sft import read_conversations, read_message_list, read_messages
@@ -61,7 +61,7 @@ def _canonical(kind: type[Question]) -> Callable[[Fields, str], Question]:
         for column in ("regions", "lines"):
             for at, thing in enumerate(getattr(record.annotations, column, ())):
                 if thing.box is not None and not all(0 <= edge <= 1 for edge in thing.box):
-                    raise Fault(f"annotations.{column}.{at}.box", "out_of_range", "a place is 0..1 of its picture, not pixels")
+                    raise RowError(f"annotations.{column}.{at}.box", "out_of_range", "a place is 0..1 of its picture, not pixels")
         return record
 
     return read
@@ -72,7 +72,7 @@ def _pixel_reasoner(row: Fields, name: str) -> Question:
     media = row.media("image")
     if row.values.get("is_video"):
         if not media:
-            raise Fault("image", "no_media", "a clip has no frames")
+            raise RowError("image", "no_media", "a clip has no frames")
         media = [Media(id="vid0", kind="video", frames=[item.uri for item in media])]
     answers = row.answers("answer")
     return Question(
@@ -135,10 +135,10 @@ def _chat(row: Fields, name: str) -> Question:
     """verl's rows, as TTRL and DeepEyes write them: a chat, pictures, and the truth in ``reward_model``."""
     messages, source = row.get("prompt"), row.name("data_source")
     if not isinstance(messages, list) or not all(isinstance(m, dict) and isinstance(m.get("content"), str) for m in messages):
-        raise Fault("prompt", "wrong_type", "a list of messages with `role` and `content` is wanted")
+        raise RowError("prompt", "wrong_type", "a list of messages with `role` and `content` is wanted")
     said = [m["content"] for m in messages if m.get("role") == "user"]
     if not said:
-        raise Fault("prompt", "empty", "the chat has no turn of a user")
+        raise RowError("prompt", "empty", "the chat has no turn of a user")
     media = row.media("images", "videos")
     extra = row.section("extra_info") if "extra_info" in row else Fields({}, row.root)
     index, answers = extra.name("index"), row.section("reward_model").answers("ground_truth")
@@ -258,10 +258,10 @@ def _record(row: Row, own: str, format: Format, root: Root, kind: type[Question]
     try:
         record = format.read(Fields(row.values, root), own)
         if not isinstance(record, kind):
-            raise Fault("turns", "no_turns", f"a {kind.__name__.lower()} is wanted, this row has no turns of an assistant")
+            raise RowError("turns", "no_turns", f"a {kind.__name__.lower()} is wanted, this row has no turns of an assistant")
         record.model_dump_json()  # half a surrogate pair cannot be written
         return record.model_copy(update={"scorer": scorer}) if scorer else record
-    except Fault as fault:
+    except RowError as fault:
         return BadRow(*place, fault.column, fault.code, fault.message)
     except ValidationError as error:
         problem = first_problem(error, kind.model_fields)

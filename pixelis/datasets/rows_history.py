@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from pixelis.datasets.fields import Fault, Fields
+from pixelis.datasets.fields import Fields, RowError
 from pixelis.datasets.readers.places import header_size
 from pixelis.records import Demonstration, Level, Media, Provenance, SampleKind, Step
 
@@ -56,7 +56,7 @@ def read_trajectory(row: Fields, name: str) -> Demonstration:
     if isinstance(steps, dict):
         steps = steps.get("actions") or steps.get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise Fault("trajectory", "wrong_type", "a list of steps is wanted")
+        raise RowError("trajectory", "wrong_type", "a list of steps is wanted")
     written = [_written(step, f"trajectory.{i}") for i, step in enumerate(steps)]
     return _demonstration(row, name, written, "trajectory")
 
@@ -70,7 +70,7 @@ def read_chain(row: Fields, name: str) -> Demonstration:
         done = operation.get("operation") or operation.get("op")
         parameters = operation.get("params", operation.get("parameters", {}))
         if not isinstance(done, str) or not isinstance(parameters, dict):
-            raise Fault(f"visual_operations.{i}", "wrong_type", "`operation` is text and `params` an object")
+            raise RowError(f"visual_operations.{i}", "wrong_type", "`operation` is text and `params` an object")
         written.append((done, parameters, thoughts[i] if i < len(thoughts) else None, operation.get("output")))
     written += [("THINK", {}, thought, None) for thought in thoughts[len(operations) :]]
     return _demonstration(row, name, written, "visual_operations")
@@ -79,11 +79,11 @@ def read_chain(row: Fields, name: str) -> Demonstration:
 def _written(step: dict[str, Any], column: str) -> Written:
     layouts = [key for key in ("action", "operation", "name") if isinstance(step.get(key), str) and step[key]]
     if len(layouts) > 1:
-        raise Fault(column, "ambiguous_step", f"the step has {' and '.join(f'`{key}`' for key in layouts)}")
+        raise RowError(column, "ambiguous_step", f"the step has {' and '.join(f'`{key}`' for key in layouts)}")
     parameters = step.get("parameters", step.get("arguments", step.get("params"))) or {}
     done = step[layouts[0]] if layouts else step.get("type")
     if not isinstance(done, str) or not isinstance(parameters, dict):
-        raise Fault(column, "wrong_type", "a step has `action`, `operation` or `name`, and an object of parameters")
+        raise RowError(column, "wrong_type", "a step has `action`, `operation` or `name`, and an object of parameters")
     thought = step.get("thought") or step.get("content") or parameters.get("thought") or parameters.get("content")
     return done, parameters, thought if isinstance(thought, str) else None, step.get("result", step.get("output"))
 
@@ -108,7 +108,7 @@ def _demonstration(row: Fields, name: str, written: list[Written], column: str) 
             if isinstance(result, dict) and (known := result.get("object_id")) and result.get("bbox"):
                 found[str(known)] = result["bbox"]
         else:
-            raise Fault(place, "unknown_op", f"no operation {done[:40]!r}; known are {', '.join(OPERATIONS)}")
+            raise RowError(place, "unknown_op", f"no operation {done[:40]!r}; known are {', '.join(OPERATIONS)}")
     turns.append(Step(think="\n".join(pending) or None, answer=final))
     own = row.name("sample_id", "id") or name
     truths = row.values.get("ground_truth")
@@ -127,7 +127,7 @@ def _demonstration(row: Fields, name: str, written: list[Written], column: str) 
 def _about(row: Fields, own: str) -> dict[str, Any]:
     kind = row.name("sample_type", "type") or "golden"
     if KINDS.get(kind, kind) not in get_args(SampleKind):
-        raise Fault("sample_type", "unknown_kind", f"no kind of sample {kind!r}")
+        raise RowError("sample_type", "unknown_kind", f"no kind of sample {kind!r}")
     told = row.values.get("provenance")
     origin = told if isinstance(told, dict) else {}
     out: dict[str, Any] = {"kind": KINDS.get(kind, kind), "difficulty": _number(row, "difficulty_score")}
@@ -155,7 +155,7 @@ def _arguments(op: str, parameters: dict[str, Any], media: list[Media], found: d
             out[PLACES[key]] = _place(value, 4 if PLACES[key] == "box" else 2, size, f"{column}.{key}")
         elif key in ("object_id", "object", "mask") and op in ("get_properties", "track_object"):
             if str(value) not in found:
-                raise Fault(f"{column}.{key}", "unknown_object", "no earlier step found this object and told its bbox")
+                raise RowError(f"{column}.{key}", "unknown_object", "no earlier step found this object and told its bbox")
             out["box"] = _place(found[str(value)], 4, size, f"{column}.{key}")
         elif key in FRAMES and op == "select_frames":
             out["frames"] = [value] if isinstance(value, int) else value
@@ -166,7 +166,7 @@ def _arguments(op: str, parameters: dict[str, Any], media: list[Media], found: d
         elif key in ("start", "start_frame", "end", "end_frame") and op == "track_object":
             out[key.removesuffix("_frame")] = value
         elif key not in DROPPED:
-            raise Fault(f"{column}.{key}", "unknown_argument", f"{op} has nothing like it")
+            raise RowError(f"{column}.{key}", "unknown_argument", f"{op} has nothing like it")
     return out
 
 
@@ -174,13 +174,13 @@ def _place(value: Any, count: int, size: Callable[[], tuple[int, int]], column: 
     if isinstance(value, dict):
         value = [value.get(key) for key in (("x1", "y1", "x2", "y2") if count == 4 else ("x", "y"))]
     if not isinstance(value, list) or len(value) != count or not all(type(v) in (int, float) for v in value):
-        raise Fault(column, "bad_box" if count == 4 else "bad_point", f"{count} numbers are wanted")
+        raise RowError(column, "bad_box" if count == 4 else "bad_point", f"{count} numbers are wanted")
     if max(value) > 1:
         width, height = size()
         value = [v / (height if i % 2 else width) for i, v in enumerate(value)]
     inside = all(0 <= v <= 1 for v in value)  # NaN is not
     if not inside or (count == 4 and (value[0] >= value[2] or value[1] >= value[3])):
-        raise Fault(column, "out_of_range", "the place is not inside the picture")
+        raise RowError(column, "out_of_range", "the place is not inside the picture")
     return [float(v) for v in value]
 
 
@@ -188,7 +188,7 @@ def _sizes(media: list[Media], column: str) -> Callable[[], tuple[int, int]]:
     def size() -> tuple[int, int]:
         item = next((m for m in media if m.kind == "image" or m.frames), None)
         if item is None:
-            raise Fault(column, "unknown_size", "a place in pixels of a clip whose size is not known")
+            raise RowError(column, "unknown_size", "a place in pixels of a clip whose size is not known")
         return header_size(Path(item.frames[0] if item.frames else item.uri), column)
 
     return size
@@ -197,7 +197,7 @@ def _sizes(media: list[Media], column: str) -> Callable[[], tuple[int, int]]:
 def _objects(row: Fields, column: str) -> list[dict[str, Any]]:
     value = row.values.get(column) or []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise Fault(column, "wrong_type", "a list of objects is wanted")
+        raise RowError(column, "wrong_type", "a list of objects is wanted")
     return value
 
 
@@ -205,4 +205,4 @@ def _number(row: Fields, column: str) -> float | None:
     value = row.values.get(column)
     if value is None or type(value) in (int, float):
         return value
-    raise Fault(column, "wrong_type", f"a number is wanted, not {type(value).__name__}")
+    raise RowError(column, "wrong_type", f"a number is wanted, not {type(value).__name__}")

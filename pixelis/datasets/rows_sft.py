@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pixelis.datasets.fields import Fault, Fields
+from pixelis.datasets.fields import Fields, RowError
 from pixelis.datasets.readers.places import header_size
 from pixelis.dialogue.dialects import DIALECTS, Dialect
 from pixelis.operations import OPERATIONS
@@ -40,7 +40,7 @@ def read_message_list(row: Fields, name: str) -> Demonstration:
         parts, column = message.get("content"), f"message_list.{i}.content"
         parts = [{"text": parts}] if isinstance(parts, str) else parts
         if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-            raise Fault(column, "wrong_type", "a list of parts is wanted")
+            raise RowError(column, "wrong_type", "a list of parts is wanted")
         said = Said(_role(message.get("role"), f"message_list.{i}.role"), "")
         for part in parts:
             if part.get("text") is not None:
@@ -71,20 +71,20 @@ def _sharegpt(row: Fields, name: str, column: str, who: str, what: str) -> Demon
     for i, message in enumerate(_messages(row, column)):
         text = message.get(what)
         if not isinstance(text, str):
-            raise Fault(f"{column}.{i}.{what}", "wrong_type", "text is wanted")
+            raise RowError(f"{column}.{i}.{what}", "wrong_type", "text is wanted")
         said = Said(_role(message.get(who), f"{column}.{i}.{who}"), text)
         if said.role == "user":
             for mark, left in (("<image>", images), ("<video>", clips)):
                 count = text.count(mark)
                 if count > len(left):
-                    raise Fault(column, "media_count", f"there are more {mark} than of them")
+                    raise RowError(column, "media_count", f"there are more {mark} than of them")
                 said.media += left[:count]
                 del left[:count]
         chat.append(said)
     first = next((said for said in chat if said.role == "user"), None)
     if (images or clips) and first is not None:
         if any(said.media for said in chat):
-            raise Fault(column, "media_count", f"{len(images) + len(clips)} pictures have no <image> or <video>")
+            raise RowError(column, "media_count", f"{len(images) + len(clips)} pictures have no <image> or <video>")
         first.media = [*images, *clips]
     return _demonstration(row, name, chat, (column, "images", "image", "videos"))
 
@@ -94,7 +94,7 @@ def _demonstration(row: Fields, name: str, chat: list[Said], used: tuple[str, ..
     system = "\n".join(said.text for said in chat if said.role == "system")
     chat = [said for said in chat if said.role != "system"]
     if not chat or chat[0].role != "user":
-        raise Fault(column, "no_question", "the chat does not begin with a user")
+        raise RowError(column, "no_question", "the chat does not begin with a user")
     asked = _numbered(chat[0].media)
     dialect = _dialect([said.text for said in chat if said.role == "assistant"])
     steps: list[Step] = []
@@ -108,10 +108,10 @@ def _demonstration(row: Fields, name: str, chat: list[Said], used: tuple[str, ..
             sizes.add(key, path)
     for i, said in enumerate(chat[1:], 1):
         if said.role == chat[i - 1].role:  # a call has one observation: with none or two, later ones would be called otherwise
-            raise Fault(column, "out_of_turn", f"turn {i}: the {said.role} speaks twice")
+            raise RowError(column, "out_of_turn", f"turn {i}: the {said.role} speaks twice")
         if said.role == "user":
             if not steps or steps[-1].op is None:
-                raise Fault(column, "second_question", f"turn {i} asks again: a demonstration has one question")
+                raise RowError(column, "second_question", f"turn {i} asks again: a demonstration has one question")
             if not said.media and REFUSED.match(said.text):
                 steps[-1] = steps[-1].model_copy(update={"learn": False})
                 continue
@@ -122,11 +122,11 @@ def _demonstration(row: Fields, name: str, chat: list[Said], used: tuple[str, ..
                 sizes.add(key, path)
             continue
         if steps and steps[-1].answer is not None:
-            raise Fault(column, "second_answer", f"turn {i} goes on after the answer")
+            raise RowError(column, "second_answer", f"turn {i} goes on after the answer")
         scale = Scale("thousand", sizes, clips=tuple(clips))  # dialects with a scale of their own put it in its place
         steps.append(_step(said.text, dialect, scale, last=i == len(chat) - 1, column=f"{column}.{i}"))
     if not steps or steps[-1].answer is None:
-        raise Fault(column, "no_answer", "the chat does not end with an answer")
+        raise RowError(column, "no_answer", "the chat does not end with an answer")
     answers = row.answers("answer") if "answer" in row else [steps[-1].answer]
     meta = row.rest(*used, "id", "qid", "doc_id", "answer") | ({"system": system} if system else {})
     return Demonstration(
@@ -143,17 +143,17 @@ def _demonstration(row: Fields, name: str, chat: list[Said], used: tuple[str, ..
 def _step(text: str, dialect: Dialect, scale: Scale, last: bool, column: str) -> Step:
     reply = dialect.parse(text, OPERATIONS, scale)
     if reply.error is not None:
-        raise Fault(column, reply.error.code, reply.error.message)
+        raise RowError(column, reply.error.code, reply.error.message)
     think = (reply.think or "").strip() or None
     if reply.action is not None:
         return Step(think=think, op=reply.action.op, target=reply.action.target, arguments=reply.action.arguments)
     if reply.answer is not None:
         return Step(think=think, answer=reply.answer)
     if not last:
-        raise Fault(column, "no_action", "the turn neither calls an operation nor answers")
+        raise RowError(column, "no_action", "the turn neither calls an operation nor answers")
     rest = text.partition("</think>")[2] if "</think>" in text else text
     if not rest.strip():
-        raise Fault(column, "no_answer", "the last turn is empty")
+        raise RowError(column, "no_answer", "the last turn is empty")
     return Step(think=think if "</think>" in text else None, answer=rest.strip())
 
 
@@ -200,11 +200,11 @@ def _numbered(media: list[Media]) -> list[Media]:
 def _messages(row: Fields, column: str) -> list[dict[str, Any]]:
     value = row.get(column)
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-        raise Fault(column, "wrong_type", "a list of messages is wanted")
+        raise RowError(column, "wrong_type", "a list of messages is wanted")
     return value
 
 
 def _role(value: Any, column: str) -> str:
     if value not in ROLES:
-        raise Fault(column, "unknown_role", f"no role {value!r}; known are {', '.join(ROLES)}")
+        raise RowError(column, "unknown_role", f"no role {value!r}; known are {', '.join(ROLES)}")
     return ROLES[value]

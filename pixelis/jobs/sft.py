@@ -17,14 +17,14 @@ from pixelis.actors.demonstrations import DemonstrationSource, Schedule
 from pixelis.actors.train_job import TrainJob
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.curriculum import LEVELS
-from pixelis.datasets.demonstration_store import Draw, Shelf
+from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
 from pixelis.errors import BadConfig
 from pixelis.jobs.driver import driver, last_step, made_steps, run_folder, watch
 from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint
 from pixelis.telemetry.events import EventLog
 
-SHELF = "demonstrations"
+STORE = "demonstrations"
 """Folder of a run with the rows it learns from."""
 SHOWN = ("policy/loss", "evaluate/loss", "evaluate/accuracy", "curriculum/stage")
 
@@ -45,8 +45,8 @@ def run(config: Config) -> Path:
         steps = draw.steps(config.sft.epochs) if config.sft.epochs else config.sft.steps
         with placed(config, episodes) as actors, schedule(config) as decides:
             job = TrainJob(config, DemonstrationSource(config, start, steps, decides, actors))
-            ranks, shelf = range(config.learner.workers if start < steps else 0), folder / SHELF
-            datasets = {f"train-{rank}": demonstration_stream(config, shelf, start, steps, rank, decides) for rank in ranks}
+            ranks, store = range(config.learner.workers if start < steps else 0), folder / STORE
+            datasets = {f"train-{rank}": demonstration_stream(config, store, start, steps, rank, decides) for rank in ranks}
             return made_steps(
                 watch(
                     config,
@@ -83,29 +83,29 @@ def schedule(config: Config) -> Iterator[ActorHandle | None]:
         ray.kill(actor)
 
 
-def drawn(config: Config, folder: Path, resumed: bool) -> Draw:
+def drawn(config: Config, folder: Path, resumed: bool) -> BatchSampler:
     """The demonstrations of the run: written down once, so that a resumed run finds the same, and is told when it wants others.
 
     Raises BadInput, before any actor is started, for demonstrations that cannot be read or lack a level that a stage draws.
     """
-    from pixelis.datasets.demonstration_stream import demonstrations, draw_from, fill_shelf, shelf_settings
+    from pixelis.datasets.demonstration_stream import batch_sampler, demonstrations, fill_store, store_settings
 
     endless = config.data.demonstrations.startswith("cards:")
-    kept = resumed and not endless and (folder / SHELF).is_dir()
-    shelf = Shelf(folder / SHELF) if kept else fill_shelf(config, folder / SHELF)
-    now = shelf_settings(config)
-    if changed := [key for key, value in shelf.about.items() if value != now.get(key)]:
+    kept = resumed and not endless and (folder / STORE).is_dir()
+    store = DemonstrationStore(folder / STORE) if kept else fill_store(config, folder / STORE)
+    now = store_settings(config)
+    if changed := [key for key, value in store.about.items() if value != now.get(key)]:
         raise BadConfig(
             f"{config.run.dir} holds a run with other demonstrations ({', '.join(changed)} changed)",
             fix="choose another run.dir, or start over with run.resume=false",
         )
-    draw = draw_from(config, shelf)
+    draw = batch_sampler(config, store)
     if config.sft.evaluate_every:
         next(demonstrations(config, config.sft.validation, 1), None)
     if config.sft.curriculum.enabled:
         draw.check(config.sft.curriculum.stages)
     levels = {level: len(pool) for level, pool in zip(LEVELS, draw.pools[1:], strict=True)}
-    EventLog(folder).write("demonstrations", rows=len(shelf), used=len(draw), refused=shelf.refused, levels=levels)
+    EventLog(folder).write("demonstrations", rows=len(store), used=len(draw), refused=store.refused, levels=levels)
     return draw
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from pixelis.actors import cluster, synthesis
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.synthesis.corrections import WAYS
-from pixelis.datasets.synthesis.quota_scheduler import Ledger, Rows, cells
+from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, Rows, quotas
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.jobs.driver import driver, run_folder
@@ -29,23 +29,26 @@ def run(config: Config) -> dict[str, Any]:
     """Make the samples that are still missing; returns the summary. DataFailure for a shortfall with ``synthesis.strict``."""
     check(config)
     synthesis.maker(config).close()  # what is missing is said before a cluster is started
-    used = sorted({config.synthesis.datasources[cell.source].path for cell in cells(config.synthesis)})
+    used = sorted({config.synthesis.datasources[quota.source].path for quota in quotas(config.synthesis)})
     with run_folder(config, *used) as folder:
         if not config.run.resume:
             _start_over(folder)
-        ledger, rows = Ledger(folder, config.synthesis, config.run.seed), Rows(config.synthesis, config.data.max_bad_rows)
-        before, started = ledger.made, time.monotonic()
-        with Progress("synthesize", ledger.target, start=before, enabled=config.telemetry.progress) as progress:
+        scheduler, rows = (
+            QuotaScheduler(folder, config.synthesis, config.run.seed),
+            Rows(config.synthesis, config.data.max_bad_rows),
+        )
+        before, started = scheduler.made, time.monotonic()
+        with Progress("synthesize", scheduler.target, start=before, enabled=config.telemetry.progress) as progress:
             progress.update(before, status="reading sources")
-            while ledger.made < ledger.target and (ledger.left() or ledger.plan(rows)):
+            while scheduler.made < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
                 cluster.connect(config)
-                made = synthesis.outcomes(config, ledger.left(), rows)
-                while ledger.made < ledger.target and (shard := list(itertools.islice(made, config.synthesis.shard))):
-                    ledger.commit(shard)
-                    progress.update(ledger.made, attempts=sum(cell.tried for cell in ledger.cells.values()))
+                made = synthesis.outcomes(config, scheduler.left(), rows)
+                while scheduler.made < scheduler.target and (shard := list(itertools.islice(made, config.synthesis.shard))):
+                    scheduler.commit(shard)
+                    progress.update(scheduler.made, attempts=sum(quota.tried for quota in scheduler.quotas.values()))
         seconds = time.monotonic() - started
-        summary = ledger.summary() | {"bad_rows": dict(rows.bad), "seconds": round(seconds, 1)}
-        summary["samples_per_second"] = round((ledger.made - before) / max(seconds, 1e-9), 2)
+        summary = scheduler.summary() | {"bad_rows": dict(rows.bad), "seconds": round(seconds, 1)}
+        summary["samples_per_second"] = round((scheduler.made - before) / max(seconds, 1e-9), 2)
         (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
         lineage.record_of_run(folder / "samples", "dataset")
         return summary
@@ -60,8 +63,8 @@ def _start_over(folder: Path) -> None:
 def check(config: Config) -> None:
     """BadConfig for tasks, ways of correcting or operations that do not exist."""
     s = config.synthesis
-    planned = cells(s)
-    if s.method == "templates" and (unknown := sorted({cell.task for cell in planned} - set(TASKS))):
+    planned = quotas(s)
+    if s.method == "templates" and (unknown := sorted({quota.task for quota in planned} - set(TASKS))):
         raise BadConfig(f"synthesis.tasks: no task {', '.join(unknown)}", fix=f"choose from {', '.join(TASKS)}")
     if unknown := sorted(set(s.corrections) - set(WAYS)):
         raise BadConfig(f"synthesis.corrections: no {', '.join(unknown)}", fix=f"choose from {', '.join(WAYS)}")
@@ -70,9 +73,9 @@ def check(config: Config) -> None:
 def show_plan(config: Config) -> None:
     """What ``--dry-run`` adds: the target of every task, kind and source, on standard error."""
     check(config)
-    for cell in (planned := cells(config.synthesis)):
-        print(f"{cell.target:>8}  {cell.task:<28}{cell.kind:<18}{cell.source}", file=sys.stderr)
-    print(f"{sum(cell.target for cell in planned):>8}  samples in {len(planned)} cells", file=sys.stderr)
+    for quota in (planned := quotas(config.synthesis)):
+        print(f"{quota.target:>8}  {quota.task:<28}{quota.kind:<18}{quota.source}", file=sys.stderr)
+    print(f"{sum(quota.target for quota in planned):>8}  samples in {len(planned)} cells", file=sys.stderr)
 
 
 def main() -> None:
@@ -83,7 +86,7 @@ def main() -> None:
         kinds = ", ".join(f"{kind} {count}" for kind, count in summary["kinds"].items())
         print(f"{summary['samples']} samples ({kinds}) in {config.run.dir}/samples, {summary['samples_per_second']} a second")
         if missing := summary["shortfall"]:
-            told = ", ".join(f"{cell} {count}" for cell, count in list(missing.items())[:8])
+            told = ", ".join(f"{quota} {count}" for quota, count in list(missing.items())[:8])
             text = f"{sum(missing.values())} samples are missing ({told}{', ...' if len(missing) > 8 else ''})"
             fix = "name more sources or rows, or lower target_sample_count; summary.json says why attempts gave nothing"
             if config.synthesis.strict:

@@ -1,12 +1,14 @@
-"""The quickstart tells its whole story, only shorter: SFT, RFT, evaluation, HTTP, adaptation, report."""
+"""The quickstart from a built wheel in an empty folder, only shorter: SFT, RFT, evaluation, HTTP, adaptation, report."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import socket
 import subprocess
-from collections.abc import Callable
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from pixelis.telemetry import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+ROOT = Path(__file__).resolve().parents[2]
 SHORT = [
     *("sft.steps=30", "sft.evaluate_every=15", "sft.validation_size=6", "sft.evaluate_episodes=2"),
     *("rft.steps=3", "rft.prompts_per_step=8", "evaluate.questions=20", "evaluate.trajectories=4"),
@@ -34,10 +37,38 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_the_quickstart_runs_from_end_to_end(
-    job: Callable[..., subprocess.Popen], documented: dict[str, tuple[re.Pattern[str], bool]], tmp_path: Path
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that a wheel of this checkout is installed to; what it depends on comes from the environment of the tests."""
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    for name in ("pixelis", "configs"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(source / "dist"), str(source)]
+    subprocess.run(build, check=True)
+    (wheel,) = (source / "dist").glob("*.whl")
+    subprocess.run([*pip, "install", "-q", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    return site
+
+
+def test_the_quickstart_runs_from_a_wheel_in_an_empty_folder(
+    installed: Path, documented: dict[str, tuple[re.Pattern[str], bool]], tmp_path: Path
 ) -> None:
-    process = job("quickstart", "configs/nano/quickstart.yaml", *SHORT, f"run.dir={tmp_path}/run", f"serve.port={free_port()}")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    where = [sys.executable, "-c", "import pixelis; print(pixelis.__file__)"]
+    assert subprocess.check_output(where, cwd=empty, env=environment, text=True).startswith(str(installed))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pixelis.jobs.cli", "quickstart", *SHORT, f"run.dir={tmp_path}/run", f"serve.port={free_port()}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=empty,
+        env=environment,
+    )
     try:
         printed, told = process.communicate(timeout=800)
     finally:

@@ -18,7 +18,7 @@ import yaml
 
 from pixelis.config import Config, load
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.synthesis.quota_scheduler import Ledger, Rows
+from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, Rows
 from pixelis.datasets.synthesis.sample_builder import Maker
 from pixelis.errors import PixelisError
 from pixelis.jobs import synthesize
@@ -43,10 +43,10 @@ def lines(folder: Path) -> list[str]:
 
 def plain_loop(config: Config) -> list[str]:
     """The same synthesis in one process, without Ray and uninterrupted."""
-    ledger, rows = Ledger(config.run.dir, config.synthesis, config.run.seed), Rows(config.synthesis)
+    scheduler, rows = QuotaScheduler(config.run.dir, config.synthesis, config.run.seed), Rows(config.synthesis)
     maker = Maker(config.synthesis, config.run.seed, config.toolbox, config.dialogue, config.rewards)
-    while ledger.made < ledger.target and ledger.plan(rows):
-        while ledger.made < ledger.target and (left := ledger.left()[: config.synthesis.shard]):
+    while scheduler.made < scheduler.target and scheduler.plan(rows):
+        while scheduler.made < scheduler.target and (left := scheduler.left()[: config.synthesis.shard]):
             outcomes: list[tuple[Demonstration | None, str]] = []
             for attempt in left:
                 question = Question.model_validate_json(str(rows.get(attempt.source, attempt.row)))
@@ -54,7 +54,7 @@ def plain_loop(config: Config) -> list[str]:
                     outcomes.append((maker.make(attempt, question), ""))
                 except PixelisError as error:
                     outcomes.append((None, error.code))
-            ledger.commit(outcomes)
+            scheduler.commit(outcomes)
     return lines(Path(config.run.dir))
 
 

@@ -339,8 +339,8 @@ def test_many_threads_write_one_chain(tmp_path):
 @pytest.mark.slow
 def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path):
     program = (
-        "import sys; from pixelis.config import Audit; from pixelis.evolution.audit import AuditLog\n"
-        "log = AuditLog(sys.argv[1], Audit(rotate_bytes=4000))\n"
+        "import sys; from pixelis.config import AuditConfig; from pixelis.evolution.audit import AuditLog\n"
+        "log = AuditLog(sys.argv[1], AuditConfig(rotate_bytes=4000))\n"
         "for i in range(10**6): log.write('update', 'learner', 'step', details={'i': i}); print(i, flush=True)\n"
     )
     chance = random.Random(0)

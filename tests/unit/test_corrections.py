@@ -16,14 +16,14 @@ from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.corrections import MOST_IOU, WAYS, make_correction
-from pixelis.datasets.synthesis.executor import Room, Studio
+from pixelis.datasets.synthesis.executor import Executor, Session
 from pixelis.datasets.synthesis.places import near_miss, other_frames, oversized, same_place
 from pixelis.errors import DataFailure
 from pixelis.policy.model_path import resolve
 from pixelis.records import Annotations, Demonstration, Media, Question, Region
 from pixelis.rewards.scorers import box_iou
 
-STUDIO = Studio()
+STUDIO = Executor()
 sides = st.floats(0.03, 0.9)
 starts = st.floats(0, 1)
 
@@ -74,23 +74,23 @@ def test_other_frames_are_none_of_those(count: int, many: int, seed: int) -> Non
 
 
 @pytest.fixture(scope="module")
-def room() -> Room:
+def session() -> Session:
     """A zoom and text read in one picture, on the way to the right answer."""
     row = read_demonstrations("cards:?split=train", 1, 5, 0.0)[0]
     regions = [
         Region(id="a", label="card", box=(0.28, 0.32, 0.38, 0.42)),
         Region(id="b", label="apple", box=(0.6, 0.6, 0.7, 0.7)),
     ]
-    room = STUDIO.open(row.model_copy(update={"annotations": Annotations(regions=regions)}))
-    room.call("The frame is there.", "zoom_in", box=(0.28, 0.32, 0.38, 0.42))
-    room.call("I read it in obs1.", "read_text", box=(0.28, 0.32, 0.38, 0.42))
-    room.answer("It says seven.", "7")
-    return room
+    session = STUDIO.open(row.model_copy(update={"annotations": Annotations(regions=regions)}))
+    session.call("The frame is there.", "zoom_in", box=(0.28, 0.32, 0.38, 0.42))
+    session.call("I read it in obs1.", "read_text", box=(0.28, 0.32, 0.38, 0.42))
+    session.answer("It says seven.", "7")
+    return session
 
 
 @pytest.fixture(scope="module")
-def golden(room: Room) -> Demonstration:
-    return room.demonstration()
+def golden(session: Session) -> Demonstration:
+    return session.demonstration()
 
 
 def check(made: Demonstration, golden: Demonstration, way: str) -> None:
@@ -120,8 +120,8 @@ def check(made: Demonstration, golden: Demonstration, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["recrop_once", "recrop_twice", "oversized_zoom", "wrong_object", "repaired_call"])
 @pytest.mark.parametrize("seed", range(4))
-def test_corrections_of_a_picture(golden: Demonstration, room: Room, way: str, seed: int) -> None:
-    made = make_correction(golden, room, np.random.default_rng(seed), [way])
+def test_corrections_of_a_picture(golden: Demonstration, session: Session, way: str, seed: int) -> None:
+    made = make_correction(golden, session, np.random.default_rng(seed), [way])
     check(made, golden, way)
     assert len([t for t in made.turns if not t.learn]) == (2 if way == "recrop_twice" else 1)
     if way == "wrong_object":
@@ -129,12 +129,12 @@ def test_corrections_of_a_picture(golden: Demonstration, room: Room, way: str, s
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_a_later_step_is_about_is_no_wrong_object(room: Room, seed: int) -> None:
+def test_what_a_later_step_is_about_is_no_wrong_object(session: Session, seed: int) -> None:
     """Two cards are counted and an apple lies farther off: the mistake is never the other card."""
     cards = [(0.28, 0.32, 0.38, 0.42), (0.45, 0.32, 0.55, 0.42)]
     regions = [Region(id=f"c{i}", label="card", box=box) for i, box in enumerate(cards)]
     regions.append(Region(id="b", label="apple", box=(0.8, 0.8, 0.9, 0.9)))
-    counting = STUDIO.open(room.question.model_copy(update={"annotations": Annotations(regions=regions), "answers": ["2"]}))
+    counting = STUDIO.open(session.question.model_copy(update={"annotations": Annotations(regions=regions), "answers": ["2"]}))
     for box in cards:
         counting.call("One more.", "segment_object_at", box=box)
     counting.answer("Two.", "2")
@@ -149,26 +149,26 @@ def test_other_frames_first(tmp_path: Path) -> None:
     path = tmp_path / "bikes.mp4"
     path.write_bytes(encode(footage(count=30)))
     question = Question(id="v", question="?", media=[Media(id="vid0", uri=str(path), kind="video")], answers=["yes"])
-    room = STUDIO.open(question)
-    room.call("Early.", "select_frames", frames=[0, 1])
-    room.answer("Yes.", "yes")
-    golden = room.demonstration()
-    check(make_correction(golden, room, np.random.default_rng(0), ["reselect_frames"]), golden, "reselect_frames")
+    session = STUDIO.open(question)
+    session.call("Early.", "select_frames", frames=[0, 1])
+    session.answer("Yes.", "yes")
+    golden = session.demonstration()
+    check(make_correction(golden, session, np.random.default_rng(0), ["reselect_frames"]), golden, "reselect_frames")
 
 
-def test_any_way_that_fits_is_found_and_depends_on_the_seed_alone(golden: Demonstration, room: Room) -> None:
-    made = [make_correction(golden, room, np.random.default_rng(seed)) for seed in (*range(12), 0)]
+def test_any_way_that_fits_is_found_and_depends_on_the_seed_alone(golden: Demonstration, session: Session) -> None:
+    made = [make_correction(golden, session, np.random.default_rng(seed)) for seed in (*range(12), 0)]
     assert len({m.provenance.injected["way"] for m in made if m.provenance}) >= 4
     assert made[0].model_dump_json() == made[-1].model_dump_json()
 
 
-def test_a_player_plays_corrections_with_the_mistake_out_of_the_loss(golden: Demonstration, room: Room) -> None:
+def test_a_player_plays_corrections_with_the_mistake_out_of_the_loss(golden: Demonstration, session: Session) -> None:
     config = Config.model_validate({"dialogue": {"max_context": 2048}, "learner": {"row_tokens": 2048}})
     player = Player(config, str(resolve("nano")))
     for way in WAYS:
         if way == "reselect_frames":
             continue
-        made = make_correction(golden, room, np.random.default_rng(1), [way])
+        made = make_correction(golden, session, np.random.default_rng(1), [way])
         trajectory, _ = player.play(made)
         policy = [turn for turn in trajectory.turns if turn.is_policy]
         assert [turn.learn for turn in policy] == [turn.learn for turn in made.turns]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pixelis.config import SftConfig, SftCurriculumConfig
 from pixelis.datasets.curriculum import LEVELS
-from pixelis.datasets.demonstration_store import Draw, Shelf
+from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Demonstration
 
@@ -26,21 +26,21 @@ def demonstration(number: int, **values: object) -> Demonstration:
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return Shelf.fill(tmp_path_factory.mktemp("shelf") / "rows", (demonstration(n) for n in range(ROWS)), ["golden"])
+def store(tmp_path_factory: pytest.TempPathFactory) -> DemonstrationStore:
+    return DemonstrationStore.fill(tmp_path_factory.mktemp("shelf") / "rows", (demonstration(n) for n in range(ROWS)), ["golden"])
 
 
 def test_rows_come_back_by_number_and_wrong_ones_are_left_out_and_counted(tmp_path: Path) -> None:
     kinds = ["golden", "trap_logical", "self_correction", "outcome_negative", "golden"]
     rows = [demonstration(n, kind=kind, question="Größe? \U0001f600") for n, kind in enumerate(kinds)]
-    shelf = Shelf.fill(tmp_path / "rows", iter(rows), ["golden", "self_correction"])
-    assert [shelf[n].id for n in (2, 0, 1)] == ["q4", "q0", "q2"]
-    assert shelf[1] == rows[2]
-    assert shelf.refused == {"trap_logical": 1, "outcome_negative": 1}
-    again = Shelf(tmp_path / "rows")
+    store = DemonstrationStore.fill(tmp_path / "rows", iter(rows), ["golden", "self_correction"])
+    assert [store[n].id for n in (2, 0, 1)] == ["q4", "q0", "q2"]
+    assert store[1] == rows[2]
+    assert store.refused == {"trap_logical": 1, "outcome_negative": 1}
+    again = DemonstrationStore(tmp_path / "rows")
     assert again[2] == rows[4]
     with pytest.raises(DataFailure, match="none of its 5"):
-        Shelf.fill(tmp_path / "none", iter([demonstration(n, kind="trap_perceptual") for n in range(5)]), ["golden"])
+        DemonstrationStore.fill(tmp_path / "none", iter([demonstration(n, kind="trap_perceptual") for n in range(5)]), ["golden"])
     assert not (tmp_path / "none").exists()
 
 
@@ -52,45 +52,45 @@ def test_rows_come_back_by_number_and_wrong_ones_are_left_out_and_counted(tmp_pa
     parts=st.tuples(*[st.integers(0, 9)] * 3).filter(any),
 )
 def test_a_batch_has_its_mixture_and_depends_on_seed_step_and_mixture_alone(
-    shelf: Shelf, seed: int, step: int, batch: int, parts: tuple[int, int, int]
+    store: DemonstrationStore, seed: int, step: int, batch: int, parts: tuple[int, int, int]
 ) -> None:
     mixture = tuple(part / sum(parts) for part in parts)
-    one, other = (Draw(shelf, SftConfig(batch=batch), seed) for _ in range(2))
+    one, other = (BatchSampler(store, SftConfig(batch=batch), seed) for _ in range(2))
     other.rows(step + 3, mixture)  # what was drawn before makes no difference
     rows = one.rows(step, mixture)
     assert rows.tolist() == other.rows(step, mixture).tolist()
-    found = Counter(shelf.levels[rows].tolist())
+    found = Counter(store.levels[rows].tolist())
     for level, share in enumerate(mixture):
         assert abs(found[level] - share * batch) < 1 + 1e-6
         assert share > 0 or not found[level]
 
 
-def test_without_a_mixture_every_row_is_drawn_once_in_a_pass_and_each_pass_is_shuffled_anew(shelf: Shelf) -> None:
-    draw = Draw(shelf, SftConfig(batch=12), seed=3)
+def test_without_a_mixture_every_row_is_drawn_once_in_a_pass_and_each_pass_is_shuffled_anew(store: DemonstrationStore) -> None:
+    draw = BatchSampler(store, SftConfig(batch=12), seed=3)
     assert draw.steps(2) == 10
     passes = [np.concatenate([draw.rows(step) for step in range(first, first + 5)]).tolist() for first in (0, 5)]
     assert sorted(passes[0]) == sorted(passes[1]) == list(range(ROWS))
     assert passes[0] != passes[1]
-    assert Draw(shelf, SftConfig(batch=12), seed=3, shuffle=False).rows(1).tolist() == list(range(12, 24))
+    assert BatchSampler(store, SftConfig(batch=12), seed=3, shuffle=False).rows(1).tolist() == list(range(12, 24))
 
 
-def test_a_level_with_a_small_share_uses_up_its_rows_before_they_come_again(shelf: Shelf) -> None:
-    draw = Draw(shelf, SftConfig(batch=10), seed=3)
+def test_a_level_with_a_small_share_uses_up_its_rows_before_they_come_again(store: DemonstrationStore) -> None:
+    draw = BatchSampler(store, SftConfig(batch=10), seed=3)
     rows = np.concatenate([draw.rows(step, (0.2, 0.3, 0.5)) for step in range(10)])
-    seen = Counter(rows[shelf.levels[rows] == 0].tolist())
+    seen = Counter(rows[store.levels[rows] == 0].tolist())
     assert len(seen) == ROWS // 3, "20 draws of 20 rows"
     assert max(seen.values()) == 1
 
 
-def test_smaller_shares_lie_in_larger_ones(shelf: Shelf) -> None:
-    shares = [set(Draw(shelf, SftConfig(share=share), seed=8).pools[0].tolist()) for share in (0.1, 0.25, 0.5, 1.0)]
+def test_smaller_shares_lie_in_larger_ones(store: DemonstrationStore) -> None:
+    shares = [set(BatchSampler(store, SftConfig(share=share), seed=8).pools[0].tolist()) for share in (0.1, 0.25, 0.5, 1.0)]
     assert [len(share) for share in shares] == [6, 15, 30, 60]
     assert all(small < large for small, large in itertools.pairwise(shares))
 
 
 def test_a_row_of_twice_the_weight_is_drawn_twice_as_often(tmp_path: Path) -> None:
     rows = [demonstration(n, weight=3.0 if n < 10 else 0.75) for n in range(50)]
-    draw = Draw(Shelf.fill(tmp_path / "rows", rows, ["golden"]), SftConfig(batch=10), seed=0)
+    draw = BatchSampler(DemonstrationStore.fill(tmp_path / "rows", rows, ["golden"]), SftConfig(batch=10), seed=0)
     drawn = Counter(int(row) for step in range(500) for row in draw.rows(step))
     mean = (10 * 3 + 40 * 0.75) / 50
     for row, times in drawn.items():
@@ -100,6 +100,6 @@ def test_a_row_of_twice_the_weight_is_drawn_twice_as_often(tmp_path: Path) -> No
 
 def test_a_stage_without_demonstrations_is_told_before_anything_starts(tmp_path: Path) -> None:
     rows = [demonstration(n, level="simple") for n in range(6)]
-    draw = Draw(Shelf.fill(tmp_path / "rows", rows, ["golden"]), SftConfig(batch=4), seed=0)
+    draw = BatchSampler(DemonstrationStore.fill(tmp_path / "rows", rows, ["golden"]), SftConfig(batch=4), seed=0)
     with pytest.raises(BadInput, match="stage simple_medium draws medium"):
         draw.check(SftCurriculumConfig().stages)

@@ -13,7 +13,7 @@ from PIL import Image
 from pixelis.actors.demonstrations import HeldOut
 from pixelis.config import Config, parse
 from pixelis.datasets.cards import FRAME, render
-from pixelis.datasets.demonstration_store import Shelf
+from pixelis.datasets.demonstration_store import DemonstrationStore
 from pixelis.datasets.demonstration_stream import Prepare, samples_of
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
@@ -199,14 +199,14 @@ def test_a_picture_that_is_missing_or_broken_is_told_as_such(
 
 
 def test_what_the_learner_reads_from_the_stream_is_what_was_played(row: Callable[..., Demonstration], tmp_path: Path) -> None:
-    shelf = tmp_path / "shelf"
+    store = tmp_path / "shelf"
     config = parse(
         {**settings().model_dump(), "sft": {"batch": 3, "weights": {"think": 0.5}}, "data": {"demonstrations": "cards:"}}
     )
     missing = row({"answer": "5"}).model_copy(update={"id": "q3", "media": [Media(id="img0", uri=str(tmp_path / "none.png"))]})
     rows = [row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}), row({"answer": "3"}).model_copy(update={"id": "q2"}), missing]
-    Shelf.fill(shelf, rows, ["golden"])
-    prepare = Prepare(config, config.policy.model, str(shelf))
+    DemonstrationStore.fill(store, rows, ["golden"])
+    prepare = Prepare(config, config.policy.model, str(store))
     columns = {name: np.asarray(values, dtype=object) for name, values in prepare({"id": np.asarray([0])}).items()}
     assert columns["error"][2].startswith("image_not_found")
     samples = samples_of(columns)

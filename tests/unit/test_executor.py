@@ -7,7 +7,7 @@ import pytest
 from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.synthesis.executor import Studio, renamed, sample_name
+from pixelis.datasets.synthesis.executor import Executor, renamed, sample_name
 from pixelis.errors import DataFailure, MissingDependency
 from pixelis.policy.model_path import resolve
 from pixelis.records import Demonstration
@@ -19,48 +19,48 @@ def golden() -> Demonstration:
 
 
 def test_calls_are_named_in_order_and_crops_of_crops_refer_to_them(golden: Demonstration) -> None:
-    room = Studio().open(golden)
-    first = room.call("closer", "zoom_in", box=(0.2, 0.2, 0.8, 0.8))
-    second = room.call(None, "zoom_in", "obs1", box=(0.25, 0.25, 0.75, 0.75))
+    session = Executor().open(golden)
+    first = session.call("closer", "zoom_in", box=(0.2, 0.2, 0.8, 0.8))
+    second = session.call(None, "zoom_in", "obs1", box=(0.25, 0.25, 0.75, 0.75))
     assert (first.id, second.id) == ("obs1", "obs2")
     assert second.images[0].parent == "obs1"
     assert second.data["pixels"] == pytest.approx([269, 269, 499, 499], abs=2)
-    assert room.view("obs2").shape[2] == 3
-    room.answer("so", "7")
-    made = room.demonstration(id="x1", kind="golden")
+    assert session.view("obs2").shape[2] == 3
+    session.answer("so", "7")
+    made = session.demonstration(id="x1", kind="golden")
     assert [turn.op for turn in made.turns] == ["zoom_in", "zoom_in", None]
     assert made.question == golden.question
     assert Demonstration.model_validate_json(made.model_dump_json()).model_dump() == made.model_dump()
 
 
 def test_a_refused_call_raises_unless_it_is_meant_to(golden: Demonstration) -> None:
-    room = Studio().open(golden)
+    session = Executor().open(golden)
     with pytest.raises(DataFailure) as error:
-        room.execute("zoom_in", "obs9", box=(0.1, 0.1, 0.5, 0.5))
+        session.execute("zoom_in", "obs9", box=(0.1, 0.1, 0.5, 0.5))
     assert error.value.code == "bad_target"
-    refused = room.call(None, "zoom_in", "obs9", box=(0.1, 0.1, 0.5, 0.5), learn=False, allow_error=True)
+    refused = session.call(None, "zoom_in", "obs9", box=(0.1, 0.1, 0.5, 0.5), learn=False, allow_error=True)
     assert (refused.status, refused.code, refused.id) == ("error", "bad_target", None)
-    assert room.call(None, "zoom_in", box=(0.1, 0.1, 0.5, 0.5)).id == "obs1"
+    assert session.call(None, "zoom_in", box=(0.1, 0.1, 0.5, 0.5)).id == "obs1"
 
 
 def test_without_an_answer_there_is_no_demonstration(golden: Demonstration) -> None:
-    room = Studio().open(golden)
-    room.call(None, "zoom_in", box=(0.1, 0.1, 0.5, 0.5))
+    session = Executor().open(golden)
+    session.call(None, "zoom_in", box=(0.1, 0.1, 0.5, 0.5))
     with pytest.raises(DataFailure, match="no answer"):
-        room.demonstration()
+        session.demonstration()
 
 
 def test_replayed_turns_refer_to_the_observations_of_the_new_room(golden: Demonstration) -> None:
-    room = Studio().open(golden)
-    room.call("a", "zoom_in", box=(0.2, 0.2, 0.8, 0.8))
-    room.call("in obs1", "zoom_in", "obs1", box=(0.25, 0.25, 0.75, 0.75))
-    room.answer("obs2 shows it", "7")
-    other = room.again()
+    session = Executor().open(golden)
+    session.call("a", "zoom_in", box=(0.2, 0.2, 0.8, 0.8))
+    session.call("in obs1", "zoom_in", "obs1", box=(0.25, 0.25, 0.75, 0.75))
+    session.answer("obs2 shows it", "7")
+    other = session.again()
     other.call("elsewhere", "zoom_in", box=(0.0, 0.0, 0.3, 0.3), learn=False)
-    other.replay(room.steps)
+    other.replay(session.steps)
     assert [turn.target for turn in other.steps] == ["img0", "img0", "obs2", None]
     assert [turn.think for turn in other.steps] == ["elsewhere", "a", "in obs2", "obs3 shows it"]
-    old, new = room.steps[1].observation, other.steps[2].observation
+    old, new = session.steps[1].observation, other.steps[2].observation
     assert old is not None
     assert new is not None
     assert old.data["pixels"] == new.data["pixels"]
@@ -68,14 +68,14 @@ def test_replayed_turns_refer_to_the_observations_of_the_new_room(golden: Demons
 
 def test_a_player_sees_what_the_studio_saw(golden: Demonstration) -> None:
     player = Player(Config(), str(resolve("nano")))
-    studio = Studio(multiple=player.spec.multiple, coordinates=player.renderer.coordinates)
-    room = studio.open(golden)
-    room.replay(golden.turns)
-    made = room.demonstration()
+    executor = Executor(multiple=player.spec.multiple, coordinates=player.renderer.coordinates)
+    session = executor.open(golden)
+    session.replay(golden.turns)
+    made = session.demonstration()
     played, views = player.play(made)
     mine = [turn.observation for turn in made.turns if turn.observation is not None]
     assert [o.model_dump() for o in played.observations] == [o.model_dump() for o in mine]
-    assert all((a == b).all() for a, b in zip(views, room.views, strict=True))
+    assert all((a == b).all() for a, b in zip(views, session.views, strict=True))
 
 
 def test_renaming_is_done_once_and_by_whole_words() -> None:
@@ -88,5 +88,5 @@ def test_an_operation_that_cannot_be_executed_is_told_at_once(monkeypatch: pytes
     """Without its engine every sample that reads text would be dropped under a code, and the job would go on."""
     monkeypatch.setattr("pixelis.operations.ocr.find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match="rapidocr"):
-        Studio()
-    Studio(ToolboxConfig(operations=["zoom_in"]))
+        Executor()
+    Executor(ToolboxConfig(operations=["zoom_in"]))

@@ -11,7 +11,7 @@ from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement import gates
 from pixelis.datasets.refinement.pipeline import observed
 from pixelis.datasets.synthesis.checking import is_wrong
-from pixelis.datasets.synthesis.executor import Studio
+from pixelis.datasets.synthesis.executor import Executor
 from pixelis.errors import DataFailure
 from pixelis.operations import OPERATIONS
 from pixelis.records import Demonstration, Observation, Step
@@ -138,19 +138,19 @@ def test_every_failed_gate_is_in_the_error():
 
 
 def test_replay_executes_again_and_finds_what_was_changed():
-    studio = Studio(ToolboxConfig(), DialogueConfig())
+    executor = Executor(ToolboxConfig(), DialogueConfig())
     bare = demonstration("r", turns=[zoom(1, observation=None), zoom(2, target="obs1", observation=None), ANSWER])
-    made = observed(bare, studio)
+    made = observed(bare, executor)
     assert isinstance(made, Demonstration)
     assert [step.observation.id for step in made.steps if step.observation] == ["obs1", "obs2"]
-    assert gates.replay([made], studio, 1.0, 0).passed
+    assert gates.replay([made], executor, 1.0, 0).passed
     forged = made.model_copy(deep=True)
     assert forged.turns[1].observation is not None
     forged.turns[1].observation.data["zoom_level"] = 9.0
-    gate = gates.replay([made, forged.model_copy(update={"id": "forged"})], studio, 1.0, 0)
+    gate = gates.replay([made, forged.model_copy(update={"id": "forged"})], executor, 1.0, 0)
     assert not gate.passed
     assert gate.ids == {"forged": "turn 2: zoom_in gives another data"}
     lost = made.model_copy(update={"id": "lost", "media": [made.media[0].model_copy(update={"uri": "/no/such.png"})]})
-    assert "lost" in gates.replay([lost], studio, 1.0, 0).ids
+    assert "lost" in gates.replay([lost], executor, 1.0, 0).ids
     trap = forged.model_copy(update={"id": "trap", "kind": "trap_perceptual"})
-    assert gates.replay([trap], studio, 1.0, 0).passed  # its observation is wrong on purpose
+    assert gates.replay([trap], executor, 1.0, 0).passed  # its observation is wrong on purpose

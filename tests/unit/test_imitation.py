@@ -11,13 +11,13 @@ from chat_server import ChatServer
 from pixelis.config.synthesis import DistillationConfig, ImitationConfig
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.distillation import Distiller, described
-from pixelis.datasets.synthesis.executor import Studio
+from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.imitation import Imitator
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.records import Action, Annotations, Demonstration, Question, Region, Relation, StopReason, Trajectory, Turn, Verdict
 from pixelis.serve.schemas import AgentReply, AgentRequest, parse
 
-STUDIO = Studio()
+STUDIO = Executor()
 CALL = '<think>I look.</think><tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[280,320,380,420]}}</tool_call>'
 CALL_AGAIN = '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[100,100,900,900],"target":"obs1"}}</tool_call>'
 RIGHT, WRONG = "<think>It is in the frame.</think><answer>7</answer>", "<think>Hm.</think><answer>4</answer>"

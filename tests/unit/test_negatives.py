@@ -11,13 +11,13 @@ from clips import encode, footage
 from pixelis.datasets.cards import describe
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.checking import alternatives, is_right, is_wrong, wrong_answer
-from pixelis.datasets.synthesis.executor import Room, Studio
+from pixelis.datasets.synthesis.executor import Executor, Session
 from pixelis.datasets.synthesis.negatives import make_mistake
 from pixelis.errors import DataFailure
 from pixelis.records import Annotations, Demonstration, Event, Line, Media, Question, Region
 from pixelis.rewards.scorers import box_iou
 
-STUDIO = Studio()
+STUDIO = Executor()
 
 
 def known(question: Demonstration) -> Demonstration:
@@ -37,10 +37,10 @@ def cards() -> list[Demonstration]:
     return [replayed(row)[0] for row in several[:6]]
 
 
-def replayed(row: Demonstration) -> tuple[Demonstration, Room]:
-    room = STUDIO.open(row)
-    room.replay(row.turns)
-    return room.demonstration(), room
+def replayed(row: Demonstration) -> tuple[Demonstration, Session]:
+    session = STUDIO.open(row)
+    session.replay(row.turns)
+    return session.demonstration(), session
 
 
 def ask(text: str, answer: str, scorer: str = "exact", **fields: object) -> Question:
@@ -150,12 +150,12 @@ def test_a_comparison_turns_round_when_the_other_thing_is_measured() -> None:
             "annotations": Annotations(regions=regions),
         }
     )
-    room = STUDIO.open(question)
+    session = STUDIO.open(question)
     for region in regions[:2]:
-        room.call("I measure it.", "get_properties", box=region.box, groups=["size"])
-    room.answer("The tall box is larger.", "tall box")
-    golden = room.demonstration()
-    wrong = make_mistake("trap_perceptual", golden, room, np.random.default_rng(0))
+        session.call("I measure it.", "get_properties", box=region.box, groups=["size"])
+    session.answer("The tall box is larger.", "tall box")
+    golden = session.demonstration()
+    wrong = make_mistake("trap_perceptual", golden, session, np.random.default_rng(0))
     assert wrong.final in ("flat box", "tiny box")
     assert wrong.provenance is not None
     assert wrong.provenance.injected["by"].startswith("size.")
@@ -197,17 +197,17 @@ def test_counting_one_more_thing_is_a_perceptual_trap() -> None:
     question = row.model_copy(
         update={"question": "How many?", "answers": ["2"], "scorer": "count", "annotations": Annotations(regions=regions)}
     )
-    room = STUDIO.open(question)
+    session = STUDIO.open(question)
     for region in regions[:2]:
-        room.call("One.", "segment_object_at", box=region.box)
-    room.answer("Two of them.", "2")
-    wrong = make_mistake("trap_perceptual", room.demonstration(), room, np.random.default_rng(0))
+        session.call("One.", "segment_object_at", box=region.box)
+    session.answer("Two of them.", "2")
+    wrong = make_mistake("trap_perceptual", session.demonstration(), session, np.random.default_rng(0))
     assert wrong.final == "3"
     assert [step.op for step in wrong.steps] == ["segment_object_at"] * 3
-    measured = room.demonstration(question="How many times larger is it?", answers=["2.00"], scorer="numeric_band")
+    measured = session.demonstration(question="How many times larger is it?", answers=["2.00"], scorer="numeric_band")
     measured.turns[-1] = measured.turns[-1].model_copy(update={"answer": "2.00"})
     with pytest.raises(DataFailure) as failure:  # one of two things measured, not two things counted
-        make_mistake("trap_perceptual", measured, room, np.random.default_rng(0))
+        make_mistake("trap_perceptual", measured, session, np.random.default_rng(0))
     assert failure.value.code == "no_conclusion"
 
 
@@ -222,10 +222,10 @@ def test_other_frames_show_another_event(tmp_path: Path) -> None:
         answers=["a man waves"],
         annotations=Annotations(events=events),
     )
-    room = STUDIO.open(question)
-    room.call("Early.", "select_frames", frames=[0, 1])
-    room.answer("He waves.", "a man waves")
-    found = {make_mistake("trap_perceptual", room.demonstration(), room, np.random.default_rng(s)).final for s in (0, 2)}
+    session = STUDIO.open(question)
+    session.call("Early.", "select_frames", frames=[0, 1])
+    session.answer("He waves.", "a man waves")
+    found = {make_mistake("trap_perceptual", session.demonstration(), session, np.random.default_rng(s)).final for s in (0, 2)}
     assert found == {"a man sits"}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pixelis.config.synthesis import SynthesisConfig
 from pixelis.datasets.synthesis.executor import sample_name
-from pixelis.datasets.synthesis.quota_scheduler import Ledger, Rows, apportion, cells
+from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, Rows, apportion, quotas
 from pixelis.datasets.synthesis.sample_builder import Attempt
 from pixelis.errors import BadConfig
 from pixelis.records import Demonstration, Question, Step
@@ -58,18 +58,18 @@ class Killed(Exception):
     """Stands for SIGKILL between two writes."""
 
 
-def synthesize(folder: Path, s: SynthesisConfig, seed: int = 0, stop_after: int | None = None) -> Ledger:
-    ledger, rows, shards = Ledger(folder, s, seed), Rows(s), 0
-    while ledger.made < ledger.target and (ledger.left() or ledger.plan(rows)):
-        left = ledger.left()
+def synthesize(folder: Path, s: SynthesisConfig, seed: int = 0, stop_after: int | None = None) -> QuotaScheduler:
+    scheduler, rows, shards = QuotaScheduler(folder, s, seed), Rows(s), 0
+    while scheduler.made < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
+        left = scheduler.left()
         for begin in range(0, len(left), s.shard):
             if stop_after is not None and shards >= stop_after:
                 raise Killed
-            ledger.commit([outcome(a, str(rows.get(a.source, a.row))) for a in left[begin : begin + s.shard]])
+            scheduler.commit([outcome(a, str(rows.get(a.source, a.row))) for a in left[begin : begin + s.shard]])
             shards += 1
-            if ledger.made >= ledger.target:
+            if scheduler.made >= scheduler.target:
                 break
-    return ledger
+    return scheduler
 
 
 def union(folder: Path) -> list[str]:
@@ -108,42 +108,42 @@ def test_targets_are_met_by_kind_and_never_passed(tmp_path: Path) -> None:
 
 
 def test_what_the_rows_cannot_fill_is_a_shortfall(tmp_path: Path) -> None:
-    ledger = synthesize(tmp_path / "run", settings(tmp_path, rows=4))
-    assert ledger.made < ledger.target
-    assert sum(ledger.shortfall().values()) == ledger.target - ledger.made
-    assert ledger.left() == []
-    assert synthesize(tmp_path / "run", settings(tmp_path, rows=4)).made == ledger.made
+    scheduler = synthesize(tmp_path / "run", settings(tmp_path, rows=4))
+    assert scheduler.made < scheduler.target
+    assert sum(scheduler.shortfall().values()) == scheduler.target - scheduler.made
+    assert scheduler.left() == []
+    assert synthesize(tmp_path / "run", settings(tmp_path, rows=4)).made == scheduler.made
 
 
 def test_a_pass_that_gives_nothing_ends_the_cell(tmp_path: Path) -> None:
     s = settings(tmp_path, rows=5, passes=100)
-    ledger, rows, tried = Ledger(tmp_path / "run", s, 0), Rows(s), 0
-    while ledger.plan(rows):
-        ledger.commit([(None, "unsuitable")] * len(ledger.left()))
+    scheduler, rows, tried = QuotaScheduler(tmp_path / "run", s, 0), Rows(s), 0
+    while scheduler.plan(rows):
+        scheduler.commit([(None, "unsuitable")] * len(scheduler.left()))
         tried += 1
         assert tried < 20
-    assert all(cell.tried <= 10 for cell in ledger.cells.values())
+    assert all(quota.tried <= 10 for quota in scheduler.quotas.values())
 
 
 def test_a_pass_that_ends_well_is_followed_by_another(tmp_path: Path) -> None:
     """Its first rounds gave nothing: that is no reason to end the cell while its last attempts are still to be made."""
     s = settings(tmp_path, rows=30, round=24, proportions={"golden": 1, "trap": 0, "self_correction": 0}, passes=2)
-    ledger, rows = Ledger(tmp_path / "run", s, 0), Rows(s)
-    (cell,) = ledger.cells.values()
-    while ledger.plan(rows):
-        ledger.commit([outcome(a, "") if a.row >= 24 else (None, "unsuitable") for a in ledger.left()])
-    assert (cell.draw, cell.tried) == (1, 60)
+    scheduler, rows = QuotaScheduler(tmp_path / "run", s, 0), Rows(s)
+    (quota,) = scheduler.quotas.values()
+    while scheduler.plan(rows):
+        scheduler.commit([outcome(a, "") if a.row >= 24 else (None, "unsuitable") for a in scheduler.left()])
+    assert (quota.draw, quota.tried) == (1, 60)
 
 
 def test_a_shard_that_gives_nothing_the_second_time_leaves_nothing(tmp_path: Path) -> None:
     """Killed between samples and record: a model that is asked again may refuse, and the samples are then nobody's."""
     s, rows = settings(tmp_path), Rows(settings(tmp_path))
-    ledger = Ledger(tmp_path / "run", s, 0)
-    assert ledger.plan(rows)
-    ledger.commit([outcome(a, "") for a in ledger.left()[: s.shard]])
+    scheduler = QuotaScheduler(tmp_path / "run", s, 0)
+    assert scheduler.plan(rows)
+    scheduler.commit([outcome(a, "") for a in scheduler.left()[: s.shard]])
     assert union(tmp_path / "run")
     (tmp_path / "run" / "shards" / "000-00000.json").unlink()
-    again = Ledger(tmp_path / "run", s, 0)
+    again = QuotaScheduler(tmp_path / "run", s, 0)
     again.commit([(None, "chat_timeout")] * s.shard)
     assert again.made == len(union(tmp_path / "run")) == 0
 
@@ -151,10 +151,10 @@ def test_a_shard_that_gives_nothing_the_second_time_leaves_nothing(tmp_path: Pat
 def test_another_seed_or_setting_does_not_go_on_with_a_run(tmp_path: Path) -> None:
     synthesize(tmp_path / "run", settings(tmp_path))
     with pytest.raises(BadConfig, match="other settings"):
-        Ledger(tmp_path / "run", settings(tmp_path), 1)
+        QuotaScheduler(tmp_path / "run", settings(tmp_path), 1)
     with pytest.raises(BadConfig, match="other settings"):
-        Ledger(tmp_path / "run", settings(tmp_path, most_iou=0.2), 0)
-    assert Ledger(tmp_path / "run", settings(tmp_path, workers=7), 0).made == 40
+        QuotaScheduler(tmp_path / "run", settings(tmp_path, most_iou=0.2), 0)
+    assert QuotaScheduler(tmp_path / "run", settings(tmp_path, workers=7), 0).made == 40
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_another_seed_or_setting_does_not_go_on_with_a_run(tmp_path: Path) -> No
 )
 def test_a_plan_needs_a_task(tmp_path: Path, change: dict, named: str) -> None:
     with pytest.raises(BadConfig, match=named):
-        cells(settings(tmp_path, **change))
+        quotas(settings(tmp_path, **change))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from pycocotools import mask as coco
 
 from pixelis.datasets import readers
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.fields import Fault
+from pixelis.datasets.fields import RowError
 from pixelis.datasets.questions import read_questions
 from pixelis.datasets.readers.places import box, box_xywh, event, mask_code, outline
 from pixelis.errors import BadInput, MissingFile
@@ -722,8 +722,8 @@ def test_tallyqa_and_superclevr(tmp_path: Path) -> None:
 
 
 def test_sources() -> None:
-    assert readers.is_family("coco:/data/coco?split=val2017")
-    assert not any(readers.is_family(source) for source in ("coco", "cards:?split=train", "coco.jsonl", "s3://coco/rows.jsonl"))
+    assert readers.is_dataset("coco:/data/coco?split=val2017")
+    assert not any(readers.is_dataset(source) for source in ("coco", "cards:?split=train", "coco.jsonl", "s3://coco/rows.jsonl"))
     with pytest.raises(BadInput, match="did you mean 'coco'"):
         readers.read("cocoo:/data")
     with pytest.raises(BadInput, match="did you mean 'stride'"):
@@ -734,11 +734,11 @@ def test_sources() -> None:
         readers.read("coco:s3://bucket/coco")
 
 
-@pytest.mark.parametrize("name", readers.FAMILIES)
+@pytest.mark.parametrize("name", readers.READERS)
 def test_a_missing_folder_tells_the_official_layout(name: str, tmp_path: Path) -> None:
     with pytest.raises(MissingFile) as caught:
         list(islice(readers.read(f"{name}:{tmp_path}/nothing"), 1))
-    assert readers.FAMILIES[name].layout in str(caught.value)
+    assert readers.READERS[name].layout in str(caught.value)
     assert str(tmp_path / "nothing") in str(caught.value)
 
 
@@ -779,8 +779,8 @@ def test_boxes_lie_in_the_picture_or_are_faults(numbers: list, width: int, heigh
     for make in (box, box_xywh):
         try:
             x0, y0, x1, y1 = make(numbers, width, height)
-        except Fault as fault:
-            assert fault.code in ("not_a_number", "wrong_type", "empty_box", "outside")  # noqa: PT017
+        except RowError as problem:
+            assert problem.code in ("not_a_number", "wrong_type", "empty_box", "outside")  # noqa: PT017
         else:
             assert 0 <= x0 < x1 <= 1
             assert 0 <= y0 < y1 <= 1
@@ -791,8 +791,8 @@ def test_masks_of_any_polygon_are_of_the_picture(numbers: list[float], width: in
     try:
         points = outline(numbers, width, height, "p")
         code = mask_code([numbers], width, height)
-    except Fault as fault:
-        assert fault.code in ("bad_polygon", "empty_mask")  # noqa: PT017
+    except RowError as problem:
+        assert problem.code in ("bad_polygon", "empty_mask")  # noqa: PT017
     else:
         assert all(0 <= x <= 1 and 0 <= y <= 1 for x, y in points)
         assert 0 < decode(code, height, width).area <= width * height
@@ -802,8 +802,8 @@ def test_masks_of_any_polygon_are_of_the_picture(numbers: list[float], width: in
 def test_events_lie_in_the_clip_or_are_faults(start: Any, end: Any, duration: float | None) -> None:
     try:
         found = event("x", start, end, duration)
-    except Fault as fault:
-        assert fault.code in ("not_a_number", "empty_span", "outside")  # noqa: PT017
+    except RowError as problem:
+        assert problem.code in ("not_a_number", "empty_span", "outside")  # noqa: PT017
     else:
         assert 0 <= found.start < found.end
         assert duration is None or found.end <= duration
@@ -811,6 +811,6 @@ def test_events_lie_in_the_clip_or_are_faults(start: Any, end: Any, duration: fl
 
 def test_the_page_on_data_tells_every_set_and_option() -> None:
     page = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
-    for family in readers.FAMILIES.values():
-        (row,) = [line for line in page.splitlines() if line.startswith("| `") and f"`{family.name}`" in line.split("|")[1]]
-        assert all(option in row for option, default in family.options.items() if option != "split" or default == "train")
+    for reader in readers.READERS.values():
+        (row,) = [line for line in page.splitlines() if line.startswith("| `") and f"`{reader.name}`" in line.split("|")[1]]
+        assert all(option in row for option, default in reader.options.items() if option != "split" or default == "train")

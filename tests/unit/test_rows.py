@@ -15,7 +15,7 @@ from PIL import Image
 from pyarrow import fs
 
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.fields import Fault, Root
+from pixelis.datasets.fields import Root, RowError
 from pixelis.datasets.rows import FORMATS, detect, read_records
 from pixelis.datasets.rows_emit import CHATS, QUESTIONS, emit, emit_chat
 from pixelis.errors import BadInput, InfraFailure
@@ -366,7 +366,7 @@ def test_media_on_another_filesystem_are_fetched_once(tmp_path: Path) -> None:
     bucket.delete_file("bucket/images/0.png")
     assert root.reference("images", "0.png") == uri
     for reference, code in (("1.png", "media_not_found"), (".", "media_not_found"), ("../images2/0.png", "media_traversal")):
-        with pytest.raises(Fault) as caught:
+        with pytest.raises(RowError) as caught:
             root.reference("images", reference)
         assert caught.value.code == code
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [Path(uri)]

@@ -14,7 +14,7 @@ from pixelis.config import Config, DialogueConfig, LearnerConfig
 from pixelis.datasets import packaged
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.synthesis import grounding
-from pixelis.datasets.synthesis.executor import Studio
+from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.sample import Sample
 from pixelis.datasets.synthesis.tasks import TASKS, details, text, video
 from pixelis.datasets.synthesis.tasks.relations import _groups
@@ -30,7 +30,7 @@ SOURCES = {
     "clips": ("frame_selection", "spatio_temporal_tracking"),
 }
 COUNTS = {"frame_selection": 2, "spatio_temporal_tracking": 1, "targeted_ocr": 3}
-STUDIO = Studio(multiple=16)
+STUDIO = Executor(multiple=16)
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from pixelis.datasets import packaged
 from pixelis.datasets.synthesis import grounding
-from pixelis.datasets.synthesis.executor import Studio
+from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.datasets.synthesis.thought_templates import AIMS, REMARKS, TERSE, Writer
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.records import Demonstration
 
-STUDIO = Studio()
+STUDIO = Executor()
 KNOWN = {"yes", "no", "A", "B", "C", "D"}
 
 

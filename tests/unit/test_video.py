@@ -346,10 +346,10 @@ def test_a_file_that_is_cut_off_ends_with_its_last_whole_frame():
 def test_a_bomb_is_not_decoded():
     """A clip of huge pictures is refused from its header, in little memory."""
     script = (
-        "import resource, sys\nfrom pixelis.config import Toolbox\nfrom pixelis.errors import BadImage\n"
+        "import resource, sys\nfrom pixelis.config import ToolboxConfig\nfrom pixelis.errors import BadImage\n"
         "from pixelis.operations.video import open_clip\nimport av, PIL.Image\n"
         "data = sys.stdin.buffer.read()\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try:\n    open_clip(data, Toolbox())\nexcept BadImage as error:\n    print(error.code)\n"
+        "try:\n    open_clip(data, ToolboxConfig())\nexcept BadImage as error:\n    print(error.code)\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
     )
     data = encode([np.zeros((7100, 7100, 3), np.uint8)], "mov", "mjpeg", pixels="yuvj420p")

@@ -11,17 +11,17 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from pixelis.datasets.readers import agents, benchmarks, captions, coco_like, motion, temporal, text, video_masks
-from pixelis.datasets.readers.base import Family, Place, Rows
+from pixelis.datasets.readers.base import DatasetReader, DatasetRoot, Rows
 from pixelis.errors import BadInput
 
 _MODULES = (coco_like, text, captions, video_masks, motion, temporal, agents, benchmarks)
-FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}
+READERS: dict[str, DatasetReader] = {name: reader for module in _MODULES for name, reader in module.READERS.items()}
 
 
-def is_family(source: str) -> bool:
+def is_dataset(source: str) -> bool:
     """Whether a source names one of these data sets."""
     name, colon, _ = source.partition(":")
-    return bool(colon) and name in FAMILIES
+    return bool(colon) and name in READERS
 
 
 def read(source: str) -> Rows:
@@ -31,25 +31,25 @@ def read(source: str) -> Rows:
     MissingFile, telling the official layout, before the first row.
     """
     place = find(source)
-    return place.family.read(place)
+    return place.reader.read(place)
 
 
-def find(source: str) -> Place:
+def find(source: str) -> DatasetRoot:
     """The data set, folder and options that a source names; raises BadInput."""
     name, _, rest = source.partition(":")
     root, _, query = rest.partition("?")
-    if name not in FAMILIES:
-        raise BadInput(f"{source}: no data set {name!r}{_near(name, FAMILIES)}", fix=f"one of {', '.join(FAMILIES)}")
-    family = FAMILIES[name]
+    if name not in READERS:
+        raise BadInput(f"{source}: no data set {name!r}{_near(name, READERS)}", fix=f"one of {', '.join(READERS)}")
+    reader = READERS[name]
     given = dict(parse_qsl(query, keep_blank_values=True))
     for key in given:
-        if key not in family.options:
-            raise BadInput(f"{source}: {name} has no option {key!r}{_near(key, family.options)}", fix=_example(family))
+        if key not in reader.options:
+            raise BadInput(f"{source}: {name} has no option {key!r}{_near(key, reader.options)}", fix=_example(reader))
     if not root:
-        raise BadInput(f"{source} names no folder", fix=_example(family))
+        raise BadInput(f"{source} names no folder", fix=_example(reader))
     if "://" in root:
         raise BadInput(f"{source}: a data set is read from a local folder", fix="copy or mount it; rows of files may be remote")
-    return Place(family, Path(root), {**family.options, **given})
+    return DatasetRoot(reader, Path(root), {**reader.options, **given})
 
 
 def _near(word: str, known) -> str:
@@ -57,6 +57,6 @@ def _near(word: str, known) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _example(family: Family) -> str:
-    options = "&".join(f"{key}={value}" for key, value in family.options.items())
-    return f"write {family.name}:/data/{family.name}?{options}" if options else f"write {family.name}:/data/{family.name}"
+def _example(reader: DatasetReader) -> str:
+    options = "&".join(f"{key}={value}" for key, value in reader.options.items())
+    return f"write {reader.name}:/data/{reader.name}?{options}" if options else f"write {reader.name}:/data/{reader.name}"

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from pixelis.datasets.fields import Fault, Root
-from pixelis.datasets.readers.base import Checker, Family, Place, Rows, need, optional, parse_json, text, whole
+from pixelis.datasets.fields import Root, RowError
+from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, need, optional, parse_json, text, whole
 from pixelis.datasets.readers.places import box_xywh, header_size
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Media, Question, Region
@@ -29,7 +29,7 @@ COLUMNS = (
 _NAMED = re.compile(r"\[[^\]]*\]\s*(.*?)\s*->")
 
 
-def _mind2web(place: Place) -> Rows:
+def _mind2web(place: DatasetRoot) -> Rows:
     place.path("data")
     files = sorted(place.root.glob(f"data/{place.split}-*.parquet"))
     if not files:
@@ -49,14 +49,14 @@ def _mind2web(place: Place) -> Rows:
             raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 
-def _step(place: Place, root: Root, rows: Checker, row: dict[str, Any]) -> Question:
+def _step(place: DatasetRoot, root: Root, rows: Checker, row: dict[str, Any]) -> Question:
     key, goal = rows.unique(text(row, "action_uid"), "action_uid"), text(row, "confirmed_task")
     uri = root.reference("screenshot", row.get("screenshot"))
     width, height = header_size(Path(uri))
     actions = [str(action) for action in need(row, "action_reprs", list)]
     step = whole(row.get("target_action_index"), "target_action_index")
     if step >= len(actions):
-        raise Fault("target_action_index", "outside", f"step {step} of {len(actions)}")
+        raise RowError("target_action_index", "outside", f"step {step} of {len(actions)}")
     told: dict[str, Any] = {name: row.get(name) for name in ("annotation_id", "website", "domain", "subdomain")}
     named = _NAMED.match(actions[step])
     regions, hidden = [], 0
@@ -92,8 +92,8 @@ def _step(place: Place, root: Root, rows: Checker, row: dict[str, Any]) -> Quest
     )
 
 
-FAMILIES = {
-    "mind2web": Family(
+READERS = {
+    "mind2web": DatasetReader(
         "mind2web",
         "agents",
         _mind2web,

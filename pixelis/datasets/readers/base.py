@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.fields import Fault
+from pixelis.datasets.fields import RowError
 from pixelis.datasets.files import read_file
 from pixelis.errors import BadInput, MissingFile
 from pixelis.records import Annotations, Media, Question
@@ -26,7 +26,7 @@ LONGEST_CELL = 1 << 28
 
 
 @dataclass(frozen=True)
-class Family:
+class DatasetReader:
     """One data set: how its official release lies on disk and what reads it.
 
     ``layout`` is the folder tree, told to who gives another one. ``options`` are the keys that a source may set, with their
@@ -36,7 +36,7 @@ class Family:
 
     name: str
     task: str
-    read: Callable[[Place], Rows]
+    read: Callable[[DatasetRoot], Rows]
     layout: str
     source: str
     options: Mapping[str, str] = field(default_factory=lambda: {"split": "train"})
@@ -44,10 +44,10 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Place:
+class DatasetRoot:
     """A data set in a folder, with the options of its source filled in."""
 
-    family: Family
+    reader: DatasetReader
     root: Path
     options: Mapping[str, str]
 
@@ -63,25 +63,25 @@ class Place:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise BadInput(f"{self.family.name}: {key}={self.options[key]} is no number", fix=f"write e.g. {key}=100")
+            raise BadInput(f"{self.reader.name}: {key}={self.options[key]} is no number", fix=f"write e.g. {key}=100")
         return value
 
     def flag(self, key: str) -> bool:
         """A ``yes`` or ``no`` option; BadInput when it is neither."""
         if self.options[key] not in ("yes", "no"):
-            raise BadInput(f"{self.family.name}: {key}={self.options[key]} is neither yes nor no")
+            raise BadInput(f"{self.reader.name}: {key}={self.options[key]} is neither yes nor no")
         return self.options[key] == "yes"
 
     def path(self, *names: str) -> Path:
         """The first of these paths below the root that exists, ``{option}`` filled in; MissingFile tells the whole layout."""
         paths = [self.root / name.format_map(self.options) for name in names]
         if any(not path.is_relative_to(self.root) or ".." in path.relative_to(self.root).parts for path in paths):
-            raise BadInput(f"{self.family.name}: the option leads out of {self.root}")
+            raise BadInput(f"{self.reader.name}: the option leads out of {self.root}")
         for path in paths:
             if path.exists():
                 return path
         wanted = " or ".join(str(path) for path in paths)
-        raise MissingFile(f"{self.family.name}: no {wanted}", fix=f"the official layout is {self.family.layout}")
+        raise MissingFile(f"{self.reader.name}: no {wanted}", fix=f"the official layout is {self.reader.layout}")
 
     def question(
         self,
@@ -96,19 +96,19 @@ class Place:
     ) -> Question:
         """The record of one row; ``meta`` tells its origin, how many annotations were ``dropped``, labels ``not_exhaustive``."""
         told = {key: value for key, value in meta.items() if value not in (None, [], {}, "")}
-        if annotations.regions and not self.family.exhaustive:
+        if annotations.regions and not self.reader.exhaustive:
             told["not_exhaustive"] = sorted({region.label for region in annotations.regions})
         if dropped:
             told["dropped"] = dropped
         return Question(
-            id=f"{self.family.name}-{self.split}-{original}" if self.split else f"{self.family.name}-{original}",
+            id=f"{self.reader.name}-{self.split}-{original}" if self.split else f"{self.reader.name}-{original}",
             question=question,
             media=[media],
             answers=answers,
             scorer=scorer,
-            task=self.family.task,
+            task=self.reader.task,
             split=self.split or "train",
-            meta={"source": self.family.name, "original_id": str(original), **told},
+            meta={"source": self.reader.name, "original_id": str(original), **told},
             annotations=annotations,
         )
 
@@ -126,13 +126,13 @@ class Checker:
         """Reading of one row: a Fault in it ends the row, and is kept."""
         try:
             yield
-        except Fault as fault:
-            self._bad.append(BadRow(self.file, str(name), fault.column, fault.code, fault.message))
+        except RowError as problem:
+            self._bad.append(BadRow(self.file, str(name), problem.column, problem.code, problem.message))
 
     def unique(self, value: Any, column: str) -> Any:
         """``value``, which no earlier row has."""
         if value in self._seen:
-            raise Fault(column, "duplicate_id", f"{value!r} is there twice")
+            raise RowError(column, "duplicate_id", f"{value!r} is there twice")
         self._seen.add(value)
         return value
 
@@ -208,11 +208,11 @@ def table(path: Path, columns: Iterable[str], delimiter: str = ",") -> Iterator[
 def small_json(path: Path, kind: type = dict) -> Any:
     """A JSON file that is one row of many: what is wrong with it, or that it is missing, is a Fault."""
     if not path.is_file():
-        raise Fault("file", "missing_file", f"no {path}")
+        raise RowError("file", "missing_file", f"no {path}")
     try:
         return read_json(path, kind)
     except BadInput as error:
-        raise Fault("file", "not_json", error.message) from None
+        raise RowError("file", "not_json", error.message) from None
 
 
 def parse_json(text: str, column: str, kind: type = dict) -> Any:
@@ -220,7 +220,7 @@ def parse_json(text: str, column: str, kind: type = dict) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Fault(column, "not_json", f"not JSON: {error}") from None
+        raise RowError(column, "not_json", f"not JSON: {error}") from None
     return value if isinstance(value, kind) else _wrong(column, kind, value)
 
 
@@ -232,7 +232,7 @@ def need(row: Any, column: str, kind: type | tuple[type, ...]) -> Any:
     if not isinstance(row, Mapping):
         return _wrong(column, dict, row)
     if row.get(column) is None:
-        raise Fault(column, "missing_column", "is missing")
+        raise RowError(column, "missing_column", "is missing")
     value = row[column]
     return value if isinstance(value, kind) and not isinstance(value, bool) else _wrong(column, kind, value)
 
@@ -249,7 +249,7 @@ def number(value: Any, column: str) -> float:
     except (ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
-        raise Fault(column, "not_a_number", f"{value!r:.60} is no finite number")
+        raise RowError(column, "not_a_number", f"{value!r:.60} is no finite number")
     return found
 
 
@@ -257,7 +257,7 @@ def whole(value: Any, column: str, least: int = 0) -> int:
     """A whole number from ``least`` on, or its text."""
     found = number(value, column)
     if found != int(found) or found < least:
-        raise Fault(column, "not_a_number", f"{value!r:.60} is no whole number from {least} on")
+        raise RowError(column, "not_a_number", f"{value!r:.60} is no whole number from {least} on")
     return int(found)
 
 
@@ -271,15 +271,15 @@ def below(folder: Path, name: str, column: str) -> str:
     """The path of a file that a row names, which must lie in ``folder``; a Fault ``media_traversal`` otherwise."""
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
-        raise Fault(column, "media_traversal", f"{name!r:.80} is no file in {folder}")
+        raise RowError(column, "media_traversal", f"{name!r:.80} is no file in {folder}")
     return str(folder / name)
 
 
 def _wrong(column: str, kind: type | tuple[type, ...], value: Any) -> Any:
     kinds = kind if isinstance(kind, tuple) else (kind,)
     wanted = " or ".join(k.__name__ for k in kinds)
-    raise Fault(column, "wrong_type", f"is a {type(value).__name__}, expected {wanted}")
+    raise RowError(column, "wrong_type", f"is a {type(value).__name__}, expected {wanted}")
 
 
 def _empty(column: str) -> str:
-    raise Fault(column, "empty", "says nothing")
+    raise RowError(column, "empty", "says nothing")

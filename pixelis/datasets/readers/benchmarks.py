@@ -15,11 +15,11 @@ from typing import Any
 
 from pyarrow import fs
 
-from pixelis.datasets.fields import Fault, Root
+from pixelis.datasets.fields import Root, RowError
 from pixelis.datasets.readers.base import (
     Checker,
-    Family,
-    Place,
+    DatasetReader,
+    DatasetRoot,
     Rows,
     below,
     each_row,
@@ -35,7 +35,7 @@ from pixelis.datasets.readers.temporal import choices
 from pixelis.records import Annotations, Media, Question, Region
 
 
-def _vstar(place: Place) -> Rows:
+def _vstar(place: DatasetRoot) -> Rows:
     def question(row: dict[str, Any], rows: Checker) -> Question:
         key = rows.unique(need(row, "question_id", (int, str)), "question_id")
         category, picture = text(row, "category"), Path(below(place.root, text(row, "image"), "image"))
@@ -45,7 +45,7 @@ def _vstar(place: Place) -> Rows:
             data = small_json(picture.with_suffix(".json"))
             names, boxes = need(data, "target_object", list), need(data, "bbox", list)
             if len(names) != len(boxes):
-                raise Fault("bbox", "bad_length", f"{len(boxes)} boxes for {len(names)} things")
+                raise RowError("bbox", "bad_length", f"{len(boxes)} boxes for {len(names)} things")
             for position, (name, corners) in enumerate(zip(names, boxes, strict=True)):
                 regions.append(Region(id=f"target{position}", label=str(name), box=box_xywh(corners, width, height)))
         return place.question(
@@ -62,7 +62,7 @@ def _vstar(place: Place) -> Rows:
     yield from each_row(place.path("test_questions.jsonl"), question)
 
 
-def _hrbench(place: Place) -> Rows:
+def _hrbench(place: DatasetRoot) -> Rows:
     path = place.path("hr_bench_{split}.tsv")
     root, rows = Root(fs.LocalFileSystem(), str(place.root), place.options["cache"] or None), Checker(path)
     pictures: dict[str, str] = {}
@@ -73,15 +73,15 @@ def _hrbench(place: Place) -> Rows:
             try:
                 pictures[key] = root.reference("image", base64.b64decode(image, validate=True))
             except (binascii.Error, ValueError):
-                raise Fault("image", "bad_media", "is no base64") from None
+                raise RowError("image", "bad_media", "is no base64") from None
         elif image not in pictures:
-            raise Fault("image", "unknown_id", f"{image!r} is no earlier row with a picture")
+            raise RowError("image", "unknown_id", f"{image!r} is no earlier row with a picture")
         uri = pictures.get(key) or pictures[image]
         width, height = header_size(Path(uri))
         options = [text(row, letter) for letter in "ABCD" if (row.get(letter) or "").strip()]
         answer = text(row, "answer").upper()
         if len(answer) != 1 or not 0 <= ord(answer) - ord("A") < len(options):
-            raise Fault("answer", "no_label", f"{answer!r:.60} is no letter of {len(options)} options")
+            raise RowError("answer", "no_label", f"{answer!r:.60} is no letter of {len(options)} options")
         return place.question(
             key,
             Media(id="img0", uri=uri, width=width, height=height),
@@ -98,7 +98,7 @@ def _hrbench(place: Place) -> Rows:
         yield from rows.one(f"line {line}", question, row)
 
 
-def _tallyqa(place: Place) -> Rows:
+def _tallyqa(place: DatasetRoot) -> Rows:
     def question(row: dict[str, Any], rows: Checker) -> Question:
         key = rows.unique(need(row, "question_id", (int, str)), "question_id")
         return place.question(
@@ -115,14 +115,14 @@ def _tallyqa(place: Place) -> Rows:
     yield from each_row(place.path("{split}.json"), question)
 
 
-def _superclevr(place: Place) -> Rows:
+def _superclevr(place: DatasetRoot) -> Rows:
     path, folder = place.path("superCLEVR_questions_30k.json"), place.path("images")
     rows = Checker(path)
 
     def question(row: dict[str, Any]) -> Question:
         key, answer = rows.unique(need(row, "question_index", int), "question_index"), row.get("answer")
         if answer is None or not isinstance(answer, (str, int, bool)):
-            raise Fault("answer", "no_label", f"{answer!r:.60} is no answer")
+            raise RowError("answer", "no_label", f"{answer!r:.60} is no answer")
         counts = isinstance(answer, int) and not isinstance(answer, bool)
         return place.question(
             key,
@@ -138,7 +138,7 @@ def _superclevr(place: Place) -> Rows:
 
 
 _FAMILIES = (
-    Family(
+    DatasetReader(
         "vstar",
         "qa",
         _vstar,
@@ -146,7 +146,7 @@ _FAMILIES = (
         "https://huggingface.co/datasets/craigwu/vstar_bench",
         {"split": "test"},
     ),
-    Family(
+    DatasetReader(
         "hrbench",
         "qa",
         _hrbench,
@@ -154,7 +154,7 @@ _FAMILIES = (
         "https://huggingface.co/datasets/DreamMr/HR-Bench",
         {"split": "4k", "cache": ""},
     ),
-    Family(
+    DatasetReader(
         "tallyqa",
         "qa",
         _tallyqa,
@@ -162,7 +162,7 @@ _FAMILIES = (
         "https://github.com/manoja328/TallyQA_dataset",
         {"split": "test"},
     ),
-    Family(
+    DatasetReader(
         "superclevr",
         "qa",
         _superclevr,
@@ -171,4 +171,4 @@ _FAMILIES = (
         {"split": "test"},
     ),
 )
-FAMILIES = {family.name: family for family in _FAMILIES}
+READERS = {reader.name: reader for reader in _FAMILIES}

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from pixelis.datasets.fields import Fault
-from pixelis.datasets.readers.base import Checker, Family, Place, Rows, below, need, read_json, table, text, whole
+from pixelis.datasets.fields import RowError
+from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, need, read_json, table, text, whole
 from pixelis.datasets.readers.places import box, sides
 from pixelis.records import Annotations, Media, Question, Region
 
@@ -24,7 +24,7 @@ _PHRASE = re.compile(r"\[/EN#(\d+)/(\S+) ([^\]]+)\]")
 _TOKEN = re.compile(r"(\S+)#\d+\t(.+)")
 
 
-def _flickr30k(place: Place) -> Rows:
+def _flickr30k(place: DatasetRoot) -> Rows:
     path = place.path("results_20130124.token", "results.token")
     folder = place.path("flickr30k-images", "flickr30k_images")
     kept = set(place.path("{split}.txt", "Entities/{split}.txt").read_text().split()) if place.split else None
@@ -43,7 +43,7 @@ def _flickr30k(place: Place) -> Rows:
                 with rows.row(f"line {number}"):
                     match = _TOKEN.fullmatch(line.strip())
                     if not match:
-                        raise Fault("all", "wrong_type", f"{line.strip()!r:.60} is not NAME.jpg#0, a tab and a caption")
+                        raise RowError("all", "wrong_type", f"{line.strip()!r:.60} is not NAME.jpg#0, a tab and a caption")
                     yield match[1], match[2].strip()
 
     for name, group in itertools.groupby(lines(), key=lambda pair: pair[0]):
@@ -61,9 +61,9 @@ def _entities(folder: Path, key: str, rows: Checker) -> tuple[list[Region], tupl
         tree = ElementTree.parse(annotation).getroot()
         mentions = _PHRASE.findall(sentences.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise Fault("boxes", "missing_file", f"no {error.filename}") from None
+        raise RowError("boxes", "missing_file", f"no {error.filename}") from None
     except (ElementTree.ParseError, UnicodeDecodeError) as error:
-        raise Fault("boxes", "not_xml", f"{annotation.name}: {error}") from None
+        raise RowError("boxes", "not_xml", f"{annotation.name}: {error}") from None
     phrases: dict[str, tuple[str, str]] = {}
     for chain, kinds, phrase in mentions:
         phrases.setdefault(chain, (phrase, kinds))
@@ -84,7 +84,7 @@ def _entities(folder: Path, key: str, rows: Checker) -> tuple[list[Region], tupl
     return regions, (width, height)
 
 
-def _unsplash(place: Place) -> Rows:
+def _unsplash(place: DatasetRoot) -> Rows:
     path, folder = place.path("photos.tsv000", "photos.tsv"), place.path("photos")
     rows = Checker(path)
 
@@ -100,7 +100,7 @@ def _unsplash(place: Place) -> Rows:
         yield from rows.one(f"line {number}", question, row)
 
 
-def _msrvtt(place: Place) -> Rows:
+def _msrvtt(place: DatasetRoot) -> Rows:
     test = place.split == "test"
     path = place.path("test_videodatainfo.json" if test else "train_val_videodatainfo.json")
     folder = place.path("TestVideo" if test else "TrainValVideo")
@@ -124,7 +124,7 @@ def _msrvtt(place: Place) -> Rows:
 
 
 _FAMILIES = (
-    Family(
+    DatasetReader(
         "flickr30k",
         "captions",
         _flickr30k,
@@ -133,7 +133,7 @@ _FAMILIES = (
         "https://github.com/BryanPlummer/flickr30k_entities",
         {"split": "", "boxes": "no"},
     ),
-    Family(
+    DatasetReader(
         "unsplash",
         "captions",
         _unsplash,
@@ -141,7 +141,7 @@ _FAMILIES = (
         "https://github.com/unsplash/datasets/blob/master/DOCS.md",
         {"split": ""},
     ),
-    Family(
+    DatasetReader(
         "msrvtt",
         "captions",
         _msrvtt,
@@ -150,4 +150,4 @@ _FAMILIES = (
         "MSR-VTT: A Large Video Description Dataset for Bridging Video and Language, CVPR 2016, and its releases",
     ),
 )
-FAMILIES = {family.name: family for family in _FAMILIES}
+READERS = {reader.name: reader for reader in _FAMILIES}

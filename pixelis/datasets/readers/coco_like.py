@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pixelis.datasets.fields import Fault
+from pixelis.datasets.fields import RowError
 from pixelis.datasets.readers.base import (
     Checker,
-    Family,
-    Place,
+    DatasetReader,
+    DatasetRoot,
     Rows,
     below,
     need,
@@ -52,16 +52,18 @@ def grouped(data: Any, key: str, rows: Checker) -> dict[Any, list[Any]]:
         with rows.row(f"annotations[{position}]"):
             owner = need(annotation, key, (int, str))
             if owner not in known:
-                raise Fault(key, "unknown_id", f"{owner!r} is not among the {owners}")
+                raise RowError(key, "unknown_id", f"{owner!r} is not among the {owners}")
             groups[owner].append(annotation)
     data["annotations"].clear()  # so that what was read can be forgotten
     return groups
 
 
-def _pictures(*files: str, pictures: str = "{split}", kept: tuple[str, ...] = ("supercategory",)) -> Callable[[Place], Rows]:
+def _pictures(
+    *files: str, pictures: str = "{split}", kept: tuple[str, ...] = ("supercategory",)
+) -> Callable[[DatasetRoot], Rows]:
     """A reader of COCO's format: ``files`` are where annotations may lie, ``pictures`` the folder that file names start in."""
 
-    def read(place: Place) -> Rows:
+    def read(place: DatasetRoot) -> Rows:
         path = place.path(*files)
         folder = place.path(pictures)
         data, rows = read_json(path), Checker(path)
@@ -98,7 +100,7 @@ def _file(root: Path, folder: Path, image: dict[str, Any]) -> str:
 def _region(annotation: dict[str, Any], categories: dict[Any, dict[str, Any]], width: int, height: int) -> Region:
     category = need(annotation, "category_id", int)
     if category not in categories:
-        raise Fault("category_id", "unknown_id", f"{category} is not among the categories")
+        raise RowError("category_id", "unknown_id", f"{category} is not among the categories")
     fields = {key: value for key, value in categories[category].items() if key != "name"}
     crowd = {"iscrowd": True} if annotation.get("iscrowd") else {}
     return Region(
@@ -110,7 +112,7 @@ def _region(annotation: dict[str, Any], categories: dict[Any, dict[str, Any]], w
     )
 
 
-def _anything(place: Place) -> Rows:
+def _anything(place: DatasetRoot) -> Rows:
     """SA-1B: one JSON file a picture, found and read one after the other; masks below the thresholds are left out."""
     least = {"area": place.number("area"), "predicted_iou": place.number("iou"), "stability_score": place.number("stability")}
 
@@ -167,12 +169,12 @@ def _masklet(annotation: dict[str, Any], width: int, height: int) -> Region:
 def _pairs(annotation: dict[str, Any]) -> list[list[Any]]:
     points = optional(annotation, "point_coords", list, [])
     if not all(isinstance(point, list) and len(point) == 2 for point in points):
-        raise Fault("point_coords", "wrong_type", "is no list of points")
+        raise RowError("point_coords", "wrong_type", "is no list of points")
     return points
 
 
 _FAMILIES = (
-    Family(
+    DatasetReader(
         "coco",
         "segmentation",
         _pictures("annotations/instances_{split}.json"),
@@ -181,7 +183,7 @@ _FAMILIES = (
         {"split": "train2017"},
         exhaustive=True,
     ),
-    Family(
+    DatasetReader(
         "lvis",
         "segmentation",
         _pictures("annotations/lvis_v1_{split}.json", "lvis_v1_{split}.json", pictures="", kept=("frequency",)),
@@ -189,7 +191,7 @@ _FAMILIES = (
         "https://www.lvisdataset.org/dataset",
         exhaustive=True,
     ),
-    Family(
+    DatasetReader(
         "partimagenet",
         "segmentation",
         _pictures("annotations/{split}.json", "annotations/{split}/{split}.json", "{split}.json", pictures="images/{split}"),
@@ -197,7 +199,7 @@ _FAMILIES = (
         "https://github.com/TACJu/PartImageNet",
         exhaustive=True,
     ),
-    Family(
+    DatasetReader(
         "sa1b",
         "segmentation",
         _anything,
@@ -206,4 +208,4 @@ _FAMILIES = (
         {"split": "", "area": "100", "iou": "0.5", "stability": "0.5"},
     ),
 )
-FAMILIES = {family.name: family for family in _FAMILIES}
+READERS = {reader.name: reader for reader in _FAMILIES}

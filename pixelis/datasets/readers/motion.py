@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pixelis.datasets.fields import Fault
-from pixelis.datasets.readers.base import Checker, Family, Place, Rows, below, number, whole
+from pixelis.datasets.fields import RowError
+from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, number, whole
 from pixelis.datasets.readers.places import box_xywh, sides
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Box, Media, Question, Region
@@ -44,7 +44,7 @@ class _Seen(NamedTuple):
     visibility: float
 
 
-def _sequences(place: Place) -> Rows:
+def _sequences(place: DatasetRoot) -> Rows:
     window, stride = int(place.number("window")), int(place.number("stride"))
     if stride < 1 or (window != 0 and window < SHORTEST):
         raise BadInput(f"window={window}&stride={stride}: a window has at least {SHORTEST} frames, or 0 for all; a stride 1")
@@ -85,23 +85,23 @@ def _info(folder: Path) -> _Sequence:
         found = config.read(folder / "seqinfo.ini", encoding="utf-8")
         values = config["Sequence"] if found else {}
     except (configparser.Error, KeyError, UnicodeDecodeError) as error:
-        raise Fault("Sequence", "not_ini", " ".join(str(error).split())) from None
+        raise RowError("Sequence", "not_ini", " ".join(str(error).split())) from None
     if not found:
-        raise Fault("file", "missing_file", f"no {folder / 'seqinfo.ini'}")
+        raise RowError("file", "missing_file", f"no {folder / 'seqinfo.ini'}")
     if missing := [key for key in ("imdir", "framerate", "seqlength", "imwidth", "imheight", "imext") if key not in values]:
-        raise Fault(missing[0], "missing_column", "is missing")
+        raise RowError(missing[0], "missing_column", "is missing")
     width, height = sides(whole(values["imwidth"], "imWidth"), whole(values["imheight"], "imHeight"))
     pictures, length = values["imdir"], whole(values["seqlength"], "seqLength", 1)
     frames = [below(folder, f"{pictures}/{n:06d}{values['imext']}", "imDir") for n in range(1, length + 1)]
     fps = number(values["framerate"], "frameRate")
     if fps <= 0:
-        raise Fault("frameRate", "not_a_number", f"{fps:g} frames a second")
+        raise RowError("frameRate", "not_a_number", f"{fps:g} frames a second")
     return _Sequence(folder.name, frames, fps, width, height)
 
 
 def _truth(path: Path, sequence: _Sequence, rows: Checker, ignored: bool) -> Iterator[_Seen]:
     if not path.is_file():
-        raise Fault("gt", "missing_file", f"no {path}: the truth of test sequences is kept back")
+        raise RowError("gt", "missing_file", f"no {path}: the truth of test sequences is kept back")
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line_number, line in enumerate(lines, 1):
             item = None
@@ -113,12 +113,12 @@ def _truth(path: Path, sequence: _Sequence, rows: Checker, ignored: bool) -> Ite
 
 def _seen(fields: list[str], sequence: _Sequence, rows: Checker, ignored: bool) -> _Seen | None:
     if len(fields) < 9:
-        raise Fault("all", "missing_column", f"{len(fields)} fields, expected 9")
+        raise RowError("all", "missing_column", f"{len(fields)} fields, expected 9")
     frame, track, kind = whole(fields[0], "frame", 1), whole(fields[1], "id"), whole(fields[7], "class", 1)
     if frame > len(sequence.frames):
-        raise Fault("frame", "outside", f"frame {frame} of {len(sequence.frames)}")
+        raise RowError("frame", "outside", f"frame {frame} of {len(sequence.frames)}")
     if kind > len(CLASSES):
-        raise Fault("class", "unknown_id", f"{kind} is no class")
+        raise RowError("class", "unknown_id", f"{kind} is no class")
     rows.unique((frame, track), "frame, id")
     if not number(fields[6], "conf") and not ignored:
         return None
@@ -127,7 +127,7 @@ def _seen(fields: list[str], sequence: _Sequence, rows: Checker, ignored: bool) 
     return _Seen(frame - 1, track, CLASSES[kind - 1], place, number(fields[8], "visibility"))
 
 
-def _question(place: Place, sequence: _Sequence, seen: list[_Seen], first: int, last: int, dropped: int) -> Question:
+def _question(place: DatasetRoot, sequence: _Sequence, seen: list[_Seen], first: int, last: int, dropped: int) -> Question:
     regions = [
         Region(
             id=f"{item.track}.{item.frame - first}",
@@ -150,7 +150,7 @@ def _question(place: Place, sequence: _Sequence, seen: list[_Seen], first: int, 
 _LAYOUT = "ROOT/SPLIT/SEQUENCE/seqinfo.ini, ROOT/SPLIT/SEQUENCE/img1/000001.jpg, ROOT/SPLIT/SEQUENCE/gt/gt.txt (train only)"
 _OPTIONS = {"split": "train", "window": "100", "stride": "50", "ignored": "no"}
 _SOURCE = "https://motchallenge.net/instructions"
-FAMILIES = {
-    "mot17": Family("mot17", "tracking", _sequences, _LAYOUT, _SOURCE, {**_OPTIONS, "detector": "FRCNN"}),
-    "mot20": Family("mot20", "tracking", _sequences, _LAYOUT, _SOURCE, _OPTIONS),
+READERS = {
+    "mot17": DatasetReader("mot17", "tracking", _sequences, _LAYOUT, _SOURCE, {**_OPTIONS, "detector": "FRCNN"}),
+    "mot20": DatasetReader("mot20", "tracking", _sequences, _LAYOUT, _SOURCE, _OPTIONS),
 }

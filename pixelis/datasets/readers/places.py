@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from pycocotools import mask as coco
 
-from pixelis.datasets.fields import Fault
+from pixelis.datasets.fields import RowError
 from pixelis.datasets.readers.base import number
 from pixelis.errors import OperationError
 from pixelis.operations.masks import MAX_PIXELS, decode
@@ -28,9 +28,9 @@ def sides(width: Any, height: Any) -> tuple[int, int]:
     """Width and height of a picture in pixels."""
     for name, side in (("width", width), ("height", height)):
         if not isinstance(side, int) or isinstance(side, bool) or not 0 < side <= LARGEST:
-            raise Fault(name, "bad_size", f"{side!r:.60} is no side of a picture")
+            raise RowError(name, "bad_size", f"{side!r:.60} is no side of a picture")
     if width * height > MAX_PIXELS:
-        raise Fault("width", "bad_size", f"{width} x {height} are more than {MAX_PIXELS} pixels")
+        raise RowError("width", "bad_size", f"{width} x {height} are more than {MAX_PIXELS} pixels")
     return width, height
 
 
@@ -41,32 +41,32 @@ def header_size(path: Path, column: str = "picture") -> tuple[int, int]:
             turned = image.getexif().get(274, 1) in (5, 6, 7, 8)
             return (image.height, image.width) if turned else (image.width, image.height)
     except FileNotFoundError:
-        raise Fault(column, "media_not_found", f"no {path}"[:300]) from None
+        raise RowError(column, "media_not_found", f"no {path}"[:300]) from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise Fault(column, "bad_media", f"{path}: {error}"[:300]) from None
+        raise RowError(column, "bad_media", f"{path}: {error}"[:300]) from None
 
 
 def box(corners: Any, width: float, height: float, column: str = "bbox") -> Box:
     """x0, y0, x1, y1 in pixels -> 0..1, clipped to the picture."""
     if not isinstance(corners, (list, tuple)) or len(corners) != 4:
-        raise Fault(column, "wrong_type", f"{corners!r:.60} are not four numbers")
+        raise RowError(column, "wrong_type", f"{corners!r:.60} are not four numbers")
     x0, y0, x1, y1 = (number(value, column) for value in corners)
     if not (x0 < x1 and y0 < y1):
-        raise Fault(column, "empty_box", f"{[x0, y0, x1, y1]} has no area")
+        raise RowError(column, "empty_box", f"{[x0, y0, x1, y1]} has no area")
     left, right = (min(1.0, max(0.0, value / width)) for value in (x0, x1))
     top, bottom = (min(1.0, max(0.0, value / height)) for value in (y0, y1))
     if not (left < right and top < bottom):
-        raise Fault(column, "outside", f"{[x0, y0, x1, y1]} lies outside the picture of {width:g} x {height:g}")
+        raise RowError(column, "outside", f"{[x0, y0, x1, y1]} lies outside the picture of {width:g} x {height:g}")
     return left, top, right, bottom
 
 
 def box_xywh(numbers: Any, width: float, height: float, column: str = "bbox") -> Box:
     """COCO's left, top, width, height in pixels -> 0..1, clipped to the picture."""
     if not isinstance(numbers, (list, tuple)) or len(numbers) != 4:
-        raise Fault(column, "wrong_type", f"{numbers!r:.60} are not four numbers")
+        raise RowError(column, "wrong_type", f"{numbers!r:.60} are not four numbers")
     x, y, w, h = (number(value, column) for value in numbers)
     if w <= 0 or h <= 0:
-        raise Fault(column, "empty_box", f"{[x, y, w, h]} has no area")
+        raise RowError(column, "empty_box", f"{[x, y, w, h]} has no area")
     return box([x, y, x + w, y + h], width, height, column)
 
 
@@ -78,15 +78,15 @@ def outline(points: Any, width: float, height: float, column: str) -> list[Point
 def _clipped(points: Any, width: float, height: float, column: str) -> np.ndarray:
     """float64 [n, 2] in 0..1."""
     if not isinstance(points, (list, tuple)):
-        raise Fault(column, "bad_polygon", f"{points!r:.60} is no polygon")
+        raise RowError(column, "bad_polygon", f"{points!r:.60} is no polygon")
     try:
         values = np.asarray(points)
     except ValueError:
-        raise Fault(column, "bad_polygon", f"{points!r:.60} are not pairs") from None
+        raise RowError(column, "bad_polygon", f"{points!r:.60} are not pairs") from None
     if values.size < 6 or values.size % 2 or (values.ndim != 1 and values.shape[1:] != (2,)):
-        raise Fault(column, "bad_polygon", f"{values.size} numbers are no polygon")
+        raise RowError(column, "bad_polygon", f"{values.size} numbers are no polygon")
     if values.dtype.kind not in "if" or not np.isfinite(values).all():
-        raise Fault(column, "not_a_number", f"{points!r:.60} are not all finite numbers")
+        raise RowError(column, "not_a_number", f"{points!r:.60} are not all finite numbers")
     return np.clip(values.reshape(-1, 2) / (width, height), 0.0, 1.0)
 
 
@@ -103,15 +103,15 @@ def mask_code(segmentation: Any, width: int, height: int, column: str = "segment
             mask = decode(segmentation, height, width)
         except OperationError as error:
             code = "empty_mask" if error.code == "nothing_found" else "bad_mask"
-            raise Fault(column, code, error.message) from None
+            raise RowError(column, code, error.message) from None
         return dict(segmentation) if isinstance(segmentation["counts"], str) else mask.encode()
     if not isinstance(segmentation, (list, tuple)) or not segmentation:
-        raise Fault(column, "bad_polygon", f"{segmentation!r:.60} are no polygons")
+        raise RowError(column, "bad_polygon", f"{segmentation!r:.60} are no polygons")
     # Clipped first: the memory that pycocotools takes follows the length of the edges.
     flat = [(_clipped(polygon, width, height, column) * (width, height)).ravel().tolist() for polygon in segmentation]
     code = coco.merge(coco.frPyObjects(flat, height, width))
     if not coco.area(code):
-        raise Fault(column, "empty_mask", "the polygons hold no pixel")
+        raise RowError(column, "empty_mask", "the polygons hold no pixel")
     return {"size": [height, width], "counts": code["counts"].decode()}
 
 
@@ -122,7 +122,7 @@ def event(words: str, start: Any, end: Any, duration: float | None = None, colum
     """
     begin, stop = number(start, column), number(end, column)
     if begin >= stop:
-        raise Fault(column, "empty_span", f"from {begin:g} to {stop:g} seconds nothing can happen")
+        raise RowError(column, "empty_span", f"from {begin:g} to {stop:g} seconds nothing can happen")
     if stop <= 0 or (duration is not None and begin >= duration):
-        raise Fault(column, "outside", f"{begin:g} to {stop:g} seconds lie outside the clip")
+        raise RowError(column, "outside", f"{begin:g} to {stop:g} seconds lie outside the clip")
     return Event(text=words, start=max(0.0, begin), end=stop if duration is None else min(stop, duration))

@@ -16,11 +16,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pixelis.datasets.fields import Fault
+from pixelis.datasets.fields import RowError
 from pixelis.datasets.readers.base import (
     Checker,
-    Family,
-    Place,
+    DatasetReader,
+    DatasetRoot,
     Rows,
     below,
     each_row,
@@ -57,7 +57,7 @@ def _told(question: str, answer: str | None) -> str:
 # -- descriptions ---------------------------------------------------------------------------------------------------
 
 
-def _didemo(place: Place) -> Rows:
+def _didemo(place: DatasetRoot) -> Rows:
     path, folder = place.path("{split}_data.json", "data/{split}_data.json"), place.path("videos")
     rows = Checker(path)
     groups: dict[str, list[tuple[int, Any]]] = {}
@@ -72,7 +72,7 @@ def _didemo(place: Place) -> Rows:
             with rows.row(f"[{position}]"):
                 times = [_span(span) for span in need(row, "times", list)]
                 if not times:
-                    raise Fault("times", "empty", "nobody marked a span")
+                    raise RowError("times", "empty", "nobody marked a span")
                 first, last = Counter(times).most_common(1)[0][0]
                 length = PIECE * whole(row.get("num_segments", 6), "num_segments", 1)
                 events.append(event(text(row, "description"), PIECE * first, PIECE * (last + 1), length, "times"))
@@ -85,11 +85,11 @@ def _didemo(place: Place) -> Rows:
 
 def _span(span: Any) -> tuple[int, int]:
     if not isinstance(span, list) or len(span) != 2:
-        raise Fault("times", "wrong_type", f"{span!r:.60} is no pair of pieces")
+        raise RowError("times", "wrong_type", f"{span!r:.60} is no pair of pieces")
     return whole(span[0], "times"), whole(span[1], "times")
 
 
-def _activitynet(place: Place) -> Rows:
+def _activitynet(place: DatasetRoot) -> Rows:
     path, folder = place.path("{split}.json", "captions/{split}.json"), place.path("videos")
     rows = Checker(path)
 
@@ -97,12 +97,12 @@ def _activitynet(place: Place) -> Rows:
         duration = number(need(row, "duration", (int, float)), "duration")
         spans, sentences = need(row, "timestamps", list), need(row, "sentences", list)
         if len(spans) != len(sentences):
-            raise Fault("timestamps", "bad_length", f"{len(spans)} spans for {len(sentences)} sentences")
+            raise RowError("timestamps", "bad_length", f"{len(spans)} spans for {len(sentences)} sentences")
         events: list[Event] = []
         for position, (span, sentence) in enumerate(zip(spans, sentences, strict=True)):
             with rows.row(f"{key}[{position}]"):
                 if not isinstance(span, list) or len(span) != 2:
-                    raise Fault("timestamps", "wrong_type", f"{span!r:.60} is no pair of seconds")
+                    raise RowError("timestamps", "wrong_type", f"{span!r:.60} is no pair of seconds")
                 events.append(event(text({"sentences": sentence}, "sentences"), span[0], span[1], duration))
         media = Media(id="vid0", kind="video", uri=below(folder, key + place.options["suffix"], "video"))
         return place.question(key, media, Annotations(events=events), dropped=rows.pending, duration=duration)
@@ -111,7 +111,7 @@ def _activitynet(place: Place) -> Rows:
         yield from rows.one(key, question, key, row)
 
 
-def _assembly101(place: Place) -> Rows:
+def _assembly101(place: DatasetRoot) -> Rows:
     path, folder = place.path("fine-grained-annotations/{split}.csv", "{split}.csv"), place.path("recordings")
     if place.split == "test":
         raise BadInput("assembly101: the actions of its test split are kept back", fix="use split=train or split=validation")
@@ -140,7 +140,7 @@ def _assembly101(place: Place) -> Rows:
 # -- questions ------------------------------------------------------------------------------------------------------
 
 
-def _star(place: Place) -> Rows:
+def _star(place: DatasetRoot) -> Rows:
     path, folder = place.path("STAR_{split}.json"), place.path("Charades_v1_480")
     graphs = place.flag("situations")
     names = _star_classes(place) if graphs else {}
@@ -152,7 +152,7 @@ def _star(place: Place) -> Rows:
         answer, known = optional(row, "answer", str), None
         if answer is not None:
             if answer not in options:
-                raise Fault("answer", "no_label", f"{answer!r:.60} is none of the choices")
+                raise RowError("answer", "no_label", f"{answer!r:.60} is none of the choices")
             known = [chr(ord("A") + options.index(answer))]
         regions: list[Region] = []
         relations: list[Relation] = []
@@ -181,7 +181,7 @@ def _star(place: Place) -> Rows:
     yield from each_row(path, question)
 
 
-def _star_classes(place: Place) -> dict[str, str]:
+def _star_classes(place: DatasetRoot) -> dict[str, str]:
     """Names of objects (o000) and relations (r000) by their class number: lines ``o000 person``."""
     names = {}
     for kind in ("object", "relationship"):
@@ -199,7 +199,7 @@ def _situation(
     width, height = header_size(picture)
     boxes, labels = need(graph, "bbox", list), need(graph, "bbox_labels", list)
     if len(boxes) != len(labels):
-        raise Fault("bbox", "bad_length", f"{len(boxes)} boxes for {len(labels)} labels")
+        raise RowError("bbox", "bad_length", f"{len(boxes)} boxes for {len(labels)} labels")
     found = []
     for corners, label in zip(boxes, labels, strict=True):
         if corners is not None:
@@ -220,7 +220,7 @@ def _situation(
 _SECONDS = re.compile(r"\s*(\S+)\s*-\s*(\S+)\s*")
 
 
-def _tvqa(place: Place) -> Rows:
+def _tvqa(place: DatasetRoot) -> Rows:
     path, folder = place.path("tvqa_{split}.jsonl", "tvqa_qa_release/tvqa_{split}.jsonl"), place.path("frames_hq")
 
     def question(row: dict[str, Any], rows: Checker) -> Question:
@@ -230,19 +230,19 @@ def _tvqa(place: Place) -> Rows:
         if row.get("answer_idx") is not None:
             index = whole(row["answer_idx"], "answer_idx")
             if index > 4:
-                raise Fault("answer_idx", "no_label", f"{index} is none of five answers")
+                raise RowError("answer_idx", "no_label", f"{index} is none of five answers")
             known = [chr(ord("A") + index)]
         show = next((show for show in SHOWS if clip.startswith(f"{show}_")), "bbt")
         pictures = Path(below(folder, f"{show}_frames/{clip}", "vid_name"))
         frames = sorted(str(path) for path in pictures.glob("*.jpg"))
         if not frames:
-            raise Fault("vid_name", "media_not_found", f"no frames in {pictures}")
+            raise RowError("vid_name", "media_not_found", f"no frames in {pictures}")
         events: list[Event] = []
         if row.get("ts") is not None:
             with rows.row(f"{key}, span"):
                 ends = _SECONDS.fullmatch(text(row, "ts"))
                 if not ends:
-                    raise Fault("ts", "wrong_type", f"{row['ts']!r:.60} is no span of seconds")
+                    raise RowError("ts", "wrong_type", f"{row['ts']!r:.60} is no span of seconds")
                 answer = options[ord(known[0]) - ord("A")] if known else None
                 events.append(event(_told(asked, answer), ends[1], ends[2], column="ts"))
         media = Media(id="vid0", kind="video", frames=frames, fps=3)
@@ -262,7 +262,7 @@ def _tvqa(place: Place) -> Rows:
 
 
 _FAMILIES = (
-    Family(
+    DatasetReader(
         "didemo",
         "temporal",
         _didemo,
@@ -270,7 +270,7 @@ _FAMILIES = (
         "https://github.com/LisaAnne/LocalizingMoments",
         {"split": "train", "suffix": ""},
     ),
-    Family(
+    DatasetReader(
         "activitynet",
         "temporal",
         _activitynet,
@@ -278,14 +278,14 @@ _FAMILIES = (
         "https://cs.stanford.edu/people/ranjaykrishna/densevid",
         {"split": "train", "suffix": ".mp4"},
     ),
-    Family(
+    DatasetReader(
         "assembly101",
         "temporal",
         _assembly101,
         "ROOT/fine-grained-annotations/SPLIT.csv (train, validation), ROOT/recordings/SEQUENCE/C10404_rgb.mp4",
         "https://github.com/assembly-101/assembly101-annotations",
     ),
-    Family(
+    DatasetReader(
         "star",
         "temporal",
         _star,
@@ -294,7 +294,7 @@ _FAMILIES = (
         "https://github.com/csbobby/STAR_Benchmark",
         {"split": "train", "situations": "no"},
     ),
-    Family(
+    DatasetReader(
         "tvqa",
         "temporal",
         _tvqa,
@@ -302,4 +302,4 @@ _FAMILIES = (
         "https://tvqa.cs.unc.edu/download_tvqa.html",
     ),
 )
-FAMILIES = {family.name: family for family in _FAMILIES}
+READERS = {reader.name: reader for reader in _FAMILIES}

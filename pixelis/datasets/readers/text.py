@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pixelis.datasets.fields import Fault
+from pixelis.datasets.fields import RowError
 from pixelis.datasets.readers.base import (
     Checker,
-    Family,
-    Place,
+    DatasetReader,
+    DatasetRoot,
     Rows,
     below,
     need,
@@ -44,10 +44,10 @@ _recognised = functools.lru_cache(maxsize=4)(small_json)  # the questions about 
 
 def _documents(
     questions: tuple[str, ...], pictures: tuple[str, ...], found: tuple[str, ...], column: str, recogniser: Callable
-) -> Callable[[Place], Rows]:
+) -> Callable[[DatasetRoot], Rows]:
     """A reader of questions with texts: ``column`` names the picture, ``recogniser`` reads the file of texts found in it."""
 
-    def read(place: Place) -> Rows:
+    def read(place: DatasetRoot) -> Rows:
         path, folder = place.path(*questions), place.path(*pictures)
         texts = place.path(*found) if place.flag("ocr") else None
         rows = Checker(path)
@@ -90,7 +90,7 @@ def _answers(row: dict[str, Any]) -> list[str] | None:
         return None
     kept = [answer.strip() for answer in answers if isinstance(answer, str) and answer.strip()]
     if not kept:
-        raise Fault("answers", "no_label", f"{answers!r:.60} holds no answer")
+        raise RowError("answers", "no_label", f"{answers!r:.60} holds no answer")
     return list(dict.fromkeys(kept))
 
 
@@ -116,7 +116,7 @@ def _plain(word: str) -> str:
 def _azure(data: dict[str, Any], rows: Checker, name: str) -> Found:
     pages = need(data, "recognitionResults", list)
     if len(pages) != 1:
-        raise Fault("recognitionResults", "wrong_type", f"{name} has {len(pages)} pages, a picture has one")
+        raise RowError("recognitionResults", "wrong_type", f"{name} has {len(pages)} pages, a picture has one")
     width, height = sides(need(pages[0], "width", int), need(pages[0], "height", int))
     lines = []
 
@@ -147,7 +147,7 @@ def _textract(data: dict[str, Any], rows: Checker, name: str) -> Found:
 # -- texts in pictures ----------------------------------------------------------------------------------------------
 
 
-def _textcaps(place: Place) -> Rows:
+def _textcaps(place: DatasetRoot) -> Rows:
     path = place.path("TextCaps_0.1_{split}.json")
     folder = place.path("test_images" if place.split == "test" else "train_images")
     words: dict[str, list[Any]] = {}
@@ -187,7 +187,7 @@ def _textcaps(place: Place) -> Rows:
         yield from rows.one(f"image {key}", question, key, group)
 
 
-def _hiertext(place: Place) -> Rows:
+def _hiertext(place: DatasetRoot) -> Rows:
     """Lines in the order of the tree: a paragraph, its first line, the words of that, its next line, ..."""
     path = place.path("gt/{split}.jsonl", "gt/{split}.jsonl.gz")
     folder, rows = place.path("{split}"), Checker(path)
@@ -221,7 +221,7 @@ def _hiertext(place: Place) -> Rows:
         yield from rows.one(f"annotations[{position}]", question, row)
 
 
-def _art(place: Place) -> Rows:
+def _art(place: DatasetRoot) -> Rows:
     path, folder = place.path("{split}_labels.json"), place.path("{split}_images")
     rows = Checker(path)
 
@@ -249,7 +249,7 @@ def _art(place: Place) -> Rows:
 
 _OCR = {"split": "train", "ocr": "yes"}
 _FAMILIES = (
-    Family(
+    DatasetReader(
         "docvqa",
         "text",
         _documents(
@@ -264,7 +264,7 @@ _FAMILIES = (
         "https://rrc.cvc.uab.es/?ch=17&com=downloads, task 1",
         _OCR,
     ),
-    Family(
+    DatasetReader(
         "infographicsvqa",
         "text",
         _documents(
@@ -279,7 +279,7 @@ _FAMILIES = (
         "https://rrc.cvc.uab.es/?ch=17&com=downloads, task 3",
         _OCR,
     ),
-    Family(
+    DatasetReader(
         "textcaps",
         "text",
         _textcaps,
@@ -288,14 +288,14 @@ _FAMILIES = (
         "https://textvqa.org/textcaps/dataset",
         _OCR,
     ),
-    Family(
+    DatasetReader(
         "hiertext",
         "text",
         _hiertext,
         "ROOT/gt/SPLIT.jsonl (or .jsonl.gz), ROOT/SPLIT/0001eab15ba8d5ff.jpg",
         "https://github.com/google-research-datasets/hiertext",
     ),
-    Family(
+    DatasetReader(
         "art",
         "text",
         _art,
@@ -303,4 +303,4 @@ _FAMILIES = (
         "https://rrc.cvc.uab.es/?ch=14&com=downloads",
     ),
 )
-FAMILIES = {family.name: family for family in _FAMILIES}
+READERS = {reader.name: reader for reader in _FAMILIES}

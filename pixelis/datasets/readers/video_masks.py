@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pixelis.datasets.fields import Fault
+from pixelis.datasets.fields import RowError
 from pixelis.datasets.readers.base import (
     Checker,
-    Family,
-    Place,
+    DatasetReader,
+    DatasetRoot,
     Rows,
     below,
     need,
@@ -41,10 +41,10 @@ VISOR_SIZE = (1920, 1080)
 """Width and height that VISOR's sparse polygons are drawn in."""
 
 
-def _videos(files: tuple[str, ...], pictures: tuple[str, ...], fps: float) -> Callable[[Place], Rows]:
+def _videos(files: tuple[str, ...], pictures: tuple[str, ...], fps: float) -> Callable[[DatasetRoot], Rows]:
     """A reader of COCO files of videos; ``pictures`` is the folder that the names of frames start in."""
 
-    def read(place: Place) -> Rows:
+    def read(place: DatasetRoot) -> Rows:
         path, folder = place.path(*files), place.path(*pictures)
         data, rows = read_json(path), Checker(path)
         categories, groups = categories_of(data, rows), grouped(data, "video_id", rows)
@@ -54,7 +54,7 @@ def _videos(files: tuple[str, ...], pictures: tuple[str, ...], fps: float) -> Ca
             width, height = sides(video.get("width"), video.get("height"))
             names = need(video, "file_names", list)
             if not names or not all(isinstance(name, str) for name in names):
-                raise Fault("file_names", "wrong_type", "is no list of names")
+                raise RowError("file_names", "wrong_type", "is no list of names")
             regions = []
             for annotation in groups.pop(key, []):
                 with rows.row(f"annotation {annotation.get('id')}"):
@@ -74,12 +74,12 @@ def _track(annotation: Any, categories: Any, rows: Checker, frames: int, width: 
     """The regions of one thing, a frame each; a bad one of them is left out."""
     track, category = str(need(annotation, "id", (int, str))), need(annotation, "category_id", int)
     if category not in categories:
-        raise Fault("category_id", "unknown_id", f"{category} is not among the categories")
+        raise RowError("category_id", "unknown_id", f"{category} is not among the categories")
     masks, boxes = need(annotation, "segmentations", list), need(annotation, "bboxes", list)
     # UVO: a thing may be annotated from a frame on, not over the whole clip.
     first = whole(annotation.get("start_idx", 0), "start_idx") if len(masks) < frames else 0
     if len(masks) != len(boxes) or first + len(masks) > frames:
-        raise Fault(
+        raise RowError(
             "segmentations", "bad_length", f"{len(masks)} masks and {len(boxes)} boxes from {first} on for {frames} frames"
         )
     regions = []
@@ -96,7 +96,7 @@ def _track(annotation: Any, categories: Any, rows: Checker, frames: int, width: 
     return regions
 
 
-def _youtube_vos(place: Place) -> Rows:
+def _youtube_vos(place: DatasetRoot) -> Rows:
     path, pictures = place.path("{split}/meta.json"), place.path("{split}/JPEGImages")
     masks, rows = place.path("{split}/Annotations"), Checker(path)
 
@@ -105,7 +105,7 @@ def _youtube_vos(place: Place) -> Rows:
         things = {whole(number, "objects", 1): thing for number, thing in need(video, "objects", dict).items()}
         names = sorted({str(name) for thing in things.values() for name in need(thing, "frames", list)})
         if not names:
-            raise Fault("frames", "empty", "no thing is in any frame")
+            raise RowError("frames", "empty", "no thing is in any frame")
         regions, size = [], (None, None)
         for frame, name in enumerate(names):
             with rows.row(f"{key}, frame {name}"):
@@ -132,15 +132,15 @@ def _palette(path: Path) -> np.ndarray:
         with Image.open(path, formats=("PNG",)) as image:
             sides(image.width, image.height)
             if image.mode not in ("P", "L"):
-                raise Fault("Annotations", "bad_mask", f"{path} is no palette picture")
+                raise RowError("Annotations", "bad_mask", f"{path} is no palette picture")
             return np.asarray(image)
     except FileNotFoundError:
-        raise Fault("Annotations", "missing_file", f"no {path}") from None
+        raise RowError("Annotations", "missing_file", f"no {path}") from None
     except (OSError, SyntaxError, ValueError) as error:
-        raise Fault("Annotations", "bad_mask", f"{path}: {error}") from None
+        raise RowError("Annotations", "bad_mask", f"{path}: {error}") from None
 
 
-def _visor(place: Place) -> Rows:
+def _visor(place: DatasetRoot) -> Rows:
     base = "GroundTruth-SparseAnnotations/"
     folder, pictures = place.path(base + "annotations/{split}"), place.path(base + "rgb_frames/{split}")
     files = sorted(folder.glob("*.json"))
@@ -158,7 +158,9 @@ def _visor(place: Place) -> Rows:
             yield from rows.one(name, _sequence, place, pictures, path.stem, name, sorted(frames, key=lambda f: f[0]), rows)
 
 
-def _sequence(place: Place, pictures: Path, video: str, name: str, frames: list[tuple[str, Any]], rows: Checker) -> Question:
+def _sequence(
+    place: DatasetRoot, pictures: Path, video: str, name: str, frames: list[tuple[str, Any]], rows: Checker
+) -> Question:
     regions: list[Region] = []
     relations: list[Relation] = []
     uris = []
@@ -186,7 +188,7 @@ def _thing(annotation: Any, frame: int) -> Region:
     try:
         place = decode(code).box
     except OperationError as error:
-        raise Fault("segments", "empty_mask", error.message) from None
+        raise RowError("segments", "empty_mask", error.message) from None
     told = {"class_id": annotation.get("class_id"), "exhaustive": annotation.get("exhaustive")}
     told = {key: value for key, value in told.items() if value is not None}
     fields = {"id": text(annotation, "id"), "label": name, "box": place, "mask": code}
@@ -195,14 +197,14 @@ def _thing(annotation: Any, frame: int) -> Region:
 
 _VIS_LAYOUT = "ROOT/SPLIT.json (or ROOT/SPLIT/instances.json), ROOT/SPLIT/JPEGImages/0043f083b5/00000.jpg"
 _FAMILIES = (
-    Family(
+    DatasetReader(
         "youtube_vis",
         "tracking",
         _videos(("{split}.json", "{split}/instances.json", "instances_{split}.json"), ("{split}/JPEGImages",), 6),
         _VIS_LAYOUT,
         "https://youtube-vos.org/dataset/vis",
     ),
-    Family(
+    DatasetReader(
         "uvo",
         "tracking",
         _videos(
@@ -214,14 +216,14 @@ _FAMILIES = (
         "(frames as the kit's video2frames.py writes them)",
         "https://sites.google.com/view/unidentified-video-object/dataset",
     ),
-    Family(
+    DatasetReader(
         "youtube_vos",
         "tracking",
         _youtube_vos,
         "ROOT/SPLIT/meta.json, ROOT/SPLIT/JPEGImages/003234408d/00000.jpg, ROOT/SPLIT/Annotations/003234408d/00000.png",
         "https://youtube-vos.org/dataset/vos",
     ),
-    Family(
+    DatasetReader(
         "visor",
         "tracking",
         _visor,
@@ -230,4 +232,4 @@ _FAMILIES = (
         "https://epic-kitchens.github.io/VISOR",
     ),
 )
-FAMILIES = {family.name: family for family in _FAMILIES}
+READERS = {reader.name: reader for reader in _FAMILIES}

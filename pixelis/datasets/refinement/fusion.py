@@ -107,11 +107,11 @@ def fuse(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: in
         cells[category(d.task), group_of(d.kind)].append(d)
     size = min(recipe.size, len(usable))
     chosen: list[Demonstration] = []
-    for (task, kind), quota in _quotas(size, tasks, kinds).items():
+    for (task, kind), cell in _quotas(size, tasks, kinds).items():
         members = sorted(cells.get((task, kind), []), key=lambda d: _ticket(d, seed))
         name = f"{task}/{kind}"
-        fused.wanted[name], fused.got[name] = quota, min(quota, len(members))
-        chosen += members[:quota]
+        fused.wanted[name], fused.got[name] = cell, min(cell, len(members))
+        chosen += members[:cell]
     left = len(usable) - len(chosen)
     if left:
         fused.left_out["beyond_share"] = left
@@ -218,12 +218,12 @@ def online(
             dropped["no_priority"] += 1
     chosen: list[Experience] = []
     got = {}
-    quotas = {name: quota for (name, _), quota in _quotas(recipe.size, recipe.shares, {"": 1.0}).items()}
-    for name in {**quotas, **piles}:  # a priority without a share gets nothing
-        quota = quotas.get(name, 0)
-        taken = piles[name][:quota]
+    cells = {name: cell for (name, _), cell in _quotas(recipe.size, recipe.shares, {"": 1.0}).items()}
+    for name in {**cells, **piles}:  # a priority without a share gets nothing
+        cell = cells.get(name, 0)
+        taken = piles[name][:cell]
         dropped["beyond_share"] += len(piles[name]) - len(taken)
-        got[name] = {"wanted": quota, "got": len(taken)}
+        got[name] = {"wanted": cell, "got": len(taken)}
         chosen += taken
     summary = {"size": recipe.size, "count": len(chosen), "short": recipe.size - len(chosen), "cells": got}
     return chosen, {**summary, "dropped": {cause: n for cause, n in dropped.items() if n}}

@@ -221,19 +221,19 @@ def _imbalance(name: str, what: str, counts: Mapping[str, int], limit: float) ->
 # -- replay ---------------------------------------------------------------------------------------------------------
 
 
-class Room(Protocol):
+class Session(Protocol):
     """Where the operations of one question are executed."""
 
     def execute(self, op: str, target: str | None = None, *, allow_error: bool = False, **arguments: Any) -> Observation: ...
 
 
-class Studio(Protocol):
+class Executor(Protocol):
     """Opens rooms; ``pixelis.datasets.synthesis.executor.Studio`` in the product."""
 
-    def open(self, question: Question) -> Room: ...
+    def open(self, question: Question) -> Session: ...
 
 
-def replay(demonstrations: Sequence[Demonstration], studio: Studio, share: float, seed: int) -> Gate:
+def replay(demonstrations: Sequence[Demonstration], executor: Executor, share: float, seed: int) -> Gate:
     """The gate ``replay``: of a share of the set every call is executed again and must give what is written.
 
     Perceptual traps are left out: an observation of theirs is wrong on purpose.
@@ -241,18 +241,18 @@ def replay(demonstrations: Sequence[Demonstration], studio: Studio, share: float
     honest = [d for d in demonstrations if d.kind != "trap_perceptual"]
     count = min(len(honest), round(share * len(honest)) or (1 if share else 0))
     chosen = sorted(np.random.default_rng(seed).permutation(len(honest))[:count].tolist())
-    ids = {honest[i].id: why for i in chosen if (why := replayed(honest[i], studio)) is not None}
+    ids = {honest[i].id: why for i in chosen if (why := replayed(honest[i], executor)) is not None}
     return Gate("replay", not ids, float(len(ids)), 0.0, f"number that differ of {count} executed again", ids)
 
 
-def replayed(d: Demonstration, studio: Studio) -> str | None:
+def replayed(d: Demonstration, executor: Executor) -> str | None:
     """What differs when its calls are executed again; None for nothing."""
     try:
-        room = studio.open(d)
+        session = executor.open(d)
         for number, step in enumerate(d.turns, 1):
             if step.op is None or step.observation is None:
                 continue
-            now = room.execute(step.op, step.target, allow_error=True, **step.arguments)
+            now = session.execute(step.op, step.target, allow_error=True, **step.arguments)
             if differs := difference(step.observation, now):
                 return f"turn {number}: {step.op} gives another {differs}"
     except PixelisError as error:

@@ -19,7 +19,7 @@ from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement import difficulty, duplicates, filters, gates, judging, quality
 from pixelis.datasets.refinement.actions import WRONG, actions
 from pixelis.datasets.refinement.pictures import Pictures, alike
-from pixelis.datasets.synthesis.executor import Studio
+from pixelis.datasets.synthesis.executor import Executor
 from pixelis.errors import BadInput, DataFailure, PixelisError
 from pixelis.operations import Operation, select
 from pixelis.records import Demonstration, Media, Question
@@ -77,8 +77,8 @@ class Refinery:
         self.grade()
         self.gates = gates.check(self.demonstrations, self.settings.gates, self.operations, self.score, self.rows, self.bad)
         if self.settings.gates.replay:
-            studio = Studio(self.config.toolbox, self.config.dialogue)
-            again = gates.replay(self.demonstrations, studio, self.settings.gates.replay, self.config.run.seed)
+            executor = Executor(self.config.toolbox, self.config.dialogue)
+            again = gates.replay(self.demonstrations, executor, self.settings.gates.replay, self.config.run.seed)
             self.gates.append(again)
 
     # -- steps ------------------------------------------------------------------------------------------------------
@@ -139,10 +139,10 @@ class Refinery:
         """Execute what a source left unexecuted, so that every call has an observation; drop what then fails."""
         if not self.settings.observe:
             return
-        studio = Studio(self.config.toolbox, self.config.dialogue)
+        executor = Executor(self.config.toolbox, self.config.dialogue)
         out = []
         for done, d in enumerate(self.demonstrations, 1):
-            made = observed(d, studio)
+            made = observed(d, executor)
             if isinstance(made, str):
                 self.dropped[d.id] = made
             else:
@@ -310,7 +310,7 @@ def records(config: Config) -> Iterable[Demonstration | BadRow]:
     return questions.rows_of(source, Demonstration)  # type: ignore[return-value]
 
 
-def observed(d: Demonstration, studio: Studio) -> Demonstration | str:
+def observed(d: Demonstration, executor: Executor) -> Demonstration | str:
     """The demonstration with every call executed that has no observation; the code of the failure when one is refused.
 
     Calls that have their observation are executed too when a later one lacks its own: that one may build on them.
@@ -318,11 +318,11 @@ def observed(d: Demonstration, studio: Studio) -> Demonstration | str:
     if all(step.observation is not None for step in d.steps):
         return d
     try:
-        room = studio.open(d)
+        session = executor.open(d)
         turns = []
         for turn in d.turns:
             if turn.op is not None:
-                made = room.execute(turn.op, turn.target, allow_error=not turn.learn, **turn.arguments)
+                made = session.execute(turn.op, turn.target, allow_error=not turn.learn, **turn.arguments)
                 turn = turn if turn.observation is not None else turn.model_copy(update={"observation": made})
             turns.append(turn)
     except PixelisError as failure:

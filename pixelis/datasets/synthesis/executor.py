@@ -1,6 +1,6 @@
 """Where demonstrations are made: operations are really executed on a question's full-resolution media, with no model at hand.
 
-A `Studio` holds the settings, a `Room` the media of one question and the turns taken so far.
+A `Executor` holds the settings, a `Session` the media of one question and the turns taken so far.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ RECENT = 4
 """Questions whose media stay decoded."""
 
 
-class Studio:
-    """Settings of the operations and the pixel budgets of views; opens a `Room` for a question.
+class Executor:
+    """Settings of the operations and the pixel budgets of views; opens a `Session` for a question.
 
     ``multiple``: sides of views come in steps of it. ``coordinates``: the scale of places in the text of observations.
     BadConfig for operations that do not exist, MissingDependency or MissingFile for ones that cannot be executed: without that
@@ -48,38 +48,38 @@ class Studio:
     ):
         self.toolbox, self.dialogue = toolbox or ToolboxConfig(), dialogue or DialogueConfig()
         self.multiple, self.coordinates = multiple, coordinates
-        self._recent: OrderedDict[str, Room] = OrderedDict()
+        self._recent: OrderedDict[str, Session] = OrderedDict()
         self.operations = {operation.name: operation for operation in select(self.toolbox.operations)}
         for operation in self.operations.values():
             operation.ready(self.toolbox)
 
-    def open(self, question: Question) -> Room:
+    def open(self, question: Question) -> Session:
         """A room with the question's media decoded; BadImage or DataFailure when one cannot be.
 
         The media of the last few questions stay decoded: a golden demonstration and the mistakes made from it are about the same.
         """
         key = "".join(item.model_dump_json() for item in question.media)
-        room = Room(self, question, self._recent.pop(key, None))
-        self._recent[key] = room
+        session = Session(self, question, self._recent.pop(key, None))
+        self._recent[key] = session
         if len(self._recent) > RECENT:
             self._recent.popitem(last=False)
-        return room.again()
+        return session.again()
 
 
-class Room:
+class Session:
     """One question's media, the turns taken so far (``steps``) and what they showed (``images``, ``views``, ``objects``).
 
     ``images`` describe the uint8 [h, w, 3] ``views`` in the same order: at first the question's own, then what operations showed.
     """
 
-    def __init__(self, studio: Studio, question: Question, like: Room | None = None):
-        self.studio, self.question = studio, question
+    def __init__(self, executor: Executor, question: Question, like: Session | None = None):
+        self.executor, self.question = executor, question
         self.media: Mapping[str, np.ndarray | Clip]
         self.images: list[ImageView]
         self._known: dict[str, tuple[Observation, list[np.ndarray]]]
         if like is None:
-            self.media = {item.id: open_media(item, studio.toolbox) for item in question.media}
-            self._first = first_look(self.media, studio.dialogue, studio.multiple)
+            self.media = {item.id: open_media(item, executor.toolbox) for item in question.media}
+            self._first = first_look(self.media, executor.dialogue, executor.multiple)
             self._known = {}
         else:
             self.media, self._first, self._known = like.media, like._first, like._known
@@ -88,9 +88,9 @@ class Room:
         self.steps: list[Step] = []
         self.successes = 0
 
-    def again(self) -> Room:
+    def again(self) -> Session:
         """An empty room for the same question. Decoded media are shared; what was executed on them needs no second run."""
-        return Room(self.studio, self.question, self)
+        return Session(self.executor, self.question, self)
 
     @property
     def target(self) -> str:
@@ -129,10 +129,10 @@ class Room:
         own = action.target in self.media or any(image.id == action.target for image in self._first[0])
         found = action.arguments.get("object")
         if not own or (found is not None and found not in self.objects):
-            return execute(action, self._scene(), self.studio.operations)
+            return execute(action, self._scene(), self.executor.operations)
         key = action.model_dump_json()
         if key not in self._known:
-            self._known[key] = execute(action, self._scene(), self.studio.operations)
+            self._known[key] = execute(action, self._scene(), self.executor.operations)
         observation, shown = self._known[key]
         return observation.model_copy(deep=True), shown
 
@@ -195,16 +195,16 @@ class Room:
         return Demonstration(**{**values, "turns": list(self.steps), **fields})
 
     def _scene(self) -> Scene:
-        d = self.studio.dialogue
+        d = self.executor.dialogue
         return Scene(
             media=self.media,
             images=self.images,
             objects=self.objects,
             budget=PixelBudget(d.crop.min_pixels, d.crop.max_pixels),
             frame_budget=PixelBudget(d.frame.min_pixels, d.frame.max_pixels),
-            multiple=self.studio.multiple,
-            kind=self.studio.coordinates,
-            settings=self.studio.toolbox,
+            multiple=self.executor.multiple,
+            kind=self.executor.coordinates,
+            settings=self.executor.toolbox,
         )
 
 

@@ -18,7 +18,7 @@ from pixelis.config import DialogueConfig, RewardsConfig
 from pixelis.config.synthesis import ImitationConfig
 from pixelis.datasets.synthesis.chat import ChatClient, data_url, picture_part
 from pixelis.datasets.synthesis.checking import is_right
-from pixelis.datasets.synthesis.executor import Room, Studio
+from pixelis.datasets.synthesis.executor import Executor, Session
 from pixelis.dialogue.dialects import DIALECTS, Dialect, Piece
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.operations.scale import Scale
@@ -36,7 +36,7 @@ class Imitator:
     def __init__(
         self,
         settings: ImitationConfig,
-        studio: Studio,
+        executor: Executor,
         shown: Sequence[Demonstration],
         dialogue: DialogueConfig | None = None,
         rewards: RewardsConfig | None = None,
@@ -44,10 +44,10 @@ class Imitator:
     ):
         if not shown and settings.plays == "turns":
             raise BadConfig("synthesis.imitation needs demonstrations to imitate", fix="name a file in imitation.demonstrations")
-        self.settings, self.studio, self.rewards = settings, studio, rewards
-        self.dialect: Dialect = DIALECTS[(dialogue or studio.dialogue).dialect]
-        self.coordinates = self.dialect.scale or studio.coordinates
-        self.operations = {name: op for name, op in studio.operations.items() if self.dialect.offers(op)}
+        self.settings, self.executor, self.rewards = settings, executor, rewards
+        self.dialect: Dialect = DIALECTS[(dialogue or executor.dialogue).dialect]
+        self.coordinates = self.dialect.scale or executor.coordinates
+        self.operations = {name: op for name, op in executor.operations.items() if self.dialect.offers(op)}
         self.client = ChatClient(settings, "synthesis.imitation", cache)
         self.examples = [(_asked(one), self._example(one)) for one in shown[: settings.shots]]
 
@@ -56,38 +56,38 @@ class Imitator:
 
         DataFailure ``wrong_answer``, ``call_refused`` (or broken), ``over_turn``, ``no_truth``, or a ``chat_...`` code.
         """
-        room = self.studio.open(question)
+        session = self.executor.open(question)
         if self.settings.plays == "gateway":
-            return self._served(room, draw)
-        system = self.dialect.system(room.images, self.operations, self.coordinates)  # type: ignore[arg-type]
-        asked = self.dialect.question(question.question, room.images, tools=True, instruct=True)
+            return self._served(session, draw)
+        system = self.dialect.system(session.images, self.operations, self.coordinates)  # type: ignore[arg-type]
+        asked = self.dialect.question(question.question, session.images, tools=True, instruct=True)
         messages: list[dict[str, Any]] = [
             {"role": "system", "content": "".join([*(str(piece) for piece in system), "\n\n", self._shown(question)])},
-            {"role": "user", "content": self._parts(asked, room)},
+            {"role": "user", "content": self._parts(asked, session)},
         ]
         for _ in range(self.settings.max_turns):
-            text = self.client.ask(messages, lambda text: self._worthwhile(text, room), draw)
-            reply = self.dialect.parse(text, self.operations, self._scale(room))
+            text = self.client.ask(messages, lambda text: self._worthwhile(text, session), draw)
+            reply = self.dialect.parse(text, self.operations, self._scale(session))
             if reply.answer is not None:
                 if not is_right(question, reply.answer, self.rewards):
                     raise DataFailure(f"{question.id}: the answer {reply.answer[:60]!r} is wrong", code="wrong_answer")
-                room.answer(reply.think, reply.answer)
-                return self._kept(room, draw)
+                session.answer(reply.think, reply.answer)
+                return self._kept(session, draw)
             if reply.action is None:
                 said = reply.error.message if reply.error else "nothing"
                 raise DataFailure(f"{question.id}: a broken call ({said})", code="call_refused")
-            action, seen = reply.action, len(room.images)
-            observation = room.call(reply.think, action.op, action.target, allow_error=True, **action.arguments)
+            action, seen = reply.action, len(session.images)
+            observation = session.call(reply.think, action.op, action.target, allow_error=True, **action.arguments)
             if observation.status != "ok":
                 raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code="call_refused")
             shown = self.dialect.observation(observation, seen, instruct=True)
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self._parts(shown, room)}]
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self._parts(shown, session)}]
         raise DataFailure(f"{question.id}: no answer within {self.settings.max_turns} turns", code="over_turn")
 
-    def _served(self, room: Room, draw: int) -> Demonstration:
+    def _served(self, session: Session, draw: int) -> Demonstration:
         """The episode that a gateway of ours reports, executed here turn by turn."""
-        question, pictures = room.question, [item for item in room.media.values() if isinstance(item, np.ndarray)]
-        if len(pictures) < len(room.media) or not pictures:
+        question, pictures = session.question, [item for item in session.media.values() if isinstance(item, np.ndarray)]
+        if len(pictures) < len(session.media) or not pictures:
             raise DataFailure(f"{question.id}: a gateway takes pictures only", code="not_a_picture")
         body = {"question": question.question, "image": [data_url(picture) for picture in pictures], "samples": 1}
         body |= {"learn": False, "seed": draw}
@@ -100,27 +100,27 @@ class Imitator:
                 continue
             think = DIALECTS[played.dialect].parse(turn.text, self.operations, Scale.of(self.coordinates, [])).think  # type: ignore[arg-type]
             if turn.action is not None:
-                room.call(think, turn.action.op, turn.action.target, **turn.action.arguments)
+                session.call(think, turn.action.op, turn.action.target, **turn.action.arguments)
             elif turn.error is not None:
                 raise DataFailure(f"{question.id}: a broken call ({turn.error})", code="call_refused")
-        room.answer(think, played.answer)
-        return self._kept(room, draw)
+        session.answer(think, played.answer)
+        return self._kept(session, draw)
 
     def close(self) -> None:
         """Close the client."""
         self.client.close()
 
-    def _worthwhile(self, text: str, room: Room) -> str:
+    def _worthwhile(self, text: str, session: Session) -> str:
         """The reply when it calls or answers; idle talk is asked again."""
-        reply = self.dialect.parse(text, self.operations, self._scale(room))
+        reply = self.dialect.parse(text, self.operations, self._scale(session))
         if reply.answer is None and reply.action is None and reply.error is None:
             raise ValueError("the reply neither calls nor answers")
         return text
 
-    def _kept(self, room: Room, draw: int) -> Demonstration:
-        question = room.question
+    def _kept(self, session: Session, draw: int) -> Demonstration:
+        question = session.question
         source = Provenance(source="", original_id=question.id, method="imitation", writer=self.settings.model)
-        return room.demonstration(id=f"{question.id}-imitation-{draw}", provenance=source)
+        return session.demonstration(id=f"{question.id}-imitation-{draw}", provenance=source)
 
     def _shown(self, question: Question) -> str:
         """The demonstrations to imitate, but for one of this very question: it would give the answer away."""
@@ -128,33 +128,33 @@ class Imitator:
         return "\n\n".join([SHOWN, *(f"Example {i}\n{text}" for i, text in enumerate(others, 1))])
 
     def _example(self, one: Demonstration) -> str:
-        room = self.studio.open(one)
+        session = self.executor.open(one)
         lines = [f"User: {one.question}"]
         for step in one.turns:
             said: Action | str
             if step.op is None:
                 said = str(step.answer)
             else:
-                said = Action(op=step.op, target=step.target or room.target, arguments=step.arguments)
-            lines.append("Assistant: " + "".join(self.dialect.render(said, self._scale(room), step.think)))
+                said = Action(op=step.op, target=step.target or session.target, arguments=step.arguments)
+            lines.append("Assistant: " + "".join(self.dialect.render(said, self._scale(session), step.think)))
             if step.op is not None:
-                seen = len(room.images)
-                room.replay([step])
-                observation = room.steps[-1].observation
+                seen = len(session.images)
+                session.replay([step])
+                observation = session.steps[-1].observation
                 assert observation is not None
                 shown = self.dialect.observation(observation, seen, instruct=False)
                 lines.append("User: " + "".join(f"[{p.id}]" if isinstance(p, ImageView) else str(p) for p in shown))
         return "\n".join(lines)
 
-    def _scale(self, room: Room) -> Scale:
-        return Scale.of(self.coordinates, room.images)  # type: ignore[arg-type]
+    def _scale(self, session: Session) -> Scale:
+        return Scale.of(self.coordinates, session.images)  # type: ignore[arg-type]
 
-    def _parts(self, pieces: Sequence[Piece], room: Room) -> list[dict[str, Any]]:
+    def _parts(self, pieces: Sequence[Piece], session: Session) -> list[dict[str, Any]]:
         """Pieces of a turn as parts of a message; text that follows text is joined."""
         parts: list[dict[str, Any]] = []
         for piece in pieces:
             if isinstance(piece, ImageView):
-                parts += [{"type": "text", "text": f"[{piece.id}]"}, picture_part(room.view(piece.id))]
+                parts += [{"type": "text", "text": f"[{piece.id}]"}, picture_part(session.view(piece.id))]
             elif parts and parts[-1]["type"] == "text":
                 parts[-1]["text"] += str(piece)
             else:

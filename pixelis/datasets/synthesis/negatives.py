@@ -16,7 +16,7 @@ import numpy as np
 from pixelis.config import RewardsConfig
 from pixelis.datasets.synthesis.checking import is_right, is_wrong, wrong_answer
 from pixelis.datasets.synthesis.evidence import Look, conclude, looks
-from pixelis.datasets.synthesis.executor import Room, renamed
+from pixelis.datasets.synthesis.executor import Session, renamed
 from pixelis.datasets.synthesis.places import from_root, moved, near_miss, other_frames, place_of, root_of, same_place
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Box, Demonstration, Line, Provenance, Question, Region, SampleKind, Step
@@ -79,7 +79,7 @@ MOST_IOU = 0.1
 
 
 def make_mistake(
-    kind: SampleKind, golden: Demonstration, room: Room, rng: np.random.Generator, rewards: RewardsConfig | None = None
+    kind: SampleKind, golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
 ) -> Demonstration:
     """A demonstration of ``kind`` (outcome_negative, trap_perceptual, trap_logical) from a golden one.
 
@@ -90,14 +90,14 @@ def make_mistake(
         raise DataFailure(f"no mistake is called {kind}", code="unknown_kind")
     if golden.final is None or not is_right(golden, golden.final, rewards):
         raise DataFailure(f"{golden.id} does not arrive at the truth itself", code="not_golden")
-    made = MAKERS[kind](golden, room, rng, rewards)
+    made = MAKERS[kind](golden, session, rng, rewards)
     if made.final is None or not is_wrong(golden, made.final, rewards):
         raise DataFailure(f"{golden.id}: {made.final!r} is not wrong for the scorer {golden.scorer}", code="not_wrong")
     return made
 
 
 def outcome_negative(
-    golden: Demonstration, room: Room, rng: np.random.Generator, rewards: RewardsConfig | None = None
+    golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
 ) -> Demonstration:
     """Only the answer is another one, of the same type and from the same picture where that is possible."""
     answer, origin = wrong_answer(golden, str(golden.final), rng, rewards)
@@ -106,7 +106,7 @@ def outcome_negative(
 
 
 def trap_logical(
-    golden: Demonstration, room: Room, rng: np.random.Generator, rewards: RewardsConfig | None = None
+    golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
 ) -> Demonstration:
     """The observations are right, the last thought does not follow from them and leads to a wrong answer."""
     answer, origin = wrong_answer(golden, str(golden.final), rng, rewards)
@@ -130,10 +130,10 @@ def _fallacy(golden: Demonstration, origin: str) -> str:
 
 
 def trap_perceptual(
-    golden: Demonstration, room: Room, rng: np.random.Generator, rewards: RewardsConfig | None = None
+    golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
 ) -> Demonstration:
     """The operation is executed at a near miss (a nearby thing, a cut box, other frames) and the conclusion follows from that."""
-    first = room.again()
+    first = session.again()
     first.replay(golden.turns)
     before = looks(first.steps, first.images, golden.annotations)
     if not before:
@@ -183,32 +183,32 @@ def _as_option(golden: Demonstration, found: tuple[str, str] | None) -> tuple[st
     return (chr(ord("A") + options.index(canonical(found[0]))), found[1]) if canonical(found[0]) in options else None
 
 
-Attempt = Callable[[], tuple[Room, dict[str, Any], int]]
+Attempt = Callable[[], tuple[Session, dict[str, Any], int]]
 
 
-def _attempts(golden: Demonstration, room: Room, before: list[Look], rng: np.random.Generator) -> Iterator[Attempt]:
+def _attempts(golden: Demonstration, session: Session, before: list[Look], rng: np.random.Generator) -> Iterator[Attempt]:
     """Near misses to try, best first: one more thing counted, a nearby annotated thing, a cut line, other frames, beside."""
     segmented = [look for look in before if look.step.op == "segment_object_at"]
     spelt = _spelt(golden)
     if segmented and number(spelt) == len(segmented) and "." not in spelt:  # with decimals it is measured, not counted
         for other in _others(golden, segmented[-1], [look.place for look in segmented if look.place]):
-            yield partial(_counted, golden, room, segmented[-1], other, rng)
+            yield partial(_counted, golden, session, segmented[-1], other, rng)
         if len(segmented) > 1:
-            yield partial(_overlooked, golden, room, segmented[int(rng.integers(len(segmented)))])
+            yield partial(_overlooked, golden, session, segmented[int(rng.integers(len(segmented)))])
         return
     order = [before[i] for i in np.argsort(rng.random(len(before)) - np.arange(len(before)))]
     for look in order:
         if look.step.op == "select_frames":
-            yield from [partial(_reselected, golden, room, look, rng)] * LOOKS
+            yield from [partial(_reselected, golden, session, look, rng)] * LOOKS
             continue
         if place_of(str(look.step.op), look.step.arguments) is None or look.place is None:
             continue
         for other in _others(golden, look, [place for past in before if (place := past.place) and past is not look]):
-            yield partial(_elsewhere, golden, room, look, other.box, other)
+            yield partial(_elsewhere, golden, session, look, other.box, other)
         if look.step.op == "read_text":
-            yield partial(_elsewhere, golden, room, look, _cut(look, rng), None)
+            yield partial(_elsewhere, golden, session, look, _cut(look, rng), None)
         with contextlib.suppress(DataFailure):
-            yield partial(_elsewhere, golden, room, look, near_miss(_ground(look), rng, MOST_IOU), None)
+            yield partial(_elsewhere, golden, session, look, near_miss(_ground(look), rng, MOST_IOU), None)
 
 
 def _others(golden: Demonstration, look: Look, avoid: Sequence[Box]) -> list[Any]:
@@ -236,10 +236,10 @@ def _ground(look: Look) -> Box:
 
 
 def _elsewhere(
-    golden: Demonstration, first: Room, look: Look, to: Box, thing: Region | Line | None
-) -> tuple[Room, dict[str, Any], int]:
+    golden: Demonstration, first: Session, look: Look, to: Box, thing: Region | Line | None
+) -> tuple[Session, dict[str, Any], int]:
     """The demonstration with every call that points at the subject of ``look`` pointed at ``to`` instead."""
-    of, room, names, stray, begun = _ground(look), first.again(), dict[str, str](), set[str](), -1
+    of, session, names, stray, begun = _ground(look), first.again(), dict[str, str](), set[str](), -1
     for place, (step, executed) in enumerate(zip(golden.turns, first.steps, strict=True)):
         if step.op is None:
             continue
@@ -250,10 +250,10 @@ def _elsewhere(
             root, frame, whole = root_of(first.images, target, box)
             same = root == look.root and (frame == look.frame or frame is None)
             if same and (box_iou(whole, of) >= MOST_IOU or _holds(whole, of)):
-                arguments = moved(arguments, from_root(room.images, renamed(target, names), same_place(whole, of, to)))
+                arguments = moved(arguments, from_root(session.images, renamed(target, names), same_place(whole, of, to)))
                 begun = place if begun < 0 else begun
         changed = executed.model_copy(update={"think": step.think, "arguments": arguments})
-        names = room.replay([changed], names)
+        names = session.replay([changed], names)
         if arguments != step.arguments or step.target in stray:
             stray.add(str(executed.observation.id) if executed.observation else "")
     if begun < 0:
@@ -261,7 +261,7 @@ def _elsewhere(
     injected = {"turn": begun, "way": "nearby" if thing is not None else "beside", "place": list(to), "instead_of": list(of)}
     if thing is not None:
         injected["looked_at"] = thing.label if isinstance(thing, Region) else thing.text
-    return room, injected, 0
+    return session, injected, 0
 
 
 def _holds(outer: Box, inner: Box) -> bool:
@@ -278,52 +278,54 @@ def _cut(look: Look, rng: np.random.Generator) -> Box:
     return (x0, y0, x0 + share * (x1 - x0), y1) if rng.random() < 0.5 else (x1 - share * (x1 - x0), y0, x1, y1)
 
 
-def _reselected(golden: Demonstration, first: Room, look: Look, rng: np.random.Generator) -> tuple[Room, dict[str, Any], int]:
+def _reselected(
+    golden: Demonstration, first: Session, look: Look, rng: np.random.Generator
+) -> tuple[Session, dict[str, Any], int]:
     """The demonstration with other frames of the clip; calls about frames that were shown before point at the new ones."""
-    room, names, begun = first.again(), dict[str, str](), -1
+    session, names, begun = first.again(), dict[str, str](), -1
     for place, executed in enumerate(first.steps):
         if executed.op is None:
             continue
         changed = executed
         if executed is look.step:
-            clip = room.media[look.root]
+            clip = session.media[look.root]
             old = [frame["index"] for frame in (executed.observation.data["frames"] if executed.observation else [])]
             frames = other_frames(old, len(clip.times), rng)  # type: ignore[union-attr]
             changed, begun = executed.model_copy(update={"arguments": {"frames": frames}}), place
-        names = room.replay([changed], names)
-    injected = {"turn": begun, "way": "frames", "frames": room.steps[begun].arguments["frames"], "instead_of": old}
-    return room, injected, 0
+        names = session.replay([changed], names)
+    injected = {"turn": begun, "way": "frames", "frames": session.steps[begun].arguments["frames"], "instead_of": old}
+    return session, injected, 0
 
 
 def _counted(
-    golden: Demonstration, first: Room, last: Look, other: Region, rng: np.random.Generator
-) -> tuple[Room, dict[str, Any], int]:
+    golden: Demonstration, first: Session, last: Look, other: Region, rng: np.random.Generator
+) -> tuple[Session, dict[str, Any], int]:
     """The demonstration with one more thing segmented, which is another one: it is counted too."""
-    room, names = first.again(), dict[str, str]()
+    session, names = first.again(), dict[str, str]()
     for place, executed in enumerate(first.steps):
         if executed.op is None:
             continue
-        names = room.replay([executed], names)
+        names = session.replay([executed], names)
         if executed is last.step:
             target = renamed(str(executed.target), names)
-            arguments = moved(executed.arguments, from_root(room.images, target, other.box))
-            room.call(_said(MORE, rng, ""), "segment_object_at", target, **arguments)
+            arguments = moved(executed.arguments, from_root(session.images, target, other.box))
+            session.call(_said(MORE, rng, ""), "segment_object_at", target, **arguments)
             begun = place + 1
     injected = {"turn": begun, "way": "counted", "looked_at": other.label, "place": list(other.box)}
-    return room, injected, 1
+    return session, injected, 1
 
 
-def _overlooked(golden: Demonstration, first: Room, missed: Look) -> tuple[Room, dict[str, Any], int]:
+def _overlooked(golden: Demonstration, first: Session, missed: Look) -> tuple[Session, dict[str, Any], int]:
     """The demonstration without one of the things: it is overlooked, and the count is one less."""
-    room, names = first.again(), dict[str, str]()
+    session, names = first.again(), dict[str, str]()
     for place, executed in enumerate(first.steps):
         if executed.op is None:
             continue
         if executed is missed.step:
             begun = place - 1
             continue
-        names = room.replay([executed], names)
-    return room, {"turn": begun, "way": "overlooked", "missed": missed.name, "place": list(_ground(missed))}, -1
+        names = session.replay([executed], names)
+    return session, {"turn": begun, "way": "overlooked", "missed": missed.name, "place": list(_ground(missed))}, -1
 
 
 def _restated(steps: Sequence[Step], since: int, rng: np.random.Generator) -> list[Step]:

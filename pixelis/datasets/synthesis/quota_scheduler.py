@@ -37,7 +37,7 @@ LEAST_ATTEMPTS = 32
 
 
 @dataclass
-class Cell:
+class Quota:
     """A target and how far it is. ``place``: attempts planned; ``pass_began``: samples made when the current pass began."""
 
     task: str
@@ -63,7 +63,7 @@ class Cell:
         return self.made < self.target and not self.ended
 
 
-def cells(settings: SynthesisConfig) -> list[Cell]:
+def quotas(settings: SynthesisConfig) -> list[Quota]:
     """Targets of every enabled task by kind and source, adding up to the task's target: largest remainders get the rest.
 
     BadConfig for templates of a task that does not exist, and without any task.
@@ -76,7 +76,7 @@ def cells(settings: SynthesisConfig) -> list[Cell]:
         shares = {(k, s): a * b for k, a in settings.shares().items() for s, b in weights.items()}
         counts = apportion(task.target_sample_count, list(shares.values()))
         out += [
-            Cell(name, cast(SampleKind, kind), source, count)
+            Quota(name, cast(SampleKind, kind), source, count)
             for (kind, source), count in zip(shares, counts, strict=True)
             if count
         ]
@@ -127,7 +127,7 @@ class Rows:
         return len(self._rows.get(source, []))
 
 
-class Ledger:
+class QuotaScheduler:
     """The state of a synthesis and its files: ``rounds/`` are plans, ``shards/`` what came of them, ``samples/`` the samples.
 
     A shard is done when its file below ``shards/`` is there; it is written after its samples, both by rename.
@@ -135,7 +135,7 @@ class Ledger:
 
     def __init__(self, folder: str | Path, settings: SynthesisConfig, seed: int):
         self.folder, self.settings, self.seed = Path(folder), settings, seed
-        self.cells = {cell.key: cell for cell in cells(settings)}
+        self.quotas = {quota.key: quota for quota in quotas(settings)}
         self.seen: set[str] = set()
         self.writers: Counter[str] = Counter()
         self.round = -1
@@ -148,12 +148,12 @@ class Ledger:
     @property
     def made(self) -> int:
         """Samples so far."""
-        return sum(cell.made for cell in self.cells.values())
+        return sum(quota.made for quota in self.quotas.values())
 
     @property
     def target(self) -> int:
         """Samples wanted."""
-        return sum(cell.target for cell in self.cells.values())
+        return sum(quota.target for quota in self.quotas.values())
 
     def left(self) -> list[Attempt]:
         """Attempts of the current round that no finished shard holds."""
@@ -161,11 +161,11 @@ class Ledger:
 
     def plan(self, rows: Rows) -> bool:
         """Begin the next round; False when there is nothing left to try. The plan is on disk before this returns."""
-        wanted = {cell.key: self._wanted(cell) for cell in self.cells.values() if cell.open}
+        wanted = {quota.key: self._wanted(quota) for quota in self.quotas.values() if quota.open}
         scale = min(1.0, self.settings.round / max(1, sum(wanted.values())))
         attempts: list[Attempt] = []
         for key, count in wanted.items():
-            attempts += self._next(self.cells[key], max(1, math.ceil(count * scale)), rows)
+            attempts += self._next(self.quotas[key], max(1, math.ceil(count * scale)), rows)
         if not attempts:
             return False
         # Neighbours share media and golden demonstrations: a worker makes them from one decode.
@@ -173,7 +173,7 @@ class Ledger:
         self.round, self.attempts, self.shards = self.round + 1, attempts, 0
         state = {
             "settings": self._identity(),
-            "cells": {c.key: [c.place, c.draw, c.pass_began, c.ended] for c in self.cells.values()},
+            "cells": {c.key: [c.place, c.draw, c.pass_began, c.ended] for c in self.quotas.values()},
             "attempts": [[a.task, a.kind, a.source, a.row, a.draw] for a in attempts],
         }
         _write(self.folder / "rounds" / f"{self.round:03d}.json", json.dumps(state))
@@ -189,15 +189,15 @@ class Ledger:
         kept: list[Demonstration] = []
         record = []
         for attempt, (made, cause) in zip(self.attempts[first : first + len(outcomes)], outcomes, strict=True):
-            cell, key = self.cells[attempt.cell], ""
+            quota, key = self.quotas[attempt.quota], ""
             if made is not None:
                 key = content_key(made)
-                cause = "surplus" if cell.made >= cell.target else "duplicate" if key in self.seen else ""
+                cause = "surplus" if quota.made >= quota.target else "duplicate" if key in self.seen else ""
                 if not cause:
                     kept.append(made)
             writer = made.provenance.writer or "" if made is not None and made.provenance is not None else ""
-            self._apply(cell, key, cause, writer)
-            record.append([attempt.cell, key, cause, writer])
+            self._apply(quota, key, cause, writer)
+            record.append([attempt.quota, key, cause, writer])
         name = f"{self.round:03d}-{self.shards:05d}"
         samples = self.folder / "samples" / f"{name}.jsonl"
         if kept:
@@ -210,27 +210,27 @@ class Ledger:
 
     def shortfall(self) -> dict[str, int]:
         """Samples that are missing, by cell."""
-        return {cell.key: cell.target - cell.made for cell in self.cells.values() if cell.made < cell.target}
+        return {quota.key: quota.target - quota.made for quota in self.quotas.values() if quota.made < quota.target}
 
     def summary(self) -> dict[str, Any]:
         """Counts by task, kind and source, targets, what is missing, and why attempts gave nothing."""
         tasks: dict[str, dict[str, int]] = {}
         drops: dict[str, Counter[str]] = {}
-        for cell in self.cells.values():
-            row = tasks.setdefault(cell.task, {"target": 0, "made": 0})
-            row["target"] += cell.target
-            row["made"] += cell.made
-            row[cell.kind] = row.get(cell.kind, 0) + cell.made
-            drops.setdefault(f"{cell.task}/{cell.kind}", Counter()).update(cell.causes)
+        for quota in self.quotas.values():
+            row = tasks.setdefault(quota.task, {"target": 0, "made": 0})
+            row["target"] += quota.target
+            row["made"] += quota.made
+            row[quota.kind] = row.get(quota.kind, 0) + quota.made
+            drops.setdefault(f"{quota.task}/{quota.kind}", Counter()).update(quota.causes)
         kinds, sources, causes = Counter[str](), Counter[str](), Counter[str]()
-        for cell in self.cells.values():
-            kinds[cell.kind] += cell.made
-            sources[cell.source] += cell.made
-            causes.update(cell.causes)
+        for quota in self.quotas.values():
+            kinds[quota.kind] += quota.made
+            sources[quota.source] += quota.made
+            causes.update(quota.causes)
         return {
             "samples": self.made,
             "target": self.target,
-            "attempts": sum(cell.tried for cell in self.cells.values()),
+            "attempts": sum(quota.tried for quota in self.quotas.values()),
             "kinds": dict(kinds),
             "sources": dict(sources),
             "thoughts_by": dict(self.writers),
@@ -240,33 +240,33 @@ class Ledger:
             "dropped_by_task_and_kind": {name: dict(counts.most_common()) for name, counts in drops.items() if counts},
         }
 
-    def _wanted(self, cell: Cell) -> int:
-        rate = max(LEAST_YIELD, cell.made / cell.tried) if cell.tried >= STARTED else FIRST_YIELD
-        return max(math.ceil((cell.target - cell.made) / rate * SPARE), LEAST_ATTEMPTS if self.round >= 0 else 1)
+    def _wanted(self, quota: Quota) -> int:
+        rate = max(LEAST_YIELD, quota.made / quota.tried) if quota.tried >= STARTED else FIRST_YIELD
+        return max(math.ceil((quota.target - quota.made) / rate * SPARE), LEAST_ATTEMPTS if self.round >= 0 else 1)
 
-    def _next(self, cell: Cell, count: int, rows: Rows) -> list[Attempt]:
+    def _next(self, quota: Quota, count: int, rows: Rows) -> list[Attempt]:
         """Up to ``count`` attempts of a cell from where it is; ends it after the last pass, or a pass that made nothing."""
         out: list[Attempt] = []
         while len(out) < count:
-            if rows.get(cell.source, cell.place) is None:
+            if rows.get(quota.source, quota.place) is None:
                 if out:  # what this pass makes is known only once these are done: it ends, or the next begins, next round
                     break
-                fruitless = cell.made == cell.pass_began and cell.tried > 0
-                cell.ended = cell.draw + 1 >= self.settings.passes or fruitless
-                if cell.ended:
+                fruitless = quota.made == quota.pass_began and quota.tried > 0
+                quota.ended = quota.draw + 1 >= self.settings.passes or fruitless
+                if quota.ended:
                     break
-                cell.place, cell.draw, cell.pass_began = 0, cell.draw + 1, cell.made
+                quota.place, quota.draw, quota.pass_began = 0, quota.draw + 1, quota.made
                 continue
-            out.append(Attempt(cell.task, cell.kind, cell.source, cell.place, cell.draw))
-            cell.place += 1
+            out.append(Attempt(quota.task, quota.kind, quota.source, quota.place, quota.draw))
+            quota.place += 1
         return out
 
-    def _apply(self, cell: Cell, key: str, cause: str, writer: str) -> None:
-        cell.tried += 1
+    def _apply(self, quota: Quota, key: str, cause: str, writer: str) -> None:
+        quota.tried += 1
         if cause:
-            cell.causes[cause] += 1
+            quota.causes[cause] += 1
         else:
-            cell.made += 1
+            quota.made += 1
             self.seen.add(key)
             self.writers[writer or "none"] += 1
 
@@ -285,11 +285,11 @@ class Ledger:
                 )
             self.round, self.attempts, self.shards = int(path.stem), [Attempt(*row) for row in state["attempts"]], 0
             for key, (place, draw, began, ended) in state["cells"].items():
-                cell = self.cells[key]
-                cell.place, cell.draw, cell.pass_began, cell.ended = place, draw, began, ended
+                quota = self.quotas[key]
+                quota.place, quota.draw, quota.pass_began, quota.ended = place, draw, began, ended
             while (shard := self.folder / "shards" / f"{self.round:03d}-{self.shards:05d}.json").is_file():
                 for key, content, cause, writer in json.loads(shard.read_text(encoding="utf-8")):
-                    self._apply(self.cells[key], content, cause, writer)
+                    self._apply(self.quotas[key], content, cause, writer)
                 self.shards += 1
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pixelis.datasets.synthesis import grounding
-from pixelis.datasets.synthesis.executor import Room, Studio, sample_name
+from pixelis.datasets.synthesis.executor import Executor, Session, sample_name
 from pixelis.datasets.synthesis.thought_templates import Style, Writer
 from pixelis.errors import DataFailure
 from pixelis.operations import colours, geometry, masks
@@ -37,17 +37,17 @@ NAMED = ("A", "B", "C", "D", "E", "F")
 class Sample:
     """The question being made from annotated media: picks, executes, checks, and is closed by ``done``."""
 
-    def __init__(self, question: Question, rng: np.random.Generator, studio: Studio, style: Style, task: str, form: str):
-        self.question, self.rng, self.studio, self.task, self.form = question, rng, studio, task, form
+    def __init__(self, question: Question, rng: np.random.Generator, executor: Executor, style: Style, task: str, form: str):
+        self.question, self.rng, self.executor, self.task, self.form = question, rng, executor, task, form
         self.notes = question.annotations or Annotations()
         self.writer = Writer(rng, style)
         self.grid = 0.001 if style == "full" else 0.02
         self.level: Level | None = question.meta.get("level")
 
     @cached_property
-    def room(self) -> Room:
+    def session(self) -> Session:
         """Opened when the first operation is called: choosing what to ask decodes nothing."""
-        return self.studio.open(self.question)
+        return self.executor.open(self.question)
 
     # Choosing
 
@@ -103,32 +103,32 @@ class Sample:
 
     def think(self, aim: str, what: str, topic: str = "", where: str = "", **slots: object) -> str:
         """The thought before the next operation; ``topic`` frames the question, in the first thought only."""
-        return self.writer.think(aim, what, topic if not self.room.steps else "", where, **slots)
+        return self.writer.think(aim, what, topic if not self.session.steps else "", where, **slots)
 
     def zoom(self, box: Box, think: str, target: str, about: Box) -> tuple[str, float]:
         """Zoom to a box of ``target``; ``about``, 0..1 of the whole picture, must then be in view whole.
 
         Returns the view's id and how much of its width or height the thing takes up. ``not_shown`` where it is cut.
         """
-        observation = self.room.call(think, "zoom_in", target=target, box=box)
+        observation = self.session.call(think, "zoom_in", target=target, box=box)
         name = str(observation.images[0].id)
-        shown = geometry.to_root(geometry.chain(self.room.images, name))
+        shown = geometry.to_root(geometry.chain(self.session.images, name))
         self.agree(grounding.covered(about, shown) > 0.95, "not_shown")
         return name, max((about[2] - about[0]) / (shown[2] - shown[0]), (about[3] - about[1]) / (shown[3] - shown[1]))
 
     def within(self, name: str, box: Box) -> Box:
         """A box of the whole picture as one of a view, inside 0..1."""
-        return geometry.clamp(geometry.relative(geometry.to_root(geometry.chain(self.room.images, name)), box))
+        return geometry.clamp(geometry.relative(geometry.to_root(geometry.chain(self.session.images, name)), box))
 
     def outline(self, region: Region, think: str) -> dict[str, Any]:
         """Segment an annotated thing and compare; the record of what was found. ``outline_differs`` where that is not it."""
-        picture = self.room.media[region.media]
+        picture = self.session.media[region.media]
         assert not isinstance(picture, Clip)
         truth = grounding.outline(region, *picture.shape[:2])
         place: dict[str, Any] = {"box": grounding.outward(grounding.grown(region.box, 0.04), self.grid)}
         if truth is not None and self.chance(BY_POINT):
             place = {"point": tuple(round(v, 3) for v in grounding.inner_point(truth))}
-        observation = self.room.call(think, "segment_object_at", target=region.media, **place)
+        observation = self.session.call(think, "segment_object_at", target=region.media, **place)
         found = observation.data["objects"][0]
         if truth is not None:
             self.agree(grounding.overlap(masks.decode(found["mask"]).full(), truth) >= ALIKE, "outline_differs")
@@ -150,7 +150,7 @@ class Sample:
         """The annotated colour, or that of most of the pixels inside of the annotated outline; None without a clear one."""
         if told := grounding.colour_of(region):
             return told
-        picture = self.room.media[region.media]
+        picture = self.session.media[region.media]
         assert not isinstance(picture, Clip)
         mask = grounding.outline(region, *picture.shape[:2])
         if mask is None or np.count_nonzero(mask) < 64:
@@ -161,7 +161,7 @@ class Sample:
     def measure(self, found: Mapping[str, Any], region: Region, groups: list[str], quality: str) -> dict[str, Any]:
         """Ask for properties of an object that was found; values by ``group.name``."""
         think = self.think("measure", self.called(region), quality=quality)
-        observation = self.room.call(think, "get_properties", target=region.media, object=found["id"], groups=groups)
+        observation = self.session.call(think, "get_properties", target=region.media, object=found["id"], groups=groups)
         return properties(observation)
 
     # Closing
@@ -188,11 +188,11 @@ class Sample:
             text += "".join(f"\n{letter}. {choice}" for letter, choice in zip(NAMED, choices, strict=False))
             answer = NAMED[choices.index(answer)]
             truths, scorer, options = [answer], "mc_letter", {"options": choices}
-        self.room.answer(think, answer)
-        actions = [(step.op, step.target, step.arguments) for step in self.room.steps]
+        self.session.answer(think, answer)
+        actions = [(step.op, step.target, step.arguments) for step in self.session.steps]
         source = str(self.question.meta.get("source", ""))
         original = str(self.question.meta.get("original_id", self.question.id))
-        return self.room.demonstration(
+        return self.session.demonstration(
             id=sample_name(self.task, self.question.id, text, actions),
             question=text,
             answers=truths,

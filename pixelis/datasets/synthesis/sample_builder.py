@@ -16,7 +16,7 @@ from pixelis.config.synthesis import SynthesisConfig
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.corrections import WAYS, make_correction
 from pixelis.datasets.synthesis.distillation import Distiller
-from pixelis.datasets.synthesis.executor import Studio, sample_name
+from pixelis.datasets.synthesis.executor import Executor, sample_name
 from pixelis.datasets.synthesis.imitation import Imitator
 from pixelis.datasets.synthesis.llm_rewriter import ThoughtWriter
 from pixelis.datasets.synthesis.negatives import make_mistake
@@ -41,7 +41,7 @@ class Attempt:
     draw: int = 0
 
     @property
-    def cell(self) -> str:
+    def quota(self) -> str:
         """What a target is counted for."""
         return f"{self.task}/{self.kind}/{self.source}"
 
@@ -64,13 +64,13 @@ class Maker:
         folder: str | Path | None = None,
     ):
         self.settings, self.seed, self.rewards = settings, seed, rewards
-        self.studio = Studio(toolbox, dialogue)
+        self.executor = Executor(toolbox, dialogue)
         self.golden: OrderedDict[tuple[str, str, int, int], Demonstration | PixelisError] = OrderedDict()
         cache = Path(folder) / "replies.sqlite" if folder is not None else None
         self.writer = ThoughtWriter(settings.writer, cache) if settings.writer.url else None
         self.imitator = self.distiller = None
         if settings.method == "imitation":
-            self.imitator = Imitator(settings.imitation, self.studio, shown, dialogue, rewards, cache)
+            self.imitator = Imitator(settings.imitation, self.executor, shown, dialogue, rewards, cache)
         if settings.method == "distillation":
             self.distiller = Distiller(settings.distillation, rewards, cache)
 
@@ -124,7 +124,7 @@ class Maker:
             made = self.distiller.distil(question, attempt.draw)
         else:
             rng = self._rng(attempt, question, "golden")
-            made = TASKS[attempt.task].make(question, rng, self.studio, self.settings.thoughts)
+            made = TASKS[attempt.task].make(question, rng, self.executor, self.settings.thoughts)
         source = made.provenance or Provenance(source="", original_id=question.id, method=self.settings.method)
         named = self.settings.datasources[attempt.source].path
         provenance = source.model_copy(update={"source": source.source or named})
@@ -136,12 +136,12 @@ class Maker:
 
     def _changed(self, attempt: Attempt, golden: Demonstration) -> Demonstration:
         rng = self._rng(attempt, golden, attempt.kind)
-        room = self.studio.open(golden)
+        session = self.executor.open(golden)
         if attempt.kind == "self_correction":
             ways = self.settings.corrections or list(WAYS)
-            made = make_correction(golden, room, rng, ways, self.rewards, self.settings.most_iou)
+            made = make_correction(golden, session, rng, ways, self.rewards, self.settings.most_iou)
         else:
-            made = make_mistake(attempt.kind, golden, room, rng, self.rewards)
+            made = make_mistake(attempt.kind, golden, session, rng, self.rewards)
         return made.model_copy(update={"id": sample_name(golden.id, attempt.kind)})
 
     def _rng(self, attempt: Attempt, question: Question, kind: str) -> np.random.Generator:

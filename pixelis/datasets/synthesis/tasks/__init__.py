@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pixelis.datasets.synthesis.executor import Studio
+from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.sample import Form, Sample
 from pixelis.datasets.synthesis.tasks import details, relations, text, video
 from pixelis.datasets.synthesis.thought_templates import Style
@@ -28,14 +28,14 @@ class Task:
     name: str
     forms: Mapping[str, Form]
 
-    def make(self, question: Question, rng: np.random.Generator, studio: Studio, style: Style = "full") -> Demonstration:
+    def make(self, question: Question, rng: np.random.Generator, executor: Executor, style: Style = "full") -> Demonstration:
         """A golden demonstration about annotated media; the same arguments give the same one.
 
         Forms are tried in an order that ``rng`` gives until one fits the annotations. DataFailure says why there is none.
         """
         names = list(self.forms)
         for place in rng.permutation(len(names)):
-            sample = Sample(question, rng, studio, style, self.name, names[place])
+            sample = Sample(question, rng, executor, style, self.name, names[place])
             try:
                 return self.forms[names[place]](sample)
             except DataFailure as failure:

@@ -259,7 +259,7 @@ def wider(sample: Sample) -> Demonstration:
     """Whether a thing is wider than high, in pixels."""
     region = sample.pick(sample.named)
     what, question = sample.names[region.id], sample.ask(FORMAT, what=sample.names[region.id])
-    height, width = sample.room.media[region.media].shape[:2]  # type: ignore[union-attr]
+    height, width = sample.session.media[region.media].shape[:2]  # type: ignore[union-attr]
     ratio = (region.box[2] - region.box[0]) * width / ((region.box[3] - region.box[1]) * height)
     sample.need(not 0.85 < ratio < 1.18)
     found = sample.outline(region, sample.think("segment", what, f"the proportions of {what}"))
@@ -275,7 +275,7 @@ def share(sample: Sample) -> Demonstration:
     """How much of the picture a thing covers, in per cent."""
     region = sample.pick([r for r in sample.named if r.mask is not None or r.outline])
     what, question = sample.names[region.id], sample.ask(SHARE, what=sample.names[region.id])
-    truth = grounding.outline(region, *sample.room.media[region.media].shape[:2])  # type: ignore[union-attr]
+    truth = grounding.outline(region, *sample.session.media[region.media].shape[:2])  # type: ignore[union-attr]
     # Outlines that are found are seldom as exact as this takes: asked less often.
     sample.need(truth is not None and truth.mean() > 0.005 and sample.chance(0.3))
     assert truth is not None

@@ -131,7 +131,7 @@ RELATION = {
 
 def _truth(sample: Sample, region: Region, name: str) -> float | None:
     """A measure of an annotated thing in pixels; None where only a box is known and it takes an outline."""
-    height, width = sample.room.media[region.media].shape[:2]  # type: ignore[union-attr]
+    height, width = sample.session.media[region.media].shape[:2]  # type: ignore[union-attr]
     if name == "size.bbox_width":
         return (region.box[2] - region.box[0]) * width
     if name == "size.bbox_height":
@@ -311,7 +311,7 @@ def _placed(sample: Sample) -> tuple[list[Region], str]:
     """Two named things and where the first lies from the second."""
     sample.need(len(sample.named) >= 2)
     for one, other in itertools.islice(itertools.permutations(sample.shuffled(sample.named), 2), 12):
-        size = sample.room.media[one.media].shape[1::-1]  # type: ignore[union-attr]
+        size = sample.session.media[one.media].shape[1::-1]  # type: ignore[union-attr]
         if name := _direction(one.box, other.box, *size):
             return [one, other], name
     sample.need(False)
@@ -329,7 +329,7 @@ def _look_at_both(sample: Sample, pair: Sequence[Region], direction: str, measur
         x, y = grounding.middle(found["box"])
         sample.writer.saw("placed", what=what, x=x, y=y)
         boxes.append(found["box"])
-    size = sample.room.media[pair[0].media].shape[1::-1]  # type: ignore[union-attr]
+    size = sample.session.media[pair[0].media].shape[1::-1]  # type: ignore[union-attr]
     sample.agree(_direction(boxes[0], boxes[1], *size) == direction, "measure_differs")
 
 
@@ -362,7 +362,7 @@ def nearer(sample: Sample) -> Demonstration:
     """Which of two things is closer to a third, by their middles."""
     sample.need(len(sample.named) >= 3)
     a, b, c = sample.shuffled(sample.named)[:3]
-    size = sample.room.media[a.media].shape[1::-1]  # type: ignore[union-attr]
+    size = sample.session.media[a.media].shape[1::-1]  # type: ignore[union-attr]
 
     def apart(one: Sequence[float], other: Sequence[float]) -> float:
         return float(np.linalg.norm((np.asarray(grounding.middle(one)) - grounding.middle(other)) * size))

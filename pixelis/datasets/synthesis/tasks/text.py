@@ -108,7 +108,7 @@ def _read(sample: Sample, line: Line, box: Box, where: str, topic: str) -> str:
         sample.writer.saw("clear", what=what)
         region = grounding.outward(sample.within(target, view), sample.grid)
     think = sample.think("read", what, topic)
-    observation = sample.room.call(think, "read_text", target=target, box=region)
+    observation = sample.session.call(think, "read_text", target=target, box=region)
     text = " ".join(str(found["text"]) for found in observation.data["lines"])
     sample.agree(plain(text) == plain(line.text), "text_differs")
     sample.writer.saw("read", text=text)
@@ -196,7 +196,7 @@ def heading(sample: Sample) -> Demonstration:
     lines = [line for line in sample.notes.lines if line.level == "line" and pictures and line.media == pictures[0]]
     sample.need(lines and not any(line.box for line in lines))
     question = sample.ask(HEADING)
-    observation = sample.room.call(sample.think("read", "the page", "how the text begins"), "read_text", target=pictures[0])
+    observation = sample.session.call(sample.think("read", "the page", "how the text begins"), "read_text", target=pictures[0])
     found = [str(line["text"]) for line in observation.data["lines"]]
     sample.agree(found and plain(found[0]) == plain(lines[0].text), "text_differs")
     sample.writer.saw("read", text=" ".join(found[:2]))

@@ -118,7 +118,7 @@ def _clip(sample: Sample) -> str:
 
 
 def _opened(sample: Sample) -> Clip:
-    clip = sample.room.media[_clip(sample)]
+    clip = sample.session.media[_clip(sample)]
     assert isinstance(clip, Clip)
     return clip
 
@@ -145,10 +145,10 @@ def _look(sample: Sample, times: Sequence[float], topic: str) -> list[float]:
     what = grounding.listed([f"{clip.times[frame]:.2f} s" for frame in frames])
     think = sample.think("frames", f"the frames at {what}" if len(frames) > 1 else f"the frame at {what}", topic)
     if sample.chance(0.5):
-        observation = sample.room.call(think, "select_frames", target=_clip(sample), frames=frames)
+        observation = sample.session.call(think, "select_frames", target=_clip(sample), frames=frames)
     else:
         asked = [math.ceil(1000 * float(clip.times[frame]) - 1e-3) / 1000 for frame in frames]
-        observation = sample.room.call(think, "select_frames", target=_clip(sample), times=asked)
+        observation = sample.session.call(think, "select_frames", target=_clip(sample), times=asked)
     shown = [float(frame["time"]) for frame in observation.data["frames"]]
     sample.agree([clip.at(time) for time in shown] == frames, "not_shown")
     return shown
@@ -169,7 +169,7 @@ def begins(sample: Sample) -> Demonstration:
     """When an event begins: a coarse look, then a fine one between the last frame without and the first with it."""
     event = sample.pick([event for event in _events(sample) if event.start >= 0.5])
     question, clip = sample.ask(BEGINS, event=event.text), _opened(sample)
-    most = min(sample.studio.toolbox.max_frames, 8)
+    most = min(sample.executor.toolbox.max_frames, 8)
     topic = f'when "{event.text}" begins'
     low, high = float(clip.times[0]), float(clip.times[-1])
     for _ in range(4):
@@ -322,19 +322,19 @@ def _follow(sample: Sample, course: Course, topic: str) -> tuple[dict[str, Any],
     """
     start, end = course.frames[0], course.frames[-1]
     think = sample.think("frames", f"frame {start} where {course.what} is first seen", topic)
-    view = sample.room.call(think, "select_frames", target=course.clip, frames=[start])
+    view = sample.session.call(think, "select_frames", target=course.clip, frames=[start])
     where = grounding.place(course.boxes[0])
     sample.writer.saw("seen", what=course.what, yes=f"frame {start}, in the {where}")
     box = grounding.outward(course.boxes[0], sample.grid)
     how: dict[str, Any] = {"box": box, "start": start}
     if sample.chance(OUTLINED):
         image = str(view.images[0].id)
-        seen = sample.room.call(sample.think("segment", course.what), "segment_object_at", target=image, box=box)
+        seen = sample.session.call(sample.think("segment", course.what), "segment_object_at", target=image, box=box)
         found = seen.data["objects"][0]
         sample.agree(grounding.track_overlap([found["box"]], [course.boxes[0]])[0] >= ALIKE_BOX, "outline_differs")
         how = {"object": found["id"]}
     think = sample.think("track", course.what, start=start)
-    entry = sample.room.call(think, "track_object", target=course.clip, end=end, **how).data["tracks"][0]
+    entry = sample.session.call(think, "track_object", target=course.clip, end=end, **how).data["tracks"][0]
     sample.agree(entry["status"] == "completed" and entry["frames"][-1] == end, "track_differs")
     boxes = [entry["boxes"][entry["frames"].index(frame)] for frame in course.frames]
     alike = grounding.track_overlap(boxes, course.boxes)
