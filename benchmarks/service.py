@@ -37,7 +37,7 @@ from PIL import Image
 
 from benchmarks.harness import Ratio, Report, arguments, local_ray, percentile, seconds
 from pixelis.actors import placement
-from pixelis.actors.serving import Online
+from pixelis.actors.serving import ServingActors
 from pixelis.config import Config, load
 from pixelis.datasets import cards
 from pixelis.datasets.questions import read_questions
@@ -56,7 +56,7 @@ class Service:
     config: Config
     url: str
     actors: placement.Actors
-    behind: Online
+    behind: ServingActors
     questions: list[tuple[Question, dict[str, Any]]]
 
     def body(self, number: int, **more: Any) -> dict[str, Any]:

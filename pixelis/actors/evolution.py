@@ -23,11 +23,11 @@ from ray.exceptions import RayError
 
 from pixelis.actors.canary import Canary
 from pixelis.actors.cluster import named
-from pixelis.actors.evolution_monitor import Overseer, going_on, repeat
+from pixelis.actors.evolution_monitor import EvolutionMonitor, log_failures, repeat
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 from pixelis.actors.memory import Memory
-from pixelis.actors.promotion import Versions
-from pixelis.actors.reviewing import Reviewing
+from pixelis.actors.promotion import Promotion
+from pixelis.actors.review import Reviewing
 from pixelis.actors.rollouts import RolloutBatch, StepResult
 from pixelis.actors.update_queue import Tasks, Waiting, prompt_key, update_metrics
 from pixelis.config import Config
@@ -35,7 +35,7 @@ from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import Rate, drawn_for_review, learning_rate
 from pixelis.evolution.guard import AdaptiveKLController
-from pixelis.evolution.review import ReviewQueue, State
+from pixelis.evolution.review_queue import ReviewQueue, State
 from pixelis.evolution.vote import agrees
 from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
 
@@ -64,14 +64,14 @@ class Evolution:
     ):
         e = config.evolution
         self.config, self.settings = config, e
-        self.overseer = Overseer(config, self._health)
+        self.overseer = EvolutionMonitor(config, self._health)
         self.memory = Memory(memory, ray.get_runtime_context().namespace, config.memory) if memory else None
         self.reviewing = Reviewing(ReviewQueue(Path(config.run.dir) / "review.db", config.rewards), e.review.limit)
         if e.canary.enabled and canary is None:
             raise BadConfig("no generator for the canary", fix="place one, or set evolution.canary.enabled=false")
         judge = Canary(config, named(canary)) if e.canary.enabled and canary is not None else None
         router = GeneratorRouter([named(g) for g in generators], RouterTimeouts.serving(config))
-        self.versions_of = Versions(config, named(store), router, judge, self.overseer.note)
+        self.versions_of = Promotion(config, named(store), router, judge, self.overseer.note)
         self.counts: Counter[str] = Counter()
         self.queue = Tasks(e.queue, self.counts)
         self.rate, self.beta, self.collapse = Rate(e.per_minute), AdaptiveKLController(e.guard), Collapse(e.vote)
@@ -501,5 +501,5 @@ class Evolution:
         after = self.settings.review.approve_after_s
         if after is not None and not (self.paused or self.draining):
             for id in await self.reviewing.due(time.time(), after):
-                with going_on("a review could not be taken"):
+                with log_failures("a review could not be taken"):
                     await self.decide(id, True, "timeout")

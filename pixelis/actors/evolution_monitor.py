@@ -32,7 +32,7 @@ STALE_S = 60.0
 
 
 @contextmanager
-def going_on(told: str) -> Iterator[None]:
+def log_failures(told: str) -> Iterator[None]:
     """What failed once must not have been the last time that it was tried."""
     try:
         yield
@@ -44,11 +44,11 @@ async def repeat(every_s: float, action: Callable[[], Awaitable[Any]], failure: 
     """Await ``action`` every ``every_s`` seconds, for ever; one that fails is logged as ``failure``."""
     while True:
         await asyncio.sleep(every_s)
-        with going_on(failure):
+        with log_failures(failure):
             await action()
 
 
-class Overseer:
+class EvolutionMonitor:
     """Audit and alerts in ``run.dir``; ``health`` gives the metrics of its owner.
 
     Raises BadInput when another writer holds the audit log or its last line cannot be continued.

@@ -29,7 +29,7 @@ Note = Callable[[str, str, str, str, dict[str, Any]], Awaitable[None]]
 """Writes an audit event: event, actor, action, result, details."""
 
 
-class Versions:
+class Promotion:
     """Decides which version serves. One transition at a time; judging, which takes long, blocks none.
 
     ``restore`` is the version that the learner has to go back to before its next step, None when its weights come from what is

@@ -15,7 +15,7 @@ from pixelis.config import Config
 
 
 @dataclass
-class Online:
+class ServingActors:
     """What a service needs beside its generators; ``names`` by role, for whoever has to find them from elsewhere."""
 
     evolution: ActorHandle | None = None
@@ -30,7 +30,7 @@ class Online:
 
 
 @contextmanager
-def online(config: Config, actors: placement.Actors, job: str | None = None) -> Iterator[Online]:
+def online(config: Config, actors: placement.Actors, job: str | None = None) -> Iterator[ServingActors]:
     """Place what ``config`` asks for beside ``actors``, wait until it answers, and end exactly this on the way out.
 
     ``job`` makes the names; the same one gives the same names again. Read-only services learn and remember nothing, so they
@@ -42,7 +42,7 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
     from pixelis.actors.memory import place_shards
 
     placement.preflight(config, learner=config.evolution.enabled, rollouts=True, online=True)
-    placed, prefix = Online(), f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"
+    placed, prefix = ServingActors(), f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"
     engine = {"num_cpus": config.engine.cpus, "num_gpus": config.engine.gpus}
     try:
         if remembers(config):

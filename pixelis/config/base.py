@@ -85,6 +85,12 @@ RENAMED = {
     "toolbox.deadline_s": "toolbox.timeout_s",
     "memory.deadline_s": "memory.timeout_s",
     "learner.clip_norm": "learner.max_grad_norm",
+    "memory.hnsw_links": "memory.hnsw.M",
+    "memory.hnsw_build": "memory.hnsw.ef_construction",
+    "memory.hnsw_search": "memory.hnsw.ef_search",
+    "memory.ivf_lists": "memory.ivf.nlist",
+    "memory.ivf_probes": "memory.ivf.nprobe",
+    "evolution.neighbours.half_life_hours": "evolution.neighbours.decay_hours",
 }
 """Keys that had another name: not read any more, but suggested."""
 

@@ -29,7 +29,7 @@ class VotingConfig(Section):
 class NeighboursConfig(Section):
     k: int = Field(5, ge=0, description="neighbours looked up in memory; 0 is none")
     min_similarity: float = Field(0.95, ge=-1, le=1, description="cosine below which a neighbour has no vote")
-    half_life_hours: float = Field(24.0, gt=0, description="age at which a neighbour's weight has fallen to 1/e")
+    decay_hours: float = Field(24.0, gt=0, description="age at which a neighbour's weight has fallen to 1/e")
 
 
 class GuardConfig(Section):

@@ -9,6 +9,17 @@ from pydantic import Field, model_validator
 from pixelis.config.base import Section
 
 
+class HnswConfig(Section):
+    M: int = Field(32, ge=2, description="links of a node in the graph")
+    ef_construction: int = Field(200, ge=1, description="candidates considered while building")
+    ef_search: int = Field(100, ge=1, description="candidates considered while searching")
+
+
+class IvfConfig(Section):
+    nlist: int = Field(100, ge=1, description="inverted lists")
+    nprobe: int = Field(10, ge=1, description="lists that a search looks into")
+
+
 class MemoryConfig(Section):
     enabled: bool = Field(True, description="keep served experiences")
     dir: str | None = Field(None, description="folder of the shards; none: run.dir/memory")
@@ -24,11 +35,8 @@ class MemoryConfig(Section):
     metric: Literal["cosine", "euclidean", "manhattan"] = Field("cosine", description="how vectors are compared")
     visual: float = Field(0.7, ge=0, le=1, description="weight of the picture in an experience's vector")
     text: float = Field(0.3, ge=0, le=1, description="weight of the question in an experience's vector")
-    hnsw_links: int = Field(32, ge=2, description="hnsw: links of a node")
-    hnsw_build: int = Field(200, ge=1, description="hnsw: candidates while building")
-    hnsw_search: int = Field(100, ge=1, description="hnsw: candidates while searching")
-    ivf_lists: int = Field(100, ge=1, description="ivf: lists")
-    ivf_probes: int = Field(10, ge=1, description="ivf: lists looked at")
+    hnsw: HnswConfig = HnswConfig()
+    ivf: IvfConfig = IvfConfig()
     timeout_s: float = Field(0.2, gt=0, description="seconds a shard has for a search; a later one makes the result partial")
 
     @model_validator(mode="after")

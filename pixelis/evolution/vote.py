@@ -85,7 +85,7 @@ def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) 
     experience = neighbour.experience
     success = 0.5 + 0.5 * min(experience.successes / experience.retrievals, 1.0) if experience.retrievals else 1.0
     age_hours = max(now - experience.created_at, 0.0) / 3600
-    fresh = math.exp(-age_hours / config.neighbours.half_life_hours)
+    fresh = math.exp(-age_hours / config.neighbours.decay_hours)
     priority = 0.5 + 0.5 * min(experience.priority, 2.0) / 2
     return _unit(experience.verdict.confidence) * success * fresh * priority * _unit(neighbour.similarity)
 

@@ -247,14 +247,14 @@ def _show_failure(folder: Path, since: float, shown: float) -> float:
     return float(row["time"])
 
 
-def made_steps(latest: Path | None) -> Path:
+def require_checkpoint(latest: Path | None) -> Path:
     """The run's last checkpoint; InfraFailure for a run that made no step, so that it cannot pass for a good one."""
     if latest is None:
         raise InfraFailure("the run made no step and left no checkpoint", fix="look at events.jsonl in run.dir")
     return latest
 
 
-def last_step(folder: Path, kind: str, keys: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
+def latest_step(folder: Path, kind: str, keys: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
     """Steps done and the chosen metrics of the newest ``kind`` event in ``folder``; (0, {}) before the first."""
     row = events.last(folder, kind)
     if row is None:

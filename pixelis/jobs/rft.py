@@ -18,7 +18,7 @@ from pixelis.actors.train_job import TrainJob
 from pixelis.actors.weights import WeightPublisher
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.questions import count_questions
-from pixelis.jobs.driver import driver, last_step, made_steps, run_folder, watch
+from pixelis.jobs.driver import driver, latest_step, require_checkpoint, run_folder, watch
 from pixelis.jobs.dry_run import checks
 
 SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/calls", "rollout/seconds", "learner/seconds")
@@ -35,9 +35,9 @@ def run(config: Config, actors: placement.Actors, over: Callable[[], bool] = lam
     def poll() -> tuple[int, dict[str, Any]]:
         if over():
             actors.coordinator.stop.remote(evaluations=False)
-        return last_step(Path(config.run.dir), "step/policy", SHOWN)
+        return latest_step(Path(config.run.dir), "step/policy", SHOWN)
 
-    return made_steps(
+    return require_checkpoint(
         watch(
             config,
             "rft",

@@ -30,7 +30,7 @@ from ray.exceptions import RayError
 from pixelis import config as configuration
 from pixelis.actors import cluster, learner, placement
 from pixelis.actors.batch_sources import UpdateSource
-from pixelis.actors.serving import Online, online
+from pixelis.actors.serving import ServingActors, online
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, from_command_line
@@ -50,7 +50,7 @@ RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
 
 
 @contextmanager
-def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, Online]]:
+def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, ServingActors]]:
     """The service on placed actors: its base URL, and what remembers and learns behind it."""
     with online(config, actors) as behind:
         try:
@@ -59,7 +59,7 @@ def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, Onl
             app.stop()
 
 
-def backends(actors: placement.Actors, behind: Online) -> Backends:
+def backends(actors: placement.Actors, behind: ServingActors) -> Backends:
     """The names by which a gateway finds these actors."""
     names = behind.names
     return Backends(
@@ -92,7 +92,7 @@ class Learning:
     A service answers without its learner: failures are told to Evolution, which alerts, and never end it.
     """
 
-    def __init__(self, config: Config, actors: placement.Actors, behind: Online):
+    def __init__(self, config: Config, actors: placement.Actors, behind: ServingActors):
         self.config, self.actors, self.evolution = config, actors, behind.evolution
         self.failed: PixelisError | None = None
         self.stopping = threading.Event()

@@ -19,7 +19,7 @@ from pixelis.config import Config, from_command_line
 from pixelis.datasets.curriculum import LEVELS
 from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
 from pixelis.errors import BadConfig
-from pixelis.jobs.driver import driver, last_step, made_steps, run_folder, watch
+from pixelis.jobs.driver import driver, latest_step, require_checkpoint, run_folder, watch
 from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint
 from pixelis.telemetry.events import EventLog
@@ -47,13 +47,13 @@ def run(config: Config) -> Path:
             job = TrainJob(config, DemonstrationSource(config, start, steps, decides, actors))
             ranks, store = range(config.learner.workers if start < steps else 0), folder / STORE
             datasets = {f"train-{rank}": demonstration_stream(config, store, start, steps, rank, decides) for rank in ranks}
-            return made_steps(
+            return require_checkpoint(
                 watch(
                     config,
                     "sft",
                     steps,
                     lambda: learner.fit(job, datasets),
-                    lambda: last_step(folder, "step/sft", SHOWN),
+                    lambda: latest_step(folder, "step/sft", SHOWN),
                 )
             )
 

@@ -136,10 +136,10 @@ class Built:
         """An empty one; ``ivf`` learns its lists from ``vectors``."""
         width, metric = vectors.shape[1], METRICS[config.metric]
         if config.index == "hnsw":
-            index = faiss.IndexHNSWFlat(width, config.hnsw_links, metric)
-            index.hnsw.efConstruction = config.hnsw_build
+            index = faiss.IndexHNSWFlat(width, config.hnsw.M, metric)
+            index.hnsw.efConstruction = config.hnsw.ef_construction
         else:
-            index = faiss.IndexIVFFlat(faiss.IndexFlat(width, metric), width, config.ivf_lists, metric)
+            index = faiss.IndexIVFFlat(faiss.IndexFlat(width, metric), width, config.ivf.nlist, metric)
             index.train(vectors)
         made = cls(config, index, np.empty(0, np.int64))
         made.trained_on = len(vectors)
@@ -194,9 +194,9 @@ class Built:
             return _nothing(len(vectors), k)
         chosen = {"sel": faiss.IDSelectorBitmap(self.bits)} if self.gone else {}
         if self.config.index == "hnsw":
-            how = faiss.SearchParametersHNSW(efSearch=max(self.config.hnsw_search, k), **chosen)
+            how = faiss.SearchParametersHNSW(efSearch=max(self.config.hnsw.ef_search, k), **chosen)
         else:
-            how = faiss.SearchParametersIVF(nprobe=self.config.ivf_probes, **chosen)
+            how = faiss.SearchParametersIVF(nprobe=self.config.ivf.nprobe, **chosen)
         scores, places = self.index.search(vectors, k, params=how)
         return scores, np.where(places >= 0, self.rows[places], -1)
 
@@ -269,7 +269,7 @@ class Index:
         if self.config.index == "flat":
             return False
         if self.built is None:
-            least = TAIL if self.config.index == "hnsw" else TRAINED_BY * self.config.ivf_lists
+            least = TAIL if self.config.index == "hnsw" else TRAINED_BY * self.config.ivf.nlist
             return len(self.tail) >= least
         outgrown = self.config.index == "ivf" and len(self) > 4 * self.built.trained_on
         return self._stale or outgrown or self.built.gone > GONE * len(self.built.rows)
@@ -335,13 +335,13 @@ class Index:
         return fresh
 
     def _enough(self, count: int) -> bool:
-        return self.config.index == "hnsw" or count >= TRAINED_BY * self.config.ivf_lists
+        return self.config.index == "hnsw" or count >= TRAINED_BY * self.config.ivf.nlist
 
     # --- the built part as a file -------------------------------------------------------------------------------------------
 
     def _settings(self) -> dict[str, Any]:
         c = self.config
-        shape = [c.hnsw_links, c.hnsw_build] if c.index == "hnsw" else [c.ivf_lists]
+        shape = [c.hnsw.M, c.hnsw.ef_construction] if c.index == "hnsw" else [c.ivf.nlist]
         return {"index": c.index, "metric": c.metric, "width": self.width, "shape": shape, "faiss": faiss.__version__}
 
     def save(self, path: Path, owner: str) -> None:

@@ -26,10 +26,10 @@ from pixelis.evolution import privacy, vote
 from pixelis.operations.image import load_image
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
+from pixelis.serve.after_reply import AfterReply
 from pixelis.serve.backends import Backends
 from pixelis.serve.events import Answer, Ask, Pictures, TurnEvent
-from pixelis.serve.learning import Learning
-from pixelis.serve.recall import Lookup, Recall
+from pixelis.serve.retrieval import Lookup, Retrieval
 
 __all__ = ["Agent", "Answer", "Ask", "TurnEvent", "png_url", "winning"]
 
@@ -47,9 +47,9 @@ class Agent:
             raise BadInput("the gateway was given no generator", fix="pass the names of running Generator actors")
         timeouts = RouterTimeouts.serving(config)
         self.router = GeneratorRouter(backends.generators, timeouts, follows=True, attempts=2, namespace=backends.namespace)
-        self.recall = Recall(config, backends, self.counts)
-        self.memory = self.recall.memory
-        self.learning = Learning(config, self.recall, self.evolution_actor if backends.evolution else None, self.counts)
+        self.retrieval = Retrieval(config, backends, self.counts)
+        self.memory = self.retrieval.memory
+        self.after_reply = AfterReply(config, self.retrieval, self.evolution_actor if backends.evolution else None, self.counts)
         self.decoding = asyncio.Semaphore(2)
         self.version: int | None = None
 
@@ -57,7 +57,7 @@ class Agent:
         """Meet the actors behind, as far as they answer: the first contact with one takes seconds (its class is imported)."""
         with contextlib.suppress(TimeoutError, RayError, InfraFailure):  # they may come up later
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(self.router.health(timeout_s), self.recall.ready())
+                await asyncio.gather(self.router.health(timeout_s), self.retrieval.ready())
 
     async def decode(self, ask: Ask) -> Pictures:
         """Decode the pictures of a request. Raises BadImage for what is damaged or outside the caps."""
@@ -105,10 +105,10 @@ class Agent:
         started = time.monotonic()
         pictures = pictures or await self.decode(ask)
         question = Question(id=new_id("q"), question=ask.question, media=pictures.media, task="serve", split="serve")
-        cold = await self.recall.cold()
+        cold = await self.retrieval.cold()
         if cold:  # its answer is neither compared nor learnt from: one sample is all that is needed
             ask = dataclasses.replace(ask, samples=1)
-        with self.recall.look(question, pictures.views, search=not cold, keep=ask.remember) as lookup:
+        with self.retrieval.look(question, pictures.views, search=not cold, keep=ask.remember) as lookup:
             rolled: RolloutResult | None = None
             request = RolloutRequest(
                 question, new_id("group"), ask.samples, ask.sampling, ask.operations, ask.max_turns, pictures.full
@@ -139,7 +139,7 @@ class Agent:
         self.version = group.policy_version
         self.counts["answered"] += 1
         self.counts["cold_start"] += cold
-        self.learning.later(answer, ask, lookup)
+        self.after_reply.later(answer, ask, lookup)
         yield answer
 
     async def _judge(self, question: Question, group: Group, lookup: Lookup, cold: bool) -> Verdict:
@@ -161,11 +161,11 @@ class Agent:
 
     async def feedback(self, experience_id: str, feedback: Feedback) -> Experience:
         """Keep what somebody said of an answer, and tell Evolution. Raises BadInput when nothing is remembered under that id."""
-        return await self.learning.feedback(experience_id, feedback)
+        return await self.after_reply.feedback(experience_id, feedback)
 
     async def drain(self, timeout_s: float = 10.0) -> None:
         """Return once what follows the replies so far is done, at most ``timeout_s`` seconds later."""
-        await self.learning.drain(timeout_s)
+        await self.after_reply.drain(timeout_s)
 
     async def evolution_actor(self) -> ActorHandle:
         """The Evolution actor. Raises InfraFailure when there is none, or it is not running."""

@@ -15,7 +15,7 @@ MAX_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedReply:
     """A reply as JSON bytes, the policy version that gave it, and the experience that was made of it."""
 
     body: bytes
@@ -32,11 +32,11 @@ class ReplyCache:
 
     def __init__(self, entries: int, ttl_s: float, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic):
         self.entries, self.ttl_s, self.max_bytes, self.clock = entries, ttl_s, max_bytes, clock
-        self.kept: OrderedDict[str, Kept] = OrderedDict()
+        self.kept: OrderedDict[str, CachedReply] = OrderedDict()
         self.bytes = 0
         self.hits = 0
 
-    def find(self, key: str) -> Kept | None:
+    def find(self, key: str) -> CachedReply | None:
         """What is kept under ``key``, if it is not too old. The caller compares versions."""
         found = self.kept.get(key)
         if found is None:
@@ -53,7 +53,7 @@ class ReplyCache:
         if not self.entries or len(body) > self.max_bytes:
             return
         self.drop(key)
-        self.kept[key] = Kept(body, version, experience_id, self.clock() + self.ttl_s)
+        self.kept[key] = CachedReply(body, version, experience_id, self.clock() + self.ttl_s)
         self.bytes += len(body)
         while len(self.kept) > self.entries or self.bytes > self.max_bytes:
             self.drop(next(iter(self.kept)))

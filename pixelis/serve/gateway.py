@@ -32,15 +32,15 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.backends import Backends
 from pixelis.serve.cache import ReplyCache
 from pixelis.serve.counters import CONTENT_TYPE, Counters
-from pixelis.serve.desk import Desk, read_body
+from pixelis.serve.dependencies import Dependencies, read_body
 from pixelis.serve.events import Answer, Pictures
 from pixelis.serve.limits import Admission, RateLimits, running_limit, waiting_limit
 from pixelis.serve.page import add_routes
-from pixelis.serve.remembered import Remembered
-from pixelis.serve.replies import EventStream, Handler, api_error, guarded, http_error, until
+from pixelis.serve.responses import EventStream, Handler, api_error, guarded, http_error, until
+from pixelis.serve.routes.evolution import EvolutionRoutes
+from pixelis.serve.routes.experiences import ExperienceRoutes
 from pixelis.serve.schemas import ApiError
-from pixelis.serve.shapes import Chat, Shape, ShowWork, model_name
-from pixelis.serve.steering import Steering
+from pixelis.serve.shapes import AgentShape, Chat, Shape, model_name
 
 __all__ = ["Endpoints", "Gateway", "digest"]
 
@@ -62,7 +62,7 @@ class Endpoints:
         self.access = Access(config, key_digest, ingress)
         self.rates = RateLimits(s.per_minute, s.per_hour)
         self.cache = ReplyCache(s.cache, s.cache_ttl_s)
-        self.desk = Desk(config, agent, self.access, self.cache, self.rates)
+        self.dependencies = Dependencies(config, agent, self.access, self.cache, self.rates)
         self.counters = Counters(replica, self._levels)
         self.seen: tuple[float, list[dict[str, Any]]] = (float("-inf"), [])
         self.looking = asyncio.Lock()
@@ -72,13 +72,13 @@ class Endpoints:
         app = FastAPI(title="Pixelis", docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan)
         routes: list[tuple[str, str, Handler]] = [
             ("POST", Chat.route, functools.partial(self.asked, shape=Chat)),
-            ("POST", ShowWork.route, functools.partial(self.asked, shape=ShowWork)),
+            ("POST", AgentShape.route, functools.partial(self.asked, shape=AgentShape)),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{name:path}", self.models),
             ("GET", "/healthz", self.health),
             ("GET", "/metrics", self.metrics),
-            *Remembered(self.desk).routes(),
-            *Steering(self.desk).routes(),
+            *ExperienceRoutes(self.dependencies).routes(),
+            *EvolutionRoutes(self.dependencies).routes(),
         ]
         for method, path, handler in routes:
             app.add_route(path, guarded(path, handler), methods=[method])
@@ -97,11 +97,11 @@ class Endpoints:
 
     async def _tell(self) -> None:
         """Tell Evolution, which watches over the thresholds, what only a gateway can measure."""
-        while self.desk.evolves and not self.config.serve.read_only:
+        while self.dependencies.evolves and not self.config.serve.read_only:
             await asyncio.sleep(self.config.evolution.alerts.every_s)
             if health := self.counters.health():
                 with contextlib.suppress(RayError, InfraFailure, ApiError):
-                    await self.desk.tell("told", health, self.counters.replica)
+                    await self.dependencies.tell("told", health, self.counters.replica)
 
     # -- routes that tell -------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Endpoints:
         deadline = asyncio.get_running_loop().time() + limit_s
         self.access.authorise(request)
         self.access.json_only(request)
-        self.desk.limited(request)
+        self.dependencies.limited(request)
         body: bytes | None = None
         with contextlib.ExitStack() as held:
             held.enter_context(self.admission.enter())
@@ -237,10 +237,10 @@ class Endpoints:
             return None
         name = kept.experience_id
         if name is not None and self.agent.memory is not None:
-            if (storing := self.agent.learning.background.get(name)) is not None:
+            if (storing := self.agent.after_reply.background.get(name)) is not None:
                 await asyncio.wait([storing], timeout=1.0)
             try:
-                if await self.desk.within(self.agent.memory.get(name), 1.0) is None:
+                if await self.dependencies.within(self.agent.memory.get(name), 1.0) is None:
                     return None
             except (RayError, InfraFailure, ApiError):
                 return None
@@ -279,7 +279,7 @@ class Gateway:
         # The first contact with an actor takes seconds (its class is imported here): not at a caller's expense.
         await agent.ready(timeout_s=20.0)
         with contextlib.suppress(ApiError, RayError, InfraFailure):  # it may come up later than the gateway
-            await self.endpoints.desk.tell("stats", limit_s=20.0)
+            await self.endpoints.dependencies.tell("stats", limit_s=20.0)
         freeze_gc()
 
     def __serve_build_asgi_app__(self) -> FastAPI:

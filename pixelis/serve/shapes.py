@@ -15,7 +15,7 @@ from pixelis.serve import schemas
 from pixelis.serve.agent import Agent
 from pixelis.serve.cache import key_of
 from pixelis.serve.events import Answer, Ask, TurnEvent
-from pixelis.serve.replies import event
+from pixelis.serve.responses import event
 from pixelis.serve.schemas import AgentReply, AgentRequest, ApiError, ChatRequest
 
 MAX_SEED = 0x7FFFFFFF
@@ -106,7 +106,7 @@ class Chat:
         return {**self.shared, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]}
 
 
-class ShowWork:
+class AgentShape:
     """``POST /v1/agent``. Streamed: ``event: turn`` for each TurnEvent, then ``event: answer`` or ``event: error``."""
 
     route: ClassVar[str] = "/v1/agent"

@@ -68,7 +68,7 @@ def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, cap
     before = index_module.TAIL, index_module.TRAINED_BY
     index_module.TAIL, index_module.TRAINED_BY = 6, 3
     day = 86_400.0
-    config = MemoryConfig(index=kind, evict=evict, ivf_lists=2, ivf_probes=2, hnsw_links=8, retention_days=1)  # type: ignore[arg-type]
+    config = MemoryConfig(index=kind, evict=evict, ivf={"nlist": 2, "nprobe": 2}, hnsw={"M": 8}, retention_days=1)  # type: ignore[arg-type]
     known = vectors(61, 8)
     expected: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as folder:

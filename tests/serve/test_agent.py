@@ -401,7 +401,7 @@ def test_a_full_background_skips_and_never_delays(home: House) -> None:
         kept = [a for a in answers if a.experience_id is not None]
         assert len(kept) == agent.counts["remembered"] >= 1
         assert agent.counts["skipped"] == 3 - len(kept)
-        assert not agent.learning.background
+        assert not agent.after_reply.background
 
     run(talk())
 

@@ -20,7 +20,7 @@ from playwright.sync_api import Route, expect
 from scripted import KEY, Deployed
 
 from pixelis.config import EvolutionConfig, RewardsConfig, load
-from pixelis.evolution.review import ReviewQueue
+from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.updates import make_task
 from pixelis.evolution.vote import majority
 from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, new_id

@@ -17,15 +17,15 @@ from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
 from pixelis.memory.vectors import unit
 from pixelis.records import Experience, Feedback, Group, ImageView, Question, Trajectory, Verdict
-from pixelis.serve import learning
+from pixelis.serve import after_reply
+from pixelis.serve.after_reply import AfterReply
 from pixelis.serve.counters import Counters
 from pixelis.serve.events import Answer, Ask
-from pixelis.serve.learning import Learning
-from pixelis.serve.recall import Lookup
-from pixelis.serve.steering import _plain
+from pixelis.serve.retrieval import Lookup
+from pixelis.serve.routes.evolution import _plain
 
 
-class Kept:
+class CachedReply:
     """A memory that keeps what it is given."""
 
     def __init__(self) -> None:
@@ -35,14 +35,14 @@ class Kept:
         self.entries += entries
 
     async def feedback(self, id: str, feedback: Feedback) -> Experience:
-        return learning.as_experience(answered(), None)
+        return after_reply.as_experience(answered(), None)
 
 
 class Remembering:
     """What Learning needs of a Recall."""
 
     def __init__(self) -> None:
-        self.memory, self.writes = Kept(), True
+        self.memory, self.writes = CachedReply(), True
 
 
 class Silent:
@@ -68,16 +68,16 @@ def answered(views: Any = None) -> Answer:
     )
 
 
-def learns(counts: Counter[str]) -> tuple[Learning, Kept]:
+def learns(counts: Counter[str]) -> tuple[AfterReply, CachedReply]:
     async def evolution() -> Any:
         return Silent()
 
     recall: Any = Remembering()
-    return Learning(load(None, []), recall, evolution, counts), recall.memory
+    return AfterReply(load(None, []), recall, evolution, counts), recall.memory
 
 
 def test_an_answer_whose_pictures_were_lost_is_remembered_without_them() -> None:
-    async def talk() -> tuple[Kept, Counter[str]]:
+    async def talk() -> tuple[CachedReply, Counter[str]]:
         counts = Counter[str]()
         after, memory = learns(counts)
         views = asyncio.get_running_loop().create_future()
@@ -92,7 +92,7 @@ def test_an_answer_whose_pictures_were_lost_is_remembered_without_them() -> None
 
 
 def test_an_evolution_that_does_not_answer_holds_nothing_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "EVOLUTION_S", 0.05)
+    monkeypatch.setattr(after_reply, "EVOLUTION_S", 0.05)
 
     async def talk() -> Counter[str]:
         counts = Counter[str]()
@@ -111,7 +111,7 @@ def test_what_breaks_after_a_reply_is_counted(monkeypatch: pytest.MonkeyPatch) -
     def broken(experience: Experience) -> Experience:
         raise ValueError("no such text")
 
-    monkeypatch.setattr(learning.privacy, "redact_experience", broken)
+    monkeypatch.setattr(after_reply.privacy, "redact_experience", broken)
 
     async def talk() -> Counter[str]:
         counts = Counter[str]()

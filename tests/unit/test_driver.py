@@ -117,7 +117,7 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
     again = other.model_copy(update={"run": other.run.model_copy(update={"resume": False})})
     with jobs.run_folder(again):
         assert checkpoint.latest(folder) is None
-        assert jobs.last_step(folder, "step/sft") == (0, {})
+        assert jobs.latest_step(folder, "step/sft") == (0, {})
         assert not (folder / "consumed.jsonl").exists(), "the new run has learnt from nothing yet"
         known = lineage.read(folder)
         assert known is not None
@@ -147,18 +147,18 @@ def test_what_cannot_be_read_is_told_before_anything_starts(tmp_path: Path) -> N
 
 
 def test_a_run_without_a_step_is_not_a_good_one(tmp_path: Path) -> None:
-    assert jobs.made_steps(tmp_path) == tmp_path
+    assert jobs.require_checkpoint(tmp_path) == tmp_path
     with pytest.raises(InfraFailure, match="no step"):
-        jobs.made_steps(None)
+        jobs.require_checkpoint(None)
 
 
 def test_the_last_step_is_read_from_the_events(tmp_path: Path) -> None:
-    assert jobs.last_step(tmp_path, "step/sft") == (0, {})
+    assert jobs.latest_step(tmp_path, "step/sft") == (0, {})
     with EventLog(tmp_path) as log:
         log.write("step/sft", step=1, **{"policy/loss": 3.0})
         log.write("step/sft", step=2, **{"policy/loss": 2.5})
         log.write("step/policy", step=9)
-    assert jobs.last_step(tmp_path, "step/sft", ("policy/loss", "policy/kl")) == (2, {"loss": 2.5})
+    assert jobs.latest_step(tmp_path, "step/sft", ("policy/loss", "policy/kl")) == (2, {"loss": 2.5})
 
 
 # -- how a job ends -----------------------------------------------------------------------------------------------------------

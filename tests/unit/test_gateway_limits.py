@@ -19,7 +19,7 @@ from pixelis.serve.access import Access, Shield, digest, is_local
 from pixelis.serve.cache import ReplyCache, key_of
 from pixelis.serve.counters import Counters
 from pixelis.serve.limits import RateLimits
-from pixelis.serve.replies import api_error, guarded, until
+from pixelis.serve.responses import api_error, guarded, until
 from pixelis.serve.schemas import ApiError
 
 # -- rates --------------------------------------------------------------------------------------------------------------

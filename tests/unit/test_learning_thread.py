@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pixelis.actors.placement import Actors
-from pixelis.actors.serving import Online
+from pixelis.actors.serving import ServingActors
 from pixelis.config import load
 from pixelis.errors import InfraFailure, MissingFile
 from pixelis.jobs import serve
@@ -42,7 +42,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def learning(folder: Path, evolution: Evolution, evolve: Any, monkeypatch: pytest.MonkeyPatch) -> serve.Learning:
     monkeypatch.setattr(serve, "evolve", evolve)
-    return serve.Learning(load(None, [f"run.dir={folder}"]), Actors(), Online(evolution=evolution))  # type: ignore[arg-type]
+    return serve.Learning(load(None, [f"run.dir={folder}"]), Actors(), ServingActors(evolution=evolution))  # type: ignore[arg-type]
 
 
 def test_a_learner_that_fails_is_started_again_later_each_time_that_no_update_lies_between(

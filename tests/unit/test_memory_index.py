@@ -27,7 +27,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(index: str = "flat", metric: str = "cosine") -> MemoryConfig:
-    return MemoryConfig(index=index, metric=metric, ivf_lists=8, ivf_probes=6, hnsw_links=16)  # type: ignore[arg-type]
+    return MemoryConfig(index=index, metric=metric, ivf={"nlist": 8, "nprobe": 6}, hnsw={"M": 16})  # type: ignore[arg-type]
 
 
 def truth(metric: str, stored: np.ndarray, queries: np.ndarray) -> np.ndarray:

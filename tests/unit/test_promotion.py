@@ -12,7 +12,7 @@ import pytest
 from pixelis.actors import policy_store
 from pixelis.actors.generator_router import GeneratorRouter
 from pixelis.actors.policy_store import PolicyStore
-from pixelis.actors.promotion import Versions
+from pixelis.actors.promotion import Promotion
 from pixelis.config import load
 from pixelis.evolution.canary import Scores
 from pixelis.policy.adapters import Adapter, save_adapter
@@ -73,14 +73,14 @@ class Dying(GeneratorRouter):
         await super().load(version)
 
 
-def life(folder: Path, store: Any, judge: Judge, dies_at: int = -1) -> Versions:
+def life(folder: Path, store: Any, judge: Judge, dies_at: int = -1) -> Promotion:
     async def note(*_: Any) -> None: ...
 
     config = load(None, [f"run.dir={folder}", "evolution.canary.questions=q.jsonl", "evolution.canary.count=100"])
-    return Versions(config, Handle(store), Dying(dies_at), judge, note)  # type: ignore[arg-type]
+    return Promotion(config, Handle(store), Dying(dies_at), judge, note)  # type: ignore[arg-type]
 
 
-async def offered(versions: Versions, store: Any, *values: float) -> None:
+async def offered(versions: Promotion, store: Any, *values: float) -> None:
     await versions.open()
     await versions.begin(versions.served)
     for value in values:

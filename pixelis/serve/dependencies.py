@@ -25,7 +25,7 @@ LOOK_S = 5.0
 MAX_ORDER_BYTES = 65_536
 
 
-class Desk:
+class Dependencies:
     """The agent and its surroundings as the routes need them."""
 
     def __init__(self, config: Config, agent: Agent, access: Access, cache: ReplyCache, rates: RateLimits):

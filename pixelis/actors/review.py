@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pixelis.evolution.privacy import clean_png, redact_experience
-from pixelis.evolution.review import Review, ReviewQueue, State
+from pixelis.evolution.review_queue import Review, ReviewQueue, State
 from pixelis.evolution.vote import agrees
 from pixelis.records import Experience, Question, Trajectory, UpdateTask, Verdict
 

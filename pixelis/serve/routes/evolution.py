@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from pixelis.serve import schemas
-from pixelis.serve.desk import Desk
-from pixelis.serve.remembered import data_urls, number
-from pixelis.serve.replies import Handler
+from pixelis.serve.dependencies import Dependencies
+from pixelis.serve.responses import Handler
+from pixelis.serve.routes.experiences import data_urls, number
 from pixelis.serve.schemas import ApiError, EvolutionOrder, EvolutionStatus, ReviewDecision
 
 RECENT = 20
@@ -24,11 +24,11 @@ _NOTHING: dict[str, Any] = {}
 _NONE: list[Any] = []
 
 
-class Steering:
+class EvolutionRoutes:
     """The handlers; every one needs the key, and orders a service that is not read-only."""
 
-    def __init__(self, desk: Desk):
-        self.desk, self.agent, self.access = desk, desk.agent, desk.access
+    def __init__(self, dependencies: Dependencies):
+        self.dependencies, self.agent, self.access = dependencies, dependencies.agent, dependencies.access
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Method, path, handler."""
@@ -43,7 +43,7 @@ class Steering:
     async def status(self, request: Request) -> Response:
         """``GET /v1/evolution``: complete where the actors answer, and what the gateway itself knows where they do not."""
         self.access.authorise(request)
-        look = self.desk.look
+        look = self.dependencies.look
         (stats, status), (versions, canary), (audit, alerts), memory = await asyncio.gather(
             asyncio.gather(look("stats", _NOTHING), look("status", _NOTHING)),
             asyncio.gather(look("versions", _NONE), look("canary_curve", _NONE)),
@@ -51,12 +51,12 @@ class Steering:
             self._memory_stats(),
         )
         reply = EvolutionStatus(
-            enabled=self.desk.config.evolution.enabled and self.desk.evolves,
-            read_only=self.desk.config.serve.read_only,
+            enabled=self.dependencies.config.evolution.enabled and self.dependencies.evolves,
+            read_only=self.dependencies.config.serve.read_only,
             policy_version=status["served"] if status.get("served") is not None else await self._served(),
             updates=int(stats.get("updates", 0)),
             queue=int(stats.get("queue", 0)),
-            counts={**_counts(stats), **self.agent.counts, "cache_hits": self.desk.cache.hits},
+            counts={**_counts(stats), **self.agent.counts, "cache_hits": self.dependencies.cache.hits},
             status=_plain(status),
             memory=memory,
             versions=versions,
@@ -68,7 +68,7 @@ class Steering:
 
     def _ordered(self, order: str) -> Handler:
         async def handler(request: Request) -> Response:
-            wanted = schemas.parse(EvolutionOrder, await self.desk.order(request))
+            wanted = schemas.parse(EvolutionOrder, await self.dependencies.order(request))
             if wanted.version is not None and order in ("pause", "resume"):
                 raise ApiError(400, f"`{order}` takes no `version`", "invalid_value", "version")
             if wanted.force and order != "promote":
@@ -76,14 +76,14 @@ class Steering:
             if wanted.version is None and order == "promote":
                 raise ApiError(400, "say which `version` to promote", "missing_parameter", "version")
             by = self.access.operator()
-            limit_s = self.desk.config.serve.timeout_s  # the canary may have to be asked first
+            limit_s = self.dependencies.config.serve.timeout_s  # the canary may have to be asked first
             if order == "promote":
-                done = await self.desk.tell("promote", wanted.version, by, force=wanted.force, limit_s=limit_s)
+                done = await self.dependencies.tell("promote", wanted.version, by, force=wanted.force, limit_s=limit_s)
             elif order == "rollback":
-                done = await self.desk.tell("roll_back", wanted.version, by, limit_s=limit_s)
+                done = await self.dependencies.tell("roll_back", wanted.version, by, limit_s=limit_s)
             else:
-                done = await self.desk.tell(order, by)
-            status = await self.desk.look("status", _NOTHING)
+                done = await self.dependencies.tell(order, by)
+            status = await self.dependencies.look("status", _NOTHING)
             return JSONResponse({"object": "evolution.order", "order": order, "result": _plain(done), "status": _plain(status)})
 
         return handler
@@ -95,22 +95,22 @@ class Steering:
         if state not in STATES:
             raise ApiError(400, f"`state` is one of {', '.join(STATES)}", "invalid_value", "state")
         limit = int(number(request.query_params.get("limit"), "limit", 50, 1, 200))
-        found = await self.desk.tell("reviews", state, limit)
+        found = await self.dependencies.tell("reviews", state, limit)
         return JSONResponse({"object": "list", "data": [_plain(item) for item in found]})
 
     async def review(self, request: Request) -> Response:
         """``GET /v1/review/{id}``: with pictures as data URLs."""
         self.access.authorise(request)
-        name = self.desk.named(request)
-        found = await self.desk.tell("review", name)
+        name = self.dependencies.named(request)
+        found = await self.dependencies.tell("review", name)
         if found is None:
             raise ApiError(404, f"no review {name}", "not_found", "id")
         return JSONResponse({"object": "review", **_plain(found)})
 
     async def decide(self, request: Request) -> Response:
         """``POST /v1/review/{id}``: once; the second decision is refused."""
-        body = await self.desk.order(request)
-        name = self.desk.named(request)
+        body = await self.dependencies.order(request)
+        name = self.dependencies.named(request)
         wanted = schemas.parse(ReviewDecision, body)
         for field in ("answer", "comment", "reviewer"):
             schemas.check_text(getattr(wanted, field), field)
@@ -118,7 +118,7 @@ class Steering:
         if wanted.answer is not None and not approve:
             raise ApiError(400, "a rejected update is not learnt from: leave `answer` out", "invalid_value", "answer")
         by = wanted.reviewer.strip() or self.access.operator()
-        done = await self.desk.tell("decide", name, approve, by, wanted.comment, wanted.answer)
+        done = await self.dependencies.tell("decide", name, approve, by, wanted.comment, wanted.answer)
         return JSONResponse({"object": "review.decision", "id": name, "decision": wanted.decision, "result": _plain(done)})
 
     async def _served(self) -> int | None:
@@ -131,7 +131,7 @@ class Steering:
         if self.agent.memory is None:
             return {}
         try:
-            return dict(await self.desk.within(self.agent.memory.stats(), 2.0))
+            return dict(await self.dependencies.within(self.agent.memory.stats(), 2.0))
         except Exception as error:  # a shard that is away must not hide what the rest knows
             return {"error": type(error).__name__}
 

@@ -24,7 +24,7 @@ from pixelis.evolution.vote import agrees
 from pixelis.memory import Entry
 from pixelis.records import Experience, Feedback, Verdict, new_id
 from pixelis.serve.events import Answer, Ask
-from pixelis.serve.recall import Lookup, Recall
+from pixelis.serve.retrieval import Lookup, Retrieval
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -38,7 +38,7 @@ EVOLUTION_S = 30.0
 """Seconds that Evolution has to take something: while it restarts, its callers must not fill the background for good."""
 
 
-class Learning:
+class AfterReply:
     """Works in the background on at most ``evolution.queue`` answers at once: it never delays a reply and never fails one.
 
     ``evolution`` gives the actor's handle, None when nothing is learnt. What becomes of each answer is counted.
@@ -47,11 +47,11 @@ class Learning:
     def __init__(
         self,
         config: Config,
-        recall: Recall,
+        retrieval: Retrieval,
         evolution: Callable[[], Awaitable[ActorHandle]] | None,
         counts: Counter[str],
     ):
-        self.config, self.recall, self.evolution, self.counts = config, recall, evolution, counts
+        self.config, self.retrieval, self.evolution, self.counts = config, retrieval, evolution, counts
         self.background: dict[str, asyncio.Task[None]] = {}
         # A thread of its own: the shared ones decode the pictures of requests that somebody waits for.
         self.thread = ThreadPoolExecutor(1, "after-reply")
@@ -59,7 +59,7 @@ class Learning:
     def later(self, answer: Answer, ask: Ask, lookup: Lookup) -> None:
         """Begin what follows this answer; nothing at all in a read-only service. Takes the id from an answer that is not kept."""
         c = self.config
-        remember = self.recall.writes and ask.remember
+        remember = self.retrieval.writes and ask.remember
         learn = (
             self.evolution is not None and c.evolution.enabled and ask.learn and not answer.cold_start and not c.serve.read_only
         )
@@ -117,7 +117,7 @@ class Learning:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     async def _remember(self, answer: Answer, redacted: Experience, lookup: Lookup) -> None:
-        assert self.recall.memory is not None
+        assert self.retrieval.memory is not None
         pictures: dict[str, bytes] = {}
         if self.config.memory.pictures:
             try:
@@ -130,14 +130,14 @@ class Learning:
             pictures = await self._aside(lambda: {image.id: privacy.clean_png(view) for image, view in named})
         vector = await _in_time(lookup.vector)
         self.counts["no_vector"] += vector is None
-        await self.recall.memory.add([Entry(redacted, vector, pictures)])
+        await self.retrieval.memory.add([Entry(redacted, vector, pictures)])
 
     async def _tell(self, verdict: Verdict, retrieval_id: str) -> bool:
         """Tell the neighbours that voted for the verdict's answer; False when there was none."""
         answer = verdict.answer
         agreed = [v.id for v in verdict.votes if v.source == "neighbour" and answer is not None and agrees(v.answer, answer)]
-        if agreed and self.recall.memory is not None:
-            await self.recall.memory.succeeded(retrieval_id, agreed)
+        if agreed and self.retrieval.memory is not None:
+            await self.retrieval.memory.succeeded(retrieval_id, agreed)
         return bool(agreed)
 
     async def feedback(self, experience_id: str, feedback: Feedback) -> Experience:
@@ -145,13 +145,13 @@ class Learning:
 
         Raises BadInput in a read-only service and for an id under which nothing is remembered, InfraFailure.
         """
-        if not self.recall.writes or self.recall.memory is None:
+        if not self.retrieval.writes or self.retrieval.memory is None:
             raise BadInput("this service remembers nothing, so it takes no feedback", code="no_memory")
         if (task := self.background.get(experience_id)) is not None:
             await asyncio.wait([task])  # it was answered a moment ago and is being stored
         said = privacy.redact_feedback(feedback)
         said = said.model_copy(update={"created_at": said.created_at or time.time()})
-        experience = await self.recall.memory.feedback(experience_id, said)
+        experience = await self.retrieval.memory.feedback(experience_id, said)
         self.counts["feedback"] += 1
         if self.evolution is not None:
             self._begin(new_id("feedback"), self._counted("feedback_told", self._pass_on(experience_id, said)))

@@ -52,7 +52,7 @@ class Lookup:
         self.neighbours, self.retrieval_id, self.partial = found.neighbours, found.retrieval_id, found.partial
 
 
-class Recall:
+class Retrieval:
     """The memory's client and the Embedder, from the side of a request. Without shards there is nothing to recall."""
 
     def __init__(self, config: Config, backends: Backends, counts: Counter[str]):

@@ -16,8 +16,8 @@ from pixelis.errors import InfraFailure
 from pixelis.evolution.privacy import pseudonym
 from pixelis.records import Experience, Feedback
 from pixelis.serve import schemas
-from pixelis.serve.desk import LOOK_S, Desk
-from pixelis.serve.replies import Handler, log
+from pixelis.serve.dependencies import LOOK_S, Dependencies
+from pixelis.serve.responses import Handler, log
 from pixelis.serve.schemas import ApiError, ExperienceReply, FeedbackRequest
 
 MAX_LISTED = 200
@@ -25,12 +25,12 @@ LAST_ID = "\U0010ffff"
 """Sorts after every id: what comes after it was made earlier."""
 
 
-class Remembered:
+class ExperienceRoutes:
     """The handlers; every one needs the key, and those that write a service that is not read-only."""
 
-    def __init__(self, desk: Desk):
-        self.desk, self.agent, self.access = desk, desk.agent, desk.access
-        self.patience_s = max(LOOK_S, desk.config.serve.timeout_s)  # a shard may restart meanwhile
+    def __init__(self, dependencies: Dependencies):
+        self.dependencies, self.agent, self.access = dependencies, dependencies.agent, dependencies.access
+        self.patience_s = max(LOOK_S, dependencies.config.serve.timeout_s)  # a shard may restart meanwhile
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Method, path, handler."""
@@ -44,8 +44,8 @@ class Remembered:
 
     async def feedback(self, request: Request) -> Response:
         """``POST /v1/feedback``: stored with the experience, redacted. Nothing is trained on it."""
-        body = await self.desk.order(request)
-        self.desk.limited(request)
+        body = await self.dependencies.order(request)
+        self.dependencies.limited(request)
         wanted = schemas.parse(FeedbackRequest, body)
         for name in ("answer", "comment"):
             schemas.check_text(getattr(wanted, name), name)
@@ -53,7 +53,7 @@ class Remembered:
             raise ApiError(400, "feedback says `correct`, an `answer` or a `comment`", "missing_parameter", "correct")
         said = Feedback(correct=wanted.correct, answer=wanted.answer, comment=wanted.comment, created_at=time.time())
         self._memory()
-        experience = await self.desk.within(self.agent.feedback(wanted.experience_id, said))
+        experience = await self.dependencies.within(self.agent.feedback(wanted.experience_id, said))
         return JSONResponse({"object": "feedback", "experience_id": wanted.experience_id, "count": len(experience.feedback)})
 
     async def listed(self, request: Request) -> Response:
@@ -66,7 +66,7 @@ class Remembered:
         schemas.check_text(name, "before")
         user = query.get("user")
         schemas.check_text(user, "user")
-        found = await self.desk.within(
+        found = await self.dependencies.within(
             self._memory().list(int(limit), (before, name or LAST_ID), pseudonym(user) if user else None)
         )
         shown = [without_tokens(e).model_dump(mode="json") for e in found]
@@ -76,12 +76,12 @@ class Remembered:
     async def one(self, request: Request) -> Response:
         """``GET /v1/experiences/{id}``: with its pictures as data URLs."""
         self.access.authorise(request)
-        name = self.desk.named(request)
+        name = self.dependencies.named(request)
         memory = self._memory()
-        experience = await self.desk.within(memory.get(name))
+        experience = await self.dependencies.within(memory.get(name))
         if experience is None:
             raise _unknown(name)
-        pictures = await self.desk.within(memory.pictures(name))
+        pictures = await self.dependencies.within(memory.pictures(name))
         reply = ExperienceReply(experience=without_tokens(experience), pictures=data_urls(pictures))
         return JSONResponse(reply.model_dump(mode="json"))
 
@@ -89,10 +89,10 @@ class Remembered:
         """``DELETE /v1/experiences/{id}``: from the memory, from the updates that wait, from the replies kept."""
         self.access.authorise(request)
         self.access.writing()
-        name, memory = self.desk.named(request), self._memory()
+        name, memory = self.dependencies.named(request), self._memory()
         await self.agent.drain(LOOK_S)  # it may be on its way into the memory
         await self._forget([name])
-        if not await self.desk.within(memory.delete([name]), self.patience_s):
+        if not await self.dependencies.within(memory.delete([name]), self.patience_s):
             raise _unknown(name)
         return await self._deleted([name], {"ids": [name]})
 
@@ -110,25 +110,25 @@ class Remembered:
         schemas.check_text(user, "user")
         name, memory, ids = pseudonym(user), self._memory(), list[str]()
         await self.agent.drain(LOOK_S)
-        while page := [e.id for e in await self.desk.within(memory.list(MAX_LISTED, None, name), self.patience_s)]:
+        while page := [e.id for e in await self.dependencies.within(memory.list(MAX_LISTED, None, name), self.patience_s)]:
             await self._forget(page)
-            if not await self.desk.within(memory.delete(page), self.patience_s):
+            if not await self.dependencies.within(memory.delete(page), self.patience_s):
                 break  # another request deletes the same
             ids += page
-        late = await self.desk.within(memory.delete_user(name), self.patience_s)
+        late = await self.dependencies.within(memory.delete_user(name), self.patience_s)
         await self._forget(late)
         return await self._deleted([*ids, *late], {"user": name})
 
     async def _forget(self, ids: list[str]) -> None:
-        self.desk.cache.forget(set(ids))
-        if self.desk.evolves and ids:
-            await self.desk.tell("forget", ids, limit_s=self.patience_s)
+        self.dependencies.cache.forget(set(ids))
+        if self.dependencies.evolves and ids:
+            await self.dependencies.tell("forget", ids, limit_s=self.patience_s)
 
     async def _deleted(self, ids: list[str], what: dict[str, Any]) -> Response:
-        if self.desk.evolves:
+        if self.dependencies.evolves:
             try:
                 details = {**what, "count": len(ids)}
-                await self.desk.tell("audit", "deletion", self.access.operator(), "delete", "success", details)
+                await self.dependencies.tell("audit", "deletion", self.access.operator(), "delete", "success", details)
             except (RayError, InfraFailure, ApiError):
                 log.exception("a deletion is done but not in the audit log: %s", what)
         return JSONResponse({"object": "deleted", "deleted": len(ids), "ids": ids})

@@ -14,7 +14,7 @@ import pytest
 
 from pixelis.config import EvolutionConfig, RewardsConfig
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.evolution.review import ReviewQueue
+from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.updates import make_task
 from pixelis.evolution.vote import majority
 from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, UpdateTask, Verdict
@@ -229,8 +229,8 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
 WRITER = """
 import sys
 sys.path.insert(0, {tests!r})
-from test_review import put
-from pixelis.evolution.review import ReviewQueue
+from test_review_queue import put
+from pixelis.evolution.review_queue import ReviewQueue
 queue = ReviewQueue({path!r})
 for number in range(10_000):
     id = put(queue, number)
