@@ -40,40 +40,40 @@ TRY = (
 
 NOTICED: dict[str, tuple[str, ...]] = {
     "recrop": (
-        "This crop misses what I am looking for, it lies beside it. I move the box.",
-        "That is the wrong place: the part I need is not in this view. I crop again.",
-        "Not here. What the question asks about stands next to this region.",
-        "I aimed beside it. The box has to go to another place.",
+        "This crop misses what I am looking for, which is just outside it. I will move the box.",
+        "That is the wrong place: the part I need is not in this view. I will crop again.",
+        "Not here. What the question asks about is next to this region.",
+        "I missed it. The box has to go elsewhere.",
     ),
     "recrop_again": (
-        "Still not it, but closer. I correct the box once more.",
-        "The second crop misses it too. I look at the whole picture again and place the box anew.",
-        "This is beside it as well. One more correction.",
+        "Still not right, but closer. I will correct the box once more.",
+        "The second crop misses it too. I will look at the whole picture again and place a new box.",
+        "This one misses it as well. One more correction.",
     ),
     "oversized": (
-        "This view is too wide, the part I need is still tiny in it. I go closer.",
-        "Too much is in this crop to tell. A tighter box will show it.",
-        "I zoomed too little: the details cannot be seen. Closer.",
+        "This view is too wide; the part I need is still tiny. I will go closer.",
+        "There is too much in this crop to tell. A tighter box will show it.",
+        "I did not zoom in far enough to see the details. Closer.",
     ),
     "frames": (
-        "These frames do not show the moment that was asked about. I choose others.",
-        "That is the wrong part of the clip. I look at another time.",
-        "What I need does not happen in these frames, so I select again.",
+        "These frames do not show the moment in question. I will choose others.",
+        "That is the wrong part of the clip. I will look at another time.",
+        "What I need does not happen in these frames, so I will select others.",
     ),
     "object": (
-        "This is {label}, not what was asked about. I take the right one.",
+        "This is {label}, not what the question asks about. I will pick the right one.",
         "Wrong object: that is {label}. The one in question is elsewhere.",
         "I picked {label} by mistake, so this result does not count.",
     ),
     "thing": (
-        "That is another thing than the one asked about. I take the right one.",
+        "That is not the object in question. I will pick the right one.",
         "Wrong object: this result does not count. The one in question is elsewhere.",
-        "I pointed beside the object. I point at it again.",
+        "I pointed next to the object. I will point at it again.",
     ),
     "refused": (
-        "The call was refused: {reason}. I write it correctly.",
-        "That did not work ({reason}). I repair the call.",
-        "An error: {reason}. Once more, with valid arguments.",
+        "The call was rejected: {reason}. I will correct it.",
+        "That did not work ({reason}). I will fix the call.",
+        "An error: {reason}. I will try again with valid arguments.",
     ),
 }
 """What the turn after a mistake begins with, by what was wrong."""

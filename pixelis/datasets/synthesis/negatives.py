@@ -23,9 +23,9 @@ from pixelis.records import Box, Demonstration, Line, Provenance, Question, Regi
 from pixelis.rewards.scorers import box_iou, canonical, case_of, letter, number
 
 SEES = (
-    "What is shown here settles it: {answer}.",
+    "This settles it: {answer}.",
     "I can see it now, the answer is {answer}.",
-    "This is what was asked for, so it is {answer}.",
+    "This is what the question asks for, so it is {answer}.",
     "From what I found the answer is {answer}.",
     "That is clear enough: {answer}.",
     "Looking at this, it must be {answer}.",
@@ -34,38 +34,38 @@ SEES = (
 
 FALLACIES: dict[str, tuple[str, ...]] = {
     "count": (
-        "One of them is easily overlooked or taken twice, so the number is rather {answer}.",
-        "What I marked may hide one more or hold one too many, which gives {answer}.",
+        "It is easy to miss one or count one twice, so the number is more likely {answer}.",
+        "What I marked may hide one more or include one too many, which gives {answer}.",
         "The last one should be judged differently from the others, so I arrive at {answer}.",
         "Adding up what I marked gives {answer}.",
     ),
     "number": (
-        "The picture is only a part of the whole, so the measured value has to be scaled to {answer}.",
-        "Measurements of this kind are off, the real value will be {answer}.",
+        "The picture shows only part of the scene, so the measured value has to be scaled to {answer}.",
+        "Measurements like this are usually off; the real value will be {answer}.",
         "Taking the other side as the reference, that makes {answer}.",
     ),
     "choice": (
         "The first impression is usually the wrong one, so the answer is {answer}.",
         "The one I examined last has to be the one asked for: {answer}.",
-        "Since the values are close, the order turns round and the answer is {answer}.",
-        "Both fit, and of two that fit the second counts: {answer}.",
+        "Since the values are close, the order could be reversed, so the answer is {answer}.",
+        "Both fit, and when two fit the second one counts: {answer}.",
     ),
     "yes or no": (
-        "Nothing that was found rules it out entirely, so {answer}.",
+        "Nothing I found rules it out entirely, so {answer}.",
         "One look is not enough to say otherwise: {answer}.",
-        "What was found fits only this picture; in general the answer is {answer}.",
-        "It depends on how one sees it, and then the answer is {answer}.",
+        "What I found applies only to this picture; in general the answer is {answer}.",
+        "It depends on how you look at it, so the answer is {answer}.",
     ),
     "text": (
         "Writing like this is often misprinted, so it was meant to be {answer}.",
-        "The first word decides what the rest says, so it reads {answer}.",
-        "What stands beside it belongs to it too, which gives {answer}.",
+        "The first word determines the rest, so it reads {answer}.",
+        "The text beside it belongs to it too, which gives {answer}.",
     ),
     "other": (
-        "Things like this usually are, so the answer is {answer}.",
-        "If it were as it looks, nobody would ask, so it is {answer}.",
-        "What was found only rules out the obvious; that leaves {answer}.",
-        "It was seen next to something else, therefore it must be {answer}.",
+        "That is how it usually is, so the answer is {answer}.",
+        "If it were what it looks like, nobody would ask, so it is {answer}.",
+        "What I found only rules out the obvious, which leaves {answer}.",
+        "It is next to something else, so it must be {answer}.",
     ),
 }
 """Last thoughts of a logical trap by the kind of answer: what was observed is right, what is made of it does not follow."""

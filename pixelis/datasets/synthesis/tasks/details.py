@@ -29,25 +29,25 @@ DIGITS = (
 LARGER = (
     "Which digit is larger: {a} or {b}?",
     "Which is larger, the {a} digit or the {b} digit?",
-    "Look at the {a} and {b} digit: which is larger?",
+    "Look at the {a} and {b} digits: which is larger?",
     "What is the larger digit, {a} or {b}?",
-    "Read the {a} and the {b} card: which digit is larger?",
+    "Read the {a} and {b} cards: which digit is larger?",
 )
 WHAT = (
     "What is in the {where} of the picture?",
-    "What can be seen in the {where}?",
+    "What can you see in the {where}?",
     "Name the object in the {where} of the image.",
-    "Which object lies in the {where} of the picture?",
+    "Which object is in the {where} of the picture?",
     "Look at the {where}: what is there?",
     "What kind of thing is in the {where}?",
 )
 COLOUR = (
     "What colour is {what}?",
-    "Which colour does {what} have?",
+    "Which colour is {what}?",
     "Tell me the colour of {what}.",
     "Name the colour of {what}.",
-    "How is {what} coloured?",
-    "In what colour does {what} appear?",
+    "What is the colour of {what}?",
+    "What colour does {what} appear to be?",
 )
 IS_COLOUR = (
     "Is {what} {value}?",
@@ -57,25 +57,25 @@ IS_COLOUR = (
     "Is it true that {what} is {value}?",
 )
 QUADRANT = (
-    "In which quarter of the picture is the middle of {what}?",
+    "In which quarter of the picture is the centre of {what}?",
     "Which quarter of the image holds the centre of {what}?",
     "Where is {what}: upper left, upper right, lower left or lower right?",
     "In what quarter does the centre of {what} lie?",
-    "Name the quarter of the picture with the middle of {what}.",
+    "Name the quarter of the picture that contains the centre of {what}.",
 )
 FORMAT = (
-    "Is {what} wider than it is high?",
-    "Does {what} extend more sideways than upwards?",
+    "Is {what} wider than it is tall?",
+    "Does {what} extend farther sideways than vertically?",
     "Is the width of {what} greater than its height?",
     "Compare the width and the height of {what}: is it wider?",
-    "Is {what} broader than tall?",
+    "Is {what} broader than it is tall?",
 )
 SHARE = (
-    "About how many per cent of the picture does {what} cover?",
-    "What share of the image does {what} take up, in per cent?",
-    "How much of the picture is {what}, in per cent?",
+    "About what percentage of the picture does {what} cover?",
+    "What percentage of the image does {what} take up?",
+    "How much of the picture does {what} fill, as a percentage?",
     "Estimate the percentage of the image that {what} covers.",
-    "Which part of the picture, in per cent, belongs to {what}?",
+    "As a percentage, how much of the picture belongs to {what}?",
 )
 CORNERS = (
     "How many corners does {what} have?",

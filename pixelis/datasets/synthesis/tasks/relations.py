@@ -44,35 +44,35 @@ WIDER = (
     "Which extends farther from left to right: {a} or {b}?",
     "Compare the widths of {a} and {b}: which is wider?",
     "Of {a} and {b}, which has the greater width?",
-    "Is it {a} or {b} that is wider?",
+    "Is {a} or {b} wider?",
 )
 TALLER = (
     "Which is taller, {a} or {b}?",
     "Which extends farther from top to bottom: {a} or {b}?",
     "Compare the heights of {a} and {b}: which is taller?",
     "Of {a} and {b}, which has the greater height?",
-    "Is it {a} or {b} that is higher?",
+    "Which is higher, {a} or {b}?",
 )
 ROUNDER = (
     "Which is rounder, {a} or {b}?",
     "Which outline is closer to a circle: that of {a} or that of {b}?",
     "Compare the shapes of {a} and {b}: which is more circular?",
     "Of {a} and {b}, which has the rounder outline?",
-    "Is it {a} or {b} that is closer to a circle?",
+    "Which is closer to a circle, {a} or {b}?",
 )
 IS_LARGER = (
     "Is {a} larger than {b}?",
     "Does {a} cover more of the picture than {b}?",
     "Is the area of {a} greater than that of {b}?",
     "Would you say that {a} is bigger than {b} in this image?",
-    "True or not: {a} takes up more of the picture than {b}? Answer yes or no.",
+    "Does {a} take up more of the picture than {b}? Answer yes or no.",
 )
 RATIO = (
     "How many times larger is the area of {a} than that of {b}?",
     "By what factor does {a} cover more of the picture than {b}?",
     "What is the ratio of the area of {a} to the area of {b}?",
     "Divide the area of {a} by that of {b}: what do you get?",
-    "How often would {b} fit into {a} by area?",
+    "By area, how many times would {b} fit into {a}?",
 )
 COUNT = (
     "How many {things} are there in the picture?",

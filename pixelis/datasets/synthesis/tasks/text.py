@@ -17,15 +17,15 @@ AT_PLACE = (
     "What is written in the {where} of the picture?",
     "Read the text in the {where}.",
     "What does the writing in the {where} say?",
-    "Which words stand in the {where} of the image?",
+    "Which words appear in the {where} of the image?",
     "Tell me what the text in the {where} says.",
     "What can be read in the {where}?",
 )
 EXTREME = (
     "What does the {which} text say?",
-    "Read the {which} text of the picture.",
+    "Read the {which} text in the picture.",
     "What is written {which} in the picture?",
-    "Which words does the {which} text consist of?",
+    "Which words make up the {which} text?",
     "Give the {which} text in the image.",
 )
 NEXT = (
@@ -37,17 +37,17 @@ NEXT = (
 )
 ORDINAL = (
     "What is the {nth} word of the text in the {where}?",
-    "Which word is {nth} in the text in the {where}?",
+    "Which word comes {nth} in the text in the {where}?",
     "Of the words in the {where}, which is the {nth}?",
     "Read the text in the {where}: what is its {nth} word?",
-    "Give the {nth} word of what is written in the {where}.",
+    "Give the {nth} word of the text in the {where}.",
 )
 NUMBER = (
     "Which number is written in the {where} of the picture?",
     "What number can be read in the {where}?",
-    "There is a number in the {where}: which?",
+    "There is a number in the {where}: which number is it?",
     "Read the number in the {where} of the image.",
-    "Tell me the number that stands in the {where}.",
+    "Tell me the number shown in the {where}.",
 )
 SAYS = (
     'Does the text in the {where} say "{text}"?',
@@ -60,8 +60,8 @@ HEADING = (
     "What is the first line of the text?",
     "How does the text begin: what is its first line?",
     "Read the first line.",
-    "Which words stand in the topmost line?",
-    "Give the opening line of what is written here.",
+    "Which words are in the topmost line?",
+    "Give the opening line of the text.",
 )
 
 

@@ -59,35 +59,35 @@ HOLDS = (
 )
 HAPPENS = (
     "What happens at {time:.1f} s?",
-    "Which of these fits the moment {time:.1f} s?",
+    "Which of these describes the clip at {time:.1f} s?",
     "Look at second {time:.1f} of the clip: what is going on?",
-    "What is to be seen {time:.1f} seconds into the clip?",
+    "What can be seen {time:.1f} seconds into the clip?",
     "Which description is right at {time:.1f} s?",
 )
 DIRECTION = (
     "In which direction does {what} move?",
     "Which way does {what} go?",
     "Does {what} move left, right, up or down?",
-    "Seen from the first to the last moment, in what direction does {what} move?",
-    "Where to does {what} move: left, right, up or down?",
+    "From start to finish, in what direction does {what} move?",
+    "Which direction does {what} move in: left, right, up or down?",
 )
 ENDS = (
     "In which part of the frame is {what} at the end?",
     "Where does {what} end up?",
     "Where in the frame can {what} be found when it is last seen?",
-    "What is the final place of {what} in the frame?",
+    "What is the final position of {what} in the frame?",
     "Follow {what}: in which part of the frame does it finish?",
 )
 MOVES = (
     "Does {what} move or stay where it is?",
     "Is {what} moving in the clip? Answer moves or stays.",
-    "Does {what} change its place? Answer moves or stays.",
+    "Does {what} change position? Answer moves or stays.",
     "Moves or stays: what does {what} do?",
     "Watch {what}: does it stay in place or does it move? Answer moves or stays.",
 )
 GROWS = (
-    "Does {what} get larger, smaller or keep its size?",
-    "How does the size of {what} change: larger, smaller or same?",
+    "Does {what} get larger, get smaller or stay the same size?",
+    "How does the size of {what} change: larger, smaller or the same?",
     "Watch {what}: does it become larger, smaller or remain the same?",
     "By the end, is {what} larger, smaller or the same size?",
     "Larger, smaller or same: how does {what} change?",
@@ -97,14 +97,14 @@ HALF = (
     "Is {what} in the {half} half when it is last seen?",
     "At its last moment, is {what} in the {half} half of the frame?",
     "Follow {what}: does it finish in the {half} half?",
-    "Is the final place of {what} in the {half} half?",
+    "Is the final position of {what} in the {half} half?",
 )
 FARTHER = (
     "Which moves farther, {a} or {b}?",
     "Does {a} or {b} cover more distance from start to end?",
     "Of {a} and {b}, which ends farther from where it began?",
     "Compare the movement of {a} and {b}: which goes farther?",
-    "Which of the two goes the longer way: {a} or {b}?",
+    "Which of the two travels farther: {a} or {b}?",
 )
 
 
