@@ -10,7 +10,7 @@ export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo c
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help install quickstart test test-fast test-ray test-unit test-commands test-vllm lint clean
+.PHONY: help install quickstart docs test test-fast test-ray test-unit test-commands test-vllm lint clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -25,16 +25,16 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "[2/3] installing torch (the largest part)"
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt torch setuptools wheel
 	@echo "[3/3] installing Pixelis and its dependencies (1-4 minutes)"
-	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[nano,dev]'
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[nano,dev,docs]'
 	@# rapidocr wants opencv's plain build, which shares a folder with the contrib build that has the tracker: the latter goes last.
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt --force-reinstall --no-deps opencv-contrib-python-headless
 	@echo $$(( $$(date +%s) - $$(cat $(VENV)/install-started) )) > $(VENV)/install-seconds
 	@touch $@
 
 quickstart: install  ## train, evaluate and serve the embedded model (about ten minutes on two cores)
-	@$(PY) -m pixelis.jobs.quickstart configs/nano/quickstart.yaml
+	@$(VENV)/bin/pixelis quickstart
 
-test: install lint  ## every check and test; the output of each lane is in runs/tests
+test: install lint docs  ## every check and test; the output of each lane is in runs/tests
 	@$(PY) tests/lanes.py test-ray test-vllm,test-unit,test-commands
 
 test-fast: install lint  ## what to run on every change: lint and the quick tests
@@ -66,6 +66,9 @@ lint: install  ## ruff's checks and format, mypy and the dependency rules
 	@$(VENV)/bin/ruff format --check pixelis tests benchmarks docs
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo
+
+docs: install  ## the documentation site in runs/site; broken links and unknown names are errors
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 clean:  ## remove the virtual environment and caches; runs/ stays
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,6 +1,6 @@
 """An own algorithm: MaxRL's advantage with TOPR's surrogate.
 
-python -m pixelis.jobs.rft configs/nano/rft.yaml rft.algorithm=docs.examples.own_algorithm:ALGORITHM --dry-run
+pixelis rft configs/nano/rft.yaml rft.algorithm=docs.examples.own_algorithm:ALGORITHM --dry-run
 """
 
 from __future__ import annotations

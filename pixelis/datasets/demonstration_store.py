@@ -116,7 +116,7 @@ class BatchSampler:
                     have = {name: len(rows) for name, rows in zip(LEVELS, self.pools[1:], strict=True)}
                     raise BadInput(
                         f"stage {stage.name} draws {level} demonstrations, but of {len(self)} there are {have}",
-                        fix="give demonstrations a level (python -m pixelis.jobs.refine), or set sft.curriculum.stages",
+                        fix="give demonstrations a level (pixelis refine), or set sft.curriculum.stages",
                     )
 
     def rows(self, step: int, mixture: Mixture | None = None) -> np.ndarray:

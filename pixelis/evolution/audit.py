@@ -262,7 +262,7 @@ class AuditLog:
             raise BadInput(
                 f"the last line of {path} is no audit event, the chain cannot go on",
                 code="audit_broken",
-                fix=f"python -m pixelis.jobs.audit {self.folder} says what is wrong; move the folder away to begin another",
+                fix=f"pixelis audit {self.folder} says what is wrong; move the folder away to begin another",
             )
         return events
 

@@ -1,6 +1,6 @@
 """Check the audit log of a run that served, and search it.
 
-usage: python -m pixelis.jobs.audit RUN_DIR [--head HASH] [--event E] [--actor A] [--result R] [--since T] [--until T] [--json]
+usage: pixelis audit RUN_DIR [--head HASH] [--event E] [--actor A] [--result R] [--since T] [--until T] [--json]
 
 RUN_DIR is the folder of a run, or its folder `audit`. Every line's hash is computed again and the chain followed through all
 files; each line that was changed, removed, inserted or moved is named. --head is a hash noted earlier that must be in the chain:
@@ -24,7 +24,7 @@ from pixelis.evolution import audit
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise BadConfig(message, fix="python -m pixelis.jobs.audit --help")
+        raise BadConfig(message, fix="pixelis audit --help")
 
 
 def main() -> None:

@@ -55,6 +55,8 @@ def main() -> None:
         print(f"pixelis: no job `{sys.argv[1]}`\n  fix: {hint}", file=sys.stderr)
         raise SystemExit(2)
     sys.argv = [f"pixelis {name}", *sys.argv[2:]]
+    if "" not in sys.path:  # own rewards and algorithms are found in this folder, as with `python -m`
+        sys.path.insert(0, "")
     raise SystemExit(importlib.import_module(f"pixelis.jobs.{name.replace('-', '_')}").main())
 
 

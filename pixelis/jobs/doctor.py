@@ -1,4 +1,4 @@
-"""What this machine can do, and how to get what is missing: `python -m pixelis.jobs.doctor [--json]`.
+"""What this machine can do, and how to get what is missing: `pixelis doctor [--json]`.
 
 Exit code 0 when the quickstart can run here, 1 when it cannot (the reasons are printed), 2 for an unknown option. Only the
 standard library is needed, so that it also runs where nothing is installed yet; versions are read without importing packages.

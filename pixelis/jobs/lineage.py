@@ -1,6 +1,6 @@
 """Print what a data set, a checkpoint or a result was made from, down to the sources, and compare every hash.
 
-usage: python -m pixelis.jobs.lineage RESULT [--mermaid] [--help]
+usage: pixelis lineage RESULT [--mermaid] [--help]
 
 RESULT is a file or a folder: a data set, a run, one of its checkpoints, a rank file. Exit code 1 when something in the chain has
 changed, is missing or is made from itself.
@@ -24,7 +24,7 @@ def main() -> None:
     results = [a for a in arguments if not a.startswith("-")]
     try:
         if len(results) != 1 or flags - {"--mermaid"}:
-            raise BadConfig("one result, and --mermaid at most", fix="python -m pixelis.jobs.lineage runs/nano/sft")
+            raise BadConfig("one result, and --mermaid at most", fix="pixelis lineage runs/nano/sft")
         node = lineage.trace(results[0])
     except PixelisError as error:
         print(f"pixelis.jobs.lineage: {error}", file=sys.stderr)

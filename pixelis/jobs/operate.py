@@ -1,4 +1,4 @@
-"""Try a pixel operation on a picture or clip: python -m pixelis.jobs.operate MEDIA OPERATION [name=value ...]
+"""Try a pixel operation on a picture or clip: pixelis operate MEDIA OPERATION [name=value ...]
 
 The observation goes to stdout as JSON, and with pictures into a folder. What the policy would read is its `text`, with places
 in 0..1000; places in `data` and those you write are 0..1 of the picture.
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from pixelis.records import Action, Observation
 
 EXAMPLES = """examples:
-  python -m pixelis.jobs.operate photo.jpg read_text
-  python -m pixelis.jobs.operate photo.jpg zoom_in box=0.1,0.2,0.4,0.5
-  python -m pixelis.jobs.operate photo.jpg segment_object_at point=0.5,0.6
-  python -m pixelis.jobs.operate photo.jpg get_properties object=3f9ac1d2 --after runs/operate/photo/segment_object_at.json
-  python -m pixelis.jobs.operate clip.mp4 track_object box=0.2,0.3,0.4,0.6 end=90
-  python -m pixelis.jobs.operate clip.mp4 select_frames times=0,1.5,3
-  python -m pixelis.jobs.operate clip.mp4 read_text --frame 45
-  python -m pixelis.jobs.operate frames/ track_object box=0.2,0.3,0.4,0.6 --fps 25
-  python -m pixelis.jobs.operate photo.jpg my_pkg.mod:Rotate angle=90
-  python -m pixelis.jobs.operate photo.jpg segment_object_at point=0.5,0.6 toolbox.segmenter=models/sam-vit-base
+  pixelis operate photo.jpg read_text
+  pixelis operate photo.jpg zoom_in box=0.1,0.2,0.4,0.5
+  pixelis operate photo.jpg segment_object_at point=0.5,0.6
+  pixelis operate photo.jpg get_properties object=3f9ac1d2 --after runs/operate/photo/segment_object_at.json
+  pixelis operate clip.mp4 track_object box=0.2,0.3,0.4,0.6 end=90
+  pixelis operate clip.mp4 select_frames times=0,1.5,3
+  pixelis operate clip.mp4 read_text --frame 45
+  pixelis operate frames/ track_object box=0.2,0.3,0.4,0.6 --fps 25
+  pixelis operate photo.jpg my_pkg.mod:Rotate angle=90
+  pixelis operate photo.jpg segment_object_at point=0.5,0.6 toolbox.segmenter=models/sam-vit-base
 
 exit code: 0 done, 1 the operation answered with an error (the JSON holds its code), 2 it was not called rightly
 """
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pixelis.jobs.operate",
+        prog="pixelis operate",
         description=__doc__,
         epilog=EXAMPLES,
         usage="%(prog)s MEDIA OPERATION [name=value ...] [toolbox.name=value ...] [options]",

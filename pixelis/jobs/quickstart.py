@@ -1,7 +1,7 @@
 """The whole system in about ten minutes: SFT, RFT, evaluation, serving and online adaptation of the embedded model.
 
 Writes run.dir/summary.json and run.dir/report.html. The stages are the other jobs' own functions; run them one by one with
-`python -m pixelis.jobs.sft`, `rft`, `evaluate` and `serve`. Re-running goes on with the first stage that is not finished.
+`pixelis sft`, `rft`, `evaluate` and `serve`. Re-running goes on with the first stage that is not finished.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Find a LoRA rank for each layer in what a full fine-tune changed, by singular values.
 
-    python -m pixelis.jobs.sft policy.full=true run.dir=runs/full ...          a short full-parameter run
-    python -m pixelis.jobs.ranks ranks.tuned=runs/full run.dir=runs/ranks      its ranks
-    python -m pixelis.jobs.sft policy.lora.ranks=runs/ranks/ranks.json ...     adapters of these ranks, in rft and serve too
+    pixelis sft policy.full=true run.dir=runs/full ...          a short full-parameter run
+    pixelis ranks ranks.tuned=runs/full run.dir=runs/ranks      its ranks
+    pixelis sft policy.lora.ranks=runs/ranks/ranks.json ...     adapters of these ranks, in rft and serve too
 
 Writes ranks.json and ranks.html (plots) to run.dir. Reads one layer at a time, never two whole models; re-running goes on with
 the layers that are not done.

@@ -205,7 +205,7 @@ def read(path: str | Path) -> RankFile:
     """Read a rank file. Raises MissingFile for none, BadInput naming what is wrong in it."""
     path = Path(path)
     if not path.is_file():
-        raise MissingFile(f"no rank file {path}", fix="python -m pixelis.jobs.ranks makes one")
+        raise MissingFile(f"no rank file {path}", fix="pixelis ranks makes one")
     try:
         return RankFile.model_validate_json(path.read_bytes())
     except ValidationError as error:
