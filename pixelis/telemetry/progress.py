@@ -30,7 +30,8 @@ class Progress:
         self._stream = stream or sys.stdout
         self._enabled = enabled
         self._began = time.monotonic()
-        self._recent: deque[tuple[float, int]] = deque([(self._began, start)], maxlen=WINDOW)
+        # Not from the start on: until the first step is done, time goes into loading.
+        self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._last_line = float("-inf")
         self._metrics = ""
         self._bar: Bar | None = None
@@ -69,7 +70,9 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds to the end from the last updates; None before the first."""
+        """Estimated seconds to the end from the last updates; None before there are two."""
+        if len(self._recent) < 2:
+            return None
         (first_at, first), (last_at, last) = self._recent[0], self._recent[-1]
         if last <= first:
             return None

@@ -111,7 +111,8 @@ def test_progress_prints_plain_lines_when_there_is_no_terminal():
         for step in range(1, 5):
             progress.update(step, **{"reward/accuracy": step / 4})
     lines = out.getvalue().splitlines()
-    assert lines[0].startswith("[rft] 1/4  0 s left  reward/accuracy 0.25")
+    assert lines[0] == "[rft] 1/4  reward/accuracy 0.25"
+    assert lines[1].startswith("[rft] 2/4  0 s left  reward/accuracy 0.5")
     assert lines[-1].startswith("[rft] 4/4  took 0 s")
 
 
@@ -136,14 +137,18 @@ def test_an_interrupted_run_says_how_far_it_came():
     assert "[sft] 3/10  stopped after" in out.getvalue()
 
 
-def test_time_left_counts_only_the_work_of_this_process(monkeypatch):
+def test_time_left_is_that_of_the_steps_of_this_process_not_of_its_start(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("pixelis.telemetry.progress.time.monotonic", lambda: now[0])
     progress = Progress("rft", total=40, start=20, enabled=False)
     assert progress.seconds_left is None
-    now[0] += 10
+    now[0] += 60
+    progress.update(20)
     progress.update(25)
-    assert progress.seconds_left == pytest.approx(30.0)
+    assert progress.seconds_left is None
+    now[0] += 10
+    progress.update(30)
+    assert progress.seconds_left == pytest.approx(20.0)
 
 
 def test_progress_draws_a_bar_on_a_terminal():
