@@ -13,6 +13,7 @@ from pixelis import config
 from pixelis.config import RewardsConfig
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.rewards.judge import Judge, read_verdict
+from pixelis.rewards.llm_client import completion
 from pixelis.rewards.services import Tools
 from pixelis.rewards.terms import score_group
 
@@ -53,7 +54,8 @@ def code_of(judge: Judge, answer: str = "crimson") -> str:
     return caught.value.code
 
 
-def test_a_verdict(server, judge):
+def test_a_verdict(server, judge, monkeypatch):
+    monkeypatch.setenv("OPENAI_ORG_ID", "mine")
     assert judge(verdict(1)).score("Which colour?", ["red"], "crimson") == 1.0
     (request,) = server.requests
     assert (request["path"], request["model"], request["temperature"]) == ("/v1/chat/completions", "tiny", 0.0)
@@ -62,7 +64,9 @@ def test_a_verdict(server, judge):
         "question": "Which colour?",
         "student": "crimson",
     }
-    assert server.headers[0]["Authorization"] == "Bearer sesame"
+    sent = {name.lower(): value for name, value in server.headers[0].items()}
+    assert sent["authorization"] == "Bearer sesame"
+    assert not {"openai-organization", "openai-project"} & set(sent), "nothing of the user's account goes to another server"
 
 
 def test_busy_and_broken_servers_are_asked_again(server, judge):
@@ -92,7 +96,7 @@ def test_busy_and_broken_servers_are_asked_again(server, judge):
 )
 def test_nonsense_is_no_verdict(server, judge, nonsense):
     with pytest.raises(ValueError):
-        read_verdict(json.dumps({"choices": [{"message": {"content": nonsense}}]}).encode())
+        read_verdict(nonsense)
 
 
 @pytest.mark.parametrize(
@@ -100,12 +104,12 @@ def test_nonsense_is_no_verdict(server, judge, nonsense):
 )
 def test_no_completion_is_no_verdict(body):
     with pytest.raises(ValueError):
-        read_verdict(body)
+        completion(body)
 
 
 def test_thoughts_and_fences_around_a_verdict_are_cut_off():
     for text in (verdict(1, "x"), f"<think>hm</think>\n{verdict(1, 'x')}", f"```json\n{verdict(1, 'x')}\n```"):
-        assert read_verdict(json.dumps({"choices": [{"message": {"content": text}}]}).encode()) == (1.0, "x")
+        assert read_verdict(text) == (1.0, "x")
 
 
 def test_what_never_gets_better_is_a_named_failure(server, judge):
@@ -123,6 +127,16 @@ def test_a_stalling_judge_costs_its_time_and_no_more(server, judge):
     assert code_of(judge(30.0, timeout_s=0.3, tries=2)) == "judge_timeout"
     assert code_of(judge(30.0, timeout_s=20, budget_s=0.5, tries=5)) == "judge_timeout"
     assert time.monotonic() - started < 10
+
+
+def test_no_redirect_is_followed_and_no_key_is_sent_without_one(server, judge, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "not for this server")
+    elsewhere = ChatServer(verdict(1))
+    one = judge((307, {"Location": f"{elsewhere.url}/chat/completions"}), tries=1, api_key_env="")
+    assert code_of(one) == "judge_refused"
+    elsewhere.close()
+    assert elsewhere.requests == []
+    assert "authorization" not in {name.lower() for name in server.headers[0]}
 
 
 def test_a_server_that_is_not_there(judge):

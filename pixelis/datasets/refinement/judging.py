@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-import threading
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from pixelis import config
 from pixelis.config.refinement import QualityConfig
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration
-from pixelis.rewards.judge import Judge, read_verdict
+from pixelis.rewards.judge import Judge
 
 SYSTEM = (
     "You judge training data. You get a JSON object with a question about pictures, its accepted answers, and a demonstration: "
@@ -36,28 +34,15 @@ MAX_TEXT = 2000
 class QualityJudge(Judge):
     """Asks for scores 1..5 under a limit of calls a minute. Safe to use from many threads; raises as ``Judge``."""
 
-    system, version = SYSTEM, "quality-1"
+    system, scores = SYSTEM, range(1, 6)
 
     def __init__(self, judge: config.JudgeConfig, settings: QualityConfig, cache: str | Path | None = None):
-        super().__init__(judge, cache)
+        super().__init__(judge, cache, settings.judge_calls_per_min)
         self.temperature = settings.judge_temperature
-        self.pause, self.next_call, self.gate = 60.0 / settings.judge_calls_per_min, 0.0, threading.Lock()
 
     def rate(self, demonstration: Demonstration, draw: int = 0) -> float:
         """The score of a demonstration; ``draw`` numbers repeated judgements of the same. DataFailure ``judge_...``."""
         return self.verdict(json.dumps(describe(demonstration), ensure_ascii=True, sort_keys=True), draw)
-
-    def read(self, body: bytes) -> tuple[float, str]:
-        """(score, why); ValueError for anything but 1 to 5."""
-        return read_verdict(body, range(1, 6))
-
-    def _ask(self, body: str) -> tuple[float, str]:
-        with self.gate:  # calls begin at least ``pause`` seconds apart, whoever asks
-            now = time.monotonic()
-            wait, self.next_call = self.next_call - now, max(now, self.next_call) + self.pause
-        if wait > 0:
-            time.sleep(wait)
-        return super()._ask(body)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pixelis.config import RewardsConfig
 from pixelis.config.synthesis import DistillationConfig
-from pixelis.datasets.synthesis.chat import ChatClient
+from pixelis.datasets.synthesis.chat import ask, chat_client
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Annotations, Demonstration, Provenance, Question, Step
@@ -29,7 +29,7 @@ class Distiller:
 
     def __init__(self, settings: DistillationConfig, rewards: RewardsConfig | None = None, cache: str | Path | None = None):
         self.settings, self.rewards = settings, rewards
-        self.client = ChatClient(settings, "synthesis.distillation", cache) if settings.url else None
+        self.client = chat_client(settings, "synthesis.distillation", cache) if settings.url else None
 
     def distil(self, question: Question, draw: int = 0) -> Demonstration:
         """The demonstration in reply number ``draw`` of the question.
@@ -74,7 +74,7 @@ class Distiller:
             raise DataFailure(f"{question.id} has no annotations to write out", code="no_annotations")
         asked = f"{described(question.annotations)}\n\nQuestion: {question.question}"
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
-        return self.client.ask(messages, _any, draw)
+        return ask(self.client, self.settings, messages, _any, draw)
 
 
 def _any(text: str) -> str:

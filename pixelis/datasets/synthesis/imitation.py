@@ -16,7 +16,7 @@ import numpy as np
 
 from pixelis.config import DialogueConfig, RewardsConfig
 from pixelis.config.synthesis import ImitationConfig
-from pixelis.datasets.synthesis.chat import ChatClient, data_url, picture_part
+from pixelis.datasets.synthesis.chat import ask, chat_client, data_url, picture_part
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.executor import Executor, Session
 from pixelis.dialogue.dialects import DIALECTS, Dialect, Piece
@@ -48,7 +48,7 @@ class Imitator:
         self.dialect: Dialect = DIALECTS[(dialogue or executor.dialogue).dialect]
         self.coordinates = self.dialect.scale or executor.coordinates
         self.operations = {name: op for name, op in executor.operations.items() if self.dialect.offers(op)}
-        self.client = ChatClient(settings, "synthesis.imitation", cache)
+        self.client = chat_client(settings, "synthesis.imitation", cache)
         self.examples = [(_asked(one), self._example(one)) for one in shown[: settings.shots]]
 
     def play(self, question: Question, draw: int = 0) -> Demonstration:
@@ -66,7 +66,7 @@ class Imitator:
             {"role": "user", "content": self._parts(asked, session)},
         ]
         for _ in range(self.settings.max_turns):
-            text = self.client.ask(messages, lambda text: self._worthwhile(text, session), draw)
+            text = ask(self.client, self.settings, messages, lambda text: self._worthwhile(text, session), draw)
             reply = self.dialect.parse(text, self.operations, self._scale(session))
             if reply.answer is not None:
                 if not is_right(question, reply.answer, self.rewards):
@@ -91,7 +91,7 @@ class Imitator:
             raise DataFailure(f"{question.id}: a gateway takes pictures only", code="not_a_picture")
         body = {"question": question.question, "image": [data_url(picture) for picture in pictures], "samples": 1}
         body |= {"learn": False, "seed": draw}
-        played = Trajectory.model_validate_json(self.client.post("agent", body, _episode, str, draw))
+        played = Trajectory.model_validate_json(self.client.post("agent", body, _episode, str, draw, self.settings.temperature))
         if played.answer is None or not is_right(question, played.answer, self.rewards):
             raise DataFailure(f"{question.id}: the answer {played.answer!r:.60} is wrong", code="wrong_answer")
         think = None

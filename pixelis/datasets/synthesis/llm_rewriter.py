@@ -10,10 +10,10 @@ from typing import Any
 from rapidfuzz.distance import Indel
 
 from pixelis.config.synthesis import WriterConfig
-from pixelis.datasets.synthesis.chat import ChatClient
+from pixelis.datasets.synthesis.chat import ask, chat_client
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration, Provenance
-from pixelis.rewards.judge import json_object
+from pixelis.rewards.llm_client import json_object
 from pixelis.rewards.scorers import canonical
 
 SYSTEM = (
@@ -38,7 +38,7 @@ class ThoughtWriter:
 
     def __init__(self, settings: WriterConfig, cache: str | Path | None = None):
         self.settings = settings
-        self.client = ChatClient(settings, "synthesis.writer", cache)
+        self.client = chat_client(settings, "synthesis.writer", cache)
 
     def write(self, made: Demonstration) -> Demonstration:
         """The demonstration with new thoughts. What fails its checks in every try keeps the template's thoughts, which
@@ -49,7 +49,7 @@ class ThoughtWriter:
             return made
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": told(made)}]
         try:
-            thoughts = self.client.ask(messages, lambda text: read_thoughts(text, made, self.settings))
+            thoughts = ask(self.client, self.settings, messages, lambda text: read_thoughts(text, made, self.settings))
         except DataFailure as failure:
             if failure.code != "chat_rejected":
                 raise
