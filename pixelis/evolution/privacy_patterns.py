@@ -10,6 +10,8 @@ import ipaddress
 import re
 from collections.abc import Callable
 
+from stdnum import iban, luhn
+
 Check = Callable[[re.Match[str]], bool]
 
 WEIGHTS = {
@@ -53,15 +55,6 @@ def _digits(text: str) -> str:
     return "".join(c for c in text if c in "0123456789")
 
 
-def luhn(digits: str) -> bool:
-    """The check digit of card numbers. Source: ISO/IEC 7812-1."""
-    total = 0
-    for i, c in enumerate(reversed(digits)):
-        d = int(c) * (2 if i % 2 else 1)
-        total += d - 9 if d > 9 else d
-    return total % 10 == 0
-
-
 _ISSUERS = re.compile(
     r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|3[47]\d{13}"
     r"|6(?:011|5\d\d|4[4-9]\d)\d{12}|35(?:2[89]|[3-8]\d)\d{12}|3(?:0[0-5]|[68]\d)\d{11}|62\d{14,17}"
@@ -70,7 +63,7 @@ _ISSUERS = re.compile(
 
 def _card(found: re.Match[str]) -> bool:
     digits = _digits(found["value"])
-    return _ISSUERS.fullmatch(digits) is not None and luhn(digits)
+    return _ISSUERS.fullmatch(digits) is not None and luhn.is_valid(digits)
 
 
 def _ssn(found: re.Match[str]) -> bool:
@@ -106,8 +99,7 @@ def _mac(found: re.Match[str]) -> bool:
 
 
 def _iban(found: re.Match[str]) -> bool:
-    plain = "".join(found["value"].split()).upper()
-    return 15 <= len(plain) <= 34 and int("".join(str(int(c, 36)) for c in plain[4:] + plain[:4])) % 97 == 1
+    return iban.is_valid(found["value"], check_country=False)
 
 
 def _account(found: re.Match[str]) -> bool:
