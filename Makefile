@@ -62,8 +62,8 @@ $(VLLM)/installed: $(VENV)/installed tests/engines/requirements.txt
 	@touch $@
 
 lint: install  ## ruff's checks and format, mypy and the dependency rules
-	@$(VENV)/bin/ruff check pixelis tests benchmarks docs
-	@$(VENV)/bin/ruff format --check pixelis tests benchmarks docs
+	@$(VENV)/bin/ruff check pixelis tests benchmarks docs scripts
+	@$(VENV)/bin/ruff format --check pixelis tests benchmarks docs scripts
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo
 

@@ -374,7 +374,7 @@ def _model() -> list[Check]:
     if (folder / "config.json").is_file() and weights:
         size = sum(file.stat().st_size for file in weights) / 2**20
         return [Check("model", "pixelis-nano (embedded)", "ok", f"{size:.1f} MiB of weights", needed=True)]
-    fix = "git checkout -- pixelis/nano/base, or make it: python -m pixelis.jobs.pretrain_nano"
+    fix = "git checkout -- pixelis/nano/base, or make it: python scripts/pretrain_nano.py"
     return [Check("model", "pixelis-nano (embedded)", "missing", "no config.json and weights in pixelis/nano/base", fix, True)]
 
 

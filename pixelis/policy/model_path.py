@@ -17,7 +17,7 @@ def resolve(name: str) -> Path:
     folder = NANO if name == "nano" else Path(name).expanduser()
     if not (folder / "config.json").is_file():
         if name == "nano":
-            raise MissingFile("the embedded model is not there", fix="python -m pixelis.jobs.pretrain_nano makes it")
+            raise MissingFile("the embedded model is not there", fix="python scripts/pretrain_nano.py makes it")
         raise MissingFile(f"no model in {folder}", fix="set policy.model to `nano` or to a folder with config.json")
     return folder
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from nano_lessons import Heads, Lessons, _answer, examine, lesson_loss
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from pixelis.datasets import cards
 from pixelis.errors import BadInput
 from pixelis.nano import BASE
 from pixelis.nano.architecture import build
-from pixelis.nano.pretraining import Heads, Lessons, _answer, examine, lesson_loss
 from pixelis.nano.tokenizer import BINS, SPECIAL, ZOOM_CALL, build_tokenizer
 from pixelis.policy.vision import batch_equal_windows, patchify
 

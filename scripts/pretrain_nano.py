@@ -1,4 +1,4 @@
-"""Make the base of pixelis-nano from nothing: `python -m pixelis.jobs.pretrain_nano`.
+"""Make the base of pixelis-nano from nothing: `python scripts/pretrain_nano.py`.
 
 The committed base was made with more real photographs than the card world ships, taken from these packages of Debian 12 (their
 pictures are not part of this repository; `apt-get download PACKAGE`, `dpkg -x PACKAGE*.deb FOLDER/PACKAGE`, then
@@ -23,11 +23,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from nano_lessons import Batch, Heads, Lessons, examine, lesson_loss, own_plates, photo_plates
 
 from pixelis.datasets import cards
 from pixelis.errors import BadInput, MissingFile
 from pixelis.nano.architecture import build, save
-from pixelis.nano.pretraining import Batch, Heads, Lessons, examine, lesson_loss, own_plates, photo_plates
 from pixelis.nano.tokenizer import BINS, build_tokenizer
 from pixelis.policy.vision import batch_equal_windows
 
@@ -159,7 +159,7 @@ answer tag.
 - sha256 of model.safetensors: {sha}
 
 No photograph is part of this folder, only weights. The packages whose photographs were used are named in
-`pixelis/jobs/pretrain_nano.py`.
+`scripts/pretrain_nano.py`.
 """
 
 
@@ -196,7 +196,7 @@ def main() -> None:
             course.save()
         if course.done // (5 * SAVE_EVERY) > (course.done - size) // (5 * SAVE_EVERY):
             show("validation", examine(course.average, course.tokenizer, "validation"))
-    command = f"python -m pixelis.jobs.pretrain_nano --seed {args.seed} --samples {args.samples}"
+    command = f"python scripts/pretrain_nano.py --seed {args.seed} --samples {args.samples}"
     figures = course.finish(command + (" --photos FOLDER" if args.photos else ""), len(plates))
     show("test", figures)
     print("written to", args.out, flush=True)
