@@ -139,11 +139,11 @@ class Evolution:
         self.counts["received"] += 1
         drawn = verdict is not None and question is not None and drawn_for_review(task.id, self.settings)
         if verdict is not None and question is not None and drawn and not await self.reviewing.full():
-            kept = await self.reviewing.keep(task, verdict, question, seen)
-            self.counts["reviewed" if kept else "private"] += 1
+            result = await self.reviewing.keep(task, verdict, question, seen)
+            self.counts["reviewed" if result else "private"] += 1
             if task.experience_id in self.forgotten:  # while it was being kept
                 await self.reviewing.forget([task.experience_id])
-            return kept
+            return result
         return await self._push(task, seen)
 
     def _refusal(self, task: UpdateTask, approved: bool = False) -> str:
@@ -361,10 +361,10 @@ class Evolution:
     async def promote(self, version: int, by: str, force: bool = False) -> dict[str, Any]:
         """Serve ``version`` if the canary does not refuse it; with ``force`` whatever it says, until the watch looks."""
         await self._open()
-        told = await self.versions_of.promote(version, by, force)
-        if told["promoted"]:
+        result = await self.versions_of.promote(version, by, force)
+        if result["promoted"]:
             await self._forget_withdrawn()
-        return told
+        return result
 
     async def roll_back(self, version: int | None, by: str) -> dict[str, Any]:
         """Serve an earlier promoted version again (None: the one before); later ones are withdrawn with what they sampled."""
@@ -485,16 +485,16 @@ class Evolution:
         minute = time.monotonic() - 60.0
         while self.updates_at and self.updates_at[0] < minute:
             self.updates_at.popleft()
-        found = {
+        result = {
             "queue_size": float(len(self.queue)),
             "queue_fill": len(self.queue) / self.settings.queue,
             "vote_collapsed": float(self.collapse.collapsed),
         }
         if self.learning and not self.paused and len(self.queue) >= self.settings.batch:
-            found["update_rate"] = float(len(self.updates_at))
+            result["update_rate"] = float(len(self.updates_at))
         if self.beta.mean_kl is not None:
-            found["mean_kl"] = self.beta.mean_kl
-        return found
+            result["mean_kl"] = self.beta.mean_kl
+        return result
 
     async def _approve_due(self) -> None:
         """Take what waited long enough for a person, where that is wanted."""

@@ -75,12 +75,12 @@ class EvolutionMonitor:
 
     def metrics(self) -> dict[str, float]:
         """Own health, use of memory of this machine (0..1), and the largest that any gateway told of late."""
-        found = {**self.health(), "memory_usage": psutil.virtual_memory().percent / 100}
+        result = {**self.health(), "memory_usage": psutil.virtual_memory().percent / 100}
         for when, metrics in self.heard.values():
             if time.monotonic() - when < STALE_S:
                 for name, value in metrics.items():
-                    found[name] = max(value, found.get(name, value))
-        return found
+                    result[name] = max(value, result.get(name, value))
+        return result
 
     async def alert(self, metrics: Mapping[str, float]) -> None:
         """Alert on what is beyond its threshold, and note that it was."""

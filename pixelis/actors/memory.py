@@ -288,11 +288,11 @@ class Memory:
         answers = await self._in_time(dict.fromkeys(numbers, ("find", np.asarray(vector, np.float32), k)), until)
         near = sorted((pair for n in numbers for pair in answers.get(n, ())), key=lambda pair: -pair[0])[:k]
         neighbours = [Neighbour(experience=experience(row), similarity=self._cosine(s)) for s, row in near]
-        found = Found(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
+        result = Found(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
         if track:
-            for number, ids in self._by_shard([n.experience.id for n in found.neighbours]).items():
-                self._later(number, "retrieved", found.retrieval_id, ids)
-        return found
+            for number, ids in self._by_shard([n.experience.id for n in result.neighbours]).items():
+                self._later(number, "retrieved", result.retrieval_id, ids)
+        return result
 
     def _cosine(self, similarity: float) -> float:
         """Of vectors of length 1 at the negative distance: 1 - d^2/2 of the euclidean d, which manhattan's is never below."""

@@ -263,10 +263,10 @@ class Promotion:
         return await self.store.list.remote()
 
     async def _record(self, version: int) -> PolicyVersion:
-        found = next((v for v in await self._records() if v.version == version), None)
-        if found is None:
+        result = next((v for v in await self._records() if v.version == version), None)
+        if result is None:
             raise MissingFile(f"no policy version {version}", code="unknown_version", fix="take one from the list of versions")
-        return found
+        return result
 
     def _remember(self, coming: dict[str, Any] | None = None) -> None:
         """``coming`` is about to be promoted: a life that ends in between is gone on with as if it had got there."""

@@ -66,8 +66,8 @@ class DemonstrationStore:
                     levels.append(LEVELS.index(row.level) if row.level else -1)
                     weights.append(row.weight)
             if not weights:
-                told = f"none of its {sum(refused.values())} demonstrations" if refused else "no demonstration"
-                raise DataFailure(f"there is {told} of kind {', '.join(sorted(kinds))} to learn from", fix="see sft.kinds")
+                message = f"none of its {sum(refused.values())} demonstrations" if refused else "no demonstration"
+                raise DataFailure(f"there is {message} of kind {', '.join(sorted(kinds))} to learn from", fix="see sft.kinds")
             np.savez(aside / INDEX, offsets=np.asarray(offsets), levels=np.asarray(levels, np.int8), weights=np.asarray(weights))
             counts = {"rows": len(weights), "refused": dict(refused), "about": dict(about or {})}
             (aside / COUNTS).write_text(json.dumps(counts), encoding="utf-8")

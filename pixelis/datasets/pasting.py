@@ -240,14 +240,14 @@ def places(count: int, frame: tuple[int, int], aspect: float, path: Course, size
 
     ``path``: its centre, 0..1 of the frame, and ``size``: its height in pixels, both at 0..1 of the time.
     """
-    found = []
+    result = []
     for number in range(count):
         time = number / count
         height = round(size(time))
         width = round(height * aspect)
         left, top = (round(at * side - half / 2) for at, side, half in zip(path(time), frame, (width, height), strict=True))
-        found.append((left, top, width, height))
-    return found
+        result.append((left, top, width, height))
+    return result
 
 
 def visible(place: Place, frame: tuple[int, int], least: float = 0.3) -> Edges | None:

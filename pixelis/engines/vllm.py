@@ -418,8 +418,8 @@ class VllmEngine(Sessions[VllmSession]):
         said = output.outputs[0]
         tokens, values = [int(token) for token in said.token_ids], said.logprobs or []
         if said.finish_reason not in ("stop", "length") or not tokens or len(values) != len(tokens):
-            told = f"{said.finish_reason!r}, {len(tokens)} tokens and {len(values)} log-probs"
-            raise InfraFailure(f"vLLM ended a request with {told}", code="engine_failed")
+            message = f"{said.finish_reason!r}, {len(tokens)} tokens and {len(values)} log-probs"
+            raise InfraFailure(f"vLLM ended a request with {message}", code="engine_failed")
         log_probs = [float(entry[token].logprob) for token, entry in zip(tokens, values, strict=True)]
         return Completion(tokens, log_probs, "stop" if tokens[-1] == self.spec.stop else "length")
 

@@ -105,15 +105,15 @@ class Alerter:
         return new
 
     def _beyond(self, metric: str, value: float) -> tuple[ThresholdConfig, Literal["over", "at_most"], float] | None:
-        found: tuple[ThresholdConfig, Literal["over", "at_most"], float] | None = None
+        result: tuple[ThresholdConfig, Literal["over", "at_most"], float] | None = None
         for t in self.thresholds:
-            if t.metric != metric or (found is not None and LOUDNESS[t.severity] <= LOUDNESS[found[0].severity]):
+            if t.metric != metric or (result is not None and LOUDNESS[t.severity] <= LOUDNESS[result[0].severity]):
                 continue
             if t.over is not None and value > t.over:
-                found = (t, "over", t.over)
+                result = (t, "over", t.over)
             elif t.at_most is not None and value <= t.at_most:
-                found = (t, "at_most", t.at_most)
-        return found
+                result = (t, "at_most", t.at_most)
+        return result
 
     def _tell(self, alert: Alert) -> None:
         log.log(LOG_LEVEL[alert.severity], "alert %s", alert.message)

@@ -132,9 +132,9 @@ def last_event(path: Path) -> AuditEvent | None:
 
 def _existing(folder: str | Path) -> list[tuple[int, Path]]:
     path = Path(folder)
-    if not path.is_dir() or not (found := files(path)):
+    if not path.is_dir() or not (result := files(path)):
         raise MissingFile(f"no audit log in {path}", fix="give the folder of a run that served, or its folder `audit`")
-    return found
+    return result
 
 
 def search(

@@ -173,11 +173,11 @@ def driver(name: str) -> Iterator[None]:
     try:
         yield
     except (PixelisError, RayError) as error:
-        found = unwrap_ray_error(error)
-        if found is None:
+        cause = unwrap_ray_error(error)
+        if cause is None:
             raise
-        print(f"pixelis {name}: {found}", file=sys.stderr)
-        raise SystemExit(2 if found.code == "bad_config" else 1) from None
+        print(f"pixelis {name}: {cause}", file=sys.stderr)
+        raise SystemExit(2 if cause.code == "bad_config" else 1) from None
     except (KeyboardInterrupt, Stopped):
         print(f"pixelis {name}: stopped", file=sys.stderr)
         raise SystemExit(130) from None

@@ -86,8 +86,8 @@ def main() -> None:
         kinds = ", ".join(f"{kind} {count}" for kind, count in summary["kinds"].items())
         print(f"{summary['samples']} samples ({kinds}) in {config.run.dir}/samples, {summary['samples_per_second']} a second")
         if missing := summary["shortfall"]:
-            told = ", ".join(f"{quota} {count}" for quota, count in list(missing.items())[:8])
-            text = f"{sum(missing.values())} samples are missing ({told}{', ...' if len(missing) > 8 else ''})"
+            message = ", ".join(f"{quota} {count}" for quota, count in list(missing.items())[:8])
+            text = f"{sum(missing.values())} samples are missing ({message}{', ...' if len(missing) > 8 else ''})"
             fix = "name more sources or rows, or lower target_sample_count; summary.json says why attempts gave nothing"
             if config.synthesis.strict:
                 raise DataFailure(text, code="shortfall", fix=fix)

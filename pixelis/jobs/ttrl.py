@@ -40,7 +40,7 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
     adapter = rft.run(config, actors, over=lambda: plateau(shares(folder), config.ttrl))
     after = judge(config, actors, "after", ray.get(actors.store.promoted.remote()))
     steps = len(shares(folder))
-    found = {
+    result = {
         "adapter": str(adapter),
         "steps": steps,
         "plateau": steps < config.rft.steps,
@@ -48,9 +48,9 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
         "samples": config.ttrl.samples,
         **compare(before.groups, after.groups, config.run.seed),
     }
-    (folder / "ttrl.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
+    (folder / "ttrl.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
     lineage.record_of_run(folder / "ttrl.json", "evaluation")
-    return found
+    return result
 
 
 def judge(config: Config, actors: placement.Actors, name: str, version: int) -> evaluate.Arm:
@@ -105,17 +105,17 @@ def votes(groups: Sequence[Group]) -> tuple[dict[str, float], dict[str, float], 
 
 def compare(before: Sequence[Group], after: Sequence[Group], seed: int) -> dict[str, Any]:
     """Each figure before and after with its interval, and the difference over the same questions; None without truths."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, old, new in zip(("agreement", "pass@1", "majority"), votes(before), votes(after), strict=True):
         if len(old) < 2 or len(new) < 2:
-            found[name] = None
+            result[name] = None
             continue
         sides = {
             side: {"mean": statistics.fmean(values.values()), "ci95": list(bootstrap_mean(list(values.values()), seed))}
             for side, values in (("before", old), ("after", new))
         }
-        found[name] = {**sides, "difference": paired_bootstrap(new, old, seed)}
-    return found
+        result[name] = {**sides, "difference": paired_bootstrap(new, old, seed)}
+    return result
 
 
 def main() -> None:
@@ -134,8 +134,8 @@ def main() -> None:
                 print(f"{name:10} unknown: the questions have no answers")
                 continue
             low, high = row["difference"]["ci95"]
-            told = f"{row['before']['mean']:.3f} -> {row['after']['mean']:.3f}"
-            print(f"{name:10} {told}  ({row['difference']['mean']:+.3f} [{low:+.3f}, {high:+.3f}])")
+            message = f"{row['before']['mean']:.3f} -> {row['after']['mean']:.3f}"
+            print(f"{name:10} {message}  ({row['difference']['mean']:+.3f} [{low:+.3f}, {high:+.3f}])")
         print(f"checkpoint: {found['adapter']}")
 
 

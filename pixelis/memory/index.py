@@ -141,9 +141,9 @@ class Built:
         else:
             index = faiss.IndexIVFFlat(faiss.IndexFlat(width, metric), width, config.ivf.nlist, metric)
             index.train(vectors)
-        made = cls(config, index, np.empty(0, np.int64))
-        made.trained_on = len(vectors)
-        return made
+        result = cls(config, index, np.empty(0, np.int64))
+        result.trained_on = len(vectors)
+        return result
 
     def __len__(self) -> int:
         return len(self.places)

@@ -344,14 +344,14 @@ class Shard:
         """Count that a retrieval of these experiences was of use, once for each retrieval id; returns how many were new."""
 
         def change(db: sqlite3.Connection) -> int:
-            told = 0
+            result = 0
             for row in filter(None, map(self._rows.get, ids)):
                 _retrieved(db, row, retrieval)
                 mark = "UPDATE retrievals SET succeeded = 1 WHERE seq = ? AND retrieval = ? AND succeeded = 0"
                 if db.execute(mark, (row, retrieval)).rowcount:
                     db.execute("UPDATE experiences SET successes = successes + 1 WHERE seq = ?", (row,))
-                    told += 1
-            return told
+                    result += 1
+            return result
 
         return self.database.write(change)
 

@@ -55,13 +55,13 @@ def select(names: Iterable[str]) -> list[type[Operation]]:
 
 
 def _own(path: str) -> type[Operation]:
-    found = load_reference(path, "toolbox.operations")
-    if not (isinstance(found, type) and issubclass(found, Operation)):
+    result = load_reference(path, "toolbox.operations")
+    if not (isinstance(result, type) and issubclass(result, Operation)):
         raise BadConfig(f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation")
-    missing = [field for field in ("name", "description", "Arguments") if not hasattr(found, field)]
-    if missing or found.run.__func__ is Operation.run.__func__:  # type: ignore[attr-defined]
+    missing = [field for field in ("name", "description", "Arguments") if not hasattr(result, field)]
+    if missing or result.run.__func__ is Operation.run.__func__:  # type: ignore[attr-defined]
         raise BadConfig(f"toolbox.operations: {path} lacks {', '.join([*missing, 'run'])}", fix="see docs/operations.md")
-    return found
+    return result
 
 
 def execute(

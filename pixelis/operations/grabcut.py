@@ -114,11 +114,11 @@ def fill(region: np.ndarray) -> np.ndarray:
 
 def _graph(small: np.ndarray, lab: np.ndarray, at: tuple[int, int]) -> list[np.ndarray]:
     """Segments of Felzenszwalb and Huttenlocher's graph-based segmentation that hold the point, from fine to coarse."""
-    found = []
+    result = []
     for pixels, coarseness in ((small, 100), (lab, 300), (small, 700), (lab, 700), (lab, 1500), (small, 3000)):
         segments = cv2.ximgproc.segmentation.createGraphSegmentation(0.8, coarseness, 40).processImage(pixels)
-        found.append(fill(segments == segments[at[1], at[0]]))
-    return found
+        result.append(fill(segments == segments[at[1], at[0]]))
+    return result
 
 
 def _tolerance(lab: np.ndarray, at: tuple[int, int]) -> list[np.ndarray]:
@@ -127,14 +127,14 @@ def _tolerance(lab: np.ndarray, at: tuple[int, int]) -> list[np.ndarray]:
     reach = max(1, round(max(lab.shape[:2]) * 0.012))
     near = _around(at, reach)
     apart = np.linalg.norm(smooth - np.median(smooth[near].reshape(-1, 3), axis=0), axis=2)
-    found = []
+    result = []
     for tolerance in (8, 14, 20, 28, 38, 50, 65):
         close = (apart <= tolerance).astype(np.uint8)
         close[_around(at, 1)] = 1
         close = cv2.morphologyEx(close, cv2.MORPH_OPEN, _CELL)
         close[_around(at, 1)] = 1
-        found.append(fill(_connected(close, at)))
-    return found
+        result.append(fill(_connected(close, at)))
+    return result
 
 
 def _discs(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndarray]:
@@ -142,7 +142,7 @@ def _discs(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndarray
     height, width = small.shape[:2]
     y, x = np.ogrid[:height, :width]
     distance = np.hypot(x - at[0], y - at[1]).astype(np.float32)
-    found = []
+    result = []
     for share in (0.06, 0.12, 0.22, 0.4):
         radius = share * max(height, width)
         window = _around(at, round(max(12.0, 2 * radius)))
@@ -160,8 +160,8 @@ def _discs(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndarray
             part = whole[window]
             part[:] = cv2.resize(cut.astype(np.uint8), part.shape[1::-1], interpolation=cv2.INTER_NEAREST)
             whole[at[1], at[0]] = 1
-            found.append(fill(_connected(whole, at)))
-    return found
+            result.append(fill(_connected(whole, at)))
+    return result
 
 
 def _grabcut(pixels: np.ndarray, labels: np.ndarray, seed: int, rounds: int) -> np.ndarray | None:

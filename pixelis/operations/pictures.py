@@ -68,14 +68,14 @@ def what_to_draw(
     When it found nothing that has a place, that is the object or the box it was asked about; ``arguments`` and ``objects`` are
     those of the call, ``region`` its target as a box of the whole picture or frame.
     """
-    found = {key: data.get(key, []) for key in PLACED}
-    if not any(found.values()):
+    result = {key: data.get(key, []) for key in PLACED}
+    if not any(result.values()):
         asked = arguments.get("object")
         if isinstance(asked, str) and asked in objects:
-            found["objects"] = [objects[asked]]
+            result["objects"] = [objects[asked]]
         elif (box := draw.as_place(arguments.get("box"))) is not None:
-            found["boxes"] = [geometry.compose(region, box)]
-    return found
+            result["boxes"] = [geometry.compose(region, box)]
+    return result
 
 
 def frame_label(number: int | None, seconds: float | None) -> str:

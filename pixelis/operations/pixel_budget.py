@@ -62,13 +62,13 @@ def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> 
 
 def _rectangles(rows: Iterable[int], low: int, high: int, aspect: float) -> list[tuple[float, int, int, int]]:
     """Rectangles of `low` to `high` tiles, for each row count those of the best aspect: (skew, -tiles, rows, columns)."""
-    found = []
+    result = []
     for r in rows:
         least, most = max(1, -(-low // r)), high // r
         for c in {min(max(round_(r / aspect), least), most) for round_ in (math.floor, math.ceil)}:
             if least <= c <= most:
-                found.append((round(abs(math.log(r / c / aspect)), 6), -r * c, r, c))
-    return found
+                result.append((round(abs(math.log(r / c / aspect)), 6), -r * c, r, c))
+    return result
 
 
 def fit(image: np.ndarray, budget: PixelBudget, multiple: int) -> np.ndarray:

@@ -137,9 +137,9 @@ def _json(path: Path, folder: str) -> dict[str, Any]:
             fix="write grabcut, or the folder of a SAM or SAM 2 checkpoint saved with save_pretrained",
         )
     try:
-        found = json.loads(path.read_text())
+        result = json.loads(path.read_text())
     except ValueError:
         raise BadConfig(f"toolbox.segmenter: {path} is not JSON", fix=f"copy the checkpoint to {folder} again") from None
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise BadConfig(f"toolbox.segmenter: {path} is no configuration", fix=f"copy the checkpoint to {folder} again")
-    return found
+    return result

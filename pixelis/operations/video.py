@@ -88,8 +88,8 @@ class Clip:
 
     def _get(self, number: int) -> np.ndarray:
         with _LOCK:
-            if (kept := _FRAMES.get((self.sha256, number))) is not None:
-                return kept
+            if (result := _FRAMES.get((self.sha256, number))) is not None:
+                return result
             picture = self._picture(number) if self.container == _PICTURES else _reader(self).read(number)
             picture.setflags(write=False)
             _FRAMES.put((self.sha256, number), picture)

@@ -92,22 +92,22 @@ def batch_advantages(
     """
     if settings.baseline == "greedy" and (greedy is None or len(greedy) != len(groups)):
         raise BadConfig("baseline greedy needs the reward of a greedy rollout for every group", fix="set another baseline")
-    kept: list[list[float | None]] = []
+    result: list[list[float | None]] = []
     for index, rewards in enumerate(groups):
         bad = [r for r in rewards if r is not None and not math.isfinite(r)]
         if bad:
             raise DataFailure(f"a reward of {bad[0]} reached the advantages", code="non_finite_reward")
         reference = greedy[index] if settings.baseline == "greedy" and greedy is not None else 0.0
         if reference is None or not usable(rewards, settings):
-            kept.append([None] * len(rewards))
+            result.append([None] * len(rewards))
             continue
         scored = iter(_of_group([r - reference for r in rewards if r is not None], settings))
-        kept.append([None if r is None else next(scored) for r in rewards])
+        result.append([None if r is None else next(scored) for r in rewards])
     if settings.baseline != "batch" and settings.scale != "batch_std":
-        return kept
+        return result
     if settings.batch_over == "token" and tokens is None:
         raise BadConfig("batch_over token needs the token count of every rollout", fix="set rft.advantage.batch_over=sequence")
-    return _over_batch(kept, settings, tokens if settings.batch_over == "token" else None, sum_workers)
+    return _over_batch(result, settings, tokens if settings.batch_over == "token" else None, sum_workers)
 
 
 def _of_group(rewards: Scored, settings: config.AdvantageConfig) -> Scored:

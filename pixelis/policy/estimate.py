@@ -167,8 +167,8 @@ def check(
     try:
         arch = Architecture(config.policy.model, learner_dtype(config.policy, config.learner.gpus > 0))
     except MissingFile as error:
-        told = f"{error.message}: adapters, lengths and memory are not checked (its config.json is enough for that)"
-        return [*out, Finding("note", "model", told)]
+        message = f"{error.message}: adapters, lengths and memory are not checked (its config.json is enough for that)"
+        return [*out, Finding("note", "model", message)]
     size, seen = (f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M" for count in arch.counts)
     out.append(Finding("ok", "model", f"{arch.family}, {size} parameters, {seen} of them in the vision tower"))
     if not config.policy.full:
@@ -190,8 +190,8 @@ def _batch(c: config.Config, job: str) -> list[Finding]:
         return [Finding("ok", "batch", f"{c.sft.batch} demonstrations over {workers} learners: {c.sft.batch // workers} each")]
     rollouts, parts = c.rft.prompts_per_step * c.rft.group_size, c.rft.minibatches
     drawn = f"{c.rft.prompts_per_step} questions x {c.rft.group_size} = {rollouts} rollouts"
-    told = f"{drawn} over {workers} learners: {rollouts // workers} each"
-    out = [Finding("ok", "batch", told + (f", in {parts} optimizer steps" if parts > 1 else ""))]
+    message = f"{drawn} over {workers} learners: {rollouts // workers} each"
+    out = [Finding("ok", "batch", message + (f", in {parts} optimizer steps" if parts > 1 else ""))]
     if parts > rollouts // workers:
         out.append(Finding("error", "batch", f"rft.minibatches {parts} is above the {rollouts // workers} rollouts of a learner"))
     if c.rft.prompts_per_step < c.engine.workers:
@@ -231,8 +231,8 @@ def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
     lora = c.policy.lora
     shapes, ranks = arch.shapes(lora.targets), arch.ranks(lora)
     low, largest = min(ranks.values()), max(ranks.values())
-    told = f"{f'ranks {low} to {largest}' if low < largest else f'rank {low}'} on {len(ranks)} layers"
-    told += f", {in_bytes(adapter_bytes(shapes, ranks))} a version"
+    message = f"{f'ranks {low} to {largest}' if low < largest else f'rank {low}'} on {len(ranks)} layers"
+    message += f", {in_bytes(adapter_bytes(shapes, ranks))} a version"
     key = "policy.lora.ranks" if lora.ranks else "policy.lora.rank"
     if wide := [name for name, rank in ranks.items() if rank > min(shapes[name])]:
         rank, smallest = max((ranks[name], -min(shapes[name])) for name in wide)
@@ -240,12 +240,12 @@ def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
     if job == "rft" and c.engine.name == "vllm":
         if merges(c.policy, c.engine):
             why = "" if c.engine.adapters == "merge" else " as lm_head is adapted"
-            return Finding("ok", "adapters", f"{told}, merged into vLLM's weights{why}")
+            return Finding("ok", "adapters", f"{message}, merged into vLLM's weights{why}")
         rank = served_rank(largest)
-        told += f", served by vLLM as rank {rank}"
+        message += f", served by vLLM as rank {rank}"
         if rank != largest and not lora.ranks:
-            return Finding("note", "adapters", f"{told}: policy.lora.rank {rank} would cost vLLM the same")
-    return Finding("ok", "adapters", told)
+            return Finding("note", "adapters", f"{message}: policy.lora.rank {rank} would cost vLLM the same")
+    return Finding("ok", "adapters", message)
 
 
 def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], job: str) -> list[Finding]:
@@ -254,16 +254,18 @@ def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], jo
     for name, budget in (("input", d.input), ("crop", d.crop), ("frame", d.frame)):
         sizes[name] = budget.max_pixels // tile
         if not sizes[name]:
-            told = f"dialogue.{name}.max_pixels {budget.max_pixels} holds no tile of {arch.multiple} x {arch.multiple} pixels"
-            out.append(Finding("error", "pictures", told))
+            message = f"dialogue.{name}.max_pixels {budget.max_pixels} holds no tile of {arch.multiple} x {arch.multiple} pixels"
+            out.append(Finding("error", "pictures", message))
     view, crop, clip = sizes["input"] + 2, sizes["crop"] + 2, d.frames * (sizes["frame"] + 2)
-    told = f"a full view takes {view - 2} tokens, a crop {crop - 2}, a clip's first look {d.frames} x {sizes['frame']} = {clip}"
-    out.append(Finding("ok", "pictures", told))
+    message = (
+        f"a full view takes {view - 2} tokens, a crop {crop - 2}, a clip's first look {d.frames} x {sizes['frame']} = {clip}"
+    )
+    out.append(Finding("ok", "pictures", message))
     if d.frames > d.max_images:
         out.append(Finding("error", "context", f"dialogue.frames {d.frames} is above dialogue.max_images {d.max_images}"))
     if d.max_context > arch.positions:
-        told = f"dialogue.max_context {d.max_context} is above the {arch.positions} positions of policy.model"
-        out.append(Finding("error", "context", told))
+        message = f"dialogue.max_context {d.max_context} is above the {arch.positions} positions of policy.model"
+        out.append(Finding("error", "context", message))
     first: Prompt = {"text": 0, "images": 1, "clips": 0}
     longest = max(prompts, key=lambda p: p["text"] + p["images"] * view + p["clips"] * clip, default=first)
     text = longest["text"]
@@ -273,19 +275,19 @@ def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], jo
         ("a clip's first look", clip, "dialogue.frames or dialogue.frame.max_pixels"),
     ):
         if tokens + text + d.max_turn_tokens > d.max_context:
-            told = f"{what} ({tokens} tokens), its text ({text}) and one turn of dialogue.max_turn_tokens {d.max_turn_tokens}"
-            out.append(Finding("error", "context", f"{told} do not fit dialogue.max_context {d.max_context}: lower {keys}"))
+            message = f"{what} ({tokens} tokens), its text ({text}) and one turn of dialogue.max_turn_tokens {d.max_turn_tokens}"
+            out.append(Finding("error", "context", f"{message} do not fit dialogue.max_context {d.max_context}: lower {keys}"))
     turns = d.max_turns if job == "rft" else 1
     whole = text + shown + turns * d.max_turn_tokens + (turns - 1) * crop
     words = f"text {text}" if prompts else "text unknown"
-    told = f"longest prompt {text + shown} ({words}), with {turns} full turns and crops {whole}"
-    told += f" of dialogue.max_context {d.max_context}"
+    message = f"longest prompt {text + shown} ({words}), with {turns} full turns and crops {whole}"
+    message += f" of dialogue.max_context {d.max_context}"
     if job == "rft" and c.engine.name == "vllm":
-        told += " (vLLM's max_model_len)"
+        message += " (vLLM's max_model_len)"
     if whole > d.max_context:
-        out.append(Finding("note", "context", f"{told}: an episode that uses it all ends as over_context"))
+        out.append(Finding("note", "context", f"{message}: an episode that uses it all ends as over_context"))
     else:
-        out.append(Finding("ok", "context", told))
+        out.append(Finding("ok", "context", message))
     return out
 
 
@@ -302,9 +304,9 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
     out = [_fits("learner", device, c.learner.gpus, gpu_bytes, "learner.zero_stage, policy.gradient_checkpointing, learner.rows")]
     if c.policy.full and job == "rft":
         version, store = arch.parameters * 4, c.cluster.object_store_bytes
-        told = f"a published version is {in_bytes(version)} in the object store"
+        message = f"a published version is {in_bytes(version)} in the object store"
         small = f": more than cluster.object_store_bytes {in_bytes(store)} of a local cluster" if version > store else ""
-        out.append(Finding("note" if small else "ok", "version", told + small))
+        out.append(Finding("note" if small else "ok", "version", message + small))
     if host:
         out.append(Finding("ok", "learner's host", f"{_parts(host)} for each learner"))
     if job == "sft":
@@ -319,8 +321,8 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
         generator = Architecture(c.policy.model, wanted)
     heads = int(arch.text.num_attention_heads)
     if heads % c.engine.tensor_parallel:
-        told = f"engine.tensor_parallel {c.engine.tensor_parallel} does not divide the {heads} heads of policy.model"
-        out.append(Finding("error", "engine", told))
+        message = f"engine.tensor_parallel {c.engine.tensor_parallel} does not divide the {heads} heads of policy.model"
+        out.append(Finding("error", "engine", message))
     parts = generator_memory(generator, c.policy, c.engine)
     shared = min(c.engine.tensor_parallel, int(arch.text.num_key_value_heads))
     one = generator.kv_token_bytes * c.dialogue.max_context // shared
@@ -331,14 +333,14 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
     share = c.engine.gpu_memory_utilization if c.engine.name == "vllm" else 1.0
     room = c.engine.kv_cache_bytes or int(min(1.0, c.engine.gpus / c.engine.tensor_parallel) * share * gpu_bytes) - used
     count = max(0, room // one)
-    told = f"{_parts(parts)}; {kv}, {count} fit the rest of {in_bytes(gpu_bytes)} at once"
+    message = f"{_parts(parts)}; {kv}, {count} fit the rest of {in_bytes(gpu_bytes)} at once"
     if not count:
-        out.append(Finding("error", "generator", f"{told}: raise engine.tensor_parallel or lower dialogue.max_context"))
+        out.append(Finding("error", "generator", f"{message}: raise engine.tensor_parallel or lower dialogue.max_context"))
     elif count < c.engine.max_num_seqs:
         wait = "others wait" if c.engine.name == "vllm" else "longer ones together run out of memory"
-        out.append(Finding("note", "generator", f"{told}, engine.max_num_seqs is {c.engine.max_num_seqs}: {wait}"))
+        out.append(Finding("note", "generator", f"{message}, engine.max_num_seqs is {c.engine.max_num_seqs}: {wait}"))
     else:
-        out.append(Finding("ok", "generator", told))
+        out.append(Finding("ok", "generator", message))
     return out
 
 
@@ -348,12 +350,12 @@ def _fits(subject: str, parts: dict[str, int], gpus: float, gpu_bytes: int, keys
         return Finding("ok", subject, f"{_parts(parts)} in the memory of its machine")
     have = int(gpu_bytes * min(1.0, gpus))
     total, fixed = sum(parts.values()), sum(parts.get(k, 0) for k in ("weights", "adapters", "gradients", "optimizer"))
-    told = f"{_parts(parts)} of {in_bytes(have)}"
+    message = f"{_parts(parts)} of {in_bytes(have)}"
     if fixed > have:
-        return Finding("error", subject, f"{told}: does not fit, see {keys} and learner.deepspeed (offload)")
+        return Finding("error", subject, f"{message}: does not fit, see {keys} and learner.deepspeed (offload)")
     if total > TIGHT * have:
-        return Finding("note", subject, f"{told}: tight, see {keys}")
-    return Finding("ok", subject, told)
+        return Finding("note", subject, f"{message}: tight, see {keys}")
+    return Finding("ok", subject, message)
 
 
 def _parts(parts: dict[str, int]) -> str:

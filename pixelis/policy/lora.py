@@ -88,13 +88,13 @@ def add_lora(model: nn.Module, lora: config.LoraConfig, seed: int = 0) -> nn.Mod
 
 def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The adapters' parameters under their published names (`{module}.A`, `{module}.B`)."""
-    found = {}
+    result = {}
     for name, parameter in model.named_parameters():
         for part in ("A", "B"):
             marker = f".lora_{part}.default.weight"
             if name.endswith(marker):
-                found[f"{name.removesuffix(marker)}.{part}"] = parameter
-    return found
+                result[f"{name.removesuffix(marker)}.{part}"] = parameter
+    return result
 
 
 class BaseWeights(dict[str, torch.Tensor]):

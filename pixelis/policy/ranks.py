@@ -253,6 +253,6 @@ def merges(policy: config.PolicyConfig, engine: config.EngineConfig) -> bool:
 def served_rank(rank: int) -> int:
     """The rank that vLLM reserves for adapters of this one: the next that its kernels know. Raises BadConfig above them."""
     if rank > max(VLLM_LORA_RANKS):
-        told = f"a LoRA rank of {rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}"
-        raise BadConfig(told, fix="lower ranks.largest and make policy.lora.ranks again, or set engine.adapters=merge")
+        message = f"a LoRA rank of {rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}"
+        raise BadConfig(message, fix="lower ranks.largest and make policy.lora.ranks again, or set engine.adapters=merge")
     return next(r for r in VLLM_LORA_RANKS if r >= rank)

@@ -38,14 +38,14 @@ class ReplyCache:
 
     def find(self, key: str) -> CachedReply | None:
         """What is kept under ``key``, if it is not too old. The caller compares versions."""
-        found = self.kept.get(key)
-        if found is None:
+        result = self.kept.get(key)
+        if result is None:
             return None
-        if found.until <= self.clock():
+        if result.until <= self.clock():
             self.drop(key)
             return None
         self.kept.move_to_end(key)
-        return found
+        return result
 
     def keep(self, key: str, reply: dict[str, Any], version: int, experience_id: str | None) -> None:
         """Keep ``reply``, in place of what was there; the least recently used make room. Too large a reply is not kept."""

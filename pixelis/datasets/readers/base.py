@@ -245,12 +245,12 @@ def optional(row: Any, column: str, kind: type | tuple[type, ...], default: Any 
 def number(value: Any, column: str) -> float:
     """A finite number, or its text."""
     try:
-        found = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
+        result = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
+        result = math.nan
+    if not math.isfinite(result):
         raise RowError(column, "not_a_number", f"{value!r:.60} is no finite number")
-    return found
+    return result
 
 
 def whole(value: Any, column: str, least: int = 0) -> int:

@@ -35,12 +35,12 @@ from pixelis.records import Annotations, Media, Question, Region
 
 def categories_of(data: Any, rows: Checker, kept: tuple[str, ...] = ()) -> dict[Any, dict[str, Any]]:
     """COCO's categories by id: ``name`` and those of the fields ``kept`` that they have."""
-    found: dict[Any, dict[str, Any]] = {}
+    result: dict[Any, dict[str, Any]] = {}
     for number_, row in enumerate(rows.items(data, "categories")):
         with rows.row(f"categories[{number_}]"):
             fields = {key: row[key] for key in kept if isinstance(row.get(key), str)} if isinstance(row, dict) else {}
-            found[need(row, "id", int)] = {"name": text(row, "name").replace("_", " "), **fields}
-    return found
+            result[need(row, "id", int)] = {"name": text(row, "name").replace("_", " "), **fields}
+    return result
 
 
 def grouped(data: Any, key: str, rows: Checker) -> dict[Any, list[Any]]:

@@ -179,9 +179,9 @@ def _siblings(known: Annotations, plain: str) -> list[str]:
 def _opposites(answer: str) -> Iterator[str]:
     for pair in OPPOSITES:
         for mine, other in (pair, pair[::-1]):
-            found = re.search(rf"\b{re.escape(mine)}\b", answer, re.IGNORECASE)
-            if found:
-                yield answer[: found.start()] + _like(found[0], other) + answer[found.end() :]
+            match = re.search(rf"\b{re.escape(mine)}\b", answer, re.IGNORECASE)
+            if match:
+                yield answer[: match.start()] + _like(match[0], other) + answer[match.end() :]
 
 
 def _boxes(box: Iterable[float], known: Annotations, rng: np.random.Generator) -> Iterator[tuple[str, str]]:

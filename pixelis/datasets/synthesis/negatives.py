@@ -90,10 +90,10 @@ def make_mistake(
         raise DataFailure(f"no mistake is called {kind}", code="unknown_kind")
     if golden.final is None or not is_right(golden, golden.final, rewards):
         raise DataFailure(f"{golden.id} does not arrive at the truth itself", code="not_golden")
-    made = MAKERS[kind](golden, session, rng, rewards)
-    if made.final is None or not is_wrong(golden, made.final, rewards):
-        raise DataFailure(f"{golden.id}: {made.final!r} is not wrong for the scorer {golden.scorer}", code="not_wrong")
-    return made
+    result = MAKERS[kind](golden, session, rng, rewards)
+    if result.final is None or not is_wrong(golden, result.final, rewards):
+        raise DataFailure(f"{golden.id}: {result.final!r} is not wrong for the scorer {golden.scorer}", code="not_wrong")
+    return result
 
 
 def outcome_negative(

@@ -75,10 +75,10 @@ def oversized(box: Box, rng: np.random.Generator, most_iou: float) -> Box:
     w, h = min(1.0, width * factor), min(1.0, height * factor)
     left = min(max(box[2] - w, box[0] - rng.uniform(0.2, 0.8) * (w - width), 0.0), box[0], 1 - w)
     top = min(max(box[3] - h, box[1] - rng.uniform(0.2, 0.8) * (h - height), 0.0), box[1], 1 - h)
-    found = _inside((left, top, left + w, top + h))
-    if box_iou(found, box) > most_iou:
+    result = _inside((left, top, left + w, top + h))
+    if box_iou(result, box) > most_iou:
         raise DataFailure("the region fills the picture already", code="no_room")
-    return found
+    return result
 
 
 def other_frames(frames: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:

@@ -129,14 +129,14 @@ class Sample:
         if truth is not None and self.chance(BY_POINT):
             place = {"point": tuple(round(v, 3) for v in grounding.inner_point(truth))}
         observation = self.session.call(think, "segment_object_at", target=region.media, **place)
-        found = observation.data["objects"][0]
+        result = observation.data["objects"][0]
         if truth is not None:
-            self.agree(grounding.overlap(masks.decode(found["mask"]).full(), truth) >= ALIKE, "outline_differs")
+            self.agree(grounding.overlap(masks.decode(result["mask"]).full(), truth) >= ALIKE, "outline_differs")
         else:
-            self.agree(box_iou(found["box"], region.box) >= ALIKE_BOX, "outline_differs")
-        share = percent(found["area"] / (picture.shape[0] * picture.shape[1]))
-        self.writer.saw("outlined", what=self.called(region), share=share, id=found["id"])
-        return found
+            self.agree(box_iou(result["box"], region.box) >= ALIKE_BOX, "outline_differs")
+        share = percent(result["area"] / (picture.shape[0] * picture.shape[1]))
+        self.writer.saw("outlined", what=self.called(region), share=share, id=result["id"])
+        return result
 
     def called(self, region: Region) -> str:
         """What a region is called, by its label where it has no name of its own."""
@@ -148,8 +148,8 @@ class Sample:
 
     def colour(self, region: Region) -> str | None:
         """The annotated colour, or that of most of the pixels inside of the annotated outline; None without a clear one."""
-        if told := grounding.colour_of(region):
-            return told
+        if result := grounding.colour_of(region):
+            return result
         picture = self.session.media[region.media]
         assert not isinstance(picture, Clip)
         mask = grounding.outline(region, *picture.shape[:2])

@@ -112,10 +112,10 @@ class Maker:
                 self.golden[key] = error
             if len(self.golden) > REMEMBERED:
                 self.golden.popitem(last=False)
-        found = self.golden[key]
-        if isinstance(found, PixelisError):
-            raise found
-        return found
+        result = self.golden[key]
+        if isinstance(result, PixelisError):
+            raise result
+        return result
 
     def _made(self, attempt: Attempt, question: Question) -> Demonstration:
         if self.imitator is not None:

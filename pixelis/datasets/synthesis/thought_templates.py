@@ -270,8 +270,8 @@ class Writer:
         return " ".join(_capital(part) for part in [*parts, *self._told(), self.pick(CONCLUSIONS, so=so)])
 
     def _told(self) -> list[str]:
-        told, self._remarks = self._remarks, []
-        return told
+        result, self._remarks = self._remarks, []
+        return result
 
 
 def _capital(text: str) -> str:

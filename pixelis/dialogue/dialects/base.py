@@ -149,8 +149,8 @@ class Dialect(ABC):
         return [Tag("<answer>"), answer, Tag("</answer>")]
 
     def _answers(self, body: str) -> list[str]:
-        found = self._answer.findall(body)
-        return found or [body[start:end] for start, end in boxed(body)] if self.boxes else found
+        matches = self._answer.findall(body)
+        return matches or [body[start:end] for start, end in boxed(body)] if self.boxes else matches
 
     def _split(self, text: str) -> tuple[str | None, str]:
         before, closing, after = text.partition("</think>")

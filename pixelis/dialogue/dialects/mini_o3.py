@@ -59,8 +59,8 @@ class MiniO3(Dialect):
     def observation(self, observation: Observation, seen: int, instruct: bool) -> list[Piece]:
         """The region with its name, or why there is none."""
         if observation.status == "error":
-            told = f"error {observation.code}" + (f": {observation.text}" if observation.text else "")
-            return [told, Tag("\nTry again.") if instruct else ""]
+            message = f"error {observation.code}" + (f": {observation.text}" if observation.text else "")
+            return [message, Tag("\nTry again.") if instruct else ""]
         return [f"{_wire(str(observation.id))}: ", *observation.images, Tag(AGAIN) if instruct else ""]
 
     def _write(self, action: Action, scale: Scale) -> dict[str, Any]:
@@ -81,8 +81,8 @@ class MiniO3(Dialect):
         if not isinstance(source, str):
             raise OperationError("source is the name of an image", code="bad_target")
         if not scale.images:
-            found = _WIRE.fullmatch(source)
-            return f"obs{found[1]}" if found else DEFAULT_TARGET if source == ORIGINAL else source
+            match = _WIRE.fullmatch(source)
+            return f"obs{match[1]}" if match else DEFAULT_TARGET if source == ORIGINAL else source
         known = {_wire(name): name for name in scale.images[1:]} | {ORIGINAL: scale.images[0]}
         if source not in known:
             raise OperationError(f"no image {source[:20]}, use {', '.join([ORIGINAL, *known][:8])}", code="bad_target")

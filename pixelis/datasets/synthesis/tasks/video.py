@@ -290,7 +290,7 @@ def _courses(sample: Sample) -> list[Course]:
         if region.media == name and region.frame is not None and region.track is not None and region.label.strip():
             tracks.setdefault(region.track, []).append(region)
     labels = Counter(members[0].label for members in tracks.values())
-    found = []
+    result = []
     for members in tracks.values():
         members = sorted(members, key=lambda region: int(region.frame or 0))
         start = members[0]
@@ -305,8 +305,8 @@ def _courses(sample: Sample) -> list[Course]:
             if sum(grounding.place(r.box) == cell for r in beside) > 1:
                 continue
             what = f"the {grounding.noun(start.label)} that is in the {cell} in frame {start.frame}"
-        found.append(Course(what, members, name, cut=len(members) < whole))
-    return found
+        result.append(Course(what, members, name, cut=len(members) < whole))
+    return result
 
 
 def _ask(sample: Sample, templates: Sequence[str], *courses: Course, **slots: object) -> str:
