@@ -1,4 +1,4 @@
-"""Where a learner's batches come from: rollouts from the Coordinator, update tasks from Evolution; demonstrations have a file.
+"""Sources of learner batches: rollouts from the Coordinator, update tasks from Evolution. SFT's is in ``demonstrations``.
 
 Every worker holds its own copy of a source and calls it together with the others; what is decided is decided alike on all.
 """

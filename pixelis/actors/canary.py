@@ -1,4 +1,4 @@
-"""The canary: labelled questions answered greedily by a generator that serves nobody."""
+"""Answers the labelled canary questions greedily, on a generator that serves nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joining or starting a Ray cluster, and what its actors and drivers share: starting, waiting, priorities, errors."""
+"""Joins or starts a Ray cluster; helpers that its actors and drivers share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SFT learns from: batches of demonstrations by Ray Data, evaluated on the way, drawn by the curriculum's mixture.
+"""SFT's source of batches: demonstrations by Ray Data, evaluation during training, the mixture of the curriculum.
 
 The learner evaluates, the Schedule decides, and whoever prepares the batches after it waits for the decision: a batch depends on
 the seed, its step and the mixture in force alone, so that a resumed run sees the same ones.

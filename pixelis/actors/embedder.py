@@ -1,4 +1,4 @@
-"""The Embedder actor: the frozen base model's view of episodes (coherence, curiosity) and of questions (memory)."""
+"""The Embedder actor: vectors of the frozen base model for episodes (coherence, curiosity) and questions (memory)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Evolution actor: update tasks from traffic come in, batches for the learner go out, and what it learns is judged.
+"""The Evolution actor: collects update tasks from traffic, hands batches to the learner, and judges what it learns.
 
 It offers the learner what the Coordinator offers (``begin``, ``next_batch``, ``step_done``, ``stop``), so that one training loop
 serves both sources. Records and references only; pixels and tensors pass it by.

@@ -1,4 +1,4 @@
-"""What watches over the evolution: the audit log, health metrics against thresholds, alerts."""
+"""Monitors online evolution: audit log, health metrics against thresholds, alerts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experience memory as actors: shards by the hash of the id, and the client that makes one memory of them."""
+"""The experience memory as actors: shards by the hash of the id, and the client that presents them as one memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places the actors of a job in time, or says what does not fit."""
+"""Places the actors of a job within a time limit, or names the bundle that does not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The PolicyStore actor: it owns the policy versions, on disk and as one object that every generator reads."""
+"""The PolicyStore actor: owns the policy versions, on disk and as one object that every generator reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a policy version: candidate, canary, promotion, rollback. What serves has passed, or a person has forced it."""
+"""Promotes policy versions: candidate, canary, promotion, rollback. What serves has passed, or a person has forced it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing a run's report in a Ray task, beside the pixels, so that no driver ever holds one."""
+"""Writes a run's report in a Ray task, next to the pixels, so that no driver holds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates that a person looks at first, as the Evolution actor keeps and shows them."""
+"""The Evolution actor's side of human review: queues updates and shows them."""
 
 from __future__ import annotations
 

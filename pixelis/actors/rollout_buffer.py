@@ -1,4 +1,4 @@
-"""Finished groups between the generators and the learner: what may be admitted, and when a batch is complete.
+"""Buffers finished groups between generators and learner: decides what is admitted and when a batch is complete.
 
 A batch is the first ``prompts_per_step`` admissible groups to finish, so a straggler delays only itself. With
 ``max_off_policy_steps=0`` no more than the groups of one step are ever admitted, and a batch is exactly the step's own prompts.

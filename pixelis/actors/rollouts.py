@@ -1,4 +1,4 @@
-"""From questions to batches: groups are rolled out, scored, selected, and given their advantages.
+"""Turns questions into batches: rolls out groups, scores and selects them, assigns advantages.
 
 Every group is rolled out, scored and kept or dropped as a whole, so its rollouts share one question, one baseline and one fate
 whatever the sizes of batches, groups and worker counts.

@@ -1,4 +1,4 @@
-"""The actors behind a service: memory shards, the Embedder, Evolution and the generator of its canary."""
+"""Places the actors behind a service: memory shards, the Embedder, Evolution and the generator of its canary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples by Ray Data: attempts in, demonstrations out in their order, made by a pool of actors."""
+"""Makes demonstrations with Ray Data: attempts in, demonstrations out in order, by a pool of actors."""
 
 from __future__ import annotations
 

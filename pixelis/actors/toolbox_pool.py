@@ -1,4 +1,4 @@
-"""The pool of Toolbox actors behind a generator: it outlives every bad call and runs equal calls once.
+"""The pool of Toolbox actors behind a generator: survives every bad call and runs equal calls once.
 
 A worker runs one task at a time, so a death names its culprit. Quick calls travel together, and so do pictures to open; when
 such a batch fails, its parts are tried one by one, so that only the culprit does. A full batch of quick calls may wait in the

@@ -1,4 +1,4 @@
-"""What a pool of toolboxes keeps track of: opened media, jobs that wait for a worker, and the workers' processes."""
+"""Bookkeeping of a toolbox pool: opened media, queued jobs, worker processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training loop works with: the job of a learner, its versions, its checkpoints and its log."""
+"""The context of the training loop: a learner's job, its versions, checkpoints and log."""
 
 from __future__ import annotations
 

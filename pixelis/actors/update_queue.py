@@ -1,4 +1,4 @@
-"""Update tasks that wait for the learner, and the batches that they become."""
+"""Queues update tasks for the learner and forms batches of them."""
 
 from __future__ import annotations
 

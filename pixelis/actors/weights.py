@@ -1,4 +1,4 @@
-"""Publishes what a learner has learnt as versions of the policy."""
+"""Publishes the learner's weights as policy versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of every part of the configuration."""
+"""The base class of configuration sections, and helpers to merge, list and check keys."""
 
 from __future__ import annotations
 

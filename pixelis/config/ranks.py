@@ -1,4 +1,4 @@
-"""How LoRA ranks are found in what a full fine-tune changed."""
+"""Configuration of the search for LoRA ranks in a full fine-tune's changes."""
 
 from __future__ import annotations
 

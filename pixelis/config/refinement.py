@@ -1,4 +1,4 @@
-"""What refinement is told: rules, filters, gates and the recipes of the sets that come out."""
+"""Configuration of refinement: rules, filters, gates, and the recipes of the resulting sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an episode is rewarded for: terms, weights, scorers, the judge, curricula."""
+"""Configuration of rewards: terms, weights, scorers, the judge, curricula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a policy learns from groups of rollouts: sampling, advantages, loss."""
+"""Configuration of reinforcement fine-tuning: sampling, advantages, loss."""
 
 from __future__ import annotations
 

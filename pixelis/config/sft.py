@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: how long, what a token counts, what is measured on the way, and the curriculum of levels."""
+"""Configuration of supervised fine-tuning: length, token weights, validation, and the curriculum of levels."""
 
 from __future__ import annotations
 

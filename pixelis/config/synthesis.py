@@ -1,4 +1,4 @@
-"""What `jobs.synthesize` is told: sources, tasks with target counts, proportions, mistakes, and language models that help."""
+"""Configuration of synthesis: sources, tasks with target counts, proportions, mistakes, and language models that help."""
 
 from __future__ import annotations
 

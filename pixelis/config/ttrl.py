@@ -1,4 +1,4 @@
-"""Offline adaptation to questions without answers: how it is judged, and when it ends."""
+"""Configuration of test-time reinforcement learning: evaluation and early stopping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row that cannot be used: where it stands and why, as a value, so that a reader goes on with the next one."""
+"""A row that cannot be used, as a value: where it is and why, so that a reader goes on with the next one."""
 
 from __future__ import annotations
 

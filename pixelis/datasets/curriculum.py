@@ -1,4 +1,4 @@
-"""Which mixture of simple, medium and hard demonstrations is in force: a state machine fed by evaluations.
+"""The SFT curriculum: a state machine over mixtures of simple, medium and hard demonstrations, driven by evaluations.
 
 It goes on to the next stage when the policy does well enough, and takes a stage back that made it worse. Source: Pixelis
 (arXiv 2603.25091), its SFT curriculum.

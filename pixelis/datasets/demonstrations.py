@@ -1,4 +1,4 @@
-"""Demonstrations become trajectories by being played: every observation in them is what the operation really returned."""
+"""Plays demonstrations into trajectories: every observation in them is what the operation really returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields of a foreign row, read with their types checked, and the media it refers to."""
+"""Reads the fields of foreign rows with type checks, and the media that they refer to."""
 
 from __future__ import annotations
 

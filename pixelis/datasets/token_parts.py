@@ -1,4 +1,4 @@
-"""Which part of a demonstrated turn a token belongs to: thought, call, arguments or answer."""
+"""Labels the tokens of a demonstrated turn: thought, call, arguments or answer."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How good a policy is: summaries of episodes, intervals and paired differences."""
+"""Measures policies: summaries of episodes, intervals and paired differences."""

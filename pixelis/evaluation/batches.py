@@ -1,4 +1,4 @@
-"""What a training batch shows: reward terms raw and weighted, difficulty of its groups, use of tools, how episodes ended."""
+"""Metrics of a training batch: raw and weighted reward terms, group difficulty, tool use, stop reasons."""
 
 from __future__ import annotations
 

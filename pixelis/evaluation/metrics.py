@@ -1,4 +1,4 @@
-"""What a set of episodes shows: accuracy with its interval, how often the policy used its tools, and how episodes ended."""
+"""Metrics of a set of episodes: accuracy with its interval, tool use, stop reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals and differences, by scipy: a number without one is not reported."""
+"""Intervals and differences, by scipy."""
 
 from __future__ import annotations
 

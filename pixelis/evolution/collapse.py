@@ -1,4 +1,4 @@
-"""What votes say over time: is a policy about to give everybody the same answer."""
+"""Detects collapse from votes over time: a policy that is about to give everybody the same answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The confidence gate: which verdicts may teach, how strongly, how often, and which of them a person looks at first."""
+"""The confidence gate: which verdicts may teach, how strongly, how often, and which go to a person first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The KL guard: how strongly an update is held to the starting policy, and which update is too far away to be taken."""
+"""The KL guard: an adaptive penalty, and a limit beyond which an update is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is taken out of text before it is stored: personal data becomes ``[CATEGORY_xxxxxx]``, numbers stay numbers.
+"""Redacts text before it is stored: personal data becomes ``[CATEGORY_xxxxxx]``, other numbers stay.
 
 The six hex digits are of a SHA-256 of what was there, so that the same address is the same mark in all records and nobody needs
 the address; whoever guesses an address can confirm the guess. Patterns find what has a form; a name or a street in running

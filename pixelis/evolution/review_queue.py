@@ -1,4 +1,4 @@
-"""Updates that wait for a person: a durable queue of what was answered, how it was voted, and what would be learnt from it.
+"""A durable queue of updates that wait for a person: the answers, the vote, and what would be learnt.
 
 One SQLite file (WAL, synchronous=FULL): what ``put`` or ``decide`` returned from survives a killed process. Pictures and views
 are blobs named by their content, so that what the samples of a group share is kept once. Only JSON and bytes of known shape are

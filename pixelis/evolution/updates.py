@@ -1,4 +1,4 @@
-"""From a verdict to work for the learner: trajectories scored against the pseudo-label, waiting in a bounded queue."""
+"""Turns verdicts into learner tasks: trajectories scored against the pseudo-label, in a bounded queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of an operation as a person writes them: name=value, and what to say when they are wrong."""
+"""Parses an operation's arguments as a person types them, name=value, and explains what is wrong with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every job's driver shares: the run folder with its lock, stopping cleanly, progress while something runs."""
+"""Shared parts of the job drivers: the run folder and its lock, clean stops, progress."""
 
 from __future__ import annotations
 

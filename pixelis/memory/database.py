@@ -1,4 +1,4 @@
-"""The record of truth of one shard: an SQLite file. What was acknowledged is on the disk.
+"""The record of truth of one shard: an SQLite file. What was acknowledged is on disk.
 
 WAL mode with ``synchronous=FULL``: a commit returns when its frames are synced, and readers never wait for a writer. All writes
 go through one thread that commits whatever waits together, so that many callers share one sync.

@@ -1,4 +1,4 @@
-"""The index of one shard: vectors by the number of their row, found by nearness. Derived; the database is the truth.
+"""The vector index of one shard, derived from the database: nearest rows by FAISS.
 
 ``flat`` is exact. ``hnsw`` and ``ivf`` have two parts: what is built, and a flat tail of what is not yet, searched together. So
 no add, restart or rebuild keeps a search waiting: ``maintain`` moves the tail into the built part in small steps, and builds anew

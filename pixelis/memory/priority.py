@@ -1,4 +1,4 @@
-"""What a memory draws and drops first."""
+"""Priorities: what a memory samples first and evicts first."""
 
 from __future__ import annotations
 

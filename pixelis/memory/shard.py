@@ -1,4 +1,4 @@
-"""One shard of the experience memory: what is stored, what is found, and what goes."""
+"""One shard of the experience memory: storing, searching, sampling, eviction."""
 
 from __future__ import annotations
 

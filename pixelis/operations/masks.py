@@ -1,4 +1,4 @@
-"""Masks of objects: the pixels of a window, and COCO's run lengths over the whole picture.
+"""Object masks: pixels of a window, and COCO run lengths over the whole picture.
 
 A mask is kept as the boolean window that holds it, so that its cost follows the object and not the picture. COCO's run-length
 code (pycocotools) goes down the columns of the whole picture: counts of pixels outside, inside, outside, ...

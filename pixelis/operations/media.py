@@ -1,4 +1,4 @@
-"""What the policy sees of a question's media at first: pictures whole, and some frames of each clip."""
+"""The policy's first view of a question's media: whole pictures, and some frames of each clip."""
 
 from __future__ import annotations
 

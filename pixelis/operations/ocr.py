@@ -1,4 +1,4 @@
-"""Where text stands in an array and what it says: rapidocr's detector and recogniser, with the care that their trap doors need.
+"""Finds and reads text in an array with rapidocr, working around its known pitfalls.
 
 Detection looks at a probability map that is stitched from tiles, so its memory is bounded and a line that crosses a tile's edge
 stays one line. Large pictures are looked at twice: small as a whole for large letters, then at (nearly) full size where there

@@ -1,4 +1,4 @@
-"""What a pixel operation is: a name, checked arguments, and a pure function of full-resolution pixels."""
+"""The base of pixel operations: a name, checked arguments, and a pure function of full-resolution pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers in which a model writes places: their scale, and the way to and from 0..1 of a named view."""
+"""Coordinate scales that models write in, and conversion to and from 0..1 of a named view."""
 
 from __future__ import annotations
 

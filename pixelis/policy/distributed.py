@@ -1,4 +1,4 @@
-"""The learner's workers among themselves: who this one is, and sums over all. Loads torch when it is asked."""
+"""Rank, world size and sums over the learner's workers. Imports torch only when called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the frozen base model makes of an episode or a question: states for coherence and curiosity, vectors for memory."""
+"""Embeddings by the frozen base model: states for coherence and curiosity, vectors for memory."""
 
 from __future__ import annotations
 

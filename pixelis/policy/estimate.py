@@ -1,4 +1,4 @@
-"""What a configuration will need, from a model's config.json alone: what `--dry-run` of a job prints and refuses.
+"""Estimates what a configuration needs from a model's config.json alone: what `--dry-run` prints and refuses.
 
 The architecture is built on torch's meta device, so no weight is read or allocated. Parameters, adapters and optimizer states are
 counted exactly; activations are what one real layer saves for its backward pass, run on the meta device.

@@ -1,4 +1,4 @@
-"""What is used of transformers' model code, imported without the libraries that it would bring along.
+"""The parts of transformers' model code that Pixelis uses, imported without the libraries that it would load.
 
 With them a process starts two to three seconds later and is 140 MB larger (AMD EPYC): transformers loads scikit-learn and SciPy
 when they are installed, for assisted decoding and the losses of object detectors.

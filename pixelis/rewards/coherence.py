@@ -1,4 +1,4 @@
-"""How an episode uses its operations: sensible sequences are rewarded, misuse is penalised. Source: Pixelis, arXiv 2603.25091."""
+"""Rewards sensible sequences of operations and penalises misuse. Source: Pixelis, arXiv 2603.25091."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rewards are in force when: a state machine that moves on by progress or by step. Source: Pixelis, arXiv 2603.25091.
+"""The reward curriculum: a state machine that advances by progress or by step. Source: Pixelis, arXiv 2603.25091.
 
 By progress: first the task alone; when it goes well, coherence joins; when that improves no more, curiosity. Each boundary has a
 name, under which a checkpoint is kept: `base`, `coherence` and, at the end of the run, `full` are the arms of the ablation.

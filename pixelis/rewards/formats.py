@@ -1,4 +1,4 @@
-"""What a well-formed episode is: one small function of its text for each of the conventions in use."""
+"""Format checks: one small function of an episode's text for each convention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grader: scores groups step after step, and keeps what later scores depend on.
+"""Scores groups step after step, and keeps the state that later scores depend on.
 
 That is the running statistics, the curriculum and the dynamics model. All three stand still within a step and move in
 ``advance``, so that the rollouts of a step are measured alike in whatever order they come.

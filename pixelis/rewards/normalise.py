@@ -1,4 +1,4 @@
-"""Running statistics of reward terms, so that a term can be weighed by how unusual it is. Source: Pixelis, arXiv 2603.25091."""
+"""Running statistics of reward terms, to weigh a term by how unusual it is. Source: Pixelis, arXiv 2603.25091."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scoring needs beside text: processes for formulas and users' functions, the judge, threads to wait for them, counters."""
+"""Services that scoring needs: worker processes for formulas and users' functions, the judge, threads, counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that does what may hang, eat memory or crash: compares formulas, runs users' reward functions.
+"""A worker process for what may hang, exhaust memory or crash: compares formulas, runs users' reward functions.
 
 ``python -m pixelis.rewards.worker PARENT_PID MEMORY_BYTES`` reads requests and writes replies on standard input and output,
 each a frame of 4 bytes of length followed by JSON. Only plain JSON crosses, so neither side can make the other run what it sends.

@@ -1,4 +1,4 @@
-"""A small pool of child processes for work that may hang or crash: a hung one is killed and replaced, its work fails alone."""
+"""A small pool of worker processes: one that hangs is killed and replaced, and only its task fails."""
 
 from __future__ import annotations
 

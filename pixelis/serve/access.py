@@ -1,4 +1,4 @@
-"""Who may ask: API key, names of this machine, origin, read-only mode; and headers that every reply carries."""
+"""Access control: API key, local host names, origin, read-only mode, and the headers of every reply."""
 
 from __future__ import annotations
 

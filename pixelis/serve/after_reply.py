@@ -1,4 +1,4 @@
-"""What follows a reply: the experience is kept, neighbours that agreed are told, a confident verdict becomes an update task."""
+"""Work after a reply: stores the experience, credits neighbours that agreed, turns a confident verdict into an update task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request: k sampled trajectories and their neighbours in memory, a vote, a verdict; what follows comes after the reply."""
+"""Handles one request: k sampled trajectories and their neighbours in memory, a vote, a verdict."""
 
 from __future__ import annotations
 

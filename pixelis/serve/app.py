@@ -1,4 +1,4 @@
-"""Builds the application of gateways and starts it in front of actors that somebody else has placed."""
+"""Builds the Serve application of gateways and starts it in front of actors that are already placed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a gateway replica finds the actors behind it: names, because a replica may start on any node and at any time."""
+"""Names of the actors behind a gateway: a replica may start on any node at any time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finished replies for requests that repeat. What is given again was said by the very version that serves now, or not at all."""
+"""Caches replies for repeated requests. A cached reply is returned only while the version that produced it is served."""
 
 from __future__ import annotations
 

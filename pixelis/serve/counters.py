@@ -1,4 +1,4 @@
-"""What a gateway replica counts of itself, as Prometheus text."""
+"""A gateway replica's own counters, as Prometheus text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the routes that show and steer the service share: orders read and checked, actors asked within a time."""
+"""Shared parts of the experience and evolution routes: checked orders, calls to actors with a timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels between the gateway and the agent behind it: a checked request, what happens meanwhile, the answer."""
+"""Messages between the gateway and the agent: a checked request, events meanwhile, the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps one caller from taking everything: a bounded queue for the replica, and windows of requests for each client."""
+"""Limits of a replica: a bounded queue, and request windows for each client."""
 
 from __future__ import annotations
 

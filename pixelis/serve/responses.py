@@ -1,4 +1,4 @@
-"""How a reply leaves: failures as OpenAI-shaped errors without internals, streams as server-sent events with a deadline."""
+"""HTTP responses: failures as OpenAI-shaped errors without internals, streams as server-sent events with a deadline."""
 
 from __future__ import annotations
 

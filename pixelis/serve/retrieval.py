@@ -1,4 +1,4 @@
-"""What the memory knows of questions like this one, looked up while the samples are drawn."""
+"""Looks up similar questions in memory while the samples are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway speaks: requests, replies and errors in the shapes of the OpenAI API.
+"""Request, reply and error schemas of the gateway, in the shapes of the OpenAI API.
 
 Requests are parsed from raw bytes by ``parse``; whatever is wrong becomes an ``ApiError`` that the gateway turns into
 ``{"error": {"message", "type", "code", "param"}}``. Nothing here imports ray or torch.

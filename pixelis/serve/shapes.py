@@ -1,4 +1,4 @@
-"""The two ways to ask, behind one way of answering: OpenAI's chat completions, and ``/v1/agent`` which shows its work."""
+"""The two request forms behind one way of answering: OpenAI's chat completions, and ``/v1/agent`` with its trajectory."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run tells about itself: events, progress, metrics, and a report with pictures."""
+"""Telemetry of a run: events, progress, metrics, reports with pictures."""

@@ -1,4 +1,4 @@
-"""What an observation found, for a page: drawn on the picture or on frames, and its values as lines a person reads."""
+"""Prepares observations for a page: drawn on the picture or on frames, with their values as lines of text."""
 
 from __future__ import annotations
 

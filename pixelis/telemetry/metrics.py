@@ -1,4 +1,4 @@
-"""Numbers while a run goes on: Ray metrics for the dashboard and Prometheus, and the optional trackers.
+"""Live metrics: Ray metrics for the dashboard and Prometheus, and the optional trackers.
 
 Metric keys are `area/name` (`reward/accuracy`); in Prometheus the same number is `ray_pixelis_reward_accuracy` (Ray adds its
 prefix). Trackers follow a run, they never decide about it: when one fails it is said once and the run goes on without it.

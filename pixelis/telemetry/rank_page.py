@@ -1,4 +1,4 @@
-"""The page of a rank file: what each kind of layer needs, and the rank that each layer got."""
+"""The page of a rank file: the need of each kind of layer, and the rank that each layer got."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How numbers and texts are shown on a page. Texts come from models, datasets and users: they are hostile until escaped."""
+"""Formats numbers and texts for a page. Texts from models, datasets and users are hostile until escaped."""
 
 from __future__ import annotations
 

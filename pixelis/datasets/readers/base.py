@@ -1,4 +1,4 @@
-"""What the readers of annotated data sets share: sources, folders that must be there, rows that may be bad, checked fields."""
+"""Shared parts of the dataset readers: sources, required folders, rows that may be bad, checked fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Annotated places from pixels of a picture to 0..1 of it: boxes, polygons and masks, checked.
+"""Converts annotated boxes, polygons and masks from pixels to 0..1 of a picture, with checks.
 
 Faults: ``not_a_number`` (also NaN and infinity), ``empty_box`` (no area), ``outside`` (nothing of it inside the picture),
 ``bad_polygon``, ``bad_mask``, ``empty_mask``, ``bad_size``. What lies partly outside is clipped.

@@ -1,1 +1,1 @@
-"""From made demonstrations to a data set: difficulty, quality, duplicates, filters, gates, recipes. Pure functions, no ray."""
+"""From raw demonstrations to a data set: difficulty, quality, duplicates, filters, gates, recipes. Pure functions, no Ray."""

@@ -1,4 +1,4 @@
-"""A demonstration as a sequence of actions: what lengths, scores, duplicates and cycles are measured on."""
+"""A demonstration as a sequence of actions: the basis of lengths, scores, duplicates and cycles."""
 
 from __future__ import annotations
 

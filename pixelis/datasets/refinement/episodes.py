@@ -1,4 +1,4 @@
-"""The policy's episodes on the questions that are left, kept in the run's folder so that they are played once."""
+"""The policy's episodes on the remaining questions, saved in the run's folder so that they are played once."""
 
 from __future__ import annotations
 

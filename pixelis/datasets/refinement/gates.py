@@ -1,4 +1,4 @@
-"""Gates that a set passes before it is written: each a figure, a limit, and the ids that broke it. One that fails ends the job.
+"""Gates that a set must pass before it is written: each has a figure, a limit, and the ids that broke it.
 
 The gates are those of Pixelis' data fusion (arXiv 2603.25091), with those of its levels and of its critical kinds.
 """

@@ -1,4 +1,4 @@
-"""What a picture or clip is, as text that is equal for equal content, and how it looks as 64 bits. Decoded once each."""
+"""Fingerprints of pictures and clips: a hash of equal content, and a 64-bit perceptual hash. Each is decoded once."""
 
 from __future__ import annotations
 

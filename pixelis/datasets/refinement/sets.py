@@ -1,4 +1,4 @@
-"""The sets that come out of refinement: demonstrations by level, and what the recipes of sft, rft and online choose of them."""
+"""The output of refinement: demonstrations by level, and the sets that the recipes of sft, rft and online choose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the question's own scorer says of an answer, and other answers that are plausible and verifiably wrong."""
+"""Scores answers with the question's own scorer, and finds plausible answers that are verifiably wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an executed call speaks for: facts by name, from what the operation returned and from what is annotated where it looked.
+"""Extracts named facts from executed calls: from what the operation returned and what is annotated in that place.
 
 The same names in a golden demonstration and in one that looked elsewhere make it possible to say what the other place shows.
 """

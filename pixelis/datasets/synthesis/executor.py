@@ -1,4 +1,4 @@
-"""Where demonstrations are made: operations are really executed on a question's full-resolution media, with no model at hand.
+"""Executes operations on a question's full-resolution media while a demonstration is made; no model is needed.
 
 A `Executor` holds the settings, a `Session` the media of one question and the turns taken so far.
 """

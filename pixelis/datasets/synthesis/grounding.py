@@ -1,4 +1,4 @@
-"""What annotations say, in words and numbers: names that pick out one thing, places, outlines, and whether two of them agree."""
+"""Words and numbers for annotations: unambiguous names, places, outlines, and whether two of them agree."""
 
 from __future__ import annotations
 

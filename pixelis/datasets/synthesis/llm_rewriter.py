@@ -1,4 +1,4 @@
-"""Thoughts written by a language model: it words them anew, and can change neither operations nor observations nor answers."""
+"""Rewrites thoughts with a language model, which can change neither operations nor observations nor answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Demonstrations that are wrong on purpose, made from right ones: only the answer, the place looked at, or the last inference.
+"""Makes demonstrations that are wrong on purpose from right ones: only the answer, the place looked at, or the last inference.
 
 Each is verified: the question's own scorer refuses the answer, and whatever was looked at was really executed. They are never
 imitated; they weigh as hard negatives, stay out of the loss, or pair with the right one. Source: Pixelis, arXiv 2603.25091.

@@ -1,4 +1,4 @@
-"""Places that miss: boxes beside, boxes too large, points off the object, other frames. Plain geometry, 0..1 of one target."""
+"""Near misses: boxes beside or too large, points off the object, other frames. Plain geometry, 0..1 of one target."""
 
 from __future__ import annotations
 

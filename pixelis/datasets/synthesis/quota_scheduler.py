@@ -1,4 +1,4 @@
-"""What is still to be made: targets of task, kind and source, rounds of attempts, and shards that a killed run goes on from.
+"""Schedules attempts until every quota of task, kind and source is met; a killed run resumes from its shards.
 
 Attempts of a round are a function of what was made before it; the outcome of an attempt of its row, task, kind and the seed. So a
 run that is killed and started again makes the same samples as one that was not: nothing is lost and nothing is made twice.

@@ -1,4 +1,4 @@
-"""One demonstration in the making: what is annotated, the room where operations are executed, and who words the thoughts."""
+"""One demonstration under construction: annotations, the session that executes operations, and the wording of thoughts."""
 
 from __future__ import annotations
 

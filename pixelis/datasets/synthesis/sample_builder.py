@@ -1,4 +1,4 @@
-"""One sample at a time: from a source's row, a task and a kind to a demonstration, always the same one."""
+"""Builds one sample from a source's row, a task and a kind; the same inputs always give the same sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thoughts from templates: what an assistant says before it looks, after it has looked, and when it concludes.
+"""Words thoughts from templates: before a look, after it, and in conclusion.
 
 A thought is put together from a framing of the question, a remark on what the last observation showed and an aim, each worded
 by a narrator who is chosen once for a demonstration. Remarks about observations are only ever made after them: an aim speaks of

@@ -1,4 +1,4 @@
-"""Routes over the evolution: what it did, orders to pause, promote or roll back, and the updates that wait for a person."""
+"""Routes of online evolution: status and history, pause, promote, roll back, and the review queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes over what is remembered: experiences with their pictures, feedback on them, and their deletion."""
+"""Routes of stored experiences: reading with pictures, feedback, deletion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms about one thing in a picture: a detail that is seen after zooming in, and attributes that are measured."""
+"""Tasks about one object in a picture: a detail that zooming reveals, and attributes that are measured."""
 
 from __future__ import annotations
 

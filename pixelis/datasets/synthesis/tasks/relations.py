@@ -1,4 +1,4 @@
-"""Forms about several things in a picture: which is larger, how many there are, how they lie to each other."""
+"""Tasks about several objects in a picture: which is larger, how many there are, how they relate in space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms about writing: a part of the picture is looked at closely and read, and what was read must be what is annotated."""
+"""Tasks about text: a region is zoomed into and read, and the reading must equal the annotation."""
 
 from __future__ import annotations
 

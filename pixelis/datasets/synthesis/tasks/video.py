@@ -1,4 +1,4 @@
-"""Forms about clips: when something happens, found in chosen frames, and how something moves, found by following it."""
+"""Tasks about clips: when something happens, found in chosen frames, and how something moves, found by tracking."""
 
 from __future__ import annotations
 
