@@ -137,9 +137,9 @@ class LlmClient:
                 return value
             except ValueError:
                 pass  # what counts as a usable reply has changed since
-        deadline = time.monotonic() + s.budget_s
         failure = DataFailure(f"{self.section} was not asked", code=f"{self.code}_timeout")
         with self._slots:
+            deadline = time.monotonic() + s.budget_s  # waiting for a slot is not charged to the request
             for attempt in range(s.tries):
                 if not self._wait_for_turn(deadline) or (left := deadline - time.monotonic()) <= 0:
                     break

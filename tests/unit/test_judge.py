@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from chat_server import ChatServer
@@ -75,6 +76,17 @@ def test_busy_and_broken_servers_are_asked_again(server, judge):
     assert judge(*answers).score("Which colour?", ["red"], "blue") == 0.0
     assert [r["temperature"] for r in server.requests] == [0.0, 0.2, 0.4, 0.6]
     assert 0.2 < time.monotonic() - started < 30
+
+
+def test_waiting_for_a_free_slot_is_not_charged_to_a_request(judge):
+    def slow(messages) -> str:
+        time.sleep(1.0)
+        return verdict(1)
+
+    asked = judge(slow, concurrency=1, budget_s=1.5)
+    with ThreadPoolExecutor(3) as threads:
+        scores = list(threads.map(lambda answer: asked.score("Which colour?", ["red"], answer), ["a", "b", "c"]))
+    assert scores == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
