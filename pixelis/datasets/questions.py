@@ -3,7 +3,7 @@
     cards:?split=train                      the embedded picture world
     NAME:ROOT?split=train                   a data set in its official layout, see pixelis.datasets.readers
     packaged:NAME?split=train               annotated pictures and clips that ship in packages
-    rows.parquet?format=NAME&media=FOLDER   files of rows or a folder of them, see pixelis.datasets.rows
+    rows.parquet?format=NAME&media=FOLDER   files of rows or a folder of them, see pixelis.datasets.formats
 
 Nothing is held as a whole: rows are read as they are wanted, and shuffled in windows.
 """
@@ -149,7 +149,7 @@ def rows_of(source: str, kind: type[Question] = Question) -> Iterator[Question |
     """
     # Who plays with cards alone need not wait for what the other sources import.
     from pixelis.datasets import packaged, readers
-    from pixelis.datasets.rows import read_records
+    from pixelis.datasets.formats import read_records
 
     if source.startswith("packaged:") or readers.is_dataset(source):
         if not issubclass(Question, kind):

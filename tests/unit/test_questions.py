@@ -92,7 +92,7 @@ def test_a_missing_file_says_what_to_name_instead(tmp_path: Path) -> None:
         ({"id": "x", "question": "?", "answers": "7"}, ("row 3", "column answers")),
         ({"id": "x", "question": "?", "media": [{"id": "img0"}]}, ("row 3", "column media.0")),
         ({"id": "x", "question": "?", "anwsers": []}, ("row 3", "column anwsers")),
-        ({"id": "q1", "question": "?"}, ("row 3", "'q1'", "twice")),
+        ({"id": "q1", "question": "?"}, ("row 3", "'q1'", "earlier")),
         ([1, 2], ("row 3",)),
     ],
 )

@@ -21,10 +21,10 @@ from PIL import Image
 from pycocotools import mask as coco
 
 from pixelis.datasets import readers
+from pixelis.datasets.annotation_geometry import box, box_xywh, event, mask_code, outline
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.questions import read_questions
-from pixelis.datasets.readers.places import box, box_xywh, event, mask_code, outline
 from pixelis.errors import BadInput, MissingFile
 from pixelis.operations.masks import decode
 from pixelis.records import Question

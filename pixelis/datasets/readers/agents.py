@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from pixelis.datasets.fields import Root, RowError
-from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, need, optional, parse_json, text, whole
-from pixelis.datasets.readers.places import box_xywh, header_size
+from pixelis.datasets.annotation_geometry import box_xywh, header_size
+from pixelis.datasets.fields import RowError, need, optional, parse_json, text, whole
+from pixelis.datasets.media_root import MediaRoot
+from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Media, Question, Region
 
@@ -34,7 +35,7 @@ def _mind2web(place: DatasetRoot) -> Rows:
     files = sorted(place.root.glob(f"data/{place.split}-*.parquet"))
     if not files:
         place.path("data/{split}-00000-of-00027.parquet")
-    root = Root(fs.LocalFileSystem(), str(place.root), place.options["cache"] or None)
+    root = MediaRoot(fs.LocalFileSystem(), str(place.root), place.options["cache"] or None)
     for path in files:
         rows, number = Checker(path), 0
         try:
@@ -49,7 +50,7 @@ def _mind2web(place: DatasetRoot) -> Rows:
             raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 
-def _step(place: DatasetRoot, root: Root, rows: Checker, row: dict[str, Any]) -> Question:
+def _step(place: DatasetRoot, root: MediaRoot, rows: Checker, row: dict[str, Any]) -> Question:
     key, goal = rows.unique(text(row, "action_uid"), "action_uid"), text(row, "confirmed_task")
     uri = root.reference("screenshot", row.get("screenshot"))
     width, height = header_size(Path(uri))

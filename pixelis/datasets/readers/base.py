@@ -215,71 +215,9 @@ def small_json(path: Path, kind: type = dict) -> Any:
         raise RowError("file", "not_json", error.message) from None
 
 
-def parse_json(text: str, column: str, kind: type = dict) -> Any:
-    """JSON inside a row."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RowError(column, "not_json", f"not JSON: {error}") from None
-    return value if isinstance(value, kind) else _wrong(column, kind, value)
-
-
-# -- fields ---------------------------------------------------------------------------------------------------------
-
-
-def need(row: Any, column: str, kind: type | tuple[type, ...]) -> Any:
-    """A field that must be there and of this kind; a Fault ``missing_column`` or ``wrong_type`` otherwise."""
-    if not isinstance(row, Mapping):
-        return _wrong(column, dict, row)
-    if row.get(column) is None:
-        raise RowError(column, "missing_column", "is missing")
-    value = row[column]
-    return value if isinstance(value, kind) and not isinstance(value, bool) else _wrong(column, kind, value)
-
-
-def optional(row: Any, column: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-    """A field that may be missing or null, and is of this kind otherwise."""
-    return default if isinstance(row, Mapping) and row.get(column) is None else need(row, column, kind)
-
-
-def number(value: Any, column: str) -> float:
-    """A finite number, or its text."""
-    try:
-        result = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
-    except (ValueError, OverflowError):
-        result = math.nan
-    if not math.isfinite(result):
-        raise RowError(column, "not_a_number", f"{value!r:.60} is no finite number")
-    return result
-
-
-def whole(value: Any, column: str, least: int = 0) -> int:
-    """A whole number from ``least`` on, or its text."""
-    found = number(value, column)
-    if found != int(found) or found < least:
-        raise RowError(column, "not_a_number", f"{value!r:.60} is no whole number from {least} on")
-    return int(found)
-
-
-def text(row: Any, column: str) -> str:
-    """A text that says something."""
-    found = need(row, column, str).strip()
-    return found or _empty(column)
-
-
 def below(folder: Path, name: str, column: str) -> str:
     """The path of a file that a row names, which must lie in ``folder``; a Fault ``media_traversal`` otherwise."""
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
         raise RowError(column, "media_traversal", f"{name!r:.80} is no file in {folder}")
     return str(folder / name)
-
-
-def _wrong(column: str, kind: type | tuple[type, ...], value: Any) -> Any:
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    wanted = " or ".join(k.__name__ for k in kinds)
-    raise RowError(column, "wrong_type", f"is a {type(value).__name__}, expected {wanted}")
-
-
-def _empty(column: str) -> str:
-    raise RowError(column, "empty", "says nothing")

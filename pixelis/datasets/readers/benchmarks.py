@@ -15,22 +15,10 @@ from typing import Any
 
 from pyarrow import fs
 
-from pixelis.datasets.fields import Root, RowError
-from pixelis.datasets.readers.base import (
-    Checker,
-    DatasetReader,
-    DatasetRoot,
-    Rows,
-    below,
-    each_row,
-    need,
-    read_json,
-    small_json,
-    table,
-    text,
-    whole,
-)
-from pixelis.datasets.readers.places import box_xywh, header_size
+from pixelis.datasets.annotation_geometry import box_xywh, header_size
+from pixelis.datasets.fields import RowError, need, text, whole
+from pixelis.datasets.media_root import MediaRoot
+from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, each_row, read_json, small_json, table
 from pixelis.datasets.readers.temporal import choices
 from pixelis.records import Annotations, Media, Question, Region
 
@@ -64,7 +52,7 @@ def _vstar(place: DatasetRoot) -> Rows:
 
 def _hrbench(place: DatasetRoot) -> Rows:
     path = place.path("hr_bench_{split}.tsv")
-    root, rows = Root(fs.LocalFileSystem(), str(place.root), place.options["cache"] or None), Checker(path)
+    root, rows = MediaRoot(fs.LocalFileSystem(), str(place.root), place.options["cache"] or None), Checker(path)
     pictures: dict[str, str] = {}
 
     def question(row: dict[str, Any]) -> Question:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from pixelis.datasets.fields import RowError
-from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, need, read_json, table, text, whole
-from pixelis.datasets.readers.places import box, sides
+from pixelis.datasets.annotation_geometry import box, sides
+from pixelis.datasets.fields import RowError, need, text, whole
+from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, read_json, table
 from pixelis.records import Annotations, Media, Question, Region
 
 _PHRASE = re.compile(r"\[/EN#(\d+)/(\S+) ([^\]]+)\]")

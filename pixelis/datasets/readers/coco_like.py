@@ -15,21 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pixelis.datasets.fields import RowError
-from pixelis.datasets.readers.base import (
-    Checker,
-    DatasetReader,
-    DatasetRoot,
-    Rows,
-    below,
-    need,
-    number,
-    optional,
-    read_json,
-    small_json,
-    text,
-)
-from pixelis.datasets.readers.places import box_xywh, mask_code, sides
+from pixelis.datasets.annotation_geometry import box_xywh, mask_code, sides
+from pixelis.datasets.fields import RowError, need, number, optional, text
+from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, read_json, small_json
 from pixelis.records import Annotations, Media, Question, Region
 
 

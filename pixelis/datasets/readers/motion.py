@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pixelis.datasets.fields import RowError
-from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, number, whole
-from pixelis.datasets.readers.places import box_xywh, sides
+from pixelis.datasets.annotation_geometry import box_xywh, sides
+from pixelis.datasets.fields import RowError, number, whole
+from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Box, Media, Question, Region
 

@@ -16,23 +16,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pixelis.datasets.fields import RowError
-from pixelis.datasets.readers.base import (
-    Checker,
-    DatasetReader,
-    DatasetRoot,
-    Rows,
-    below,
-    each_row,
-    need,
-    number,
-    optional,
-    read_json,
-    table,
-    text,
-    whole,
-)
-from pixelis.datasets.readers.places import box, event, header_size
+from pixelis.datasets.annotation_geometry import box, event, header_size
+from pixelis.datasets.fields import RowError, need, number, optional, text, whole
+from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, each_row, read_json, table
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Event, Media, Question, Region, Relation
 

@@ -15,21 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pixelis.datasets.fields import RowError
-from pixelis.datasets.readers.base import (
-    Checker,
-    DatasetReader,
-    DatasetRoot,
-    Rows,
-    below,
-    need,
-    number,
-    optional,
-    read_json,
-    small_json,
-    text,
-)
-from pixelis.datasets.readers.places import around, box, header_size, outline, sides
+from pixelis.datasets.annotation_geometry import around, box, header_size, outline, sides
+from pixelis.datasets.fields import RowError, need, number, optional, text
+from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, read_json, small_json
 from pixelis.records import Annotations, Box, Line, Media, Question, Region
 
 Size = tuple[int | None, int | None]

@@ -17,22 +17,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pixelis.datasets.fields import RowError
-from pixelis.datasets.readers.base import (
-    Checker,
-    DatasetReader,
-    DatasetRoot,
-    Rows,
-    below,
-    need,
-    optional,
-    read_json,
-    small_json,
-    text,
-    whole,
-)
+from pixelis.datasets.annotation_geometry import box_xywh, mask_code, sides
+from pixelis.datasets.fields import RowError, need, optional, text, whole
+from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, read_json, small_json
 from pixelis.datasets.readers.coco_like import categories_of, grouped
-from pixelis.datasets.readers.places import box_xywh, mask_code, sides
 from pixelis.errors import OperationError
 from pixelis.operations.masks import Mask, decode
 from pixelis.records import Annotations, Media, Question, Region, Relation

@@ -15,9 +15,9 @@ from PIL import Image
 from pyarrow import fs
 
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.fields import Root, RowError
-from pixelis.datasets.rows import FORMATS, detect, read_records
-from pixelis.datasets.rows_emit import CHATS, QUESTIONS, emit, emit_chat
+from pixelis.datasets.fields import RowError
+from pixelis.datasets.formats import FORMATS, detect, read_records, write_chat, write_question
+from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.operations.image import load_image
 from pixelis.records import Demonstration, Media, Question, Step
@@ -51,6 +51,8 @@ def bytes_of(path: Path) -> dict[str, Any]:
     return {"bytes": path.read_bytes(), "path": None}
 
 
+QUESTIONS = [name for name, format in FORMATS.items() if format.write and name != "question"]
+CHATS = [name for name, format in FORMATS.items() if format.write_chat]
 RL: dict[str, dict[str, Any]] = {
     "pixel_reasoner": {"qid": "vstar-7", "question": "What?", "answer": ["red"], "image": ["images/0.png"], "is_video": False},
     "reason_rft": {
@@ -360,7 +362,7 @@ def test_media_on_another_filesystem_are_fetched_once(tmp_path: Path) -> None:
     bucket.create_dir("bucket/images")
     with bucket.open_output_stream("bucket/images/0.png") as out:
         out.write(b"a picture")
-    root = Root(bucket, "bucket/images", str(tmp_path))
+    root = MediaRoot(bucket, "bucket/images", str(tmp_path))
     uri = root.reference("images", "0.png")
     assert Path(uri).read_bytes() == b"a picture"
     bucket.delete_file("bucket/images/0.png")
@@ -379,9 +381,9 @@ def test_a_file_that_cannot_be_kept_is_not_taken_for_missing(tmp_path: Path) -> 
         out.write(b"a picture")
 
     (tmp_path / "file").touch()
-    root = Root(bucket, "bucket", str(tmp_path / "file" / "cache"))
+    root = MediaRoot(bucket, "bucket", str(tmp_path / "file" / "cache"))
     for reference in ("0.png", b"a picture"):
-        with pytest.raises(InfraFailure, match="cannot be had"):
+        with pytest.raises(InfraFailure, match="no file could be written"):
             root.reference("images", reference)
 
 
@@ -422,7 +424,7 @@ def test_sequences_of_functions_are_told_by_the_id(folder: Path, own: str, score
     assert one(write(folder, {"id": own, "problem": "What?", "answer": "shape(1, cube)"})).scorer == scorer
 
 
-def test_rows_without_an_id_of_their_own_are_called_by_their_file(folder: Path) -> None:
+def test_formats_without_an_id_of_their_own_are_called_by_their_file(folder: Path) -> None:
     row = {"image_path": "images/0.png", "question": "What?", "ground_truth": "red"}
     for name in ("easy/test.jsonl", "hard/test.jsonl", "test.jsonl"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -440,13 +442,13 @@ def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:
 # -- back to where they came from -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", [name for name in QUESTIONS if name != "question"])
+@pytest.mark.parametrize("format", QUESTIONS)
 def test_a_question_that_is_written_for_another_system_comes_back(folder: Path, format: str) -> None:
     text = format.startswith("ttrl")
     media = [] if text else [Media(id="img0", uri=str(folder / "images/2.png"))]
     question = Question(id="red-7", question="Wie groß?", media=media, answers=["größer"], task="red")
     name = "rows.parquet" if format in ("ttrl_parquet", "deepeyes", "r1v") else "rows.jsonl"
-    row = emit(question, format)
+    row = write_question(question, format)
     assert detect(row) == format
     back = one(write(folder, row, name=name) + f"?cache={folder}")
     assert (back.question, back.answers) == (question.question, question.answers)
@@ -461,7 +463,7 @@ def test_a_demonstration_that_is_written_for_another_system_comes_back(folder: P
     media = [Media(id="img0", uri=str(folder / "images/2.png"))]
     turns = [*zoom, Step(think="So", answer="red")]
     shown = Demonstration(id="d", question="What?", media=media, answers=["red"], turns=turns)
-    row = emit_chat(shown, format, [[str(folder / "images/3.png")] for _ in zoom])
+    row = write_chat(shown, format, [[str(folder / "images/3.png")] for _ in zoom])
     assert detect(row) == format
     back = one(write(folder, row))
     assert isinstance(back, Demonstration)
@@ -484,7 +486,7 @@ def test_images_of_clips_and_of_refused_calls_keep_their_numbers(folder: Path) -
         Step(think="So", answer="red"),
     ]
     shown = Demonstration(id="d", question="What?", media=[clip], answers=["red"], turns=turns)
-    row = emit_chat(shown, "pixel_reasoner_sft", [[], pictures[:2], pictures[:1], pictures[:1]])
+    row = write_chat(shown, "pixel_reasoner_sft", [[], pictures[:2], pictures[:1], pictures[:1]])
     calls = [turn["content"][0]["text"] for turn in row["message_list"][1::2]]
     assert [call.partition('"target_image":')[2][:1] for call in calls] == ["2", "", "5", "6", ""]
     back = one(write(folder, row))
@@ -498,12 +500,12 @@ def test_what_a_format_has_no_place_for_is_refused(folder: Path) -> None:
     question = Question(id="q", question="?", media=[clip], answers=["x"])
     for format in ("reason_rft", "mini_o3", "ttrl", "deepeyes"):
         with pytest.raises(BadInput, match="no clips"):
-            emit(question, format)
+            write_question(question, format)
     with pytest.raises(BadInput, match="no answer"):
-        emit(question.model_copy(update={"answers": None}), "easyr1")
+        write_question(question.model_copy(update={"answers": None}), "easyr1")
     steps = [Step(op="read_text"), Step(answer="x")]
     shown = Demonstration(id="d", question="?", media=[Media(id="img0", uri="a.png")], answers=["x"], turns=steps)
-    with pytest.raises(BadInput, match="cannot say it"):
-        emit_chat(shown, "sharegpt", [[]])
+    with pytest.raises(BadInput, match="cannot express it"):
+        write_chat(shown, "sharegpt", [[]])
     with pytest.raises(BadInput, match="1 operations"):
-        emit_chat(shown, "sharegpt")
+        write_chat(shown, "sharegpt")

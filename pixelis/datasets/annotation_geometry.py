@@ -14,8 +14,7 @@ import numpy as np
 from PIL import Image
 from pycocotools import mask as coco
 
-from pixelis.datasets.fields import RowError
-from pixelis.datasets.readers.base import number
+from pixelis.datasets.fields import RowError, number
 from pixelis.errors import OperationError
 from pixelis.operations.masks import MAX_PIXELS, decode
 from pixelis.records import Box, Event, Point

@@ -1,0 +1,153 @@
+"""Row formats: Pixelis's own and those of other systems, read into questions and demonstrations and written from them.
+
+A format is recognised by the columns of a row, or named by the source (``rows.parquet?format=deepeyes``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+
+from pydantic import ValidationError
+
+from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.fields import RowError
+from pixelis.datasets.files import Row as FileRow
+from pixelis.datasets.files import Source, read_file
+from pixelis.datasets.formats import (
+    chat,
+    deepeyes,
+    easyr1,
+    mini_o3,
+    native,
+    pixel_reasoner,
+    pixelis_v0,
+    r1_v,
+    reason_rft,
+    sharegpt,
+    ttrl,
+)
+from pixelis.datasets.formats.base import Format, Row
+from pixelis.datasets.media_root import MediaRoot
+from pixelis.errors import BadInput, first_problem
+from pixelis.records import Demonstration, Question
+from pixelis.rewards.scorers import find_scorer
+
+_MODULES = (native, pixel_reasoner, reason_rft, sharegpt, ttrl, deepeyes, mini_o3, r1_v, easyr1, pixelis_v0)
+FORMATS: dict[str, Format] = {name: format for module in _MODULES for name, format in module.FORMATS.items()}
+
+
+def detect(columns: Iterable[str], row: str = "the row") -> str:
+    """The name of the one format that has these columns; BadInput lists all formats if there is none or more than one."""
+    names = set(columns)
+    matches = [name for name, format in FORMATS.items() if format.matches(names)]
+    if len(matches) == 1:
+        return matches[0]
+    lines = "\n".join(
+        f"    {name}: {', '.join(f'{format.required} {format.any_of}'.split())}" for name, format in FORMATS.items()
+    )
+    problem = f"match the formats {' and '.join(matches)}" if matches else "match no format"
+    raise BadInput(
+        f"{row}: the columns {', '.join(sorted(names)) or '(none)'} {problem}",
+        code="unknown_format",
+        fix=f"name the format after the file, `?format=NAME`:\n{lines}",
+    )
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------------
+
+
+def read_records(text: str, kind: type[Question] = Question) -> Iterator[Question | BadRow]:
+    """The records of a source of files in order; rows of the wrong schema, or that are not a ``kind``, are bad rows.
+
+    MissingFile, or BadInput for an unknown format or a damaged file.
+    """
+    source = Source.of(text)
+    if source.format is not None and source.format not in FORMATS:
+        raise BadInput(f"{text}: no format `{source.format}`", code="unknown_format", fix=f"one of {', '.join(FORMATS)}")
+    if source.scorer is not None:
+        find_scorer(source.scorer)
+    system, folder, files = source.files()
+    root = MediaRoot.of_source(system, folder, source.media, source.cache)
+    ids = set[int]()  # hashes, to bound the memory of long sources
+    for path in files:
+        name = source.format
+        for row in read_file(system, path):
+            if isinstance(row, BadRow):
+                yield row
+                continue
+            name = name or _detect(row)
+            record = _record(row, f"{_stem(path, folder)}-{row.number}", FORMATS[name], root, kind, source.scorer)
+            if isinstance(record, Question):
+                if (key := hash(record.id)) in ids:
+                    record = BadRow(path, str(row.number), "id", "duplicate_id", f"an earlier row has the id {record.id!r}")
+                ids.add(key)
+            yield record
+
+
+def _detect(row: FileRow) -> str:
+    try:
+        return detect(row.values, f"{row.file}, row {row.number}")
+    except BadInput:
+        # One column too few or too many makes a bad row of our own format; any other schema ends the job.
+        if intended := native.intended_format(set(row.values)):
+            return intended
+        raise
+
+
+def _stem(path: str, folder: str) -> str:
+    """The path of a file below the folder of its source, without the suffix: several may be called `train`."""
+    inside = PurePosixPath(path)
+    return str((inside.relative_to(folder) if inside.is_relative_to(folder) else inside).with_suffix(""))
+
+
+def _record(
+    row: FileRow, name: str, format: Format, root: MediaRoot, kind: type[Question], scorer: str | None
+) -> Question | BadRow:
+    place = (row.file, str(row.number))
+    try:
+        record = format.read(row.values, name, root)
+        if not isinstance(record, kind):
+            raise RowError("turns", "no_turns", f"not a {kind.__name__.lower()}: the row has no assistant turns")
+        record.model_dump_json()  # fails on half of a surrogate pair
+        return record.model_copy(update={"scorer": scorer}) if scorer else record
+    except RowError as error:
+        return BadRow(*place, error.column, error.code, error.message)
+    except ValidationError as error:
+        problem = first_problem(error, kind.model_fields)
+        return BadRow(*place, problem.path or "all", problem.code, problem.message)
+    except (UnicodeError, ValueError) as error:  # pydantic's serialiser raises a ValueError of its own
+        return BadRow(*place, "all", "unicode", f"text is not valid Unicode: {' '.join(str(error).split())[:100]}")
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------------
+
+
+def write_question(record: Question, format: str) -> Row:
+    """The row of a question in ``format``; BadInput if the format is not one of questions or cannot hold this one."""
+    write = FORMATS[format].write if format in FORMATS else None
+    if write is None:
+        names = ", ".join(name for name, known in FORMATS.items() if known.write)
+        raise BadInput(f"questions cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}")
+    if not record.answers:
+        raise BadInput(f"{record.id} has no answer, which rows of {format} need", code="no_label")
+    return write(record)
+
+
+def write_chat(record: Demonstration, format: str, images: Sequence[Sequence[str]] = (), dialect: str = "") -> Row:
+    """The row of a demonstration in ``format``, its calls rendered in ``dialect`` (by default the format's own).
+
+    ``images`` are the files of the images that each operation returned, in order. BadInput if the format is not one of chats, if
+    there are not as many entries as operations, or if the dialect cannot express a turn.
+    """
+    known = FORMATS.get(format)
+    if known is None or known.write_chat is None:
+        names = ", ".join(name for name, known in FORMATS.items() if known.write_chat)
+        raise BadInput(f"demonstrations cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}")
+    if len(images) != len(record.steps):
+        raise BadInput(
+            f"{record.id} calls {len(record.steps)} operations, but images of {len(images)} are given",
+            code="media_count",
+            fix="give the files that each operation returned, an empty list for one that returned none",
+        )
+    return known.write_chat(record, chat.render_replies(record, dialect or known.dialect, images), list(map(list, images)))

@@ -1,0 +1,210 @@
+"""Chats between a user and an assistant that calls operations, into demonstrations and back.
+
+Only the assistant's turns are kept. Observations are made anew when a demonstration is played, so the images of later user turns
+matter by their number and size alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pixelis.datasets import fields
+from pixelis.datasets.annotation_geometry import header_size
+from pixelis.datasets.fields import RowError
+from pixelis.datasets.formats.base import Row, other_columns, question_text
+from pixelis.dialogue.dialects import DIALECTS, Dialect, default_target
+from pixelis.errors import BadInput, OperationError
+from pixelis.operations import OPERATIONS
+from pixelis.operations.scale import Scale
+from pixelis.records import Action, Demonstration, Media, Step
+
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+ROLES |= {"observation": "user", "tool": "user", "function_response": "user"}
+ERROR_RESULT = re.compile(r"\s*(<tool_response>)?\s*(execution error|error\b)", re.IGNORECASE)
+"""The beginning of a user turn that reports an error of the call before it."""
+
+
+@dataclass
+class ChatTurn:
+    """One turn of a chat: its role, text, and images and clips."""
+
+    role: str
+    text: str
+    media: list[Media] = field(default_factory=list)
+
+
+def messages_of(row: Row, column: str) -> list[dict[str, Any]]:
+    """The messages of a row, at least one; RowError ``wrong_type``."""
+    messages = fields.objects(row, column)
+    if not messages:
+        raise RowError(column, "wrong_type", "the list of messages is empty")
+    return messages
+
+
+def role_of(value: Any, column: str) -> str:
+    """``user``, ``assistant`` or ``system``; RowError ``unknown_role``."""
+    if not isinstance(value, str) or value not in ROLES:
+        raise RowError(column, "unknown_role", f"no role {value!r}; known are {', '.join(ROLES)}")
+    return ROLES[value]
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------------
+
+
+def demonstration_of(row: Row, name: str, chat: list[ChatTurn], *used: str) -> Demonstration:
+    """The demonstration of a chat, whose calls are parsed by the dialect they are written in.
+
+    ``used`` are the columns that hold the chat and its media, the chat first. RowError ``no_question``, ``out_of_turn``,
+    ``second_question``, ``second_answer``, ``no_action``, ``no_answer``, or the code of a call that does not parse.
+    """
+    column = used[0]
+    system = "\n".join(turn.text for turn in chat if turn.role == "system")
+    chat = [turn for turn in chat if turn.role != "system"]
+    if not chat or chat[0].role != "user":
+        raise RowError(column, "no_question", "the chat does not begin with a user turn")
+    media = _numbered(chat[0].media)
+    dialect = _dialect("\n".join(turn.text for turn in chat if turn.role == "assistant"))
+    sizes, clips = _ImageSizes(), tuple(item.id for item in media if item.kind == "video")
+    for item in media:
+        frames = item.frames or []
+        sizes.add(item.id, frames[0] if frames else item.uri)
+        for i, path in enumerate(frames):
+            sizes.add(f"{item.id}.{i}", path)
+    steps: list[Step] = []
+    successes = 0
+    for i, turn in enumerate(chat[1:], 1):
+        if turn.role == chat[i - 1].role:  # a call has one observation; none or two would shift the numbers of later ones
+            raise RowError(column, "out_of_turn", f"turns {i - 1} and {i} are both of the {turn.role}")
+        if turn.role == "user":
+            if not steps or steps[-1].op is None:
+                raise RowError(column, "second_question", f"turn {i} asks again, but a demonstration has one question")
+            if not turn.media and ERROR_RESULT.match(turn.text):
+                steps[-1] = steps[-1].model_copy(update={"learn": False})
+                continue
+            successes += 1
+            paths = [path for item in turn.media for path in (item.frames or [item.uri])]
+            for key, path in zip(_observation_ids(successes, len(paths)), paths, strict=True):
+                sizes.add(key, path)
+            continue
+        if steps and steps[-1].answer is not None:
+            raise RowError(column, "second_answer", f"turn {i} continues after the answer")
+        scale = Scale("thousand", sizes, clips=clips)  # dialects with a scale of their own replace the kind
+        steps.append(_step(turn.text, dialect, scale, last=i == len(chat) - 1, column=f"{column}.{i}"))
+    if not steps or steps[-1].answer is None:
+        raise RowError(column, "no_answer", "the chat does not end with an answer")
+    return Demonstration(
+        id=fields.identifier(row, "id", "qid", "doc_id") or name,
+        question=question_text(chat[0].text, column, media),
+        media=media,
+        answers=fields.answers(row, "answer") if row.get("answer") is not None else [steps[-1].answer],
+        task=fields.identifier(row, "data_source") or "qa",
+        turns=steps,
+        meta=other_columns(row, *used, "id", "qid", "doc_id", "answer") | ({"system": system} if system else {}),
+    )
+
+
+def _step(text: str, dialect: Dialect, scale: Scale, last: bool, column: str) -> Step:
+    reply = dialect.parse(text, OPERATIONS, scale)
+    if reply.error is not None:
+        raise RowError(column, reply.error.code, reply.error.message)
+    think = (reply.think or "").strip() or None
+    if reply.action is not None:
+        return Step(think=think, op=reply.action.op, target=reply.action.target, arguments=reply.action.arguments)
+    if reply.answer is not None:
+        return Step(think=think, answer=reply.answer)
+    if not last:
+        raise RowError(column, "no_action", "the turn neither calls an operation nor answers")
+    _, closed, rest = text.partition("</think>")
+    answer = rest if closed else text
+    if not answer.strip():
+        raise RowError(column, "no_answer", "the last turn is empty")
+    return Step(think=think if closed else None, answer=answer.strip())
+
+
+def _dialect(replies: str) -> Dialect:
+    """The dialect of the assistant's turns, recognised by the names of the tools they call."""
+    if "<grounding>" in replies:
+        return DIALECTS["mini_o3"]
+    if "image_zoom_in_tool" in replies or "image_rotate_tool" in replies:
+        return DIALECTS["deepeyes"]
+    if "crop_image_normalized" in replies or "target_frames" in replies:
+        return DIALECTS["pixel_reasoner"]
+    if "<tool_call>" in replies:
+        return DIALECTS["qwen"]
+    return DIALECTS["pixel_reasoner" if "\\boxed" in replies and "<answer>" not in replies else "plain"]
+
+
+class _ImageSizes(dict[str, tuple[int, int]]):
+    """Width and height of images by id, in order; the header of a file is read when a call first needs its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths: dict[str, str] = {}
+
+    def add(self, key: str, path: str) -> None:
+        self.paths[key], self[key] = path, (0, 0)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if key in self.paths and not self.paths[key].startswith(("data:", "cards:", "packaged:")):
+            self[key] = header_size(Path(self.paths.pop(key)), key)
+        return super().get(key, default)
+
+
+def _numbered(media: list[Media]) -> list[Media]:
+    counts = {"img": 0, "vid": 0}
+    result = []
+    for item in media:
+        prefix = "img" if item.kind == "image" else "vid"
+        result.append(item.model_copy(update={"id": f"{prefix}{counts[prefix]}"}))
+        counts[prefix] += 1
+    return result
+
+
+def _observation_ids(number: int, count: int) -> list[str]:
+    """Ids of the images of observation ``number``."""
+    return [f"obs{number}"] if count == 1 else [f"obs{number}.{i}" for i in range(count)]
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------------
+
+
+def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequence[str]]) -> list[str]:
+    """The assistant's turns of a demonstration in a dialect; BadInput if it cannot express one of them.
+
+    A dialect may number the images: those of the question, the frames of its clips, and those of each successful operation.
+    """
+    sizes = dict[str, tuple[int, int]]()
+    for item in record.media:
+        for name in (item.id, *(f"{item.id}.{i}" for i in range(len(item.frames or [])))):
+            sizes[name] = (item.width or 0, item.height or 0)
+    clips = tuple(item.id for item in record.media if item.kind == "video")
+    replies, results, successes = [], iter(images), 0
+    for i, turn in enumerate(record.turns):
+        target = turn.target or default_target(sizes)
+        reply = turn.answer if turn.answer is not None else Action(op=turn.op or "", target=target, arguments=turn.arguments)
+        try:
+            replies.append("".join(DIALECTS[dialect].render(reply, Scale("thousand", sizes, clips=clips), turn.think)))
+        except OperationError as error:
+            message = f"{record.id}, turn {i}: the dialect {dialect} cannot express it: {error.message}"
+            raise BadInput(message, code=error.code) from None
+        if turn.op is not None and not _failed(turn, files := next(results)):
+            successes += 1
+            sizes |= dict.fromkeys(_observation_ids(successes, len(files)), (0, 0))
+    return replies
+
+
+def result_text(turn: Step, files: Sequence[str]) -> str:
+    """The text of a user turn that reports the result of a call; that of an error is recognised when it is read."""
+    text = turn.observation.text if turn.observation is not None else ""
+    if _failed(turn, files):
+        return f"error: {text or 'the call was refused'}"
+    return "" if files else text or "The operation returned text only."
+
+
+def _failed(turn: Step, files: Sequence[str]) -> bool:
+    """Whether a call was an error, which takes no observation number."""
+    return turn.observation.status == "error" if turn.observation is not None else not turn.learn and not files

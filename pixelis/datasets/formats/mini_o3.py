@@ -1,0 +1,23 @@
+"""Mini-o3's reinforcement learning rows ``{images, doc_id, problem, solution, data_source}``; its chats are of ``sharegpt``."""
+
+from __future__ import annotations
+
+from pixelis.datasets.formats.base import Columns, Format, Row
+from pixelis.records import Question
+
+COLUMNS = Columns(
+    question="problem",
+    answers="solution",
+    images="images",
+    id="doc_id",
+    task="data_source",
+    scorer="judge",
+    placeholder="<image>\n",
+)
+
+
+def _write(record: Question) -> Row:
+    return {"images": [], **COLUMNS.write(record)}
+
+
+FORMATS = {"mini_o3": Format("doc_id problem solution", COLUMNS.read, _write)}

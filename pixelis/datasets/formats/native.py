@@ -1,0 +1,48 @@
+"""Pixelis's own rows: questions and demonstrations with the fields of ``pixelis.records``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pixelis.datasets.fields import RowError
+from pixelis.datasets.formats.base import Format, Row
+from pixelis.datasets.media_root import MediaRoot
+from pixelis.records import Demonstration, Question
+
+
+def _read(kind: type[Question]) -> Callable[[Row, str, MediaRoot], Question]:
+    def read(row: Row, name: str, root: MediaRoot) -> Question:
+        record = kind.model_validate(row)
+        for i, media in enumerate(record.media):
+            if media.frames:
+                media.frames = [root.reference(f"media.{i}.frames", frame) for frame in media.frames]
+            else:
+                media.uri = root.reference(f"media.{i}.uri", media.uri)
+        for column in ("regions", "lines"):
+            for i, item in enumerate(getattr(record.annotations, column, ())):
+                if item.box is not None and not all(0 <= edge <= 1 for edge in item.box):
+                    message = "the box is outside 0..1: boxes are fractions of the image, not pixels"
+                    raise RowError(f"annotations.{column}.{i}.box", "out_of_range", message)
+        return record
+
+    return read
+
+
+FORMATS = {
+    "question": Format(
+        "id question",
+        _read(Question),
+        lambda record: record.model_dump(mode="json"),
+        excluded="turns",
+        allowed=" ".join(Question.model_fields),
+    ),
+    "demonstration": Format("id question turns", _read(Demonstration), allowed=" ".join(Demonstration.model_fields)),
+}
+
+
+def intended_format(columns: set[str]) -> str | None:
+    """The format that a row with a misspelt or missing column was probably meant to have, or None."""
+    known = Demonstration.model_fields.keys() & columns
+    if not {"id", "question"} & columns or 2 * len(known) <= len(columns):
+        return None
+    return "demonstration" if "turns" in columns else "question"

@@ -1,0 +1,75 @@
+"""Pixel-Reasoner's rows: ``{qid, question, answer, image, is_video}`` for reinforcement learning, ``{message_list}`` for SFT."""
+
+from __future__ import annotations
+
+from pixelis.datasets import fields
+from pixelis.datasets.fields import RowError
+from pixelis.datasets.formats.base import Format, Row, other_columns, question_text, scorer_of
+from pixelis.datasets.formats.chat import ChatTurn, demonstration_of, messages_of, result_text, role_of
+from pixelis.datasets.media_root import MediaRoot
+from pixelis.errors import BadInput
+from pixelis.records import Demonstration, Media, Question
+
+
+def _read(row: Row, name: str, root: MediaRoot) -> Question:
+    own_id = fields.identifier(row, "qid") or name
+    media = root.media(row, images="image")
+    if row.get("is_video"):
+        if not media:
+            raise RowError("image", "no_media", "the clip has no frames")
+        media = [Media(id="vid0", kind="video", frames=[item.uri for item in media])]
+    answers = fields.answers(row, "answer")
+    return Question(
+        id=own_id,
+        question=question_text(fields.text(row, "question"), "question", media),
+        media=media,
+        answers=answers,
+        scorer=scorer_of(answers, "exact"),
+        task=own_id.partition("-")[0] if "-" in own_id else "qa",
+        meta=other_columns(row, "qid", "question", "answer", "image", "is_video"),
+    )
+
+
+def _write(record: Question) -> Row:
+    clips = [item for item in record.media if item.kind == "video"]
+    if clips and (len(record.media) > 1 or not clips[0].frames):
+        raise BadInput(f"{record.id}: rows of this format hold images, or one clip as a list of frames")
+    paths = clips[0].frames if clips else [item.uri for item in record.media]
+    return {"qid": record.id, "question": record.question, "answer": record.answers, "image": paths, "is_video": bool(clips)}
+
+
+def _read_chat(row: Row, name: str, root: MediaRoot) -> Demonstration:
+    """The contents of messages are text, or lists of ``{text}``, ``{image}`` and ``{video: [frames]}``."""
+    turns = []
+    for i, message in enumerate(messages_of(row, "message_list")):
+        parts, column = message.get("content"), f"message_list.{i}.content"
+        parts = [{"text": parts}] if isinstance(parts, str) else parts
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            raise RowError(column, "wrong_type", "expected a list of parts")
+        turn = ChatTurn(role_of(message.get("role"), f"message_list.{i}.role"), "")
+        for part in parts:
+            if part.get("text") is not None:
+                turn.text += str(part["text"])
+            elif part.get("image") is not None:
+                turn.media += root.media({column: part["image"]}, images=column)
+            elif part.get("video") is not None:
+                turn.media += root.media({column: [part["video"]]}, videos=column)
+        turns.append(turn)
+    return demonstration_of(row, name, turns, "message_list")
+
+
+def _write_chat(record: Demonstration, replies: list[str], images: list[list[str]]) -> Row:
+    media = [{"image": item.uri} if item.kind == "image" else {"video": item.frames or item.uri} for item in record.media]
+    users: list[list[Row]] = [[*media, {"text": record.question}]]
+    for turn, files in zip(record.steps, images, strict=True):
+        users.append([{"text": result_text(turn, files) or "The result:"}, *({"image": path} for path in files)])
+    turns: list[Row] = []
+    for user, reply in zip(users, replies, strict=True):
+        turns += [{"role": "user", "content": user}, {"role": "assistant", "content": [{"text": reply}]}]
+    return {"message_list": turns}
+
+
+FORMATS = {
+    "pixel_reasoner": Format("qid question answer", _read, _write),
+    "pixel_reasoner_sft": Format("message_list", _read_chat, write_chat=_write_chat, dialect="pixel_reasoner"),
+}

@@ -1,0 +1,50 @@
+"""The rows of verl, as TTRL and DeepEyes write them: a chat, images, and the answer in ``reward_model``."""
+
+from __future__ import annotations
+
+from pixelis.datasets import fields
+from pixelis.datasets.fields import RowError
+from pixelis.datasets.formats.base import Row, other_columns, question_text, scorer_of
+from pixelis.datasets.media_root import MediaRoot
+from pixelis.records import Question
+
+
+def read_chat_row(row: Row, name: str, root: MediaRoot) -> Question:
+    """The question of the last user turn; RowError names the column that cannot be used."""
+    messages, source = row.get("prompt"), fields.identifier(row, "data_source")
+    if not isinstance(messages, list) or not all(isinstance(m, dict) and isinstance(m.get("content"), str) for m in messages):
+        raise RowError("prompt", "wrong_type", "expected a list of messages with `role` and `content`")
+    user_turns = [m["content"] for m in messages if m.get("role") == "user"]
+    if not user_turns:
+        raise RowError("prompt", "empty", "the chat has no user turn")
+    media = root.media(row, "images", "videos")
+    extra = fields.optional(row, "extra_info", dict, {})
+    index, answers = fields.identifier(extra, "index"), fields.answers(fields.need(row, "reward_model", dict), "ground_truth")
+    meta = other_columns(row, "prompt", "images", "videos", "data_source")
+    if system := "\n".join(m["content"] for m in messages if m.get("role") == "system"):
+        meta["system"] = system
+    scorer = "math"
+    if row.get("images") is not None or row.get("env_name") is not None:
+        scorer = "math_judge" if "thinklite" in (source or "").lower() else "judge"
+    return Question(
+        id=f"{source}-{index}" if source and index else index or name,
+        question=question_text(user_turns[-1], "prompt", media),
+        media=media,
+        answers=answers,
+        scorer=scorer_of(answers, scorer),
+        task=source or "qa",
+        split=fields.identifier(extra, "split") or "train",
+        meta=meta,
+    )
+
+
+def write_chat_row(record: Question, style: str, ability: str) -> Row:
+    """The row of a question without its images; ``style`` is how verl scores it."""
+    marks = "".join(f"<{item.kind}>" for item in record.media)
+    return {
+        "data_source": record.task,
+        "prompt": [{"role": "user", "content": marks + record.question}],
+        "ability": ability,
+        "reward_model": {"style": style, "ground_truth": (record.answers or [""])[0]},
+        "extra_info": {"split": record.split, "index": record.id.removeprefix(f"{record.task}-")},
+    }

@@ -1,0 +1,129 @@
+"""Resolves the media references of rows to files, and keeps media that arrive inside rows or from other machines in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from pyarrow import fs
+
+from pixelis.datasets.fields import RowError
+from pixelis.errors import BadInput, InfraFailure
+from pixelis.records import Media
+
+CACHE = "~/.cache/pixelis/media"
+"""Default folder of the files that media inside rows become."""
+COPY_BYTES = 1 << 20
+"""Bytes of a remote file that are held in memory at a time."""
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
+
+
+class MediaRoot:
+    """The folder of ``system`` that relative references are resolved in and must not leave, and the cache of files."""
+
+    def __init__(self, system: fs.FileSystem, folder: str, cache: str | None = None):
+        self.system, self.folder = system, os.path.normpath(folder)
+        self.local = isinstance(system, fs.LocalFileSystem)
+        if self.local:
+            self.folder = os.path.abspath(self.folder)
+        self.cache = Path(cache or CACHE).expanduser().absolute()
+
+    @classmethod
+    def of_source(cls, system: fs.FileSystem, folder: str, media: str | None, cache: str | None) -> MediaRoot:
+        """The root of a source: ``media`` beside its files or on another filesystem; by default the folder of the files."""
+        if media is None:
+            return cls(system, folder, cache)
+        if "://" in media:
+            try:
+                remote, path = fs.FileSystem.from_uri(media)
+                return cls(remote, path, cache)
+            except (OSError, ValueError) as error:
+                raise BadInput(f"media={media}: {error}") from None
+        if os.path.isabs(media):
+            return cls(fs.LocalFileSystem(), media, cache)
+        return cls(system, os.path.normpath(f"{folder}/{media}"), cache)
+
+    def reference(self, column: str, value: Any) -> str:
+        """The URI of one image or clip, given as a path, a path below the folder, a ``data:`` or ``cards:`` URI, or bytes.
+
+        Bytes, alone or as ``{"bytes": ..., "path": ...}``, become a file of the cache. RowError ``media_type``, ``media_scheme``,
+        ``media_traversal``, ``media_not_found`` or ``no_media``. InfraFailure if the filesystem does not answer: a missing file
+        would shift the numbers of the questions, by which a run resumes.
+        """
+        if isinstance(value, Mapping):
+            value = value.get("bytes") or value.get("path") or value.get("image")
+        if isinstance(value, bytes):
+            return self._store(hashlib.sha256(value).hexdigest(), lambda file: file.write(value))
+        if value is None or value == "":
+            raise RowError(column, "no_media", "no image or clip is named")
+        if not isinstance(value, str):
+            raise RowError(column, "media_type", f"a reference to an image is text, not {type(value).__name__}")
+        if scheme := _SCHEME.match(value):
+            if scheme[1].lower() in ("data", "cards", "packaged"):
+                return value
+            raise RowError(column, "media_scheme", f"references to {scheme[1]}: are not followed")
+        if "\0" in value:
+            raise RowError(column, "media_traversal", "the reference contains a NUL character")
+        if os.path.isabs(value):
+            return _existing(column, value)
+        path = os.path.normpath(f"{self.folder}/{value}")
+        if path != self.folder and not path.startswith(self.folder.rstrip("/") + "/"):
+            raise RowError(column, "media_traversal", f"{value[:100]} leads out of the media folder")
+        if self.local:
+            return _existing(column, path)
+        name = hashlib.sha256(f"{self.system.type_name}:{path}".encode()).hexdigest()
+        return self._store(name, lambda file: self._copy(column, path, file))
+
+    def media(self, row: Mapping[str, Any], images: str = "", videos: str = "") -> list[Media]:
+        """Images img0, img1, ... of one column and clips vid0, ... of another; each may be missing, one value or a list.
+
+        A clip is a file, or a list of images. RowError as of ``reference``.
+        """
+        result = [Media(id=f"img{i}", uri=self.reference(images, item)) for i, item in enumerate(_as_list(row.get(images)))]
+        for i, item in enumerate(_as_list(row.get(videos))):
+            if isinstance(item, list):
+                frames = [self.reference(videos, frame) for frame in item]
+                if not frames:
+                    raise RowError(videos, "no_media", "the clip has no frames")
+                result.append(Media(id=f"vid{i}", kind="video", frames=frames))
+            else:
+                result.append(Media(id=f"vid{i}", kind="video", uri=self.reference(videos, item)))
+        return result
+
+    def _copy(self, column: str, path: str, file: IO[bytes]) -> None:
+        if self.system.get_file_info(path).type != fs.FileType.File:
+            raise RowError(column, "media_not_found", f"there is no file {path[:300]}")
+        with self.system.open_input_stream(path) as stream:
+            while chunk := stream.read(COPY_BYTES):
+                file.write(chunk)
+
+    def _store(self, name: str, write: Callable[[IO[bytes]], Any]) -> str:
+        target = self.cache / name[:2] / name
+        if target.is_file():
+            return str(target)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                with (part := Path(folder, name)).open("wb") as file:
+                    write(file)
+                os.replace(part, target)  # readers never see a part of the file
+        except OSError as error:
+            raise InfraFailure(
+                f"no file could be written below {self.cache}: {error}", fix="check network, disk and permissions"
+            ) from None
+        return str(target)
+
+
+def _existing(column: str, path: str) -> str:
+    if not os.path.isfile(path):
+        raise RowError(column, "media_not_found", f"there is no file {path[:300]}")
+    return path
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
