@@ -1,7 +1,7 @@
-"""Converts annotated boxes, polygons and masks from pixels to 0..1 of a picture, with checks.
+"""Converts annotated boxes, polygons, masks and time spans to fractions of an image or clip, with checks.
 
-Faults: ``not_a_number`` (also NaN and infinity), ``empty_box`` (no area), ``outside`` (nothing of it inside the picture),
-``bad_polygon``, ``bad_mask``, ``empty_mask``, ``bad_size``. What lies partly outside is clipped.
+What lies partly outside is clipped. RowError codes: ``not_a_number`` (also NaN and infinity), ``empty_box`` (no area),
+``outside`` (nothing of it inside the image), ``bad_polygon``, ``bad_mask``, ``empty_mask``, ``bad_size``, ``empty_span``.
 """
 
 from __future__ import annotations
@@ -19,84 +19,87 @@ from pixelis.errors import OperationError
 from pixelis.operations.masks import MAX_PIXELS, decode
 from pixelis.records import Box, Event, Point
 
-LARGEST = 100_000
-"""Longest side of a picture, in pixels, that an annotation may claim."""
+MAX_SIDE = 100_000
+"""Longest side of an image, in pixels, that an annotation may claim."""
+_EXIF_ORIENTATION = 274
 
 
-def sides(width: Any, height: Any) -> tuple[int, int]:
-    """Width and height of a picture in pixels."""
-    for name, side in (("width", width), ("height", height)):
-        if not isinstance(side, int) or isinstance(side, bool) or not 0 < side <= LARGEST:
-            raise RowError(name, "bad_size", f"{side!r:.60} is no side of a picture")
+def image_size(width: Any, height: Any) -> tuple[int, int]:
+    """Checked width and height of an image in pixels."""
+    for column, side in (("width", width), ("height", height)):
+        if not isinstance(side, int) or isinstance(side, bool) or not 0 < side <= MAX_SIDE:
+            raise RowError(column, "bad_size", f"{side!r:.60} is not a side of an image in pixels")
     if width * height > MAX_PIXELS:
         raise RowError("width", "bad_size", f"{width} x {height} are more than {MAX_PIXELS} pixels")
     return width, height
 
 
 def header_size(path: Path, column: str = "picture") -> tuple[int, int]:
-    """Width and height that a picture's header tells, as it is shown; nothing is decoded. For annotations that do not say it."""
+    """Width and height of an image file as it is shown, from its header alone; RowError ``media_not_found`` or ``bad_media``."""
     try:
         with Image.open(path) as image:
-            turned = image.getexif().get(274, 1) in (5, 6, 7, 8)
-            return (image.height, image.width) if turned else (image.width, image.height)
+            rotated = image.getexif().get(_EXIF_ORIENTATION, 1) in (5, 6, 7, 8)
+            return (image.height, image.width) if rotated else (image.width, image.height)
     except FileNotFoundError:
         raise RowError(column, "media_not_found", f"no {path}"[:300]) from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise RowError(column, "bad_media", f"{path}: {error}"[:300]) from None
 
 
-def box(corners: Any, width: float, height: float, column: str = "bbox") -> Box:
-    """x0, y0, x1, y1 in pixels -> 0..1, clipped to the picture."""
-    if not isinstance(corners, (list, tuple)) or len(corners) != 4:
-        raise RowError(column, "wrong_type", f"{corners!r:.60} are not four numbers")
-    x0, y0, x1, y1 = (number(value, column) for value in corners)
+def box_xyxy(corners: Any, width: float, height: float, column: str = "bbox") -> Box:
+    """x0, y0, x1, y1 in pixels -> 0..1, clipped to the image."""
+    x0, y0, x1, y1 = _four_numbers(corners, column)
     if not (x0 < x1 and y0 < y1):
         raise RowError(column, "empty_box", f"{[x0, y0, x1, y1]} has no area")
     left, right = (min(1.0, max(0.0, value / width)) for value in (x0, x1))
     top, bottom = (min(1.0, max(0.0, value / height)) for value in (y0, y1))
     if not (left < right and top < bottom):
-        raise RowError(column, "outside", f"{[x0, y0, x1, y1]} lies outside the picture of {width:g} x {height:g}")
+        raise RowError(column, "outside", f"{[x0, y0, x1, y1]} lies outside the image of {width:g} x {height:g}")
     return left, top, right, bottom
 
 
-def box_xywh(numbers: Any, width: float, height: float, column: str = "bbox") -> Box:
-    """COCO's left, top, width, height in pixels -> 0..1, clipped to the picture."""
-    if not isinstance(numbers, (list, tuple)) or len(numbers) != 4:
-        raise RowError(column, "wrong_type", f"{numbers!r:.60} are not four numbers")
-    x, y, w, h = (number(value, column) for value in numbers)
+def box_xywh(sides: Any, width: float, height: float, column: str = "bbox") -> Box:
+    """COCO's left, top, width, height in pixels -> 0..1, clipped to the image."""
+    x, y, w, h = _four_numbers(sides, column)
     if w <= 0 or h <= 0:
         raise RowError(column, "empty_box", f"{[x, y, w, h]} has no area")
-    return box([x, y, x + w, y + h], width, height, column)
+    return box_xyxy([x, y, x + w, y + h], width, height, column)
 
 
-def outline(points: Any, width: float, height: float, column: str) -> list[Point]:
-    """A polygon ``[[x, y], ...]`` or ``[x, y, x, y, ...]`` in pixels -> points 0..1, clipped to the picture."""
-    return [(x, y) for x, y in _clipped(points, width, height, column).tolist()]
+def _four_numbers(values: Any, column: str) -> list[float]:
+    if not isinstance(values, (list, tuple)) or len(values) != 4:
+        raise RowError(column, "wrong_type", f"{values!r:.60} are not four numbers")
+    return [number(value, column) for value in values]
 
 
-def _clipped(points: Any, width: float, height: float, column: str) -> np.ndarray:
+def polygon_points(polygon: Any, width: float, height: float, column: str) -> list[Point]:
+    """A polygon ``[[x, y], ...]`` or ``[x, y, x, y, ...]`` in pixels -> points 0..1, clipped to the image."""
+    return [(x, y) for x, y in _clipped(polygon, width, height, column).tolist()]
+
+
+def _clipped(polygon: Any, width: float, height: float, column: str) -> np.ndarray:
     """float64 [n, 2] in 0..1."""
-    if not isinstance(points, (list, tuple)):
-        raise RowError(column, "bad_polygon", f"{points!r:.60} is no polygon")
+    if not isinstance(polygon, (list, tuple)):
+        raise RowError(column, "bad_polygon", f"{polygon!r:.60} is not a polygon")
     try:
-        values = np.asarray(points)
+        values = np.asarray(polygon)
     except ValueError:
-        raise RowError(column, "bad_polygon", f"{points!r:.60} are not pairs") from None
+        raise RowError(column, "bad_polygon", f"{polygon!r:.60} are not pairs of numbers") from None
     if values.size < 6 or values.size % 2 or (values.ndim != 1 and values.shape[1:] != (2,)):
-        raise RowError(column, "bad_polygon", f"{values.size} numbers are no polygon")
+        raise RowError(column, "bad_polygon", f"{values.size} numbers do not make a polygon")
     if values.dtype.kind not in "if" or not np.isfinite(values).all():
-        raise RowError(column, "not_a_number", f"{points!r:.60} are not all finite numbers")
+        raise RowError(column, "not_a_number", f"{polygon!r:.60} are not all finite numbers")
     return np.clip(values.reshape(-1, 2) / (width, height), 0.0, 1.0)
 
 
-def around(*outlines: Sequence[Point], column: str) -> Box:
-    """The box around polygons that are 0..1 already."""
-    xs, ys = [x for points in outlines for x, _ in points], [y for points in outlines for _, y in points]
-    return box([min(xs), min(ys), max(xs), max(ys)], 1.0, 1.0, column)
+def enclosing_box(points: Sequence[Point], column: str) -> Box:
+    """The box around points that are 0..1."""
+    xs, ys = zip(*points, strict=True)
+    return box_xyxy([min(xs), min(ys), max(xs), max(ys)], 1.0, 1.0, column)
 
 
-def mask_code(segmentation: Any, width: int, height: int, column: str = "segmentation") -> dict[str, Any]:
-    """COCO's run-length code of polygons in pixels, of an uncompressed code or of a compressed one, over width x height."""
+def mask_rle(segmentation: Any, width: int, height: int, column: str = "segmentation") -> dict[str, Any]:
+    """COCO's compressed run-length code, over width x height, of polygons in pixels or of a code, compressed or not."""
     if isinstance(segmentation, dict):
         try:
             mask = decode(segmentation, height, width)
@@ -105,23 +108,20 @@ def mask_code(segmentation: Any, width: int, height: int, column: str = "segment
             raise RowError(column, code, error.message) from None
         return dict(segmentation) if isinstance(segmentation["counts"], str) else mask.encode()
     if not isinstance(segmentation, (list, tuple)) or not segmentation:
-        raise RowError(column, "bad_polygon", f"{segmentation!r:.60} are no polygons")
-    # Clipped first: the memory that pycocotools takes follows the length of the edges.
+        raise RowError(column, "bad_polygon", f"{segmentation!r:.60} are not polygons")
+    # Clipped first, because the memory that pycocotools takes grows with the length of the edges.
     flat = [(_clipped(polygon, width, height, column) * (width, height)).ravel().tolist() for polygon in segmentation]
     code = coco.merge(coco.frPyObjects(flat, height, width))
     if not coco.area(code):
-        raise RowError(column, "empty_mask", "the polygons hold no pixel")
+        raise RowError(column, "empty_mask", "the polygons contain no pixel")
     return {"size": [height, width], "counts": code["counts"].decode()}
 
 
-def event(words: str, start: Any, end: Any, duration: float | None = None, column: str = "timestamps") -> Event:
-    """Something from ``start`` to ``end`` seconds, clipped to a clip of ``duration``.
-
-    Faults ``not_a_number``, ``empty_span`` and ``outside``.
-    """
-    begin, stop = number(start, column), number(end, column)
-    if begin >= stop:
-        raise RowError(column, "empty_span", f"from {begin:g} to {stop:g} seconds nothing can happen")
-    if stop <= 0 or (duration is not None and begin >= duration):
-        raise RowError(column, "outside", f"{begin:g} to {stop:g} seconds lie outside the clip")
-    return Event(text=words, start=max(0.0, begin), end=stop if duration is None else min(stop, duration))
+def time_span(label: str, start: Any, end: Any, duration: float | None = None, column: str = "timestamps") -> Event:
+    """The event ``label`` from ``start`` to ``end`` seconds, clipped to a clip of ``duration``."""
+    first, last = number(start, column), number(end, column)
+    if first >= last:
+        raise RowError(column, "empty_span", f"the span from {first:g} to {last:g} seconds is empty")
+    if last <= 0 or (duration is not None and first >= duration):
+        raise RowError(column, "outside", f"{first:g} to {last:g} seconds lie outside the clip")
+    return Event(text=label, start=max(0.0, first), end=last if duration is None else min(last, duration))

@@ -21,7 +21,7 @@ from PIL import Image
 from pycocotools import mask as coco
 
 from pixelis.datasets import readers
-from pixelis.datasets.annotation_geometry import box, box_xywh, event, mask_code, outline
+from pixelis.datasets.annotation_geometry import box_xywh, box_xyxy, mask_rle, polygon_points, time_span
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.questions import read_questions
@@ -211,7 +211,7 @@ def test_partimagenet(tmp_path: Path) -> None:
 
 
 def masklet(number: int, **changes: Any) -> dict[str, Any]:
-    code = mask_code([SQUARE], 100, 50)
+    code = mask_rle([SQUARE], 100, 50)
     scores = {"area": 400, "predicted_iou": 0.9, "stability_score": 0.95}
     return {"id": number, "segmentation": code, "bbox": [10, 10, 20, 20], "point_coords": [[20, 20]], **scores, **changes}
 
@@ -776,7 +776,7 @@ numbers_or_worse = st.one_of(st.lists(st.floats(-200, 1200), min_size=4, max_siz
 
 @given(numbers_or_worse, st.integers(1, 1000), st.integers(1, 1000))
 def test_boxes_lie_in_the_picture_or_are_faults(numbers: list, width: int, height: int) -> None:
-    for make in (box, box_xywh):
+    for make in (box_xyxy, box_xywh):
         try:
             x0, y0, x1, y1 = make(numbers, width, height)
         except RowError as problem:
@@ -789,8 +789,8 @@ def test_boxes_lie_in_the_picture_or_are_faults(numbers: list, width: int, heigh
 @given(st.lists(st.floats(-1e9, 1e9), min_size=6, max_size=12), st.integers(1, 60), st.integers(1, 60))
 def test_masks_of_any_polygon_are_of_the_picture(numbers: list[float], width: int, height: int) -> None:
     try:
-        points = outline(numbers, width, height, "p")
-        code = mask_code([numbers], width, height)
+        points = polygon_points(numbers, width, height, "p")
+        code = mask_rle([numbers], width, height)
     except RowError as problem:
         assert problem.code in ("bad_polygon", "empty_mask")  # noqa: PT017
     else:
@@ -801,7 +801,7 @@ def test_masks_of_any_polygon_are_of_the_picture(numbers: list[float], width: in
 @given(anything, anything, st.one_of(st.none(), st.floats(0.1, 1e4)))
 def test_events_lie_in_the_clip_or_are_faults(start: Any, end: Any, duration: float | None) -> None:
     try:
-        found = event("x", start, end, duration)
+        found = time_span("x", start, end, duration)
     except RowError as problem:
         assert problem.code in ("not_a_number", "empty_span", "outside")  # noqa: PT017
     else:

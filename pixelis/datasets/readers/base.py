@@ -1,9 +1,10 @@
-"""Shared parts of the dataset readers: sources, required folders, rows that may be bad, checked fields."""
+"""Shared parts of the dataset readers: required paths, annotation files whose faulty rows are collected, and their questions."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,23 +16,26 @@ import pyarrow as pa
 from pyarrow import fs
 
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.fields import RowError
+from pixelis.datasets.fields import RowError, need
 from pixelis.datasets.files import read_file
+from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput, MissingFile
 from pixelis.records import Annotations, Media, Question
 
 Rows = Iterator[Question | BadRow]
-LONGEST_CELL = 1 << 28
-"""Characters of a table's cell."""
+Size = tuple[int | None, int | None]
+"""Width and height of an image in pixels, where they are known."""
+MAX_FIELD_CHARACTERS = 1 << 28
+"""Of one field of a table: some tables hold whole images."""
 
 
 @dataclass(frozen=True)
 class DatasetReader:
-    """One data set: how its official release lies on disk and what reads it.
+    """One data set: the layout of its official release and the function that reads it.
 
-    ``layout`` is the folder tree, told to who gives another one. ``options`` are the keys that a source may set, with their
-    defaults. ``task`` is the kind of ground it brings, ``source`` where the layout is described. ``exhaustive``: all things of an
-    annotated kind are annotated, so that they can be counted.
+    ``layout`` is the folder tree, quoted in errors. ``options`` are the keys that a source may set, with their defaults. ``task``
+    is the capability it grounds, ``source`` where the layout is described. ``exhaustive``: all objects of an annotated category
+    are annotated, so they can be counted.
     """
 
     name: str
@@ -45,128 +49,194 @@ class DatasetReader:
 
 @dataclass(frozen=True)
 class DatasetRoot:
-    """A data set in a folder, with the options of its source filled in."""
+    """A data set in a folder, with the options of its source."""
 
     reader: DatasetReader
-    root: Path
+    folder: Path
     options: Mapping[str, str]
 
     @property
     def split(self) -> str:
-        """The split that was asked for, as the data set calls it."""
+        """The requested split, as the data set calls it."""
         return self.options.get("split", "")
 
     def number(self, key: str) -> float:
-        """A numeric option; BadInput when it is none."""
+        """A numeric option; BadInput if it is not a number."""
         try:
             value = float(self.options[key])
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise BadInput(f"{self.reader.name}: {key}={self.options[key]} is no number", fix=f"write e.g. {key}=100")
+            raise BadInput(f"{self.reader.name}: {key}={self.options[key]} is not a number", fix=f"write e.g. {key}=100")
         return value
 
     def flag(self, key: str) -> bool:
-        """A ``yes`` or ``no`` option; BadInput when it is neither."""
+        """A ``yes`` or ``no`` option; BadInput if it is neither."""
         if self.options[key] not in ("yes", "no"):
             raise BadInput(f"{self.reader.name}: {key}={self.options[key]} is neither yes nor no")
         return self.options[key] == "yes"
 
     def path(self, *names: str) -> Path:
-        """The first of these paths below the root that exists, ``{option}`` filled in; MissingFile tells the whole layout."""
-        paths = [self.root / name.format_map(self.options) for name in names]
-        if any(not path.is_relative_to(self.root) or ".." in path.relative_to(self.root).parts for path in paths):
-            raise BadInput(f"{self.reader.name}: the option leads out of {self.root}")
+        """The first of these paths below the folder that exists, with ``{option}`` filled in; MissingFile quotes the layout."""
+        paths = [self.folder / name.format_map(self.options) for name in names]
+        if any(not path.is_relative_to(self.folder) or ".." in path.relative_to(self.folder).parts for path in paths):
+            raise BadInput(f"{self.reader.name}: an option leads out of {self.folder}")
         for path in paths:
             if path.exists():
                 return path
-        wanted = " or ".join(str(path) for path in paths)
-        raise MissingFile(f"{self.reader.name}: no {wanted}", fix=f"the official layout is {self.reader.layout}")
+        missing = " or ".join(str(path) for path in paths)
+        raise MissingFile(f"{self.reader.name}: no {missing}", fix=f"the official layout is {self.reader.layout}")
+
+    def file(self, *names: str) -> AnnotationFile:
+        """The annotation file at the first of these paths that exists; MissingFile quotes the layout."""
+        return AnnotationFile(self, self.path(*names))
+
+    def media_root(self) -> MediaRoot:
+        """Where images that stand inside rows become files: the folder of the option ``cache``."""
+        return MediaRoot(fs.LocalFileSystem(), str(self.folder), self.options["cache"] or None)
+
+
+class AnnotationFile:
+    """One file of annotations: reads its rows, and collects the errors of those that cannot be used."""
+
+    def __init__(self, root: DatasetRoot, path: Path):
+        self.root, self.path = root, path
+        self._errors: list[BadRow] = []
+        self._keys: set[Any] = set()
+
+    # -- errors
+
+    @contextlib.contextmanager
+    def collect_errors(self, name: Any) -> Iterator[None]:
+        """Context for one row, or one part of a row: a RowError ends it, and is collected under ``name``."""
+        try:
+            yield
+        except RowError as error:
+            self._errors.append(BadRow(str(self.path), str(name), error.column, error.code, error.message))
+
+    def take_errors(self) -> list[BadRow]:
+        """The errors since the last call."""
+        errors, self._errors = self._errors, []
+        return errors
+
+    def convert(self, name: Any, make: Callable[..., Question], *arguments: Any) -> Rows:
+        """The question ``make(*arguments)`` of one row, unless it raises RowError, after the errors collected in it."""
+        question = None
+        with self.collect_errors(name):
+            question = make(*arguments)
+        yield from self.take_errors()
+        if question is not None:
+            yield question
+
+    def unique(self, value: Any, column: str) -> Any:
+        """``value``; RowError ``duplicate_id`` if an earlier row has it."""
+        if value in self._keys:
+            raise RowError(column, "duplicate_id", f"an earlier row has the id {value!r}")
+        self._keys.add(value)
+        return value
+
+    def unique_id(self, row: Any, column: str) -> Any:
+        """A required id, text or a whole number, that no earlier row has."""
+        return self.unique(need(row, column, (int, str)), column)
+
+    # -- rows
+
+    @functools.cached_property
+    def data(self) -> dict[str, Any]:
+        """The whole file, a JSON object."""
+        return read_json(self.path)
+
+    def items(self, key: str) -> list[Any]:
+        """The list under ``key`` of the JSON object; BadInput if there is none, because then it is another file."""
+        if not isinstance(self.data.get(key), list):
+            message = f"{self.path} has no list of {key}, only {sorted(map(str, self.data))[:8]}"
+            raise BadInput(message, fix="give the official file")
+        return self.data[key]
+
+    def each_item(self, key: str, make: Callable[[Any], Question]) -> Rows:
+        """``make`` of each element of the list under ``key``."""
+        for i, item in enumerate(self.items(key)):
+            yield from self.convert(f"{key}[{i}]", make, item)
+
+    def each_row(self, make: Callable[[dict[str, Any]], Question]) -> Rows:
+        """``make`` of each row of a JSON-lines file or of a JSON list, which is streamed."""
+        for row in read_file(fs.LocalFileSystem(), str(self.path)):
+            if isinstance(row, BadRow):
+                yield row
+            else:
+                yield from self.convert(row.number, make, row.values)
+
+    def table_rows(self, columns: Iterable[str], delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]]]:
+        """The rows of a table with a header, with their names, streamed; BadInput if a column is missing."""
+        csv.field_size_limit(MAX_FIELD_CHARACTERS)
+        with self.path.open(encoding="utf-8-sig", newline="", errors="replace") as file:
+            reader = csv.DictReader(file, delimiter=delimiter, restval="")
+            missing = [name for name in columns if name not in (reader.fieldnames or [])]
+            if missing:
+                raise BadInput(f"{self.path} has no column {missing[0]}, only {reader.fieldnames}", fix="give the official file")
+            try:
+                for row in reader:
+                    yield f"line {reader.line_num}", row
+            except csv.Error as error:
+                raise BadInput(f"{self.path}, line {reader.line_num}: {error}") from None
 
     def question(
         self,
-        original: Any,
+        key: Any,
         media: Media,
-        annotations: Annotations,
+        annotations: Annotations | None = None,
         question: str = "",
         answers: list[str] | None = None,
         scorer: str = "exact",
-        dropped: int = 0,
         **meta: Any,
     ) -> Question:
-        """The record of one row; ``meta`` tells its origin, how many annotations were ``dropped``, labels ``not_exhaustive``."""
-        told = {key: value for key, value in meta.items() if value not in (None, [], {}, "")}
-        if annotations.regions and not self.reader.exhaustive:
-            told["not_exhaustive"] = sorted({region.label for region in annotations.regions})
-        if dropped:
-            told["dropped"] = dropped
+        """The question of one row; its ``meta`` tells the origin, and how many annotations were ``dropped`` as faulty."""
+        reader, split, annotations = self.root.reader, self.root.split, annotations or Annotations()
+        meta = {"dropped": len(self._errors) or None, **meta}
+        if annotations.regions and not reader.exhaustive:
+            meta["not_exhaustive"] = sorted({region.label for region in annotations.regions})
         return Question(
-            id=f"{self.reader.name}-{self.split}-{original}" if self.split else f"{self.reader.name}-{original}",
+            id=f"{reader.name}-{split}-{key}" if split else f"{reader.name}-{key}",
             question=question,
             media=[media],
             answers=answers,
             scorer=scorer,
-            task=self.reader.task,
-            split=self.split or "train",
-            meta={"source": self.reader.name, "original_id": str(original), **told},
+            task=reader.task,
+            split=split or "train",
+            meta={
+                "source": reader.name,
+                "original_id": str(key),
+                **{name: value for name, value in meta.items() if value not in (None, [], {}, "")},
+            },
             annotations=annotations,
         )
 
 
-class Checker:
-    """Reads on past the faulty rows of one file and keeps what was wrong with them."""
-
-    def __init__(self, file: Path | str):
-        self.file = str(file)
-        self._bad: list[BadRow] = []
-        self._seen: set[Any] = set()
-
-    @contextlib.contextmanager
-    def row(self, name: Any) -> Iterator[None]:
-        """Reading of one row: a Fault in it ends the row, and is kept."""
-        try:
-            yield
-        except RowError as problem:
-            self._bad.append(BadRow(self.file, str(name), problem.column, problem.code, problem.message))
-
-    def unique(self, value: Any, column: str) -> Any:
-        """``value``, which no earlier row has."""
-        if value in self._seen:
-            raise RowError(column, "duplicate_id", f"{value!r} is there twice")
-        self._seen.add(value)
-        return value
-
-    @property
-    def pending(self) -> int:
-        """Faults since the last ``take``."""
-        return len(self._bad)
-
-    def take(self) -> list[BadRow]:
-        """The faults since the last call."""
-        bad, self._bad = self._bad, []
-        return bad
-
-    def items(self, data: Mapping[str, Any], key: str) -> list[Any]:
-        """The list under ``key`` of the whole file; BadInput when there is none, for then it is another file."""
-        if not isinstance(data.get(key), list):
-            raise BadInput(f"{self.file} has no list of {key}, only {sorted(map(str, data))[:8]}", fix="give the official file")
-        return data[key]
-
-    def one(self, name: Any, make: Callable[..., Question], *arguments: Any) -> Rows:
-        """What one row gives: the faults in it, and ``make(*arguments)`` unless that is one."""
-        question = None
-        with self.row(name):
-            question = make(*arguments)
-        yield from self.take()
-        if question is not None:
-            yield question
+def image(uri: str, size: Size = (None, None)) -> Media:
+    """The image of a question."""
+    return Media(id="img0", uri=uri, width=size[0], height=size[1])
 
 
-# -- files ----------------------------------------------------------------------------------------------------------
+def clip(uri: str = "", frames: list[str] | None = None, fps: float = 1.0, size: Size = (None, None)) -> Media:
+    """The clip of a question: a file, or a list of frames."""
+    return Media(id="vid0", kind="video", uri=uri, frames=frames, fps=fps, width=size[0], height=size[1])
+
+
+def choices(question: str, options: list[str]) -> str:
+    """A question with its options as lines ``A. text``."""
+    return "\n".join([question, *(f"{chr(ord('A') + i)}. {option}" for i, option in enumerate(options))])
+
+
+def below(folder: Path, name: str, column: str) -> str:
+    """The path of a file that a row names; RowError ``media_traversal`` if it is not inside ``folder``."""
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
+        raise RowError(column, "media_traversal", f"{name!r:.80} is not a file in {folder}")
+    return str(folder / name)
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """A whole JSON file, gzipped or not, that holds a ``kind``; BadInput naming the place where it breaks."""
+    """A whole JSON file, gzipped or not, that holds a ``kind``; BadInput names the place where it breaks."""
     try:
         with pa.input_stream(path, compression="detect") as file:
             value = json.load(file)
@@ -177,47 +247,11 @@ def read_json(path: Path, kind: type = dict) -> Any:
     return value
 
 
-def each_row(path: Path, make: Callable[[dict[str, Any], Checker], Question]) -> Rows:
-    """``make`` of each row of a JSON-lines file or of a JSON list, which is read as it comes."""
-    rows = Checker(path)
-    for row in read_file(fs.LocalFileSystem(), str(path)):
-        if isinstance(row, BadRow):
-            yield row
-        else:
-            yield from rows.one(row.number, make, row.values, rows)
-
-
-def table(path: Path, columns: Iterable[str], delimiter: str = ",") -> Iterator[tuple[int, dict[str, str]]]:
-    """Lines of a table with a header, with their numbers, read as they come; BadInput when a column is missing."""
-    csv.field_size_limit(LONGEST_CELL)  # the default refuses tables that carry pictures
-    with path.open(encoding="utf-8-sig", newline="", errors="replace") as file:
-        reader = csv.DictReader(file, delimiter=delimiter, restval="")
-        missing = [name for name in columns if name not in (reader.fieldnames or [])]
-        if missing:
-            raise BadInput(f"{path} has no column {missing[0]}, only {reader.fieldnames}", fix="give the official file")
-        while True:
-            try:
-                row = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise BadInput(f"{path}, line {reader.line_num}: {error}") from None
-            yield reader.line_num, row
-
-
-def small_json(path: Path, kind: type = dict) -> Any:
-    """A JSON file that is one row of many: what is wrong with it, or that it is missing, is a Fault."""
+def read_json_row(path: Path) -> dict[str, Any]:
+    """A JSON file that is one row of many: RowError if it is missing or damaged."""
     if not path.is_file():
         raise RowError("file", "missing_file", f"no {path}")
     try:
-        return read_json(path, kind)
+        return read_json(path)
     except BadInput as error:
         raise RowError("file", "not_json", error.message) from None
-
-
-def below(folder: Path, name: str, column: str) -> str:
-    """The path of a file that a row names, which must lie in ``folder``; a Fault ``media_traversal`` otherwise."""
-    parts = Path(name).parts
-    if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
-        raise RowError(column, "media_traversal", f"{name!r:.80} is no file in {folder}")
-    return str(folder / name)

@@ -1,9 +1,9 @@
-"""Sets that agents which look closer are measured on: V* Bench, HR-Bench, TallyQA, Super-CLEVR.
+"""Benchmarks of agents that zoom and count: V* Bench, HR-Bench, TallyQA, Super-CLEVR.
 
-V*, https://huggingface.co/datasets/craigwu/vstar_bench: questions with options in their text; beside each picture a JSON file
-with the boxes (x, y, w, h in pixels) of what is asked for. HR-Bench, https://huggingface.co/datasets/DreamMr/HR-Bench: a table
-that carries its pictures in base64, each question with its options in several orders; a short ``image`` is the ``index`` of the
-row that has it. TallyQA, https://github.com/manoja328/TallyQA_dataset: counts. Super-CLEVR, https://github.com/Lizw14/Super-CLEVR.
+V*, https://huggingface.co/datasets/craigwu/vstar_bench: questions with options in their text; a JSON file beside each image has
+the boxes (x, y, w, h in pixels) of the objects in question. HR-Bench, https://huggingface.co/datasets/DreamMr/HR-Bench: a table
+with images in base64, and each question with its options in several orders; a short ``image`` is the ``index`` of the row that
+has it. TallyQA, https://github.com/manoja328/TallyQA_dataset: counts. Super-CLEVR, https://github.com/Lizw14/Super-CLEVR.
 """
 
 from __future__ import annotations
@@ -13,67 +13,64 @@ import binascii
 from pathlib import Path
 from typing import Any
 
-from pyarrow import fs
-
 from pixelis.datasets.annotation_geometry import box_xywh, header_size
 from pixelis.datasets.fields import RowError, need, text, whole
-from pixelis.datasets.media_root import MediaRoot
-from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, each_row, read_json, small_json, table
-from pixelis.datasets.readers.temporal import choices
-from pixelis.records import Annotations, Media, Question, Region
+from pixelis.datasets.readers.base import DatasetReader, DatasetRoot, Rows, below, choices, image, read_json_row
+from pixelis.records import Annotations, Question, Region
+
+MAX_INDEX_CHARACTERS = 64
+"""Longer values of HR-Bench's column ``image`` are images."""
 
 
-def _vstar(place: DatasetRoot) -> Rows:
-    def question(row: dict[str, Any], rows: Checker) -> Question:
-        key = rows.unique(need(row, "question_id", (int, str)), "question_id")
-        category, picture = text(row, "category"), Path(below(place.root, text(row, "image"), "image"))
-        width, height = header_size(picture)
+def _vstar(root: DatasetRoot) -> Rows:
+    file = root.file("test_questions.jsonl")
+
+    def question(row: dict[str, Any]) -> Question:
+        key, category = file.unique_id(row, "question_id"), text(row, "category")
+        path = Path(below(root.folder, text(row, "image"), "image"))
+        size = header_size(path)
         regions = []
-        with rows.row(f"question {key}, boxes"):
-            data = small_json(picture.with_suffix(".json"))
+        with file.collect_errors(f"question {key}, boxes"):
+            data = read_json_row(path.with_suffix(".json"))
             names, boxes = need(data, "target_object", list), need(data, "bbox", list)
             if len(names) != len(boxes):
-                raise RowError("bbox", "bad_length", f"{len(boxes)} boxes for {len(names)} things")
-            for position, (name, corners) in enumerate(zip(names, boxes, strict=True)):
-                regions.append(Region(id=f"target{position}", label=str(name), box=box_xywh(corners, width, height)))
-        return place.question(
+                raise RowError("bbox", "bad_length", f"{len(boxes)} boxes for {len(names)} objects")
+            for i, (name, sides) in enumerate(zip(names, boxes, strict=True)):
+                regions.append(Region(id=f"target{i}", label=str(name), box=box_xywh(sides, *size)))
+        return file.question(
             f"{category}-{key}",
-            Media(id="img0", uri=str(picture), width=width, height=height),
+            image(str(path), size),
             Annotations(regions=regions),
-            question=text(row, "text"),
-            answers=[text(row, "label")],
-            scorer="mc_letter",
-            dropped=rows.pending,
+            text(row, "text"),
+            [text(row, "label")],
+            "mc_letter",
             category=category,
         )
 
-    yield from each_row(place.path("test_questions.jsonl"), question)
+    return file.each_row(question)
 
 
-def _hrbench(place: DatasetRoot) -> Rows:
-    path = place.path("hr_bench_{split}.tsv")
-    root, rows = MediaRoot(fs.LocalFileSystem(), str(place.root), place.options["cache"] or None), Checker(path)
-    pictures: dict[str, str] = {}
+def _hrbench(root: DatasetRoot) -> Rows:
+    file, media_root = root.file("hr_bench_{split}.tsv"), root.media_root()
+    images: dict[str, str] = {}
 
     def question(row: dict[str, Any]) -> Question:
-        key, image = rows.unique(text(row, "index"), "index"), text(row, "image")
-        if len(image) > 64:
+        key, value = file.unique(text(row, "index"), "index"), text(row, "image")
+        if len(value) > MAX_INDEX_CHARACTERS:
             try:
-                pictures[key] = root.reference("image", base64.b64decode(image, validate=True))
+                images[key] = media_root.reference("image", base64.b64decode(value, validate=True))
             except (binascii.Error, ValueError):
-                raise RowError("image", "bad_media", "is no base64") from None
-        elif image not in pictures:
-            raise RowError("image", "unknown_id", f"{image!r} is no earlier row with a picture")
-        uri = pictures.get(key) or pictures[image]
-        width, height = header_size(Path(uri))
+                raise RowError("image", "bad_media", "is not base64") from None
+        elif value not in images:
+            raise RowError("image", "unknown_id", f"no earlier row {value!r} has an image")
+        uri = images.get(key) or images[value]
         options = [text(row, letter) for letter in "ABCD" if (row.get(letter) or "").strip()]
         answer = text(row, "answer").upper()
         if len(answer) != 1 or not 0 <= ord(answer) - ord("A") < len(options):
-            raise RowError("answer", "no_label", f"{answer!r:.60} is no letter of {len(options)} options")
-        return place.question(
+            raise RowError("answer", "no_label", f"{answer!r:.60} is not the letter of one of {len(options)} options")
+        return file.question(
             key,
-            Media(id="img0", uri=uri, width=width, height=height),
-            Annotations(),
+            image(uri, header_size(Path(uri))),
             question=choices(text(row, "question"), options),
             answers=[answer],
             scorer="mc_letter",
@@ -82,17 +79,17 @@ def _hrbench(place: DatasetRoot) -> Rows:
             cycle=row.get("cycle_category"),
         )
 
-    for line, row in table(path, ("index", "question", "image", "answer", "A", "B"), "\t"):
-        yield from rows.one(f"line {line}", question, row)
+    for name, row in file.table_rows(("index", "question", "image", "answer", "A", "B"), "\t"):
+        yield from file.convert(name, question, row)
 
 
-def _tallyqa(place: DatasetRoot) -> Rows:
-    def question(row: dict[str, Any], rows: Checker) -> Question:
-        key = rows.unique(need(row, "question_id", (int, str)), "question_id")
-        return place.question(
-            key,
-            Media(id="img0", uri=below(place.root, text(row, "image"), "image")),
-            Annotations(),
+def _tallyqa(root: DatasetRoot) -> Rows:
+    file = root.file("{split}.json")
+
+    def question(row: dict[str, Any]) -> Question:
+        return file.question(
+            file.unique_id(row, "question_id"),
+            image(below(root.folder, text(row, "image"), "image")),
             question=text(row, "question"),
             answers=[str(whole(row.get("answer"), "answer"))],
             scorer="count",
@@ -100,32 +97,29 @@ def _tallyqa(place: DatasetRoot) -> Rows:
             data_source=row.get("data_source"),
         )
 
-    yield from each_row(place.path("{split}.json"), question)
+    return file.each_row(question)
 
 
-def _superclevr(place: DatasetRoot) -> Rows:
-    path, folder = place.path("superCLEVR_questions_30k.json"), place.path("images")
-    rows = Checker(path)
+def _superclevr(root: DatasetRoot) -> Rows:
+    file, folder = root.file("superCLEVR_questions_30k.json"), root.path("images")
 
     def question(row: dict[str, Any]) -> Question:
-        key, answer = rows.unique(need(row, "question_index", int), "question_index"), row.get("answer")
-        if answer is None or not isinstance(answer, (str, int, bool)):
-            raise RowError("answer", "no_label", f"{answer!r:.60} is no answer")
-        counts = isinstance(answer, int) and not isinstance(answer, bool)
-        return place.question(
+        key, answer = file.unique_id(row, "question_index"), row.get("answer")
+        if not isinstance(answer, (str, int)):
+            raise RowError("answer", "no_label", f"{answer!r:.60} is not an answer")
+        counting = isinstance(answer, int) and not isinstance(answer, bool)
+        return file.question(
             key,
-            Media(id="img0", uri=below(folder, text(row, "image_filename"), "image_filename")),
-            Annotations(),
+            image(below(folder, text(row, "image_filename"), "image_filename")),
             question=text(row, "question"),
             answers=[str(answer)],
-            scorer="count" if counts else "exact",
+            scorer="count" if counting else "exact",
         )
 
-    for position, row in enumerate(rows.items(read_json(path), "questions")):
-        yield from rows.one(f"questions[{position}]", question, row)
+    return file.each_item("questions", question)
 
 
-_FAMILIES = (
+READERS = (
     DatasetReader(
         "vstar",
         "qa",
@@ -159,4 +153,3 @@ _FAMILIES = (
         {"split": "test"},
     ),
 )
-READERS = {reader.name: reader for reader in _FAMILIES}

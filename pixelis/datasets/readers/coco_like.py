@@ -1,10 +1,12 @@
-"""Pictures with segmented things: COCO, LVIS, PartImageNet, SA-1B.
+"""COCO's format for images and clips, COCO, LVIS, PartImageNet, YouTube-VIS and UVO, and SA-1B.
 
 COCO: one file with ``images``, ``categories`` and ``annotations`` (polygons, or run lengths for crowds; ``bbox`` x, y, w, h);
-https://cocodataset.org/#format-data. LVIS v1 adds to each category its ``frequency`` (r, c, f), names pictures by ``coco_url``
-and tells per picture which categories are absent or not annotated exhaustively; https://www.lvisdataset.org/dataset.
-PartImageNet in COCO's format (arXiv 2112.00933): a category is a part of a super-category. SA-1B: one JSON file beside each
-picture; https://github.com/facebookresearch/segment-anything#dataset.
+https://cocodataset.org/#format-data. LVIS v1 adds the ``frequency`` (r, c, f) of each category, names images by ``coco_url`` and
+lists per image the categories that are absent or not annotated exhaustively; https://www.lvisdataset.org/dataset. In
+PartImageNet (arXiv 2112.00933) a category is a part of a super-category. YouTube-VIS (arXiv 1905.04804) and UVO
+(https://sites.google.com/view/unidentified-video-object) have ``videos`` instead of images, and an annotation per object with a
+mask and a box, or null, per frame; YouTube-VIS has every fifth frame of 30 a second, UVO all. SA-1B has one JSON file beside
+each image; https://github.com/facebookresearch/segment-anything#dataset.
 """
 
 from __future__ import annotations
@@ -15,157 +17,229 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pixelis.datasets.annotation_geometry import box_xywh, mask_code, sides
-from pixelis.datasets.fields import RowError, need, number, optional, text
-from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, read_json, small_json
-from pixelis.records import Annotations, Media, Question, Region
+from pixelis.datasets.annotation_geometry import box_xywh, image_size, mask_rle
+from pixelis.datasets.fields import RowError, need, number, optional, text, whole
+from pixelis.datasets.readers.base import (
+    AnnotationFile,
+    DatasetReader,
+    DatasetRoot,
+    Rows,
+    below,
+    clip,
+    image,
+    read_json_row,
+)
+from pixelis.records import Annotations, Question, Region
+
+Categories = dict[Any, dict[str, Any]]
+"""The name and other attributes of each category, by id."""
 
 
-def categories_of(data: Any, rows: Checker, kept: tuple[str, ...] = ()) -> dict[Any, dict[str, Any]]:
-    """COCO's categories by id: ``name`` and those of the fields ``kept`` that they have."""
-    result: dict[Any, dict[str, Any]] = {}
-    for number_, row in enumerate(rows.items(data, "categories")):
-        with rows.row(f"categories[{number_}]"):
-            fields = {key: row[key] for key in kept if isinstance(row.get(key), str)} if isinstance(row, dict) else {}
-            result[need(row, "id", int)] = {"name": text(row, "name").replace("_", " "), **fields}
+def _categories(file: AnnotationFile, attribute: str = "") -> Categories:
+    """COCO's categories: ``name``, and ``attribute`` where they have it."""
+    result: Categories = {}
+    for i, row in enumerate(file.items("categories")):
+        with file.collect_errors(f"categories[{i}]"):
+            category = {"name": text(row, "name").replace("_", " ")}
+            if isinstance(row.get(attribute), str):
+                category[attribute] = row[attribute]
+            result[need(row, "id", int)] = category
     return result
 
 
-def grouped(data: Any, key: str, rows: Checker) -> dict[Any, list[Any]]:
-    """COCO's annotations by the id of what they belong to; those of nothing known are faults."""
-    owners = {"image_id": "images", "video_id": "videos"}[key]
-    known = {row["id"] for row in rows.items(data, owners) if isinstance(row, dict) and isinstance(row.get("id"), (int, str))}
+def _category(annotation: Any, categories: Categories) -> dict[str, Any]:
+    category = need(annotation, "category_id", int)
+    if category not in categories:
+        raise RowError("category_id", "unknown_id", f"{category} is not among the categories")
+    return categories[category]
+
+
+def _annotations_by(file: AnnotationFile, key: str, owners: str) -> dict[Any, list[Any]]:
+    """The annotations by the id of their image or video, which is an error where it is unknown."""
+    known = {row["id"] for row in file.items(owners) if isinstance(row, dict) and isinstance(row.get("id"), (int, str))}
     groups: dict[Any, list[Any]] = defaultdict(list)
-    for position, annotation in enumerate(rows.items(data, "annotations")):
-        with rows.row(f"annotations[{position}]"):
+    annotations = file.items("annotations")
+    for i, annotation in enumerate(annotations):
+        with file.collect_errors(f"annotations[{i}]"):
             owner = need(annotation, key, (int, str))
             if owner not in known:
                 raise RowError(key, "unknown_id", f"{owner!r} is not among the {owners}")
             groups[owner].append(annotation)
-    data["annotations"].clear()  # so that what was read can be forgotten
+    annotations.clear()  # the groups free the annotations of each image that was read
     return groups
 
 
-def _pictures(
-    *files: str, pictures: str = "{split}", kept: tuple[str, ...] = ("supercategory",)
+# -- images -----------------------------------------------------------------------------------------------------------------
+
+
+def _images(
+    *annotations: str, images: str = "{split}", category_attribute: str = "supercategory"
 ) -> Callable[[DatasetRoot], Rows]:
-    """A reader of COCO's format: ``files`` are where annotations may lie, ``pictures`` the folder that file names start in."""
+    """A reader of images in COCO's format: where ``annotations`` may lie, and the folder of ``images``."""
 
-    def read(place: DatasetRoot) -> Rows:
-        path = place.path(*files)
-        folder = place.path(pictures)
-        data, rows = read_json(path), Checker(path)
-        categories, groups = categories_of(data, rows, kept), grouped(data, "image_id", rows)
+    def read(root: DatasetRoot) -> Rows:
+        file, folder = root.file(*annotations), root.path(images)
+        categories, groups = _categories(file, category_attribute), _annotations_by(file, "image_id", "images")
 
-        def question(image: dict[str, Any]) -> Question:
-            key = rows.unique(need(image, "id", (int, str)), "id")
-            width, height = sides(image.get("width"), image.get("height"))
-            media = Media(id="img0", uri=_file(place.root, folder, image), width=width, height=height)
+        def question(row: dict[str, Any]) -> Question:
+            key = file.unique_id(row, "id")
+            size = image_size(row.get("width"), row.get("height"))
+            media = image(_image_path(root.folder, folder, row), size)
             regions = []
             for annotation in groups.pop(key, []):
-                with rows.row(f"annotation {annotation.get('id')}"):
-                    regions.append(_region(annotation, categories, width, height))
-            # LVIS: what is known not to be there, and what may be there more often than it is annotated.
+                with file.collect_errors(f"annotation {annotation.get('id')}"):
+                    regions.append(_region(annotation, _category(annotation, categories), *size))
+            # LVIS: categories that the image certainly lacks, and those of which it may show more than is annotated.
             meta: dict[str, Any] = {
-                name: [categories[c]["name"] for c in optional(image, column, list, []) if isinstance(c, int) and c in categories]
+                name: [categories[c]["name"] for c in optional(row, column, list, []) if isinstance(c, int) and c in categories]
                 for name, column in (("absent", "neg_category_ids"), ("not_exhaustive", "not_exhaustive_category_ids"))
             }
-            return place.question(key, media, Annotations(regions=regions), dropped=rows.pending, **meta)
+            return file.question(key, media, Annotations(regions=regions), **meta)
 
-        yield from rows.take()
-        for position, image in enumerate(rows.items(data, "images")):
-            yield from rows.one(f"images[{position}]", question, image)
+        yield from file.take_errors()
+        yield from file.each_item("images", question)
 
     return read
 
 
-def _file(root: Path, folder: Path, image: dict[str, Any]) -> str:
-    if "file_name" in image:
-        return below(folder, text(image, "file_name"), "file_name")
-    return below(root, "/".join(text(image, "coco_url").split("/")[-2:]), "coco_url")  # .../train2017/000000391895.jpg
+def _image_path(root: Path, folder: Path, row: dict[str, Any]) -> str:
+    if "file_name" in row:
+        return below(folder, text(row, "file_name"), "file_name")
+    return below(root, "/".join(text(row, "coco_url").split("/")[-2:]), "coco_url")  # .../train2017/000000391895.jpg
 
 
-def _region(annotation: dict[str, Any], categories: dict[Any, dict[str, Any]], width: int, height: int) -> Region:
-    category = need(annotation, "category_id", int)
-    if category not in categories:
-        raise RowError("category_id", "unknown_id", f"{category} is not among the categories")
-    fields = {key: value for key, value in categories[category].items() if key != "name"}
-    crowd = {"iscrowd": True} if annotation.get("iscrowd") else {}
+def _region(annotation: dict[str, Any], category: dict[str, Any], width: int, height: int) -> Region:
+    attributes = {key: value for key, value in category.items() if key != "name"}
+    if annotation.get("iscrowd"):
+        attributes["iscrowd"] = True
     return Region(
         id=str(need(annotation, "id", (int, str))),
-        label=categories[category]["name"],
+        label=category["name"],
         box=box_xywh(need(annotation, "bbox", list), width, height),
-        mask=mask_code(annotation.get("segmentation"), width, height),
-        attributes={**fields, **crowd},
+        mask=mask_rle(annotation.get("segmentation"), width, height),
+        attributes=attributes,
     )
 
 
-def _anything(place: DatasetRoot) -> Rows:
-    """SA-1B: one JSON file a picture, found and read one after the other; masks below the thresholds are left out."""
-    least = {"area": place.number("area"), "predicted_iou": place.number("iou"), "stability_score": place.number("stability")}
+# -- clips ------------------------------------------------------------------------------------------------------------------
 
-    def question(path: Path, rows: Checker) -> Question:
-        data = small_json(path)
-        image = need(data, "image", dict)
-        width, height = sides(image.get("width"), image.get("height"))
-        media = Media(id="img0", uri=below(path.parent, text(image, "file_name"), "file_name"), width=width, height=height)
+
+def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot], Rows]:
+    """A reader of clips in COCO's format: where ``annotations`` may lie, and the folder of ``frames``."""
+
+    def read(root: DatasetRoot) -> Rows:
+        file, folder = root.file(*annotations), root.path(frames)
+        categories, groups = _categories(file), _annotations_by(file, "video_id", "videos")
+
+        def question(video: dict[str, Any]) -> Question:
+            key = file.unique_id(video, "id")
+            size = image_size(video.get("width"), video.get("height"))
+            names = need(video, "file_names", list)
+            if not names or not all(isinstance(name, str) for name in names):
+                raise RowError("file_names", "wrong_type", "expected a list of file names")
+            regions: list[Region] = []
+            for annotation in groups.pop(key, []):
+                with file.collect_errors(f"annotation {annotation.get('id')}"):
+                    regions += _track(annotation, _category(annotation, categories)["name"], file, len(names), *size)
+            paths = [below(folder, name, "file_names") for name in names]
+            return file.question(key, clip(frames=paths, fps=fps, size=size), Annotations(regions=regions))
+
+        yield from file.take_errors()
+        yield from file.each_item("videos", question)
+
+    return read
+
+
+def _track(annotation: Any, label: str, file: AnnotationFile, frames: int, width: int, height: int) -> list[Region]:
+    """The regions of one object, one per frame; faulty ones are left out."""
+    track = str(need(annotation, "id", (int, str)))
+    masks, boxes = need(annotation, "segmentations", list), need(annotation, "bboxes", list)
+    # UVO may annotate an object from a later frame on.
+    first = whole(annotation.get("start_idx", 0), "start_idx") if len(masks) < frames else 0
+    if len(masks) != len(boxes) or first + len(masks) > frames:
+        message = f"{len(masks)} masks and {len(boxes)} boxes from frame {first} on of {frames} frames"
+        raise RowError("segmentations", "bad_length", message)
+    regions = []
+    for frame, (mask, sides) in enumerate(zip(masks, boxes, strict=True), first):
+        if mask is None or sides is None:
+            continue
+        with file.collect_errors(f"annotation {track}, frame {frame}"):
+            region = Region(
+                id=f"{track}.{frame}",
+                label=label,
+                box=box_xywh(sides, width, height, "bboxes"),
+                media="vid0",
+                mask=mask_rle(mask, width, height, "segmentations"),
+                frame=frame,
+                track=track,
+                attributes={"iscrowd": True} if annotation.get("iscrowd") else {},
+            )
+            regions.append(region)
+    return regions
+
+
+# -- SA-1B ------------------------------------------------------------------------------------------------------------------
+
+
+def _sa1b(root: DatasetRoot) -> Rows:
+    """One JSON file per image, listed and read one after the other; masks below the thresholds are left out."""
+    options = {"area": "area", "predicted_iou": "iou", "stability_score": "stability"}
+    thresholds = {name: root.number(option) for name, option in options.items()}
+
+    def question(file: AnnotationFile) -> Question:
+        data = read_json_row(file.path)
+        row = need(data, "image", dict)
+        size = image_size(row.get("width"), row.get("height"))
+        media = image(below(file.path.parent, text(row, "file_name"), "file_name"), size)
         regions, left_out = [], 0
-        for position, annotation in enumerate(need(data, "annotations", list)):
-            with rows.row(f"annotations[{position}]"):
-                if any(number(need(annotation, name, (int, float)), name) < value for name, value in least.items()):
+        for i, annotation in enumerate(need(data, "annotations", list)):
+            with file.collect_errors(f"annotations[{i}]"):
+                scores = {name: need(annotation, name, (int, float)) for name in thresholds}
+                if any(number(score, name) < thresholds[name] for name, score in scores.items()):
                     left_out += 1
                 else:
-                    regions.append(_masklet(annotation, width, height))
-        key = need(image, "image_id", (int, str))
-        return place.question(key, media, Annotations(regions=regions), dropped=rows.pending, left_out=left_out or None)
+                    regions.append(_unnamed_region(annotation, scores, *size))
+        key = need(row, "image_id", (int, str))
+        return file.question(key, media, Annotations(regions=regions), left_out=left_out or None)
 
-    empty = True
-    for path in _walk(place.path("")):
-        empty, rows = False, Checker(path)
-        yield from rows.one("image", question, path, rows)
-    if empty:
-        place.path("sa_000000/sa_1.json")
+    path = None
+    for path in _json_files(root.path("")):
+        file = AnnotationFile(root, path)
+        yield from file.convert("image", question, file)
+    if path is None:
+        root.path("sa_000000/sa_1.json")
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    """JSON files below a folder in the order of their names, a folder at a time."""
+def _json_files(folder: Path) -> Iterator[Path]:
+    """JSON files below a folder in the order of their names, listing one folder at a time."""
     with os.scandir(folder) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     for entry in entries:
         if entry.is_dir():
-            yield from _walk(Path(entry.path))
+            yield from _json_files(Path(entry.path))
         elif entry.name.endswith(".json"):
             yield Path(entry.path)
 
 
-def _masklet(annotation: dict[str, Any], width: int, height: int) -> Region:
-    points = [[number(x, "point_coords") / width, number(y, "point_coords") / height] for x, y in _pairs(annotation)]
+def _unnamed_region(annotation: dict[str, Any], scores: dict[str, float], width: int, height: int) -> Region:
+    pairs = optional(annotation, "point_coords", list, [])
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise RowError("point_coords", "wrong_type", "expected a list of points")
+    points = [[number(x, "point_coords") / width, number(y, "point_coords") / height] for x, y in pairs]
     return Region(
         id=str(need(annotation, "id", (int, str))),
-        label="object",  # SA-1B names nothing
+        label="object",
         box=box_xywh(need(annotation, "bbox", list), width, height),
-        mask=mask_code(need(annotation, "segmentation", dict), width, height),
-        attributes={
-            "area": annotation["area"],
-            "predicted_iou": annotation["predicted_iou"],
-            "stability_score": annotation["stability_score"],
-            **({"points": points} if points else {}),
-        },
+        mask=mask_rle(need(annotation, "segmentation", dict), width, height),
+        attributes={**scores, **({"points": points} if points else {})},
     )
 
 
-def _pairs(annotation: dict[str, Any]) -> list[list[Any]]:
-    points = optional(annotation, "point_coords", list, [])
-    if not all(isinstance(point, list) and len(point) == 2 for point in points):
-        raise RowError("point_coords", "wrong_type", "is no list of points")
-    return points
-
-
-_FAMILIES = (
+READERS = (
     DatasetReader(
         "coco",
         "segmentation",
-        _pictures("annotations/instances_{split}.json"),
+        _images("annotations/instances_{split}.json"),
         "ROOT/annotations/instances_SPLIT.json, ROOT/SPLIT/000000000009.jpg",
         "https://cocodataset.org/#format-data",
         {"split": "train2017"},
@@ -174,7 +248,7 @@ _FAMILIES = (
     DatasetReader(
         "lvis",
         "segmentation",
-        _pictures("annotations/lvis_v1_{split}.json", "lvis_v1_{split}.json", pictures="", kept=("frequency",)),
+        _images("annotations/lvis_v1_{split}.json", "lvis_v1_{split}.json", images="", category_attribute="frequency"),
         "ROOT/annotations/lvis_v1_SPLIT.json (or ROOT/lvis_v1_SPLIT.json), ROOT/train2017/ and ROOT/val2017/ of COCO",
         "https://www.lvisdataset.org/dataset",
         exhaustive=True,
@@ -182,7 +256,7 @@ _FAMILIES = (
     DatasetReader(
         "partimagenet",
         "segmentation",
-        _pictures("annotations/{split}.json", "annotations/{split}/{split}.json", "{split}.json", pictures="images/{split}"),
+        _images("annotations/{split}.json", "annotations/{split}/{split}.json", "{split}.json", images="images/{split}"),
         "ROOT/annotations/SPLIT.json (or ROOT/annotations/SPLIT/SPLIT.json), ROOT/images/SPLIT/n01440764_1234.JPEG",
         "https://github.com/TACJu/PartImageNet",
         exhaustive=True,
@@ -190,10 +264,29 @@ _FAMILIES = (
     DatasetReader(
         "sa1b",
         "segmentation",
-        _anything,
+        _sa1b,
         "ROOT/sa_000000/sa_1.json with sa_1.jpg beside it, ... (the unpacked archives, each in a folder or all in one)",
         "https://github.com/facebookresearch/segment-anything#dataset",
         {"split": "", "area": "100", "iou": "0.5", "stability": "0.5"},
     ),
+    DatasetReader(
+        "youtube_vis",
+        "tracking",
+        _videos("{split}.json", "{split}/instances.json", "instances_{split}.json", frames="{split}/JPEGImages", fps=6),
+        "ROOT/SPLIT.json (or ROOT/SPLIT/instances.json), ROOT/SPLIT/JPEGImages/0043f083b5/00000.jpg",
+        "https://youtube-vos.org/dataset/vis",
+    ),
+    DatasetReader(
+        "uvo",
+        "tracking",
+        _videos(
+            "VideoDenseSet/UVO_video_{split}_dense_with_label.json",
+            "VideoDenseSet/UVO_video_{split}_dense.json",
+            frames="uvo_videos_dense_frames",
+            fps=30,
+        ),
+        "ROOT/VideoDenseSet/UVO_video_SPLIT_dense.json (or ..._dense_with_label.json), ROOT/uvo_videos_dense_frames/YTID/0.png "
+        "(frames as the kit's video2frames.py writes them)",
+        "https://sites.google.com/view/unidentified-video-object/dataset",
+    ),
 )
-READERS = {reader.name: reader for reader in _FAMILIES}

@@ -1,10 +1,11 @@
-"""Pictures with annotated writing: DocVQA, InfographicsVQA, TextCaps, HierText, ICDAR ArT.
+"""Images with annotated text: DocVQA, InfographicsVQA, TextCaps, HierText, ICDAR ArT.
 
-DocVQA (task 1) and InfographicsVQA (task 3) of https://rrc.cvc.uab.es/?ch=17: ``{"data": [question, ...]}`` with the texts found
-by Azure (``recognitionResults``, corners in pixels) and by Textract (``LINE``, ``WORD``, 0..1), a file a picture. Where the words
-of an answer stand in these is in ``meta``. TextCaps, https://textvqa.org/textcaps/dataset: a row a caption; Rosetta's words,
-0..1, their rotation not applied. HierText, https://github.com/google-research-datasets/hiertext: paragraphs, lines and words.
-ArT, https://rrc.cvc.uab.es/?ch=14: polygons of words (Latin) and lines (Chinese); ``###`` and ``illegibility`` say unreadable.
+DocVQA (task 1) and InfographicsVQA (task 3) of https://rrc.cvc.uab.es/?ch=17: ``{"data": [question, ...]}`` and a file per image
+with the text recognised by Azure (``recognitionResults``, corners in pixels) or by Textract (``LINE``, ``WORD``, 0..1). The
+boxes of the words of an answer are in ``meta``. TextCaps, https://textvqa.org/textcaps/dataset: a row per caption; Rosetta's
+words, 0..1, whose rotation is not applied. HierText, https://github.com/google-research-datasets/hiertext: paragraphs, lines and
+words. ArT, https://rrc.cvc.uab.es/?ch=14: polygons of words (Latin) and lines (Chinese); ``###`` and ``illegibility`` mark
+unreadable text.
 """
 
 from __future__ import annotations
@@ -13,187 +14,187 @@ import functools
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pixelis.datasets.annotation_geometry import around, box, header_size, outline, sides
-from pixelis.datasets.fields import RowError, need, number, optional, text
-from pixelis.datasets.readers.base import Checker, DatasetReader, DatasetRoot, Rows, below, read_json, small_json
-from pixelis.records import Annotations, Box, Line, Media, Question, Region
+from pixelis.datasets.annotation_geometry import box_xywh, enclosing_box, header_size, image_size, polygon_points
+from pixelis.datasets.fields import RowError, need, optional, text
+from pixelis.datasets.readers.base import (
+    AnnotationFile,
+    DatasetReader,
+    DatasetRoot,
+    Rows,
+    Size,
+    below,
+    image,
+    read_json_row,
+)
+from pixelis.records import Annotations, Box, Line, Question, Region
 
-Size = tuple[int | None, int | None]
-Found = tuple[list[Line], Size]
-"""Texts found in a picture, and the picture's width and height where the same file tells them."""
-
-_recognised = functools.lru_cache(maxsize=4)(small_json)  # the questions about one picture follow each other
+Level = Literal["word", "line", "paragraph"]
+_read_recognised = functools.lru_cache(maxsize=4)(read_json_row)  # the questions about one image follow each other
 
 
-# -- questions about documents --------------------------------------------------------------------------------------
+# -- questions about documents ----------------------------------------------------------------------------------------------
 
 
 def _documents(
-    questions: tuple[str, ...], pictures: tuple[str, ...], found: tuple[str, ...], column: str, recogniser: Callable
+    questions: tuple[str, ...],
+    images: tuple[str, ...],
+    recognised: tuple[str, ...],
+    image_column: str,
+    lines_of: Callable[[dict[str, Any], AnnotationFile, str], tuple[list[Line], Size]],
 ) -> Callable[[DatasetRoot], Rows]:
-    """A reader of questions with texts: ``column`` names the picture, ``recogniser`` reads the file of texts found in it."""
+    """A reader of questions about documents; ``lines_of`` converts the file of text recognised in an image."""
 
-    def read(place: DatasetRoot) -> Rows:
-        path, folder = place.path(*questions), place.path(*pictures)
-        texts = place.path(*found) if place.flag("ocr") else None
-        rows = Checker(path)
+    def read(root: DatasetRoot) -> Rows:
+        file, folder = root.file(*questions), root.path(*images)
+        texts = root.path(*recognised) if root.flag("ocr") else None
 
         def question(row: dict[str, Any]) -> Question:
-            key = rows.unique(need(row, "questionId", (int, str)), "questionId")
-            name = Path(text(row, column)).name
-            uri = below(folder, name, column)
-            answers = _answers(row)
-            lines, (width, height) = [], (None, None)
+            key = file.unique_id(row, "questionId")
+            name = Path(text(row, image_column)).name
+            uri, answers = below(folder, name, image_column), _answers(row)
+            lines: list[Line] = []
+            size: Size = (None, None)
             if texts is not None:
-                with rows.row(f"question {key}, texts"):
-                    file = Path(
-                        below(texts, optional(row, "ocr_output_file", str) or f"{Path(name).stem}.json", "ocr_output_file")
-                    )
-                    lines, (width, height) = recogniser(_recognised(file), rows, file.name)
-            return place.question(
+                with file.collect_errors(f"question {key}, texts"):
+                    text_name = optional(row, "ocr_output_file", str) or f"{Path(name).stem}.json"
+                    path = Path(below(texts, text_name, "ocr_output_file"))
+                    lines, size = lines_of(_read_recognised(path), file, path.name)
+            return file.question(
                 key,
-                Media(id="img0", uri=uri, width=width, height=height),
+                image(uri, size),
                 Annotations(lines=lines),
-                question=text(row, "question"),
-                answers=answers,
-                scorer="anls",
-                dropped=rows.pending,
-                answer_boxes=_where(answers, lines),
+                text(row, "question"),
+                answers,
+                "anls",
+                answer_boxes=_answer_boxes(answers, lines),
                 types=row.get("question_types") or row.get("answer_type"),
                 operations=row.get("operation/reasoning") or row.get("operation"),
             )
 
-        for row_number, row in enumerate(rows.items(read_json(path), "data")):
-            yield from rows.one(f"data[{row_number}]", question, row)
+        yield from file.each_item("data", question)
 
     return read
 
 
 def _answers(row: dict[str, Any]) -> list[str] | None:
-    """Accepted answers; None where the split keeps them back. A label that is there and empty is a fault."""
-    answers = optional(row, "answers", list)
-    if answers is None:
+    """Accepted answers; None where the split does not publish them. RowError ``no_label`` if the list has no text."""
+    values = optional(row, "answers", list)
+    if values is None:
         return None
-    kept = [answer.strip() for answer in answers if isinstance(answer, str) and answer.strip()]
-    if not kept:
-        raise RowError("answers", "no_label", f"{answers!r:.60} holds no answer")
-    return list(dict.fromkeys(kept))
+    answers = [value.strip() for value in values if isinstance(value, str) and value.strip()]
+    if not answers:
+        raise RowError("answers", "no_label", f"{values!r:.60} has no answer")
+    return list(dict.fromkeys(answers))
 
 
-def _where(answers: list[str] | None, lines: list[Line]) -> list[Box]:
-    """Each place, 0..1, where the words of an accepted answer stand one after the other."""
-    words = [line for line in lines if line.level == "word" and line.box]
-    plain = [_plain(word.text) for word in words]
-    found: dict[tuple[int, int], Box] = {}
+def _answer_boxes(answers: list[str] | None, lines: list[Line]) -> list[Box]:
+    """The boxes, 0..1, around each run of words that spells an accepted answer."""
+    words = [(_letters(line.text), line.box) for line in lines if line.level == "word" and line.box]
+    boxes: dict[tuple[int, int], Box] = {}
     for answer in answers or []:
-        wanted = [token for token in map(_plain, answer.split()) if token]
-        for start in range(len(plain) - len(wanted) + 1 if wanted else 0):
-            end = start + len(wanted)
-            if plain[start:end] == wanted:
-                lefts, tops, rights, bottoms = zip(*(word.box for word in words[start:end] if word.box), strict=True)
-                found[start, end] = min(lefts), min(tops), max(rights), max(bottoms)
-    return list(found.values())
+        tokens = [token for token in map(_letters, answer.split()) if token]
+        for start in range(len(words) - len(tokens) + 1 if tokens else 0):
+            run = words[start : start + len(tokens)]
+            if [word for word, _ in run] == tokens:
+                lefts, tops, rights, bottoms = zip(*(box for _, box in run), strict=True)
+                boxes[start, start + len(tokens)] = min(lefts), min(tops), max(rights), max(bottoms)
+    return list(boxes.values())
 
 
-def _plain(word: str) -> str:
+def _letters(word: str) -> str:
     return "".join(c for c in unicodedata.normalize("NFKC", word).casefold() if c.isalnum())
 
 
-def _azure(data: dict[str, Any], rows: Checker, name: str) -> Found:
+def _azure_lines(data: dict[str, Any], file: AnnotationFile, name: str) -> tuple[list[Line], Size]:
     pages = need(data, "recognitionResults", list)
     if len(pages) != 1:
-        raise RowError("recognitionResults", "wrong_type", f"{name} has {len(pages)} pages, a picture has one")
-    width, height = sides(need(pages[0], "width", int), need(pages[0], "height", int))
+        raise RowError("recognitionResults", "wrong_type", f"{name} has {len(pages)} pages, expected 1")
+    size = image_size(need(pages[0], "width", int), need(pages[0], "height", int))
     lines = []
 
-    def read(item: Any, level: Any, where: str) -> None:
-        with rows.row(f"{name}, {where}"):
-            corners = outline(need(item, "boundingBox", list), width, height, "boundingBox")
-            lines.append(Line(text=text(item, "text"), box=around(corners, column="boundingBox"), level=level))
+    def add(item: Any, level: Level, part: str) -> None:
+        with file.collect_errors(f"{name}, {part}"):
+            points = polygon_points(need(item, "boundingBox", list), *size, "boundingBox")
+            lines.append(Line(text=text(item, "text"), box=enclosing_box(points, "boundingBox"), level=level))
 
     for i, line in enumerate(need(pages[0], "lines", list)):
-        read(line, "line", f"lines[{i}]")
+        add(line, "line", f"lines[{i}]")
         for j, word in enumerate(line.get("words") or [] if isinstance(line, dict) else []):
-            read(word, "word", f"lines[{i}].words[{j}]")
-    return lines, (width, height)
+            add(word, "word", f"lines[{i}].words[{j}]")
+    return lines, size
 
 
-def _textract(data: dict[str, Any], rows: Checker, name: str) -> Found:
+def _textract_lines(data: dict[str, Any], file: AnnotationFile, name: str) -> tuple[list[Line], Size]:
     lines = []
-    for kind, level in (("LINE", "line"), ("WORD", "word")):
+    levels: dict[str, Level] = {"LINE": "line", "WORD": "word"}
+    for kind, level in levels.items():
         for i, block in enumerate(optional(data, kind, list, [])):
-            with rows.row(f"{name}, {kind}[{i}]"):
-                sizes = need(need(block, "Geometry", dict), "BoundingBox", dict)
-                left, top, width, height = (number(sizes.get(key), key) for key in ("Left", "Top", "Width", "Height"))
-                place = box([left, top, left + width, top + height], 1, 1, "BoundingBox")
-                lines.append(Line(text=text(block, "Text"), box=place, level=level))
+            with file.collect_errors(f"{name}, {kind}[{i}]"):
+                bounds = need(need(block, "Geometry", dict), "BoundingBox", dict)
+                sides = [bounds.get(key) for key in ("Left", "Top", "Width", "Height")]
+                lines.append(Line(text=text(block, "Text"), box=box_xywh(sides, 1, 1, "BoundingBox"), level=level))
     return lines, (None, None)
 
 
-# -- texts in pictures ----------------------------------------------------------------------------------------------
+# -- text in images ---------------------------------------------------------------------------------------------------------
 
 
-def _textcaps(place: DatasetRoot) -> Rows:
-    path = place.path("TextCaps_0.1_{split}.json")
-    folder = place.path("test_images" if place.split == "test" else "train_images")
+def _textcaps(root: DatasetRoot) -> Rows:
+    file = root.file("TextCaps_0.1_{split}.json")
+    folder = root.path("test_images" if root.split == "test" else "train_images")
     words: dict[str, list[Any]] = {}
-    if place.flag("ocr"):
-        found = place.path("TextVQA_Rosetta_OCR_v0.2_{split}.json")
-        recognised = Checker(found)
-        for position, row in enumerate(recognised.items(read_json(found), "data")):
-            with recognised.row(f"data[{position}]"):
+    if root.flag("ocr"):
+        recognised = root.file("TextVQA_Rosetta_OCR_v0.2_{split}.json")
+        for i, row in enumerate(recognised.items("data")):
+            with recognised.collect_errors(f"data[{i}]"):
                 words[text(row, "image_id")] = optional(row, "ocr_info", list, [])
-        yield from recognised.take()
-    rows = Checker(path)
-    captions: dict[str, list[tuple[int, Any]]] = {}
-    for position, row in enumerate(rows.items(read_json(path), "data")):
-        with rows.row(f"data[{position}]"):
-            captions.setdefault(text(row, "image_id"), []).append((position, row))
-    yield from rows.take()
+        yield from recognised.take_errors()
+    by_image: dict[str, list[tuple[int, Any]]] = {}
+    for i, row in enumerate(file.items("data")):
+        with file.collect_errors(f"data[{i}]"):
+            by_image.setdefault(text(row, "image_id"), []).append((i, row))
+    yield from file.take_errors()
 
-    def question(key: str, group: list[tuple[int, Any]]) -> Question:
-        first = group[0][1]
-        width, height = sides(first.get("image_width"), first.get("image_height"))
-        said, lines = [], []
-        for position, row in group:
-            with rows.row(f"data[{position}]"):
-                if place.split != "test" or row.get("caption_str"):
-                    said.append(text(row, "caption_str"))
+    def question(key: str, rows: list[tuple[int, Any]]) -> Question:
+        first = rows[0][1]
+        size = image_size(first.get("image_width"), first.get("image_height"))
+        captions, lines = [], []
+        for i, row in rows:
+            with file.collect_errors(f"data[{i}]"):
+                if root.split != "test" or row.get("caption_str"):
+                    captions.append(text(row, "caption_str"))
         for i, item in enumerate(words.get(key, [])):
-            with rows.row(f"image {key}, ocr_info[{i}]"):
-                b = need(item, "bounding_box", dict)
-                left, top, w, h = (number(b.get(name), name) for name in ("top_left_x", "top_left_y", "width", "height"))
-                lines.append(
-                    Line(text=text(item, "word"), box=box([left, top, left + w, top + h], 1, 1, "bounding_box"), level="word")
-                )
-        media = Media(id="img0", uri=below(folder, f"{key}.jpg", "image_id"), width=width, height=height)
-        return place.question(key, media, Annotations(lines=lines, captions=said), dropped=rows.pending)
+            with file.collect_errors(f"image {key}, ocr_info[{i}]"):
+                bounds = need(item, "bounding_box", dict)
+                sides = [bounds.get(name) for name in ("top_left_x", "top_left_y", "width", "height")]
+                lines.append(Line(text=text(item, "word"), box=box_xywh(sides, 1, 1, "bounding_box"), level="word"))
+        media = image(below(folder, f"{key}.jpg", "image_id"), size)
+        return file.question(key, media, Annotations(lines=lines, captions=captions))
 
-    for key, group in captions.items():
-        yield from rows.one(f"image {key}", question, key, group)
+    for key, rows in by_image.items():
+        yield from file.convert(f"image {key}", question, key, rows)
 
 
-def _hiertext(place: DatasetRoot) -> Rows:
-    """Lines in the order of the tree: a paragraph, its first line, the words of that, its next line, ..."""
-    path = place.path("gt/{split}.jsonl", "gt/{split}.jsonl.gz")
-    folder, rows = place.path("{split}"), Checker(path)
+def _hiertext(root: DatasetRoot) -> Rows:
+    """Lines in the order of the tree: a paragraph, its first line, the words of that line, its next line, ..."""
+    file, folder = root.file("gt/{split}.jsonl", "gt/{split}.jsonl.gz"), root.path("{split}")
 
     def question(row: dict[str, Any]) -> Question:
-        key = rows.unique(text(row, "image_id"), "image_id")
-        width, height = sides(row.get("image_width"), row.get("image_height"))
+        key = file.unique(text(row, "image_id"), "image_id")
+        size = image_size(row.get("image_width"), row.get("image_height"))
         lines: list[Line] = []
         unreadable = 0
 
-        def add(item: Any, level: Any, words: str, where: str) -> None:
+        def add(item: Any, level: Level, content: str, part: str) -> None:
             nonlocal unreadable
-            with rows.row(f"image {key}, {where}"):
-                if not words.strip():
+            with file.collect_errors(f"image {key}, {part}"):
+                if not content.strip():
                     unreadable += 1
                     return
-                corners = outline(need(item, "vertices", list), width, height, "vertices")
-                lines.append(Line(text=words.strip(), box=around(corners, column="vertices"), level=level))
+                points = polygon_points(need(item, "vertices", list), *size, "vertices")
+                lines.append(Line(text=content.strip(), box=enclosing_box(points, "vertices"), level=level))
 
         for i, paragraph in enumerate(need(row, "paragraphs", list)):
             inner = need(paragraph, "lines", list)
@@ -202,41 +203,40 @@ def _hiertext(place: DatasetRoot) -> Rows:
                 add(line, "line", optional(line, "text", str, ""), f"paragraphs[{i}].lines[{j}]")
                 for k, word in enumerate(optional(line, "words", list, [])):
                     add(word, "word", optional(word, "text", str, ""), f"paragraphs[{i}].lines[{j}].words[{k}]")
-        media = Media(id="img0", uri=below(folder, f"{key}.jpg", "image_id"), width=width, height=height)
-        return place.question(key, media, Annotations(lines=lines), dropped=rows.pending, unreadable=unreadable or None)
+        media = image(below(folder, f"{key}.jpg", "image_id"), size)
+        return file.question(key, media, Annotations(lines=lines), unreadable=unreadable or None)
 
-    for position, row in enumerate(rows.items(read_json(path), "annotations")):
-        yield from rows.one(f"annotations[{position}]", question, row)
+    yield from file.each_item("annotations", question)
 
 
-def _art(place: DatasetRoot) -> Rows:
-    path, folder = place.path("{split}_labels.json"), place.path("{split}_images")
-    rows = Checker(path)
+def _art(root: DatasetRoot) -> Rows:
+    file, folder = root.file("{split}_labels.json"), root.path("{split}_images")
 
     def question(key: str, items: Any) -> Question:
         uri = below(folder, f"{key}.jpg", "image")
-        width, height = header_size(Path(uri))
+        size = header_size(Path(uri))
         lines, regions = [], []
-        for position, item in enumerate(items if isinstance(items, list) else [items]):
-            with rows.row(f"{key}[{position}]"):
-                corners = outline(need(item, "points", list), width, height, "points")
-                words, place_ = text(item, "transcription"), around(corners, column="points")
-                readable = words != "###" and not item.get("illegibility")
-                told = {"readable": readable, **({"language": item["language"]} if isinstance(item.get("language"), str) else {})}
-                told |= {"text": words} if readable else {}
-                label = "text" if readable else "unreadable text"
-                regions.append(Region(id=f"text{position}", label=label, box=place_, outline=[corners], attributes=told))
+        for i, item in enumerate(items if isinstance(items, list) else [items]):
+            with file.collect_errors(f"{key}[{i}]"):
+                points = polygon_points(need(item, "points", list), *size, "points")
+                content, box = text(item, "transcription"), enclosing_box(points, "points")
+                readable = content != "###" and not item.get("illegibility")
+                attributes: dict[str, Any] = {"readable": readable}
+                if isinstance(item.get("language"), str):
+                    attributes["language"] = item["language"]
+                label = "unreadable text"
                 if readable:
-                    lines.append(Line(text=words, box=place_, level="word" if told.get("language") == "Latin" else "line"))
-        media = Media(id="img0", uri=uri, width=width, height=height)
-        return place.question(key, media, Annotations(regions=regions, lines=lines), dropped=rows.pending)
+                    label, attributes["text"] = "text", content
+                    lines.append(Line(text=content, box=box, level="word" if item.get("language") == "Latin" else "line"))
+                regions.append(Region(id=f"text{i}", label=label, box=box, outline=[points], attributes=attributes))
+        return file.question(key, image(uri, size), Annotations(regions=regions, lines=lines))
 
-    for key, items in read_json(path).items():
-        yield from rows.one(key, question, key, items)
+    for key, items in file.data.items():
+        yield from file.convert(key, question, key, items)
 
 
 _OCR = {"split": "train", "ocr": "yes"}
-_FAMILIES = (
+READERS = (
     DatasetReader(
         "docvqa",
         "text",
@@ -245,7 +245,7 @@ _FAMILIES = (
             ("spdocvqa_images", "{split}/documents"),
             ("spdocvqa_ocr", "{split}/ocr_results"),
             "image",
-            _azure,
+            _azure_lines,
         ),
         "ROOT/spdocvqa_qas/SPLIT_v1.0_withQT.json, ROOT/spdocvqa_images/xnbl0037_1.png, ROOT/spdocvqa_ocr/xnbl0037_1.json; "
         "or as first released: ROOT/SPLIT/SPLIT_v1.0.json, ROOT/SPLIT/documents/*.png, ROOT/SPLIT/ocr_results/*.json",
@@ -260,7 +260,7 @@ _FAMILIES = (
             ("infographicsvqa_images",),
             ("infographicsvqa_ocr",),
             "image_local_name",
-            _textract,
+            _textract_lines,
         ),
         "ROOT/infographicsvqa_qas/infographicsVQA_SPLIT_v1.0.json (val: ..._withQT.json), "
         "ROOT/infographicsvqa_images/10002.jpeg, ROOT/infographicsvqa_ocr/10002.json",
@@ -291,4 +291,3 @@ _FAMILIES = (
         "https://rrc.cvc.uab.es/?ch=14&com=downloads",
     ),
 )
-READERS = {reader.name: reader for reader in _FAMILIES}
