@@ -7,6 +7,7 @@ size of an image, only its header is read.
 from __future__ import annotations
 
 import difflib
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -16,7 +17,8 @@ from pixelis.datasets.readers.base import DatasetReader, DatasetRoot, Rows
 from pixelis.errors import BadInput
 
 _MODULES = (coco_like, text, captions, video_masks, motion, temporal, agents, benchmarks)
-READERS: dict[str, DatasetReader] = {reader.name: reader for module in _MODULES for reader in module.READERS}
+_CATALOG = tomllib.loads(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8"))
+READERS = {name: DatasetReader(name, read=read, **_CATALOG[name]) for module in _MODULES for name, read in module.READERS.items()}
 
 
 def is_dataset(source: str) -> bool:

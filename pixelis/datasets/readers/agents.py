@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pixelis.datasets.annotation_geometry import box_xywh, header_size
 from pixelis.datasets.fields import RowError, need, optional, parse_json, text, whole
 from pixelis.datasets.media_root import MediaRoot
-from pixelis.datasets.readers.base import AnnotationFile, DatasetReader, DatasetRoot, Rows, image
+from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, image
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Question, Region
 
@@ -90,13 +90,4 @@ def _step(file: AnnotationFile, media_root: MediaRoot, row: dict[str, Any]) -> Q
     )
 
 
-READERS = (
-    DatasetReader(
-        "mind2web",
-        "agents",
-        _mind2web,
-        "ROOT/data/SPLIT-00000-of-00027-....parquet (train, test_task, test_website, test_domain)",
-        "https://huggingface.co/datasets/osunlp/Multimodal-Mind2Web",
-        {"split": "train", "cache": ""},
-    ),
-)
+READERS = {"mind2web": _mind2web}

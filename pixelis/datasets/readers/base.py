@@ -31,7 +31,7 @@ MAX_FIELD_CHARACTERS = 1 << 28
 
 @dataclass(frozen=True)
 class DatasetReader:
-    """One data set: the layout of its official release and the function that reads it.
+    """One data set: the layout of its official release and the function that reads it; see ``datasets.toml``.
 
     ``layout`` is the folder tree, quoted in errors. ``options`` are the keys that a source may set, with their defaults. ``task``
     is the capability it grounds, ``source`` where the layout is described. ``exhaustive``: all objects of an annotated category

@@ -15,7 +15,7 @@ from typing import Any
 
 from pixelis.datasets.annotation_geometry import box_xywh, header_size
 from pixelis.datasets.fields import RowError, need, text, whole
-from pixelis.datasets.readers.base import DatasetReader, DatasetRoot, Rows, below, choices, image, read_json_row
+from pixelis.datasets.readers.base import DatasetRoot, Rows, below, choices, image, read_json_row
 from pixelis.records import Annotations, Question, Region
 
 MAX_INDEX_CHARACTERS = 64
@@ -119,37 +119,4 @@ def _superclevr(root: DatasetRoot) -> Rows:
     return file.each_item("questions", question)
 
 
-READERS = (
-    DatasetReader(
-        "vstar",
-        "qa",
-        _vstar,
-        "ROOT/test_questions.jsonl, ROOT/direct_attributes/sa_4690.jpg and sa_4690.json, ROOT/relative_position/...",
-        "https://huggingface.co/datasets/craigwu/vstar_bench",
-        {"split": "test"},
-    ),
-    DatasetReader(
-        "hrbench",
-        "qa",
-        _hrbench,
-        "ROOT/hr_bench_SPLIT.tsv (4k, 8k)",
-        "https://huggingface.co/datasets/DreamMr/HR-Bench",
-        {"split": "4k", "cache": ""},
-    ),
-    DatasetReader(
-        "tallyqa",
-        "qa",
-        _tallyqa,
-        "ROOT/SPLIT.json (train, test), and as `image` says ROOT/VG_100K/, ROOT/VG_100K_2/, ROOT/train2014/, ROOT/val2014/",
-        "https://github.com/manoja328/TallyQA_dataset",
-        {"split": "test"},
-    ),
-    DatasetReader(
-        "superclevr",
-        "qa",
-        _superclevr,
-        "ROOT/superCLEVR_questions_30k.json, ROOT/images/superCLEVR_new_000000.png",
-        "https://github.com/Lizw14/Super-CLEVR",
-        {"split": "test"},
-    ),
-)
+READERS = {"vstar": _vstar, "hrbench": _hrbench, "tallyqa": _tallyqa, "superclevr": _superclevr}

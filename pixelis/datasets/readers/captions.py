@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from pixelis.datasets.annotation_geometry import box_xyxy, image_size
 from pixelis.datasets.fields import RowError, need, text, whole
-from pixelis.datasets.readers.base import AnnotationFile, DatasetReader, DatasetRoot, Rows, Size, below, clip, image
+from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, Size, below, clip, image
 from pixelis.records import Annotations, Question, Region
 
 _PHRASE = re.compile(r"\[/EN#(\d+)/(\S+) ([^\]]+)\]")
@@ -120,30 +120,4 @@ def _msrvtt(root: DatasetRoot) -> Rows:
         yield from file.take_errors()
 
 
-READERS = (
-    DatasetReader(
-        "flickr30k",
-        "captions",
-        _flickr30k,
-        "ROOT/results_20130124.token, ROOT/flickr30k-images/1000092795.jpg; for split= ROOT/SPLIT.txt and for boxes=yes "
-        "ROOT/Annotations/1000092795.xml and ROOT/Sentences/1000092795.txt, all of Flickr30k Entities (or in ROOT/Entities/)",
-        "https://github.com/BryanPlummer/flickr30k_entities",
-        {"split": "", "boxes": "no"},
-    ),
-    DatasetReader(
-        "unsplash",
-        "captions",
-        _unsplash,
-        "ROOT/photos.tsv000 and, fetched from the URLs in it, ROOT/photos/PHOTO_ID.jpg",
-        "https://github.com/unsplash/datasets/blob/master/DOCS.md",
-        {"split": ""},
-    ),
-    DatasetReader(
-        "msrvtt",
-        "captions",
-        _msrvtt,
-        "ROOT/train_val_videodatainfo.json, ROOT/TrainValVideo/video0.mp4 (splits train and validate); "
-        "ROOT/test_videodatainfo.json, ROOT/TestVideo/video7010.mp4 (split test)",
-        "MSR-VTT: A Large Video Description Dataset for Bridging Video and Language, CVPR 2016, and its releases",
-    ),
-)
+READERS = {"flickr30k": _flickr30k, "unsplash": _unsplash, "msrvtt": _msrvtt}

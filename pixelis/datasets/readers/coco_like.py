@@ -21,7 +21,6 @@ from pixelis.datasets.annotation_geometry import box_xywh, image_size, mask_rle
 from pixelis.datasets.fields import RowError, need, number, optional, text, whole
 from pixelis.datasets.readers.base import (
     AnnotationFile,
-    DatasetReader,
     DatasetRoot,
     Rows,
     below,
@@ -235,58 +234,20 @@ def _unnamed_region(annotation: dict[str, Any], scores: dict[str, float], width:
     )
 
 
-READERS = (
-    DatasetReader(
-        "coco",
-        "segmentation",
-        _images("annotations/instances_{split}.json"),
-        "ROOT/annotations/instances_SPLIT.json, ROOT/SPLIT/000000000009.jpg",
-        "https://cocodataset.org/#format-data",
-        {"split": "train2017"},
-        exhaustive=True,
+READERS = {
+    "coco": _images("annotations/instances_{split}.json"),
+    "lvis": _images("annotations/lvis_v1_{split}.json", "lvis_v1_{split}.json", images="", category_attribute="frequency"),
+    "partimagenet": _images(
+        "annotations/{split}.json", "annotations/{split}/{split}.json", "{split}.json", images="images/{split}"
     ),
-    DatasetReader(
-        "lvis",
-        "segmentation",
-        _images("annotations/lvis_v1_{split}.json", "lvis_v1_{split}.json", images="", category_attribute="frequency"),
-        "ROOT/annotations/lvis_v1_SPLIT.json (or ROOT/lvis_v1_SPLIT.json), ROOT/train2017/ and ROOT/val2017/ of COCO",
-        "https://www.lvisdataset.org/dataset",
-        exhaustive=True,
+    "sa1b": _sa1b,
+    "youtube_vis": _videos(
+        "{split}.json", "{split}/instances.json", "instances_{split}.json", frames="{split}/JPEGImages", fps=6
     ),
-    DatasetReader(
-        "partimagenet",
-        "segmentation",
-        _images("annotations/{split}.json", "annotations/{split}/{split}.json", "{split}.json", images="images/{split}"),
-        "ROOT/annotations/SPLIT.json (or ROOT/annotations/SPLIT/SPLIT.json), ROOT/images/SPLIT/n01440764_1234.JPEG",
-        "https://github.com/TACJu/PartImageNet",
-        exhaustive=True,
+    "uvo": _videos(
+        "VideoDenseSet/UVO_video_{split}_dense_with_label.json",
+        "VideoDenseSet/UVO_video_{split}_dense.json",
+        frames="uvo_videos_dense_frames",
+        fps=30,
     ),
-    DatasetReader(
-        "sa1b",
-        "segmentation",
-        _sa1b,
-        "ROOT/sa_000000/sa_1.json with sa_1.jpg beside it, ... (the unpacked archives, each in a folder or all in one)",
-        "https://github.com/facebookresearch/segment-anything#dataset",
-        {"split": "", "area": "100", "iou": "0.5", "stability": "0.5"},
-    ),
-    DatasetReader(
-        "youtube_vis",
-        "tracking",
-        _videos("{split}.json", "{split}/instances.json", "instances_{split}.json", frames="{split}/JPEGImages", fps=6),
-        "ROOT/SPLIT.json (or ROOT/SPLIT/instances.json), ROOT/SPLIT/JPEGImages/0043f083b5/00000.jpg",
-        "https://youtube-vos.org/dataset/vis",
-    ),
-    DatasetReader(
-        "uvo",
-        "tracking",
-        _videos(
-            "VideoDenseSet/UVO_video_{split}_dense_with_label.json",
-            "VideoDenseSet/UVO_video_{split}_dense.json",
-            frames="uvo_videos_dense_frames",
-            fps=30,
-        ),
-        "ROOT/VideoDenseSet/UVO_video_SPLIT_dense.json (or ..._dense_with_label.json), ROOT/uvo_videos_dense_frames/YTID/0.png "
-        "(frames as the kit's video2frames.py writes them)",
-        "https://sites.google.com/view/unidentified-video-object/dataset",
-    ),
-)
+}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pixelis.datasets.annotation_geometry import box_xywh, image_size
 from pixelis.datasets.fields import RowError, number, whole
-from pixelis.datasets.readers.base import AnnotationFile, DatasetReader, DatasetRoot, Rows, below, clip
+from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, below, clip
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Question, Region
 
@@ -139,10 +139,4 @@ def _window_question(
     return file.question(key, media, annotations, dropped=dropped or None, sequence=sequence.name, first_frame=first)
 
 
-_LAYOUT = "ROOT/SPLIT/SEQUENCE/seqinfo.ini, ROOT/SPLIT/SEQUENCE/img1/000001.jpg, ROOT/SPLIT/SEQUENCE/gt/gt.txt (train only)"
-_OPTIONS = {"split": "train", "window": "100", "stride": "50", "ignored": "no"}
-_SOURCE = "https://motchallenge.net/instructions"
-READERS = (
-    DatasetReader("mot17", "tracking", _mot, _LAYOUT, _SOURCE, {**_OPTIONS, "detector": "FRCNN"}),
-    DatasetReader("mot20", "tracking", _mot, _LAYOUT, _SOURCE, _OPTIONS),
-)
+READERS = {"mot17": _mot, "mot20": _mot}

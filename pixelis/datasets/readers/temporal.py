@@ -18,7 +18,7 @@ from typing import Any
 
 from pixelis.datasets.annotation_geometry import box_xyxy, header_size, time_span
 from pixelis.datasets.fields import RowError, need, number, optional, text, whole
-from pixelis.datasets.readers.base import DatasetReader, DatasetRoot, Rows, below, choices, clip, read_json
+from pixelis.datasets.readers.base import DatasetRoot, Rows, below, choices, clip, read_json
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Event, Question, Region, Relation
 
@@ -225,44 +225,4 @@ def _tvqa(root: DatasetRoot) -> Rows:
     return file.each_row(question)
 
 
-READERS = (
-    DatasetReader(
-        "didemo",
-        "temporal",
-        _didemo,
-        "ROOT/SPLIT_data.json, ROOT/videos/ with the clips as `video` names them, plus what suffix= adds",
-        "https://github.com/LisaAnne/LocalizingMoments",
-        {"split": "train", "suffix": ""},
-    ),
-    DatasetReader(
-        "activitynet",
-        "temporal",
-        _activitynet,
-        "ROOT/SPLIT.json (train, val_1, val_2), ROOT/videos/v_QOlSCBRmfWY.mp4",
-        "https://cs.stanford.edu/people/ranjaykrishna/densevid",
-        {"split": "train", "suffix": ".mp4"},
-    ),
-    DatasetReader(
-        "assembly101",
-        "temporal",
-        _assembly101,
-        "ROOT/fine-grained-annotations/SPLIT.csv (train, validation), ROOT/recordings/SEQUENCE/C10404_rgb.mp4",
-        "https://github.com/assembly-101/assembly101-annotations",
-    ),
-    DatasetReader(
-        "star",
-        "temporal",
-        _star,
-        "ROOT/STAR_SPLIT.json, ROOT/Charades_v1_480/6H78U.mp4; for situations=yes ROOT/STAR_classes/object_classes.txt and "
-        "relationship_classes.txt, ROOT/frames/6H78U.mp4/000103.png (Action Genome's frame dump)",
-        "https://github.com/csbobby/STAR_Benchmark",
-        {"split": "train", "situations": "no"},
-    ),
-    DatasetReader(
-        "tvqa",
-        "temporal",
-        _tvqa,
-        "ROOT/tvqa_SPLIT.jsonl, ROOT/frames_hq/friends_frames/friends_s06e12_seg02_clip_16/00001.jpg",
-        "https://tvqa.cs.unc.edu/download_tvqa.html",
-    ),
-)
+READERS = {"didemo": _didemo, "activitynet": _activitynet, "assembly101": _assembly101, "star": _star, "tvqa": _tvqa}

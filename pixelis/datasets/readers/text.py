@@ -20,7 +20,6 @@ from pixelis.datasets.annotation_geometry import box_xywh, enclosing_box, header
 from pixelis.datasets.fields import RowError, need, optional, text
 from pixelis.datasets.readers.base import (
     AnnotationFile,
-    DatasetReader,
     DatasetRoot,
     Rows,
     Size,
@@ -235,59 +234,22 @@ def _art(root: DatasetRoot) -> Rows:
         yield from file.convert(key, question, key, items)
 
 
-_OCR = {"split": "train", "ocr": "yes"}
-READERS = (
-    DatasetReader(
-        "docvqa",
-        "text",
-        _documents(
-            ("spdocvqa_qas/{split}_v1.0_withQT.json", "spdocvqa_qas/{split}_v1.0.json", "{split}/{split}_v1.0.json"),
-            ("spdocvqa_images", "{split}/documents"),
-            ("spdocvqa_ocr", "{split}/ocr_results"),
-            "image",
-            _azure_lines,
-        ),
-        "ROOT/spdocvqa_qas/SPLIT_v1.0_withQT.json, ROOT/spdocvqa_images/xnbl0037_1.png, ROOT/spdocvqa_ocr/xnbl0037_1.json; "
-        "or as first released: ROOT/SPLIT/SPLIT_v1.0.json, ROOT/SPLIT/documents/*.png, ROOT/SPLIT/ocr_results/*.json",
-        "https://rrc.cvc.uab.es/?ch=17&com=downloads, task 1",
-        _OCR,
+READERS = {
+    "docvqa": _documents(
+        ("spdocvqa_qas/{split}_v1.0_withQT.json", "spdocvqa_qas/{split}_v1.0.json", "{split}/{split}_v1.0.json"),
+        images=("spdocvqa_images", "{split}/documents"),
+        recognised=("spdocvqa_ocr", "{split}/ocr_results"),
+        image_column="image",
+        lines_of=_azure_lines,
     ),
-    DatasetReader(
-        "infographicsvqa",
-        "text",
-        _documents(
-            tuple(f"infographicsvqa_qas/infographicsVQA_{{split}}_v1.0{end}.json" for end in ("_withQT", "")),
-            ("infographicsvqa_images",),
-            ("infographicsvqa_ocr",),
-            "image_local_name",
-            _textract_lines,
-        ),
-        "ROOT/infographicsvqa_qas/infographicsVQA_SPLIT_v1.0.json (val: ..._withQT.json), "
-        "ROOT/infographicsvqa_images/10002.jpeg, ROOT/infographicsvqa_ocr/10002.json",
-        "https://rrc.cvc.uab.es/?ch=17&com=downloads, task 3",
-        _OCR,
+    "infographicsvqa": _documents(
+        tuple(f"infographicsvqa_qas/infographicsVQA_{{split}}_v1.0{end}.json" for end in ("_withQT", "")),
+        images=("infographicsvqa_images",),
+        recognised=("infographicsvqa_ocr",),
+        image_column="image_local_name",
+        lines_of=_textract_lines,
     ),
-    DatasetReader(
-        "textcaps",
-        "text",
-        _textcaps,
-        "ROOT/TextCaps_0.1_SPLIT.json, ROOT/TextVQA_Rosetta_OCR_v0.2_SPLIT.json, "
-        "ROOT/train_images/0054c91397f2fe05.jpg (train and val), ROOT/test_images/",
-        "https://textvqa.org/textcaps/dataset",
-        _OCR,
-    ),
-    DatasetReader(
-        "hiertext",
-        "text",
-        _hiertext,
-        "ROOT/gt/SPLIT.jsonl (or .jsonl.gz), ROOT/SPLIT/0001eab15ba8d5ff.jpg",
-        "https://github.com/google-research-datasets/hiertext",
-    ),
-    DatasetReader(
-        "art",
-        "text",
-        _art,
-        "ROOT/SPLIT_labels.json, ROOT/SPLIT_images/gt_0.jpg",
-        "https://rrc.cvc.uab.es/?ch=14&com=downloads",
-    ),
-)
+    "textcaps": _textcaps,
+    "hiertext": _hiertext,
+    "art": _art,
+}

@@ -18,7 +18,6 @@ from pixelis.datasets.annotation_geometry import image_size, mask_rle
 from pixelis.datasets.fields import RowError, need, optional, text, whole
 from pixelis.datasets.readers.base import (
     AnnotationFile,
-    DatasetReader,
     DatasetRoot,
     Rows,
     Size,
@@ -144,20 +143,4 @@ def _visor_region(annotation: Any, frame: int) -> Region:
     )
 
 
-READERS = (
-    DatasetReader(
-        "youtube_vos",
-        "tracking",
-        _youtube_vos,
-        "ROOT/SPLIT/meta.json, ROOT/SPLIT/JPEGImages/003234408d/00000.jpg, ROOT/SPLIT/Annotations/003234408d/00000.png",
-        "https://youtube-vos.org/dataset/vos",
-    ),
-    DatasetReader(
-        "visor",
-        "tracking",
-        _visor,
-        "ROOT/GroundTruth-SparseAnnotations/annotations/SPLIT/P01_01.json and, unpacked, "
-        "ROOT/GroundTruth-SparseAnnotations/rgb_frames/SPLIT/P01/P01_01/P01_01_frame_0000000140.jpg",
-        "https://epic-kitchens.github.io/VISOR",
-    ),
-)
+READERS = {"youtube_vos": _youtube_vos, "visor": _visor}
