@@ -26,6 +26,7 @@ from torch.nn import functional
 from pixelis.datasets import cards
 from pixelis.dialogue.positions import mrope_positions
 from pixelis.nano.tokenizer import BINS, PIECES, SPECIAL, TAGS
+from pixelis.operations.pixel_budget import fit
 from pixelis.policy.vision import patchify
 
 if TYPE_CHECKING:
@@ -93,6 +94,34 @@ class _Row:
         self.places += [place] * len(ids)
 
 
+class Views(cards.World):
+    """The views of scenes as a model sees them, equal to those of the whole pictures to the last bit, and cheaper."""
+
+    def __init__(self, backgrounds: Sequence[cards.Background]):
+        super().__init__(backgrounds)
+        self.reduced = [np.asarray(Image.fromarray(b.pixels).reduce(cards.GRID_PIXELS)) for b in backgrounds]
+
+    def overview(self, scene: cards.Scene) -> np.ndarray:
+        """The whole picture, `fit(picture(scene), VIEW_BUDGET, VIEW_MULTIPLE)`: uint8 [64, 64, 3]."""
+        if scene.light != (1.0, 1.0, 1.0):  # its pixels are rounded before they are averaged
+            return fit(self.picture(scene), cards.VIEW_BUDGET, cards.VIEW_MULTIPLE)
+        step, side = cards.GRID_PIXELS, cards.PICTURE // cards.GRID_PIXELS
+        number, left, top = self.cut(scene)
+        small = self.reduced[number][top // step : top // step + side, left // step : left // step + side]
+        small = (small[:, ::-1] if scene.mirrored else small).copy()
+        for card in scene.cards:
+            x1, y1 = card.left // step, card.top // step
+            x2, y2 = -(-(card.left + cards.CARD) // step), -(-(card.top + cards.CARD) // step)
+            patch = self.draw(scene, x1 * step, y1 * step, x2 * step, y2 * step)
+            small[y1:y2, x1:x2] = np.asarray(Image.fromarray(patch).reduce(step))
+        return fit(small, cards.VIEW_BUDGET, cards.VIEW_MULTIPLE)
+
+    def crop(self, scene: cards.Scene, box: Sequence[float]) -> np.ndarray:
+        """The view after a zoom to `box` (0..1 of the picture): uint8 [64, 64, 3]."""
+        x1, y1, x2, y2 = (round(min(1.0, max(0.0, v)) * cards.PICTURE) for v in box)
+        return fit(self.picture(scene, (x1, y1, x2, y2)), cards.VIEW_BUDGET, cards.VIEW_MULTIPLE)
+
+
 class Lessons(torch.utils.data.Dataset):
     """Batches of lessons by number: the same number always gives the same batch.
 
@@ -101,7 +130,7 @@ class Lessons(torch.utils.data.Dataset):
     """
 
     def __init__(
-        self, world: cards.World, tokenizer: PreTrainedTokenizerBase, plan: Sequence[tuple[int, int]], seed: int, easy: int = 0
+        self, world: Views, tokenizer: PreTrainedTokenizerBase, plan: Sequence[tuple[int, int]], seed: int, easy: int = 0
     ):
         self.world, self.tokenizer, self.plan, self.seed, self.easy = world, tokenizer, plan, seed, easy
         self._known: dict[str, list[int]] = {}
@@ -154,14 +183,14 @@ class Lessons(torch.utils.data.Dataset):
                 shown.append(("overview", [self._mark(card) for card in scene.cards]))
             else:
                 # The first crop mostly shows the card that was asked for, the second any of them.
-                card = scene.asked if turn == 1 else scene.cards[int(rng.integers(len(scene.cards)))]
+                card = scene.target if turn == 1 else scene.cards[int(rng.integers(len(scene.cards)))]
                 row.views.append(tone(self.world.crop(scene, _crop_box(card, rng, looseness))))
                 self._read(row, rng, card, first=place == 0)
                 shown.append(("crop", card.digit))
         return shown
 
     def _point(self, row: _Row, rng: np.random.Generator, scene: cards.Scene, first: bool) -> None:
-        asked = list(scene.cards) if rng.random() < 0.6 else [scene.asked]
+        asked = list(scene.cards) if rng.random() < 0.6 else [scene.target]
         for number, card in enumerate(asked[:2]):
             self._question(row, rng, WHERE, card.colour, first and number == 0, image=number == 0)
             (x, y), box = _exact(card), cards.zoom_box(card)
@@ -317,21 +346,21 @@ def examine(
     axes; both: digits read from the crop that the model itself pointed at (what an agent built on it can reach).
     """
     model.eval()
-    world = cards.world(split)
+    world = Views(cards.world(split).backgrounds)
     scenes = [cards.scene_of(split, seed, index) for index in range(count)]
     found, good, near = [], 0, 0
-    where = [f"Where is the {scene.asked.colour} frame?" for scene in scenes]
+    where = [f"Where is the {scene.target.colour} frame?" for scene in scenes]
     for scene, text in zip(scenes, _answer(model, tokenizer, [world.overview(s) for s in scenes], where, 10), strict=True):
         box = _parse_box(text)
         found.append(box)
         if box is not None:
-            good += _holds_digit(scene.asked, box)
-            near += max(abs(a - b) for a, b in zip(box[:2], cards.zoom_box(scene.asked)[:2], strict=True)) < 1.5 * cards.GRID
+            good += _holds_digit(scene.target, box)
+            near += max(abs(a - b) for a, b in zip(box[:2], cards.zoom_box(scene.target)[:2], strict=True)) < 1.5 * cards.GRID
     question = ["Which digit is this?"] * count
-    gold = _answer(model, tokenizer, [world.crop(s, cards.zoom_box(s.asked)) for s in scenes], question, 1)
+    gold = _answer(model, tokenizer, [world.crop(s, cards.zoom_box(s.target)) for s in scenes], question, 1)
     seen = [world.crop(s, box) if box else world.overview(s) for s, box in zip(scenes, found, strict=True)]
     own = _answer(model, tokenizer, seen, question, 1)
-    digits = [str(scene.asked.digit) for scene in scenes]
+    digits = [str(scene.target.digit) for scene in scenes]
     return {
         "read": sum(a == b for a, b in zip(gold, digits, strict=True)) / count,
         "point": good / count,
@@ -365,7 +394,7 @@ def _answer(
     return said
 
 
-def photo_plates(folder: Path, seed: int, per_folder: int = 16) -> list[cards.Plate]:
+def photo_plates(folder: Path, seed: int, per_folder: int = 16) -> list[cards.Background]:
     """Photographs under a folder as grounds for lessons: each once as it is and once cut closer with other colours.
 
     Left out: small pictures, pictures with transparency, repeated ones, drawings on an even ground. Of one folder only
@@ -389,25 +418,25 @@ def photo_plates(folder: Path, seed: int, per_folder: int = 16) -> list[cards.Pl
         mark = (np.asarray(photograph.resize((4, 4), Image.Resampling.BOX)) // 16).tobytes()
         if levels.max() < 0.5 * levels.sum() and mark not in known:
             known.add(mark)
-            plates += [cards.Plate(photograph), _variant(photograph, np.random.default_rng([len(known), seed]))]
+            plates += [cards.Background(photograph), _variant(photograph, np.random.default_rng([len(known), seed]))]
     return plates
 
 
-def own_plates(seed: int) -> list[cards.Plate]:
+def own_plates(seed: int) -> list[cards.Background]:
     """The training photographs of the card world, and two variants of each."""
-    plates = list(cards.world("train").plates)
+    plates = list(cards.world("train").backgrounds)
     for number, plate in enumerate(list(plates)):
         photograph = Image.fromarray(plate.pixels)
         plates += [_variant(photograph, np.random.default_rng([number, copy, seed])) for copy in range(2)]
     return plates
 
 
-def _variant(photograph: Image.Image, rng: np.random.Generator) -> cards.Plate:
+def _variant(photograph: Image.Image, rng: np.random.Generator) -> cards.Background:
     part = rng.uniform(0.35, 0.9)
     width, height = (int(side * part) for side in photograph.size)
     left, top = int(rng.integers(photograph.width - width + 1)), int(rng.integers(photograph.height - height + 1))
     pixels = np.asarray(photograph.crop((left, top, left + width, top + height)))[..., rng.permutation(3)]
-    return cards.Plate(Image.fromarray(_toned(pixels, rng, 0.5)))
+    return cards.Background(Image.fromarray(_toned(pixels, rng, 0.5)))
 
 
 def _tone(rng: np.random.Generator):

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from nano_lessons import Batch, Heads, Lessons, examine, lesson_loss, own_plates, photo_plates
+from nano_lessons import Batch, Heads, Lessons, Views, examine, lesson_loss, own_plates, photo_plates
 
 from pixelis.datasets import cards
 from pixelis.errors import BadInput, MissingFile
@@ -202,10 +202,10 @@ def main() -> None:
     print("written to", args.out, flush=True)
 
 
-def lessons_from(course: Course, plates: list[cards.Plate], plan: list[tuple[int, int]]) -> Iterator[tuple[Batch, int]]:
+def lessons_from(course: Course, plates: list[cards.Background], plan: list[tuple[int, int]]) -> Iterator[tuple[Batch, int]]:
     """The batches that are still to be learned, drawn by one other process."""
     easy = round(0.8 * VISION_SHARE * course.samples)
-    lessons = Lessons(cards.World(plates), course.tokenizer, plan, course.seed, easy)
+    lessons = Lessons(Views(plates), course.tokenizer, plan, course.seed, easy)
     loader = torch.utils.data.DataLoader(
         lessons, batch_size=None, sampler=range(course.step, len(plan)), num_workers=1, prefetch_factor=8
     )

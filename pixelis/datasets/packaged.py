@@ -224,7 +224,7 @@ def digits(spot: Spot) -> Question:
     uri, scene = cards.picture_uri(spot.split, spot.seed, spot.index), cards.scene_of(spot.split, spot.seed, spot.index)
     left, top, side = 0, 0, cards.PICTURE
     if level == "simple":
-        card, side = scene.asked, int(spot.rng.integers(72, 85))  # cards keep 24 pixels apart: no other one comes in
+        card, side = scene.target, int(spot.rng.integers(72, 85))  # cards keep 24 pixels apart: no other one comes in
         more = spot.rng.integers(0, side - cards.CARD + 1, 2)
         left = min(max(0, card.left - int(more[0])), cards.PICTURE - side)
         top = min(max(0, card.top - int(more[1])), cards.PICTURE - side)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from nano_lessons import Views
 
 from pixelis.datasets import cards
 from pixelis.errors import BadInput
@@ -37,12 +38,12 @@ def test_describe_says_what_the_picture_shows():
 @pytest.mark.parametrize("split", cards.SPLITS)
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_cheap_views_equal_the_views_of_the_whole_picture(split, shift):
-    world = cards.world(split)
+    world = Views(cards.world(split).backgrounds)
     for index in range(4):
         scene = cards.scene_of(split, 9, index, shift)
         picture = world.picture(scene)
         assert np.array_equal(world.overview(scene), fit(picture, cards.VIEW_BUDGET, cards.VIEW_MULTIPLE))
-        box = cards.zoom_box(scene.asked)
+        box = cards.zoom_box(scene.target)
         x1, y1, x2, y2 = (round(v * 768) for v in box)
         assert np.array_equal(world.crop(scene, box), fit(picture[y1:y2, x1:x2], cards.VIEW_BUDGET, cards.VIEW_MULTIPLE))
 
@@ -84,19 +85,19 @@ def test_questions_and_demonstrations():
     assert rows == again
     for row in rows:
         scene = cards.describe(row["media"][0]["uri"])
-        assert row["answers"] == [str(scene.asked.digit)]
-        assert scene.asked.colour in row["question"]
+        assert row["answers"] == [str(scene.target.digit)]
+        assert scene.target.colour in row["question"]
         assert row["split"] == "validation"
     shown = list(cards.demonstration_rows("train", 400, seed=1, direct_share=0.7))
     direct = sum(len(row["turns"]) == 1 for row in shown) / len(shown)
     assert 0.6 < direct < 0.8
     for row in shown:
         scene = cards.describe(row["media"][0]["uri"])
-        assert row["turns"][-1] == {"answer": str(scene.asked.digit)}
+        assert row["turns"][-1] == {"answer": str(scene.target.digit)}
         for turn in row["turns"][:-1]:
             x1, y1, x2, y2 = turn["box"]
             assert all(abs(v * 50 - round(v * 50)) < 1e-9 for v in turn["box"])
-            left, top, right, bottom = scene.asked.box
+            left, top, right, bottom = scene.target.box
             middle_x, middle_y = (left + right) / 2, (top + bottom) / 2
             assert x1 + 0.02 < middle_x < x2 - 0.02
             assert y1 + 0.02 < middle_y < y2 - 0.02

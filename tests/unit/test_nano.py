@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nano_lessons import Heads, Lessons, _answer, examine, lesson_loss
+from nano_lessons import Heads, Lessons, Views, _answer, examine, lesson_loss
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from pixelis.datasets import cards
@@ -71,7 +71,7 @@ def test_both_families_build_load_and_run(family, tmp_path):
     assert model.lm_head.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()
     model.save_pretrained(tmp_path)
     again = AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
-    pixels, grid = patchify([cards.world("train").overview(cards.scene_of("train", 0, 0))], 8, 2, 2)
+    pixels, grid = patchify([Views(cards.world("train").backgrounds).overview(cards.scene_of("train", 0, 0))], 8, 2, 2)
     ids = TOKENIZER("<|vision_start|>" + "<|image_pad|>" * 16 + "<|vision_end|>Where?", return_tensors="pt")["input_ids"]
     inputs = {"input_ids": ids, "pixel_values": pixels, "image_grid_thw": grid}
     inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
@@ -89,7 +89,7 @@ def test_unknown_sizes_and_families_are_refused():
 
 
 def test_lessons_repeat_and_hold_no_protocol():
-    lessons = Lessons(cards.world("train"), TOKENIZER, [(0, 16), (16, 24)], seed=5)
+    lessons = Lessons(Views(cards.world("train").backgrounds), TOKENIZER, [(0, 16), (16, 24)], seed=5)
     first, again = lessons[1], lessons[1]
     assert all(torch.equal(a, b) for a, b in zip(vars(first).values(), vars(again).values(), strict=True))
     call = TOKENIZER.convert_tokens_to_ids(["<tool_call>", "</tool_call>", "<answer>", "</answer>"])
@@ -102,7 +102,7 @@ def test_lessons_repeat_and_hold_no_protocol():
 
 
 def test_a_lesson_teaches_every_part():
-    batch = Lessons(cards.world("train"), TOKENIZER, [(0, 12)], seed=1)[0]
+    batch = Lessons(Views(cards.world("train").backgrounds), TOKENIZER, [(0, 12)], seed=1)[0]
     model = build(TOKENIZER)
     heads = Heads(model.config.text_config.hidden_size)
     bins = torch.tensor([TOKENIZER(str(v))["input_ids"][0] for v in BINS])
@@ -138,7 +138,8 @@ def test_the_base_sees_unseen_digits_on_unseen_photographs(base):
 
 def test_the_base_knows_no_protocol(base):
     scenes = [cards.scene_of("test", 4, index) for index in range(50)]
-    views = [cards.world("test").overview(scene) for scene in scenes]
-    questions = [f"Which digit is in the {scene.asked.colour} frame?" for scene in scenes]
+    world = Views(cards.world("test").backgrounds)
+    views = [world.overview(scene) for scene in scenes]
+    questions = [f"Which digit is in the {scene.target.colour} frame?" for scene in scenes]
     said = _answer(base, TOKENIZER, views, questions, 20)
     assert not any(re.search(r"<answer>\d</answer>|<tool_call>\{", text) for text in said)

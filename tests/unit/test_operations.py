@@ -68,9 +68,11 @@ def test_same_crop_as_the_training_world_draws():
 
     uri = cards.picture_uri("validation", 3, 5)
     scene = cards.describe(uri)
-    box = list(cards.zoom_box(scene.asked))
+    box = list(cards.zoom_box(scene.target))
     _, views = zoom(box, picture=cards.render(uri), budget=cards.VIEW_BUDGET, multiple=cards.VIEW_MULTIPLE)
-    np.testing.assert_array_equal(views[0], cards.world("validation").crop(scene, box))
+    x1, y1, x2, y2 = (round(v * cards.PICTURE) for v in box)
+    crop = cards.world("validation").picture(scene, (x1, y1, x2, y2))
+    np.testing.assert_array_equal(views[0], fit(crop, cards.VIEW_BUDGET, cards.VIEW_MULTIPLE))
 
 
 def zoom_with(target="img0", images=(ROOT,), **arguments):

@@ -90,7 +90,7 @@ def test_digits_know_all_cards_and_a_crop_shows_one(folder):
         picture = open_media(question.media[0], SETTINGS)
         known = {(region.attributes["color"], region.attributes["digit"]) for region in question.annotations.regions}
         if question.meta["level"] == "simple":
-            assert known == {(scene.asked.colour, str(scene.asked.digit))}
+            assert known == {(scene.target.colour, str(scene.target.digit))}
             assert picture.shape[0] < 90
         else:
             assert known == {(card.colour, str(card.digit)) for card in scene.cards}

@@ -69,8 +69,8 @@ def test_cards_name_their_picture_and_hold_its_truth() -> None:
     source = "cards:?split=test&seed=9&shift=noise"
     for question in itertools.islice(read_questions(source, seed=4), 5):
         scene = describe(question.media[0].uri)
-        assert question.answers == [str(scene.asked.digit)]
-        assert scene.asked.colour in question.question
+        assert question.answers == [str(scene.target.digit)]
+        assert scene.target.colour in question.question
         assert scene.split == "test"
     assert ids(source, 5, seed=4) == ids(source, 5, seed=8), "a seed in the source is not overruled"
     assert ids("cards:?split=test", 5, seed=4) != ids("cards:?split=test", 5, seed=8)

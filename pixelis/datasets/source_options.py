@@ -1,0 +1,33 @@
+"""Parses the options of a source, ``NAME?key=value&...``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from urllib.parse import parse_qsl
+
+from pixelis.errors import BadInput
+
+
+def parse_options(source: str, known: Collection[str]) -> tuple[str, dict[str, str]]:
+    """What stands before the ``?`` of a source, and its options; BadInput for an option that is not ``known``."""
+    name, _, query = source.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if unknown := [key for key in options if key not in known]:
+        fix = f"options are {', '.join(known)}" if known else "leave it out"
+        raise BadInput(f"{source}: unknown option {unknown[0]!r}{suggest(unknown[0], known)}", fix=fix)
+    return name, options
+
+
+def whole_option(source: str, options: Mapping[str, str], key: str, default: int) -> int:
+    """An option that is a whole number of at least 0; BadInput otherwise."""
+    text = options.get(key, str(default))
+    if not text.isdecimal():
+        raise BadInput(f"{source}: {key}={text} is not a whole number of at least 0")
+    return int(text)
+
+
+def suggest(word: str, known: Collection[str]) -> str:
+    """The end of an error message about an unknown word: the known one that is most like it."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
