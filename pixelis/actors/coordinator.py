@@ -28,7 +28,7 @@ from pixelis.actors.rollout_buffer import RolloutBuffer, ScoredGroup
 from pixelis.actors.rollouts import Prompts, RolloutBatch, Rollouts, StepResult, abstains
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.questions import asked, read_questions
+from pixelis.datasets.questions import read_questions, require_text
 from pixelis.datasets.stream import question_stream
 from pixelis.dialogue.dialects import offered
 from pixelis.dialogue.session import SamplingParams
@@ -325,7 +325,7 @@ class Coordinator:
         cannot; a question that cannot be used raises too: a held-out set has no holes.
         """
         rows = itertools.islice(read_questions(source, seed=seed, epochs=1), count)
-        questions = await asyncio.to_thread(lambda: [asked(question, source) for question in rows])
+        questions = await asyncio.to_thread(lambda: [require_text(question, source) for question in rows])
         if not questions:
             raise DataFailure(f"{source} holds no question", fix="check data.evaluate")
         self.evaluated[name] = 0

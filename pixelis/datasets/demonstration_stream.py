@@ -18,7 +18,7 @@ from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstration_checks import check_demonstration
 from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.questions import Tolerance, read_demonstrations, rows_of
+from pixelis.datasets.questions import BadRowBudget, read_demonstrations, read_rows
 from pixelis.dialogue.dialects import offered
 from pixelis.errors import BadInput, DataFailure
 from pixelis.policy.model_path import resolve
@@ -38,16 +38,16 @@ def demonstrations(config: Config, source: str, count: int) -> Iterator[Demonstr
     if source.startswith("cards:"):
         yield from read_demonstrations(source, data.limit or count, config.run.seed, data.direct_share)
         return
-    tolerance = Tolerance(source, data.max_bad_rows)
+    budget = BadRowBudget(source, data.max_bad_rows)
     operations = {operation.name: operation for operation in offered(config)}
-    for row in itertools.islice(rows_of(source, Demonstration), data.limit or None):
+    for row in itertools.islice(read_rows(source, Demonstration), data.limit or None):
         bad = row if isinstance(row, BadRow) else None
         if isinstance(row, Demonstration) and row.kind in config.sft.kinds:
             bad = check_demonstration(row, source, operations)
-        tolerance.add(bad)
+        budget.add(bad)
         if isinstance(row, Demonstration) and bad is None:
             yield row
-    tolerance.end()
+    budget.check()
 
 
 def fill_store(config: Config, folder: Path) -> DemonstrationStore:

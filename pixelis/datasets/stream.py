@@ -1,4 +1,4 @@
-"""Questions by Ray Data: read in a process of their own, a bounded number ahead of the consumer."""
+"""Questions by Ray Data: read in a separate process, a bounded number ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ray.data.block import BlockMetadata
 
 from pixelis.config import DataConfig
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.questions import asked, read_questions
+from pixelis.datasets.questions import read_questions, require_text
 from pixelis.records import Question
 
 ROWS = 8
-"""Questions handed to Ray Data at a time, which joins them to blocks."""
+"""Questions passed to Ray Data at a time, which joins them into blocks."""
 BLOCK_BYTES = 1 << 14
-"""Of a block: some dozens of questions, so that the first ones come soon."""
+"""Size of a block: some dozens of questions, so that the first ones arrive soon."""
 AHEAD_BYTES = 1 << 20
-"""What may be read ahead, in the object store."""
+"""Size of what may be read ahead, in the object store."""
 SCHEMA = pa.schema([("question", pa.string()), ("bad", pa.list_(pa.string()))])
-"""A question as JSON, or a row that could not be used."""
+"""A question as JSON, or the fields of a bad row."""
 
 
 class Questions(Datasource):
     """A source as one endless task that yields blocks; Ray Data lets it run no further ahead than its buffers.
 
-    One task, because the order has to depend on seed and number alone; a question is a kilobyte of text, so that a single process
-    reads far more of them than a cluster answers.
+    There is one task because the order depends on seed and number alone. A question is a kilobyte of text, and one process reads
+    far more of them than a cluster answers.
     """
 
     def __init__(self, data: DataConfig, seed: int, start: int = 0):
@@ -37,11 +37,11 @@ class Questions(Datasource):
         self.data, self.seed, self.start = data, seed, start
 
     def get_name(self) -> str:
-        """For Ray's dashboard."""
+        """The name on Ray's dashboard."""
         return "Questions"
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """Unknown: there is no end."""
+        """None: the source is endless."""
         return None
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
@@ -52,11 +52,11 @@ class Questions(Datasource):
 
 
 def question_stream(
-    data: DataConfig, seed: int, start: int = 0, bad: Callable[[BadRow], None] | None = None
+    data: DataConfig, seed: int, start: int = 0, on_bad_row: Callable[[BadRow], None] | None = None
 ) -> Iterator[Question]:
     """The questions of ``data.train`` from number ``start`` on, in the order of ``read_questions``, endlessly.
 
-    Rows that could not be used are told to ``bad`` once. Raises what ``read_questions`` raises.
+    ``on_bad_row`` is called once for each row that cannot be used. Raises what ``read_questions`` raises.
     """
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
@@ -67,11 +67,11 @@ def question_stream(
     with ray.data.DataContext.current(context):
         read = ray.data.read_datasource(Questions(data, seed, start), override_num_blocks=1, num_cpus=0)
     for block in read.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
-        for text, broken in zip(block["question"].to_pylist(), block["bad"].to_pylist(), strict=True):
-            if broken is None:
+        for text, bad in zip(block["question"].to_pylist(), block["bad"].to_pylist(), strict=True):
+            if bad is None:
                 yield Question.model_validate_json(text)
-            elif bad is not None:
-                bad(BadRow(*broken))
+            elif on_bad_row is not None:
+                on_bad_row(BadRow(*bad))
 
 
 def _blocks(data: DataConfig, seed: int, start: int) -> Iterable[pa.Table]:
@@ -83,10 +83,10 @@ def _blocks(data: DataConfig, seed: int, start: int) -> Iterable[pa.Table]:
         limit=data.limit,
         max_bad_rows=data.max_bad_rows,
         shuffle_rows=data.shuffle_rows,
-        bad=lambda row: rows.append({"question": None, "bad": [*row]}),
+        on_bad_row=lambda row: rows.append({"question": None, "bad": [*row]}),
     )
     for question in questions:
-        text = asked(question, data.train).model_dump_json(exclude={"annotations"})
+        text = require_text(question, data.train).model_dump_json(exclude={"annotations"})
         rows.append({"question": text, "bad": None})
         if len(rows) >= ROWS:
             yield pa.Table.from_pylist(rows, schema=SCHEMA)

@@ -89,9 +89,9 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
             raise BadInput("holds no demonstration", fix="see docs/data.md for the rows")
 
     def rows(source: str) -> None:
-        from pixelis.datasets.questions import rows_of
+        from pixelis.datasets.questions import read_rows
 
-        next(rows_of(source), None)
+        next(read_rows(source), None)
 
     d, p = config.data, config.policy
     if job != "synthesize":

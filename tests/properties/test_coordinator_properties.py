@@ -376,7 +376,7 @@ def test_pictures_that_nobody_asked_about_are_not_evaluated(tmp_path: Path) -> N
 
     groups, _ = asyncio.run(run(1))
     assert [group.question.id for group in groups] == ["a"]
-    with pytest.raises(BadInput, match="b asks nothing"):
+    with pytest.raises(BadInput, match="b has no question text"):
         asyncio.run(run(2))
 
 

@@ -139,12 +139,12 @@ def with_bad(path: Path, good: int, bad: int) -> str:
 
 @settings(deadline=None, max_examples=25)
 @given(good=st.integers(2, 30), bad=st.integers(0, 6), most=st.sampled_from([0, 1, 3, 0.1, 0.5]), seed=st.none() | st.just(1))
-def test_bad_rows_are_skipped_and_told_once_up_to_the_budget_and_an_error_beyond(
+def test_bad_rows_are_skipped_and_reported_once_up_to_the_budget_and_an_error_beyond(
     tmp_path_factory: pytest.TempPathFactory, good: int, bad: int, most: float, seed: int | None
 ) -> None:
     source = with_bad(tmp_path_factory.getbasetemp() / "some.jsonl", good, bad)
     told: list[BadRow] = []
-    read = read_questions(source, seed=seed, epochs=2, max_bad_rows=most, shuffle_rows=7, bad=told.append)
+    read = read_questions(source, seed=seed, epochs=2, max_bad_rows=most, shuffle_rows=7, on_bad_row=told.append)
     if bad > (most * (good + bad) if most < 1 else most):
         with pytest.raises(BadInput) as caught:
             list(read)
@@ -180,7 +180,7 @@ def test_annotated_and_packaged_sources_come_by_the_same_door(tmp_path: Path) ->
     assert question.annotations.regions
     with pytest.raises(MissingFile, match="instances"):
         next(read_questions(f"coco:{tmp_path}?split=val2017"))
-    with pytest.raises(BadInput, match="nobody asked"):
+    with pytest.raises(BadInput, match="not demonstrations"):
         read_demonstrations("packaged:coins?count=1", 1, seed=0, direct_share=0.5)
 
 

@@ -180,7 +180,7 @@ def test_bad_annotations_count_against_the_budget(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="annotation 1, column bbox"):
         list(read_questions(source, epochs=1))
     told: list[BadRow] = []
-    (question,) = read_questions(source, epochs=1, max_bad_rows=1, bad=told.append)
+    (question,) = read_questions(source, epochs=1, max_bad_rows=1, on_bad_row=told.append)
     assert (question.id, [row.code for row in told]) == ("coco-val2017-7", ["empty_box"])
 
 

@@ -307,7 +307,7 @@ def records(config: Config) -> Iterable[Demonstration | BadRow]:
     if source.startswith("cards:"):
         count = config.data.limit or config.refinement.count
         return questions.read_demonstrations(source, count, config.run.seed, config.data.direct_share)
-    return questions.rows_of(source, Demonstration)  # type: ignore[return-value]
+    return questions.read_rows(source, Demonstration)  # type: ignore[return-value]
 
 
 def observed(d: Demonstration, executor: Executor) -> Demonstration | str:

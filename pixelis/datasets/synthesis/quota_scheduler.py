@@ -114,7 +114,7 @@ class Rows:
                 limit=named.rows,
                 epochs=1,
                 max_bad_rows=self.max_bad_rows,
-                bad=lambda _: self.bad.update([source]),
+                on_bad_row=lambda _: self.bad.update([source]),
             )
         if row >= len(rows):
             rows += [_placed(question).model_dump_json() for question in islice(self._open[source], row + 1 - len(rows))]
