@@ -29,6 +29,8 @@ from pixelis.records import Action, ImageView, Media, Observation
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 2.0
+# What hangs would hang for an hour; a busy machine may need seconds to end a process and to schedule the caller.
+BUSY_S = 20.0
 HERE = Path(__file__).parent
 Box = tuple[float, float, float, float]
 Make = Callable[..., "Bench"]
@@ -132,7 +134,7 @@ def test_a_hostile_call_is_named_in_time_and_the_next_call_is_right(bench: Bench
     bench.wait_whole()
     started = time.monotonic()
     observation, views = bench.run(bench.call(op))
-    assert time.monotonic() - started < TIMEOUT_S + 1
+    assert time.monotonic() - started < TIMEOUT_S + BUSY_S
     assert observation.code == ENDINGS[op]
     assert observation.status == ("error" if ENDINGS[op] else "ok")
     assert views == []
@@ -257,7 +259,7 @@ def test_media_that_cannot_be_decoded_cost_their_question_alone(make: Make, tmp_
         started = time.monotonic()
         with pytest.raises(BadImage) as caught:
             bench.run(bench.pool.open([Media(id="img0", uri=uri)]))
-        assert time.monotonic() - started < TIMEOUT_S + 1
+        assert time.monotonic() - started < TIMEOUT_S + BUSY_S
         assert caught.value.code == code
         box = boxes(1, seed=len(code))[0]
         bench.check_zoom(bench.run(bench.call("zoom_in", box=box)), box)
