@@ -76,7 +76,7 @@ class Learner:
         use_packed_attention(self.model)
         total = 0.0
         for batch in batches:
-            seen = self._see(batch)
+            seen = self._view_features(batch)
             log_probs, _ = token_log_probs(self.model, batch, seen, self.spec.image_token, self.banned)
             total += self._backward(log_probs)
         return total
@@ -93,7 +93,7 @@ class Learner:
             positions[:, inside] = batch.positions
             mask = torch.zeros_like(inside)
             mask[inside] = batch.mask
-            seen = self._see(batch)
+            seen = self._view_features(batch)
             rows = seen.rows(batch.image_rows) if seen is not None else None
             image = self.spec.image_token
             hidden = hidden_states(self.model, tokens, positions, rows, image, attention_mask=inside.long(), use_cache=False)

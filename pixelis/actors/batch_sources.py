@@ -208,14 +208,14 @@ class UpdateSource(RolloutSource):
         if share.restore is not None:
             assert self.weights.store is not None
             (ref,) = ray.get(self.weights.store.get.remote(share.restore))
-            self.trainer.go_back(ray.get(ref))
+            self.trainer.reset_to(ray.get(ref))
             self.weights.unpublished = 0
         views = ray.get(share.views)
         samples = _samples(share.groups, views)
         batch = LearnerBatch(share.step, samples, "policy", share.metrics, {}, dict(share.options), optional=True)
         if self.settings.objective == "answer":
             batch.samples, batch.kind = self._elected(share.groups, views), "sft"
-            batch.options["wrote"] = samples
+            batch.options["sampled"] = samples
         return batch
 
     def _elected(self, groups: list[Group], views: list[dict[str, Any]]) -> list[TrainSample]:

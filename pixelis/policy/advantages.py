@@ -1,8 +1,7 @@
-"""Advantages: how much better a rollout was than what could be expected. A switchboard of small pure functions.
+"""Advantages of trajectories from the rewards of their groups.
 
-An advantage belongs to a whole trajectory. A rollout without a reward (unscored) or excluded by its stop reason has none (None):
-it counts neither in the statistics nor in the loss. Sources stand beside each function; names and combinations in
-`pixelis.config.presets.algorithms`.
+An advantage belongs to a whole trajectory. Unscored rollouts and those excluded by their stop reason have the advantage None and
+count neither in the statistics nor in the loss. `pixelis.config.presets.algorithms` lists the baselines and their combinations.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 
 Values = Sequence[float | None]
 Sum = Callable[[list[float]], list[float]]
-"""Adds up each number over all workers; the identity when one worker holds the whole batch."""
+"""Sums each number over all workers; the identity if one worker holds the whole batch."""
 Scored = list[float]
-"""One number for each rollout of a group that counts, in order."""
+"""One number for each scored rollout of a group, in order."""
 
 
 def assign_advantages(
@@ -34,13 +33,12 @@ def assign_advantages(
     kl_weight: float = 0.0,
     sum_workers: Sum = list,
 ) -> dict[str, float]:
-    """Set `advantage` of every trajectory of a batch (None: not trained on); returns metrics of the batch.
+    """Set `advantage` of every trajectory of a batch (None: excluded from training); returns metrics of the batch.
 
-    greedy: per group the reward of a greedy rollout, for baseline `greedy`. kl: per group and rollout the sum of k1 over its
-    policy tokens (`Trainer.kl_to_reference`), taken off the reward with `kl_weight` (as TRL's RLOO; REINFORCE++ gives each token
-    the part of the sum that follows it, whose gradient has the same expectation), None for a rollout that cannot be trained on
-    and so does not count. sum_workers: needed when each worker holds a
-    part of the batch and the statistics are the batch's. Raises what `batch_advantages` raises.
+    greedy: for each group the reward of a greedy rollout, for baseline `greedy`. kl: for each rollout the sum of k1 over its policy
+    tokens (`Trainer.kl_to_reference`), None for an unusable rollout; `kl_weight` times it is subtracted from the reward, as in
+    TRL's RLOO (REINFORCE++ gives each token the part of the sum that follows it; the gradient has the same expectation).
+    sum_workers: required for batch statistics when each worker holds a part of the batch. Raises as `batch_advantages` does.
     """
     rewards = [group_rewards(group, settings) for group in groups]
     if kl is not None:
@@ -50,10 +48,10 @@ def assign_advantages(
         ]
     excluded = [[t.stop_reason.value in settings.exclude for t in g.trajectories] for g in groups]
     tokens = [[sum(t.loss_mask()) for t in g.trajectories] for g in groups] if settings.batch_over == "token" else None
-    found = batch_advantages(rewards, settings, greedy=greedy, tokens=tokens, sum_workers=sum_workers)
-    for group, advantages, out in zip(groups, found, excluded, strict=True):
-        for trajectory, advantage, is_out in zip(group.trajectories, advantages, out, strict=True):
-            trajectory.advantage = None if is_out else advantage
+    result = batch_advantages(rewards, settings, greedy=greedy, tokens=tokens, sum_workers=sum_workers)
+    for group, advantages, flags in zip(groups, result, excluded, strict=True):
+        for trajectory, advantage, is_excluded in zip(group.trajectories, advantages, flags, strict=True):
+            trajectory.advantage = None if is_excluded else advantage
     return advantage_metrics([[t.advantage for t in g.trajectories] for g in groups])
 
 
@@ -63,14 +61,14 @@ def group_rewards(group: Group, settings: config.AdvantageConfig) -> list[float 
     With `excluded_count` an excluded rollout counts with reward 0, although it gets no advantage (Mini-o3's code, arXiv
     2509.07969; its paper leaves it out, which is the default).
     """
-    left_out = 0.0 if settings.excluded_count else None
-    return [left_out if t.stop_reason.value in settings.exclude else t.reward for t in group.trajectories]
+    excluded = 0.0 if settings.excluded_count else None
+    return [excluded if t.stop_reason.value in settings.exclude else t.reward for t in group.trajectories]
 
 
 def usable(rewards: Values, settings: config.AdvantageConfig) -> bool:
-    """Whether a group with these rewards gives advantages at all; a group that does not is dropped and counted."""
+    """Whether the rewards of a group suffice for advantages; other groups are dropped and counted."""
     scored = sum(r is not None for r in rewards)
-    # Every subset of k rollouts is the same one when there are only k.
+    # With k rollouts there is a single subset of k.
     return scored >= settings.min_group and not (settings.baseline == "pass_at_k" and scored <= settings.k)
 
 
@@ -82,13 +80,12 @@ def batch_advantages(
     tokens: Sequence[Sequence[int]] | None = None,
     sum_workers: Sum = list,
 ) -> list[list[float | None]]:
-    """(reward - baseline) / (scale + eps) for the groups of a batch, in the shape they came in; groups may differ in size.
+    """(reward - baseline) / (scale + eps) for the groups of a batch, which may differ in size; same shape as `groups`.
 
-    groups: rewards, None for a rollout that does not count and gets None. A group that is not `usable`, or whose greedy reward is
-    None where one is needed, gets None throughout. tokens: policy tokens of each rollout, for `batch_over=token`. Equal rewards
-    (up to rounding) give exactly 0 wherever the baseline is of the group. Raises DataFailure for a reward that is not finite (it
-    must have been counted as unscored before) and BadConfig when greedy rewards or token counts are missing, or an own advantage
-    function returns something else than a finite number for each reward.
+    groups: rewards; None (unscored) stays None. All of a group is None if the group is not `usable` or lacks a required greedy
+    reward. tokens: policy tokens of each rollout, for `batch_over=token`. With a baseline of the group, rewards equal up to
+    rounding give exactly 0. Raises DataFailure for a reward that is not finite (such rewards should be unscored) and BadConfig if
+    greedy rewards or token counts are missing or a user-defined function does not return a finite number for each reward.
     """
     if settings.baseline == "greedy" and (greedy is None or len(greedy) != len(groups)):
         raise BadConfig("baseline greedy needs the reward of a greedy rollout for every group", fix="set another baseline")
@@ -111,30 +108,30 @@ def batch_advantages(
 
 
 def _of_group(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
-    """Advantages of the rewards that count in one group, before anything that concerns the whole batch."""
+    """Advantages of the scored rewards of one group, before batch-level baseline and scale."""
     count = len(rewards)
     mean = math.fsum(rewards) / count
-    # (n * 0.1) / n is not 0.1: without this, rounding noise divided by eps would look like a signal.
+    # (n * 0.1) / n is not 0.1: without this check, rounding noise divided by eps would look like a signal.
     if (settings.baseline in GROUP_BASELINES or settings.scale in ("std", "mad")) and (
         max(rewards) - min(rewards) <= 1e-9 * max(1.0, abs(mean))
     ):
         return [0.0] * count
-    advantages, deviation = _call(rewards, settings)
+    advantages, deviation = _call_baseline(rewards, settings)
     if settings.scale == "std":
         if deviation is None:
             deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / (count - 1))
         return [a / (deviation + settings.eps) for a in advantages]
     if settings.scale == "mad":
-        # The mean absolute deviation: the median one is 0 when fewer than half of the answers are right.
+        # Mean absolute deviation. The median absolute deviation is 0 if fewer than half of the answers are right.
         divisor = math.fsum(abs(r - mean) for r in rewards) / count + settings.eps
         return [a / divisor for a in advantages]
     return advantages
 
 
-def _call(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored, float | None]:
-    """What the advantage function returns for a group, and the divisor of scale=std beside it, None for the rewards' own.
+def _call_baseline(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored, float | None]:
+    """Call the baseline function: advantages, and the divisor for scale=std (None: the rewards' standard deviation).
 
-    Raises BadConfig for a function of a user's own that returns something else than a finite number for each reward.
+    Raises BadConfig if a user-defined function does not return a finite number for each reward.
     """
     result = find_function("advantage", settings.baseline)(list(rewards), settings)
     try:
@@ -146,52 +143,52 @@ def _call(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored, fl
     if not fits:
         raise BadConfig(
             f"rft.advantage.baseline {settings.baseline} returned {result!r} for the rewards {rewards}",
-            fix="return a list with one finite number for each reward, or a pair of that and the divisor of scale=std",
+            fix="return a list with one finite number for each reward, or a pair of that list and the divisor for scale=std",
         )
     return advantages, deviation
 
 
-def rewards_themselves(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
-    """The rewards: nothing of the group is subtracted."""
+def no_baseline(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
+    """The rewards themselves."""
     return rewards
 
 
-def less_mean(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
+def group_mean_baseline(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
     """r - mean of the group (GRPO, arXiv 2402.03300)."""
     mean = math.fsum(rewards) / len(rewards)
     return [r - mean for r in rewards]
 
 
-def less_mean_of_others(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
+def leave_one_out_baseline(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
     """r - mean of the others (RLOO, arXiv 2402.14740)."""
     count = len(rewards)
-    return [c * count / (count - 1) for c in less_mean(rewards, settings)]
+    return [c * count / (count - 1) for c in group_mean_baseline(rewards, settings)]
 
 
 def second_best(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
-    """The best rollout has its lead over the second best, the others 0 (arXiv 2503.19595)."""
+    """Lead over the second best reward for the best rollout, 0 for the others (arXiv 2503.19595)."""
     best = max(range(len(rewards)), key=rewards.__getitem__)
     runner_up = max(r for i, r in enumerate(rewards) if i != best)
     return [rewards[best] - runner_up if i == best else 0.0 for i in range(len(rewards))]
 
 
 def pass_at_k(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored, float]:
-    """Advantages for the best of `settings.k` attempts, and the standard deviation of that best, over all k-subsets of n > k.
+    """Advantages for the best of `settings.k` attempts, and the standard deviation of the best, over all k-subsets of n > k.
 
-    A_i = mean of max(subset) over the subsets that hold i, less its mean R over all subsets. For rewards of 0 and 1 this is the
+    A_i = mean of max(subset) over the subsets that contain i, minus its mean R over all subsets. For rewards of 0 and 1 this is the
     analytic advantage of Pass@k training (arXiv 2508.10751): with N_neg wrong answers R = 1 - C(N_neg, k) / C(n, k), right ones
     get 1 - R, wrong ones 1 - R - C(N_neg - 1, k - 1) / C(n - 1, k - 1), the deviation is sqrt(R (1 - R)). The closed form over
-    sorted rewards extends it to any values; k = 1 is the reward less its mean.
+    sorted rewards extends it to any values; k = 1 is the reward minus its mean.
     """
     count, k = len(rewards), settings.k
     order = sorted(range(count), key=rewards.__getitem__)
     ranked = [rewards[i] for i in order]
     subsets, holding = math.comb(count, k), math.comb(count - 1, k - 1)
-    best = [math.comb(place, k - 1) / subsets for place in range(count)]  # P(the one at this place is the best of a subset)
+    best = [math.comb(place, k - 1) / subsets for place in range(count)]  # P(the reward of this rank is the best of a subset)
     mean = math.fsum(p * r for p, r in zip(best, ranked, strict=True))
     deviation = math.sqrt(math.fsum(p * (r - mean) ** 2 for p, r in zip(best, ranked, strict=True)))
     advantages = [0.0] * count
-    above = 0.0  # subsets that hold this rollout and whose best is one above it
+    above = 0.0  # from subsets that contain this rollout and have a better one
     for place in range(count - 1, -1, -1):
         own = math.comb(place, k - 1) / holding * (ranked[place] - mean)
         advantages[order[place]] = own + above
@@ -203,13 +200,13 @@ def pass_at_k(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored
 def _over_batch(
     groups: list[list[float | None]], settings: config.AdvantageConfig, tokens: Sequence[Sequence[int]] | None, sum_workers: Sum
 ) -> list[list[float | None]]:
-    """Less the mean of the batch and, for `batch_std`, over its standard deviation (REINFORCE++, arXiv 2501.03262)."""
+    """Subtract the mean of the batch and, for `batch_std`, divide by its standard deviation (REINFORCE++, arXiv 2501.03262)."""
     weights = tokens or [[1] * len(group) for group in groups]
     rollouts = [pair for group, row in zip(groups, weights, strict=True) for pair in zip(group, row, strict=True)]
     pairs = [(a, w) for a, w in rollouts if a is not None]
     total, weight = sum_workers([math.fsum(a * w for a, w in pairs), float(sum(w for _, w in pairs))])
     mean = total / weight if weight else 0.0
-    # A second pass: the difference of two large sums of squares would lose the digits that matter.
+    # Two passes, because the difference of two large sums of squares loses precision.
     (squares,) = sum_workers([math.fsum(w * (a - mean) ** 2 for a, w in pairs)])
     deviation = math.sqrt(squares / max(weight - 1.0, 1.0))
     if deviation <= 1e-9 * max(1.0, abs(mean)):
@@ -219,7 +216,7 @@ def _over_batch(
 
 
 def advantage_metrics(groups: Sequence[Values]) -> dict[str, float]:
-    """What became of a batch: groups dropped as too small, groups without a signal, rollouts not trained on, size of the rest."""
+    """Statistics of a batch: dropped groups, groups without a signal, share of excluded rollouts, size of the advantages."""
     used = [a for group in groups for a in group if a is not None]
     rollouts = sum(len(group) for group in groups)
     return {

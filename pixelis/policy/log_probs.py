@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens that the policy wrote, under the distribution that an engine samples from."""
+"""Log-probabilities of policy tokens under the distribution that the engines sample from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pixelis.policy.forward import PACKED, Features, VisionLanguageModel, concatenate, encode_views, hidden_states
@@ -16,14 +17,13 @@ if TYPE_CHECKING:
     from pixelis.policy.packing import PackedBatch
 
 CHUNK_VALUES = 2**24
-"""Logits held at once: a longer batch passes through the LM head in pieces. Where the head learns, they are computed again in the
-backward pass."""
+"""Logits in memory at once. Longer batches pass the LM head in chunks; a trainable head recomputes them in the backward pass."""
 CACHED_VALUES = 2**20
-"""Logits of a piece on a CPU: a dozen operations pass over them, which are several times as fast inside the processor's cache."""
+"""Logits of a chunk on a CPU: about a dozen operations pass over them, several times faster inside the processor's cache."""
 
 
-def banned_mask(banned: tuple[int, ...], vocab: int, device: torch.device | str | None = None) -> torch.Tensor:
-    """Float [vocab] to add to logits: -inf at ids that may never be sampled, 0 elsewhere."""
+def banned_mask(banned: tuple[int, ...], vocab: int, device: torch.device | str | None = None) -> Float[Tensor, " vocab"]:
+    """Mask to add to logits: -inf for tokens that must never be sampled, 0 elsewhere."""
     mask = torch.zeros(vocab, device=device)
     mask[list(banned)] = float("-inf")
     return mask
@@ -34,69 +34,73 @@ def token_log_probs(
     batch: PackedBatch,
     features: Features | None,
     image_token: int,
-    banned: torch.Tensor,
+    banned: Float[Tensor, " vocab"],
     temperature: float = 1.0,
     chunk_values: int = CHUNK_VALUES,
     smoothing: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log-probabilities, entropies without gradient) of the M masked-in tokens of a packed batch, float32 [M], in row order.
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+    """Log-probabilities and entropies (without gradient) of the policy tokens of a packed batch, float32, in row order.
 
-    features: of the distinct views of the batch, in their order; banned: from `banned_mask`; temperature: the engine's, above 0.
-    smoothing: the share of each log-probability that is replaced by the mean over the tokens that may be sampled (label
-    smoothing, arXiv 1512.00567). Logits are only computed where a policy token is predicted.
+    features: of the batch's distinct views, in order; banned: from `banned_mask`; temperature: the engine's, above 0; smoothing:
+    share of each log-probability that is replaced by the mean over the allowed tokens (label smoothing, arXiv 1512.00567).
+    Logits are computed only where a policy token is predicted.
     """
     if features is not None:
         features = features.rows(batch.image_rows)
-    # Flash attention finds the samples by the restarting positions; it knows no other argument.
-    ours = model.model.language_model.config._attn_implementation == PACKED
-    extra = {"segments": batch.segments} if ours else {}
-    hidden = hidden_states(model, batch.tokens[None], batch.positions[:, None], features, image_token, use_cache=False, **extra)[
-        0
-    ]
-    before = hidden.index_select(0, batch.previous)
-    return project(model.lm_head, before, batch.tokens[batch.mask], banned, temperature, chunk_values, smoothing)
+    # Flash attention derives the samples from the restarting positions and takes no such argument.
+    is_packed = model.model.language_model.config._attn_implementation == PACKED
+    extra = {"segments": batch.segments} if is_packed else {}
+    positions = batch.positions[:, None]
+    hidden = hidden_states(model, batch.tokens[None], positions, features, image_token, use_cache=False, **extra)[0]
+    predicting = hidden.index_select(0, batch.previous)
+    return project(model.lm_head, predicting, batch.tokens[batch.mask], banned, temperature, chunk_values, smoothing)
 
 
 def project(
     lm_head: nn.Module,
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
-    banned: torch.Tensor,
+    hidden: Float[Tensor, "tokens width"],
+    targets: Int[Tensor, " tokens"],
+    banned: Float[Tensor, " vocab"],
     temperature: float = 1.0,
     chunk_values: int = CHUNK_VALUES,
     smoothing: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of `targets` [M] and entropies [M] from the hidden states that predict them, [M, width]."""
-    most = max(1, chunk_values // len(banned))
-    size = min(most, max(64, CACHED_VALUES // len(banned))) if hidden.device.type == "cpu" else most
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+    """Log-probabilities of `targets` and entropies, from the hidden states that predict them."""
+    limit = max(1, chunk_values // len(banned))
+    size = min(limit, max(64, CACHED_VALUES // len(banned))) if hidden.device.type == "cpu" else limit
     weight = getattr(lm_head, "weight", None)
-    # A frozen matrix needs no second pass. One with an adapter or a bias is called, as is one that ZeRO-3 gathers at the call.
-    plain = type(lm_head) is nn.Linear and lm_head.bias is None and not hasattr(weight, "ds_id")
-    if plain and weight is not None and not weight.requires_grad:
+    # A frozen matrix needs no second pass. A head with an adapter, a bias or ZeRO-3's hooks has to be called as a module.
+    is_plain = type(lm_head) is nn.Linear and lm_head.bias is None and not hasattr(weight, "ds_id")
+    if is_plain and weight is not None and not weight.requires_grad:
         return _FrozenHead.apply(hidden, weight, targets, banned, temperature, smoothing, size, torch.is_grad_enabled())
 
-    def head(h: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def head(h: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         log_prob, entropy = _TokenLogProbs.apply(lm_head(h), target, banned, temperature, smoothing)
         return log_prob, entropy
 
-    parts = zip(hidden.split(size), targets.split(size), strict=True)
-    again = len(targets) > most
-    pieces = [checkpoint(head, h, t, use_reentrant=False) if again else head(h, t) for h, t in parts]
-    return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
+    chunks = zip(hidden.split(size), targets.split(size), strict=True)
+    recompute = len(targets) > limit
+    results = [checkpoint(head, h, t, use_reentrant=False) if recompute else head(h, t) for h, t in chunks]
+    return torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])
 
 
 def _score(
-    logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor, temperature: float, smoothing: float, slopes: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Logits [M, vocab], which are overwritten -> log-probabilities [M], entropies [M], if asked slopes [M, vocab] of the former.
+    logits: Float[Tensor, "tokens vocab"],
+    targets: Int[Tensor, " tokens"],
+    banned: Float[Tensor, " vocab"],
+    temperature: float,
+    smoothing: float,
+    with_gradients: bool,
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"] | None]:
+    """Log-probabilities, entropies and, if requested, gradients of the former by the logits. Overwrites the logits.
 
-    The values of `log_softmax` and its gather, in a third of the passes over the logits: the softmax is computed once, serves the
-    entropy too, and becomes the slope in place.
+    The values of `log_softmax` and a gather in a third of the passes over the logits: the softmax is computed once, used for the
+    entropy too, and turned into the gradient in place.
     """
     scaled = logits.float()
     if temperature != 1:
         scaled.div_(temperature)
-    # Finite, as 0 * -inf in the entropy would be NaN; the exponential is 0 all the same.
+    # Finite, because 0 * -inf in the entropy would be NaN; the exponential is still 0.
     scaled.add_(banned.clamp(min=-1e30))
     scaled.sub_(scaled.amax(-1, keepdim=True))
     weights = scaled.exp()
@@ -108,7 +112,7 @@ def _score(
     if smoothing:
         log_prob = (1 - smoothing) * log_prob + smoothing * (scaled @ allowed - log_total)
     entropy = log_total - scaled.mul_(weights).sum(-1) / total
-    if not slopes:
+    if not with_gradients:
         return log_prob, entropy, None
     weights.mul_((-1 / (temperature * total))[:, None])
     if smoothing:
@@ -118,48 +122,48 @@ def _score(
 
 
 class _TokenLogProbs(torch.autograd.Function):
-    """`_score` of logits [M, vocab], which are overwritten, as an operation: log-probabilities and entropies [M]."""
+    """`_score` as an autograd function: logits, which are overwritten, to log-probabilities and entropies."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, banned: torch.Tensor, temperature: float, smoothing: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        log_prob, entropy, slopes = _score(logits, targets, banned, temperature, smoothing, ctx.needs_input_grad[0])
-        ctx.save_for_backward(slopes)
+        ctx: Any, logits: Tensor, targets: Tensor, banned: Tensor, temperature: float, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        log_prob, entropy, gradients = _score(logits, targets, banned, temperature, smoothing, ctx.needs_input_grad[0])
+        ctx.save_for_backward(gradients)
         ctx.dtype = logits.dtype
         ctx.mark_non_differentiable(entropy)
         return log_prob, entropy
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (slopes,) = ctx.saved_tensors
-        return slopes.mul_(gradient[:, None]).to(ctx.dtype), None, None, None, None
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (gradients,) = ctx.saved_tensors
+        return gradients.mul_(gradient[:, None]).to(ctx.dtype), None, None, None, None
 
 
 class _FrozenHead(torch.autograd.Function):
-    """Hidden states [M, width] and a frozen LM head [vocab, width] -> log-probabilities and entropies [M].
+    """Log-probabilities and entropies from hidden states [tokens, width] and a frozen LM head [vocab, width].
 
-    Of `size` tokens at a time. The slope of a log-probability by its hidden state does not depend on the loss, so it is computed
-    while the logits are there: none are kept, and none are computed again.
+    Handles `size` tokens at a time. The gradient of a log-probability by its hidden state does not depend on the loss, so the
+    forward pass computes it while the logits exist: logits are neither kept nor recomputed.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
-        banned: torch.Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        banned: Tensor,
         temperature: float,
         smoothing: float,
         size: int,
-        slopes: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        log_probs, entropies, by_hidden = [], [], torch.empty_like(hidden) if slopes else None
+        with_gradients: bool,
+    ) -> tuple[Tensor, Tensor]:
+        log_probs, entropies, by_hidden = [], [], torch.empty_like(hidden) if with_gradients else None
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
             log_prob, entropy, by_logits = _score(
-                hidden[part] @ weight.t(), targets[part], banned, temperature, smoothing, slopes
+                hidden[part] @ weight.t(), targets[part], banned, temperature, smoothing, with_gradients
             )
             log_probs.append(log_prob)
             entropies.append(entropy)
@@ -171,31 +175,31 @@ class _FrozenHead(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (by_hidden,) = ctx.saved_tensors
         return (by_hidden * gradient[:, None]).to(by_hidden.dtype), *[None] * 7
 
 
-class PolicyModule(torch.nn.Module):
-    """What DeepSpeed wraps: packed batch -> (log-probabilities, entropies) of its policy tokens."""
+class PolicyModule(nn.Module):
+    """The module that DeepSpeed wraps: a packed batch to log-probabilities and entropies of its policy tokens."""
 
     def __init__(self, model: VisionLanguageModel, spec: ModelSpec, temperature: float, one_pass: bool):
         super().__init__()
-        self.banned: torch.Tensor
+        self.banned: Tensor
         self.model, self.spec, self.temperature, self.one_pass = model, spec, temperature, one_pass
         self.register_buffer("banned", banned_mask(spec.banned, spec.vocab, next(model.parameters()).device), persistent=False)
 
-    def forward(self, batch: PackedBatch, features: Features | None, smoothing: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-        """features: of the batch's distinct views; None when the vision tower has to run here. smoothing: of the labels."""
-        if features is None and (views := batch.views or self._blank()):
+    def forward(self, batch: PackedBatch, features: Features | None, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+        """See `token_log_probs`. features: of the batch's distinct views; None runs the vision tower here."""
+        if features is None and (views := batch.views or self._blank_views()):
             features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
         image, t = self.spec.image_token, self.temperature
         return token_log_probs(self.model, batch, features, image, self.banned, t, smoothing=smoothing)
 
-    def _blank(self) -> list[np.ndarray]:
-        """For a batch of text alone: a view whose features nobody reads, where all workers have to be in the vision tower.
+    def _blank_views(self) -> list[np.ndarray]:
+        """A dummy view for a batch without images, when every worker has to run the vision tower.
 
-        That is so under ZeRO-3, and when the tower learns: its gradients are summed over workers that may have seen pictures.
+        ZeRO-3 requires that, and so does a trainable tower: its gradients are summed over workers that may have images.
         """
         if not self.one_pass and not next(self.model.model.visual.parameters()).requires_grad:
             return []

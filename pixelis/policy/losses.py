@@ -1,7 +1,8 @@
-"""The losses, on the policy's tokens only: a switchboard of small functions, no model in sight.
+"""SFT and policy losses over the policy tokens of a micro-batch, as functions of log-probabilities.
 
-All take flat tensors over the M policy tokens of a micro-batch and a weight per token. The weights carry the aggregation and the
-denominator of the *global* batch, so the sum over micro-batches and workers is the loss of the whole batch, however it is cut.
+Shapes: `tokens` are the M policy tokens of a micro-batch, `samples` its S sequences. Each token has a weight that includes the
+aggregation and the denominator of the *global* batch: summed over micro-batches and workers, the loss does not depend on how the
+batch was split.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from pixelis.config.presets.algorithms import SURROGATES, find_function
 from pixelis.errors import BadConfig
@@ -19,13 +22,13 @@ from pixelis.errors import BadConfig
 if TYPE_CHECKING:
     from pixelis import config
 
-FAR = 20.0
-"""Log-ratios are clamped here before exp: a token this far off is clipped anyway, and exp(90) is infinite."""
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to +- this before exp, which overflows float32 near 89. Such a token is clipped anyway."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Denominators of the global batch: policy tokens (in `sft` what they count together) and sequences over all workers."""
+    """Denominators of the global batch over all workers: policy tokens (for SFT their summed weight) and sequences."""
 
     tokens: float
     sequences: int
@@ -33,73 +36,73 @@ class Totals:
 
 @dataclass(frozen=True)
 class Spans:
-    """Which tokens of a micro-batch belong together. A sequence is never cut over micro-batches.
+    """Assignment of policy tokens to sequences. A sequence is never split over micro-batches.
 
-    sequence: int64 [M], sample of each policy token; policy_tokens: int64 [S], how many each sample has.
+    sequence: sample index of each policy token; policy_tokens: number of policy tokens of each sample.
     """
 
-    sequence: torch.Tensor
-    policy_tokens: torch.Tensor
+    sequence: Int[Tensor, " tokens"]
+    policy_tokens: Int[Tensor, " samples"]
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum of each sequence: [M] -> [S]."""
+    def sum(self, values: Float[Tensor, " tokens"]) -> Float[Tensor, " samples"]:
+        """Sum over each sequence."""
         zeros = torch.zeros(len(self.policy_tokens), dtype=values.dtype, device=values.device)
         return zeros.index_add(0, self.sequence, values)
 
-    def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Mean of each sequence, given back to its tokens: [M] -> [M]."""
+    def mean(self, values: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
+        """Mean over each sequence, repeated for its tokens."""
         return (self.sum(values) / self.policy_tokens.clamp(min=1))[self.sequence]
 
 
 def token_weights(
-    sequence: torch.Tensor,
-    policy_tokens: torch.Tensor,
+    sequence: Int[Tensor, " tokens"],
+    policy_tokens: Int[Tensor, " samples"],
     aggregate: Literal["token", "sequence", "constant"],
     totals: Totals,
     constant_tokens: int = 0,
-) -> torch.Tensor:
-    """Weight of each policy token, float32 [M].
+) -> Float[Tensor, " tokens"]:
+    """Weight of each policy token in the loss.
 
     `token`: 1 / tokens of the batch (DAPO, arXiv 2503.14476). `sequence`: 1 / (sequences of the batch * tokens of its sequence)
     (GRPO, arXiv 2402.03300). `constant`: 1 / (sequences of the batch * constant_tokens) (Dr. GRPO, arXiv 2503.20783).
-    sequence: int64 [M], sample of each token; policy_tokens: int64 [S].
+    sequence: sample index of each token; policy_tokens: policy tokens of each sample. Raises BadConfig for `constant` without a length.
     """
     if aggregate == "token":
         return torch.full(sequence.shape, 1.0 / totals.tokens, device=sequence.device)
     if aggregate == "constant":
         if constant_tokens < 1:
-            raise BadConfig("aggregate=constant divides by a length that is not set", fix="set rft.loss.constant_tokens")
+            raise BadConfig("aggregate=constant needs a length to divide by", fix="set rft.loss.constant_tokens")
         return torch.full(sequence.shape, 1.0 / (totals.sequences * constant_tokens), device=sequence.device)
     return 1.0 / (totals.sequences * policy_tokens[sequence].float())
 
 
-def sft_loss(new: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Weighted negative log-likelihood of the demonstrated tokens, a scalar. new, weights: [M]."""
+def sft_loss(new: Float[Tensor, " tokens"], weights: Float[Tensor, " tokens"]) -> Float[Tensor, ""]:
+    """Weighted negative log-likelihood of the demonstrated tokens."""
     return -(weights * new).sum()
 
 
 def policy_loss(
-    new: torch.Tensor,
-    behaviour: torch.Tensor,
-    advantages: torch.Tensor,
-    weights: torch.Tensor,
+    new: Float[Tensor, " tokens"],
+    behaviour: Float[Tensor, " tokens"],
+    advantages: Float[Tensor, " tokens"],
+    weights: Float[Tensor, " tokens"],
     settings: config.LossConfig,
     *,
-    old: torch.Tensor | None = None,
-    reference: torch.Tensor | None = None,
-    entropy: torch.Tensor | None = None,
+    old: Float[Tensor, " tokens"] | None = None,
+    reference: Float[Tensor, " tokens"] | None = None,
+    entropy: Float[Tensor, " tokens"] | None = None,
     spans: Spans | None = None,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Policy gradient with importance weights, a KL term and an entropy bonus; returns (loss, metrics).
 
-    new: log-probabilities under the weights in training; behaviour: those the engine recorded; old: those of the learner before
-    this batch's first step (None: one step per batch, so `new` itself, detached: the ratio is 1 and only its gradient counts);
-    advantages, weights, reference: one per token; entropy: of the distribution at each token, no gradient needed. All float [M].
-    spans: needed by everything at the level of sequences.
+    new, behaviour, old, reference: log-probabilities of each token under the weights in training, as the engine recorded them,
+    under the learner's weights before its first step on this batch, and under the reference policy. Without `old` (one step per
+    batch) it is `new`, detached: the ratio is 1 and contributes only its gradient. entropy: of the distribution at each token,
+    without gradient. spans: required by every setting at the level of sequences.
 
     loss = sum over tokens of weight * (-importance * surrogate + kl * divergence - entropy bonus), where the surrogate is the
-    function named in the settings over ratio = exp(new - old) and importance = exp(old - behaviour) within its bounds. Masked
-    tokens stay in the denominators. Metrics are sums over the tokens, but for those named `*_max`, largest values.
+    function named in the settings of ratio = exp(new - old), and importance = exp(old - behaviour) within its bounds. Masked
+    tokens count in the denominators. Metrics are sums over the tokens, except `*_max`, which are maxima.
     """
     if settings.proximal == "behaviour":
         old = behaviour
@@ -108,16 +111,16 @@ def policy_loss(
     ratio = policy_ratio(new, old, settings, spans)
     gain, clipping = _surrogate(ratio, new, advantages, settings)
     loss = -(weights * importance * gain).sum()
-    distance = ratio.detach()
+    detached = ratio.detach()
     drift = (new.detach() - behaviour).abs()
     sums |= clipping
     sums |= {
-        "ratio": distance.sum(),
-        "ratio_max": _largest(distance),
-        "ratio_inverse_max": _largest(1 / distance.clamp(min=math.exp(-FAR))),
+        "ratio": detached.sum(),
+        "ratio_max": _largest(detached),
+        "ratio_inverse_max": _largest(1 / detached.clamp(min=math.exp(-MAX_LOG_RATIO))),
         "drift": drift.sum(),
         "drift_max": _largest(drift),
-        # The behaviour drew the tokens, so this estimates KL(behaviour || learner).
+        # The behaviour policy sampled the tokens, so this estimates KL(behaviour || learner).
         "approx_kl": k3(new.detach(), behaviour, of_reference=False).sum(),
     }
     if reference is not None:
@@ -126,15 +129,15 @@ def policy_loss(
         sums["kl"] = divergence.detach().sum()
     if settings.entropy > 0:
         if entropy is None:
-            raise ValueError("the entropy bonus needs the entropies")
+            raise ValueError("the entropy bonus needs entropies")
         loss = loss - settings.entropy * (weights * entropy_bonus(new, entropy)).sum()
     return loss, sums
 
 
 def metric_names(settings: config.LossConfig, with_reference: bool) -> list[str]:
-    """The metrics that `policy_loss` returns, largest values first: workers without a batch report the same ones.
+    """Names of the metrics of `policy_loss`, maxima first, so that workers without a batch report the same ones.
 
-    Those of a user's own surrogate are not among them.
+    Metrics of a user-defined surrogate are not included.
     """
     names = ["drift_max", "ratio_max", "ratio_inverse_max", "importance_max"]
     names += ["importance", "importance_capped", "ratio", "drift", "approx_kl"]
@@ -143,37 +146,39 @@ def metric_names(settings: config.LossConfig, with_reference: bool) -> list[str]
     return names + ["dual_clipped"] * (settings.dual_clip > 0) + ["kl"] * with_reference
 
 
-def policy_ratio(new: torch.Tensor, old: torch.Tensor, settings: config.LossConfig, spans: Spans | None) -> torch.Tensor:
-    """pi_new / pi_old of each token, [M] with gradient.
+def policy_ratio(
+    new: Float[Tensor, " tokens"], old: Float[Tensor, " tokens"], settings: config.LossConfig, spans: Spans | None
+) -> Float[Tensor, " tokens"]:
+    """pi_new / pi_old of each token, with gradient.
 
-    `sequence`: the geometric mean over the sequence, the same for all its tokens (GSPO, arXiv 2507.18071). `sequence_token`: that
-    value, but each token has the gradient of its own log-probability only (GSPO-token, same source).
+    `sequence`: the geometric mean over the sequence, the same for all its tokens (GSPO, arXiv 2507.18071). `sequence_token`: the
+    same value, with the gradient of each token's own log-probability only (GSPO-token, same source).
     """
     if settings.ratio == "token":
-        return torch.exp((new - old).clamp(-FAR, FAR))
+        return torch.exp((new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     if spans is None:
-        raise ValueError("a ratio of sequences needs the spans")
-    ratio = torch.exp(spans.mean(new - old).clamp(-FAR, FAR))
+        raise ValueError("a sequence-level ratio needs spans")
+    ratio = torch.exp(spans.mean(new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     if settings.ratio == "sequence":
         return ratio
     return ratio.detach() * torch.exp(new - new.detach())
 
 
 def importance_weights(
-    old: torch.Tensor, behaviour: torch.Tensor, settings: config.LossConfig, spans: Spans | None
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Weights that correct for tokens the learner itself would have drawn with another probability, [M] without gradient.
+    old: Float[Tensor, " tokens"], behaviour: Float[Tensor, " tokens"], settings: config.LossConfig, spans: Spans | None
+) -> tuple[Float[Tensor, " tokens"], dict[str, Tensor]]:
+    """Corrections for the difference between the behaviour policy and the learner, without gradient; and metrics.
 
-    pi_old / pi_behaviour of the token, the product over its sequence or the geometric mean of it. Outside of
-    [importance_floor, importance_cap] it is cut to the bound (truncated importance sampling, Ionides 2008) or 0 (masked).
+    pi_old / pi_behaviour of the token, or the product or geometric mean of it over its sequence. A value outside of
+    [importance_floor, importance_cap] is clamped (truncated importance sampling, Ionides 2008) or set to 0 (`mask`).
     """
     log_ratio = (old - behaviour).detach()
     if settings.importance_level != "token":
         if spans is None:
-            raise ValueError("importance weights of sequences need the spans")
-        whole = settings.importance_level == "sequence"
-        log_ratio = spans.sum(log_ratio)[spans.sequence] if whole else spans.mean(log_ratio)
-    importance = torch.exp(log_ratio.clamp(-FAR, FAR))
+            raise ValueError("sequence-level importance weights need spans")
+        is_product = settings.importance_level == "sequence"
+        log_ratio = spans.sum(log_ratio)[spans.sequence] if is_product else spans.mean(log_ratio)
+    importance = torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     outside = (importance > settings.importance_cap) | (importance < settings.importance_floor)
     sums = {"importance": importance.sum(), "importance_max": _largest(importance), "importance_capped": outside.float().sum()}
     if settings.importance == "none":
@@ -183,12 +188,13 @@ def importance_weights(
     return importance.clamp(settings.importance_floor, settings.importance_cap), sums
 
 
-Gain = tuple[torch.Tensor, dict[str, torch.Tensor]]
-"""What to maximise per token, [M] with gradient, and sums of metrics over the tokens."""
+Tokens = Float[Tensor, " tokens"]
+Gain = tuple[Float[Tensor, " tokens"], dict[str, Tensor]]
+"""Objective to maximise of each token, with gradient, and metrics summed over the tokens."""
 
 
-def _surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.LossConfig) -> Gain:
-    """What the surrogate function returns. Raises BadConfig for one of a user's own that returns something else than a Gain."""
+def _surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
+    """Call the configured surrogate. Raises BadConfig when a user-defined one does not return a Gain."""
     result = find_function("surrogate", settings.surrogate)(ratio, new, advantages, settings)
     if settings.surrogate in SURROGATES:
         return result
@@ -197,18 +203,18 @@ def _surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor,
         returned = list(gain.shape) if isinstance(gain, torch.Tensor) else type(gain).__name__
         raise BadConfig(
             f"rft.loss.surrogate {settings.surrogate} returned {returned} for {len(new)} tokens",
-            fix="return a tensor with one value for each token, or a pair of it and a dict of sums of metrics",
+            fix="return a tensor with one value per token, or a pair of it and a dict of summed metrics",
         )
-    if taken := sums.keys() & {*metric_names(settings, True), "loss", "policy_tokens", "entropy", "nll"}:
-        raise BadConfig(f"rft.loss.surrogate {settings.surrogate}: a metric is called {min(taken)} already", fix="rename yours")
+    if clashes := sums.keys() & {*metric_names(settings, True), "loss", "policy_tokens", "entropy", "nll"}:
+        raise BadConfig(f"rft.loss.surrogate {settings.surrogate}: the metric {min(clashes)} exists already", fix="rename yours")
     return gain, {name: torch.as_tensor(value, dtype=new.dtype, device=new.device).detach() for name, value in sums.items()}
 
 
-def clip_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.LossConfig) -> Gain:
+def clip_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
     """min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), at least dual_clip * A where A < 0.
 
-    PPO clipping as in GRPO (arXiv 2402.03300), asymmetric bounds from DAPO (arXiv 2503.14476), the bound on bad tokens that
-    became far more likely from dual-clip PPO (arXiv 1912.09729).
+    PPO clipping as in GRPO (arXiv 2402.03300), asymmetric bounds from DAPO (arXiv 2503.14476), the lower bound for tokens
+    with A < 0 that became far more likely from dual-clip PPO (arXiv 1912.09729).
     """
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     gain = torch.minimum(ratio * advantages, clipped * advantages)
@@ -222,62 +228,63 @@ def clip_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Ten
     return gain, sums
 
 
-def cispo_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.LossConfig) -> Gain:
-    """clip(ratio) * A * log-probability with the weight held fixed: a clipped token still learns (arXiv 2506.13585)."""
+def cispo_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
+    """clip(ratio) * A * log-probability with a constant ratio: clipped tokens keep a gradient (CISPO, arXiv 2506.13585)."""
     ratio = ratio.detach()
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     return ratio.clamp(low, high) * advantages * new, _clip_metrics(ratio < low, ratio > high)
 
 
-def sapo_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.LossConfig) -> Gain:
-    """4 / t * sigmoid(t * (ratio - 1)) * A, t by the sign of A: clipping made soft (arXiv 2511.20347). Its slope at 1 is 1."""
+def sapo_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
+    """4 / t * sigmoid(t * (ratio - 1)) * A with t by the sign of A: soft clipping with slope 1 at ratio 1 (SAPO, arXiv 2511.20347)."""
     temperature = torch.where(advantages >= 0, settings.sapo_positive, settings.sapo_negative)
     none = torch.zeros_like(ratio, dtype=torch.bool)
     return 4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantages, _clip_metrics(none, none)
 
 
-def reinforce_surrogate(ratio: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor, settings: config.LossConfig) -> Gain:
+def reinforce_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
     """A * log-probability (Williams 1992)."""
     none = torch.zeros_like(ratio, dtype=torch.bool)
     return advantages * new, _clip_metrics(none, none)
 
 
-def _clip_metrics(low: torch.Tensor, high: torch.Tensor) -> dict[str, torch.Tensor]:
+def _clip_metrics(low: Bool[Tensor, " tokens"], high: Bool[Tensor, " tokens"]) -> dict[str, Tensor]:
     return {"clipped": (low | high).float().sum(), "clipped_low": low.float().sum(), "clipped_high": high.float().sum()}
 
 
-def _largest(values: torch.Tensor) -> torch.Tensor:
+def _largest(values: Tokens) -> Float[Tensor, ""]:
+    """Maximum, or 0 of no tokens."""
     return values.max() if len(values) else values.sum()
 
 
-def k1(new: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """new - ref: without bias as a number, but its gradient is 0 in expectation. Meant for the reward, or to watch."""
+def k1(new: Tokens, reference: Tokens) -> Tokens:
+    """new - ref: an unbiased estimate, but with a gradient of 0 in expectation. Useful in the reward or as a metric."""
     return new - reference
 
 
-def k2(new: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """(new - ref)^2 / 2: biased as a number; on tokens drawn from `new` its gradient is that of KL(new || ref)."""
-    return 0.5 * (new - reference).clamp(-FAR, FAR).square()
+def k2(new: Tokens, reference: Tokens) -> Tokens:
+    """(new - ref)^2 / 2: a biased estimate whose gradient, on tokens sampled from `new`, is that of KL(new || ref)."""
+    return 0.5 * (new - reference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).square()
 
 
-def k3(new: torch.Tensor, other: torch.Tensor, of_reference: bool = True) -> torch.Tensor:
-    """exp(d) - d - 1, never negative, an estimate per token of a KL divergence (Schulman, "Approximating KL divergence").
+def k3(new: Tokens, other: Tokens, of_reference: bool = True) -> Tokens:
+    """exp(d) - d - 1: an estimate of a KL divergence that is never negative (Schulman, "Approximating KL divergence").
 
-    of_reference: d = other - new estimates KL(new || other) on tokens drawn from `new`; else d = new - other, KL(other || new) on
-    tokens drawn from `other`.
+    of_reference: d = other - new estimates KL(new || other) on tokens sampled from `new`; otherwise d = new - other estimates
+    KL(other || new) on tokens sampled from `other`.
     """
     difference = (other - new) if of_reference else (new - other)
-    difference = difference.clamp(-FAR, FAR)
+    difference = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.expm1(difference) - difference
 
 
-DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def entropy_bonus(new: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-    """The entropy as value, with the gradient -(new + entropy) * d new: that of the entropy, estimated on the drawn token.
+def entropy_bonus(new: Tokens, entropy: Tokens) -> Tokens:
+    """The entropy, with the gradient -(new + entropy) * d new: the entropy's own gradient, estimated from the sampled token.
 
-    grad H = -E[log p * grad log p]; the entropy itself serves as the baseline. So no [tokens, vocabulary] tensor has to be kept.
+    grad H = -E[log p * grad log p], with the entropy as the baseline. This avoids keeping a [tokens, vocabulary] tensor.
     """
     entropy = entropy.detach()
     return entropy - (new.detach() + entropy) * (new - new.detach())

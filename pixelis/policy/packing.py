@@ -1,9 +1,8 @@
-"""Packing: many sequences of unequal length become one row without padding.
+"""Sequence packing: samples of unequal length in one row without padding.
 
-A micro-batch is the concatenation of its samples. Nothing is padded, so every computed token is a real one; attention is kept
-inside each sample by `forward.packed_attention` (or by flash-attn's variable-length kernel), positions restart at each sample.
-Rollouts of one group begin with the same prompt, whose hidden states and keys are the same for all of them: `packed_attention`
-lets the row hold it once.
+A micro-batch is the concatenation of its samples. `forward.packed_attention` (or flash-attn's variable-length kernel) restricts
+attention to each sample, and positions restart at each sample. Rollouts of a group begin with the same prompt, which has the same
+hidden states and keys in all of them; with `packed_attention` a row holds it once.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from pixelis.dialogue.positions import mrope_positions
 from pixelis.errors import DataFailure
@@ -22,16 +23,15 @@ if TYPE_CHECKING:
     from pixelis.dialogue.spec import ModelSpec
     from pixelis.policy.samples import TrainSample
 
-SIMILAR = 0.8
-"""Samples at least this share as long as the longest of a bucket attend together: the rest of the bucket is padding."""
+BUCKET_RATIO = 0.8
+"""Shortest sample of an attention bucket, as a share of its longest one. The difference is padding."""
 
-
-SHARED = 8
-"""So many tokens of a prompt that a bin already has count as one: a layer keeps them for attention only, not for the rest."""
+SHARED_TOKENS_PER_TOKEN = 8
+"""Tokens of a prompt already in the bin that cost as much as one new token: layers keep them for attention only."""
 
 
 class Prompt(NamedTuple):
-    """What samples may share. key: equal for equal tokens and pictures."""
+    """The part of a sample before its first policy token. key: equal for equal tokens and images."""
 
     key: Hashable
     length: int
@@ -39,45 +39,42 @@ class Prompt(NamedTuple):
 
 @dataclass(slots=True)
 class Segments:
-    """Where the samples of a row stand, for attention.
+    """Positions of the samples in a row, for attention.
 
-    buckets: int64 [samples, length] each, indices of a sample's tokens in the row (its last one repeated behind its end);
-    inverse: int64 [N], where each token of the row stands in the concatenation of the flattened buckets (one of its places there,
-    when samples share it).
+    buckets: for samples of similar length the row index of each token, padded with the sample's last index; inverse: index of each
+    token of the row in the concatenation of the flattened buckets (one of several if samples share the token).
     """
 
-    buckets: list[torch.Tensor]
-    inverse: torch.Tensor
+    buckets: list[Int[Tensor, "samples length"]]
+    inverse: Int[Tensor, " row"]
 
 
 @dataclass(slots=True)
 class PackedBatch:
-    """One packed micro-batch of S samples, N tokens and M policy tokens.
+    """One packed micro-batch: `row` tokens of `samples` samples, of which `tokens` are policy tokens.
 
-    tokens int64 [N]; positions int64 [4, N]: row 0 counts within the sample, rows 1-3 are M-RoPE (time, row, column); mask bool
-    [N]; previous int64 [M]: where the token before each policy token stands; behaviour float32 [N] log-probabilities; weights
-    float32 [N], what a token counts in `sft`; sequence int64 [N]: the sample of each token (of a shared prompt, its first);
-    advantages float32 [S]; policy_tokens int64 [S]: masked-in tokens of each sample; views: the D
-    distinct views with their digests; image_rows int64 [image tokens]: for each image token, in order, its row in the
-    concatenated features of the distinct views.
+    positions: index within the sample, then M-RoPE (time, row, column); mask: the policy tokens; previous: row index of the token
+    before each policy token; behaviour: log-probabilities; weights: of each token in the SFT loss; sequence: sample of each token
+    (of a shared prompt, its first); policy_tokens: number of policy tokens of each sample; views, digests: the distinct images;
+    image_rows: row of each image token in the concatenated features of the distinct views.
     """
 
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    mask: torch.Tensor
-    previous: torch.Tensor
-    behaviour: torch.Tensor
-    weights: torch.Tensor
-    sequence: torch.Tensor
-    advantages: torch.Tensor
-    policy_tokens: torch.Tensor
+    tokens: Int[Tensor, " row"]
+    positions: Int[Tensor, "4 row"]
+    mask: Bool[Tensor, " row"]
+    previous: Int[Tensor, " tokens"]
+    behaviour: Float[Tensor, " row"]
+    weights: Float[Tensor, " row"]
+    sequence: Int[Tensor, " row"]
+    advantages: Float[Tensor, " samples"]
+    policy_tokens: Int[Tensor, " samples"]
     segments: Segments
     views: list[np.ndarray]
     digests: list[bytes]
-    image_rows: torch.Tensor
+    image_rows: Int[Tensor, " image_tokens"]
 
     def to(self, device: torch.device | str) -> PackedBatch:
-        """The same batch with its tensors on `device`; views stay where they are."""
+        """Copy with the tensors on `device`. Views are not copied."""
         names = ("tokens", "positions", "mask", "previous", "behaviour", "weights", "sequence", "advantages", "policy_tokens")
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in (*names, "image_rows")}
         segments = Segments([b.to(device, non_blocking=True) for b in self.segments.buckets], self.segments.inverse.to(device))
@@ -85,48 +82,50 @@ class PackedBatch:
 
 
 def pack(lengths: Sequence[int], capacity: int, prompts: Sequence[Prompt] | None = None) -> list[list[int]]:
-    """First-fit decreasing: indices of the samples of each bin, at most `capacity` tokens in a bin.
+    """Assign samples to bins of at most `capacity` tokens, first-fit decreasing; returns the sample indices of each bin.
 
-    prompts: of each sample, when samples of a bin share them. Those of one prompt then stand together, first the prompt with most
-    tokens, in a bin that already has the prompt as long as there is room. Every index appears once and the result depends on the
-    arguments alone. Raises DataFailure for a sample longer than a bin.
+    prompts: of each sample, when samples of a bin share them. Samples with the same prompt are then placed together, beginning
+    with the prompt that has most tokens, in a bin that already holds the prompt while there is room. Deterministic. Raises
+    DataFailure for a sample longer than a bin.
     """
     prompts = [Prompt(i, 0) for i in range(len(lengths))] if prompts is None else prompts
-    together: dict[Hashable, int] = {}
+    prompt_tokens: dict[Hashable, int] = {}
     for length, prompt in zip(lengths, prompts, strict=True):
-        together[prompt.key] = together.get(prompt.key, 0) + length
-    first = {key: place for place, key in enumerate(together)}
+        prompt_tokens[prompt.key] = prompt_tokens.get(prompt.key, 0) + length
+    first = {key: place for place, key in enumerate(prompt_tokens)}
     bins: list[list[int]] = []
     room: list[int] = []
-    held: list[set[Hashable]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-together[prompts[i].key], first[prompts[i].key], -lengths[i], i)):
+    bin_prompts: list[set[Hashable]] = []
+    for index in sorted(
+        range(len(lengths)), key=lambda i: (-prompt_tokens[prompts[i].key], first[prompts[i].key], -lengths[i], i)
+    ):
         length, prompt = lengths[index], prompts[index]
         if length > capacity:
             raise DataFailure(f"a sample of {length} tokens does not fit {capacity}", code="over_context")
-        beside = length - prompt.length + -(-prompt.length // SHARED)
-        costs = [beside if prompt.key in keys else length for keys in held]
+        beside = length - prompt.length + -(-prompt.length // SHARED_TOKENS_PER_TOKEN)
+        costs = [beside if prompt.key in keys else length for keys in bin_prompts]
         fits = [place for place, cost in enumerate(costs) if cost <= room[place]]
-        place = min(fits, key=lambda place: (prompt.key not in held[place], place), default=len(bins))
+        place = min(fits, key=lambda place: (prompt.key not in bin_prompts[place], place), default=len(bins))
         if place == len(bins):
             bins.append([])
             room.append(capacity)
-            held.append(set())
+            bin_prompts.append(set())
             costs.append(length)
         bins[place].append(index)
         room[place] -= costs[place]
-        held[place].add(prompt.key)
+        bin_prompts[place].add(prompt.key)
     return bins
 
 
 def pack_samples(samples: Sequence[TrainSample], spec: ModelSpec, capacity: int, share: bool) -> list[list[int]]:
-    """`pack` for samples that share their prompts, or do not. Raises as it does."""
+    """`pack` for samples; `share`: a bin holds a common prompt once."""
     return pack([len(s.tokens) for s in samples], capacity, [prompt_of(s, spec) for s in samples] if share else None)
 
 
 def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False) -> PackedBatch:
-    """Samples one behind the other, in the order given. Raises BadInput when image tokens and views disagree.
+    """Concatenate samples in the given order. Raises BadInput when image tokens and views disagree.
 
-    share: the row holds a prompt that several samples begin with once, which only `packed_attention` understands.
+    share: store a prompt that several samples begin with once in the row. Requires `packed_attention`.
     """
     lengths = [len(s.tokens) for s in samples]
     total = sum(lengths)
@@ -136,48 +135,48 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False
     starts: list[int] = [0]
     image_rows: list[np.ndarray] = [np.empty(0, dtype=np.int64)]
     start = 0
-    # Of each token of the samples: whether the row holds it, or else the token that stands for it.
-    kept, stands_for = np.ones(total, dtype=bool), np.arange(total)
-    seen: dict[Hashable, int] = {}
+    # For each token of the samples: whether the row stores it, and the token that represents it there.
+    stored, representative = np.ones(total, dtype=bool), np.arange(total)
+    origins: dict[Hashable, int] = {}
     for sample, length in zip(samples, lengths, strict=True):
         grids = [spec.grid(view.shape[0], view.shape[1]) for view in sample.views]
         positions[0, start : start + length] = np.arange(length)
         positions[1:, start : start + length], _ = mrope_positions(sample.tokens, grids, spec.image_token, spec.merge)
         if share:
             prompt = prompt_of(sample, spec)
-            origin = seen.setdefault(prompt.key, start)
-            kept[start : start + prompt.length] = origin == start
-            stands_for[start : start + prompt.length] = np.arange(origin, origin + prompt.length)
+            origin = origins.setdefault(prompt.key, start)
+            stored[start : start + prompt.length] = origin == start
+            representative[start : start + prompt.length] = np.arange(origin, origin + prompt.length)
         start += length
         for view, digest in zip(sample.views, sample.digests, strict=True):
             if digest not in distinct:
                 distinct[digest] = len(views)
                 views.append(view)
                 starts.append(starts[-1] + spec.image_tokens(view.shape[0], view.shape[1]))
-            place = distinct[digest]
-            image_rows.append(np.arange(starts[place], starts[place + 1]))
+            index = distinct[digest]
+            image_rows.append(np.arange(starts[index], starts[index + 1]))
     tokens = np.concatenate([s.tokens for s in samples]).astype(np.int64)
     mask = np.concatenate([s.mask for s in samples]).astype(bool)
-    places = (np.cumsum(kept) - 1)[stands_for]
+    places = (np.cumsum(stored) - 1)[representative]
     return PackedBatch(
-        tokens=torch.from_numpy(tokens[kept]),
-        positions=torch.from_numpy(positions[:, kept]),
-        mask=torch.from_numpy(mask[kept]),
+        tokens=torch.from_numpy(tokens[stored]),
+        positions=torch.from_numpy(positions[:, stored]),
+        mask=torch.from_numpy(mask[stored]),
         previous=torch.from_numpy(places[np.flatnonzero(mask) - 1]),
-        behaviour=torch.from_numpy(np.concatenate([s.log_probs for s in samples]).astype(np.float32)[kept]),
-        weights=torch.from_numpy(np.concatenate([_weights(s) for s in samples])[kept]),
-        sequence=torch.from_numpy(np.repeat(np.arange(len(samples)), lengths)[kept]),
+        behaviour=torch.from_numpy(np.concatenate([s.log_probs for s in samples]).astype(np.float32)[stored]),
+        weights=torch.from_numpy(np.concatenate([_weights(s) for s in samples])[stored]),
+        sequence=torch.from_numpy(np.repeat(np.arange(len(samples)), lengths)[stored]),
         advantages=torch.tensor([s.advantage for s in samples], dtype=torch.float32),
         policy_tokens=torch.tensor([s.policy_tokens for s in samples], dtype=torch.int64),
         segments=segment(lengths, places),
         views=views,
         digests=list(distinct),
-        image_rows=torch.from_numpy(np.concatenate(image_rows)[kept[tokens == spec.image_token]]),
+        image_rows=torch.from_numpy(np.concatenate(image_rows)[stored[tokens == spec.image_token]]),
     )
 
 
 def prompt_of(sample: TrainSample, spec: ModelSpec) -> Prompt:
-    """All before the policy's first token."""
+    """The tokens and images before the first policy token."""
     length = int(sample.mask.argmax())
     tokens = sample.tokens[:length]
     pads = int((tokens == spec.image_token).sum())
@@ -190,20 +189,20 @@ def _weights(sample: TrainSample) -> np.ndarray:
 
 
 def segment(lengths: Sequence[int], places: np.ndarray | None = None) -> Segments:
-    """Buckets of similar length for samples of these lengths that stand one behind the other.
+    """Attention buckets of similar length for consecutive samples of the given lengths.
 
-    places: int64 [sum of the lengths], where the row holds each of their tokens; None: at its own place.
+    places: int64 [sum of lengths], row index of each token of the samples; None: tokens are not shared.
     """
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
     places = np.arange(sum(lengths)) if places is None else places
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    buckets: list[torch.Tensor] = []
+    buckets: list[Tensor] = []
     inverse = np.empty(int(places.max()) + 1, dtype=np.int64)
     offset = place = 0
     while place < len(order):
         longest = lengths[order[place]]
         stop = place
-        while stop < len(order) and lengths[order[stop]] >= SIMILAR * longest:
+        while stop < len(order) and lengths[order[stop]] >= BUCKET_RATIO * longest:
             stop += 1
         members = order[place:stop]
         size = np.asarray([lengths[i] for i in members])

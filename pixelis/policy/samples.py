@@ -1,4 +1,4 @@
-"""What the learner trains on: one trajectory as arrays, with the views of its images."""
+"""Training samples: trajectories as arrays, with the views of their images."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from jaxtyping import Bool, Float32, Int64, UInt8
 
 from pixelis.errors import DataFailure
 
@@ -26,53 +27,52 @@ CAUSES = (
     "views_mismatch",
     "non_finite",
 )
-"""Why a sample cannot be trained on, see `unusable`."""
+"""Reasons why a sample is unusable, see `unusable`."""
 
 
 @dataclass(slots=True)
 class TrainSample:
     """One sequence to train on.
 
-    tokens: int64 [L], image pads expanded; mask: bool [L], True on every token the policy wrote; log_probs: float32 [L],
-    behaviour log-probabilities, 0 where the mask is False (all 0 in a demonstration); advantage: of the whole trajectory, unused
-    by `sft`; views: uint8 [h, w, 3] of each image in order of appearance; version: the policy that wrote it; weights: float32
-    [L], what each token counts in `sft`, None for 1 each.
+    tokens: with image pads expanded; mask: the tokens that the policy generated; log_probs: behaviour log-probabilities, 0 where
+    the mask is False (all 0 in a demonstration); advantage: of the whole trajectory, unused by SFT; views: of each image in order
+    of appearance; version: of the generating policy; weights: of each token in the SFT loss, None for 1 each.
     """
 
-    tokens: np.ndarray
-    mask: np.ndarray
-    log_probs: np.ndarray
+    tokens: Int64[np.ndarray, " length"]
+    mask: Bool[np.ndarray, " length"]
+    log_probs: Float32[np.ndarray, " length"]
     advantage: float
-    views: list[np.ndarray]
+    views: list[UInt8[np.ndarray, "height width 3"]]
     version: int = 0
     id: str = ""
-    weights: np.ndarray | None = None
+    weights: Float32[np.ndarray, " length"] | None = None
     _digests: list[bytes] = field(default_factory=list, repr=False)
 
     @property
     def digests(self) -> list[bytes]:
-        """One content hash per view: equal views share their features. Computed once."""
+        """Content hash of each view, computed once. Equal views share their features."""
         if len(self._digests) != len(self.views):
             self._digests = [view_digest(view) for view in self.views]
         return self._digests
 
     @property
     def policy_tokens(self) -> int:
-        """How many tokens the loss covers."""
+        """Number of tokens in the loss."""
         return int(self.mask.sum())
 
     @property
     def weight(self) -> float:
-        """What these tokens count together."""
+        """Sum of the weights of the policy tokens."""
         return float(self.policy_tokens if self.weights is None else self.weights[self.mask].sum(dtype=np.float64))
 
 
 @dataclass
 class LearnerBatch:
-    """One worker's samples of batch ``step``, and how they are learnt from.
+    """One worker's share of batch ``step`` and the settings of its update.
 
-    kind: the loss; metrics: what is known of the batch before; state: what a checkpoint keeps, so that a run that goes on begins
-    after this batch; options: of `Trainer.update`; optional: without a usable sample the batch is skipped instead of an error.
+    kind: the loss; metrics: of the batch before the update; state: of the source after this batch, saved in checkpoints; options:
+    of `Trainer.update`; optional: a batch without a usable sample is skipped instead of raising an error.
     """
 
     step: int
@@ -85,16 +85,16 @@ class LearnerBatch:
 
 
 def view_digest(view: np.ndarray) -> bytes:
-    """Content hash of a view: equal shape and pixels give equal digests."""
+    """Content hash of a view's shape and pixels."""
     shape = f"{view.shape}{view.dtype}".encode()
     return hashlib.blake2b(np.ascontiguousarray(view).data, digest_size=16, key=hashlib.sha256(shape).digest()).digest()
 
 
 def from_trajectory(trajectory: Trajectory, views: Sequence[np.ndarray], advantage: float | None = None) -> TrainSample:
-    """A trajectory record and its views (aligned with `trajectory.images`) as arrays.
+    """Convert a trajectory and its views (aligned with `trajectory.images`) to arrays.
 
-    advantage: overrides the record's; both None count as 0. A trajectory that ends with an observation the policy never answered
-    is cut behind the policy's last token. Raises DataFailure when tokens, log-probabilities and views disagree.
+    advantage: overrides the trajectory's; None in both counts as 0. Observations after the policy's last token are dropped. Raises
+    DataFailure if the number of views differs from the number of images.
     """
     tokens = np.asarray(trajectory.token_ids(), dtype=np.int64)
     mask = np.asarray(trajectory.loss_mask(), dtype=bool)
@@ -110,25 +110,25 @@ def from_trajectory(trajectory: Trajectory, views: Sequence[np.ndarray], advanta
         version=trajectory.policy_version,
         id=trajectory.id,
     )
-    return _cut_unanswered(sample, trajectory)
+    return _drop_unanswered(sample, trajectory)
 
 
-def _cut_unanswered(sample: TrainSample, trajectory: Trajectory) -> TrainSample:
-    shown = kept = end = last = 0
+def _drop_unanswered(sample: TrainSample, trajectory: Trajectory) -> TrainSample:
+    images = used_images = length = used_length = 0
     for turn in trajectory.turns:
-        shown += len(turn.images)
-        end += len(turn.tokens)
+        images += len(turn.images)
+        length += len(turn.tokens)
         if turn.is_policy:
-            kept, last = shown, end
-    if not sample.mask.any() or last == len(sample.tokens):
+            used_images, used_length = images, length
+    if not sample.mask.any() or used_length == len(sample.tokens):
         return sample
-    sample.tokens, sample.mask, sample.log_probs = sample.tokens[:last], sample.mask[:last], sample.log_probs[:last]
-    sample.views = sample.views[:kept]
+    sample.tokens, sample.mask = sample.tokens[:used_length], sample.mask[:used_length]
+    sample.log_probs, sample.views = sample.log_probs[:used_length], sample.views[:used_images]
     return sample
 
 
 def unusable(sample: TrainSample, spec: ModelSpec, row_tokens: int) -> str | None:
-    """Why a sample cannot be trained on, one of `CAUSES`, or None when it can."""
+    """Reason why a sample cannot be trained on, one of `CAUSES`; None if it can."""
     length = len(sample.tokens)
     weights = sample.log_probs if sample.weights is None else sample.weights
     if not (length == len(sample.mask) == len(sample.log_probs) == len(weights)) or length == 0:

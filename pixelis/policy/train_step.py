@@ -1,4 +1,4 @@
-"""The learner: one step from a batch of trajectories to new weights. SFT, RFT and evolution differ in the loss alone."""
+"""Updates the policy: one optimizer step from a batch of trajectories. SFT, RFT and evolution differ only in the loss."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ STATE_FORMAT = 1
 
 
 class Trainer:
-    """The policy in training on one worker; with several, every method is called by all of them together.
+    """The policy in training on one worker. With several workers, all of them must call each method together.
 
-    policy, learner, loss: from the configuration; total_steps: length of the learning-rate schedule; temperature: the one that
-    rollouts are sampled at; adapter: where to start (None: the base model); label_smoothing: of the `sft` loss; ema: decay of the
-    average of the weights that is published, 0 for the newest; minibatches, epochs: optimizer steps in one pass through a batch
-    of rollouts, and passes. The reference of the KL term is the starting policy.
-    Raises BadConfig, MissingFile and BadInput before any memory is spent on the optimizer.
+    policy, learner, loss: from the configuration; total_steps: length of the learning-rate schedule; temperature: of the rollouts;
+    adapter: initial weights (None: the base model); label_smoothing: of the SFT loss; ema: decay of the published weight average,
+    0 publishes the current weights; minibatches, epochs: optimizer steps per pass over a batch of rollouts, and passes. The
+    starting policy is the reference of the KL term. Raises BadConfig, MissingFile and BadInput before allocating the optimizer.
     """
 
     def __init__(
@@ -64,9 +63,11 @@ class Trainer:
         self.policy, self.learner, self.loss = policy, learner, loss or config.LossConfig()
         self.total_steps, self.seed = total_steps, seed
         if temperature <= 0:
-            raise BadConfig("the learner needs the temperature of the rollouts, above 0", fix="set rft.sampling.temperature=1.0")
+            raise BadConfig("the temperature of the rollouts must be above 0", fix="set rft.sampling.temperature=1.0")
         if self.loss.kl > 0 and learner.zero_stage == 3:
-            raise BadConfig("a KL term swaps whole weights, which ZeRO-3 does not hold", fix="set learner.zero_stage=2 or kl=0")
+            raise BadConfig(
+                "a KL term swaps the full weights, which no ZeRO-3 worker holds", fix="set learner.zero_stage=2 or kl=0"
+            )
         self.device = torch.device(device) if device is not None else default_device()
         if self.device.type == "cpu":
             torch.set_num_threads(learner.threads)
@@ -82,7 +83,7 @@ class Trainer:
         self.zero = ZeroEngine(module, parameters, learner, bfloat16, self.device)
         if adapter is not None:
             self.zero.set_weights(adapter.tensors)
-        # A frozen tower always makes the same features. Under ZeRO-3 all workers must enter it equally often: no cache then.
+        # A frozen vision tower always computes the same features. ZeRO-3 workers must all run it equally often: no cache.
         self.features = FeatureCache() if not policy.full and self.zero.stage < 3 else None
         self.reference = self.zero.weights() if self.loss.kl > 0 else None
         self.average = self.zero.weights() if ema else None
@@ -91,7 +92,7 @@ class Trainer:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker is the one that writes files."""
+        """Whether this worker writes files."""
         return dist.get_rank() == 0
 
     def _make_trainable(self) -> dict[str, torch.nn.Parameter]:
@@ -102,19 +103,19 @@ class Trainer:
         return lora_parameters(self.model)
 
     def _check_adapter(self, adapter: Adapter | None, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        # ZeRO-3 leaves an empty stub in the module.
+        # Under ZeRO-3 the module holds empty placeholders.
         shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
         if adapter is not None:
             check_adapter(adapter, self.policy, self.base_sha256, shapes)
 
     def lr(self) -> float:
-        """Learning rate of the coming step. One that was skipped leaves it as it was."""
+        """Learning rate of the next step. Skipped steps do not advance the schedule."""
         return learning_rate(self.learner, self.step_count - self.skipped, self.total_steps)
 
     def step(self, batch: LearnerBatch) -> dict[str, float]:
-        """Learn from one batch; metrics of all its optimizer steps. Ratios are to the weights before the first of them.
+        """Train on one batch; returns metrics of all its optimizer steps. Ratios are relative to the weights before the first.
 
-        Raises what `update` raises, but for an optional batch without a usable sample.
+        Raises as `update` does, except for an optional batch without a usable sample.
         """
         self.batches += 1
         steps, samples = [], batch.samples
@@ -124,8 +125,8 @@ class Trainer:
             old = self.log_probs(samples)
             for indices in minibatch_indices(len(samples), self.minibatches, self.epochs, (self.seed, batch.step)):
                 if sum_over_workers([float(len(indices))])[0]:
-                    part = [samples[i] for i in indices]
-                    steps.append(self.update(part, batch.kind, [old[i] for i in indices], **batch.options))
+                    minibatch = [samples[i] for i in indices]
+                    steps.append(self.update(minibatch, batch.kind, [old[i] for i in indices], **batch.options))
         except DataFailure as error:
             if not batch.optional or error.code != "no_usable_sample":
                 raise
@@ -141,51 +142,53 @@ class Trainer:
         lr: float | None = None,
         kl_weight: float | None = None,
         kl_limit: float | None = None,
-        wrote: Sequence[TrainSample] | None = None,
+        sampled: Sequence[TrainSample] | None = None,
     ) -> dict[str, float]:
-        """One optimizer step on this worker's share of a batch; metrics of the whole batch, equal on all workers.
+        """One optimizer step on this worker's share of a batch; returns metrics of the whole batch, equal on all workers.
 
-        old: `log_probs` of the samples before the first of several steps on one batch of rollouts, which the ratio is to (None:
-        this is the only step). Unusable samples are dropped and counted by cause (`learner/dropped_CAUSE`). Trajectories with an
-        advantage of exactly 0 count in the denominators but are not computed (without a KL term or an entropy bonus they have no
-        gradient). When loss or gradient is not finite the step is skipped and counted; the third in a row raises InfraFailure.
-        lr, kl_weight: instead of the schedule's and of `loss.kl`, for this step. kl_limit: the largest KL from the policy that
-        wrote the batch to the updated one (`behaviour_kl`); a step beyond is taken back: parameters and moments are bitwise what
-        they were, and `evolve/skipped` is 1. wrote: what that policy really wrote, where the samples are something else.
-        Raises DataFailure when no worker has a usable sample.
+        old: `log_probs` of the samples before the first of several steps on a batch of rollouts, the denominator of the ratio
+        (None: the only step). lr, kl_weight: override the schedule and `loss.kl`. kl_limit: the largest KL from the behaviour
+        policy to the updated one (`behaviour_kl`); a step beyond it is undone bit for bit, moments included, and `evolve/skipped`
+        is 1. sampled: what the behaviour policy generated, if the samples are something else.
+
+        Unusable samples are dropped and counted by cause (`learner/dropped_CAUSE`). Trajectories with an advantage of exactly 0
+        count in the denominators but are not computed unless a KL term or an entropy bonus gives them a gradient. A step whose
+        loss or gradient is not finite is skipped; the third in a row raises InfraFailure. Raises DataFailure if no worker has a
+        usable sample.
         """
         started = time.perf_counter()
         rate = self.lr() if lr is None else lr
         self.kl_weight = self.loss.kl if kl_weight is None else kl_weight
         before_step = (self.zero.weights(), self.zero.moments()) if kl_limit is not None else None
         if self.policy.lora.dropout > 0:
-            # Seeded per step, so that a resumed run drops the same.
+            # Seeded per step, so that a resumed run repeats it exactly.
             torch.manual_seed(hash((self.seed, self.step_count, dist.get_rank())) & 0x7FFFFFFF)
         usable, active, before, causes = self._select(samples, kind, old)
         bins = pack_samples(active, self.spec, self.learner.rows * self.learner.row_tokens, self.shares_prompts)
         size = sum(s.weight if kind == "sft" else s.policy_tokens for s in usable)
         counts = [float(len(bins)), float(len(usable)), float(len(active)), float(size)]
-        *whole, tokens = sum_over_workers(counts, largest=1)
-        most, sequences, trained = (int(c) for c in whole)
+        *integers, tokens = sum_over_workers(counts, largest=1)
+        micro_batches, sequences, trained = (int(c) for c in integers)
         if not sequences:
             raise DataFailure(f"no usable sample in the batch: {dict(causes)}", code="no_usable_sample")
-        olds = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else []
-        totals = Totals(tokens or 1.0, sequences)  # weights of 0 can leave a batch without a loss
+        old_log_probs = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else []
+        totals = Totals(tokens or 1.0, sequences)  # all weights of a batch can be 0
         batches = [collate([active[i] for i in members], self.spec, self.shares_prompts) for members in bins]
         references = self._reference_log_probs(batches) if kind == "policy" and self._kl_in_loss else []
         sums: defaultdict[str, float] = defaultdict(float)
-        for i in range(most):
-            # Workers with fewer micro-batches keep step with an empty one, so that all take part in the same collectives.
-            mine = i < len(batches)
-            micro = batches[i] if mine else collate([self._nothing()], self.spec)
-            reference, first = references[i] if mine and references else None, olds[i] if mine and olds else None
-            self._backward(micro.to(self.device), kind, totals, reference, first, float(mine), sums)
-        norm = self.zero.apply(rate) if most else 0.0
+        for i in range(micro_batches):
+            # Workers with fewer micro-batches add empty ones, so that all take part in the same collectives.
+            is_real = i < len(batches)
+            micro = batches[i] if is_real else collate([self._empty_sample()], self.spec)
+            reference = references[i] if is_real and references else None
+            ratio_base = old_log_probs[i] if is_real and old_log_probs else None
+            self._backward(micro.to(self.device), kind, totals, reference, ratio_base, float(is_real), sums)
+        norm = self.zero.apply(rate) if micro_batches else 0.0
         metrics = self._metrics(kind, sums, trained)
         if before_step is not None and kl_limit is not None:
-            metrics |= self._guard(usable if wrote is None else wrote, kl_limit, *before_step)
+            metrics |= self._guard(usable if sampled is None else sampled, kl_limit, *before_step)
         if self.average is not None:
-            # After a step taken back as well: where the weights run ahead of what is served, they wait for it.
+            # Also after an undone step: the average goes on catching up with the weights.
             self.average = moving_average(self.average, self.zero.weights(), self.ema)
         metrics |= {
             "policy/lr": rate,
@@ -193,7 +196,7 @@ class Trainer:
             "learner/tokens": float(sum_over_workers([float(sum(len(s.tokens) for s in active))])[0]),
             "learner/sequences": float(sequences),
             "learner/trained_sequences": float(trained),
-            "learner/micro_batches": float(most),
+            "learner/micro_batches": float(micro_batches),
             **{f"learner/dropped_{cause}": count for cause, count in self._causes(causes).items()},
         }
         self._count(norm is None)
@@ -204,16 +207,16 @@ class Trainer:
     def _select(
         self, samples: Sequence[TrainSample], kind: Kind, old: Sequence[np.ndarray] | None
     ) -> tuple[list[TrainSample], list[TrainSample], list[torch.Tensor], Counter[str]]:
-        """The usable ones, those of them that have a gradient with their old log-probs (if there are), and why others are not."""
+        """Usable samples, those with a gradient, old log-probabilities of the latter (if given), and causes of unusable samples."""
         usable, active, before, causes = [], [], [], Counter[str]()
-        silent = kind == "policy" and self.loss.entropy == 0 and not self._kl_in_loss
+        needs_advantage = kind == "policy" and self.loss.entropy == 0 and not self._kl_in_loss
         for index, sample in enumerate(samples):
             cause = unusable(sample, self.spec, self.learner.row_tokens)
             if cause is not None:
                 causes[cause] += 1
                 continue
             usable.append(sample)
-            if sample.advantage != 0 or not silent:
+            if sample.advantage != 0 or not needs_advantage:
                 active.append(sample)
                 if old is not None:
                     before.append(torch.from_numpy(old[index]))
@@ -222,19 +225,19 @@ class Trainer:
     def _guard(
         self, samples: Sequence[TrainSample], limit: float, weights: Mapping[str, np.ndarray], moments: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
-        """Take the step back when it went further than `limit`: what a step does is known exactly only afterwards."""
+        """Undo the step if its KL exceeds `limit`, which can only be measured after the step."""
         divergence = self.behaviour_kl(samples)
-        beyond = not divergence <= limit
-        if beyond:
+        is_beyond = not divergence <= limit
+        if is_beyond:
             self.zero.set_weights(weights)
             self.zero.set_moments(moments)
-        return {"evolve/kl": divergence, "evolve/skipped": float(beyond)}
+        return {"evolve/kl": divergence, "evolve/skipped": float(is_beyond)}
 
     def behaviour_kl(self, samples: Sequence[TrainSample]) -> float:
-        """KL(policy that wrote the samples || current weights) in nats per token, over all workers' usable samples.
+        """KL(behaviour policy || current weights) in nats per token, over all workers' usable samples.
 
-        The mean of exp(r) - 1 - r with r = current - behaviour log-probability, which is never negative and has no bias (k3 of
-        http://joschu.net/blog/kl-approx.html, the samples being the behaviour policy's). Infinite when it overflows.
+        The mean of exp(r) - 1 - r with r = current - behaviour log-probability: unbiased for samples of the behaviour policy and
+        never negative (k3 of http://joschu.net/blog/kl-approx.html). Infinite on overflow.
         """
         ratios = [new - s.log_probs[s.mask] for s, new in zip(samples, self.log_probs(samples), strict=True) if len(new)]
         r = np.concatenate(ratios).astype(np.float64) if ratios else np.empty(0)
@@ -242,12 +245,12 @@ class Trainer:
             total, tokens = sum_over_workers([float(np.sum(np.expm1(r) - r)), float(len(r))])
         return total / tokens if tokens else 0.0
 
-    def _nothing(self) -> TrainSample:
-        """A sample that costs next to nothing."""
+    def _empty_sample(self) -> TrainSample:
+        """A minimal sample without a loss."""
         tokens, mask = np.asarray([self.spec.stop] * 2, dtype=np.int64), np.asarray([False, True])
         return TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])
 
-    def _see(self, batch: PackedBatch) -> Features | None:
+    def _view_features(self, batch: PackedBatch) -> Features | None:
         if self.features is None or not batch.views:
             return None
         return concatenate(self.features.get(self.model, self.spec, batch.views, batch.digests))
@@ -262,15 +265,15 @@ class Trainer:
         weight: float,
         sums: defaultdict[str, float],
     ) -> None:
-        new, entropy = self.zero.engine(batch, self._see(batch), self.label_smoothing if kind == "sft" else 0.0)
+        new, entropy = self.zero.engine(batch, self._view_features(batch), self.label_smoothing if kind == "sft" else 0.0)
         sequence = batch.sequence[batch.mask]
-        found: dict[str, torch.Tensor] = {}
+        loss_metrics: dict[str, torch.Tensor] = {}
         aggregate = self.loss.aggregate if kind == "policy" else "token"
         weights = weight * token_weights(sequence, batch.policy_tokens, aggregate, totals, self.loss.constant_tokens)
         if kind == "sft":
             loss = sft_loss(new, weights * batch.weights[batch.mask])
         else:
-            loss, found = policy_loss(
+            loss, loss_metrics = policy_loss(
                 new,
                 batch.behaviour[batch.mask],
                 batch.advantages[sequence],
@@ -283,7 +286,7 @@ class Trainer:
             )
         value = float(loss.detach())
         if not math.isfinite(value):
-            # An infinite loss can have a finite gradient; make sure that the step is seen as broken on every worker.
+            # An infinite loss can have a finite gradient; NaN makes every worker skip the step.
             loss = loss * float("nan")
         self.zero.backward(loss)
         sums["loss"] += value
@@ -291,11 +294,11 @@ class Trainer:
             sums["policy_tokens"] += len(new)
             sums["entropy"] += float(entropy.sum())
             sums["nll"] -= float(new.detach().sum())
-            if found:
-                for name, number in zip(found, torch.stack(list(found.values())).tolist(), strict=True):
-                    sums[name] = max(sums[name], number) if name.endswith("_max") else sums[name] + number
+            if loss_metrics:
+                for name, value in zip(loss_metrics, torch.stack(list(loss_metrics.values())).tolist(), strict=True):
+                    sums[name] = max(sums[name], value) if name.endswith("_max") else sums[name] + value
         else:
-            sums.update({name: sums[name] for name in found})  # metrics of an own surrogate, known on every worker
+            sums.update({name: sums[name] for name in loss_metrics})  # metrics of a user's surrogate exist on every worker
 
     def _metrics(self, kind: Kind, sums: Mapping[str, float], trained: int) -> dict[str, float]:
         names = ["entropy", "nll"]
@@ -305,11 +308,11 @@ class Trainer:
             names = [n for n in own if n.endswith("_max")] + names + [n for n in own if not n.endswith("_max")]
         largest = sum(name.endswith("_max") for name in names)
         local = [sums.get(n, 0.0) for n in (*names, "loss", "policy_tokens")]
-        *found, loss, tokens = sum_over_workers(local, largest=largest)
+        *totals, loss, tokens = sum_over_workers(local, largest=largest)
         metrics = {"policy/loss": loss}
         if trained and tokens:
-            for place, (name, value) in enumerate(zip(names, found, strict=True)):
-                metrics[f"policy/{name}"] = value if place < largest else value / tokens
+            for index, (name, value) in enumerate(zip(names, totals, strict=True)):
+                metrics[f"policy/{name}"] = value if index < largest else value / tokens
         return metrics
 
     def _causes(self, causes: Counter[str]) -> dict[str, float]:
@@ -324,12 +327,12 @@ class Trainer:
         self.skipped += 1
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row >= 3:
-            message, fix = "three steps in a row had a loss or gradient that is not finite", "resume with a lower learner.lr"
+            message, fix = "loss or gradient was not finite in three steps in a row", "resume with a lower learner.lr"
             raise InfraFailure(message, code="non_finite_steps", fix=fix)
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
-        """Compute what an engine computes with these weights."""
+        """Switch dropout off, as in an engine."""
         self.model.train(self.policy.lora.dropout == 0)
         try:
             yield
@@ -338,9 +341,9 @@ class Trainer:
 
     @torch.no_grad()
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """Log-probabilities of the policy tokens of each sample under the current weights, float32 [tokens of the sample].
+        """Log-probabilities of each sample's policy tokens under the current weights, float32, without dropout.
 
-        Without dropout. An unusable sample has none: float32 [0].
+        Empty for an unusable sample.
         """
         with self._without_dropout():
             return self._log_probs(samples)
@@ -350,34 +353,33 @@ class Trainer:
         usable = [i for i, s in enumerate(samples) if unusable(s, self.spec, self.learner.row_tokens) is None]
         capacity = self.learner.rows * self.learner.row_tokens
         bins = pack_samples([samples[i] for i in usable], self.spec, capacity, self.shares_prompts)
-        # Under ZeRO-3 each forward pass gathers the parameters: workers with fewer batches have to take part in all of them.
-        most = int(sum_over_workers([float(len(bins))], largest=1)[0]) if self.zero.stage == 3 else len(bins)
+        # A ZeRO-3 forward pass gathers parameters, so workers with fewer batches must take part in all passes.
+        passes = int(sum_over_workers([float(len(bins))], largest=1)[0]) if self.zero.stage == 3 else len(bins)
         for bin_ in bins:
             members = [usable[i] for i in bin_]
             batch = collate([samples[i] for i in members], self.spec, self.shares_prompts).to(self.device)
-            new, _ = self.zero.engine.module(batch, self._see(batch))
-            parts = new.cpu().numpy()
+            new, _ = self.zero.engine.module(batch, self._view_features(batch))
             sizes = [samples[i].policy_tokens for i in members]
-            for i, part in zip(members, np.split(parts, np.cumsum(sizes)[:-1]), strict=True):
-                out[i] = part
-        for _ in range(len(bins), most):
-            batch = collate([self._nothing()], self.spec).to(self.device)
-            self.zero.engine.module(batch, self._see(batch))
+            for i, values in zip(members, np.split(new.cpu().numpy(), np.cumsum(sizes)[:-1]), strict=True):
+                out[i] = values
+        for _ in range(len(bins), passes):
+            batch = collate([self._empty_sample()], self.spec).to(self.device)
+            self.zero.engine.module(batch, self._view_features(batch))
         return out
 
     def kl_to_reference(self, samples: Sequence[TrainSample]) -> list[float | None]:
-        """What `rft.loss.kl_in=reward` takes off each reward: k1 = behaviour - reference log-probability, summed over the tokens.
+        """KL penalty of each sample for `rft.loss.kl_in=reward`: behaviour - reference log-probability (k1), summed over tokens.
 
-        An estimate without bias of the KL divergence from the policy that wrote the sample to the reference; it can
-        be below 0. None for an unusable sample. Raises BadConfig when there is no reference.
+        An unbiased estimate of KL(behaviour policy || reference), which can be negative. None for an unusable sample. Raises
+        BadConfig if there is no reference.
         """
         if self.reference is None:
-            raise BadConfig("no reference policy to measure the divergence from", fix="set rft.loss.kl above 0")
+            raise BadConfig("there is no reference policy to measure the KL divergence from", fix="set rft.loss.kl above 0")
         with self._weights_of(self.reference):
-            found = self.log_probs(samples)
+            reference = self.log_probs(samples)
         return [
-            float((s.log_probs[s.mask] - own).sum(dtype=np.float64)) if len(own) else None
-            for s, own in zip(samples, found, strict=True)
+            float((s.log_probs[s.mask] - values).sum(dtype=np.float64)) if len(values) else None
+            for s, values in zip(samples, reference, strict=True)
         ]
 
     @property
@@ -387,27 +389,27 @@ class Trainer:
     @torch.no_grad()
     def _reference_log_probs(self, batches: Sequence[PackedBatch]) -> list[torch.Tensor]:
         with self._without_dropout(), self._weights_of(self.reference or {}):
-            return [self.zero.engine.module(b, self._see(b))[0] for b in (batch.to(self.device) for batch in batches)]
+            return [self.zero.engine.module(b, self._view_features(b))[0] for b in (batch.to(self.device) for batch in batches)]
 
     @contextmanager
     def _weights_of(self, values: Mapping[str, np.ndarray]) -> Iterator[None]:
-        """Compute with other weights for a while. The own ones come back bit by bit."""
-        places = {name: p.detach() for name, p in self.zero.parameters.items()}
-        own = {name: place.clone() for name, place in places.items()}
+        """Use other weights temporarily. The current ones are restored bit for bit."""
+        parameters = {name: p.detach() for name, p in self.zero.parameters.items()}
+        current = {name: p.clone() for name, p in parameters.items()}
         try:
-            for name, place in places.items():
-                place.copy_(torch.from_numpy(np.array(values[name])))
+            for name, parameter in parameters.items():
+                parameter.copy_(torch.from_numpy(np.array(values[name])))
             yield
         finally:
-            for name, place in places.items():
-                place.copy_(own[name])
+            for name, parameter in parameters.items():
+                parameter.copy_(current[name])
 
     def adapter(self) -> Adapter:
-        """The current weights, copied."""
+        """Copy of the current weights."""
         return self._as_adapter(self.zero.weights())
 
     def served(self) -> Adapter:
-        """What to publish: the average of the weights, or the current ones when there is none."""
+        """Weights to publish: the average, or the current weights without one."""
         return self.adapter() if self.average is None else self._as_adapter(self.average)
 
     def _as_adapter(self, weights: dict[str, np.ndarray]) -> Adapter:
@@ -415,16 +417,16 @@ class Trainer:
         kind: Literal["lora", "full"] = "full" if self.policy.full else "lora"
         return Adapter(weights, lora.alpha, lora.rank, self.base_sha256, kind)
 
-    def go_back(self, adapter: Adapter | None) -> None:
-        """Go on from other weights, with an optimizer and an average that know nothing of those so far. None: the bare model.
+    def reset_to(self, adapter: Adapter | None) -> None:
+        """Continue from other weights with a fresh optimizer and average. None: the base model.
 
-        Raises BadInput for an adapter that does not fit, and for None where the whole model is trained.
+        Raises BadInput for an adapter that does not fit, and for None in full-parameter training.
         """
         self._check_adapter(adapter, self.zero.parameters)
         if adapter is not None:
             weights = adapter.tensors
         elif self.policy.full:
-            raise BadInput("the bare model's weights are not kept while all of them are trained", code="no_weights")
+            raise BadInput("full-parameter training does not keep the weights of the base model", code="no_weights")
         else:
             weights = {name: a * (not name.endswith(".B")) for name, a in self.zero.weights().items()}
         self.zero.set_weights(weights)
@@ -439,10 +441,10 @@ class Trainer:
         name: int | None = None,
         lineage: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write a complete checkpoint and prune to `learner.keep`; returns its folder. `extra`: the caller's own state, JSON.
+        """Write a complete checkpoint, prune to `learner.keep`, return the folder. extra: the caller's state, JSON.
 
-        name: number in the folder's name instead of the count of optimizer steps. lineage: the record that the checkpoint
-        carries of what it was made from, as `telemetry.lineage.of_checkpoint` gives it.
+        name: number in the folder's name instead of the optimizer step. lineage: origin of the checkpoint, from
+        `telemetry.lineage.of_checkpoint`.
         """
         adapter, moments = self.adapter(), self.zero.moments()
         step = self.step_count if name is None else name
@@ -469,7 +471,7 @@ class Trainer:
         return folder
 
     def restore(self, folder: str | Path) -> dict[str, Any]:
-        """Continue exactly where `save` was called; returns its `extra`. Raises MissingFile, BadInput for a foreign one."""
+        """Continue exactly where `save` was called; returns its `extra`. Raises MissingFile, and BadInput for other formats."""
         adapter = load_adapter(folder)
         tensors, state = checkpoint.read(folder)
         if state.get("format") != STATE_FORMAT:
@@ -485,16 +487,16 @@ class Trainer:
         return dict(state["extra"])
 
     def close(self) -> None:
-        """Free the engine and what it holds."""
+        """Free the engine and its memory."""
         self.zero.close()
 
 
 def learning_rate(learner: config.LearnerConfig, step: int, total: int) -> float:
-    """Linear warm-up over a share of the steps, then constant or a cosine down to 0. step counts from 0."""
+    """Linear warm-up over a share of the steps, then constant or a cosine to 0. step counts from 0."""
     warm = math.ceil(learner.warmup * total)
     if step < warm:
         return learner.lr * (step + 1) / warm
     if learner.schedule == "constant":
         return learner.lr
-    done = min(1.0, (step - warm) / max(1, total - warm))
-    return learner.lr * 0.5 * (1 + math.cos(math.pi * done))
+    progress = min(1.0, (step - warm) / max(1, total - warm))
+    return learner.lr * 0.5 * (1 + math.cos(math.pi * progress))

@@ -70,7 +70,7 @@ def test_a_corrected_answer_that_no_sample_gave_is_left_out() -> None:
 
 
 def test_traffic_without_a_usable_sample_does_not_end_the_learner() -> None:
-    options = {"lr": 1e-3, "kl_weight": 0.0, "kl_limit": 0.1, "wrote": []}
+    options = {"lr": 1e-3, "kl_weight": 0.0, "kl_limit": 0.1, "sampled": []}
     with trainer() as own:
         before = own.adapter().sha256()
         assert own.step(LearnerBatch(0, [], "sft", options=options, optional=True)) == {"evolve/skipped": 1.0}

@@ -105,17 +105,17 @@ def test_going_back_leaves_nothing_of_what_was_learnt_since():
     with trainer(ema=0.5, adapter=start) as learner, trainer(ema=0.5, adapter=start) as fresh:
         for _ in range(2):
             learner.update(samples)
-        learner.go_back(start)
+        learner.reset_to(start)
         assert learner.served().sha256() == learner.adapter().sha256() == start.sha256()
         learner.update(samples)
         fresh.update(samples)
         assert same(learner.adapter().tensors, fresh.adapter().tensors)
         assert learner.served().sha256() == fresh.served().sha256()
-        learner.go_back(None)
+        learner.reset_to(None)
         bare = stock()
         with torch.no_grad():
             assert np.abs(stock_log_probs(bare, samples[0]).numpy() - learner.log_probs(samples[:1])[0]).max() < 1e-4
         with pytest.raises(BadInput, match="rank"):
-            learner.go_back(Adapter(start.tensors, start.alpha, 2, start.base_sha256))
+            learner.reset_to(Adapter(start.tensors, start.alpha, 2, start.base_sha256))
     with trainer(policy=policy(full=True)) as full, pytest.raises(BadInput, match="bare model"):
-        full.go_back(None)
+        full.reset_to(None)

@@ -35,11 +35,11 @@ class Algorithm:
 
 
 BASELINES = {
-    "mean": "pixelis.policy.advantages:less_mean",
-    "loo": "pixelis.policy.advantages:less_mean_of_others",
-    "greedy": "pixelis.policy.advantages:rewards_themselves",
-    "batch": "pixelis.policy.advantages:rewards_themselves",
-    "none": "pixelis.policy.advantages:rewards_themselves",
+    "mean": "pixelis.policy.advantages:group_mean_baseline",
+    "loo": "pixelis.policy.advantages:leave_one_out_baseline",
+    "greedy": "pixelis.policy.advantages:no_baseline",
+    "batch": "pixelis.policy.advantages:no_baseline",
+    "none": "pixelis.policy.advantages:no_baseline",
     "pass_at_k": "pixelis.policy.advantages:pass_at_k",
     "second_best": "pixelis.policy.advantages:second_best",
 }
