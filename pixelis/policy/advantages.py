@@ -35,9 +35,9 @@ def assign_advantages(
 ) -> dict[str, float]:
     """Set `advantage` of every trajectory of a batch (None: excluded from training); returns metrics of the batch.
 
-    greedy: for each group the reward of a greedy rollout, for baseline `greedy`. kl: for each rollout the sum of k1 over its policy
-    tokens (`Trainer.kl_to_reference`), None for an unusable rollout; `kl_weight` times it is subtracted from the reward, as in
-    TRL's RLOO (REINFORCE++ gives each token the part of the sum that follows it; the gradient has the same expectation).
+    greedy: for each group the reward of a greedy rollout, for baseline `greedy`. kl: for each rollout the sum of k1 over its
+    policy tokens (`Trainer.kl_to_reference`), None for an unusable rollout; `kl_weight` times it is subtracted from the reward,
+    as in TRL's RLOO (REINFORCE++ gives each token the part of the sum that follows it; the gradient has the same expectation).
     sum_workers: required for batch statistics when each worker holds a part of the batch. Raises as `batch_advantages` does.
     """
     rewards = [group_rewards(group, settings) for group in groups]
@@ -175,10 +175,10 @@ def second_best(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
 def pass_at_k(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored, float]:
     """Advantages for the best of `settings.k` attempts, and the standard deviation of the best, over all k-subsets of n > k.
 
-    A_i = mean of max(subset) over the subsets that contain i, minus its mean R over all subsets. For rewards of 0 and 1 this is the
-    analytic advantage of Pass@k training (arXiv 2508.10751): with N_neg wrong answers R = 1 - C(N_neg, k) / C(n, k), right ones
-    get 1 - R, wrong ones 1 - R - C(N_neg - 1, k - 1) / C(n - 1, k - 1), the deviation is sqrt(R (1 - R)). The closed form over
-    sorted rewards extends it to any values; k = 1 is the reward minus its mean.
+    A_i = mean of max(subset) over the subsets that contain i, minus its mean R over all subsets. For rewards of 0 and 1 this is
+    the analytic advantage of Pass@k training (arXiv 2508.10751): with N_neg wrong answers R = 1 - C(N_neg, k) / C(n, k), right
+    ones get 1 - R, wrong ones 1 - R - C(N_neg - 1, k - 1) / C(n - 1, k - 1), the deviation is sqrt(R (1 - R)). The closed form
+    over sorted rewards extends it to any values; k = 1 is the reward minus its mean.
     """
     count, k = len(rewards), settings.k
     order = sorted(range(count), key=rewards.__getitem__)

@@ -64,8 +64,8 @@ def token_weights(
     """Weight of each policy token in the loss.
 
     `token`: 1 / tokens of the batch (DAPO, arXiv 2503.14476). `sequence`: 1 / (sequences of the batch * tokens of its sequence)
-    (GRPO, arXiv 2402.03300). `constant`: 1 / (sequences of the batch * constant_tokens) (Dr. GRPO, arXiv 2503.20783).
-    sequence: sample index of each token; policy_tokens: policy tokens of each sample. Raises BadConfig for `constant` without a length.
+    (GRPO, arXiv 2402.03300). `constant`: 1 / (sequences of the batch * constant_tokens) (Dr. GRPO, arXiv 2503.20783). sequence:
+    sample index of each token; policy_tokens: policy tokens of each sample. Raises BadConfig for `constant` without a length.
     """
     if aggregate == "token":
         return torch.full(sequence.shape, 1.0 / totals.tokens, device=sequence.device)
@@ -236,7 +236,7 @@ def cispo_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: co
 
 
 def sapo_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
-    """4 / t * sigmoid(t * (ratio - 1)) * A with t by the sign of A: soft clipping with slope 1 at ratio 1 (SAPO, arXiv 2511.20347)."""
+    """4 / t * sigmoid(t * (ratio - 1)) * A, t by the sign of A: soft clipping with slope 1 at ratio 1 (arXiv 2511.20347)."""
     temperature = torch.where(advantages >= 0, settings.sapo_positive, settings.sapo_negative)
     none = torch.zeros_like(ratio, dtype=torch.bool)
     return 4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantages, _clip_metrics(none, none)

@@ -41,8 +41,8 @@ class Prompt(NamedTuple):
 class Segments:
     """Positions of the samples in a row, for attention.
 
-    buckets: for samples of similar length the row index of each token, padded with the sample's last index; inverse: index of each
-    token of the row in the concatenation of the flattened buckets (one of several if samples share the token).
+    buckets: for samples of similar length the row index of each token, padded with the sample's last index; inverse: index of
+    each token of the row in the concatenation of the flattened buckets (one of several if samples share the token).
     """
 
     buckets: list[Int[Tensor, "samples length"]]

@@ -93,8 +93,8 @@ def view_digest(view: np.ndarray) -> bytes:
 def from_trajectory(trajectory: Trajectory, views: Sequence[np.ndarray], advantage: float | None = None) -> TrainSample:
     """Convert a trajectory and its views (aligned with `trajectory.images`) to arrays.
 
-    advantage: overrides the trajectory's; None in both counts as 0. Observations after the policy's last token are dropped. Raises
-    DataFailure if the number of views differs from the number of images.
+    advantage: overrides the trajectory's; None in both counts as 0. Observations after the policy's last token are dropped.
+    Raises DataFailure if the number of views differs from the number of images.
     """
     tokens = np.asarray(trajectory.token_ids(), dtype=np.int64)
     mask = np.asarray(trajectory.loss_mask(), dtype=bool)

@@ -37,10 +37,11 @@ STATE_FORMAT = 1
 class Trainer:
     """The policy in training on one worker. With several workers, all of them must call each method together.
 
-    policy, learner, loss: from the configuration; total_steps: length of the learning-rate schedule; temperature: of the rollouts;
-    adapter: initial weights (None: the base model); label_smoothing: of the SFT loss; ema: decay of the published weight average,
-    0 publishes the current weights; minibatches, epochs: optimizer steps per pass over a batch of rollouts, and passes. The
-    starting policy is the reference of the KL term. Raises BadConfig, MissingFile and BadInput before allocating the optimizer.
+    policy, learner, loss: from the configuration; total_steps: length of the learning-rate schedule; temperature: of the
+    rollouts; adapter: initial weights (None: the base model); label_smoothing: of the SFT loss; ema: decay of the published
+    weight average, 0 publishes the current weights; minibatches, epochs: optimizer steps per pass over a batch of rollouts, and
+    passes. The starting policy is the reference of the KL term. Raises BadConfig, MissingFile and BadInput before allocating the
+    optimizer.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Trainer:
             raise BadConfig("the temperature of the rollouts must be above 0", fix="set rft.sampling.temperature=1.0")
         if self.loss.kl > 0 and learner.zero_stage == 3:
             raise BadConfig(
-                "a KL term swaps the full weights, which no ZeRO-3 worker holds", fix="set learner.zero_stage=2 or kl=0"
+                "a KL term needs the full weights, which ZeRO-3 does not hold", fix="set learner.zero_stage=2 or kl=0"
             )
         self.device = torch.device(device) if device is not None else default_device()
         if self.device.type == "cpu":
@@ -207,7 +208,7 @@ class Trainer:
     def _select(
         self, samples: Sequence[TrainSample], kind: Kind, old: Sequence[np.ndarray] | None
     ) -> tuple[list[TrainSample], list[TrainSample], list[torch.Tensor], Counter[str]]:
-        """Usable samples, those with a gradient, old log-probabilities of the latter (if given), and causes of unusable samples."""
+        """Usable samples, those with a gradient, their old log-probabilities (if given), and causes of unusable samples."""
         usable, active, before, causes = [], [], [], Counter[str]()
         needs_advantage = kind == "policy" and self.loss.entropy == 0 and not self._kl_in_loss
         for index, sample in enumerate(samples):

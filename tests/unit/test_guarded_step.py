@@ -117,5 +117,5 @@ def test_going_back_leaves_nothing_of_what_was_learnt_since():
             assert np.abs(stock_log_probs(bare, samples[0]).numpy() - learner.log_probs(samples[:1])[0]).max() < 1e-4
         with pytest.raises(BadInput, match="rank"):
             learner.reset_to(Adapter(start.tensors, start.alpha, 2, start.base_sha256))
-    with trainer(policy=policy(full=True)) as full, pytest.raises(BadInput, match="bare model"):
+    with trainer(policy=policy(full=True)) as full, pytest.raises(BadInput, match="base model"):
         full.reset_to(None)
