@@ -1,6 +1,7 @@
-"""Sources of learner batches: rollouts from the Coordinator, update tasks from Evolution. SFT's is in ``demonstrations``.
+"""Sources of learner batches: rollouts from the Coordinator, update tasks from Evolution. The SFT source is in
+``demonstrations``.
 
-Every worker holds its own copy of a source and calls it together with the others; what is decided is decided alike on all.
+Every worker holds its own copy of a source. All workers call each method together and take the same decisions.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from pixelis.records import Group
 if TYPE_CHECKING:
     from pixelis.policy.train_step import Trainer
 
-ENDLESS = 10**9
-"""Steps of a source that ends when its actor says so."""
-RESTARTS = 5
-"""Times in a row that the actor behind a source may start again before a batch comes."""
+UNLIMITED_STEPS = 10**9
+"""Step limit of a source that ends when its actor does."""
+MAX_RESTARTS = 5
+"""Consecutive restarts of the source's actor without a batch in between, after which training fails."""
 
 
 class BatchSource(ABC):
-    """Yields a worker's share of batch after batch.
+    """Iterates over a worker's share of the batches.
 
-    ``kind`` is how batches are learnt from and what their steps are called in the log; ``steps`` where a run ends.
+    ``kind`` selects the loss and names the steps in the log; ``steps`` is the last step of a run.
     """
 
     kind: Literal["sft", "policy"]
@@ -47,26 +48,26 @@ class BatchSource(ABC):
     weights: WeightPublisher
     steps: int
 
-    def prepare(self, step: int) -> None:  # noqa: B027 (most sources prepare nothing)
-        """Called before the policy is loaded: what needs no weights begins meanwhile."""
+    def prepare(self, step: int) -> None:  # noqa: B027 (optional)
+        """Start work that needs no weights. Called before the policy is loaded."""
 
     @contextmanager
     def open(self, trainer: Trainer, state: dict[str, Any]) -> Iterator[Iterator[LearnerBatch]]:
-        """The batches after the last one that ``trainer`` has learnt; ``state`` is what its checkpoint kept."""
+        """Iterate over the batches after the trainer's last one; ``state`` comes from its checkpoint."""
         self.trainer, (self.rank, self.world) = trainer, place()
         self.begin(state)
         yield self._until_stopped()
         self.end()
 
     def _until_stopped(self) -> Iterator[LearnerBatch]:
-        """All batches, or those until the file ``run.dir/STOP`` appears."""
+        """All batches until the end, or until the file ``run.dir/STOP`` appears."""
         stop = Path(self.config.run.dir) / "STOP"
         while not sum_over_workers([float(stop.exists())])[0] and (batch := self.next()) is not None:
             yield batch
 
     @abstractmethod
     def begin(self, state: dict[str, Any]) -> None:
-        """Tell whoever makes the batches where the learner stands."""
+        """Synchronise the producer of the batches with the learner's position."""
 
     @abstractmethod
     def next(self) -> LearnerBatch | None:
@@ -74,20 +75,20 @@ class BatchSource(ABC):
 
     @abstractmethod
     def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
-        """``batch`` is learnt and ``version`` refers to the number it was published as; what else is known by now."""
+        """Report that ``batch`` is learnt and published as ``version``; returns results that are available by now."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the state of the last batch; asked of the first worker only."""
+        """State for a checkpoint beside that of the last batch. Called on the first worker only."""
         return {}
 
     def end(self) -> None:  # noqa: B027
-        """Called after the last batch."""
+        """Clean up after the last batch."""
 
 
 class RolloutSource(BatchSource):
-    """Batches of scored groups from the Coordinator. RFT rewards their answers, TTRL their agreement.
+    """Batches of scored groups from the Coordinator, for RFT and TTRL.
 
-    With ``max_off_policy_steps=0`` a step ends when the generators hold its weights; else nothing after it is waited for.
+    With ``max_off_policy_steps=0`` a step ends when the generators have loaded its weights; otherwise it waits for nothing.
     """
 
     kind: Literal["sft", "policy"] = "policy"
@@ -98,22 +99,22 @@ class RolloutSource(BatchSource):
         self.version: Any = None
         self.last_state: dict[str, Any] = {}
         self.pending: list[ray.ObjectRef] = []
-        self.life = 0
+        self.incarnation = 0
 
     def begin(self, state: dict[str, Any]) -> None:
-        """Publish what the checkpoint holds and let the Coordinator start there."""
+        """Publish the weights of the checkpoint and start the Coordinator at its batch."""
         self.last_state, self.version = state, self.weights.publish(self.trainer, {}, restart=True)
-        self._enter(resumes_rewards=True)
+        self._start_actor(resumes_rewards=True)
 
-    def _enter(self, **options: bool) -> None:
-        """Begin at the trainer's batch on the actor behind, and agree with the other workers on its life."""
-        life = 0
+    def _start_actor(self, **options: bool) -> None:
+        """Start the actor at the trainer's batch and share its incarnation with the other workers."""
+        incarnation = 0
         if self.rank == 0:
-            life = ray.get(self.actor.begin.remote(self.trainer.batches, self.last_state, self.version, **options))
-        self.life = int(sum_over_workers([float(life)])[0])
+            incarnation = ray.get(self.actor.begin.remote(self.trainer.batches, self.last_state, self.version, **options))
+        self.incarnation = int(sum_over_workers([float(incarnation)])[0])
 
     def next(self) -> LearnerBatch | None:
-        """This worker's groups, with the views read from the object store; a KL taken off the reward is measured here."""
+        """This worker's groups with their views. Computes the KL penalty of rewards, if configured."""
         share = self._share()
         if share is None:
             return None
@@ -129,61 +130,61 @@ class RolloutSource(BatchSource):
         return LearnerBatch(share.step, samples, "policy", metrics, share.state)
 
     def _share(self) -> RolloutBatch | None:
-        """This worker's part of the batch; when the actor behind has started again, all workers begin again with it."""
-        for _ in range(RESTARTS):
-            share, lost = None, False
+        """This worker's part of the batch. If the actor has restarted, all workers start it again at the same batch."""
+        for _ in range(MAX_RESTARTS):
+            share, has_restarted = None, False
             try:
-                share = ray.get(self.actor.next_batch.remote(self.rank, self.world, self.trainer.batches, self.life))
+                share = ray.get(self.actor.next_batch.remote(self.rank, self.world, self.trainer.batches, self.incarnation))
             except (RayActorError, InfraFailure) as error:
                 cause = unwrap_ray_error(error)
-                lost = isinstance(error, RayActorError) or (cause is not None and cause.code == "restarted")
-                if not lost:
+                has_restarted = isinstance(error, RayActorError) or (cause is not None and cause.code == "restarted")
+                if not has_restarted:
                     raise
-            if not sum_over_workers([float(lost)])[0]:
+            if not sum_over_workers([float(has_restarted)])[0]:
                 return share
-            self._enter(resumes_rewards=False)
-        raise InfraFailure(f"the actor that makes the batches started again {RESTARTS} times without giving one")
+            self._start_actor(resumes_rewards=False)
+        raise InfraFailure(f"the actor that produces batches restarted {MAX_RESTARTS} times without producing one")
 
     def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
-        """Let the generators load the version and rewards advance; evaluations are waited for after the last batch only."""
+        """Load the version on the generators and advance the rewards. Waits for evaluations only after the last batch."""
         if self.rank:
             return StepResult()
         self.version = version
-        self.pending.append(self.actor.step_done.remote(batch.step, version, self.life))
-        last = batch.step + 1 == self.steps
-        wait = None if last or not self.config.rft.max_off_policy_steps else 0
-        ready, self.pending = ray.wait(self.pending, num_returns=len(self.pending), timeout=wait)
+        self.pending.append(self.actor.step_done.remote(batch.step, version, self.incarnation))
+        is_last = batch.step + 1 == self.steps
+        timeout = None if is_last or not self.config.rft.max_off_policy_steps else 0
+        ready, self.pending = ray.wait(self.pending, num_returns=len(self.pending), timeout=timeout)
         results: list[StepResult] = ray.get(ready)
         merged = {name: value for result in results for name, value in result.metrics.items()}
-        if last:
+        if is_last:
             merged |= ray.get(self.actor.finish.remote())
         return StepResult(merged, next((result.boundary for result in results if result.boundary), None))
 
     def state(self) -> dict[str, Any]:
         """The running state of the rewards."""
-        return ray.get(self.actor.keep.remote())
+        return ray.get(self.actor.reward_state.remote())
 
     def end(self) -> None:
-        """Evaluations that were started come to their end, also where the run ended before its last step."""
+        """Wait for running evaluations, also if the run was stopped early."""
         if self.rank == 0:
             ray.get(self.actor.finish.remote())
 
 
 class UpdateSource(RolloutSource):
-    """Update tasks from Evolution, without end; what is learnt is published as candidates, and Evolution decides.
+    """Update tasks from Evolution, without end. Updates are published as candidates, which Evolution promotes or rejects.
 
-    What a checkpoint holds may have been refused or withdrawn since: a learner that starts says which promoted version its
-    weights come from, and is sent back when another one is promoted by then.
+    A checkpoint's weights may have been rejected or rolled back since. A starting learner therefore reports the promoted version
+    that its weights descend from, and Evolution resets it if another version is promoted by then.
     """
 
     weights: CandidatePublisher
 
     def __init__(self, config: Config, evolution: ActorHandle, weights: CandidatePublisher):
         super().__init__(config, evolution, weights)
-        self.settings, self.steps = config.evolution, ENDLESS
+        self.settings, self.steps = config.evolution, UNLIMITED_STEPS
 
     def begin(self, state: dict[str, Any]) -> None:
-        """Start from what is promoted; where nothing was learnt yet that is the starting policy, kept as a version."""
+        """Start from the promoted version. Before the first update the starting policy is published as a version."""
         self.weights.unpublished = 0
         self.last_state = state
         store, weights = self.weights.store, self.trainer.served()
@@ -192,15 +193,15 @@ class UpdateSource(RolloutSource):
             if self.trainer.batches == 0 and self.version == 0:
                 self.version = ray.get(store.publish.remote(weights, self.weights.stage, 0))
                 self.last_state = {"base": self.version}
-        self._enter()
+        self._start_actor()
 
-    def _enter(self, **_: bool) -> None:
-        super()._enter()
+    def _start_actor(self, **_: bool) -> None:
+        super()._start_actor()
 
     def next(self) -> LearnerBatch | None:
-        """This worker's groups, from the weights that Evolution names.
+        """This worker's groups, after resetting to the weights that Evolution requests.
 
-        With objective=answer every episode is learnt with the elected answer at its end, weighted; what was written guards it.
+        With objective=answer each episode ends with the elected answer and is weighted; the KL limit applies to the original.
         """
         share = self._share()
         if share is None:
@@ -220,30 +221,30 @@ class UpdateSource(RolloutSource):
 
     def _elected(self, groups: list[Group], views: list[dict[str, Any]]) -> list[TrainSample]:
         samples = []
-        for group, shown in zip(groups, views, strict=True):
-            for trajectory, agreed in elected(group.trajectories, group.question.meta["pseudo_label"]):
-                sample = from_trajectory(trajectory, shown[trajectory.id])
-                last = len(trajectory.turns[-1].tokens)
-                sample.weights = sample.mask * np.float32(self.settings.call_weight * agreed)
-                sample.weights[-last:] = sample.mask[-last:]
+        for group, group_views in zip(groups, views, strict=True):
+            for trajectory, agreement in elected(group.trajectories, group.question.meta["pseudo_label"]):
+                sample = from_trajectory(trajectory, group_views[trajectory.id])
+                answer_tokens = len(trajectory.turns[-1].tokens)
+                sample.weights = sample.mask * np.float32(self.settings.call_weight * agreement)
+                sample.weights[-answer_tokens:] = sample.mask[-answer_tokens:]
                 samples.append(sample)
         return samples
 
     def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
-        """Tell Evolution of the update; returns when its candidate, if there is one, serves or is refused."""
+        """Report the update to Evolution; returns when its candidate, if there is one, is promoted or rejected."""
         if self.rank:
             return StepResult()
-        result: StepResult = ray.get(self.actor.step_done.remote(batch.step, version, self.life, metrics))
+        result: StepResult = ray.get(self.actor.step_done.remote(batch.step, version, self.incarnation, metrics))
         if result.state:
             self.last_state = result.state
         return result
 
     def state(self) -> dict[str, Any]:
-        """Where the weights come from, and the KL guard."""
+        """Origin of the weights and state of the KL controller."""
         return self.last_state
 
     def end(self) -> None:
-        """What was learnt last is published as well."""
+        """Publish the updates since the last candidate."""
         if not self.weights.unpublished:
             return
         version = self.weights.publish(self.trainer, {"evolve/skipped": 1.0})
@@ -252,10 +253,10 @@ class UpdateSource(RolloutSource):
 
 
 def _samples(groups: list[Group], views: list[dict[str, Any]]) -> list[TrainSample]:
-    """What is trained on: every trajectory that has an advantage."""
+    """Samples of the trajectories that have an advantage."""
     return [
-        from_trajectory(trajectory, shown[trajectory.id])
-        for group, shown in zip(groups, views, strict=True)
+        from_trajectory(trajectory, group_views[trajectory.id])
+        for group, group_views in zip(groups, views, strict=True)
         for trajectory in group.trajectories
         if trajectory.advantage is not None
     ]

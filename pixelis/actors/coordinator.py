@@ -1,8 +1,8 @@
-"""The Coordinator actor: admits questions, buffers scored groups, hands batches to the learner, runs evaluations.
+"""The Coordinator actor: admits questions, buffers scored groups, serves batches to the learner, runs evaluations.
 
-Staleness is bounded by admission: groups accepted or running never exceed ``(max_off_policy_steps + step + 1) *
-prompts_per_step``, where ``step`` counts the batches whose weights the generators hold. At 0 a batch is rolled out only after the
-weights of the one before are loaded: exact on-policy.
+Admission bounds staleness: groups accepted or running never exceed ``(max_off_policy_steps + step + 1) * prompts_per_step``,
+where ``step`` counts the batches whose weights the generators have loaded. With 0, a batch is rolled out only after the weights
+of the previous one are loaded: exactly on-policy.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from pixelis.telemetry.events import EventLog
 
 __all__ = ["Coordinator", "RolloutBatch", "StepResult"]
 
-SHARE = 0.25
-"""Of the generators, at least one, that an evaluation during training keeps for itself."""
-SUMMARY = ("accuracy", "rapr", "tool_error_rate", "turns")
-"""What an evaluation during training logs."""
+EVALUATION_SHARE = 0.25
+"""Share of the generators, at least one, that an evaluation reserves during training."""
+EVALUATION_METRICS = ("accuracy", "rapr", "tool_error_rate", "turns")
+"""Metrics that an evaluation logs during training."""
 
 
 @ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1024)
 class Coordinator:
-    """Moves records and references only; pixels and tensors pass it by.
+    """Handles records and references only, never pixels or tensors.
 
-    Generators, scorers and the embedder are actors or the names of actors. A restarted one knows nothing: the learner notices by
-    ``life``, begins again where it stands, and the groups in flight are rolled out anew.
+    Generators, scorers and the embedder are actors or their names. A restarted Coordinator has no state: the learner notices the
+    new ``incarnation`` and starts it at its current batch; groups in flight are rolled out again.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Coordinator:
         self.config, self.scorers = config, [named(scorer) for scorer in scorers]
         self.router = GeneratorRouter([named(g) for g in generators], RouterTimeouts.of(config))
         self.rollouts = Rollouts(config, self.router, self.scorers, named(embedder) if embedder is not None else None)
-        self.life = 0
+        self.incarnation = 0
         self.step = 0
         self.consumed = Consumed()
         self.buffer = RolloutBuffer(config.rft, 0)
-        self.made_at: dict[int, int] = {}  # version -> the step after which it was published
-        self.handed: tuple[int, RolloutBatch] | None = None  # kept until the next one: a call may come twice
-        self.first_began: float | None = None
+        self.step_of_version: dict[int, int] = {}  # version -> number of steps before it was published
+        self.current: tuple[int, RolloutBatch] | None = None  # kept until the next batch, because calls may be retried
+        self.first_started: float | None = None
         self.last_ready = 0.0
         self.stopped = False
         self.error: PixelisError | None = None
@@ -77,8 +77,8 @@ class Coordinator:
         self.producer: asyncio.Task | None = None
         self.evaluating = asyncio.Lock()
         self.evaluations: set[asyncio.Task] = set()
-        self.news: dict[str, float] = {}
-        """Metrics, of evaluations for example, that the next batch brings to the learner."""
+        self.pending_metrics: dict[str, float] = {}
+        """Metrics, for example of evaluations, that the learner receives with the next batch."""
         self.evaluated: Counter[str] = Counter()
         self.bad_rows: Counter[str] = Counter()
         self.log = EventLog(config.run.dir)
@@ -86,25 +86,25 @@ class Coordinator:
     # -- training ---------------------------------------------------------------------------------------------------
 
     async def begin(self, step: int, state: dict[str, Any], version: int, resumes_rewards: bool = True) -> int:
-        """(Re)start production at ``step`` with ``version`` loaded; returns the life that later calls belong to.
+        """(Re)start production at ``step`` with ``version`` loaded; returns the incarnation, which later calls must pass.
 
-        ``state`` is that of a checkpoint, or of the last batch when a restarted Coordinator goes on below a living learner: then
-        the scorers, which live on, keep their state (``resumes_rewards`` false).
+        ``state`` comes from a checkpoint, or from the last batch if only the Coordinator has restarted. In the latter case the
+        scorers keep their state (``resumes_rewards`` is false).
         """
         if self.producer is not None:
             self.producer.cancel()
-            await asyncio.wait([self.producer])  # or a group that was just done would be taken for one of this production
-        self.life = random.getrandbits(48)
+            await asyncio.wait([self.producer])  # otherwise a group that just finished would enter the new buffer
+        self.incarnation = random.getrandbits(48)
         self.step, self.consumed, self.buffer = step, Consumed.of(state), RolloutBuffer(self.config.rft, step)
         self.bad_rows.clear()
-        self.made_at = {version: step}
-        self.handed, self.error = None, None
+        self.step_of_version = {version: step}
+        self.current, self.error = None, None
         if resumes_rewards:
             rewards = base64.b64decode(state["rewards"]) if state.get("rewards") else None
             await asyncio.gather(*(scorer.load.remote(rewards) for scorer in self.scorers))
-        elif step:  # whoever was here before may have ended before it had told them of the last step
-            late = await asyncio.gather(*(scorer.advance.remote(step - 1) for scorer in self.scorers))
-            self.news |= {name: value for advance in late for name, value in advance.metrics.items()}
+        elif step:  # the previous incarnation may have ended before it advanced the scorers
+            advances = await asyncio.gather(*(scorer.advance.remote(step - 1) for scorer in self.scorers))
+            self.pending_metrics |= {name: value for advance in advances for name, value in advance.metrics.items()}
         prompts = Prompts(self._questions(), self.config.data.train)
         try:
             await self.router.load(version)
@@ -114,7 +114,7 @@ class Coordinator:
         self.producer = asyncio.get_running_loop().create_task(self._produce(prompts))
         self.producer.add_done_callback(self._producer_done)
         self.producer.add_done_callback(lambda _: prompts.close())
-        return self.life
+        return self.incarnation
 
     def _producer_done(self, task: asyncio.Task) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -129,7 +129,7 @@ class Coordinator:
             self.changed.notify_all()
 
     async def _produce(self, prompts: Prompts) -> None:
-        """Admit questions whenever the staleness bound leaves room."""
+        """Admit questions whenever the staleness bound allows it."""
         async with asyncio.TaskGroup() as groups:
             while True:
                 async with self.changed:
@@ -138,22 +138,22 @@ class Coordinator:
                     groups.create_task(self._group(number, question, self.buffer.admit()))
 
     def _questions(self) -> Iterator[tuple[int, Question]]:
-        """The questions that no batch has learnt from, with their numbers in the stream."""
+        """Questions that no batch has used yet, with their numbers in the stream."""
         start, ahead = self.consumed.cursor, set(self.consumed.ahead)
         questions = question_stream(self.config.data, self.config.run.seed, start, self._skipped)
         return ((number, question) for number, question in enumerate(questions, start) if number not in ahead)
 
     def _skipped(self, row: BadRow) -> None:
-        """A row that cannot be used, within ``data.max_bad_rows``."""
+        """Count and log an unusable row, within ``data.max_bad_rows``."""
         self.bad_rows[row.code] += 1
         self.log.write("bad_row", **row._asdict())
 
     async def _group(self, number: int, question: Question, step: int) -> None:
-        """Roll out one question and put what comes of it into the buffer."""
-        began = time.monotonic()
+        """Roll out one question and add the result to the buffer."""
+        started = time.monotonic()
         result = await self.rollouts.group(question, step)
         async with self.changed:
-            self.first_began = min(self.first_began or began, began)
+            self.first_started = min(self.first_started or started, started)
             if isinstance(result, str):
                 self.buffer.add_failed(number, result)
             else:
@@ -164,39 +164,39 @@ class Coordinator:
                     self.buffer.add(result)
             self.changed.notify_all()
 
-    async def next_batch(self, rank: int, world: int, step: int, life: int | None = None) -> RolloutBatch | None:
-        """Rank ``rank``'s share of batch ``step``: whole groups, round robin; None when the run is over.
+    async def next_batch(self, rank: int, world: int, step: int, incarnation: int | None = None) -> RolloutBatch | None:
+        """Share of ``rank`` in batch ``step``: whole groups, round robin; None at the end of the run.
 
-        Raises the error that stopped production, if one did, and InfraFailure ``restarted`` to the learner of another ``life``.
+        Raises the error that stopped production, and InfraFailure ``restarted`` for another ``incarnation``.
         """
-        self._check(life)
+        self._check(incarnation)
         if step >= self.config.rft.steps:
             return None
         async with self.changed:
             await self.changed.wait_for(lambda: self._ready(step) or self.stopped or self.error is not None)
-            self._check(life)
-            # Once one rank has its share all must get theirs, or the optimizer step would wait for ever.
-            if self.handed is None or self.handed[0] != step:
+            self._check(incarnation)
+            # If one rank has received its share, all must: the optimizer step is collective.
+            if self.current is None or self.current[0] != step:
                 if self.error is not None:
                     raise self.error
                 return None
-            _, whole = self.handed
-        return whole.share(rank, world)
+            _, batch = self.current
+        return batch.share(rank, world)
 
-    def _check(self, life: int | None) -> None:
-        if life is not None and life != self.life:
-            raise InfraFailure("the Coordinator has started again", code="restarted")
+    def _check(self, incarnation: int | None) -> None:
+        if incarnation is not None and incarnation != self.incarnation:
+            raise InfraFailure("the Coordinator has restarted", code="restarted")
 
     def _ready(self, step: int) -> bool:
-        """Form batch ``step`` once it is complete; True when it can be handed out."""
-        if self.handed is not None and self.handed[0] == step:
+        """Assemble batch ``step`` if it is complete; returns whether it is available."""
+        if self.current is not None and self.current[0] == step:
             return True
         if self.error is not None or self.stopped:
             return False
         admitted = self.buffer.admitted
-        selection = self.buffer.take(lambda scored: step - self.made_at.get(scored.group.policy_version, step))
+        selection = self.buffer.take(lambda scored: step - self.step_of_version.get(scored.group.policy_version, step))
         if self.buffer.admitted != admitted:
-            self.changed.notify_all()  # groups that came too late have left room for others
+            self.changed.notify_all()  # dropped stale groups have made room
         if selection is None:
             return False
         try:
@@ -205,49 +205,49 @@ class Coordinator:
             self.error = error
             return False
         now = time.monotonic()
-        # Beside training it is the time since the batch before, else the time since its first question was asked.
-        seconds = now - max(self.last_ready, self.first_began or now)
-        self.last_ready, self.first_began = now, None
-        tried = [s.group for s in (*selection.chosen, *selection.uninformative, *selection.abstained)]
-        ages = [step - self.made_at.get(g.policy_version, step) for g in batch.groups]
+        # Since the previous batch, or since the batch's first question if that was later.
+        seconds = now - max(self.last_ready, self.first_started or now)
+        self.last_ready, self.first_started = now, None
+        groups = [s.group for s in (*selection.chosen, *selection.uninformative, *selection.abstained)]
+        ages = [step - self.step_of_version.get(g.policy_version, step) for g in batch.groups]
         batch.metrics |= {
             "rollout/seconds": seconds,
-            "rollout/tokens_per_s": sum(len(t.token_ids()) for g in tried for t in g.trajectories) / max(seconds, 1e-9),
+            "rollout/tokens_per_s": sum(len(t.token_ids()) for g in groups for t in g.trajectories) / max(seconds, 1e-9),
             "rollout/staleness": float(max(ages)),
             "rollout/staleness_mean": sum(ages) / len(ages),
         }
         for scored in selection.stale:
-            age = step - self.made_at.get(scored.group.policy_version, step)
+            age = step - self.step_of_version.get(scored.group.policy_version, step)
             self.log.write("stale_group", step=step, id=scored.group.question.id, group=scored.group.id, age=age)
         self._account(batch)
-        self.handed = (step, batch)
+        self.current = (step, batch)
         return True
 
     def _account(self, batch: RolloutBatch) -> None:
-        """Note what the learner is handed: in the state of its checkpoints, by id in ``consumed.jsonl``, a few groups whole."""
+        """Record the batch: question numbers for checkpoints, ids in ``consumed.jsonl``, sample groups in ``rollouts.jsonl``."""
         if self.bad_rows:
             batch.metrics["rollout/bad_rows"] = float(self.bad_rows.total())
         if offered(self.config) and batch.metrics.get("rollout/calls") == 0:
             self.log.write("alarm", step=batch.step, text="no episode of this batch called an operation")
-        batch.metrics |= self.news
-        self.news = {}
+        batch.metrics |= self.pending_metrics
+        self.pending_metrics = {}
         self.consumed.add(batch.numbers)
         batch.state = {"questions": self.consumed.state()}
-        folder, chosen = Path(self.config.run.dir), batch.groups[: self.config.telemetry.rollouts]
+        folder, samples = Path(self.config.run.dir), batch.groups[: self.config.telemetry.rollouts]
         with (folder / "rollouts.jsonl").open("a", encoding="utf-8") as lines:
-            lines.writelines(group.model_dump_json() + "\n" for group in chosen)
+            lines.writelines(group.model_dump_json() + "\n" for group in samples)
         row = {"step": batch.step, "numbers": batch.numbers, "ids": [group.question.id for group in batch.groups]}
         with (folder / "consumed.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
 
-    async def step_done(self, step: int, version: int, life: int | None = None) -> StepResult:
-        """The learner finished batch ``step`` and published ``version``: load it everywhere, admit more, start an evaluation.
+    async def step_done(self, step: int, version: int, incarnation: int | None = None) -> StepResult:
+        """Load ``version``, which the learner published after batch ``step``; admit questions; start an evaluation if due.
 
-        Returns what the rewards tell once the generators hold the version. Nothing happens for a learner of another ``life``.
+        Returns reward metrics after the generators have loaded the version. Ignores calls of another ``incarnation``.
         """
-        if life is not None and life != self.life:
+        if incarnation is not None and incarnation != self.incarnation:
             return StepResult()
-        self.made_at[version] = step + 1
+        self.step_of_version[version] = step + 1
         await self.router.load(version)
         advances = await asyncio.gather(*(scorer.advance.remote(step) for scorer in self.scorers))
         every = self.config.rft.evaluate_every
@@ -256,26 +256,26 @@ class Coordinator:
             self.evaluations.add(task)
             task.add_done_callback(self.evaluations.discard)
         async with self.changed:
-            loaded = self.router.version  # a newer one when the learner was faster than the loading
-            self.step = max(self.step, self.made_at.get(version if loaded is None else loaded, 0))
+            loaded = self.router.version  # possibly a newer version
+            self.step = max(self.step, self.step_of_version.get(version if loaded is None else loaded, 0))
             self.changed.notify_all()
         metrics = {name: value for advance in advances for name, value in advance.metrics.items()}
         return StepResult(metrics, next((advance.boundary for advance in advances if advance.boundary), None))
 
-    async def keep(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the questions: the running state of the rewards, when they have one."""
+    async def reward_state(self) -> dict[str, Any]:
+        """Running state of the rewards for a checkpoint, if they have any."""
         if not self.config.rewards.stateful:
             return {}
         return {"rewards": base64.b64encode(await self.scorers[0].state.remote()).decode()}
 
     async def finish(self) -> dict[str, float]:
-        """Wait for the evaluations that were started; their metrics."""
+        """Wait for running evaluations; returns their metrics."""
         await asyncio.gather(*self.evaluations, return_exceptions=True)
-        news, self.news = self.news, {}
-        return news
+        metrics, self.pending_metrics = self.pending_metrics, {}
+        return metrics
 
     async def stop(self, evaluations: bool = True) -> None:
-        """End production, and evaluations unless they are to end by themselves; the learner writes its last checkpoint."""
+        """Stop production and, unless ``evaluations`` is false, evaluations. The learner then writes its last checkpoint."""
         async with self.changed:
             self.stopped = True
             self.changed.notify_all()
@@ -284,29 +284,29 @@ class Coordinator:
                 task.cancel()
 
     async def progress(self) -> dict[str, Any]:
-        """Steps done, episodes of each evaluation, rows skipped by cause and what the generators do."""
+        """Finished steps, evaluated episodes, skipped rows by cause and the router's statistics."""
         counts = {"evaluated": dict(self.evaluated), "bad_rows": dict(self.bad_rows)}
         return {"step": self.step, **counts, **self.router.stats()}
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     async def _evaluate(self, step: int, version: int) -> None:
-        """The evaluation after ``step`` steps, beside training. A failure is logged: it does not end the run."""
+        """Evaluate ``version`` during training. A failure is logged and does not end the run."""
         config = self.config
         async with self.evaluating:
             try:
                 request = (config.data.evaluate, config.evaluate.questions, version, config.evaluate.operations)
-                groups, views = await self.evaluate(*request, share=SHARE)
+                groups, views = await self.evaluate(*request, share=EVALUATION_SHARE)
             except Exception as error:
                 cause = unwrap_ray_error(error) or error
                 self.log.write("alarm", step=step, text=f"the evaluation failed: {cause}")
                 return
             summary = summarise(groups)
-            metrics = {f"evaluate/{key}": summary[key] for key in SUMMARY if summary[key] is not None}
+            metrics = {f"evaluate/{key}": summary[key] for key in EVALUATION_METRICS if summary[key] is not None}
             self.log.write("evaluation", step=step, version=version, **metrics)
-            self.news |= {**metrics, "evaluate/step": float(step)}
+            self.pending_metrics |= {**metrics, "evaluate/step": float(step)}
             if (page := report.sample(config, step, summary, groups, views)) is not None:
-                await asyncio.gather(page, return_exceptions=True)  # a task ends with the actor that started it
+                await asyncio.gather(page, return_exceptions=True)  # a Ray task ends with its caller
 
     async def evaluate(
         self,
@@ -319,20 +319,20 @@ class Coordinator:
         samples: int = 1,
         share: float = 1.0,
     ) -> tuple[list[Group], list[ray.ObjectRef]]:
-        """``samples`` episodes per question of ``source`` with ``version``: scored groups, and references to their views.
+        """``samples`` episodes per question of ``source`` with ``version``; returns scored groups and references to their views.
 
-        ``share`` of the generators keep that version for it, whatever training loads meanwhile. Raises InfraFailure when they
-        cannot; a question that cannot be used raises too: a held-out set has no holes.
+        Reserves ``share`` of the generators for ``version``. Raises InfraFailure if that fails, and an error for an unusable
+        question, because a held-out set must be complete.
         """
         rows = itertools.islice(read_questions(source, seed=seed, epochs=1), count)
         questions = await asyncio.to_thread(lambda: [require_text(question, source) for question in rows])
         if not questions:
-            raise DataFailure(f"{source} holds no question", fix="check data.evaluate")
+            raise DataFailure(f"{source} has no questions", fix="check data.evaluate")
         self.evaluated[name] = 0
         async with self.router.reserve(version, share) as reserved:
             gate = asyncio.Semaphore(self.config.engine.max_num_seqs * len(self.router.members))
-            one = (gate, reserved, name, operations, samples)
-            results = await asyncio.gather(*(self._answer(question, *one) for question in questions))
+            shared = (gate, reserved, name, operations, samples)
+            results = await asyncio.gather(*(self._answer(question, *shared) for question in questions))
         return [scored.group for scored in results], [scored.views for scored in results]
 
     async def _answer(
@@ -348,24 +348,24 @@ class Coordinator:
 
 
 class Consumed:
-    """Numbers of the questions that were learnt from: all below ``cursor``, and those ``ahead`` of it."""
+    """Numbers of the used questions: all below ``cursor``, and those in ``ahead``."""
 
     def __init__(self, cursor: int = 0, ahead: set[int] | None = None):
         self.cursor, self.ahead = cursor, ahead or set()
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Consumed:
-        """As a checkpoint kept it."""
-        kept = state.get("questions") or {}
-        return cls(kept.get("cursor", 0), set(kept.get("ahead", [])))
+        """Restore from a checkpoint's state."""
+        questions = state.get("questions") or {}
+        return cls(questions.get("cursor", 0), set(questions.get("ahead", [])))
 
     def add(self, numbers: list[int]) -> None:
-        """Batches in flight draw from one stream, so what one has used need not be in one piece."""
+        """Add the questions of a batch, which need not be contiguous: batches in flight share one stream."""
         self.ahead.update(number for number in numbers if number >= self.cursor)
         while self.cursor in self.ahead:
             self.ahead.remove(self.cursor)
             self.cursor += 1
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         return {"cursor": self.cursor, "ahead": sorted(self.ahead)}

@@ -1,4 +1,4 @@
-"""The context of the training loop: a learner's job, its versions, checkpoints and log."""
+"""Context of the training loop: the learner's job, its checkpoints and its log."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainJob:
-    """What every learner worker is given.
+    """Job of every learner worker.
 
-    ``loss`` is that of policy updates; ``temperature`` the one that rollouts are sampled at; ``ema`` the decay of the average of
-    weights that is published; ``lr`` overrides ``learner.lr``.
+    ``loss`` is the loss of policy updates; ``temperature`` that of the rollouts; ``ema`` the decay of the published weight
+    average; ``lr`` overrides ``learner.lr``.
     """
 
     config: Config
@@ -38,14 +38,14 @@ class TrainJob:
 
     @property
     def weights(self) -> WeightPublisher:
-        """Where versions go."""
+        """Publisher of policy versions."""
         return self.source.weights
 
     def start_or_resume(self) -> tuple[Trainer, dict[str, Any]]:
-        """The trainer at the last complete checkpoint, if there is one, and the state of the source that is kept there."""
+        """Trainer at the last complete checkpoint, if there is one, and the source state from it."""
         config, latest = self.config, checkpoint.latest(self.config.run.dir)
-        done = checkpoint.step_of(latest) if latest is not None else 0
-        self.source.prepare(done)
+        batches = checkpoint.step_of(latest) if latest is not None else 0
+        self.source.prepare(batches)
         stages = EventLog(config.run.dir)
         stages.write(STAGE, name="importing torch and DeepSpeed")
         from pixelis.policy.train_step import Trainer
@@ -68,14 +68,14 @@ class TrainJob:
             epochs=epochs,
         )
         state = trainer.restore(latest) if latest is not None else {}
-        trainer.batches = done
+        trainer.batches = batches
         stages.write(STAGE, name="waiting for the first batch")
         stages.close()
         return trainer, state
 
 
 class Checkpoints:
-    """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches and at the end; all workers take part."""
+    """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches and at the end. Collective over all workers."""
 
     def __init__(self, job: TrainJob, trainer: Trainer):
         self.config, self.source, self.trainer = job.config, job.source, trainer
@@ -83,7 +83,7 @@ class Checkpoints:
         self.state: dict[str, Any] = {}
 
     def save_if_due(self, batch: LearnerBatch, boundary: str | None) -> None:
-        """Save after ``batch`` if it is time; ``boundary`` names an extra checkpoint in ``run.dir/phases`` to keep."""
+        """Save after ``batch`` if due. ``boundary`` names an additional checkpoint in ``run.dir/phases``."""
         self.state = batch.state
         if self.trainer.batches % self.config.learner.checkpoint_every == 0:
             self._save(self.config.run.dir)
@@ -92,14 +92,13 @@ class Checkpoints:
             self._save(str(Path(self.config.run.dir) / "phases" / (boundary or "")))
 
     def save_last(self) -> None:
-        """Save what was learnt since the last checkpoint."""
+        """Save if batches were learnt since the last checkpoint."""
         if self.trainer.batches > self.saved:
             self._save(self.config.run.dir)
 
     def _save(self, folder: str) -> None:
-        own = self.source.state() if self.trainer.is_first else {}
-        made_from = lineage.of_checkpoint(folder)
-        self.trainer.save(folder, {**self.state, **own}, name=self.trainer.batches, lineage=made_from)
+        state = self.state | (self.source.state() if self.trainer.is_first else {})
+        self.trainer.save(folder, state, name=self.trainer.batches, lineage=lineage.of_checkpoint(folder))
 
 
 class StepLog:
@@ -111,7 +110,7 @@ class StepLog:
         self.tracker = Tracker(job.config) if trainer.is_first else None
 
     def write(self, metrics: dict[str, float]) -> None:
-        """The metrics of the step that was just made."""
+        """Log the metrics of the last step."""
         if self.events is None or self.tracker is None:
             return
         step = self.trainer.batches
@@ -120,7 +119,7 @@ class StepLog:
         publish(metrics, {"run": self.run})
 
     def close(self) -> None:
-        """Flush to the disk and end the trackers."""
+        """Flush the event log and close the trackers."""
         if self.events is not None and self.tracker is not None:
             self.events.close()
             self.tracker.close()

@@ -9,7 +9,7 @@ from pixelis.actors.train_job import Checkpoints, StepLog, TrainJob
 
 
 def train_loop(job: TrainJob) -> None:
-    """Learn from the batches of ``job.source`` to its end, from the last complete checkpoint in ``run.dir``."""
+    """Train on the batches of ``job.source`` to its end, starting from the last complete checkpoint in ``run.dir``."""
     trainer, state = job.start_or_resume()
     checkpoints, log = Checkpoints(job, trainer), StepLog(job, trainer)
     with job.source.open(trainer, state) as batches:  # sft: demonstrations; rft, ttrl: rollouts; evolution: update tasks

@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 
 class WeightPublisher:
-    """Publishes the weights after every ``every``-th batch to a PolicyStore; without one nothing is published.
+    """Publishes the weights after every ``every``-th batch to a PolicyStore, if there is one.
 
-    ``promote`` false publishes candidates, which serve nobody until they are judged.
+    With ``promote`` false, versions are candidates: they are not served before their promotion.
     """
 
     def __init__(self, store: ActorHandle | None, stage: str, every: int = 1, promote: bool = True):
         self.store, self.stage, self.every, self.promote = store, stage, every, promote
 
     def due(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
-        """Whether the weights after this step become a version; the same on all workers."""
+        """Whether to publish the weights after this step; the same on all workers."""
         return trainer.batches % self.every == 0
 
     def publish(self, trainer: Trainer, metrics: dict[str, float], restart: bool = False) -> ray.ObjectRef | None:
-        """A reference to the version's number, which may still be on its way; None on other workers, or when none is due.
+        """Publish if due; returns a reference to the version number on the first worker, otherwise None.
 
-        ``restart`` says that the learner begins here: later versions are withdrawn.
+        ``restart``: the learner starts here, so later versions are withdrawn.
         """
         if self.store is None or not (restart or self.due(trainer, metrics)):
             return None
@@ -45,10 +45,10 @@ class CandidatePublisher(WeightPublisher):
         self.unpublished = 0
 
     def due(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
-        """Also when an update went too far to be taken: those before it have used up the distance to the served policy."""
+        """Also due after a skipped update: the updates before it have used up the allowed KL to the served policy."""
         skipped = bool(metrics.get("evolve/skipped"))
         self.unpublished += not skipped
-        due = self.unpublished >= self.every or (skipped and self.unpublished > 0)
-        if due:
+        is_due = self.unpublished >= self.every or (skipped and self.unpublished > 0)
+        if is_due:
             self.unpublished = 0
-        return due
+        return is_due

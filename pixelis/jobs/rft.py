@@ -24,16 +24,16 @@ from pixelis.jobs.dry_run import checks
 SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/calls", "rollout/seconds", "learner/seconds")
 
 
-def run(config: Config, actors: placement.Actors, over: Callable[[], bool] = lambda: False) -> Path:
-    """Train to ``rft.steps`` or to a stop, on actors that are already placed; returns the last checkpoint.
+def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool] = lambda: False) -> Path:
+    """Train on placed actors to ``rft.steps`` or until stopped; returns the last checkpoint.
 
-    ``over`` is asked every second: True ends the run after the step that is being made.
+    ``should_stop`` is polled every second; True ends the run after the current step.
     """
     source = RolloutSource(config, actors.coordinator, WeightPublisher(actors.store, "rft"))
     job = TrainJob(config, source, loss=config.rft.loss, temperature=config.rft.sampling.temperature)
 
     def poll() -> tuple[int, dict[str, Any]]:
-        if over():
+        if should_stop():
             actors.coordinator.stop.remote(evaluations=False)
         return latest_step(Path(config.run.dir), "step/policy", SHOWN)
 
@@ -50,7 +50,7 @@ def run(config: Config, actors: placement.Actors, over: Callable[[], bool] = lam
 
 
 def with_steps(config: Config) -> Config:
-    """The configuration with ``rft.epochs`` as ``rft.steps``, by the number of questions; BadConfig for an endless source."""
+    """Convert ``rft.epochs`` to ``rft.steps`` by counting the questions. Raises BadConfig for an endless source."""
     rft = config.rft
     if not rft.epochs:
         return config

@@ -37,7 +37,7 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
     """Judge, adapt, judge again, on actors that are already placed; what ttrl.json holds."""
     folder = Path(config.run.dir)
     before = judge(config, actors, "before", 0)
-    adapter = rft.run(config, actors, over=lambda: plateau(shares(folder), config.ttrl))
+    adapter = rft.run(config, actors, should_stop=lambda: plateau(shares(folder), config.ttrl))
     after = judge(config, actors, "after", ray.get(actors.store.promoted.remote()))
     steps = len(shares(folder))
     result = {

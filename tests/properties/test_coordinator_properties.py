@@ -311,20 +311,20 @@ def test_a_coordinator_that_starts_again_goes_on_with_the_questions_after_the_la
     async def run() -> list[str]:
         generator, used = Generator(random.Random(1)), []
         coordinator = REAL(config, [generator], [Scorer()])
-        life, state = await coordinator.begin(0, {}, 10), {}
+        incarnation, state = await coordinator.begin(0, {}, 10), {}
         for step in range(4):
             if step == 2:
                 coordinator = REAL(config, [generator], [Scorer()])  # as Ray starts a dead actor again
-                with pytest.raises(InfraFailure, match="started again"):
-                    await coordinator.next_batch(0, 1, step, life)
-                await coordinator.step_done(step - 1, 99, life)  # a call from before changes nothing
-                assert coordinator.made_at == {}
-                life = await coordinator.begin(step, state, 10 + step, resumes_rewards=False)
-            batch = await asyncio.wait_for(coordinator.next_batch(0, 1, step, life), 10)
-            assert await coordinator.next_batch(0, 1, step, life) == batch, "a call that Ray repeats gets the same"
+                with pytest.raises(InfraFailure, match="has restarted"):
+                    await coordinator.next_batch(0, 1, step, incarnation)
+                await coordinator.step_done(step - 1, 99, incarnation)  # a call from before changes nothing
+                assert coordinator.step_of_version == {}
+                incarnation = await coordinator.begin(step, state, 10 + step, resumes_rewards=False)
+            batch = await asyncio.wait_for(coordinator.next_batch(0, 1, step, incarnation), 10)
+            assert await coordinator.next_batch(0, 1, step, incarnation) == batch, "a call that Ray repeats gets the same"
             used += [g.question.id for g in batch.groups]
             state = batch.state
-            await coordinator.step_done(step, 11 + step, life)
+            await coordinator.step_done(step, 11 + step, incarnation)
         return used
 
     source = read_questions(config.data.train, seed=config.run.seed)

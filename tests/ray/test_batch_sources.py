@@ -29,22 +29,22 @@ class Maker:
     """Makes empty batches as Coordinator and Evolution do; what follows a step takes until ``release``."""
 
     def __init__(self, hold: bool):
-        self.life, self.begun, self.told = 0, [], []  # type: ignore[var-annotated]
+        self.incarnation, self.begun, self.told = 0, [], []  # type: ignore[var-annotated]
         self.released = asyncio.Event()
         if not hold:
             self.released.set()
 
     async def begin(self, step: int, state: dict[str, Any], version: int, resumes_rewards: bool = True) -> int:
         self.begun.append((step, state, version, resumes_rewards))
-        self.life += 1000 + len(self.begun)
-        return self.life
+        self.incarnation += 1000 + len(self.begun)
+        return self.incarnation
 
-    async def next_batch(self, rank: int, world: int, step: int, life: int) -> RolloutBatch:
-        if life != self.life:
+    async def next_batch(self, rank: int, world: int, step: int, incarnation: int) -> RolloutBatch:
+        if incarnation != self.incarnation:
             raise InfraFailure("started again", code="restarted")
         return RolloutBatch(step, state={"questions": {"cursor": 4 * (step + 1), "ahead": []}}, metrics={})
 
-    async def step_done(self, step: int, version: int, life: int, metrics: dict[str, float] | None = None) -> StepResult:
+    async def step_done(self, step: int, version: int, incarnation: int, metrics: dict[str, float] | None = None) -> StepResult:
         await self.released.wait()
         self.told.append((step, version))
         return StepResult({f"told/{step}": 1.0}, state={"base": version} if metrics is not None else {})
@@ -158,6 +158,6 @@ def test_an_actor_that_cannot_stay_ends_the_run_with_its_cause(actors: list[Any]
 
     actors.append(maker := Restless.remote())  # type: ignore[attr-defined]
     source, trainer = RolloutSource(config(tmp_path), maker, WeightPublisher(actors[0], "rft")), learner()
-    with pytest.raises(InfraFailure, match="started again 5 times") as caught, source.open(trainer, {}) as batches:
+    with pytest.raises(InfraFailure, match="restarted 5 times") as caught, source.open(trainer, {}) as batches:
         next(batches)
     assert unwrap_ray_error(caught.value) is caught.value

@@ -256,7 +256,7 @@ def test_waiting_for_traffic_blocks_nobody_else(evolution: ActorHandle) -> None:
 
 def test_what_the_canary_refuses_is_not_served_and_the_learner_goes_back(place: Callable[..., Placed], tmp_path: Path) -> None:
     serving, judging = (Versioned.remote((2, 4)) for _ in range(2))
-    ray.get(serving.load.remote(40))  # of another life
+    ray.get(serving.load.remote(40))  # of another incarnation
     canary = [f"evolution.canary.questions={questions(tmp_path)}", "evolution.canary.count=8", "evolution.canary.watch_s=1000"]
     placed = place(*canary, "evolution.batch=1", generators=(serving,), canary=judging)
     assert placed.call("stats")["learning"] == 0
@@ -384,8 +384,8 @@ def test_a_failed_learner_is_named_and_alerted_and_the_next_one_begins(place: Ca
     assert [alert["metric"] for alert in placed.call("alerts")] == ["learner_failed"]
     assert placed.call("recent_audit", 2)[1]["details"] == {"cause": "no space left"}
     submit(placed.actor, "meanwhile")
-    life = placed.call("begin", 3, {"base": 0}, 0)
-    assert names(placed.call("next_batch", 0, 1, 3, life)) == ["meanwhile"]
+    incarnation = placed.call("begin", 3, {"base": 0}, 0)
+    assert names(placed.call("next_batch", 0, 1, 3, incarnation)) == ["meanwhile"]
     assert placed.call("status")["learner_failure"] == ""
 
 
