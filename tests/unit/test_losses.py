@@ -149,7 +149,7 @@ def test_the_entropy_bonus_lowers_the_loss_by_its_weight():
     setting = config.LossConfig(entropy=0.1)
     loss, _ = policy_loss(new, new, torch.zeros(2), torch.full((2,), 0.5), setting, entropy=entropy)
     assert float(loss) == pytest.approx(-0.1)
-    with pytest.raises(ValueError, match="needs the entropies"):
+    with pytest.raises(ValueError, match="needs entropies"):
         policy_loss(new, new, torch.zeros(2), torch.ones(2), setting)
 
 
