@@ -275,11 +275,11 @@ def test_advantages_that_do_not_fit_the_rewards_are_refused(module, name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("summed", "returned .* for 2 tokens"), ("clashing", "a metric is called ratio already")]
+    ("name", "message"), [("summed", "returned .* for 2 tokens"), ("clashing", "the metric ratio exists already")]
 )
-def test_gains_that_do_not_fit_the_tokens_are_refused(module, name: str, told: str):
+def test_gains_that_do_not_fit_the_tokens_are_refused(module, name: str, message: str):
     new = torch.tensor([-1.0, -2.0], requires_grad=True)
-    with pytest.raises(BadConfig, match=told):
+    with pytest.raises(BadConfig, match=message):
         policy_loss(new, new.detach(), torch.ones(2), torch.ones(2), config.LossConfig(surrogate=f"own_module:{name}"))
 
 
