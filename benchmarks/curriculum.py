@@ -34,8 +34,8 @@ from pixelis.jobs.driver import driver, run_folder
 from pixelis.policy import checkpoint
 from pixelis.records import Group
 from pixelis.rewards.scorers import exact
-from pixelis.telemetry import charts, events
-from pixelis.telemetry.style import STYLE
+from pixelis.telemetry import events
+from pixelis.telemetry.html.render import render, write_page
 
 CONFIG = "configs/nano/sft_curriculum.yaml"
 SPLITS = ("train", "validation", "test")
@@ -137,13 +137,14 @@ def report(folder: Path, results: dict[str, list[dict[str, Any]]], seeds: list[i
         each = " ".join(f"{statistics.mean(by_question([run], None).values()):.3f}" for run in runs)
         spent = " ".join(f"{run['seconds']:.0f}" for run in runs)
         print(f"{arm}: each seed {each}; seconds {spent}; stage events of the first seed {runs[0]['events']}")
-    parts = [f"<!doctype html><meta charset=utf-8><title>Curriculum</title><style>{STYLE}</style><main><h1>Curriculum</h1>"]
-    for name in CURVES:
-        lines = {arm: mean_curve([run["curves"][name] for run in runs]) for arm, runs in results.items()}
-        share = "accuracy" in name
-        drawn = charts.line_chart(lines, share=share) + charts.legend(lines, share=share)
-        parts.append(f"<h2>{name}, mean of {len(seeds)} seeds</h2>{drawn}")
-    (folder / "curriculum.html").write_text("\n".join(parts), encoding="utf-8")
+    curves = {
+        f"{name}, mean of {len(seeds)} seeds": {
+            arm: mean_curve([run["curves"][name] for run in runs]) for arm, runs in results.items()
+        }
+        for name in CURVES
+    }
+    shares = [heading for heading in curves if "accuracy" in heading]
+    write_page(folder / "curriculum.html", render("curves.html", title="Curriculum", curves=curves, shares=shares))
     whole = {"machine": machine(), "seeds": seeds, "steps": steps, "table": table, "results": results}
     (folder / "curriculum.json").write_text(json.dumps(whole), encoding="utf-8")
     print(f"\n{folder / 'curriculum.html'}\n{folder / 'curriculum.json'}")

@@ -24,8 +24,8 @@ from pixelis.jobs import evaluate, rft, sft
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.quickstart import newest
 from pixelis.policy import checkpoint
-from pixelis.telemetry import charts, events
-from pixelis.telemetry.style import STYLE
+from pixelis.telemetry import events
+from pixelis.telemetry.html.render import render, write_page
 
 AIMS = {"precise": 0.0, "imprecise": 0.15}
 REWARDS = {
@@ -97,23 +97,17 @@ def report(folder: Path, results: dict[str, dict[str, list[dict[str, Any]]]], ar
     (folder / "trap.json").write_text(
         json.dumps({"machine": machine(), "seeds": args.seeds, "results": results}), encoding="utf-8"
     )
-    head = f"<!doctype html><meta charset=utf-8><title>The learning trap</title><style>{STYLE}</style>"
-    parts = [f"{head}<main><h1>The learning trap</h1>"]
+    curves = {}
     for aim, rewards in results.items():
         for name in CURVES:
             lines = {
                 reward: [statistics.mean(values) for values in zip(*(run["curves"][name] for run in runs), strict=False)]
                 for reward, runs in rewards.items()
             }
-            parts.append(f"<h2>{aim} start: {name}, mean of {len(args.seeds)} seeds</h2>{charts_of(lines)}")
-    (folder / "trap.html").write_text("\n".join(parts), encoding="utf-8")
+            heading = f"{aim} start: {name}, mean of {len(args.seeds)} seeds"
+            curves[heading] = {reward: list(enumerate(values, 1)) for reward, values in lines.items()}
+    write_page(folder / "trap.html", render("curves.html", title="The learning trap", curves=curves, shares=list(curves)))
     print(f"\n{folder / 'trap.html'}\n{folder / 'trap.json'}")
-
-
-def charts_of(lines: dict[str, list[float]]) -> str:
-    """Curves of one metric over steps."""
-    series = {name: list(enumerate(values, 1)) for name, values in lines.items()}
-    return charts.line_chart(series, share=True) + charts.legend(series, share=True)
 
 
 def main() -> None:

@@ -15,8 +15,9 @@ from pixelis.errors import BadImage
 from pixelis.operations.draw import shrink
 from pixelis.operations.video import Clip
 from pixelis.records import Group, Media, Trajectory
-from pixelis.telemetry.findings import frame_key, wanted_frames
-from pixelis.telemetry.report import EpisodePage, write_report
+from pixelis.telemetry.html.drawings import frame_key, required_frames
+from pixelis.telemetry.html.episode import EpisodePage
+from pixelis.telemetry.html.report import write_report
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def _pages(config: Config, chosen: list[Any]) -> list[EpisodePage]:
 
 def _opened(media: Media, trajectory: Trajectory, settings: ToolboxConfig) -> dict[str, np.ndarray]:
     """A picture in full, or of a clip those frames that the page shows; nothing when the source is gone, which the page says."""
-    frames = wanted_frames(trajectory).get(media.id, [])
+    frames = required_frames(trajectory).get(media.id, [])
     if media.kind == "video" and not frames:
         return {}
     try:

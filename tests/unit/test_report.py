@@ -1,4 +1,4 @@
-"""A report stands alone, shows what it should, and no text of a model, dataset or user becomes markup."""
+"""Reports: one self-contained file with all results, in which no text of a model, dataset or user becomes markup."""
 
 from __future__ import annotations
 
@@ -14,55 +14,17 @@ from PIL import Image
 
 from pixelis.errors import BadInput
 from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn
-from pixelis.telemetry.charts import line_chart, nice_ticks
-from pixelis.telemetry.pages import EpisodePage, data_url, render_page
-from pixelis.telemetry.report import render, write_report
-from pixelis.telemetry.words import number, text
+from pixelis.telemetry.html.charts import line_chart, nice_ticks
+from pixelis.telemetry.html.episode import EpisodePage
+from pixelis.telemetry.html.filters import data_url, number, text
+from pixelis.telemetry.html.render import render
+from pixelis.telemetry.html.report import render_report, write_report
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202edcba\x00</style></pre></article>"
 VOID = {"meta", "img", "br"}
-ALLOWED = {
-    *(
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "main",
-        "section",
-        "header",
-        "nav",
-        "article",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "p",
-    ),
-    *(
-        "b",
-        "i",
-        "small",
-        "span",
-        "div",
-        "bdi",
-        "pre",
-        "ul",
-        "ol",
-        "li",
-        "dl",
-        "dt",
-        "dd",
-        "a",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-    ),
-    *("td", "figure", "figcaption", "img", "details", "summary", "svg", "line", "text", "polyline", "circle"),
-}
+TAGS = """html head meta title style body main section header nav article h1 h2 h3 h4 p b i small span div bdi pre ul ol li dl dt
+dd a table thead tbody tr th td figure figcaption img details summary svg line text polyline circle"""
+ALLOWED = set(TAGS.split())
 
 
 class Page(HTMLParser):
@@ -141,6 +103,19 @@ def episode(question: str = "Which digit?", answer: str | None = "7", **rewards:
     )
 
 
+def page_of(episode: EpisodePage, number: int = 1) -> Page:
+    """The part of a report that shows an episode."""
+    document = render_report({}, [], [episode] * number)
+    return Page(re.findall(r"<article.*?</article>", document, re.DOTALL)[number - 1])
+
+
+def svg_of(series: dict) -> ElementTree.Element:
+    """The drawing of a chart."""
+    document = render("curves.html", title="x", curves={"x": series}, shares=["x"])
+    (svg,) = re.findall(r"<svg.*?</svg>", document, re.DOTALL)
+    return ElementTree.fromstring(svg)
+
+
 def arm(name: str, accuracy: float, rapr: float) -> dict:
     ends = [accuracy - 0.03, accuracy + 0.03]
     return {"name": name, "accuracy": accuracy, "ci95": ends, "n": 500, "rapr": rapr, "tool_error_rate": 0.01 if rapr else 0.0}
@@ -204,16 +179,16 @@ def test_a_report_stands_alone_and_says_what_it_found(tmp_path):
 
 
 def test_every_figure_has_a_sentence():
-    page = Page(render(SUMMARY, CURVES, []))
+    page = Page(render_report(SUMMARY, CURVES, []))
     assert len(page.all("svg")) == 4  # sft loss; accuracy and rapr; reward terms; seconds among the rest
     assert "rate of pixel reasoning (rollout/rapr) 100 %" in page.text
-    assert "Look whether the two rise together" in page.text
-    assert "1 more curves" in page.text
+    assert "Look whether both rise together" in page.text
+    assert "1 more curve" in page.text
 
 
 def test_an_empty_run_still_gives_a_page(tmp_path):
     page = Page(write_report(tmp_path, {}, [], []).read_text())
-    assert "Where the numbers come from" in page.text
+    assert "Source of the numbers" in page.text
     assert not page.all("table")
 
 
@@ -221,7 +196,7 @@ def test_an_empty_run_still_gives_a_page(tmp_path):
     "summary", [{"arms": [{"name": "rft"}]}, {"arms": "none", "shift": 3, "paired": None, "seconds": {"x": None}}]
 )
 def test_a_summary_with_holes_is_no_error(summary):
-    Page(render(summary, [], []))
+    Page(render_report(summary, [], []))
 
 
 def test_hostile_text_stays_text():
@@ -239,7 +214,7 @@ def test_hostile_text_stays_text():
     curves = [{"stage": HOSTILE, "step": i, f"x/{HOSTILE}": i, "reward/" + HOSTILE: i} for i in range(3)]
     one = episode(HOSTILE, HOSTILE, **{HOSTILE: 1.0})
     one.trajectory.images[0] = one.trajectory.images[0].model_copy(update={"id": HOSTILE})
-    page = Page(render(summary, curves, [one, episode(HOSTILE, None)], title=HOSTILE))
+    page = Page(render_report(summary, curves, [one, episode(HOSTILE, None)], title=HOSTILE))
     assert {tag for tag, _ in page.elements} <= ALLOWED
     assert "script" not in {tag for tag, _ in page.elements}
     assert all(not name.startswith("on") for _, attributes in page.elements for name in attributes)
@@ -250,7 +225,7 @@ def test_hostile_text_stays_text():
 
 
 def test_boxes_are_drawn_where_the_policy_zoomed():
-    page = Page(render_page(episode(accuracy=1.0)))
+    page = page_of(episode(accuracy=1.0))
     first, second = page.all("span", "box")
     assert first["style"] == "left:25.00%;top:50.00%;width:50.00%;height:50.00%"
     assert second["style"] == "left:50.00%;top:50.00%;width:25.00%;height:25.00%"  # a crop of the crop, in the whole picture
@@ -258,7 +233,7 @@ def test_boxes_are_drawn_where_the_policy_zoomed():
 
 
 def test_an_episode_tells_its_story_in_order():
-    words = Page(render_page(episode(accuracy=1.0, curiosity=0.05), 3)).text
+    words = page_of(episode(accuracy=1.0, curiosity=0.05), 3).text
     order = [
         "Episode 3",
         "Which digit?",
@@ -275,15 +250,15 @@ def test_an_episode_tells_its_story_in_order():
         "The call fails: bad_json",
         "Turn 4: the policy answers",
         "reward 1.05",
-        "2 tokens written",
+        "2 tokens generated",
     ]
     places = [words.index(part) for part in order]
     assert places == sorted(places)
 
 
 def test_wrong_unscored_and_unanswered_episodes_say_so():
-    assert "wrong" in Page(render_page(episode(accuracy=0.0))).text
-    silent = Page(render_page(episode(answer=None))).text
+    assert "wrong" in page_of(episode(accuracy=0.0)).text
+    silent = page_of(episode(answer=None)).text
     for said in ("not scored", "no answer", "unscored: no_truth", "neither an answer nor a call"):
         assert said in silent
 
@@ -292,7 +267,7 @@ def test_missing_pictures_and_broken_chains_are_said_not_fatal():
     one = episode(accuracy=1.0)
     one.pictures = {"obs1": picture(48, 64)}
     one.trajectory.images[2] = one.trajectory.images[2].model_copy(update={"parent": "gone"})
-    page = Page(render_page(one))
+    page = page_of(one)
     assert "The picture img0 was not kept." in page.text
     assert "The picture obs2 was not kept." in page.text
 
@@ -316,8 +291,7 @@ def test_text_is_cut_and_isolated():
 
 
 def test_charts_are_well_formed_and_inside_their_frame():
-    chart = line_chart({"a<b": [(0, 0.1), (10, 0.9)], "flat": [(0, 0.5), (10, 0.5)], "empty": []}, share=True)
-    svg = ElementTree.fromstring(chart)
+    svg = svg_of({"a<b": [(0, 0.1), (10, 0.9)], "flat": [(0, 0.5), (10, 0.5)], "empty": []})
     _, _, width, height = map(float, svg.attrib["viewBox"].split())
     lines = svg.findall("polyline")
     assert len(lines) == 2
@@ -327,15 +301,14 @@ def test_charts_are_well_formed_and_inside_their_frame():
             assert 0 <= x <= width
             assert 0 <= y <= height
     assert "100 %" in "".join(svg.itertext())
-    assert line_chart({"empty": []}) == ""
+    assert line_chart({"empty": []}) is None
 
 
 @pytest.mark.parametrize("points", [[(1, 5.0)], [(i, -1e9 * i) for i in range(1000)], [(0, 0), (1, 0)], [(1, 1e-12), (2, 3e-12)]])
 def test_charts_of_odd_data(points):
-    svg = ElementTree.fromstring(line_chart({"x": points}))
-    drawn = svg.find("polyline")
-    assert drawn is not None
-    assert 1 <= len(drawn.attrib["points"].split()) <= 300
+    line = svg_of({"x": points}).find("polyline")
+    assert line is not None
+    assert 1 <= len(line.attrib["points"].split()) <= 300
 
 
 def test_ticks_enclose_their_data():

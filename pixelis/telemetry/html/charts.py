@@ -1,0 +1,95 @@
+"""Geometry of line charts; the template ``charts.html`` draws them as inline SVG in the colours of the page's style."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pixelis.telemetry.html.filters import number
+
+Series = Sequence[tuple[float, float]]
+
+WIDTH, HEIGHT = 420, 230
+"""Drawing units. A chart is shown about this wide, so that its text keeps its size on a phone and on a desktop."""
+LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 34
+MAX_POINTS = 300
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named line: its points in drawing units, and its first and last values as text."""
+
+    name: str
+    points: list[tuple[float, float]]
+    first: str
+    last: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines and ticks; a tick is its place in drawing units and its label."""
+
+    lines: list[Line]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    left, right, top, bottom = LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM
+    width, height = WIDTH, HEIGHT
+
+
+def line_chart(series: Mapping[str, Series], share: bool = False) -> Chart | None:
+    """Place named series of finite (x, y) points in a chart; None when every series is empty.
+
+    ``share``: the values are shares, drawn from 0 to 100 % when all of them are in 0..1. A line of more than 300 points is
+    averaged in equal runs.
+    """
+    lines = {name: sorted(points) for name, points in series.items() if points}
+    if not lines:
+        return None
+    thinned = {name: _thin(points) for name, points in lines.items()}
+    xs = [x for points in thinned.values() for x, _ in points]
+    ys = [y for points in thinned.values() for _, y in points]
+    share = share and all(0 <= y <= 1 for y in ys)
+    x_low, x_span = min(xs), (max(xs) - min(xs)) or 1.0
+    y_ticks = [0.0, 0.25, 0.5, 0.75, 1.0] if share else nice_ticks(min(ys), max(ys))
+    y_low, y_span = y_ticks[0], y_ticks[-1] - y_ticks[0]
+
+    def at_x(x: float) -> float:
+        return round(LEFT + (x - x_low) / x_span * (WIDTH - LEFT - RIGHT), 1)
+
+    def at_y(y: float) -> float:
+        return round(HEIGHT - BOTTOM - (y - y_low) / y_span * (HEIGHT - TOP - BOTTOM), 1)
+
+    x_ticks = [tick for tick in nice_ticks(x_low, max(xs)) if x_low <= tick <= max(xs)] or [x_low]
+    return Chart(
+        lines=[
+            Line(
+                name,
+                points=[(at_x(x), at_y(y)) for x, y in thinned[name]],
+                first=number(points[0][1], share),
+                last=number(points[-1][1], share),
+            )
+            for name, points in lines.items()
+        ],
+        x_ticks=[(at_x(tick), number(tick)) for tick in x_ticks],
+        y_ticks=[(at_y(tick), number(tick, share)) for tick in y_ticks],
+    )
+
+
+def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Round values at equal steps (1, 2 or 5 times a power of ten) that enclose low..high; at least two."""
+    if not high - low > 1e-9 * max(abs(low), abs(high)):  # equal within the twelve digits of a tick
+        pad = abs(low) * 0.1 or 1.0
+        low, high = low - pad, high + pad
+    raw = (high - low) / about
+    magnitude = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # Significant digits, not decimals: values may be as small as 1e-13.
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+
+
+def _thin(points: Series) -> list[tuple[float, float]]:
+    run = -(-len(points) // MAX_POINTS)
+    chunks = [points[i : i + run] for i in range(0, len(points), run)]
+    return [(sum(x for x, _ in chunk) / len(chunk), sum(y for _, y in chunk) / len(chunk)) for chunk in chunks]

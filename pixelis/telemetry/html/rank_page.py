@@ -1,0 +1,53 @@
+"""The page of a rank file: the singular values of each type of layer, and the rank that each layer got."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from pixelis.telemetry.html.render import render
+
+if TYPE_CHECKING:
+    from pixelis.policy.ranks import RankFile
+
+LAYER_INDEX = re.compile(r"\.layers\.(\d+)\.")
+
+
+def render_ranks(file: RankFile) -> str:
+    """The document as text."""
+    layers: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for layer in file.layer_metadata.values():
+        layers[layer["type"]].append(layer)
+    ranks: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for name, rank in file.layer_ranks.items():
+        index = LAYER_INDEX.search(f".{name}.")
+        ranks[name.rsplit(".", 1)[-1]].append((float(index[1]) if index else 0.0, float(rank)))
+    return render(
+        "ranks.html",
+        title="LoRA ranks",
+        file=file,
+        spectra={kind: _mean([_relative(layer) for layer in group]) for kind, group in layers.items()},
+        energies={kind: _mean([_energies(layer) for layer in group]) for kind, group in layers.items()},
+        ranks=dict(ranks),
+    )
+
+
+def _relative(layer: dict[str, Any]) -> list[float]:
+    return [value / layer["singular_values"][0] for value in layer["singular_values"]]
+
+
+def _energies(layer: dict[str, Any]) -> list[float]:
+    """Share of the energy that each rank retains."""
+    squares = (value * value for value in layer["singular_values"])
+    return [min(1.0, energy / layer["frobenius_norm"] ** 2) for energy in accumulate(squares)]
+
+
+def _mean(curves: list[list[float]]) -> list[tuple[float, float]]:
+    """The mean of curves of different lengths at each place, counted from 1."""
+    return [
+        (float(place), statistics.fmean(curve[place - 1] for curve in curves if len(curve) >= place))
+        for place in range(1, max(map(len, curves)) + 1)
+    ]

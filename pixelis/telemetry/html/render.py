@@ -1,0 +1,52 @@
+"""Renders the templates of this package with Jinja2.
+
+A page is one file without scripts and without network access. Values from models, datasets and users are hostile: Jinja2 escapes
+every value, and ``filters.clean`` removes invisible characters first. Templates never use ``safe``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from pixelis.telemetry.html import filters
+from pixelis.telemetry.html.charts import line_chart
+
+_environment = Environment(
+    loader=PackageLoader("pixelis.telemetry.html"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=filters.clean,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+for _filter in (
+    filters.text,
+    filters.transcript,
+    filters.as_json,
+    filters.fact,
+    filters.number,
+    filters.percent,
+    filters.points,
+    filters.thousands,
+    filters.data_url,
+):
+    _environment.filters[_filter.__name__] = _filter
+_environment.globals["line_chart"] = line_chart
+
+
+def render(template: str, **values: Any) -> str:
+    """The document of a template. Raises jinja2.UndefinedError when it uses a value that is missing."""
+    return _environment.get_template(template).render(values)
+
+
+def write_page(path: Path, document: str) -> Path:
+    """Write a document to a temporary file and rename it to ``path``; creates the folder. Returns ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(document.encode("utf-8", "replace"))
+    temporary.replace(path)
+    return path

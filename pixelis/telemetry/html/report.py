@@ -1,0 +1,170 @@
+"""The report of a run: one HTML file with results, learning curves and single episodes, for readers new to the project."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pixelis.telemetry.events import as_number, plain
+from pixelis.telemetry.html.charts import Series
+from pixelis.telemetry.html.details import mappings
+from pixelis.telemetry.html.episode import EpisodePage
+from pixelis.telemetry.html.render import render, write_page
+from pixelis.telemetry.progress import clock
+
+FILE = "report.html"
+STAGES = {"step/sft": "sft", "step/policy": "rft"}
+"""Kind of the events that are training steps -> their stage."""
+SHARES = {"accuracy": "", "rapr": "rate of pixel reasoning", "tool_error_rate": "tool error rate"}
+"""Metrics that are shares of episodes -> their name in words, where the metric's name needs one."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Accuracy of one arm with its interval, and how it used the operations; None where a value is unknown."""
+
+    name: str
+    accuracy: float | None
+    interval: tuple[float, float] | None
+    rapr: float | None
+    tool_error_rate: float | None
+    called: bool
+    questions: Any
+
+    @property
+    def bar(self) -> tuple[float, float, float]:
+        """Width of the bar, left end and width of the interval, in percent of the column."""
+        low, high = self.interval or (0.0, 0.0)
+        value, low, high = (100 * min(1.0, max(0.0, share)) for share in (self.accuracy or 0.0, low, high))
+        return value, low, high - low
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Curves of one chart. ``kind`` selects its heading and caption: shares, rewards, loss or other."""
+
+    kind: str
+    series: Mapping[str, Series]
+
+
+def write_report(
+    run_dir: str | Path,
+    summary: Mapping[str, Any],
+    curves: Sequence[Mapping[str, Any]],
+    episodes: Sequence[EpisodePage],
+    title: str | None = None,
+    file: str = FILE,
+) -> Path:
+    """Write `run_dir/report.html`, or ``file`` there, and return its path; see ``render_report`` for the arguments."""
+    folder = Path(run_dir)
+    return write_page(folder / file, render_report(summary, curves, episodes, title or folder.resolve().name))
+
+
+def render_report(
+    summary: Mapping[str, Any], curves: Sequence[Mapping[str, Any]], episodes: Sequence[EpisodePage], title: str = "run"
+) -> str:
+    """The document as text.
+
+    - `summary`: the content of `summary.json`: `arms`, `paired`, `seconds`, `versions`, `seed`, and where known `shift`
+      (`{"before": {...}, "after": {...}}`, each like an arm, and paired differences; other entries are shown as they are),
+      `served` (a reply), `hardware` (text or mapping) and `command`. The page leaves out what is absent.
+    - `curves`: one mapping per training step with `step`, `area/name` numbers and optionally `stage` (`sft`, `rft`), for example
+      the events of kind `step/sft` and `step/policy`. A value that is missing or not finite is a gap.
+    - `episodes`: shown in order with their pictures.
+    """
+    facts = plain(summary)
+    results = [_result(arm) for arm in mappings(facts.get("arms"))]
+    shift, seconds = facts.get("shift"), facts.get("seconds") or {}
+    return render(
+        "report.html",
+        title=title,
+        facts=facts,
+        results=results,
+        by_name={result.name: result for result in results if result.accuracy is not None},
+        differences=_differences(facts.get("paired")),
+        shift=_shift(shift) if isinstance(shift, dict) and "before" in shift and "after" in shift else None,
+        stages=_stages(curves),
+        episodes=episodes,
+        seconds={name: clock(took) for name, value in seconds.items() if (took := as_number(value)) is not None},
+    )
+
+
+def _result(arm: Mapping[str, Any], name: str | None = None) -> Result:
+    calls, rapr, errors = arm.get("operations"), as_number(arm.get("rapr")), as_number(arm.get("tool_error_rate"))
+    return Result(
+        name=str(arm.get("name", "")) if name is None else name,
+        accuracy=as_number(arm.get("accuracy")),
+        interval=_interval(arm.get("ci95")),
+        rapr=rapr,
+        tool_error_rate=errors,
+        called=bool(rapr or errors) if calls is None else calls != 0,
+        questions=arm.get("n", "–"),
+    )
+
+
+def _interval(value: Any) -> tuple[float, float] | None:
+    ends = [as_number(end) for end in value] if isinstance(value, list) else []
+    return (ends[0], ends[1]) if len(ends) == 2 and ends[0] is not None and ends[1] is not None else None
+
+
+def _differences(paired: Any) -> list[tuple[str, float | None, tuple[float, float] | None]]:
+    """Name, mean and interval of paired differences `{"rft_minus_sft": {"mean": ..., "ci95": [...]}}`."""
+    return [
+        (name.replace("_minus_", " minus "), as_number(difference.get("mean")), _interval(difference.get("ci95")))
+        for name, difference in (paired.items() if isinstance(paired, dict) else ())
+        if isinstance(difference, dict)
+    ]
+
+
+def _shift(shift: Mapping[str, Any]) -> dict[str, Any]:
+    """Results before and after adapting to changed pictures, their differences, and everything else that is known."""
+    arms = {name: shift[name] if isinstance(shift[name], dict) else {"accuracy": shift[name]} for name in ("before", "after")}
+    paired = {key: value for key, value in shift.items() if "_minus_" in key and isinstance(value, dict)}
+    return {
+        "results": [_result(arm, name) for name, arm in arms.items()],
+        "differences": _differences(paired),
+        "facts": {key: value for key, value in shift.items() if key not in (*arms, *paired)},
+    }
+
+
+def _stages(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Figure]]:
+    """Stage -> its figures, in order of appearance; stages without numbers are left out."""
+    stages: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    counts: dict[str, int] = {}
+    for row in curves:
+        stage = str(row.get("stage") or STAGES.get(str(row.get("kind")), ""))
+        counts[stage] = counts.get(stage, -1) + 1
+        step = as_number(row.get("step"))
+        for key, value in row.items():
+            if "/" in key and (y := as_number(value)) is not None:
+                series = stages.setdefault(stage, {})
+                series.setdefault(key, []).append((float(counts[stage]) if step is None else step, y))
+    return {stage: _figures(series) for stage, series in stages.items()}
+
+
+def _figures(series: Mapping[str, Series]) -> list[Figure]:
+    """The important curves together, then one figure for each other curve."""
+    shares = {key: points for key, points in series.items() if _name(key) in SHARES and not key.startswith("reward/")}
+    if not any(_name(key) == "accuracy" for key in shares) and "reward/accuracy" in series:
+        shares = {"reward/accuracy": series["reward/accuracy"], **shares}
+    rewards = {key: points for key, points in series.items() if key.startswith("reward/")}
+    # A policy-gradient loss says nothing about quality, so the loss is important only where nothing else is known.
+    losses = {key: points for key, points in series.items() if _name(key) == "loss"} if not shares and not rewards else {}
+    important = {"shares": shares, "rewards": rewards, "loss": losses}
+    others = [{key: points} for key, points in series.items() if key not in {*shares, *rewards, *losses}]
+    return [
+        Figure(kind, {_label(key): points for key, points in group.items()})
+        for kind, group in [*important.items(), *(("other", other) for other in others)]
+        if group
+    ]
+
+
+def _name(key: str) -> str:
+    return key.rsplit("/", 1)[-1]
+
+
+def _label(key: str) -> str:
+    words = SHARES.get(_name(key))
+    return f"{words} ({key})" if words else key
