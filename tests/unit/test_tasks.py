@@ -303,7 +303,12 @@ def test_a_colour_that_nobody_annotated_is_that_of_the_pixels(folder):
 
     for seed in range(4):
         sample = Sample(
-            with_notes(question, regions=regions), np.random.default_rng(seed), STUDIO, "full", "detail_perception", ""
+            with_notes(question, regions=regions),
+            np.random.default_rng(seed),
+            STUDIO,
+            "full",
+            "detail_perception",
+            "detail_colour",
         )
         made = detail_colour(sample)
         answer = made.answers[0] if made.scorer == "exact" else made.meta["options"]["ABCD".index(made.answers[0])]
@@ -343,8 +348,8 @@ def test_things_of_a_crowd_are_told_by_their_place(folder):
     assert list(sample.names.values()) == [f"the man in the {grounding.place(regions[0].box)}"]
 
 
-def sample_of(question: Question, task: str, seed: int = 0) -> Sample:
-    return Sample(question, np.random.default_rng(seed), STUDIO, "full", task, "")
+def sample_of(question: Question, task: str, form: str = "") -> Sample:
+    return Sample(question, np.random.default_rng(0), STUDIO, "full", task, form)
 
 
 def test_cups_of_captions_are_counted_together(folder):
@@ -392,9 +397,9 @@ def test_a_track_that_goes_on_is_asked_about_up_to_a_frame(folder, monkeypatch):
     )
     (whole,) = video._courses(sample_of(question, ""))
     assert not whole.cut
-    assert "Follow" not in video._ask(sample_of(question, ""), video.ENDS, whole, what=whole.what)
+    assert "Follow" not in video._ask(sample_of(question, "spatio_temporal_tracking", form="ends"), whole, what=whole.what)
     monkeypatch.setattr(video, "LONGEST", 12)
     (part,) = video._courses(sample_of(question, ""))
-    asked = video._ask(sample_of(question, ""), video.ENDS, part, what=part.what)
+    asked = video._ask(sample_of(question, "spatio_temporal_tracking", form="ends"), part, what=part.what)
     assert part.frames[-1] < whole.frames[-1]
     assert asked.endswith(f" Follow {part.what} from frame {part.frames[0]} to frame {part.frames[-1]} only.")

@@ -16,6 +16,7 @@ import numpy as np
 from pixelis.config import RewardsConfig
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.executor import Session
+from pixelis.datasets.synthesis.phrases import mistakes
 from pixelis.datasets.synthesis.places import from_root, moved, near_miss, other_frames, oversized, place_of, root_of
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.operations.geometry import WHOLE
@@ -28,55 +29,6 @@ MOST_IOU = 0.3
 
 SELDOM = 0.6
 """Share of samples in which a refused call is the last resort."""
-
-TRY = (
-    "Let me look here.",
-    "It should be about here.",
-    "I start with this place.",
-    "This looks like the right spot.",
-    "I examine this part first.",
-)
-"""Thoughts of a mistaken turn."""
-
-NOTICED: dict[str, tuple[str, ...]] = {
-    "recrop": (
-        "This crop misses what I am looking for, which is just outside it. I will move the box.",
-        "That is the wrong place: the part I need is not in this view. I will crop again.",
-        "Not here. What the question asks about is next to this region.",
-        "I missed it. The box has to go elsewhere.",
-    ),
-    "recrop_again": (
-        "Still not right, but closer. I will correct the box once more.",
-        "The second crop misses it too. I will look at the whole picture again and place a new box.",
-        "This one misses it as well. One more correction.",
-    ),
-    "oversized": (
-        "This view is too wide; the part I need is still tiny. I will go closer.",
-        "There is too much in this crop to tell. A tighter box will show it.",
-        "I did not zoom in far enough to see the details. Closer.",
-    ),
-    "frames": (
-        "These frames do not show the moment in question. I will choose others.",
-        "That is the wrong part of the clip. I will look at another time.",
-        "What I need does not happen in these frames, so I will select others.",
-    ),
-    "object": (
-        "This is {label}, not what the question asks about. I will pick the right one.",
-        "Wrong object: that is {label}. The one in question is elsewhere.",
-        "I picked {label} by mistake, so this result does not count.",
-    ),
-    "thing": (
-        "That is not the object in question. I will pick the right one.",
-        "Wrong object: this result does not count. The one in question is elsewhere.",
-        "I pointed next to the object. I will point at it again.",
-    ),
-    "refused": (
-        "The call was rejected: {reason}. I will correct it.",
-        "That did not work ({reason}). I will fix the call.",
-        "An error: {reason}. I will try again with valid arguments.",
-    ),
-}
-"""What the turn after a mistake begins with, by what was wrong."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +83,14 @@ def _corrected(
     notice = ""
     for distractor in WAYS[way](golden, session, here, rng, most_iou):
         _check_differs(distractor, here, session, most_iou)
-        think = _said(TRY, rng) if not notice else f"{notice} {_said(TRY, rng)}"
+        think = " ".join(filter(None, (notice, mistakes().attempts.pick(rng))))
         observation = session.call(
             think, distractor.op, distractor.target, learn=False, allow_error=distractor.refused, **distractor.arguments
         )
         if distractor.refused != (observation.status == "error"):
             raise DataFailure(f"{golden.id}: the distracting call went otherwise than meant", code="no_distractor")
         reason = (observation.text or observation.code or "").rstrip(".")
-        notice = _said(NOTICED[distractor.notice], rng).format(label=distractor.label, reason=reason)
+        notice = mistakes().notices[distractor.notice].pick(rng, label=distractor.label, reason=reason)
         injected.append(
             {
                 "turn": len(session.steps) - 1,
@@ -310,7 +262,3 @@ WAYS: dict[str, Callable[[Demonstration, Session, Step, np.random.Generator, flo
     "repaired_call": _repaired_call,
 }
 """Kinds of self-correction by name."""
-
-
-def _said(texts: Sequence[str], rng: np.random.Generator) -> str:
-    return texts[int(rng.integers(len(texts)))]

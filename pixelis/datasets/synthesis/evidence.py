@@ -151,7 +151,7 @@ SIDES = (
 
 MEASURED = (
     (
-        r"large|small|area|bigger|cover|size|fit into|part of|per cent|share|takes? up",
+        r"large|small|area|bigger|cover|size|fit into|part of|per ?cent|share|fill|takes? up",
         "size.area_pixels size.percent",
     ),
     (r"wide|width|left to right", "size.bbox_width"),

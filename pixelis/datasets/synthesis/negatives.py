@@ -17,61 +17,12 @@ from pixelis.config import RewardsConfig
 from pixelis.datasets.synthesis.checking import is_right, is_wrong, wrong_answer
 from pixelis.datasets.synthesis.evidence import Look, conclude, looks
 from pixelis.datasets.synthesis.executor import Session, renamed
+from pixelis.datasets.synthesis.phrases import mistakes
 from pixelis.datasets.synthesis.places import from_root, moved, near_miss, other_frames, place_of, root_of, same_place
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Box, Demonstration, Line, Provenance, Question, Region, SampleKind, Step
 from pixelis.rewards.scorers import box_iou, canonical, case_of, letter, number
 
-SEES = (
-    "This settles it: {answer}.",
-    "I can see it now, the answer is {answer}.",
-    "This is what the question asks for, so it is {answer}.",
-    "From what I found the answer is {answer}.",
-    "That is clear enough: {answer}.",
-    "Looking at this, it must be {answer}.",
-)
-"""The last thought of a perceptual trap: the conclusion follows from what was looked at."""
-
-FALLACIES: dict[str, tuple[str, ...]] = {
-    "count": (
-        "It is easy to miss one or count one twice, so the number is more likely {answer}.",
-        "What I marked may hide one more or include one too many, which gives {answer}.",
-        "The last one should be judged differently from the others, so I arrive at {answer}.",
-        "Adding up what I marked gives {answer}.",
-    ),
-    "number": (
-        "The picture shows only part of the scene, so the measured value has to be scaled to {answer}.",
-        "Measurements like this are usually off; the real value will be {answer}.",
-        "Taking the other side as the reference, that makes {answer}.",
-    ),
-    "choice": (
-        "The first impression is usually the wrong one, so the answer is {answer}.",
-        "The one I examined last has to be the one asked for: {answer}.",
-        "Since the values are close, the order could be reversed, so the answer is {answer}.",
-        "Both fit, and when two fit the second one counts: {answer}.",
-    ),
-    "yes or no": (
-        "Nothing I found rules it out entirely, so {answer}.",
-        "One look is not enough to say otherwise: {answer}.",
-        "What I found applies only to this picture; in general the answer is {answer}.",
-        "It depends on how you look at it, so the answer is {answer}.",
-    ),
-    "text": (
-        "Writing like this is often misprinted, so it was meant to be {answer}.",
-        "The first word determines the rest, so it reads {answer}.",
-        "The text beside it belongs to it too, which gives {answer}.",
-    ),
-    "other": (
-        "That is how it usually is, so the answer is {answer}.",
-        "If it were what it looks like, nobody would ask, so it is {answer}.",
-        "What I found only rules out the obvious, which leaves {answer}.",
-        "It is next to something else, so it must be {answer}.",
-    ),
-}
-"""Last thoughts of a logical trap by the kind of answer: what was observed is right, what is made of it does not follow."""
-
-MORE = ("And there is another one beside it.", "One more of them stands here.", "This one belongs to them as well.")
-GO_ON = ("Next.", "I go on with what I found.", "Now the next step.", "With this I can go on.")
 LOOKS = 5
 """Other places that are tried for a perceptual trap."""
 MOST_IOU = 0.1
@@ -111,7 +62,7 @@ def trap_logical(
     """The observations are right, the last thought does not follow from them and leads to a wrong answer."""
     answer, origin = wrong_answer(golden, str(golden.final), rng, rewards)
     fallacy = _fallacy(golden, origin)
-    think = _said(FALLACIES[fallacy], rng, answer)
+    think = mistakes().fallacies[fallacy].pick(rng, answer=answer.rstrip("."))
     turns = [*golden.turns[:-1], golden.turns[-1].model_copy(update={"answer": answer, "think": think})]
     injected = {"fallacy": fallacy, "answer": answer, "truth": golden.final, "origin": origin}
     return _changed(golden, turns, "trap_logical", injected)
@@ -161,7 +112,7 @@ def trap_perceptual(
             continue
         answer, by = found
         turns = _restated(other.steps, int(injected["turn"]), rng)
-        turns.append(Step(think=_said(SEES, rng, answer), answer=answer))
+        turns.append(Step(think=mistakes().misperceptions.pick(rng, answer=answer.rstrip(".")), answer=answer))
         injected |= {"answer": answer, "truth": golden.final, "by": by}
         return _changed(golden, turns, "trap_perceptual", injected)
     code = max(set(causes), key=causes.count) if causes else "no_place"
@@ -309,7 +260,7 @@ def _counted(
         if executed is last.step:
             target = renamed(str(executed.target), names)
             arguments = moved(executed.arguments, from_root(session.images, target, other.box))
-            session.call(_said(MORE, rng, ""), "segment_object_at", target, **arguments)
+            session.call(mistakes().recounts.pick(rng), "segment_object_at", target, **arguments)
             begun = place + 1
     injected = {"turn": begun, "way": "counted", "looked_at": other.label, "place": list(other.box)}
     return session, injected, 1
@@ -335,13 +286,9 @@ def _restated(steps: Sequence[Step], since: int, rng: np.random.Generator) -> li
         return place > since and any(sign.isdigit() for sign in step.think or "")
 
     return [
-        step.model_copy(update={"think": _said(GO_ON, rng, "")}) if quotes(place, step) else step
+        step.model_copy(update={"think": mistakes().continuations.pick(rng)}) if quotes(place, step) else step
         for place, step in enumerate(steps)
     ]
-
-
-def _said(texts: Sequence[str], rng: np.random.Generator, answer: str) -> str:
-    return texts[int(rng.integers(len(texts)))].format(answer=answer.rstrip(".") if answer else "")
 
 
 def _changed(golden: Demonstration, turns: list[Step], kind: SampleKind, injected: dict[str, Any]) -> Demonstration:

@@ -10,7 +10,8 @@ import numpy as np
 
 from pixelis.datasets.synthesis import grounding
 from pixelis.datasets.synthesis.executor import Executor, Session, sample_name
-from pixelis.datasets.synthesis.thought_templates import Style, Writer
+from pixelis.datasets.synthesis.narrator import Narrator, Style, capitalised
+from pixelis.datasets.synthesis.phrases import choose, questions
 from pixelis.errors import DataFailure
 from pixelis.operations import colours, geometry, masks
 from pixelis.operations.segment_object_at import percent
@@ -40,7 +41,8 @@ class Sample:
     def __init__(self, question: Question, rng: np.random.Generator, executor: Executor, style: Style, task: str, form: str):
         self.question, self.rng, self.executor, self.task, self.form = question, rng, executor, task, form
         self.notes = question.annotations or Annotations()
-        self.writer = Writer(rng, style)
+        self.narrator = Narrator(rng, style)
+        self.topic, self.slots = "", dict[str, object]()
         self.grid = 0.001 if style == "full" else 0.02
         self.level: Level | None = question.meta.get("level")
 
@@ -48,6 +50,12 @@ class Sample:
     def session(self) -> Session:
         """Opened when the first operation is called: choosing what to ask decodes nothing."""
         return self.executor.open(self.question)
+
+    def ask(self, form: str = "", /, **slots: object) -> str:
+        """A question of this form, or of another ``form`` of the task; sets the topic of the thoughts."""
+        self.phrases = questions()[self.task][form or self.form]
+        self.slots, self.topic = slots, self.phrases.topic.format(**slots)
+        return capitalised(choose(self.phrases.questions, self.rng).format(**slots)) if self.phrases.questions else ""
 
     # Choosing
 
@@ -101,9 +109,13 @@ class Sample:
 
     # Executing
 
-    def think(self, aim: str, what: str, topic: str = "", where: str = "", **slots: object) -> str:
-        """The thought before the next operation; ``topic`` frames the question, in the first thought only."""
-        return self.writer.think(aim, what, topic if not self.session.steps else "", where, **slots)
+    def think(self, aim: str, what: str, *, where: str = "", **slots: object) -> str:
+        """The thought before the next operation; the first thought frames the question."""
+        return self.narrator.think(aim, what, self.topic if not self.session.steps else "", where, **slots)
+
+    def conclude(self, case: str = "default", **results: object) -> str | None:
+        """The thought before the answer, from the conclusion that the form has for this case; None in the terse style."""
+        return self.narrator.conclude(self.phrases.conclusions[case].format(**self.slots, **results))
 
     def zoom(self, box: Box, think: str, target: str, about: Box) -> tuple[str, float]:
         """Zoom to a box of ``target``; ``about``, 0..1 of the whole picture, must then be in view whole.
@@ -135,7 +147,7 @@ class Sample:
         else:
             self.agree(box_iou(result["box"], region.box) >= ALIKE_BOX, "outline_differs")
         share = percent(result["area"] / (picture.shape[0] * picture.shape[1]))
-        self.writer.saw("outlined", what=self.called(region), share=share, id=result["id"])
+        self.narrator.remark("outlined", what=self.called(region), share=share, id=result["id"])
         return result
 
     def called(self, region: Region) -> str:
@@ -204,10 +216,6 @@ class Sample:
                 source=source, original_id=original, method=f"{self.task}/{self.form}", version=VERSION, writer="template"
             ),
         )
-
-    def ask(self, templates: Sequence[str], **slots: object) -> str:
-        """A question from a template."""
-        return self.writer.pick(list(templates), **slots)
 
 
 Form = Callable[[Sample], Demonstration]

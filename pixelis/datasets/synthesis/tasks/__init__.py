@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pixelis.datasets.synthesis.executor import Executor
+from pixelis.datasets.synthesis.narrator import Style
 from pixelis.datasets.synthesis.sample import Form, Sample
 from pixelis.datasets.synthesis.tasks import details, relations, text, video
-from pixelis.datasets.synthesis.thought_templates import Style
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration, Question
 

@@ -18,95 +18,28 @@ AIM = 0.008
 HARD = 0.25
 """Share of samples without a level that zoom twice."""
 
-DIGITS = (
-    "Which digit is in the {color} frame?",
-    "What digit is in the {color} frame?",
-    "Read the digit in the {color} frame",
-    "Which number is in the {color} frame?",
-    "What is written in the {color} frame?",
-    "Which digit is on the {color} card?",
-)
-LARGER = (
-    "Which digit is larger: {a} or {b}?",
-    "Which is larger, the {a} digit or the {b} digit?",
-    "Look at the {a} and {b} digits: which is larger?",
-    "What is the larger digit, {a} or {b}?",
-    "Read the {a} and {b} cards: which digit is larger?",
-)
-WHAT = (
-    "What is in the {where} of the picture?",
-    "What can you see in the {where}?",
-    "Name the object in the {where} of the image.",
-    "Which object is in the {where} of the picture?",
-    "Look at the {where}: what is there?",
-    "What kind of thing is in the {where}?",
-)
-COLOUR = (
-    "What colour is {what}?",
-    "Which colour is {what}?",
-    "Tell me the colour of {what}.",
-    "Name the colour of {what}.",
-    "What is the colour of {what}?",
-    "What colour does {what} appear to be?",
-)
-IS_COLOUR = (
-    "Is {what} {value}?",
-    "Is the colour of {what} {value}?",
-    "Would you call {what} {value}?",
-    "Does {what} appear {value}?",
-    "Is it true that {what} is {value}?",
-)
-QUADRANT = (
-    "In which quarter of the picture is the centre of {what}?",
-    "Which quarter of the image holds the centre of {what}?",
-    "Where is {what}: upper left, upper right, lower left or lower right?",
-    "In what quarter does the centre of {what} lie?",
-    "Name the quarter of the picture that contains the centre of {what}.",
-)
-FORMAT = (
-    "Is {what} wider than it is tall?",
-    "Does {what} extend farther sideways than vertically?",
-    "Is the width of {what} greater than its height?",
-    "Compare the width and the height of {what}: is it wider?",
-    "Is {what} broader than it is tall?",
-)
-SHARE = (
-    "About what percentage of the picture does {what} cover?",
-    "What percentage of the image does {what} take up?",
-    "How much of the picture does {what} fill, as a percentage?",
-    "Estimate the percentage of the image that {what} covers.",
-    "As a percentage, how much of the picture belongs to {what}?",
-)
-CORNERS = (
-    "How many corners does {what} have?",
-    "Count the corners of {what}.",
-    "What is the number of corners of {what}?",
-    "Tell me how many corners {what} has.",
-    "{What}: how many corners?",
-)
-
 
 # Details
 
 
-def _approach(sample: Sample, region: Region, what: str, topic: str, last: bool = True, twice: bool | None = None) -> None:
+def _approach(sample: Sample, region: Region, what: str, last: bool = True, twice: bool | None = None) -> None:
     """Zoom to a thing, where ``twice`` in two steps, the first of which is too wide."""
     target, side = region.media, max(region.box[2] - region.box[0], region.box[3] - region.box[1])
     where = "" if " in the " in what else sample.somewhere(region)
     near = _view(sample, region.box, NEAR * side, AIM)
     if sample.chance(HARD) and WIDE * side < 1 if twice is None else twice:
         wide = _view(sample, region.box, WIDE * side, 0.25 * side)
-        target, share = sample.zoom(wide, sample.think("zoom", what, topic, where), target, region.box)
+        target, share = sample.zoom(wide, sample.think("zoom", what, where=where), target, region.box)
         sample.agree(share < FILLS, "not_shown")
-        sample.writer.saw("small", what=what)
+        sample.narrator.remark("small", what=what)
         near = grounding.outward(sample.within(target, near), sample.grid)
         think = sample.think("again", what)
     else:
-        think = sample.think("zoom", what, topic, where)
+        think = sample.think("zoom", what, where=where)
     _, share = sample.zoom(near, think, target, region.box)
     sample.agree(share >= FILLS, "not_shown")
     if last:
-        sample.writer.saw("clear", what=what)
+        sample.narrator.remark("clear", what=what)
 
 
 def _view(sample: Sample, box: Box, side: float, spread: float) -> Box:
@@ -130,11 +63,11 @@ def digit(sample: Sample) -> Demonstration:
     sample.need(sample.level != "hard" or not several or sample.chance(0.5))
     region = sample.pick(_digits(sample))
     colour, value = grounding.colour_of(region), str(region.attributes["digit"])
-    what, question = f"the {colour} frame", sample.ask(DIGITS, color=colour)
+    what, question = f"the {colour} frame", sample.ask(colour=colour)
     if sample.level != "simple":
         twice = None if sample.level is None else sample.level == "hard"
-        _approach(sample, region, what, f"the digit in {what}", twice=twice)
-    return sample.done(question, value, sample.writer.conclude(f"the digit is a {value}"))
+        _approach(sample, region, what, twice=twice)
+    return sample.done(question, value, sample.conclude(value=value))
 
 
 def larger_digit(sample: Sample) -> Demonstration:
@@ -144,13 +77,13 @@ def larger_digit(sample: Sample) -> Demonstration:
     pair = sample.pick([two for two in pairs if two[0].attributes["digit"] != two[1].attributes["digit"]])
     values = [int(str(region.attributes["digit"])) for region in pair]
     a, b = (str(grounding.colour_of(region)) for region in pair)
-    question = sample.ask(LARGER, a=a, b=b)
+    question = sample.ask(a=a, b=b)
     for region, colour, value in zip(pair, (a, b), values, strict=True):
         what = f"the {colour} frame"
-        _approach(sample, region, what, f"the digits in the {a} and the {b} frame", last=False, twice=False)
-        sample.writer.saw("measured", what=what, quality="digit", value=value)
+        _approach(sample, region, what, last=False, twice=False)
+        sample.narrator.remark("measured", what=what, quality="digit", value=value)
     best = str(max(values))
-    return sample.done(question, best, sample.writer.conclude(f"{best} is the larger of the two"))
+    return sample.done(question, best, sample.conclude(best=best))
 
 
 def _small(sample: Sample, regions: list[Region]) -> list[Region]:
@@ -165,10 +98,10 @@ def what_is_there(sample: Sample) -> Demonstration:
     unsaid = sample.partial | grounding.NAMELESS
     region = sample.pick([r for r in _small(sample, alone) if r.label not in unsaid])
     where = grounding.place(region.box)
-    question, what = sample.ask(WHAT, where=where), f"the thing in the {where}"
+    question, what = sample.ask(where=where), f"the thing in the {where}"
     wrong = _wrong_labels(sample, region)
-    _approach(sample, region, what, f"what is in the {where}")
-    think = sample.writer.conclude(f"it is {grounding.article(grounding.noun(region.label))}")
+    _approach(sample, region, what)
+    think = sample.conclude(thing=grounding.article(grounding.noun(region.label)))
     return sample.done(question, region.label, think, wrong=wrong if sample.chance(0.4) else ())
 
 
@@ -188,10 +121,10 @@ def detail_colour(sample: Sample) -> Demonstration:
     sample.need(not _digits(sample))
     region, value = _coloured(sample, _small(sample, sample.named))
     what = sample.names[region.id]
-    question = sample.ask(COLOUR, what=what)
-    _approach(sample, region, what, f"the colour of {what}")
+    question = sample.ask(what=what)
+    _approach(sample, region, what)
     others = _wrong_colours(sample, value) if sample.chance(0.3) else ()
-    return sample.done(question, value, sample.writer.conclude(f"{what} is {value}"), wrong=others)
+    return sample.done(question, value, sample.conclude(value=value), wrong=others)
 
 
 def _coloured(sample: Sample, regions: list[Region]) -> tuple[Region, str]:
@@ -220,17 +153,17 @@ def colour(sample: Sample) -> Demonstration:
     right = sample.chance(0.5)
     claimed = value if right else _wrong_colours(sample, value)[0]
     asked = sample.chance(0.35)
-    question = sample.ask(IS_COLOUR, what=what, value=claimed) if asked else sample.ask(COLOUR, what=what)
-    found = sample.outline(region, sample.think("segment", what, f"the colour of {what}", sample.somewhere(region)))
+    question = sample.ask("is_colour", what=what, claimed=claimed) if asked else sample.ask(what=what)
+    found = sample.outline(region, sample.think("segment", what, where=sample.somewhere(region)))
     name = str(sample.measure(found, region, ["color"], "colour")["color.name"])
     sample.agree(name == grounding.SAME_COLOUR.get(value, value), "measure_differs")
-    sample.writer.saw("measured", what=what, quality="colour", value=name)
+    sample.narrator.remark("measured", what=what, quality="colour", value=name)
     if asked:
-        fact = f"{what} is {value}" if right else f"{what} is {value}, not {claimed}"
-        return sample.done(question, "yes" if right else "no", sample.writer.conclude(fact))
+        answer = "yes" if right else "no"
+        return sample.done(question, answer, sample.conclude(answer, value=value))
     also = [name] if name != value else []
     wrong = _wrong_colours(sample, value) if sample.chance(0.3) else ()
-    think = sample.writer.conclude(f"{what} is {value}" if name == value else f"this {name} is what is called {value}")
+    think = sample.conclude("default" if name == value else "renamed", value=value, measured=name)
     return sample.done(question, value, think, also=also, wrong=wrong)
 
 
@@ -238,14 +171,14 @@ def quadrant(sample: Sample) -> Demonstration:
     """The quarter of the picture that a thing's middle is in."""
     region = sample.pick([r for r in sample.named if _quarter(r)])
     what, value = sample.names[region.id], str(_quarter(region))
-    question = sample.ask(QUADRANT, what=what)
-    found = sample.outline(region, sample.think("segment", what, f"where {what} is"))
+    question = sample.ask(what=what)
+    found = sample.outline(region, sample.think("segment", what))
     measured = sample.measure(found, region, ["position"], "position")
     sample.agree(measured["position.quadrant"] == value, "measure_differs")
     x, y = measured["position.normalised"]
-    sample.writer.saw("placed", what=what, x=x, y=y)
+    sample.narrator.remark("placed", what=what, x=x, y=y)
     others = [name for name in ("upper left", "upper right", "lower left", "lower right") if name != value]
-    think = sample.writer.conclude(f"{what} is in the {value} quarter")
+    think = sample.conclude(value=value)
     return sample.done(question, value, think, wrong=others if sample.chance(0.4) else ())
 
 
@@ -258,34 +191,34 @@ def _quarter(region: Region) -> str | None:
 def wider(sample: Sample) -> Demonstration:
     """Whether a thing is wider than high, in pixels."""
     region = sample.pick(sample.named)
-    what, question = sample.names[region.id], sample.ask(FORMAT, what=sample.names[region.id])
+    what, question = sample.names[region.id], sample.ask(what=sample.names[region.id])
     height, width = sample.session.media[region.media].shape[:2]  # type: ignore[union-attr]
     ratio = (region.box[2] - region.box[0]) * width / ((region.box[3] - region.box[1]) * height)
     sample.need(not 0.85 < ratio < 1.18)
-    found = sample.outline(region, sample.think("segment", what, f"the proportions of {what}"))
+    found = sample.outline(region, sample.think("segment", what))
     measured = sample.measure(found, region, ["size"], "size")
     w, h = measured["size.bbox_width"], measured["size.bbox_height"]
     sample.agree((w > h) == (ratio > 1), "measure_differs")
-    sample.writer.saw("measured", what=what, quality="extent", value=f"{w} by {h} pixels")
-    fact = f"{what} is {'wider than high' if ratio > 1 else 'higher than wide'}"
-    return sample.done(question, "yes" if ratio > 1 else "no", sample.writer.conclude(fact))
+    sample.narrator.remark("measured", what=what, quality="extent", value=f"{w} by {h} pixels")
+    answer = "yes" if ratio > 1 else "no"
+    return sample.done(question, answer, sample.conclude(answer))
 
 
 def share(sample: Sample) -> Demonstration:
     """How much of the picture a thing covers, in per cent."""
     region = sample.pick([r for r in sample.named if r.mask is not None or r.outline])
-    what, question = sample.names[region.id], sample.ask(SHARE, what=sample.names[region.id])
+    what, question = sample.names[region.id], sample.ask(what=sample.names[region.id])
     truth = grounding.outline(region, *sample.session.media[region.media].shape[:2])  # type: ignore[union-attr]
     # Outlines that are found are seldom as exact as this takes: asked less often.
     sample.need(truth is not None and truth.mean() > 0.005 and sample.chance(0.3))
     assert truth is not None
-    found = sample.outline(region, sample.think("segment", what, f"how much of the picture {what} covers"))
+    found = sample.outline(region, sample.think("segment", what))
     value = 100 * sample.measure(found, region, ["size"], "relative size")["size.relative_size"]
     exact = 100 * float(truth.mean())
     sample.agree(abs(value - exact) <= 0.045 * exact, "measure_differs")
-    sample.writer.saw("measured", what=what, quality="relative size", value=f"{value:.2f} %")
-    answer, think = f"{value:.2f}", sample.writer.conclude(f"it is about {value:.2f} per cent")
-    return sample.done(question, answer, think, scorer="numeric_band", truth=f"{exact:.4g}")
+    sample.narrator.remark("measured", what=what, quality="relative size", value=f"{value:.2f} %")
+    answer = f"{value:.2f}"
+    return sample.done(question, answer, sample.conclude(value=answer), scorer="numeric_band", truth=f"{exact:.4g}")
 
 
 def corners(sample: Sample) -> Demonstration:
@@ -296,12 +229,12 @@ def corners(sample: Sample) -> Demonstration:
     sample.need(len(same) == 1)
     what, value = f"the {grounding.colour_of(region)} shape", counts[region.label]
     sample.names[region.id] = what
-    question = sample.ask(CORNERS, what=what)
-    found = sample.outline(region, sample.think("segment", what, f"the corners of {what}", sample.somewhere(region)))
+    question = sample.ask(what=what)
+    found = sample.outline(region, sample.think("segment", what, where=sample.somewhere(region)))
     measured = sample.measure(found, region, ["shape"], "shape")
     sample.agree(measured["shape.corners"] == value, "measure_differs")
-    sample.writer.saw("measured", what=what, quality="number of corners", value=value)
-    return sample.done(question, str(value), sample.writer.conclude(f"{what} has {value} corners"), scorer="count")
+    sample.narrator.remark("measured", what=what, quality="number of corners", value=value)
+    return sample.done(question, str(value), sample.conclude(value=value), scorer="count")
 
 
 DETAILS: dict[str, Form] = {

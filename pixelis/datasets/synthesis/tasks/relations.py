@@ -24,99 +24,6 @@ MOST = 8
 APART = 0.06
 """How much farther along one side of the picture a thing must be to lie beside another."""
 
-LARGER = (
-    "Which is larger, {a} or {b}?",
-    "Which one covers more of the picture: {a} or {b}?",
-    "Compare the areas of {a} and {b}: which is larger?",
-    "Does {a} or {b} take up more of the image?",
-    "Of {a} and {b}, which has the larger area?",
-    "Between {a} and {b}, which one is bigger in the picture?",
-)
-SMALLER = (
-    "Which is smaller, {a} or {b}?",
-    "Which one covers less of the picture: {a} or {b}?",
-    "Compare the areas of {a} and {b}: which is smaller?",
-    "Does {a} or {b} take up less of the image?",
-    "Of {a} and {b}, which has the smaller area?",
-)
-WIDER = (
-    "Which is wider, {a} or {b}?",
-    "Which extends farther from left to right: {a} or {b}?",
-    "Compare the widths of {a} and {b}: which is wider?",
-    "Of {a} and {b}, which has the greater width?",
-    "Is {a} or {b} wider?",
-)
-TALLER = (
-    "Which is taller, {a} or {b}?",
-    "Which extends farther from top to bottom: {a} or {b}?",
-    "Compare the heights of {a} and {b}: which is taller?",
-    "Of {a} and {b}, which has the greater height?",
-    "Which is higher, {a} or {b}?",
-)
-ROUNDER = (
-    "Which is rounder, {a} or {b}?",
-    "Which outline is closer to a circle: that of {a} or that of {b}?",
-    "Compare the shapes of {a} and {b}: which is more circular?",
-    "Of {a} and {b}, which has the rounder outline?",
-    "Which is closer to a circle, {a} or {b}?",
-)
-IS_LARGER = (
-    "Is {a} larger than {b}?",
-    "Does {a} cover more of the picture than {b}?",
-    "Is the area of {a} greater than that of {b}?",
-    "Would you say that {a} is bigger than {b} in this image?",
-    "Does {a} take up more of the picture than {b}? Answer yes or no.",
-)
-RATIO = (
-    "How many times larger is the area of {a} than that of {b}?",
-    "By what factor does {a} cover more of the picture than {b}?",
-    "What is the ratio of the area of {a} to the area of {b}?",
-    "Divide the area of {a} by that of {b}: what do you get?",
-    "By area, how many times would {b} fit into {a}?",
-)
-COUNT = (
-    "How many {things} are there in the picture?",
-    "Count the {things}.",
-    "What is the number of {things} in the image?",
-    "How many {things} can you find?",
-    "Tell me how many {things} the picture shows.",
-    "How many {things} do you see?",
-)
-AT_LEAST = (
-    "Are there more than {number} {things} in the picture?",
-    "Does the image show more than {number} {things}?",
-    "Can you find more than {number} {things}?",
-    "Is the number of {things} greater than {number}?",
-    "More than {number} {things}: yes or no?",
-)
-WHERE = (
-    "Where is {a} in relation to {b}?",
-    "Seen from {b}, where is {a}?",
-    "On which side of {b} does {a} lie?",
-    "How does {a} lie to {b}: left of it, right of it, above or below?",
-    "In which direction from {b} do you find {a}?",
-)
-IS_THERE = (
-    "Is {a} {relation} {b}?",
-    "Does {a} lie {relation} {b}?",
-    "Would you find {a} {relation} {b}?",
-    "Is it right that {a} is {relation} {b}?",
-    "{A} is {relation} {b}: yes or no?",
-)
-NEARER = (
-    "Which is closer to {c}, {a} or {b}?",
-    "Is {a} or {b} nearer to {c}?",
-    "Of {a} and {b}, which lies closer to {c}?",
-    "What is the distance telling: is {a} or {b} nearer to {c}?",
-    "Which one is at the smaller distance from {c}: {a} or {b}?",
-)
-PREDICATE = (
-    "What is the relation of {a} to {b}?",
-    "How is {a} related to {b} in the picture?",
-    "{A} and {b}: what is the relation?",
-    "What does {a} have to do with {b}?",
-    "Describe in a word or two how {a} stands to {b}.",
-)
 RELATION = {
     "left": ("to the left of", "to the right of"),
     "right": ("to the right of", "to the left of"),
@@ -164,31 +71,31 @@ def _clear_ratio(a: float, b: float) -> bool:
 
 def _measured(sample: Sample, pair: Sequence[Region], name: str, quality: str, unit: str) -> list[float]:
     """Segment and measure one thing after the other; the measured values."""
-    values, topic = [], f"the {quality} of {' and '.join(sample.names[region.id] for region in pair)}"
+    values = []
     for region in pair:
         what = sample.names[region.id]
-        found = sample.outline(region, sample.think("segment", what, topic, sample.somewhere(region)))
+        found = sample.outline(region, sample.think("segment", what, where=sample.somewhere(region)))
         value = sample.measure(found, region, [name.partition(".")[0]], quality)[name]
         shown = f"{value:.2f}" if isinstance(value, float) else f"{value}"
-        sample.writer.saw("measured", what=what, quality=quality, value=f"{shown} {unit}".strip())
+        sample.narrator.remark("measured", what=what, quality=quality, value=f"{shown} {unit}".strip())
         values.append(float(value))
     return values
 
 
-def _compared(name: str, quality: str, unit: str, templates: Sequence[str], word: str, most: bool = True) -> Form:
+def _compared(name: str, quality: str, unit: str, most: bool = True) -> Form:
     """Which of two things has more (or less) of a measure."""
 
     def make(sample: Sample) -> Demonstration:
         rounder = name == "shape.circularity"
         pair, truth = _pair(sample, name, (lambda a, b: abs(a - b) >= CLEAR_ROUND) if rounder else _clear_ratio)
         a, b = (sample.names[region.id] for region in pair)
-        question = sample.ask(templates, a=a, b=b)
+        question = sample.ask(a=a, b=b)
         values = _measured(sample, pair, name, quality, unit)
         ratio = max(values) / max(min(values), 1e-9)
         sample.agree((values[0] > values[1]) == (truth[0] > truth[1]), "measure_differs")
         sample.agree(rounder or ratio >= HALF_CLEAR, "measure_differs")
         best, rest = (a, b) if (truth[0] > truth[1]) == most else (b, a)
-        think = sample.writer.conclude(f"{best} is {word} than {rest}")
+        think = sample.conclude(best=best, rest=rest)
         return sample.done(question, best, think, wrong=[rest] if sample.chance(0.4) else (), also=[best.removeprefix("the ")])
 
     return make
@@ -198,11 +105,11 @@ def is_larger(sample: Sample) -> Demonstration:
     """Whether one thing has a larger area than another."""
     pair, truth = _pair(sample, "size.area_pixels", _clear_ratio)
     a, b = (sample.names[region.id] for region in pair)
-    question = sample.ask(IS_LARGER, a=a, b=b)
+    question = sample.ask(a=a, b=b)
     values = _measured(sample, pair, "size.area_pixels", "area", "pixels")
     sample.agree((values[0] > values[1]) == (truth[0] > truth[1]), "measure_differs")
-    word = "larger" if truth[0] > truth[1] else "smaller"
-    return sample.done(question, "yes" if word == "larger" else "no", sample.writer.conclude(f"{a} is {word} than {b}"))
+    answer = "yes" if truth[0] > truth[1] else "no"
+    return sample.done(question, answer, sample.conclude(answer))
 
 
 def ratio(sample: Sample) -> Demonstration:
@@ -212,11 +119,11 @@ def ratio(sample: Sample) -> Demonstration:
     if truth[0] < truth[1]:
         pair, truth = pair[::-1], truth[::-1]
     a, b = (sample.names[region.id] for region in pair)
-    question, exact = sample.ask(RATIO, a=a, b=b), truth[0] / truth[1]
+    question, exact = sample.ask(a=a, b=b), truth[0] / truth[1]
     values = _measured(sample, pair, "size.area_pixels", "area", "pixels")
     sample.agree(abs(values[0] / values[1] - exact) <= 0.045 * exact, "measure_differs")
     answer = f"{values[0] / values[1]:.2f}"
-    think = sample.writer.conclude(f"{values[0]:.0f} divided by {values[1]:.0f} is about {answer}")
+    think = sample.conclude(dividend=values[0], divisor=values[1], value=answer)
     return sample.done(question, answer, think, scorer="numeric_band", truth=f"{exact:.4g}")
 
 
@@ -253,11 +160,10 @@ def _counted(sample: Sample) -> tuple[str, int, Callable[[], None]]:
         for number, region in enumerate(members, 1):
             cell = grounding.place(region.box)
             what = f"the {name} in the {cell}"
-            think = sample.think("segment", what, f"the number of {grounding.plural(name)}")
-            found = sample.outline(region, think)
+            found = sample.outline(region, sample.think("segment", what))
             sample.agree(all(found["id"] != other["id"] for other in seen), "outline_differs")
             seen.append(found)
-            sample.writer.saw("counted", number=number)
+            sample.narrator.remark("counted", number=number)
 
     return name, len(members), find
 
@@ -265,10 +171,9 @@ def _counted(sample: Sample) -> tuple[str, int, Callable[[], None]]:
 def count(sample: Sample) -> Demonstration:
     """How many things of a kind there are: each is outlined."""
     name, number, find = _counted(sample)
-    question = sample.ask(COUNT, things=grounding.plural(name))
+    question = sample.ask(things=grounding.plural(name))
     find()
-    things = name if number == 1 else grounding.plural(name)
-    think = sample.writer.conclude(f"there {'is' if number == 1 else 'are'} {number} {things}, and no more")
+    think = sample.conclude("one" if number == 1 else "several", number=number)
     return sample.done(question, str(number), think, scorer="count")
 
 
@@ -277,19 +182,19 @@ def more_than(sample: Sample) -> Demonstration:
     name, number, find = _counted(sample)
     yes = number > 1 and sample.chance(0.5)
     bound = int(sample.rng.integers(1, number)) if yes else number + int(sample.rng.integers(0, 2))
-    question = sample.ask(AT_LEAST, things=grounding.plural(name), number=bound)
+    question = sample.ask(things=name if bound == 1 else grounding.plural(name), bound=bound)
     find()
-    said = f"{number} is {'' if yes else 'not '}more than {bound}"
-    return sample.done(question, "yes" if yes else "no", sample.writer.conclude(said))
+    answer = "yes" if yes else "no"
+    return sample.done(question, answer, sample.conclude(answer, number=number))
 
 
 def count_choice(sample: Sample) -> Demonstration:
     """How many things of a kind there are, with numbers to choose from."""
     name, number, find = _counted(sample)
-    question = sample.ask(COUNT, things=grounding.plural(name))
+    question = sample.ask(things=grounding.plural(name))
     find()
     near = [str(n) for n in range(max(0, number - 2), number + 4) if n != number]
-    think = sample.writer.conclude(f"the count of {grounding.plural(name)} ends at {number}")
+    think = sample.conclude("one" if number == 1 else "several", number=number)
     return sample.done(question, str(number), think, wrong=sample.shuffled(near)[:3])
 
 
@@ -322,12 +227,11 @@ def _look_at_both(sample: Sample, pair: Sequence[Region], direction: str, measur
     """Outline both and compare their places; ``measure_differs`` when they lie otherwise."""
     boxes, names = [], [sample.names[region.id] for region in pair]
     for region, what in zip(pair, names, strict=True):
-        think = sample.think("segment", what, f"where {names[0]} is, seen from {names[1]}")
-        found = sample.outline(region, think)
+        found = sample.outline(region, sample.think("segment", what))
         if measured:
             sample.measure(found, region, ["position"], "position")
         x, y = grounding.middle(found["box"])
-        sample.writer.saw("placed", what=what, x=x, y=y)
+        sample.narrator.remark("placed", what=what, x=x, y=y)
         boxes.append(found["box"])
     size = sample.session.media[pair[0].media].shape[1::-1]  # type: ignore[union-attr]
     sample.agree(_direction(boxes[0], boxes[1], *size) == direction, "measure_differs")
@@ -337,10 +241,10 @@ def where(sample: Sample) -> Demonstration:
     """On which side of another a thing lies."""
     pair, direction = _placed(sample)
     a, b = (sample.names[region.id] for region in pair)
-    question = sample.ask(WHERE, a=a, b=b)
+    question = sample.ask(a=a, b=b)
     _look_at_both(sample, pair, direction, sample.chance(0.5))
     said = RELATION[direction][0]
-    think = sample.writer.conclude(f"{a} lies {said} {b}")
+    think = sample.conclude(relation=said)
     short = {"up": "above", "down": "below"}.get(direction, direction)
     others = [words[0] for name, words in RELATION.items() if name != direction]
     wrong = others if sample.chance(0.4) else ()
@@ -352,9 +256,9 @@ def is_there(sample: Sample) -> Demonstration:
     pair, direction = _placed(sample)
     a, b = (sample.names[region.id] for region in pair)
     right = sample.chance(0.5)
-    question = sample.ask(IS_THERE, a=a, b=b, relation=RELATION[direction][0 if right else 1])
+    question = sample.ask(a=a, b=b, relation=RELATION[direction][0 if right else 1])
     _look_at_both(sample, pair, direction, sample.chance(0.5))
-    think = sample.writer.conclude(f"{a} is {RELATION[direction][0]} {b}")
+    think = sample.conclude(truth=RELATION[direction][0])
     return sample.done(question, "yes" if right else "no", think)
 
 
@@ -370,18 +274,18 @@ def nearer(sample: Sample) -> Demonstration:
     truth = apart(a.box, c.box), apart(b.box, c.box)
     sample.need(max(truth) >= 1.25 * min(truth) > 0)
     names = [sample.names[region.id] for region in (a, b, c)]
-    question = sample.ask(NEARER, a=names[0], b=names[1], c=names[2])
+    question = sample.ask(a=names[0], b=names[1], c=names[2])
     boxes = []
     for region, what in zip((c, a, b), (names[2], *names[:2]), strict=True):
-        found = sample.outline(region, sample.think("segment", what, f"the distances from {names[2]}"))
+        found = sample.outline(region, sample.think("segment", what))
         x, y = grounding.middle(found["box"])
-        sample.writer.saw("placed", what=what, x=x, y=y)
+        sample.narrator.remark("placed", what=what, x=x, y=y)
         boxes.append(found["box"])
     found_apart = apart(boxes[1], boxes[0]), apart(boxes[2], boxes[0])
     sample.agree((found_apart[0] < found_apart[1]) == (truth[0] < truth[1]), "measure_differs")
     best, rest = names[:2] if truth[0] < truth[1] else names[1::-1]
-    far = [round(v) for v in sorted(found_apart)]
-    think = sample.writer.conclude(f"{best} is {far[0]} pixels away, {rest} {far[1]}")
+    near, far = (round(distance) for distance in sorted(found_apart))
+    think = sample.conclude(best=best, near=near, rest=rest, far=far)
     return sample.done(question, best, think, wrong=[rest] if sample.chance(0.4) else (), also=[best.removeprefix("the ")])
 
 
@@ -395,20 +299,20 @@ def predicate(sample: Sample) -> Demonstration:
     a, b = sample.names[one.id], sample.names[other.id]
     boxes = np.asarray([one.box, other.box])
     union = (*boxes[:, :2].min(0).tolist(), *boxes[:, 2:].max(0).tolist())
-    question = sample.ask(PREDICATE, a=a, b=b)
+    question = sample.ask(a=a, b=b)
     both = f"{a} and {b}"
     view = grounding.outward(grounding.grown(union, 0.1), sample.grid)
-    sample.zoom(view, sample.think("zoom", both, f"how {a} and {b} are related"), one.media, union)
-    sample.writer.saw("clear", what=b)
-    return sample.done(question, relation.predicate, sample.writer.conclude(f"{a} is {relation.predicate} {b}"))
+    sample.zoom(view, sample.think("zoom", both), one.media, union)
+    sample.narrator.remark("clear", what=b)
+    return sample.done(question, relation.predicate, sample.conclude(predicate=relation.predicate))
 
 
 GEOMETRY: dict[str, Form] = {
-    "larger": _compared("size.area_pixels", "area", "pixels", LARGER, "larger"),
-    "smaller": _compared("size.area_pixels", "area", "pixels", SMALLER, "smaller", most=False),
-    "wider": _compared("size.bbox_width", "width", "pixels", WIDER, "wider"),
-    "taller": _compared("size.bbox_height", "height", "pixels", TALLER, "taller"),
-    "rounder": _compared("shape.circularity", "circularity", "", ROUNDER, "rounder"),
+    "larger": _compared("size.area_pixels", "area", "pixels"),
+    "smaller": _compared("size.area_pixels", "area", "pixels", most=False),
+    "wider": _compared("size.bbox_width", "width", "pixels"),
+    "taller": _compared("size.bbox_height", "height", "pixels"),
+    "rounder": _compared("shape.circularity", "circularity", ""),
     "is_larger": is_larger,
     "ratio": ratio,
 }

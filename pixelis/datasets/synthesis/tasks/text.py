@@ -13,57 +13,6 @@ ZOOMED = 0.7
 LONGEST = 80
 """Characters of a text that is asked for."""
 
-AT_PLACE = (
-    "What is written in the {where} of the picture?",
-    "Read the text in the {where}.",
-    "What does the writing in the {where} say?",
-    "Which words appear in the {where} of the image?",
-    "Tell me what the text in the {where} says.",
-    "What can be read in the {where}?",
-)
-EXTREME = (
-    "What does the {which} text say?",
-    "Read the {which} text in the picture.",
-    "What is written {which} in the picture?",
-    "Which words make up the {which} text?",
-    "Give the {which} text in the image.",
-)
-NEXT = (
-    'Which word comes right after "{word}"?',
-    'What follows the word "{word}" in the picture?',
-    'What is the next word after "{word}"?',
-    '"{word}" is followed by which word?',
-    'Read on after "{word}": what is the next word?',
-)
-ORDINAL = (
-    "What is the {nth} word of the text in the {where}?",
-    "Which word comes {nth} in the text in the {where}?",
-    "Of the words in the {where}, which is the {nth}?",
-    "Read the text in the {where}: what is its {nth} word?",
-    "Give the {nth} word of the text in the {where}.",
-)
-NUMBER = (
-    "Which number is written in the {where} of the picture?",
-    "What number can be read in the {where}?",
-    "There is a number in the {where}: which number is it?",
-    "Read the number in the {where} of the image.",
-    "Tell me the number shown in the {where}.",
-)
-SAYS = (
-    'Does the text in the {where} say "{text}"?',
-    'Is "{text}" what is written in the {where}?',
-    'Check the {where}: does it read "{text}"?',
-    'Is it right that the {where} says "{text}"?',
-    'Would you read the text in the {where} as "{text}"?',
-)
-HEADING = (
-    "What is the first line of the text?",
-    "How does the text begin: what is its first line?",
-    "Read the first line.",
-    "Which words are in the topmost line?",
-    "Give the opening line of the text.",
-)
-
 
 def plain(text: str) -> str:
     """Letters and digits only, case folded: what two readings of the same writing share."""
@@ -96,23 +45,22 @@ def _alone(sample: Sample) -> list[tuple[Line, Box, str]]:
     return [item for item in alone if _readable(item[0])]
 
 
-def _read(sample: Sample, line: Line, box: Box, where: str, topic: str) -> str:
-    """Zoom in (mostly) and read; what was read. ``text_differs`` when that is not what is annotated."""
+def _read(sample: Sample, line: Line, box: Box, where: str) -> None:
+    """Zoom in, in most samples, and read. DataFailure ``text_differs`` when that is not what is annotated."""
     what = f"the text in the {where}"
     view = grounding.outward(grounding.grown(grounding.grown(box, 0.04), 0.1), sample.grid)
     target, region = line.media, view
     if sample.chance(ZOOMED):
         more = float(sample.rng.uniform(0.1, 0.8))
         wide = grounding.outward(grounding.grown(view, more), sample.grid)
-        target, _ = sample.zoom(wide, sample.think("zoom", what, topic), line.media, box)
-        sample.writer.saw("clear", what=what)
+        target, _ = sample.zoom(wide, sample.think("zoom", what), line.media, box)
+        sample.narrator.remark("clear", what=what)
         region = grounding.outward(sample.within(target, view), sample.grid)
-    think = sample.think("read", what, topic)
+    think = sample.think("read", what)
     observation = sample.session.call(think, "read_text", target=target, box=region)
     text = " ".join(str(found["text"]) for found in observation.data["lines"])
     sample.agree(plain(text) == plain(line.text), "text_differs")
-    sample.writer.saw("read", text=text)
-    return text
+    sample.narrator.remark("read", text=text)
 
 
 def _scorer(text: str) -> str:
@@ -122,9 +70,9 @@ def _scorer(text: str) -> str:
 def at_place(sample: Sample) -> Demonstration:
     """What is written in a part of the picture."""
     line, box, where = sample.pick(_alone(sample))
-    question = sample.ask(AT_PLACE, where=where)
-    _read(sample, line, box, where, f"the text in the {where}")
-    return sample.done(question, line.text, sample.writer.conclude("this is the text asked for"), scorer=_scorer(line.text))
+    question = sample.ask(where=where)
+    _read(sample, line, box, where)
+    return sample.done(question, line.text, sample.conclude(), scorer=_scorer(line.text))
 
 
 def extreme(sample: Sample) -> Demonstration:
@@ -136,10 +84,9 @@ def extreme(sample: Sample) -> Demonstration:
     (line, box), *others = order
     here = grounding.middle(box)[axis]
     sample.need(_readable(line) and all(sign * (grounding.middle(other)[axis] - here) > 0.05 for _, other in others))
-    question = sample.ask(EXTREME, which=which)
-    _read(sample, line, box, grounding.place(box), f"the {which} text")
-    think = sample.writer.conclude(f"this is what stands {which}")
-    return sample.done(question, line.text, think, scorer=_scorer(line.text))
+    question = sample.ask(which=which)
+    _read(sample, line, box, grounding.place(box))
+    return sample.done(question, line.text, sample.conclude(), scorer=_scorer(line.text))
 
 
 def next_word(sample: Sample) -> Demonstration:
@@ -153,9 +100,9 @@ def next_word(sample: Sample) -> Demonstration:
         if seen.count(plain(before)) == 1 and plain(before) and plain(after)
     ]
     line, box, before, after = sample.pick(found)
-    question = sample.ask(NEXT, word=before)
-    _read(sample, line, box, grounding.place(box), f'what comes after "{before}"')
-    return sample.done(question, after, sample.writer.conclude(f'the word after "{before}" is found'))
+    question = sample.ask(word=before)
+    _read(sample, line, box, grounding.place(box))
+    return sample.done(question, after, sample.conclude(value=after))
 
 
 def ordinal(sample: Sample) -> Demonstration:
@@ -165,18 +112,18 @@ def ordinal(sample: Sample) -> Demonstration:
     number = int(sample.rng.integers(len(words)))
     nth = "last" if number == len(words) - 1 else ("first", "second", "third", "fourth", "fifth")[min(number, 4)]
     sample.need(number < 5 or nth == "last")
-    question = sample.ask(ORDINAL, nth=nth, where=where)
-    _read(sample, line, box, where, f"the {nth} word in the {where}")
-    return sample.done(question, words[number], sample.writer.conclude(f"its {nth} word is what I need"))
+    question = sample.ask(nth=nth, where=where)
+    _read(sample, line, box, where)
+    return sample.done(question, words[number], sample.conclude(value=words[number]))
 
 
 def number(sample: Sample) -> Demonstration:
     """A number that stands in a part of the picture."""
     numbers = [item for item in _alone(sample) if re.fullmatch(r"\d+(\.\d+)?", item[0].text)]
     line, box, where = sample.pick(numbers)
-    question = sample.ask(NUMBER, where=where)
-    _read(sample, line, box, where, f"the number in the {where}")
-    return sample.done(question, line.text, sample.writer.conclude("this is the number"))
+    question = sample.ask(where=where)
+    _read(sample, line, box, where)
+    return sample.done(question, line.text, sample.conclude(value=line.text))
 
 
 def says(sample: Sample) -> Demonstration:
@@ -184,10 +131,10 @@ def says(sample: Sample) -> Demonstration:
     line, box, where = sample.pick(_alone(sample))
     others = [other.text for other, _ in _lines(sample) if plain(other.text) != plain(line.text)]
     right = sample.chance(0.5)
-    question = sample.ask(SAYS, where=where, text=line.text if right else sample.pick(others))
-    _read(sample, line, box, where, f"the text in the {where}")
-    think = sample.writer.conclude("the two are the same" if right else "it says something else")
-    return sample.done(question, "yes" if right else "no", think)
+    question = sample.ask(where=where, text=line.text if right else sample.pick(others))
+    _read(sample, line, box, where)
+    answer = "yes" if right else "no"
+    return sample.done(question, answer, sample.conclude(answer))
 
 
 def heading(sample: Sample) -> Demonstration:
@@ -195,13 +142,12 @@ def heading(sample: Sample) -> Demonstration:
     pictures = [item.id for item in sample.question.media if item.kind == "image"]
     lines = [line for line in sample.notes.lines if line.level == "line" and pictures and line.media == pictures[0]]
     sample.need(lines and not any(line.box for line in lines))
-    question = sample.ask(HEADING)
-    observation = sample.session.call(sample.think("read", "the page", "how the text begins"), "read_text", target=pictures[0])
+    question = sample.ask()
+    observation = sample.session.call(sample.think("read", "the page"), "read_text", target=pictures[0])
     found = [str(line["text"]) for line in observation.data["lines"]]
     sample.agree(found and plain(found[0]) == plain(lines[0].text), "text_differs")
-    sample.writer.saw("read", text=" ".join(found[:2]))
-    think = sample.writer.conclude("the first line is what I was asked for")
-    return sample.done(question, lines[0].text, think, scorer=_scorer(lines[0].text))
+    sample.narrator.remark("read", text=" ".join(found[:2]))
+    return sample.done(question, lines[0].text, sample.conclude(), scorer=_scorer(lines[0].text))
 
 
 def given(sample: Sample) -> Demonstration:
@@ -211,9 +157,11 @@ def given(sample: Sample) -> Demonstration:
     hits = [(line, box, truth) for line, box in _lines(sample) for truth in truths if _stands_in(truth, line.text)]
     sample.need(len({hit[1] for hit in hits}) == 1)
     line, box, truth = hits[0]
-    _read(sample, line, box, grounding.place(box), "where the answer is written")
-    think = sample.writer.conclude(f'the answer is "{truth}"')
-    return sample.done(asked, truth, think, scorer=sample.question.scorer, also=[t for t in truths if t != truth])
+    sample.ask()
+    _read(sample, line, box, grounding.place(box))
+    return sample.done(
+        asked, truth, sample.conclude(value=truth), scorer=sample.question.scorer, also=[t for t in truths if t != truth]
+    )
 
 
 def _stands_in(truth: str, text: str) -> bool:

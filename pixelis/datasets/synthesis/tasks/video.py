@@ -29,84 +29,6 @@ GREW = 1.35
 EDGE = 0.04
 """Seconds that a frame must keep from the ends of an event to count as inside or outside of it."""
 
-BEGINS = (
-    'At what second does this begin: "{event}"?',
-    'When does "{event}" start? Answer in seconds.',
-    'From which second on does this hold: "{event}"?',
-    'Find the moment at which "{event}" begins, in seconds.',
-    'How many seconds into the clip does "{event}" begin?',
-)
-FIRST = (
-    "Which of these comes first in the clip?",
-    "What happens earlier?",
-    "Which one begins before the other?",
-    "Put these in order of time: which is first?",
-    "Which of the two starts earlier?",
-)
-CHOOSE = (
-    'At which of these moments does this hold: "{event}"?',
-    'Which of these frames shows "{event}"?',
-    'Pick the moment that shows "{event}".',
-    'When can "{event}" be seen?',
-    'Only one of these moments fits "{event}": which?',
-)
-HOLDS = (
-    'Does this hold at {time:.1f} s: "{event}"?',
-    'Look at {time:.1f} s: is it true that "{event}"?',
-    'Is "{event}" the case {time:.1f} seconds into the clip?',
-    '"{event}": is that so at {time:.1f} s?',
-    'At {time:.1f} s, can you confirm "{event}"?',
-)
-HAPPENS = (
-    "What happens at {time:.1f} s?",
-    "Which of these describes the clip at {time:.1f} s?",
-    "Look at second {time:.1f} of the clip: what is going on?",
-    "What can be seen {time:.1f} seconds into the clip?",
-    "Which description is right at {time:.1f} s?",
-)
-DIRECTION = (
-    "In which direction does {what} move?",
-    "Which way does {what} go?",
-    "Does {what} move left, right, up or down?",
-    "From start to finish, in what direction does {what} move?",
-    "Which direction does {what} move in: left, right, up or down?",
-)
-ENDS = (
-    "In which part of the frame is {what} at the end?",
-    "Where does {what} end up?",
-    "Where in the frame can {what} be found when it is last seen?",
-    "What is the final position of {what} in the frame?",
-    "Follow {what}: in which part of the frame does it finish?",
-)
-MOVES = (
-    "Does {what} move or stay where it is?",
-    "Is {what} moving in the clip? Answer moves or stays.",
-    "Does {what} change position? Answer moves or stays.",
-    "Moves or stays: what does {what} do?",
-    "Watch {what}: does it stay in place or does it move? Answer moves or stays.",
-)
-GROWS = (
-    "Does {what} get larger, get smaller or stay the same size?",
-    "How does the size of {what} change: larger, smaller or the same?",
-    "Watch {what}: does it become larger, smaller or remain the same?",
-    "By the end, is {what} larger, smaller or the same size?",
-    "Larger, smaller or same: how does {what} change?",
-)
-HALF = (
-    "Does {what} end up in the {half} half of the frame?",
-    "Is {what} in the {half} half when it is last seen?",
-    "At its last moment, is {what} in the {half} half of the frame?",
-    "Follow {what}: does it finish in the {half} half?",
-    "Is the final position of {what} in the {half} half?",
-)
-FARTHER = (
-    "Which moves farther, {a} or {b}?",
-    "Does {a} or {b} cover more distance from start to end?",
-    "Of {a} and {b}, which ends farther from where it began?",
-    "Compare the movement of {a} and {b}: which goes farther?",
-    "Which of the two travels farther: {a} or {b}?",
-)
-
 
 # Frames
 
@@ -138,12 +60,12 @@ def _clear(event: Event, time: float) -> bool:
     return min(abs(time - event.start), abs(time - event.end)) >= EDGE
 
 
-def _look(sample: Sample, times: Sequence[float], topic: str) -> list[float]:
+def _look(sample: Sample, times: Sequence[float]) -> list[float]:
     """Have frames shown; the times of those that came."""
     clip = _opened(sample)
     frames = sorted({clip.at(time) for time in times})
     what = grounding.listed([f"{clip.times[frame]:.2f} s" for frame in frames])
-    think = sample.think("frames", f"the frames at {what}" if len(frames) > 1 else f"the frame at {what}", topic)
+    think = sample.think("frames", f"the frames at {what}" if len(frames) > 1 else f"the frame at {what}")
     if sample.chance(0.5):
         observation = sample.session.call(think, "select_frames", target=_clip(sample), frames=frames)
     else:
@@ -159,22 +81,21 @@ def _tell(sample: Sample, event: Event, shown: Sequence[float]) -> None:
     yes = [f"{time:.2f} s" for time in shown if _inside(event, time)]
     no = [f"{time:.2f} s" for time in shown if not _inside(event, time)]
     if yes and no:
-        sample.writer.saw("holds", event=event.text, yes=grounding.listed(yes), no=grounding.listed(no))
+        sample.narrator.remark("holds", event=event.text, present=grounding.listed(yes), absent=grounding.listed(no))
     else:
         kind = "holds_everywhere" if yes else "holds_nowhere"
-        sample.writer.saw(kind, event=event.text, all=grounding.listed(yes or no))
+        sample.narrator.remark(kind, event=event.text, times=grounding.listed(yes or no))
 
 
 def begins(sample: Sample) -> Demonstration:
     """When an event begins: a coarse look, then a fine one between the last frame without and the first with it."""
     event = sample.pick([event for event in _events(sample) if event.start >= 0.5])
-    question, clip = sample.ask(BEGINS, event=event.text), _opened(sample)
+    question, clip = sample.ask(event=event.text), _opened(sample)
     most = min(sample.executor.toolbox.max_frames, 8)
-    topic = f'when "{event.text}" begins'
     low, high = float(clip.times[0]), float(clip.times[-1])
     for _ in range(4):
         times = [low + (high - low) * i / (most - 1) for i in range(most)]
-        shown = _look(sample, times, topic)
+        shown = _look(sample, times)
         _tell(sample, event, shown)
         within = [time for time in shown if _inside(event, time)]
         sample.agree(within and within[0] > shown[0], "not_shown")
@@ -183,8 +104,7 @@ def begins(sample: Sample) -> Demonstration:
             break
     sample.agree(abs(high - event.start) <= 0.04 * event.start, "not_shown")
     answer = f"{high:.2f}"
-    think = sample.writer.conclude(f"it begins at {answer} s")
-    return sample.done(question, answer, think, scorer="numeric_band", truth=f"{event.start:.2f}")
+    return sample.done(question, answer, sample.conclude(value=answer), scorer="numeric_band", truth=f"{event.start:.2f}")
 
 
 def first(sample: Sample) -> Demonstration:
@@ -195,17 +115,17 @@ def first(sample: Sample) -> Demonstration:
     sample.need(one is not None and other is not None and other.start - one.start >= 0.4)
     assert one is not None
     assert other is not None
-    question, clip = sample.ask(FIRST), _opened(sample)
+    question, clip = sample.ask(), _opened(sample)
     before = min(other.start, one.end)
     early = float(sample.rng.uniform(one.start + 0.3 * (before - one.start), one.start + 0.7 * (before - one.start)))
     late = float(sample.rng.uniform(other.start + 0.1, min(other.end, float(clip.times[-1])) - 0.05))
-    shown = _look(sample, [early, late], "the order of the two")
+    shown = _look(sample, [early, late])
     sample.agree(
         len(shown) == 2 and _inside(one, shown[0]) and not _inside(other, shown[0]) and _inside(other, shown[1]), "not_shown"
     )
     _tell(sample, one, shown)
     _tell(sample, other, shown)
-    think = sample.writer.conclude(f'"{one.text}" begins before "{other.text}"')
+    think = sample.conclude(earlier=one.text, later=other.text)
     return sample.done(question, one.text, think, wrong=[other.text])
 
 
@@ -219,11 +139,11 @@ def choose(sample: Sample) -> Demonstration:
     wrong = [float(v) for v in sample.rng.choice(no, 3, replace=False)]
     texts = [f"{time:.2f} s" for time in (right, *wrong)]
     sample.need(len(set(texts)) == 4)
-    question = sample.ask(CHOOSE, event=event.text)
-    shown = _look(sample, [right, *wrong], f'when "{event.text}" holds')
+    question = sample.ask(event=event.text)
+    shown = _look(sample, [right, *wrong])
     _tell(sample, event, shown)
     sample.agree([time for time in shown if _inside(event, time)] == [right], "not_shown")
-    return sample.done(question, texts[0], sample.writer.conclude(f"{texts[0]} is the one that fits"), wrong=texts[1:])
+    return sample.done(question, texts[0], sample.conclude(value=texts[0]), wrong=texts[1:])
 
 
 def holds(sample: Sample) -> Demonstration:
@@ -232,12 +152,12 @@ def holds(sample: Sample) -> Demonstration:
     steps = [float(time) for time in clip.times if _clear(event, round(float(time), 1))]
     yes = sample.chance(0.5)
     time = round(sample.pick([t for t in steps if _inside(event, t) == yes and _inside(event, round(t, 1)) == yes]), 1)
-    question = sample.ask(HOLDS, event=event.text, time=time)
-    shown = _look(sample, [time], f"what can be seen at {time:.1f} s")
+    question = sample.ask(event=event.text, time=time)
+    shown = _look(sample, [time])
     sample.agree(_inside(event, shown[0]) == yes, "not_shown")
     _tell(sample, event, shown)
-    said = f"at {time:.1f} s it {'holds' if yes else 'does not hold'}"
-    return sample.done(question, "yes" if yes else "no", sample.writer.conclude(said))
+    answer = "yes" if yes else "no"
+    return sample.done(question, answer, sample.conclude(answer))
 
 
 def happens(sample: Sample) -> Demonstration:
@@ -248,12 +168,12 @@ def happens(sample: Sample) -> Demonstration:
     only = [t for t in moments if sum(_inside(event, t) for event in events) == 1]
     time = sample.pick(only)
     event = next(event for event in events if _inside(event, time))
-    question = sample.ask(HAPPENS, time=time)
-    shown = _look(sample, [time], f"what happens at {time:.1f} s")
+    question = sample.ask(time=time)
+    shown = _look(sample, [time])
     sample.agree([e for e in events if _inside(e, shown[0])] == [event], "not_shown")
     _tell(sample, event, shown)
     wrong = sample.shuffled([e.text for e in events if e is not event])[:3]
-    return sample.done(question, event.text, sample.writer.conclude(f'"{event.text}" is what fits'), wrong=wrong)
+    return sample.done(question, event.text, sample.conclude(event=event.text), wrong=wrong)
 
 
 # Tracks
@@ -309,22 +229,21 @@ def _courses(sample: Sample) -> list[Course]:
     return result
 
 
-def _ask(sample: Sample, templates: Sequence[str], *courses: Course, **slots: object) -> str:
-    """A question from a template; it names the frames to go by of a track that is followed in part only."""
+def _ask(sample: Sample, *courses: Course, **slots: object) -> str:
+    """The question of the form; it names the frames to follow where a track is used in part only."""
     limits = [f" Follow {c.what} from frame {c.frames[0]} to frame {c.frames[-1]} only." for c in courses if c.cut]
-    return sample.ask(templates, **slots) + "".join(limits)
+    return sample.ask(**slots) + "".join(limits)
 
 
-def _follow(sample: Sample, course: Course, topic: str) -> tuple[dict[str, Any], list[Box]]:
+def _follow(sample: Sample, course: Course) -> tuple[dict[str, Any], list[Box]]:
     """Look at the first frame and track to the last; the track's entry and its boxes at the annotated frames.
 
     ``track_differs`` when it is lost or is somewhere else.
     """
     start, end = course.frames[0], course.frames[-1]
-    think = sample.think("frames", f"frame {start} where {course.what} is first seen", topic)
+    think = sample.think("frames", f"frame {start}, where {course.what} is first seen")
     view = sample.session.call(think, "select_frames", target=course.clip, frames=[start])
-    where = grounding.place(course.boxes[0])
-    sample.writer.saw("seen", what=course.what, yes=f"frame {start}, in the {where}")
+    sample.narrator.remark("in_frame", what=course.what, frame=start, where=grounding.place(course.boxes[0]))
     box = grounding.outward(course.boxes[0], sample.grid)
     how: dict[str, Any] = {"box": box, "start": start}
     if sample.chance(OUTLINED):
@@ -339,7 +258,8 @@ def _follow(sample: Sample, course: Course, topic: str) -> tuple[dict[str, Any],
     boxes = [entry["boxes"][entry["frames"].index(frame)] for frame in course.frames]
     alike = grounding.track_overlap(boxes, course.boxes)
     sample.agree(float(np.mean(alike)) >= FOLLOWED and alike[-1] >= LAST, "track_differs")
-    sample.writer.saw("tracked", what=course.what, first=grounding.place(boxes[0]), last=grounding.place(boxes[-1]))
+    first, last = grounding.place(boxes[0]), grounding.place(boxes[-1])
+    sample.narrator.remark("tracked" if first != last else "tracked_in_place", what=course.what, first=first, last=last)
     return entry, boxes
 
 
@@ -356,11 +276,11 @@ def direction(sample: Sample) -> Demonstration:
     course = sample.pick(_courses(sample))
     dx, dy, far = _moved(sample, course.boxes)
     sample.need(far >= MOVED and grounding.heading(dx, dy))
-    name, question = str(grounding.heading(dx, dy)), _ask(sample, DIRECTION, course, what=course.what)
-    _, boxes = _follow(sample, course, f"the way {course.what} goes")
+    name, question = str(grounding.heading(dx, dy)), _ask(sample, course, what=course.what)
+    _, boxes = _follow(sample, course)
     dx, dy, _ = _moved(sample, boxes)
     sample.agree(grounding.heading(dx, dy, 45) == name, "measure_differs")
-    think = sample.writer.conclude(f"{course.what} goes {round(math.hypot(dx, dy))} pixels, mostly {name}")
+    think = sample.conclude(pixels=round(math.hypot(dx, dy)), value=name)
     others = [other for other in ("left", "right", "up", "down") if other != name]
     return sample.done(question, name, think, wrong=others if sample.chance(0.35) else ())
 
@@ -368,12 +288,12 @@ def direction(sample: Sample) -> Demonstration:
 def ends(sample: Sample) -> Demonstration:
     """The ninth of the frame where a thing is at the end."""
     course = sample.pick(_courses(sample))
-    value, question = grounding.place(course.boxes[-1]), _ask(sample, ENDS, course, what=course.what)
-    _, boxes = _follow(sample, course, f"where {course.what} is at the end")
+    value, question = grounding.place(course.boxes[-1]), _ask(sample, course, what=course.what)
+    _, boxes = _follow(sample, course)
     sample.agree(grounding.place(boxes[-1]) == value, "measure_differs")
     cells = ("upper left", "upper right", "lower left", "lower right", "centre", "middle left", "middle right", "upper middle")
     wrong = sample.shuffled([cell for cell in cells if cell != value])[:3]
-    think = sample.writer.conclude(f"{course.what} ends up in the {value}")
+    think = sample.conclude(value=value)
     return sample.done(question, value, think, wrong=wrong if sample.chance(0.5) else ())
 
 
@@ -381,13 +301,12 @@ def moves(sample: Sample) -> Demonstration:
     """Whether a thing moves at all."""
     courses = [(course, _moved(sample, course.boxes)[2]) for course in _courses(sample)]
     course, far = sample.pick([pair for pair in courses if pair[1] >= MOVED or _still(sample, pair[0])])
-    question, value = _ask(sample, MOVES, course, what=course.what), "moves" if far >= MOVED else "stays"
-    entry, _ = _follow(sample, course, f"whether {course.what} moves")
+    question, value = _ask(sample, course, what=course.what), "moves" if far >= MOVED else "stays"
+    entry, _ = _follow(sample, course)
     path = float(entry["statistics"]["displacement"]["value"])
     diagonal = math.hypot(_opened(sample).width, _opened(sample).height)
     sample.agree((path / diagonal >= 0.5 * MOVED) == (value == "moves"), "measure_differs")
-    think = sample.writer.conclude(f"with {path:.0f} pixels from start to end it {value}")
-    return sample.done(question, value, think)
+    return sample.done(question, value, sample.conclude(pixels=round(path), value=value))
 
 
 def _still(sample: Sample, course: Course) -> bool:
@@ -399,12 +318,11 @@ def grows(sample: Sample) -> Demonstration:
     course = sample.pick(_courses(sample))
     change = grounding.area(course.boxes[-1]) / grounding.area(course.boxes[0])
     sample.need(change >= GREW or change <= 1 / GREW or 0.93 < change < 1.08)
-    value, question = _size(change, GREW), _ask(sample, GROWS, course, what=course.what)
-    _, boxes = _follow(sample, course, f"how the size of {course.what} changes")
+    value, question = _size(change, GREW), _ask(sample, course, what=course.what)
+    _, boxes = _follow(sample, course)
     measured = grounding.area(boxes[-1]) / grounding.area(boxes[0])
     sample.agree(_size(measured, 1.2) == value, "measure_differs")
-    said = f"its box ends at {measured:.2f} times its first area: {value if value == 'same' else f'it gets {value}'}"
-    return sample.done(question, value, sample.writer.conclude(said))
+    return sample.done(question, value, sample.conclude(value, ratio=measured))
 
 
 def _size(change: float, clear: float) -> str:
@@ -419,11 +337,11 @@ def half(sample: Sample) -> Demonstration:
     here = grounding.side((x, y)[axis], ("left", "upper")[axis], ("right", "lower")[axis], 0.06)
     sample.need(here)
     asked = sample.pick(("left", "right") if axis == 0 else ("upper", "lower"))
-    question = _ask(sample, HALF, course, what=course.what, half=asked)
-    _, boxes = _follow(sample, course, f"the last place of {course.what}")
+    question = _ask(sample, course, what=course.what, half=asked)
+    _, boxes = _follow(sample, course)
     found = grounding.side(grounding.middle(boxes[-1])[axis], ("left", "upper")[axis], ("right", "lower")[axis], 0.0)
     sample.agree(found == here, "measure_differs")
-    think = sample.writer.conclude(f"{course.what} is in the {here} half at the end")
+    think = sample.conclude(value=here)
     return sample.done(question, "yes" if asked == here else "no", think)
 
 
@@ -433,16 +351,16 @@ def farther(sample: Sample) -> Demonstration:
     sample.need(len(pair) == 2)
     truth = [_moved(sample, course.boxes)[2] for course in pair]
     sample.need(max(truth) >= MOVED and max(truth) >= 1.5 * min(truth))
-    question = _ask(sample, FARTHER, *pair, a=pair[0].what, b=pair[1].what)
+    question = _ask(sample, *pair, a=pair[0].what, b=pair[1].what)
     far = []
     for course in pair:
-        entry, _ = _follow(sample, course, f"how far {pair[0].what} and {pair[1].what} go")
+        entry, _ = _follow(sample, course)
         value = float(entry["statistics"]["displacement"]["value"])
-        sample.writer.saw("measured", what=course.what, quality="displacement", value=f"{value:.0f} pixels")
+        sample.narrator.remark("measured", what=course.what, quality="displacement", value=f"{value:.0f} pixels")
         far.append(value)
     sample.agree((far[0] > far[1]) == (truth[0] > truth[1]), "measure_differs")
     best, rest = pair if truth[0] > truth[1] else pair[::-1]
-    think = sample.writer.conclude(f"{best.what} goes farther than {rest.what}")
+    think = sample.conclude(best=best.what, rest=rest.what)
     wrong = [rest.what] if sample.chance(0.4) else ()
     return sample.done(question, best.what, think, wrong=wrong, also=[best.what.removeprefix("the ")])
 

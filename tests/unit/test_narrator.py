@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pixelis.datasets import packaged
 from pixelis.datasets.synthesis import grounding
 from pixelis.datasets.synthesis.executor import Executor
+from pixelis.datasets.synthesis.narrator import Narrator
+from pixelis.datasets.synthesis.phrases import thoughts
 from pixelis.datasets.synthesis.tasks import TASKS
-from pixelis.datasets.synthesis.thought_templates import AIMS, REMARKS, TERSE, Writer
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.records import Demonstration
 
@@ -35,14 +36,14 @@ def made(tmp_path_factory) -> list[Demonstration]:
 
 @pytest.mark.slow
 def test_thoughts_vary(made):
-    thoughts = [turn.think for sample in made for turn in sample.turns]
+    texts = [turn.think for sample in made for turn in sample.turns]
     assert len(made) == 500
-    assert len(set(thoughts)) / len(thoughts) > 0.7
-    assert Counter(thoughts).most_common(1)[0][1] <= 0.02 * len(thoughts)
+    assert len(set(texts)) / len(texts) > 0.7
+    assert Counter(texts).most_common(1)[0][1] <= 0.02 * len(texts)
     pairs = Counter((sample.question, *(turn.think for turn in sample.turns)) for sample in made)
     assert sum(count - 1 for count in pairs.values()) <= 0.02 * len(made)
-    openings = Counter(thought.split()[0] for thought in thoughts)
-    assert openings.most_common(1)[0][1] <= 0.3 * len(thoughts)
+    openings = Counter(text.split()[0] for text in texts)
+    assert openings.most_common(1)[0][1] <= 0.3 * len(texts)
 
 
 @pytest.mark.slow
@@ -74,37 +75,27 @@ def test_thoughts_are_sentences(made):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(sorted(AIMS)), st.sampled_from(["full", "terse"]))
-def test_a_writer_repeats_itself(seed, aim, style):
-    said = []
+@given(st.integers(0, 2**32), st.sampled_from(sorted(thoughts().aims)), st.sampled_from(["full", "terse"]))
+def test_the_same_seed_gives_the_same_thoughts(seed, aim, style):
+    runs = []
     for _ in range(2):
-        writer = Writer(np.random.default_rng(seed), style)
-        writer.saw("measured", what="the cup", quality="area", value="3 pixels")
-        first = writer.think(aim, "the cup", "the cup", "centre", quality="area", start=3)
-        second = writer.think(aim, "the cup", quality="area", start=3)
-        said.append((first, second, writer.conclude("it is so")))
-    assert said[0] == said[1]
+        narrator = Narrator(np.random.default_rng(seed), style)
+        narrator.remark("measured", what="the cup", quality="area", value="3 pixels")
+        first = narrator.think(aim, "the cup", "the cup", "centre", quality="area", start=3)
+        second = narrator.think(aim, "the cup", quality="area", start=3)
+        runs.append((first, second, narrator.conclude("it is so")))
+    assert runs[0] == runs[1]
     if style == "full":
-        assert "3 pixels" in said[0][0]
-        assert "3 pixels" not in said[0][1] + said[0][2]  # a remark is made once
+        assert "3 pixels" in runs[0][0]
+        assert "3 pixels" not in runs[0][1] + runs[0][2]  # a remark is made once
     else:
-        assert said[0][2] is None
-
-
-def test_a_remark_belongs_to_what_was_seen():
-    slots = {"what": "the cup", "share": "3 %", "id": "ab12", "quality": "area", "value": "7", "text": "Hi", "number": 2}
-    slots |= {"event": "it rains", "yes": "1 s", "no": "2 s", "all": "1 s", "first": "centre", "last": "left", "x": 0.1, "y": 0.2}
-    for kind in REMARKS:
-        for seed in range(12):
-            writer = Writer(np.random.default_rng(seed))
-            writer.saw(kind, **slots)
-            assert "{" not in writer.conclude("it is so")
+        assert runs[0][2] is None
 
 
 def test_terse_thoughts_are_words_of_the_embedded_model():
     tokenizer = build_tokenizer()
     for aim in ("zoom", "again"):
-        for text in TERSE[aim]:
+        for text in thoughts().terse[aim].texts:
             said = text.format(thing="red frame")
             assert len(tokenizer(said).input_ids) <= len(said.replace(",", " ,").split())
 

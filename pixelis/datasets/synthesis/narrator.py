@@ -1,0 +1,68 @@
+"""Words the thoughts of a demonstration from templates: before an operation, after it, and before the answer.
+
+A thought consists of a framing of the question, a remark on the last observation, and the aim of the next operation in the voice
+that was chosen for the demonstration. A remark is made only after its observation, and an aim never says what will be found.
+The style ``terse`` is for models with a tiny vocabulary and context.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from pixelis.datasets.synthesis.phrases import PhraseList, choose, thoughts
+
+Style = Literal["full", "terse"]
+
+
+class Narrator:
+    """Words one demonstration; the same ``rng`` gives the same words."""
+
+    def __init__(self, rng: np.random.Generator, style: Style = "full"):
+        self.rng, self.style = rng, style
+        self.voice = choose(tuple(thoughts().voices), rng)
+        self._remarks: list[str] = []
+        self._announcement = ""
+
+    def remark(self, kind: str, **slots: object) -> None:
+        """Comment on the last observation in the next thought."""
+        if self.style == "full":
+            self._remarks.append(self._pick(thoughts().remarks[kind], **slots))
+
+    def think(self, aim: str, what: str, topic: str = "", where: str = "", **slots: object) -> str:
+        """The thought before an operation: a framing if there is a ``topic``, remarks, then the aim."""
+        phrases = thoughts()
+        if self.style == "terse":
+            return self._pick(phrases.terse[aim], thing=what.removeprefix("the "))
+        parts = [self._pick(phrases.framings, topic=topic)] if topic and self.rng.random() < 0.75 else []
+        parts += self._take_remarks()
+        if where and self.rng.random() < 0.6:
+            parts.append(self._pick(phrases.places, what=what, where=where))
+        if topic and self.rng.random() < 0.4:
+            parts.append(self._pick(phrases.doubts))
+        self._announcement = choose(tuple(t for t in phrases.voices[self.voice].texts if t != self._announcement), self.rng)
+        parts.append(self._announcement.format(aim=self._pick(phrases.aims[aim], what=what, **slots)))
+        return _sentences(parts)
+
+    def conclude(self, conclusion: str) -> str | None:
+        """The thought before the answer: remarks and what follows from them; None in the terse style."""
+        if self.style == "terse":
+            return None
+        return _sentences([*self._take_remarks(), self._pick(thoughts().conclusions, conclusion=conclusion)])
+
+    def _pick(self, phrases: PhraseList, **slots: object) -> str:
+        return phrases.pick(self.rng, **slots)
+
+    def _take_remarks(self) -> list[str]:
+        remarks, self._remarks = self._remarks, []
+        return remarks
+
+
+def capitalised(text: str) -> str:
+    """The text with its first letter in upper case."""
+    return text[:1].upper() + text[1:]
+
+
+def _sentences(parts: list[str]) -> str:
+    return " ".join(map(capitalised, parts))
