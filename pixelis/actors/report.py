@@ -1,4 +1,4 @@
-"""Writes a run's report in a Ray task, next to the pixels, so that no driver holds them."""
+"""Ray tasks that write reports on the node of the pixels, so that drivers never load them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from pixelis.telemetry.html.report import write_report
 log = logging.getLogger(__name__)
 
 FRAME_PIXELS = 1280
-"""Longest side of a frame that is kept for a page: an episode may show dozens."""
+"""Longest side of a clip's frame on a page: an episode may show dozens."""
 
 
 def choose(arm: str, groups: list[Group], views: list[ray.ObjectRef], count: int) -> list[tuple[str, Group, ray.ObjectRef]]:
-    """Episodes worth looking at: the first right ones and the first wrong ones, half each where there are as many."""
+    """The first right and the first wrong episodes, up to ``count`` in all and half of each where there are enough."""
     pairs = list(zip(groups, views, strict=True))
     right = [p for p in pairs if (p[0].trajectories[0].rewards.get("accuracy") or 0) > 0]
     wrong = [p for p in pairs if (p[0].trajectories[0].rewards.get("accuracy") or 0) <= 0]
@@ -37,16 +37,16 @@ def choose(arm: str, groups: list[Group], views: list[ray.ObjectRef], count: int
 
 @ray.remote(num_cpus=0)
 def write(config: Config, folder: str, summary: dict[str, Any], curves: list[dict[str, Any]], chosen: list[Any]) -> str:
-    """Write report.html with the chosen episodes; returns its path."""
+    """Write report.html with the chosen episodes and return its path."""
     return str(write_report(Path(folder), summary, curves, _pages(config, chosen)))
 
 
 def sample(
     config: Config, step: int, summary: dict[str, Any], groups: list[Group], views: list[ray.ObjectRef]
 ) -> ray.ObjectRef | None:
-    """Start writing `run.dir/trajectories/step_NNNNNNNN.html` with some episodes of the evaluation after ``step`` steps.
+    """Start writing `run.dir/trajectories/step_NNNNNNNN.html` with `telemetry.trajectories` episodes of an evaluation.
 
-    None when ``telemetry.trajectories`` is 0. The task never raises: a page that cannot be written is a warning.
+    Returns None when that number is 0. The task never raises: a page that cannot be written gives a warning.
     """
     name = f"step {step}"
     chosen = choose(name, groups, views, config.telemetry.trajectories)
@@ -58,8 +58,8 @@ def _write_sample(config: Config, step: int, summary: dict[str, Any], chosen: li
     folder, title = Path(config.run.dir) / "trajectories", f"{config.run.name}, after {step} steps"
     try:
         return str(write_report(folder, summary, [], _pages(config, chosen), title, f"step_{step:08d}.html"))
-    except Exception:  # pages follow a run, they never decide about it
-        log.warning("no page of the episodes after step %d", step, exc_info=True)
+    except Exception:  # a missing page must not end the run
+        log.warning("cannot write the page of the episodes after step %d", step, exc_info=True)
         return None
 
 
@@ -71,13 +71,13 @@ def _pages(config: Config, chosen: list[Any]) -> list[EpisodePage]:
         views: list[np.ndarray] = ray.get(ref)[trajectory.id]
         pictures = {image.id: view for image, view in zip(trajectory.images, views, strict=True)}
         for media in group.question.media:
-            pictures |= _opened(media, trajectory, config.toolbox)
+            pictures |= _load(media, trajectory, config.toolbox)
         episodes.append(EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title))
     return episodes
 
 
-def _opened(media: Media, trajectory: Trajectory, settings: ToolboxConfig) -> dict[str, np.ndarray]:
-    """A picture in full, or of a clip those frames that the page shows; nothing when the source is gone, which the page says."""
+def _load(media: Media, trajectory: Trajectory, settings: ToolboxConfig) -> dict[str, np.ndarray]:
+    """A picture, or the frames of a clip that the page shows; empty when the source is missing."""
     frames = required_frames(trajectory).get(media.id, [])
     if media.kind == "video" and not frames:
         return {}
@@ -85,9 +85,9 @@ def _opened(media: Media, trajectory: Trajectory, settings: ToolboxConfig) -> di
         opened = open_media(media, settings)
         if not isinstance(opened, Clip):
             return {media.id: opened}
-        known = [n for n in frames if n < len(opened.times)]
-        shown = zip(known, opened.frames(known), strict=True)
-        return {frame_key(media.id, number): shrink(frame, FRAME_PIXELS) for number, frame in shown}
+        numbers = [n for n in frames if n < len(opened.times)]
+        pixels = zip(numbers, opened.frames(numbers), strict=True)
+        return {frame_key(media.id, number): shrink(frame, FRAME_PIXELS) for number, frame in pixels}
     except BadImage as error:
-        log.warning("the report goes without %s: %s", media.id, error.message)
+        log.warning("the report leaves out %s: %s", media.id, error.message)
         return {}

@@ -107,7 +107,7 @@ def _inputs(config: Config, data: dict[str, list[str]]) -> dict[str, list[lineag
     files = {"adapter": config.policy.adapter, "ranks": config.policy.lora.ranks, "deepspeed": config.learner.deepspeed}
     named: dict[str, list[lineage.Source]] = {role: [Path(path)] for role, path in files.items() if path}
     for source in itertools.chain(*data.values()):
-        lineage.path_in(source)
+        lineage.local_path(source)
     return {"model": [embedded or folder], **named, **{role: list(found) for role, found in data.items()}}
 
 

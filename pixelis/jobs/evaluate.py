@@ -88,7 +88,7 @@ def main() -> None:
         arm = measure(config, actors, config.run.name, 0, operations=config.evaluate.operations)
         save(folder, arm)
         (folder / "evaluation.json").write_text(json.dumps(arm.summary, indent=2), encoding="utf-8")
-        lineage.record_of_run(folder / "evaluation.json", "evaluation")
+        lineage.record_in_run(folder / "evaluation.json", "evaluation")
         episodes = report.choose(arm.name, arm.groups, arm.views, config.evaluate.trajectories)
         page = ray.get(report.write.remote(config, str(folder), {"arms": [arm.summary]}, [], episodes))
         if arm.summary["accuracy"] is None:

@@ -105,7 +105,7 @@ def run(config: Config) -> tuple[Path, RankFile]:
     with run_folder(config, tuned=str(tuned.parent if tuned.is_file() else tuned)) as folder:
         found = analyse(config, folder)
         write_json(folder / "ranks.json", found.model_dump(mode="json"))
-        lineage.record_of_run(folder / "ranks.json", "ranks")
+        lineage.record_in_run(folder / "ranks.json", "ranks")
         write_page(folder / "ranks.html", render_ranks(found))
     return folder / "ranks.json", found
 

@@ -29,7 +29,7 @@ from pixelis.datasets.refinement.pipeline import Refinery, records
 from pixelis.jobs.driver import driver, run_folder, watch
 from pixelis.rewards.services import Tools
 from pixelis.telemetry import lineage
-from pixelis.telemetry.progress import Steps
+from pixelis.telemetry.progress import StepProgress
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def run(config: Config) -> dict[str, Any]:
     with run_folder(config, **{role: source for role, source in made_from.items() if source}) as folder:
         for name in (*sets.FILES, "summary.json"):  # what stands in the folder is of this configuration or not there
             (folder / name).unlink(missing_ok=True)
-        tools, steps = Tools(config.rewards, folder), Steps("refine", config.telemetry.progress)
+        tools, steps = Tools(config.rewards, folder), StepProgress("refine", config.telemetry.progress)
         try:
             refinery = Refinery(config, folder, tools, steps)
             refinery.prepare()
@@ -93,7 +93,7 @@ def save(config: Config, folder: Path, refinery: Refinery) -> dict[str, Any]:
     (folder / "rejected.json").unlink(missing_ok=True)
     for name, rows in files.items():
         sets.write_rows(folder / name, rows)
-        lineage.record_of_run(folder / name, "dataset")
+        lineage.record_in_run(folder / name, "dataset")
     return summary
 
 

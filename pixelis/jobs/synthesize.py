@@ -50,7 +50,7 @@ def run(config: Config) -> dict[str, Any]:
         summary = scheduler.summary() | {"bad_rows": dict(rows.bad), "seconds": round(seconds, 1)}
         summary["samples_per_second"] = round((scheduler.made - before) / max(seconds, 1e-9), 2)
         (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
-        lineage.record_of_run(folder / "samples", "dataset")
+        lineage.record_in_run(folder / "samples", "dataset")
         return summary
 
 

@@ -49,7 +49,7 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
         **compare(before.groups, after.groups, config.run.seed),
     }
     (folder / "ttrl.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
-    lineage.record_of_run(folder / "ttrl.json", "evaluation")
+    lineage.record_in_run(folder / "ttrl.json", "evaluation")
     return result
 
 

@@ -1,4 +1,4 @@
-"""Results of a run as Weights & Biases artifacts; the plain lineage files beside them are there in any case."""
+"""Logs results of a run as Weights & Biases artifacts, with their lineage as metadata."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def log_results(config: Config) -> None:
-    """Log what lies in ``run.dir`` with a lineage of its own, and the newest checkpoint, when telemetry.wandb is on.
+    """With telemetry.wandb, log every result in ``run.dir`` that has a lineage file, and the newest checkpoint.
 
-    Offline without a key. A tracker that fails is said, never raised.
+    A failing tracker gives a warning, never an error.
     """
     if not config.telemetry.wandb:
         return
@@ -25,5 +25,5 @@ def log_results(config: Config) -> None:
     latest = checkpoint.latest(folder)
     with Tracker(config) as tracker:
         for path in (*results, *([latest] if latest is not None else [])):
-            if path.exists() and (found := lineage.read(path)) is not None:
-                tracker.artifact(f"{found.kind}-{config.run.name}", found.kind, path, found.model_dump(mode="json"))
+            if path.exists() and (known := lineage.read(path)) is not None:
+                tracker.artifact(f"{known.kind}-{config.run.name}", known.kind, path, known.model_dump(mode="json"))

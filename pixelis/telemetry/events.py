@@ -1,7 +1,7 @@
-"""The event log of a run: one JSON object a line in `events.jsonl`, the record that reports and resumed runs read.
+"""The event log of a run, `events.jsonl`: one JSON object per line, read by reports and resumed runs.
 
-Several processes may append at once: a line is one `write` to a descriptor opened for appending, so lines do not mix. A process
-that dies in the middle of a line leaves a torn one; the next writer starts on a fresh line and readers step over the torn one.
+Several processes may append at once: each line is one `write` to a descriptor opened for appending, so lines do not mix. A
+process that dies while writing leaves an incomplete line; the next writer starts a new line, and readers skip the incomplete one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FILE = "events.jsonl"
 RESERVED = frozenset({"time", "kind"})
 BLOCK = 2**16
 STAGE = "stage"
-"""Kind of the events that name what a starting run is doing."""
+"""Kind of the events that name the current startup stage of a run."""
 
 
 class EventLog:
-    """Appends events to `run_dir/events.jsonl`, which is created with its folder.
+    """Appends events to `run_dir/events.jsonl`; creates the file and its folder.
 
-    A crash of the process loses nothing that `write` returned from; `close` also flushes to the disk. Pickling gives a log on
-    the same file.
+    A crash of the process loses no event for which `write` returned; `close` also flushes to the disk. An unpickled log appends
+    to the same file.
     """
 
     def __init__(self, run_dir: str | Path):
@@ -40,16 +40,16 @@ class EventLog:
         """Append `{"time": unix seconds, "kind": kind, **fields}`.
 
         Records, dataclasses, numpy values, paths and enums become plain JSON; NaN and infinities become the texts "nan", "inf"
-        and "-inf", so that every line is strict JSON; anything else is kept as its repr. Raises ValueError for the two reserved
-        names and OSError when the disk refuses.
+        and "-inf", so that every line is strict JSON; any other value becomes its repr. Raises ValueError for the names `time`
+        and `kind`, OSError when the file cannot be written.
         """
         if RESERVED & fields.keys():
-            raise ValueError(f"an event sets {' and '.join(sorted(RESERVED))} itself")
+            raise ValueError(f"the fields {' and '.join(sorted(RESERVED))} of an event are reserved")
         event = {"time": round(time.time(), 3), "kind": kind, **fields}
         line = json.dumps(plain(event), allow_nan=False).encode() + b"\n"
         with self._lock:
             descriptor = self._open()
-            while line:  # a full disk or a signal may cut a write short
+            while line:  # a signal or a full disk may interrupt a write
                 line = line[os.write(descriptor, line) :]
 
     def close(self) -> None:
@@ -75,12 +75,12 @@ class EventLog:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             size = os.fstat(self._descriptor).st_size
             if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-                os.write(self._descriptor, b"\n")  # the torn line of a dead writer must not swallow ours
+                os.write(self._descriptor, b"\n")  # end the incomplete line of a process that died
         return self._descriptor
 
 
 def read(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """All events of a run in the order written, or those of one kind; a run without a log has none. Torn lines are left out."""
+    """All events of a run, or those of one kind, in the order written; none without a log. Incomplete lines are skipped."""
     path = Path(run_dir) / FILE
     if not path.is_file():
         return []
@@ -93,19 +93,19 @@ def read(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def last(run_dir: str | Path, kind: str) -> dict[str, Any] | None:
-    """The newest event of a kind, None for none. Reads from the end: it costs the same however long the log is."""
+    """The newest event of a kind, None without one. Reads from the end, so the length of the log does not matter."""
     path, tail = Path(run_dir) / FILE, b""
     if not path.is_file():
         return None
     with path.open("rb") as file:
         start = file.seek(0, os.SEEK_END)
         while start:
-            size = min(start, max(BLOCK, len(tail)))  # twice as much each time
+            size = min(start, max(BLOCK, len(tail)))  # doubles what was read
             start -= size
             file.seek(start)
             tail = file.read(size) + tail
-            head, *whole = tail.split(b"\n")
-            for line in reversed(whole if start else [head, *whole]):
+            first, *rest = tail.split(b"\n")  # the first line may be cut off
+            for line in reversed(rest if start else [first, *rest]):
                 if (event := _event(line)) is not None and event.get("kind") == kind:
                     return event
     return None
@@ -114,7 +114,7 @@ def last(run_dir: str | Path, kind: str) -> dict[str, Any] | None:
 def _event(line: bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
-    except ValueError:  # torn by a crash; covers bad UTF-8 too
+    except ValueError:  # an incomplete line; includes invalid UTF-8
         return None
     return event if isinstance(event, dict) else None
 
@@ -143,7 +143,7 @@ def plain(value: Any) -> Any:
 
 
 def as_number(value: Any) -> float | None:
-    """The value as a finite float, or None when it is no number (texts, lists, NaN, booleans)."""
+    """The value as a finite float; None for texts, lists, booleans, NaN and infinities."""
     if isinstance(value, (bool, str, bytes)) or value is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Lineage: what a data set, a checkpoint or a result was made from, in a small file beside it.
+"""Lineage files: the inputs, configuration, code and seed that a data set, a checkpoint or another result was made from.
 
-The record of a folder is its `lineage.json`, that of a file NAME is `NAME.lineage.json`. It holds hashes of the inputs, of the
-resolved configuration and of the code, and the seed. Paths are relative to the result, so a tree of runs may be moved.
+A folder has a `lineage.json`, a file NAME a `NAME.lineage.json` beside it. Paths are relative to the result, so that a tree of
+runs can be moved.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from pixelis.config import Config
 
 NAME = "lineage.json"
-BLOCK, SAMPLED = 2**16, 64 * 2**20
+BLOCK = 2**16
+SAMPLE_ABOVE = 64 * 2**20
+"""Size in bytes above which only blocks of a weight file are hashed."""
 MEDIA = frozenset(
     [".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".mp4", ".avi", ".mov", ".mkv", ".webm", ".wav", ".mp3"]
 )
-PASSING = frozenset({NAME, "lock.json", "STOP"})
-"""Files of a folder that are no content of it."""
+EXCLUDED = frozenset({NAME, "lock.json", "STOP"})
+"""Files of a folder that are not part of its content."""
 
 
 class _Part(BaseModel):
@@ -41,7 +43,7 @@ class _Part(BaseModel):
 
 
 class Input(_Part):
-    """What a result was made from. Generated and remote sources have no path: the text of the source stands for them."""
+    """An input of a result. Generated and remote sources have no path and no hash."""
 
     role: str = "input"
     source: str
@@ -51,7 +53,7 @@ class Input(_Part):
 
 
 class Code(_Part):
-    """Version of the package, and the commit when it runs from a checkout; dirty: with changes that no commit has."""
+    """Version of the package; its commit and whether it has uncommitted changes when it runs from a checkout."""
 
     version: str
     commit: str | None = None
@@ -59,9 +61,10 @@ class Code(_Part):
 
 
 class Record(_Part):
-    """The content of a lineage file. sha256: of the result itself, None while it still grows (the folder of a run).
+    """The content of a lineage file.
 
-    earlier: what held before a run was resumed with other inputs, another configuration or other code.
+    sha256: hash of the result, None for the folder of a run, which still grows. earlier: the records before the run was resumed
+    with other inputs, another configuration or other code.
     """
 
     format: Literal[1] = 1
@@ -75,8 +78,8 @@ class Record(_Part):
     earlier: list[Record] = []
 
     @property
-    def made_from(self) -> tuple[object, ...]:
-        """What makes two records of one result different."""
+    def provenance(self) -> tuple[object, ...]:
+        """The fields that differ when a result was made from something else."""
         return (self.config_sha256, self.seed, self.code, [(i.role, i.source, i.sha256) for i in self.inputs])
 
 
@@ -89,89 +92,88 @@ def record(
     inputs: Iterable[Source] | Mapping[str, Source | Iterable[Source]] = (),
     config: Config | None = None,
     kind: str,
-    seed: int | None = None,
     grows: bool = False,
 ) -> Path:
     """Write the lineage of the result at ``path`` (a file or a folder that exists); returns the lineage file.
 
-    inputs: files, folders, sources (`coco:/data/coco?split=val`, `cards:?split=train`), or Input when the hash is known; as a
-    mapping their keys say what they were for. seed: default that of the configuration. grows: the result is not done, so it has
-    no hash, and what an earlier run in it was made from is kept. Raises MissingFile for a result or an input that is not there.
+    inputs: files, folders, sources (`coco:/data/coco?split=val`, `cards:?split=train`), or Input when the hash is known; the keys
+    of a mapping are the roles. grows: the result is the folder of a run, so it gets no hash, and the record of an earlier run in
+    it is kept. Raises MissingFile when the result or an input does not exist.
     """
     path = Path(path)
     if not path.exists():
-        raise MissingFile(f"no result {path} to record the lineage of")
-    found = Record(
+        raise MissingFile(f"cannot record the lineage of {path}: it does not exist")
+    new = Record(
         kind=kind,
         sha256=None if grows else digest(path)[0],
-        inputs=[_described(role, source, path) for role, source in _pairs(inputs)],
+        inputs=[_resolve_input(role, source, path) for role, source in _with_roles(inputs)],
         config_sha256=config.sha256 if config is not None else None,
-        seed=config.run.seed if seed is None and config is not None else seed,
+        seed=config.run.seed if config is not None else None,
         code=code(),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    if grows and (before := read(path)) is not None:
-        old = [before.model_copy(update={"earlier": []})] if before.made_from != found.made_from else []
-        found = found.model_copy(update={"earlier": [*before.earlier, *old]})
-    place = place_of(path)
-    write_json(place, found.model_dump(mode="json", exclude_defaults=True) | {"format": 1})
-    return place
+    if grows and (previous := read(path)) is not None:
+        changed = [previous.model_copy(update={"earlier": []})] if previous.provenance != new.provenance else []
+        new = new.model_copy(update={"earlier": [*previous.earlier, *changed]})
+    file = lineage_file(path)
+    write_json(file, new.model_dump(mode="json", exclude_defaults=True) | {"format": 1})
+    return file
 
 
-def place_of(path: str | Path) -> Path:
-    """Where the lineage of a result is written."""
+def lineage_file(path: str | Path) -> Path:
+    """The lineage file of a result."""
     path = Path(path)
     return path / NAME if path.is_dir() else path.with_name(f"{path.name}.{NAME}")
 
 
 def read(path: str | Path) -> Record | None:
-    """The record of exactly this result, None for none. Raises BadInput for one that cannot be read."""
-    place = place_of(path)
-    if not place.is_file():
+    """The record of exactly this result, None without one. Raises BadInput for a damaged file."""
+    file = lineage_file(path)
+    if not file.is_file():
         return None
     try:
-        return Record.model_validate_json(place.read_bytes())
+        return Record.model_validate_json(file.read_bytes())
     except ValidationError as error:
         problem = first_problem(error)
-        message = f"{place} is not a lineage file: {problem.path} {problem.message}"
+        message = f"{file} is not a lineage file: {problem.path} {problem.message}"
         raise BadInput(message, fix="make the result again") from None
 
 
-def inherited(path: str | Path, kind: str) -> dict[str, object] | None:
-    """The lineage that a result in a run's folder has: that of the run, paths relative to the result; None outside of a run."""
-    # Not of what lies there already: it may be an older result of the same name.
-    if (found := holder(Path(path).absolute().parent)) is None:
+def of_run(path: str | Path, kind: str) -> dict[str, object] | None:
+    """The lineage of the run that holds ``path``, with paths relative to ``path``; None outside of a run."""
+    # Start above `path`: an older result of the same name may have a lineage file there.
+    if (run := find_record(Path(path).absolute().parent)) is None:
         return None
-    place, known = found
+    folder, run_record = run
     base = Path(path).parent if Path(path).is_file() else Path(path)
 
     def moved(record: Record) -> Record:
-        inputs = [_placed(i, Path(os.path.normpath(place / i.path)), base) if i.path else i for i in record.inputs]
+        inputs = [_relative_to(base, i, Path(os.path.normpath(folder / i.path))) if i.path else i for i in record.inputs]
         return record.model_copy(update={"inputs": inputs, "earlier": [moved(e) for e in record.earlier], "kind": kind})
 
-    return moved(known).model_dump(mode="json", exclude_defaults=True) | {"format": 1}
+    return moved(run_record).model_dump(mode="json", exclude_defaults=True) | {"format": 1}
 
 
 def of_checkpoint(run_dir: str | Path) -> dict[str, object] | None:
-    """The lineage that every checkpoint below ``run_dir`` carries: that of its run; None outside of a run."""
-    return inherited(Path(run_dir) / "checkpoints" / "step", "checkpoint")
+    """The lineage of every checkpoint of the run in ``run_dir``; None when the folder has no lineage."""
+    return of_run(Path(run_dir) / "checkpoints" / "step", "checkpoint")
 
 
-def record_of_run(path: str | Path, kind: str) -> None:
-    """Write the lineage of a result that a run made in its folder: what the run was made from, and the result's own hash."""
-    if (found := inherited(path, kind)) is None:
-        raise MissingFile(f"{path} lies in the folder of no run")
-    write_json(place_of(path), found | {"sha256": digest(path)[0]})
+def record_in_run(path: str | Path, kind: str) -> None:
+    """Write the lineage of a result inside the folder of a run: that of the run, and the result's own hash."""
+    if (known := of_run(path, kind)) is None:
+        raise MissingFile(f"{path} is not inside the folder of a run")
+    write_json(lineage_file(path), known | {"sha256": digest(path)[0]})
 
 
-def holder(path: str | Path) -> tuple[Path, Record] | None:
-    """(result, record) of the result at ``path``, or of the folder up to three levels above that it was made in."""
+def find_record(path: str | Path) -> tuple[Path, Record] | None:
+    """The result at ``path``, or the folder up to three levels above that it was made in, and its record."""
     path = Path(os.path.abspath(path))
-    for place in (path, *list(path.parents)[: 1 if path.is_file() else 3]):
-        if (found := read(place)) is not None:
-            # Raw material may lie where the product is written; it is not made by itself.
-            mine = (Path(os.path.normpath(place / i.path)) for i in found.inputs if i.path)
-            return None if place != path and path in mine else (place, found)
+    for result in (path, *list(path.parents)[: 1 if path.is_file() else 3]):
+        if (known := read(result)) is not None:
+            # An input may lie in the folder of its product, but is not made by it.
+            inputs = [Path(os.path.normpath(result / i.path)) for i in known.inputs if i.path]
+            return None if result != path and path in inputs else (result, known)
     return None
 
 
@@ -179,11 +181,12 @@ def holder(path: str | Path) -> tuple[Path, Record] | None:
 
 
 def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
-    """(sha256, bytes) of a file's content, of a folder, or of the files that a pattern with `*` names.
+    """(sha256, bytes) of a file, of a folder, or of the files that a pattern with `*` matches.
 
-    In a folder names and contents count, except: of pictures, clips and sounds names and sizes; of weights above 64 MiB size,
-    first block and 64 blocks spread evenly, as `policy.model.fingerprint` does. A checkpoint counts as its checksummed manifest
-    says. Hidden files and lineage files do not count, nor does what lies below ``without``. Raises MissingFile.
+    The hash of a folder covers names and contents, with two exceptions: names and sizes of pictures, clips and sounds; size,
+    first block and 64 evenly spread blocks of weights above 64 MiB, as in `policy.model_path.fingerprint`. For a checkpoint it
+    covers the hashes in the manifest. Hidden files, lineage files and everything below ``without`` are excluded. Raises
+    MissingFile.
     """
     path = Path(path)
     if path.is_file():
@@ -191,48 +194,48 @@ def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
     if path.is_dir():
         if (path / MANIFEST).is_file() and is_complete(path):
             files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
-            known = {name: entry for name, entry in files.items() if name not in PASSING}
-            text = json.dumps(known, sort_keys=True).encode()
-            return hashlib.sha256(text).hexdigest(), sum(int(entry["bytes"]) for entry in known.values())
+            entries = {name: entry for name, entry in files.items() if name not in EXCLUDED}
+            text = json.dumps(entries, sort_keys=True).encode()
+            return hashlib.sha256(text).hexdigest(), sum(int(entry["bytes"]) for entry in entries.values())
         root, paths = path, [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
         if without is not None:
-            outside = Path(os.path.abspath(without))
-            paths = [p for p in paths if not Path(os.path.abspath(p)).is_relative_to(outside)]
+            excluded = Path(os.path.abspath(without))
+            paths = [p for p in paths if not Path(os.path.abspath(p)).is_relative_to(excluded)]
     else:
         paths = [Path(name) for name in glob.glob(str(path), recursive=True)] if "*" in str(path) else []
         if not paths:
             raise MissingFile(f"no file or folder {path}")
         root = Path(os.path.commonpath([p.parent for p in paths]))
-    names = {p.relative_to(root).as_posix(): p for p in paths if p.is_file() and _counts(p.relative_to(root))}
-    whole, size = hashlib.sha256(), 0
+    names = {p.relative_to(root).as_posix(): p for p in paths if p.is_file() and _is_content(p.relative_to(root))}
+    hashed, size = hashlib.sha256(), 0
     for name in sorted(names):
         length = names[name].stat().st_size
         size += length
-        whole.update(f"{name}:{length}:".encode())
+        hashed.update(f"{name}:{length}:".encode())
         if names[name].suffix.lower() not in MEDIA:
-            whole.update(_content(names[name], length).encode())
-    return whole.hexdigest(), size
+            hashed.update(_content_hash(names[name], length).encode())
+    return hashed.hexdigest(), size
 
 
-def _counts(name: Path) -> bool:
+def _is_content(name: Path) -> bool:
     hidden = any(part.startswith(".") for part in name.parts)
-    return not hidden and name.name not in PASSING and not name.name.endswith(f".{NAME}")
+    return not hidden and name.name not in EXCLUDED and not name.name.endswith(f".{NAME}")
 
 
-def _content(path: Path, size: int) -> str:
-    if path.suffix != ".safetensors" or size <= SAMPLED:
+def _content_hash(path: Path, size: int) -> str:
+    if path.suffix != ".safetensors" or size <= SAMPLE_ABOVE:
         return file_sha256(path)
-    some = hashlib.sha256()
+    hashed = hashlib.sha256()
     with open(path, "rb") as file:
         for i in range(65):
             file.seek(i * (size - BLOCK) // 64)
-            some.update(file.read(BLOCK))
-    return some.hexdigest()
+            hashed.update(file.read(BLOCK))
+    return hashed.hexdigest()
 
 
 @cache
 def code() -> Code:
-    """The code that runs: version of the package, and commit and state of its checkout when it is one."""
+    """The version, and the commit of the checkout, of the running code."""
     try:
         number = version("pixelis")
     except PackageNotFoundError:
@@ -241,12 +244,12 @@ def code() -> Code:
 
     def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", package, *arguments], capture_output=True, text=True, timeout=20, check=True)
+            process = subprocess.run(["git", "-C", package, *arguments], capture_output=True, text=True, timeout=20, check=True)
         except (OSError, subprocess.SubprocessError):
             return None
-        return done.stdout.strip()
+        return process.stdout.strip()
 
-    # A package installed into some other project's checkout is none of that project's commits.
+    # The package may be installed inside the checkout of another project, whose commits do not describe it.
     if git("ls-files", "--error-unmatch", "__init__.py") is None or (commit := git("rev-parse", "HEAD")) is None:
         return Code(version=number)
     return Code(version=number, commit=commit, dirty=bool(git("status", "--porcelain", "--", ".")))
@@ -255,18 +258,18 @@ def code() -> Code:
 # -- the chain ------------------------------------------------------------------------------------------------------------------
 
 State = Literal["ok", "changed", "missing", "unhashed", "cycle"]
-SAID = {
+STATE_LABELS = {
     "ok": "",
     "changed": "CHANGED since",
     "missing": "MISSING",
-    "unhashed": "generated or remote: nothing to compare",
-    "cycle": "CYCLE: it is made from itself",
+    "unhashed": "generated or remote, cannot be compared",
+    "cycle": "CYCLE: made from itself",
 }
 
 
 @dataclass(frozen=True)
 class Node:
-    """A result or a source in a chain. state: what its content is to what the result above it was made from."""
+    """A result or a source in a chain. state: how its content compares with the hash that the result above it recorded."""
 
     name: str
     role: str
@@ -288,55 +291,54 @@ class Node:
 
 
 def trace(path: str | Path) -> Node:
-    """The chain of a result down to its sources, every hash compared. Raises MissingFile for a result without a lineage."""
+    """The chain from a result to its sources, with every hash compared. Raises MissingFile for a result without a lineage."""
     path = Path(os.path.abspath(path))
     if not path.exists():
-        raise MissingFile(f"no result {path}")
-    if (found := holder(path)) is None:
-        raise MissingFile(f"{path} has no lineage", fix="name a result with a lineage.json in or beside it")
-    place, known = found
-    damaged = (place / MANIFEST).is_file() and not is_complete(place)
-    state: State = "ok" if known.sha256 in (None, digest(place)[0]) and not damaged else "changed"
-    name = place.name if place == path else f"{place.name} (holds {path.name})"
-    return _node(name, "result", state, known.sha256, (place, known), place if place.is_dir() else place.parent, ())
+        raise MissingFile(f"{path} does not exist")
+    if (located := find_record(path)) is None:
+        raise MissingFile(f"{path} has no lineage", fix="name a result with a lineage.json in it or beside it")
+    result, known = located
+    damaged = (result / MANIFEST).is_file() and not is_complete(result)
+    state: State = "ok" if known.sha256 in (None, digest(result)[0]) and not damaged else "changed"
+    name = result.name if result == path else f"{result.name} (holds {path.name})"
+    return _node(name, "result", state, known.sha256, located, result if result.is_dir() else result.parent, ())
 
 
 def _node(
-    name: str, role: str, state: State, sha256: str | None, held: tuple[Path, Record], root: Path, above: tuple[Path, ...]
+    name: str, role: str, state: State, sha256: str | None, located: tuple[Path, Record], root: Path, above: tuple[Path, ...]
 ) -> Node:
-    place, known = held
-    if place in above:
+    result, known = located
+    if result in above:
         return Node(name, role, "cycle", sha256, known)
-    sources = tuple(_source(item, place, root, (*above, place)) for item in known.inputs)
+    sources = tuple(_source(item, result, root, (*above, result)) for item in known.inputs)
     return Node(name, role, state, sha256, known, sources)
 
 
 def _source(item: Input, result: Path, root: Path, above: tuple[Path, ...]) -> Node:
-    """An input of ``result``, named by its path from ``root``, the folder of the whole chain's result."""
+    """The node of an input of ``result``, named by its path relative to ``root``, the folder of the traced result."""
     if item.path is None:
         return Node(item.source, item.role, "unhashed", item.sha256)
     path = Path(os.path.normpath((result if result.is_dir() else result.parent) / item.path))
-    name = _placed(item, path, root).source
+    name = _relative_to(root, item, path).source
     try:
         state: State = "ok" if digest(path, without=result)[0] == item.sha256 else "changed"
     except MissingFile:
         return Node(name, item.role, "missing", item.sha256)
-    found = holder(path)
-    if found is None:
+    if (located := find_record(path)) is None:
         return Node(name, item.role, state, item.sha256)
-    return _node(name, item.role, state, item.sha256, found, root, above)
+    return _node(name, item.role, state, item.sha256, located, root, above)
 
 
 def tree(node: Node, indent: str = "", last: bool = True, first: bool = True) -> list[str]:
-    """The chain as lines of text, results above what they are made from."""
-    what = [f"{node.role}: {node.name}"] + ([f"sha256 {node.sha256[:12]}"] if node.sha256 else [])
+    """The chain as lines of text, each result above its inputs."""
+    parts = [f"{node.role}: {node.name}"] + ([f"sha256 {node.sha256[:12]}"] if node.sha256 else [])
     if (known := node.record) is not None:
         commit = f" {known.code.commit[:10]}{'+changes' if known.code.dirty else ''}" if known.code.commit else ""
-        what += [known.kind, f"pixelis {known.code.version}{commit}", f"seed {known.seed}" if known.seed is not None else ""]
-        what += [f"config {known.config_sha256[:12]}" if known.config_sha256 else "", known.made]
-        what += [f"resumed after {len(known.earlier)} other settings" if known.earlier else ""]
-    what.append(SAID[node.state])
-    lines = [("" if first else indent + ("└─ " if last else "├─ ")) + "  ".join(part for part in what if part)]
+        parts += [known.kind, f"pixelis {known.code.version}{commit}", f"seed {known.seed}" if known.seed is not None else ""]
+        parts += [f"config {known.config_sha256[:12]}" if known.config_sha256 else "", known.made]
+        parts += [f"resumed {len(known.earlier)} times with other settings" if known.earlier else ""]
+    parts.append(STATE_LABELS[node.state])
+    lines = [("" if first else indent + ("└─ " if last else "├─ ")) + "  ".join(part for part in parts if part)]
     below = "" if first else indent + ("   " if last else "│  ")
     for number, source in enumerate(node.sources, 1):
         lines += tree(source, below, number == len(node.sources), first=False)
@@ -344,21 +346,21 @@ def tree(node: Node, indent: str = "", last: bool = True, first: bool = True) ->
 
 
 def mermaid(node: Node) -> str:
-    """The chain as a Mermaid flowchart, from sources to the result; one box for each content."""
+    """The chain as a Mermaid flowchart from sources to the result, with one box for each content."""
     ids: dict[tuple[str, str | None], str] = {}
     boxes, arrows = [], []
 
-    def box(one: Node) -> str:
-        key = (one.name, one.sha256)
+    def box(item: Node) -> str:
+        key = (item.name, item.sha256)
         if key not in ids:
             ids[key] = f"n{len(ids)}"
-            label = "<br/>".join(part for part in (one.name, (one.sha256 or "")[:12], SAID[one.state]) if part)
+            label = "<br/>".join(part for part in (item.name, (item.sha256 or "")[:12], STATE_LABELS[item.state]) if part)
             boxes.append(f'  {ids[key]}["{label.replace(chr(34), "#quot;")}"]')
         return ids[key]
 
-    for one in node.walk():
-        for source in one.sources:
-            arrow = f"  {box(source)} -->|{source.role}| {box(one)}"
+    for item in node.walk():
+        for source in item.sources:
+            arrow = f"  {box(source)} -->|{source.role}| {box(item)}"
             if arrow not in arrows:
                 arrows.append(arrow)
     box(node)
@@ -368,38 +370,38 @@ def mermaid(node: Node) -> str:
 # -- inputs ---------------------------------------------------------------------------------------------------------------------
 
 
-def _pairs(inputs: Iterable[Source] | Mapping[str, Source | Iterable[Source]]) -> list[tuple[str, Source]]:
+def _with_roles(inputs: Iterable[Source] | Mapping[str, Source | Iterable[Source]]) -> list[tuple[str, Source]]:
     if not isinstance(inputs, Mapping):
         return [("input", source) for source in inputs]
     single = (str, Path, Input)
     return [(role, source) for role, v in inputs.items() for source in ([v] if isinstance(v, single) else v)]
 
 
-def _described(role: str, source: Source, result: Path) -> Input:
+def _resolve_input(role: str, source: Source, result: Path) -> Input:
     base = result if result.is_dir() else result.parent
     if isinstance(source, Input):
         role = source.role if role == "input" else role
         path = Path(source.path) if source.path else None
-        return (_placed(source, path, base) if path else source).model_copy(update={"role": role})
-    path = path_in(source)
+        return (_relative_to(base, source, path) if path else source).model_copy(update={"role": role})
+    path = local_path(source)
     if path is None:
         return Input(role=role, source=str(source))
     sha256, size = digest(path, without=result)
-    return _placed(Input(role=role, source=str(source), path=str(path), sha256=sha256, bytes=size), path, base)
+    return _relative_to(base, Input(role=role, source=str(source), path=str(path), sha256=sha256, bytes=size), path)
 
 
-def _placed(item: Input, path: Path, base: Path) -> Input:
-    """The input with its path, and the path inside its source, relative to ``base``; absolute when they share no folder."""
+def _relative_to(base: Path, item: Input, path: Path) -> Input:
+    """The input with its path, also inside its source, relative to ``base``; absolute when they share no folder."""
     path, base = Path(os.path.abspath(path)), Path(os.path.abspath(base))
-    far = os.path.commonpath([path, base]) == path.anchor
-    shown = str(path) if far else os.path.relpath(path, base)
+    unrelated = os.path.commonpath([path, base]) == path.anchor
+    shown = str(path) if unrelated else os.path.relpath(path, base)
     return item.model_copy(update={"path": shown, "source": item.source.replace(item.path or shown, shown)})
 
 
-def path_in(source: str | Path) -> Path | None:
-    """The local path that a source names (`shop.jsonl`, `coco:/data/coco?split=val`), None for generated and remote ones.
+def local_path(source: str | Path) -> Path | None:
+    """The local path of a source (`shop.jsonl`, `coco:/data/coco?split=val`), None for generated and remote ones.
 
-    Raises MissingFile for a path that is not there.
+    Raises MissingFile when the path does not exist.
     """
     if isinstance(source, Path) or os.path.exists(source):
         path = Path(source)
@@ -409,14 +411,14 @@ def path_in(source: str | Path) -> Path | None:
         if "://" in body or (colon and scheme and not rest):
             return None
         path = Path(body)
-        if not _is_there(path) and colon:
-            if not _is_there(Path(rest)):
+        if not _exists(path) and colon:
+            if not _exists(Path(rest)):
                 return None
             path = Path(rest)
-    if not _is_there(path):
-        raise MissingFile(f"no file or folder {path}", fix="a result's inputs must be there when it is made")
+    if not _exists(path):
+        raise MissingFile(f"no file or folder {path}", fix="every input must exist when the result is made")
     return path
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     return path.exists() or ("*" in str(path) and bool(glob.glob(str(path), recursive=True)))

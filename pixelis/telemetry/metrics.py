@@ -1,7 +1,7 @@
-"""Live metrics: Ray metrics for the dashboard and Prometheus, and the optional trackers.
+"""Live metrics: Ray metrics for the dashboard and Prometheus, Weights & Biases and TensorBoard.
 
-Metric keys are `area/name` (`reward/accuracy`); in Prometheus the same number is `ray_pixelis_reward_accuracy` (Ray adds its
-prefix). Trackers follow a run, they never decide about it: when one fails it is said once and the run goes on without it.
+Metric keys are `area/name` (`reward/accuracy`); Prometheus shows the same number as `ray_pixelis_reward_accuracy` (Ray adds its
+prefix). A tracker that fails is dropped with one warning, and the run continues without it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ def metric_name(key: str) -> str:
 
 
 def publish(values: Mapping[str, Any], tags: Mapping[str, str] | None = None) -> None:
-    """Set one Ray gauge per `area/name` key; entries that are no finite number are left out.
+    """Set one Ray gauge per `area/name` key, for the values that are finite numbers.
 
-    Call it in an actor, a task or a driver connected to Ray: Ray sends the values on by itself. The names of `tags` must stay
-    the same for a key. Without a connection the values go nowhere.
+    Works in an actor, a task or a driver connected to Ray; elsewhere it has no effect. A key must always have the same tag names.
     """
     for key, value in values.items():
         if (number := as_number(value)) is not None:
@@ -44,51 +43,48 @@ def publish(values: Mapping[str, Any], tags: Mapping[str, str] | None = None) ->
 
 
 def count(key: str, amount: float = 1.0, tags: Mapping[str, str] | None = None) -> None:
-    """Add to a Ray counter (`ray_pixelis_..._total` in Prometheus).
-
-    Amounts of zero or less are left out: a counter only grows.
-    """
+    """Add to a Ray counter (`ray_pixelis_..._total` in Prometheus). Amounts of zero or less are ignored."""
     if amount > 0:
         _instrument(_counters, "Counter", key, tags).inc(amount, tags=dict(tags or {}))
 
 
-def _instrument(known: dict[tuple[str, tuple[str, ...]], Any], kind: str, key: str, tags: Mapping[str, str] | None) -> Any:
+def _instrument(instruments: dict[tuple[str, tuple[str, ...]], Any], kind: str, key: str, tags: Mapping[str, str] | None) -> Any:
     names = tuple(sorted(tags or {}))
-    if (key, names) not in known:
-        from ray.util import metrics  # every process makes its own on first use; drivers without Ray never load it
+    if (key, names) not in instruments:
+        from ray.util import metrics  # loaded on first use: drivers without Ray never need it
 
-        known[key, names] = getattr(metrics, kind)(metric_name(key), description=key, tag_keys=names)
-    return known[key, names]
+        instruments[key, names] = getattr(metrics, kind)(metric_name(key), description=key, tag_keys=names)
+    return instruments[key, names]
 
 
 PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboardX"}
-"""Tracker in `config.telemetry` -> the package that it needs."""
+"""Tracker in `config.telemetry` -> the package that it requires."""
 
 
 def require_trackers(config: Config) -> None:
-    """Raises MissingDependency, before a run begins, for a tracker that is configured but not installed."""
+    """Raise MissingDependency for a tracker that is configured but not installed; called before a run starts."""
     for name, package in PACKAGES.items():
         if getattr(config.telemetry, name) and importlib.util.find_spec(package) is None:
-            raise _missing(name)
+            raise _not_installed(name)
 
 
-def _missing(name: str) -> MissingDependency:
+def _not_installed(name: str) -> MissingDependency:
     package = PACKAGES[name]
     return MissingDependency(f"{package} is not installed", fix=f"pip install {package}, or telemetry.{name}=false")
 
 
 ARTIFACT_BYTES = 2**30
-"""Size up to which a result's files go to a tracker with its metadata."""
+"""Size up to which the files of a result are uploaded, not only its metadata."""
 
 
 class Sink(Protocol):
-    """Where a tracker writes to."""
+    """A destination of metrics."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write the numbers of a step."""
 
     def close(self) -> None:
-        """Flush and end."""
+        """Flush and close."""
 
 
 class Tracker:
@@ -96,8 +92,8 @@ class Tracker:
 
     `with Tracker(config) as tracker: tracker.log(step, {"reward/accuracy": 0.4})`.
 
-    Weights & Biases works offline: without an API key, without a network or with WANDB_MODE=offline it writes below
-    `run.dir/wandb`, to be sent later by `wandb sync`. With a key, a re-run of the same `run.dir` goes on with the same W&B run.
+    Weights & Biases works offline: without an API key, without a network or with WANDB_MODE=offline it writes to `run.dir/wandb`,
+    which `wandb sync` uploads later. With a key, a job that resumes `run.dir` also resumes the W&B run.
     """
 
     def __init__(self, config: Config):
@@ -107,16 +103,16 @@ class Tracker:
             if getattr(config.telemetry, name):
                 try:
                     self._sinks[name] = kind(config)
-                except Exception as error:  # a tracker may fail in any way; the run must not
+                except Exception as error:  # a tracker may fail in any way and must not end the run
                     self._drop(name, error)
 
     @property
     def sinks(self) -> list[str]:
-        """Names of the sinks that still work."""
+        """Names of the working sinks."""
         return list(self._sinks)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write the finite numbers of a step; steps should not decrease."""
+        """Write the finite numbers of a step; steps must not decrease."""
         numbers = {key: number for key, value in values.items() if (number := as_number(value)) is not None}
         for name, sink in list(self._sinks.items()):
             try:
@@ -125,7 +121,7 @@ class Tracker:
                 self._drop(name, error)
 
     def artifact(self, name: str, kind: str, path: Path, metadata: Mapping[str, Any]) -> None:
-        """Log a result, with what is known about it, where artifacts are kept (Weights & Biases)."""
+        """Log a result and its metadata to Weights & Biases."""
         if isinstance(sink := self._sinks.get("wandb"), Wandb):
             try:
                 sink.artifact(name, kind, path, metadata)
@@ -133,7 +129,7 @@ class Tracker:
                 self._drop("wandb", error)
 
     def close(self) -> None:
-        """Flush and end all sinks."""
+        """Close all sinks."""
         for name, sink in list(self._sinks.items()):
             try:
                 sink.close()
@@ -149,17 +145,17 @@ class Tracker:
 
     def _drop(self, name: str, error: Exception) -> None:
         self._sinks.pop(name, None)
-        log.warning("tracker %s is off for the rest of this run: %s: %s", name, type(error).__name__, error)
+        log.warning("tracker %s failed and is off for the rest of this run: %s: %s", name, type(error).__name__, error)
 
 
 class Wandb:
-    """Weights & Biases, offline unless there is a key to log in with."""
+    """Weights & Biases, offline without an API key."""
 
     def __init__(self, config: Config):
         try:
             import wandb
         except ImportError:
-            raise _missing("wandb") from None
+            raise _not_installed("wandb") from None
         folder = Path(config.run.dir).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         arguments: dict[str, Any] = {
@@ -176,14 +172,14 @@ class Wandb:
         except wandb.Error as error:
             if mode != "online":
                 raise
-            log.warning("Weights & Biases cannot be reached, writing offline instead: %s", str(error).splitlines()[0])
+            log.warning("cannot reach Weights & Biases, writing offline instead: %s", str(error).splitlines()[0])
             self._run = wandb.init(mode="offline", **arguments)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
 
     def artifact(self, name: str, kind: str, path: Path, metadata: Mapping[str, Any]) -> None:
-        """Log files up to ARTIFACT_BYTES; of what is larger the metadata only, which holds its hash."""
+        """Log the files of a result up to ARTIFACT_BYTES; of a larger one only the metadata, which include its hash."""
         import wandb
 
         artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", name), type=kind, metadata=dict(metadata))
@@ -198,13 +194,13 @@ class Wandb:
 
 
 class TensorBoard:
-    """TensorBoard event files below `run.dir/tensorboard`, written by tensorboardX (which Ray Train brings along)."""
+    """TensorBoard event files in `run.dir/tensorboard`, written by tensorboardX."""
 
     def __init__(self, config: Config):
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            raise _missing("tensorboard") from None
+            raise _not_installed("tensorboard") from None
         self._writer = SummaryWriter(logdir=str(Path(config.run.dir) / "tensorboard"))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

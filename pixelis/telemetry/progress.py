@@ -1,4 +1,4 @@
-"""Progress of a driver: a live bar with the time left on a terminal, plain lines in a log file or a Ray job."""
+"""Progress of a job: a live bar with the remaining time on a terminal, plain lines in a log file or a Ray job."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 WINDOW = 20
-"""Updates over which the speed is measured, so that a slow first step does not spoil the estimate for long."""
+"""Number of recent updates that the speed is measured over, so that a slow first step does not distort it for long."""
 
 
 class Progress:
     """`with Progress("rft", total=40) as p: p.update(done, **metrics)`.
 
-    `done` counts from 0 to `total`; a resumed run passes `start`. `metrics` are shown as they come, names like
-    `reward/accuracy` too (`**{"reward/accuracy": 0.4}`). When the stream is no terminal, at most one line every `every` seconds
-    is printed. `enabled=False` prints nothing.
+    `done` counts from 0 to `total`; a resumed run passes `start`. `metrics` are shown beside it. On a stream that is not a
+    terminal, at most one line is printed every `every` seconds. `enabled=False` prints nothing.
     """
 
     def __init__(
@@ -29,8 +28,8 @@ class Progress:
         self.name, self.total, self.done, self.every = name, total, start, every
         self._stream = stream or sys.stdout
         self._enabled = enabled
-        self._began = time.monotonic()
-        # Not from the start on: until the first step is done, time goes into loading.
+        self._started = time.monotonic()
+        # Filled from the first update on: the time before it is spent on loading.
         self._recent: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._last_line = float("-inf")
         self._metrics = ""
@@ -56,7 +55,7 @@ class Progress:
         return self
 
     def update(self, done: int, **metrics: float | int | str) -> None:
-        """Say that `done` of `total` is finished, with the latest metrics."""
+        """Show that `done` of `total` are finished, with the latest metrics."""
         now = time.monotonic()
         if done != self.done:
             self._recent.append((now, done))
@@ -70,7 +69,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds to the end from the last updates; None before there are two."""
+        """Remaining seconds, estimated from the recent updates; None before there are two."""
         if len(self._recent) < 2:
             return None
         (first_at, first), (last_at, last) = self._recent[0], self._recent[-1]
@@ -79,13 +78,13 @@ class Progress:
         return max(0.0, (self.total - last) * (last_at - first_at) / (last - first))
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        took = clock(time.monotonic() - self._began)
-        end = f"stopped after {took}" if kind else f"took {took}"
+        duration = clock(time.monotonic() - self._started)
+        outcome = f"stopped after {duration}" if kind else f"took {duration}"
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, left=end)
+            self._bar.update(self._task, left=outcome)
             self._bar.stop()
         else:
-            self._line(end)
+            self._line(outcome)
 
     def _left(self) -> str:
         seconds = self.seconds_left
@@ -98,43 +97,43 @@ class Progress:
 
 
 def stage(name: str, enabled: bool = True) -> None:
-    """Say on standard output what a starting job is doing, before there is progress to show."""
+    """Print a startup stage of a job, before there is progress to show."""
     if enabled:
         print(f"[starting] {name}", flush=True)
 
 
 def clock(seconds: float) -> str:
-    """Seconds as a person reads them: `42 s`, `3:05 min`, `2:03 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+    """Seconds as `42 s`, `3:05 min` or `2:03 h`."""
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60}:{rounded % 60:02d} min"
+    return f"{rounded // 3600}:{rounded % 3600 // 60:02d} h"
 
 
 def _short(value: float | int | str) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-class Steps:
-    """Shows one step after the other: called with a step's name, how many are done and how many there are."""
+class StepProgress:
+    """Progress of several steps, one after the other; call it with a step's name, its finished items and its total."""
 
     def __init__(self, name: str, enabled: bool = True):
         self.name, self.enabled = name, enabled
         self._step = ""
-        self._shown: Progress | None = None
+        self._progress: Progress | None = None
 
     def __call__(self, step: str, done: int, total: int) -> None:
-        if step != self._step or self._shown is None:
+        if step != self._step or self._progress is None:
             self.close()
-            self._step, self._shown = step, Progress(f"{self.name} {step}", total, enabled=self.enabled)
-            self._shown.__enter__()
-        self._shown.total = total
-        self._shown.update(done)
+            self._step, self._progress = step, Progress(f"{self.name} {step}", total, enabled=self.enabled)
+            self._progress.__enter__()
+        self._progress.total = total
+        self._progress.update(done)
 
     def close(self) -> None:
-        """End the line of the last step."""
-        if self._shown is not None:
-            self._shown.__exit__(None, None, None)
-            self._shown = None
+        """Finish the last step."""
+        if self._progress is not None:
+            self._progress.__exit__(None, None, None)
+            self._progress = None

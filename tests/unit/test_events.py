@@ -1,4 +1,4 @@
-"""The event log survives crashes and hostile values; progress tells how long is left."""
+"""The event log survives crashes and hostile values; progress estimates the remaining time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pixelis.telemetry.events import EventLog, last, read
 from pixelis.telemetry.progress import Progress, clock
 
 
-def test_what_is_written_comes_back_in_order(tmp_path):
+def test_events_are_read_in_the_order_written(tmp_path):
     with EventLog(tmp_path / "new" / "run") as log:
         log.write("step", step=1, reward=0.5)
         log.write("stop", why="done")
@@ -31,7 +31,7 @@ def test_a_run_without_a_log_has_no_events(tmp_path):
     assert read(tmp_path / "nothing") == []
 
 
-def test_a_torn_line_costs_only_itself(tmp_path):
+def test_an_incomplete_line_loses_only_itself(tmp_path):
     with EventLog(tmp_path) as log:
         log.write("a")
     with log.path.open("ab") as file:
@@ -42,7 +42,7 @@ def test_a_torn_line_costs_only_itself(tmp_path):
     assert [e["kind"] for e in read(tmp_path)] == ["a", "b"]
 
 
-def test_the_newest_of_a_kind_is_found_however_far_back_it_is(tmp_path, monkeypatch):
+def test_the_newest_event_of_a_kind_is_found_anywhere_in_the_log(tmp_path, monkeypatch):
     monkeypatch.setattr("pixelis.telemetry.events.BLOCK", 64)
     assert last(tmp_path, "a") is None
     with EventLog(tmp_path) as log:
@@ -81,14 +81,14 @@ def test_every_line_is_strict_json(tmp_path):
     assert event["nested"] == {"1": [2.5]}
 
 
-def test_the_two_reserved_names_are_refused(tmp_path):
+def test_reserved_field_names_are_refused(tmp_path):
     with pytest.raises(ValueError, match="time"):
         EventLog(tmp_path).write("step", time=3)
 
 
-def _write_many(log: EventLog, who: int) -> None:
+def _write_many(log: EventLog, writer: int) -> None:
     for i in range(200):
-        log.write("line", who=who, i=i, text="x" * 500)
+        log.write("line", writer=writer, i=i, text="x" * 500)
 
 
 def test_processes_append_without_mixing_lines(tmp_path):
@@ -101,8 +101,8 @@ def test_processes_append_without_mixing_lines(tmp_path):
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     events = read(tmp_path)
     assert len(events) == 600
-    for who in range(3):
-        assert [e["i"] for e in events if e["who"] == who] == list(range(200))
+    for writer in range(3):
+        assert [e["i"] for e in events if e["writer"] == writer] == list(range(200))
 
 
 def test_progress_prints_plain_lines_when_there_is_no_terminal():
@@ -128,7 +128,7 @@ def test_progress_is_silent_between_lines_and_when_disabled():
     assert out.getvalue() == ""
 
 
-def test_an_interrupted_run_says_how_far_it_came():
+def test_an_interrupted_run_prints_its_progress():
     out = io.StringIO()
     progress = Progress("sft", total=10, stream=out)
     with contextlib.suppress(KeyboardInterrupt), progress:
@@ -137,7 +137,7 @@ def test_an_interrupted_run_says_how_far_it_came():
     assert "[sft] 3/10  stopped after" in out.getvalue()
 
 
-def test_time_left_is_that_of_the_steps_of_this_process_not_of_its_start(monkeypatch):
+def test_the_remaining_time_ignores_loading_and_earlier_processes(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("pixelis.telemetry.progress.time.monotonic", lambda: now[0])
     progress = Progress("rft", total=40, start=20, enabled=False)

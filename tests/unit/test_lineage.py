@@ -1,4 +1,4 @@
-"""Lineage: what a result was made from is written beside it, found again, and compared."""
+"""Lineage files: written beside a result, traced to the sources, every hash compared."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_a_chain_is_traced_to_its_sources(chain: Path) -> None:
     assert diagram.startswith("flowchart BT")
     assert diagram.count("-->") == 3
     # Raw material beside the product is a source, not a product of the folder it lies in.
-    assert lineage.holder(chain / "raw.jsonl") is None
-    assert lineage.holder(chain / "made" / "part.jsonl") is not None
+    assert lineage.find_record(chain / "raw.jsonl") is None
+    assert lineage.find_record(chain / "made" / "part.jsonl") is not None
 
 
 def test_the_chain_may_be_moved_and_names_no_folder_above_it(chain: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -74,7 +74,7 @@ def test_the_chain_may_be_moved_and_names_no_folder_above_it(chain: Path, tmp_pa
     assert not lineage.trace(moved / "result.json").broken
 
 
-def test_what_changed_or_is_gone_is_said(chain: Path) -> None:
+def test_changed_and_missing_inputs_are_reported(chain: Path) -> None:
     (chain / "raw.jsonl").write_text("other\n")
     assert states(chain / "result.json")["raw.jsonl"] == "changed"
     assert states(chain / "result.json")["made"] == "ok"
@@ -95,7 +95,7 @@ def test_a_result_made_from_itself_is_a_cycle_not_an_endless_loop(tmp_path: Path
     assert [node.state for node in lineage.trace(tmp_path / "a").walk()] == ["ok", "ok", "cycle"]
 
 
-def test_no_lineage_no_input_no_json(tmp_path: Path) -> None:
+def test_a_missing_lineage_input_or_result_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     with pytest.raises(MissingFile, match="no lineage"):
         lineage.trace(tmp_path / "x")
@@ -111,12 +111,12 @@ def test_no_lineage_no_input_no_json(tmp_path: Path) -> None:
 def test_sources_with_a_path_in_them(tmp_path: Path) -> None:
     (tmp_path / "coco").mkdir()
     (tmp_path / "a.jsonl").write_text("x")
-    assert lineage.path_in(f"coco:{tmp_path}/coco?split=val") == tmp_path / "coco"
-    assert lineage.path_in(f"{tmp_path}/*.jsonl") == tmp_path / "*.jsonl"
+    assert lineage.local_path(f"coco:{tmp_path}/coco?split=val") == tmp_path / "coco"
+    assert lineage.local_path(f"{tmp_path}/*.jsonl") == tmp_path / "*.jsonl"
     for generated in ("cards:?split=train", "s3://bucket/a.parquet", "packaged:skimage?split=test"):
-        assert lineage.path_in(generated) is None
+        assert lineage.local_path(generated) is None
     with pytest.raises(MissingFile):
-        lineage.path_in(str(tmp_path / "b.jsonl"))
+        lineage.local_path(str(tmp_path / "b.jsonl"))
 
 
 def test_digests_see_names_and_contents_but_not_pixels_or_their_own_file(tmp_path: Path) -> None:
@@ -146,18 +146,18 @@ def settings(tmp_path: Path, *, rank: int = 4, **telemetry: object) -> Config:
     return parse({"policy": policy, "run": {"dir": str(tmp_path / "run")}, "telemetry": telemetry})
 
 
-def test_a_run_and_its_checkpoints_carry_what_they_were_made_from(tmp_path: Path) -> None:
+def test_a_run_and_its_checkpoints_record_their_inputs(tmp_path: Path) -> None:
     save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
     with jobs.run_folder(settings(tmp_path), demonstrations="cards:?split=train") as folder:
         known = lineage.read(folder)
         assert known is not None
         assert [i.role for i in known.inputs] == ["model", "adapter", "demonstrations"]
         step = folder / "checkpoints" / "step_00000002"
-        notes = lineage.inherited(step, "checkpoint")
+        notes = lineage.of_run(step, "checkpoint")
         checkpoint.write(folder, 2, {}, {}, notes={"lineage": notes})
-    found = states(step)
-    assert found.pop("step_00000002") == "ok"
-    assert sorted(found.values()) == ["ok", "ok", "unhashed"]
+    inputs = states(step)
+    assert inputs.pop("step_00000002") == "ok"
+    assert sorted(inputs.values()) == ["ok", "ok", "unhashed"]
     (step / "state.json").write_text("[]")
     assert states(step)["step_00000002"] == "changed"
     # A run that is resumed with another configuration says so.
@@ -168,7 +168,7 @@ def test_a_run_and_its_checkpoints_carry_what_they_were_made_from(tmp_path: Path
     assert [len(known.earlier), known.earlier[0].inputs[-1].source] == [1, "cards:?split=train"]
 
 
-def test_a_missing_source_is_told_before_a_run_begins(tmp_path: Path) -> None:
+def test_a_missing_source_is_an_error_before_the_run_starts(tmp_path: Path) -> None:
     save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
     with pytest.raises(MissingFile, match="gone"), jobs.run_folder(settings(tmp_path), data=str(tmp_path / "gone")):
         pass
@@ -209,9 +209,9 @@ def test_the_job_prints_the_chain_and_fails_on_a_broken_one(
     assert capsys.readouterr().out.startswith("flowchart BT")
     (chain / "made" / "part.jsonl").write_text("two\n")
     assert run(str(chain / "result.json")) == 1
-    said = capsys.readouterr()
-    assert "CHANGED" in said.out
-    assert "1 of 4" in said.err
+    printed = capsys.readouterr()
+    assert "CHANGED" in printed.out
+    assert "1 of 4" in printed.err
     assert run() == 2
     assert run(str(chain / "raw.jsonl")) == 1
 

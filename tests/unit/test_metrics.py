@@ -1,4 +1,4 @@
-"""Summaries of episodes, Ray metric names, and trackers that may fail without taking the run along."""
+"""Summaries of episodes, Ray metrics, and trackers whose failure does not end the run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pixelis.telemetry import metrics
 CALL = Action(op="zoom_in", arguments={"box": [0, 0, 0.5, 0.5]})
 
 
-def said(action=None, error=None):
+def policy_turn(action=None, error=None):
     return Turn(role="assistant", tokens=[1], log_probs=[-0.1], action=action, error=error)
 
 
-def replied(status):
+def reply(status):
     return Turn(role="tool", tokens=[2], observation=Observation(status=status, code=None if status == "ok" else "bad_box"))
 
 
@@ -33,13 +33,13 @@ def episode(question="q", *, accuracy=None, turns=(), stop=StopReason.ANSWER, an
 
 
 def test_a_summary_by_hand():
-    zoomed = [said(CALL), replied("ok"), said()]
-    failed = [said(CALL), replied("error"), said(error="bad_json"), replied("error"), said()]
-    cut = [said(CALL)]
+    zoomed = [policy_turn(CALL), reply("ok"), policy_turn()]
+    failed = [policy_turn(CALL), reply("error"), policy_turn(error="bad_json"), reply("error"), policy_turn()]
+    cut = [policy_turn(CALL)]
     items = [
         episode("q1", accuracy=1.0, turns=zoomed),
         episode("q2", accuracy=0.0, turns=failed),
-        episode("q3", accuracy=1.0, turns=[said()]),
+        episode("q3", accuracy=1.0, turns=[policy_turn()]),
         episode("q4", accuracy=0.0, turns=cut, stop=StopReason.OVER_TURN),
     ]
     summary = summarise(items)
@@ -53,11 +53,13 @@ def test_a_summary_by_hand():
 
 
 def test_operations_are_counted_once_each():
-    assert operation_counts(episode(turns=[said(CALL), replied("ok"), said(CALL), replied("error"), said()])) == (2, 1)
-    assert operation_counts(episode(turns=[said(error="bad_json"), replied("error")])) == (1, 1)
-    assert operation_counts(episode(turns=[said(CALL)], stop=StopReason.OVER_TURN)) == (1, 0)
-    assert operation_counts(episode(turns=[said()])) == (0, 0)
-    assert operation_counts(episode(turns=[said(error="bad_token")], stop=StopReason.ERROR)) == (0, 0)
+    assert operation_counts(
+        episode(turns=[policy_turn(CALL), reply("ok"), policy_turn(CALL), reply("error"), policy_turn()])
+    ) == (2, 1)
+    assert operation_counts(episode(turns=[policy_turn(error="bad_json"), reply("error")])) == (1, 1)
+    assert operation_counts(episode(turns=[policy_turn(CALL)], stop=StopReason.OVER_TURN)) == (1, 0)
+    assert operation_counts(episode(turns=[policy_turn()])) == (0, 0)
+    assert operation_counts(episode(turns=[policy_turn(error="bad_token")], stop=StopReason.ERROR)) == (0, 0)
 
 
 def test_unscored_episodes_are_never_wrong_ones():
@@ -100,15 +102,15 @@ def test_correctness_is_the_mean_of_a_question():
     }
 
 
-def test_truths_given_are_used_instead_of_the_rewards():
+def test_explicit_truths_replace_the_rewards():
     pytest.importorskip("pixelis.rewards.scorers")
     items = [episode("a", answer="7"), episode("b", answer="3"), episode("c", answer="1")]
     summary = summarise(items, truths={"a": ["7"], "b": ["4"]})
     assert (summary["accuracy"], summary["n"], summary["unscored"]) == (0.5, 2, {"no_truth": 1})
 
 
-@pytest.mark.parametrize(("right", "wrong", "kept"), [(9, 9, 2), (0, 9, 0), (9, 0, 4), (1, 2, 1), (0, 0, 0)])
-def test_pages_show_right_and_wrong_episodes_as_far_as_there_are(right, wrong, kept):
+@pytest.mark.parametrize(("right", "wrong", "right_shown"), [(9, 9, 2), (0, 9, 0), (9, 0, 4), (1, 2, 1), (0, 0, 0)])
+def test_pages_show_as_many_right_as_wrong_episodes(right, wrong, right_shown):
     from pixelis.actors.report import choose
 
     groups = []
@@ -118,24 +120,24 @@ def test_pages_show_right_and_wrong_episodes_as_far_as_there_are(right, wrong, k
         )
     chosen = choose("step 1", groups, [None] * len(groups), 4)
     assert len(chosen) == min(4, right + wrong)
-    assert sum(group.trajectories[0].rewards["accuracy"] for _, group, _ in chosen) == kept
+    assert sum(group.trajectories[0].rewards["accuracy"] for _, group, _ in chosen) == right_shown
 
 
-def test_metric_names_are_what_prometheus_takes():
+def test_metric_names_are_valid_in_prometheus():
     assert metrics.metric_name("reward/accuracy") == "pixelis_reward_accuracy"
     assert metrics.metric_name("rollout/tokens_per_s") == "pixelis_rollout_tokens_per_s"
     assert metrics.metric_name("Tool: zoom-in/µs!") == "pixelis_tool_zoom_in_s"
 
 
 def test_only_finite_numbers_are_published(monkeypatch):
-    seen = {}
+    published = {}
 
     class Gauge:
         def __init__(self, name, description, tag_keys):
             self.name, self.tag_keys = name, tag_keys
 
         def set(self, value, tags):
-            seen[self.name] = (value, tags, self.tag_keys)
+            published[self.name] = (value, tags, self.tag_keys)
 
     fake = types.SimpleNamespace(Gauge=Gauge)
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(util=types.SimpleNamespace(metrics=fake)))
@@ -143,20 +145,20 @@ def test_only_finite_numbers_are_published(monkeypatch):
     monkeypatch.setattr(metrics, "_gauges", {})
     values = {"reward/accuracy": 0.5, "policy/loss": float("nan"), "note": "text", "flag": True, "rollout/n": 3}
     metrics.publish(values, tags={"stage": "rft"})
-    assert seen == {
+    assert published == {
         "pixelis_reward_accuracy": (0.5, {"stage": "rft"}, ("stage",)),
         "pixelis_rollout_n": (3.0, {"stage": "rft"}, ("stage",)),
     }
 
 
-def test_ray_takes_our_metrics():
+def test_metrics_are_published_to_ray():
     pytest.importorskip("ray")
     metrics.publish({"test/value": 1.5})
     metrics.count("test/things", 2)
     metrics.count("test/things", 0)
 
 
-def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(tmp_path, caplog, monkeypatch):
+def test_a_failing_tracker_gives_one_warning_and_the_run_continues(tmp_path, caplog, monkeypatch):
     class Broken:
         def __init__(self, config):
             pass
@@ -175,7 +177,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_run_goes_on(tmp_path, caplog,
             tracker.log(step, {"reward/accuracy": 0.5})
         assert tracker.sinks == []
     assert [r.message for r in caplog.records] == [
-        "tracker tensorboard is off for the rest of this run: ConnectionError: the tracker is down"
+        "tracker tensorboard failed and is off for the rest of this run: ConnectionError: the tracker is down"
     ]
 
 
@@ -188,7 +190,7 @@ def test_a_missing_tracker_names_the_fix(tmp_path, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "package"), [("wandb", "wandb"), ("tensorboard", "tensorboardX")])
-def test_a_job_does_not_start_without_the_tracker_it_was_told_to_use(tmp_path, monkeypatch, name, package):
+def test_a_job_does_not_start_without_a_configured_tracker(tmp_path, monkeypatch, name, package):
     config = parse({"run": {"dir": str(tmp_path / "run")}, "telemetry": {name: True}})
     metrics.require_trackers(config)
     monkeypatch.setitem(sys.modules, package, None)
@@ -236,7 +238,7 @@ def test_wandb_without_a_network_writes_offline(tmp_path, caplog, monkeypatch):
     with caplog.at_level(logging.WARNING), metrics.Tracker(config) as tracker:
         tracker.log(3, {"reward/accuracy": 0.5})
     assert calls == ["online", "offline", (3, {"reward/accuracy": 0.5}), "finished"]
-    assert [r.message for r in caplog.records] == ["Weights & Biases cannot be reached, writing offline instead: no such host"]
+    assert [r.message for r in caplog.records] == ["cannot reach Weights & Biases, writing offline instead: no such host"]
     monkeypatch.delenv("WANDB_API_KEY")
     calls.clear()
     metrics.Tracker(config).close()
