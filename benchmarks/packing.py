@@ -103,12 +103,12 @@ class Learner:
 
     def gradient(self) -> torch.Tensor:
         """All gradients in one vector; they are cleared."""
-        found = torch.cat([p.grad.ravel() for p in self.parameters if p.grad is not None])
+        gradients = torch.cat([p.grad.ravel() for p in self.parameters if p.grad is not None])
         for parameter in self.parameters:
             parameter.grad = None
-        return found
+        return gradients
 
-    def _see(self, batch: PackedBatch) -> Features | None:
+    def _view_features(self, batch: PackedBatch) -> Features | None:
         if not batch.views:
             return None
         return concatenate(self.cache.get(self.model, self.spec, batch.views, batch.digests))

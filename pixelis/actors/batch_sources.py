@@ -24,7 +24,7 @@ from pixelis.config import Config
 from pixelis.errors import InfraFailure
 from pixelis.evolution.updates import elected
 from pixelis.policy.advantages import assign_advantages
-from pixelis.policy.distributed import place, sum_over_workers
+from pixelis.policy.distributed import rank_and_world_size, sum_over_workers
 from pixelis.policy.samples import LearnerBatch, TrainSample, from_trajectory
 from pixelis.records import Group
 
@@ -54,7 +54,7 @@ class BatchSource(ABC):
     @contextmanager
     def open(self, trainer: Trainer, state: dict[str, Any]) -> Iterator[Iterator[LearnerBatch]]:
         """Iterate over the batches after the trainer's last one; ``state`` comes from its checkpoint."""
-        self.trainer, (self.rank, self.world) = trainer, place()
+        self.trainer, (self.rank, self.world) = trainer, rank_and_world_size()
         self.begin(state)
         yield self._until_stopped()
         self.end()

@@ -1,4 +1,4 @@
-"""Adapters: what a policy version is made of, as it is published, stored and checked. How a model gets one is in `lora`."""
+"""Adapters: the trainable weights of a policy version, as published, stored and validated. `lora` applies them to a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from pixelis.errors import BadInput, MissingFile
 from pixelis.policy.checkpoint import is_complete, write_folder
@@ -29,8 +29,7 @@ class Adapter:
 
     tensors: `{module}.A` float32 [rank, in] and `{module}.B` [out, rank] of each adapted layer, named as in the base model; for
     kind `full` the parameters themselves by name (bfloat16 widened to float32). alpha, rank: as configured; their ratio scales
-    every layer, also one whose own rank, that of its A, is another. base_sha256: fingerprint of the model that it belongs to
-    (`model.fingerprint`).
+    every layer, including layers whose A has another rank. base_sha256: fingerprint of the base model (`model_path.fingerprint`).
     """
 
     tensors: dict[str, np.ndarray]
@@ -41,7 +40,7 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied with."""
+        """Factor of the product B A."""
         return self.alpha / self.rank
 
     @property
@@ -52,8 +51,9 @@ class Adapter:
     @property
     def ranks(self) -> dict[str, int]:
         """Rank of each adapted layer; empty for kind `full`."""
-        own = self.kind == "lora"
-        return {name[:-2]: array.shape[0] for name, array in sorted(self.tensors.items()) if own and name.endswith(".A")}
+        if self.kind == "full":
+            return {}
+        return {name[:-2]: array.shape[0] for name, array in sorted(self.tensors.items()) if name.endswith(".A")}
 
     def sha256(self) -> str:
         """Content hash over names, shapes, values and scale."""
@@ -65,24 +65,24 @@ class Adapter:
         return digest.hexdigest()
 
     def metadata(self) -> dict[str, str]:
-        """What a safetensors header keeps beside the tensors; for layers of other ranks than `rank` theirs, with their alphas."""
-        about = {"kind": self.kind, "alpha": str(self.alpha), "rank": str(self.rank), "base_sha256": self.base_sha256}
+        """Header of the safetensors file. Layers whose rank differs from `rank` are listed with their rank and alpha."""
+        header = {"kind": self.kind, "alpha": str(self.alpha), "rank": str(self.rank), "base_sha256": self.base_sha256}
         other = {name: rank for name, rank in self.ranks.items() if rank != self.rank}
         if other:
-            about["rank_pattern"] = json.dumps(other)
-            about["alpha_pattern"] = json.dumps({name: self.scale * rank for name, rank in other.items()})
-        return about
+            header["rank_pattern"] = json.dumps(other)
+            header["alpha_pattern"] = json.dumps({name: self.scale * rank for name, rank in other.items()})
+        return header
 
 
 def adapter_bytes(shapes: Mapping[str, tuple[int, int]], rank: int | Mapping[str, int], width: int = 4) -> int:
-    """Bytes of an adapter of this rank, or with a rank for each layer, on layers of these (out, in) shapes, `width` a number."""
+    """Bytes of an adapter. shapes: (out, in) of each layer; rank: of all layers, or by layer; width: bytes of a number."""
     ranks = dict.fromkeys(shapes, rank) if isinstance(rank, int) else rank
     return sum(r * sum(shapes[name]) * width for name, r in ranks.items())
 
 
 def save_adapter(adapter: Adapter, folder: str | Path) -> None:
-    """Write the adapter as a checksummed folder that appears in one piece."""
-    write_folder(folder, lambda aside: save_tensors(adapter, aside))
+    """Write the adapter atomically as a checksummed folder."""
+    write_folder(folder, lambda path: save_tensors(adapter, path))
 
 
 def save_tensors(adapter: Adapter, folder: Path) -> None:
@@ -92,16 +92,14 @@ def save_tensors(adapter: Adapter, folder: Path) -> None:
 
 
 def load_adapter(folder: str | Path) -> Adapter:
-    """Read the adapter of a checkpoint folder. Raises MissingFile for none, BadInput for a damaged one."""
-    path, meta = load_header(folder)
-    with safe_open(path, framework="numpy") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    kind: Literal["lora", "full"] = "full" if meta["kind"] == "full" else "lora"
-    return Adapter(tensors, int(meta["alpha"]), int(meta["rank"]), meta["base_sha256"], kind)
+    """Read the adapter of a checkpoint folder. Raises MissingFile without an adapter, BadInput for a damaged one."""
+    path, header = load_header(folder)
+    kind: Literal["lora", "full"] = "full" if header["kind"] == "full" else "lora"
+    return Adapter(load_file(path), int(header["alpha"]), int(header["rank"]), header["base_sha256"], kind)
 
 
 def load_header(folder: str | Path) -> tuple[Path, dict[str, str]]:
-    """(file, `Adapter.metadata`) of a checkpoint folder, without its tensors; raises as `load_adapter` does."""
+    """(file, `Adapter.metadata`) of a checkpoint folder. Reads no tensors. Raises the errors of `load_adapter`."""
     folder = Path(folder)
     path = next((p for stem in FILES.values() if (p := folder / f"{stem}.safetensors").is_file()), None)
     if path is None:
@@ -109,14 +107,14 @@ def load_header(folder: str | Path) -> tuple[Path, dict[str, str]]:
     if not is_complete(folder):
         raise BadInput(f"{folder} is incomplete or damaged", code="damaged_checkpoint", fix="use an older checkpoint of the run")
     with safe_open(path, framework="numpy") as file:
-        meta = dict(file.metadata() or {})
-    if "kind" not in meta:
+        header = dict(file.metadata() or {})
+    if "kind" not in header:
         raise BadInput(f"{path} was not written by pixelis: its header names no kind")
-    return path, meta
+    return path, header
 
 
 def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Whether a policy of this configuration, base and shapes of parameters can take the adapter; BadInput when it cannot."""
+    """Raise BadInput unless the adapter fits the configuration, the base model and the shapes of the trainable parameters."""
     if adapter.kind != ("full" if policy.full else "lora"):
         raise BadInput(f"a {adapter.kind} checkpoint does not fit policy.full={policy.full}", code="foreign_adapter")
     if adapter.base_sha256 and adapter.base_sha256 != base_sha256:
@@ -129,8 +127,8 @@ def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shap
             fix=f"set policy.lora.rank={adapter.rank} policy.lora.alpha={adapter.alpha}",
         )
     fix = "use the policy.lora.targets and policy.lora.ranks that it was trained with, or another run.dir without it"
-    if odd := sorted(set(adapter.tensors) ^ set(shapes)):
-        raise BadInput(f"the checkpoint and the configuration differ in {odd[0]}", code="foreign_adapter", fix=fix)
+    if differing := sorted(set(adapter.tensors) ^ set(shapes)):
+        raise BadInput(f"the checkpoint and the configuration differ in {differing[0]}", code="foreign_adapter", fix=fix)
     for name, shape in shapes.items():
         values = adapter.tensors[name]
         if values.shape != shape:
@@ -141,6 +139,8 @@ def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shap
 
 
 def moving_average(average: Mapping[str, np.ndarray], newest: Mapping[str, np.ndarray], decay: float) -> dict[str, np.ndarray]:
-    """`decay` x average + (1 - decay) x newest of every tensor, float32; decay 0 is the newest, bit by bit."""
-    keep, take = np.float32(decay), np.float32(1.0 - decay)
-    return {name: keep * average[name] + take * new if decay else new for name, new in newest.items()}
+    """decay * average + (1 - decay) * newest of every tensor, float32. With decay 0 exactly `newest`."""
+    if not decay:
+        return dict(newest)
+    old_share, new_share = np.float32(decay), np.float32(1.0 - decay)
+    return {name: old_share * average[name] + new_share * new for name, new in newest.items()}

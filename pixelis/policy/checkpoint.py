@@ -1,7 +1,7 @@
-"""Checkpoints: a folder that is either complete and checksummed or not there at all. Tensors in safetensors, else JSON.
+"""Atomic, checksummed checkpoint folders: tensors as safetensors, everything else as JSON, nothing pickled.
 
-Written aside, flushed to disk, then renamed: a process killed at any byte leaves the last complete checkpoint in place. Nothing
-is ever pickled.
+A folder is written under a temporary name, flushed to disk and renamed. A process killed at any point leaves the last complete
+checkpoint in place.
 """
 
 from __future__ import annotations
@@ -25,18 +25,16 @@ _NAME = re.compile(r"step_(\d{8})$")
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Replace a JSON file in one piece: readers see the old content or the new, never half of it."""
+    """Replace a JSON file atomically: readers see the old content or the new."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.aside")
     try:
-        with open(aside, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+        _sync(temporary)
+        os.replace(temporary, path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     _sync(path.parent)
 
 
@@ -51,9 +49,9 @@ def write(
 ) -> Path:
     """Write `run_dir/checkpoints/step_NNNNNNNN` and return it; prune to the newest `keep` (0: keep all).
 
-    tensors: file stem -> name -> array, each stored as `STEM.safetensors`; state: anything JSON takes, stored as `state.json`;
-    headers: file stem -> texts for the header of that safetensors file; notes: file stem -> what else is kept as JSON. A complete
-    checkpoint of the same step is replaced. Raises OSError when the disk refuses.
+    tensors: file stem -> name -> array, each stored as `STEM.safetensors`; state: JSON values, stored as `state.json`; headers:
+    file stem -> metadata of that safetensors file; notes: file stem -> further JSON values. Replaces a complete checkpoint of the
+    same step. Raises OSError if writing fails.
     """
 
     def fill(folder: Path) -> None:
@@ -71,39 +69,37 @@ def write(
 
 
 def write_folder(final: str | Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write files into a folder aside, add the manifest, flush all and rename the folder to `final`."""
+    """Call `fill` with a temporary folder, add the manifest, flush all files and rename the folder to `final`."""
     final = Path(final)
     final.parent.mkdir(parents=True, exist_ok=True)
-    aside = final.with_name(f".{final.name}.{os.getpid()}.aside")
-    for left in final.parent.glob(f".{final.name}.*.aside"):  # of a process that was killed
-        if _abandoned(left):
-            shutil.rmtree(left, ignore_errors=True)
-    aside.mkdir()
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.aside")
+    _remove_orphans(final.parent, f".{final.name}.*.aside")
+    temporary.mkdir()
     try:
-        fill(aside)
-        files = sorted(p for p in aside.iterdir() if p.is_file())
+        fill(temporary)
+        files = sorted(p for p in temporary.iterdir() if p.is_file())
         manifest = {p.name: {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in files}
-        (aside / MANIFEST).write_text(json.dumps({"files": manifest}, indent=1), encoding="utf-8")
-        for path in (*files, aside / MANIFEST):
+        (temporary / MANIFEST).write_text(json.dumps({"files": manifest}, indent=1), encoding="utf-8")
+        for path in (*files, temporary / MANIFEST):
             _sync(path)
-        _sync(aside)
+        _sync(temporary)
         if final.exists():
-            # rename() does not replace a folder that holds something; the old one steps aside for an instant.
+            # rename() does not replace a folder with files, so the old one is renamed first.
             old = final.with_name(f".{final.name}.{os.getpid()}.old")
             shutil.rmtree(old, ignore_errors=True)
             os.rename(final, old)
-            os.rename(aside, final)
+            os.rename(temporary, final)
             shutil.rmtree(old, ignore_errors=True)
         else:
-            os.rename(aside, final)
+            os.rename(temporary, final)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     _sync(final.parent)
 
 
 def is_complete(folder: str | Path) -> bool:
-    """True when the manifest is there and every file has its size and checksum."""
+    """True if the manifest exists and every file has its size and checksum."""
     folder = Path(folder)
     try:
         files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
@@ -119,13 +115,13 @@ def is_complete(folder: str | Path) -> bool:
 
 
 def latest(run_dir: str | Path) -> Path | None:
-    """The newest complete checkpoint of a run, or None. Torn and corrupt ones are passed over, never repaired."""
+    """The newest complete checkpoint of a run, or None. Skips incomplete and corrupt ones."""
     _finish_replacements(Path(run_dir) / "checkpoints")
     return next((path for _, path in reversed(_steps(run_dir)) if is_complete(path)), None)
 
 
 def read(folder: str | Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-    """(tensors, state) as given to `write`. Raises MissingFile for no checkpoint, BadInput for a damaged one."""
+    """(tensors, state) as passed to `write`. Raises MissingFile without a checkpoint, BadInput for a damaged one."""
     folder = Path(folder)
     if not folder.is_dir():
         raise MissingFile(f"no checkpoint {folder}", fix="name a folder below checkpoints/ of a run")
@@ -136,7 +132,7 @@ def read(folder: str | Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str
 
 
 def step_of(folder: str | Path) -> int:
-    """The step that a checkpoint folder's name tells."""
+    """Step in the name of a checkpoint folder. Raises BadInput for another name."""
     match = _NAME.fullmatch(Path(folder).name)
     if not match:
         raise BadInput(f"{folder} is not named like a checkpoint (step_00000010)")
@@ -144,7 +140,7 @@ def step_of(folder: str | Path) -> int:
 
 
 def prune(run_dir: str | Path, keep: int) -> None:
-    """Remove all but the newest `keep` complete checkpoints, and what an interrupted write left behind."""
+    """Remove all but the newest `keep` complete checkpoints, and the remains of interrupted writes."""
     folders = _steps(run_dir)
     complete = [path for _, path in folders if is_complete(path)]
     if not complete:
@@ -153,9 +149,7 @@ def prune(run_dir: str | Path, keep: int) -> None:
     for step, path in folders:
         if step < oldest:
             shutil.rmtree(path, ignore_errors=True)
-    for left in (Path(run_dir) / "checkpoints").glob(".step_*"):
-        if _abandoned(left):
-            shutil.rmtree(left, ignore_errors=True)
+    _remove_orphans(Path(run_dir) / "checkpoints", ".step_*")
 
 
 def file_sha256(path: str | Path) -> str:
@@ -165,23 +159,28 @@ def file_sha256(path: str | Path) -> str:
 
 
 def _finish_replacements(root: Path) -> None:
-    """A process killed between the two renames of a replacement left the old checkpoint under another name: put it back."""
+    """Restore the old checkpoint if a process was killed between the two renames of a replacement."""
     for old in root.glob(".step_*.old"):
         final = root / old.name.split(".")[1]
-        if _abandoned(old) and not final.exists():
+        if _is_orphan(old) and not final.exists():
             os.rename(old, final)
 
 
-def _abandoned(aside: Path) -> bool:
-    """Whether the process whose id the folder carries is gone (or is this one, which is not writing now)."""
-    owner = aside.name.split(".")[-2]
+def _remove_orphans(root: Path, pattern: str) -> None:
+    for path in root.glob(pattern):
+        if _is_orphan(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_orphan(path: Path) -> bool:
+    """True if the process whose id is in the temporary name has ended, or is this one, which is not writing now."""
+    owner = path.name.split(".")[-2]
     return owner.isdigit() and (int(owner) == os.getpid() or not Path(f"/proc/{owner}").exists())
 
 
 def _steps(run_dir: str | Path) -> list[tuple[int, Path]]:
     root = Path(run_dir) / "checkpoints"
-    found = [(int(m.group(1)), p) for p in root.iterdir() if (m := _NAME.fullmatch(p.name))] if root.is_dir() else []
-    return sorted(found)
+    return sorted((int(m.group(1)), p) for p in root.glob("step_*") if (m := _NAME.fullmatch(p.name)))
 
 
 def _sync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rank, world size and sums over the learner's workers. Imports torch only when called."""
+"""Rank, world size and sums over the learner's workers. Imports torch only on the first call."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 from pixelis.errors import InfraFailure
 
 
-def place() -> tuple[int, int]:
-    """(rank of this worker, how many there are). Raises InfraFailure without a process group."""
-    dist = _group()
+def rank_and_world_size() -> tuple[int, int]:
+    """Rank of this worker and number of workers. Raises InfraFailure without a process group."""
+    dist = _process_group()
     return dist.get_rank(), dist.get_world_size()
 
 
 def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:
-    """Sum each value over all workers, the first `largest` of them by maximum instead. Raises InfraFailure without a group."""
-    dist = _group()
+    """Each value summed over all workers; of the first `largest` values the maximum. Raises InfraFailure without a group."""
+    dist = _process_group()
     if dist.get_world_size() == 1:
         return values
     import torch
@@ -28,9 +28,9 @@ def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:
     return tensor.tolist()
 
 
-def _group() -> Any:
+def _process_group() -> Any:
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        raise InfraFailure("no process group")
+        raise InfraFailure("torch.distributed is not initialized in this process")
     return dist

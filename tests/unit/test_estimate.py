@@ -100,18 +100,18 @@ def recipe(path: str, public: dict[str, str], *more: str) -> config.Config:
 
 
 def test_the_public_models_have_their_parameters_and_layers(public: dict[str, str]) -> None:
-    found = {family: architecture.Architecture(name) for family, name in public.items()}
-    assert {f: a.counts for f, a in found.items()} == {
+    architectures = {family: architecture.Architecture(name) for family, name in public.items()}
+    assert {family: (a.parameters, a.vision_parameters) for family, a in architectures.items()} == {
         "qwen2_5_vl": (8_292_166_656, 676_550_144),
         "qwen3_vl": (8_767_123_696, 576_388_336),
     }
     targets = config.LoraConfig().targets
-    assert {f: len(a.shapes(targets)) for f, a in found.items()} == {"qwen2_5_vl": 28 * 7, "qwen3_vl": 36 * 7}
-    assert all(p.device.type == "meta" for a in found.values() for p in a.model.parameters())
+    assert {family: len(a.shapes(targets)) for family, a in architectures.items()} == {"qwen2_5_vl": 28 * 7, "qwen3_vl": 36 * 7}
+    assert all(p.device.type == "meta" for a in architectures.values() for p in a.model.parameters())
     # 2 * layers * kv heads * head width * 2 bytes
-    assert (found["qwen2_5_vl"].kv_token_bytes, found["qwen3_vl"].kv_token_bytes) == (57344, 147456)
+    assert {family: a.kv_token_bytes for family, a in architectures.items()} == {"qwen2_5_vl": 57344, "qwen3_vl": 147456}
     with pytest.raises(BadConfig, match="did you mean q_proj"):
-        found["qwen3_vl"].shapes(["q_porj"])
+        architectures["qwen3_vl"].shapes(["q_porj"])
 
 
 @pytest.mark.slow
@@ -124,8 +124,8 @@ def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool) -> No
     trainer.update([maker.sample(), maker.sample()])
     device, host = estimate.learner_memory(architecture.Architecture(settings.model, torch.float32), settings, trainer.learner)
     trainable = set(map(id, trainer.zero.parameters.values()))
-    own = [(p.numel() * p.element_size(), id(p) in trainable) for p in trainer.model.parameters()]
-    weights, adapters = (sum(size for size, mine in own if mine is wanted) for wanted in (full, not full))
+    sizes = [(p.numel() * p.element_size(), id(p) in trainable) for p in trainer.model.parameters()]
+    weights, adapters = (sum(size for size, is_trainable in sizes if is_trainable is kind) for kind in (full, not full))
     moments = sum(a.nbytes for name, a in trainer.zero.moments().items() if name != "step")
     copies = sum(p.numel() * 4 for p in trainer.zero.engine.optimizer.single_partition_of_fp32_groups)
     trainer.close()
@@ -146,14 +146,14 @@ def test_a_layer_saves_on_the_meta_device_what_it_saves_for_real(family: str) ->
     rotary = inner.rotary_emb(hidden, torch.arange(tokens).expand(3, 1, -1))
     layer = inner.layers[0].train()
     parts = segment([tokens // 2] * 2)
-    found = architecture.saved_bytes(
+    measured = architecture.saved_bytes(
         layer, lambda: layer(hidden, position_embeddings=rotary, attention_mask=None, segments=parts)
     )
-    foreseen = architecture.language_layer_bytes(architecture.Architecture(str(folder(family)), torch.float32).thin(), tokens)
-    assert foreseen == pytest.approx(found, rel=0.15)
+    on_meta = architecture.Architecture(str(folder(family)), torch.float32).single_layer()
+    assert architecture.language_layer_bytes(on_meta, tokens) == pytest.approx(measured, rel=0.15)
 
 
-def test_sharding_and_offload_move_what_they_say(public: dict[str, str]) -> None:
+def test_sharding_and_offload_reduce_the_bytes_on_the_device(public: dict[str, str]) -> None:
     arch = architecture.Architecture(public["qwen3_vl"])
     full = config.PolicyConfig(full=True, gradient_checkpointing=True, dtype="bfloat16")
 
@@ -174,7 +174,7 @@ def test_sharding_and_offload_move_what_they_say(public: dict[str, str]) -> None
     assert host["weights"] == p // 2
 
 
-def test_checkpointing_keeps_the_inputs_of_layers_alone(public: dict[str, str]) -> None:
+def test_gradient_checkpointing_saves_only_the_inputs_of_layers(public: dict[str, str]) -> None:
     arch, learner = architecture.Architecture(public["qwen2_5_vl"]), config.LearnerConfig(gpus=1, row_tokens=8192, rows=1)
     saved = {
         on: estimate.learner_memory(arch, config.PolicyConfig(gradient_checkpointing=on, dtype="bfloat16"), learner)[0][
@@ -187,23 +187,23 @@ def test_checkpointing_keeps_the_inputs_of_layers_alone(public: dict[str, str]) 
 
 
 @pytest.mark.parametrize("name", ["zero2", "zero2_offload", "zero3", "zero3_offload"])
-def test_deepspeed_takes_our_files(name: str) -> None:
+def test_deepspeed_accepts_the_shipped_files(name: str) -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     section = json.loads(Path(f"configs/deepspeed/{name}.json").read_text())["zero_optimization"]
-    read = DeepSpeedZeroConfig(**section)
-    assert read.stage == int(name[4])
-    assert (read.offload_optimizer is not None) == name.endswith("offload")
+    parsed = DeepSpeedZeroConfig(**section)
+    assert parsed.stage == int(name[4])
+    assert (parsed.offload_optimizer is not None) == name.endswith("offload")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["rft.minibatches=200"], "rft.minibatches 200 is above the 128 rollouts"),
         (["learner.zero_stage=3"], "learner.zero_stage is 3, but learner.deepspeed zero2.json: 2"),
-        (["learner.zero_stage=3", "learner.deepspeed=null", "rft.loss.kl=0.1"], "rft.loss.kl swaps whole weights"),
+        (["learner.zero_stage=3", "learner.deepspeed=null", "rft.loss.kl=0.1"], "rft.loss.kl swaps complete weights"),
         (["rft.sampling.temperature=0"], "rft.sampling.temperature 0"),
-        (["engine.tensor_parallel=2"], "engine.tensor_parallel 2 wants engine.gpus"),
+        (["engine.tensor_parallel=2"], "engine.tensor_parallel 2 needs at least as many engine.gpus"),
         (["engine.tensor_parallel=3", "engine.gpus=3"], "engine.tensor_parallel 3 does not divide the 28 heads"),
         (["dialogue.max_context=3000"], "the pictures of the longest prompt (2562 tokens)"),
         (["dialogue.frames=39", "dialogue.max_images=38"], "dialogue.frames 39 is above dialogue.max_images 38"),
@@ -219,23 +219,23 @@ def test_deepspeed_takes_our_files(name: str) -> None:
         (["policy.lora.targets=[q_proj,k_porj]"], "policy.lora.targets: the model has no layer 'k_porj'"),
     ],
 )
-def test_a_contradiction_names_its_key(public: dict[str, str], overrides: list[str], told: str) -> None:
+def test_a_contradiction_names_its_key(public: dict[str, str], overrides: list[str], message: str) -> None:
     c = recipe("qwen2_5_vl_7b/rft.yaml", public, *overrides)
     try:
-        wrong = [f.text for f in estimate.check(c, "rft", gpu_bytes=estimate.GPU_BYTES) if f.level == "error"]
+        errors = [f.text for f in estimate.check(c, "rft", gpu_bytes=estimate.GPU_BYTES) if f.level == "error"]
     except BadConfig as error:
-        wrong = [error.message]
-    assert any(told in text for text in wrong), wrong
+        errors = [error.message]
+    assert any(message in text for text in errors), errors
 
 
-def test_vllm_ranks_are_told(public: dict[str, str]) -> None:
+def test_the_rank_that_vllm_reserves_is_reported(public: dict[str, str]) -> None:
     def adapters(*more: str) -> estimate.Finding:
         findings = estimate.check(recipe("qwen3_vl_8b/rft.yaml", public, *more), "rft", gpu_bytes=estimate.GPU_BYTES)
         return next(f for f in findings if f.subject == "adapters")
 
     assert (adapters().level, "as rank 64" in adapters().text) == ("ok", True)
-    odd = adapters("policy.lora.rank=48")
-    assert (odd.level, "policy.lora.rank 64 would cost vLLM the same" in odd.text) == ("note", True)
+    rounded = adapters("policy.lora.rank=48")
+    assert (rounded.level, "policy.lora.rank 64 would cost vLLM the same" in rounded.text) == ("note", True)
     assert "merged into vLLM's weights as lm_head" in adapters("policy.lora.targets=[q_proj,lm_head]").text
 
 
@@ -253,9 +253,9 @@ def test_every_recipe_passes_its_checks(public: dict[str, str], path: Path) -> N
 def test_the_command_prints_yaml_and_the_table(public: dict[str, str], capsys: pytest.CaptureFixture, monkeypatch) -> None:
     def run(job, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["job", *arguments, "--dry-run"])
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_:
             job.main()
-        return left.value.code, *capsys.readouterr()
+        return exit_.value.code, *capsys.readouterr()
 
     code, out, err = run(rft, "configs/nano/rft.yaml")
     assert code == 0
