@@ -49,10 +49,10 @@ class Embedder:
         """Vectors of several questions with the views of each."""
         from pixelis.memory.vectors import combine
         from pixelis.operations.pixel_budget import PixelBudget, fit
-        from pixelis.policy.embed import question_parts
+        from pixelis.policy.embed import question_vectors
 
         budget = PixelBudget(self.config.dialogue.input.min_pixels, self.config.dialogue.input.max_pixels)
         views = [[fit(view, budget, self.spec.multiple) for view in shown] for shown in views]
         texts = [self.tokenizer(q.question, add_special_tokens=False)["input_ids"] for q in questions]
         weights = self.config.memory.visual, self.config.memory.text
-        return [combine(*parts, weights) for parts in question_parts(self.model, self.spec, texts, views)]
+        return [combine(*parts, weights) for parts in question_vectors(self.model, self.spec, texts, views)]

@@ -25,7 +25,7 @@ from pixelis.policy.architecture import Architecture
 from pixelis.policy.checkpoint import write_json
 from pixelis.policy.model import default_device
 from pixelis.policy.model_path import fingerprint, resolve
-from pixelis.policy.ranks import Change, RankFile, change, decide
+from pixelis.policy.ranks import RankFile, WeightChange, choose_ranks, weight_change
 from pixelis.telemetry import lineage
 from pixelis.telemetry.html.rank_page import render_ranks
 from pixelis.telemetry.html.render import write_page
@@ -68,12 +68,12 @@ def analyse(config: Config, folder: Path) -> RankFile:
         for done, layer in enumerate(sorted(layers, key=lambda name: name not in changes), 1):
             if layer not in changes:
                 base, tuned = (file.read(_weight(layer, file)).to(device) for file in files)
-                changes[layer] = change(base, tuned, config.ranks, config.run.seed)
+                changes[layer] = weight_change(base, tuned, config.ranks, config.run.seed)
                 progress.update(done, layer=layer)
             out.write(json.dumps({"key": key, "layer": layer, **changes[layer].to_json()}) + "\n")
             out.flush()
     about = {"base": model.name, "base_sha256": base_sha256, "seed": config.run.seed}
-    return decide({layer: changes[layer] for layer in layers}, config.ranks, about)
+    return choose_ranks({layer: changes[layer] for layer in layers}, config.ranks, about)
 
 
 def _weight(layer: str, file: BaseFile) -> str:
@@ -82,13 +82,13 @@ def _weight(layer: str, file: BaseFile) -> str:
     return "model.language_model.embed_tokens.weight" if tied else f"{layer}.weight"
 
 
-def _finished(path: Path, key: str) -> dict[str, Change]:
+def _finished(path: Path, key: str) -> dict[str, WeightChange]:
     """Layers that an interrupted run with the same inputs and settings has decomposed."""
     changes = {}
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []:
         if line.endswith("\n") and (row := json.loads(line)).pop("key") == key:
             layer = row.pop("layer")
-            changes[layer] = Change.from_json(row)
+            changes[layer] = WeightChange.from_json(row)
     return changes
 
 

@@ -1,4 +1,4 @@
-"""Embeddings by the frozen base model: states for coherence and curiosity, vectors for memory."""
+"""Embeddings from the frozen base model: states of turns for coherence and curiosity rewards, question vectors for memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from jaxtyping import Float, UInt8
 from scipy.linalg import hadamard
+from torch import Tensor
 from torch.nn import functional
 
 from pixelis.errors import DataFailure
-from pixelis.policy.forward import PACKED, VisionLanguageModel, concatenate, encode_views, hidden_states
+from pixelis.policy.forward import VisionLanguageModel, concatenate, encode_views, packed_hidden_states
 from pixelis.policy.packing import collate, pack
 from pixelis.policy.samples import TrainSample, from_trajectory, unusable
 
@@ -20,17 +22,18 @@ if TYPE_CHECKING:
     from pixelis.records import Trajectory
 
 
+GRID = 4
+"""Side of the grid of cells over which `image_vector` averages an image's features."""
+
+
 def turn_ends(trajectory: Trajectory) -> list[int]:
-    """Places of the tokens at which a state is taken: the last one before the first policy turn, and the last one of each policy
-    turn together with the observation that follows it.
-    """
+    """Positions of the tokens whose hidden states describe the episode: the last before each policy turn, and the last of all."""
     ends: list[int] = []
     length = 0
     for turn in trajectory.turns:
         if turn.is_policy:
             ends.append(length - 1)
         length += len(turn.tokens)
-    # What lies before a policy turn is the state after the one before it; the end of the episode is the last state.
     return [*ends, length - 1]
 
 
@@ -39,55 +42,45 @@ def turn_states(
     model: VisionLanguageModel,
     spec: ModelSpec,
     trajectories: Sequence[Trajectory],
-    views: Sequence[Sequence[np.ndarray]],
+    views: Sequence[Sequence[UInt8[np.ndarray, "h w 3"]]],
     row_tokens: int,
-) -> list[np.ndarray | None]:
-    """Hidden states of the last layer at ``turn_ends``, float32 [policy turns + 1, hidden size] for each trajectory.
+) -> list[Float[np.ndarray, "policy_turns_plus_1 hidden"] | None]:
+    """Hidden states of the last layer at the `turn_ends` of each trajectory, float32. views: images of each trajectory.
 
-    views: uint8 [h, w, 3] of each trajectory's images. None for a trajectory without policy turns or one the model cannot take.
+    None for a trajectory that has no policy turn or is unusable (`samples.unusable`).
     """
     out: list[np.ndarray | None] = [None] * len(trajectories)
     samples: list[tuple[int, TrainSample, list[int]]] = []
-    for index, (trajectory, shown) in enumerate(zip(trajectories, views, strict=True)):
+    for index, (trajectory, images) in enumerate(zip(trajectories, views, strict=True)):
         if trajectory.policy_turns == 0:
             continue
         try:
-            sample = from_trajectory(trajectory.model_copy(update={"advantage": 0.0}), list(shown))
+            sample = from_trajectory(trajectory.model_copy(update={"advantage": 0.0}), list(images))
         except DataFailure:
             continue
         if unusable(sample, spec, row_tokens) is None:
             samples.append((index, sample, turn_ends(trajectory)))
     device = next(model.parameters()).device
-    ours = model.model.language_model.config._attn_implementation == PACKED
     for members in pack([len(sample.tokens) for _, sample, _ in samples], row_tokens):
         batch = collate([samples[i][1] for i in members], spec).to(device)
-        features = None
-        if batch.views:
-            features = concatenate(encode_views(model, spec, batch.views)).rows(batch.image_rows)
-        extra = {"segments": batch.segments} if ours else {}
-        hidden = hidden_states(
-            model, batch.tokens[None], batch.positions[:, None], features, spec.image_token, use_cache=False, **extra
-        )[0]
+        features = concatenate(encode_views(model, spec, batch.views)) if batch.views else None
+        hidden = packed_hidden_states(model, batch, features, spec.image_token)
         start = 0
         for i in members:
             index, sample, ends = samples[i]
-            places = torch.tensor(ends, device=device) + start
-            out[index] = hidden.index_select(0, places).float().cpu().numpy()
+            positions = torch.tensor(ends, device=device) + start
+            out[index] = hidden.index_select(0, positions).float().cpu().numpy()
             start += len(sample.tokens)
     return out
 
 
-GRID = 4
-"""Cells a side into which a picture's features are averaged."""
+def image_vector(features: Float[Tensor, "image_tokens hidden"], rows: int, columns: int) -> Float[Tensor, " hidden"]:
+    """Vector of an image of rows * columns tokens, float32, not normalised.
 
-
-def picture_vector(features: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A picture's direction, float32 [hidden size], of its image features [rows * columns, hidden size].
-
-    The features are averaged into 4 x 4 cells, and channel c keeps its Walsh coefficient 1 + c mod 15 over the cells: where in
-    the picture the channel is strong, not how strong it is. The mean over a picture, which is what usually is taken, says almost
-    the same of all: of the embedded model's different pictures half have a cosine above .94, and the nearest of 300 is at .99,
-    as near as the picture itself after JPEG. By these coefficients the nearest other is at .79 and the picture itself at .96.
+    The features are averaged over 4 x 4 cells. Channel c becomes its Walsh coefficient 1 + c mod 15 over the cells, which depends
+    on where in the image the channel is strong, not on how strong it is. The usual mean over the image separates images poorly:
+    half of the pairs of different images have a cosine above .94 in the embedded model, and the nearest of 300 has .99, the same
+    as the image itself after JPEG compression. With these coefficients the nearest other image has .79 and the image itself .96.
     """
     cells = functional.adaptive_avg_pool2d(features.float().T.reshape(1, -1, rows, columns), GRID)[0].flatten(1)
     if rows * columns == 1:
@@ -97,24 +90,27 @@ def picture_vector(features: torch.Tensor, rows: int, columns: int) -> torch.Ten
 
 
 @torch.no_grad()
-def question_parts(
-    model: VisionLanguageModel, spec: ModelSpec, texts: Sequence[Sequence[int]], views: Sequence[Sequence[np.ndarray]]
-) -> list[tuple[np.ndarray | None, np.ndarray | None]]:
-    """Of each question its pictures' vector and its words', float32 [hidden size]; None without pictures or words.
+def question_vectors(
+    model: VisionLanguageModel,
+    spec: ModelSpec,
+    texts: Sequence[Sequence[int]],
+    views: Sequence[Sequence[UInt8[np.ndarray, "h w 3"]]],
+) -> list[tuple[Float[np.ndarray, " hidden"] | None, Float[np.ndarray, " hidden"] | None]]:
+    """(visual vector, text vector) of each question, float32; None without images or text.
 
-    texts: token ids of the questions; views: uint8 [h, w, 3] of each one's own pictures. The visual part is the mean of the
-    pictures' directions, the text part the mean of the tokens' embeddings.
+    texts: token ids of each question; views: its images. The visual vector is the mean of the normalised image vectors, the text
+    vector the mean of the token embeddings.
     """
-    flat = [view for shown in views for view in shown]
-    features = encode_views(model, spec, flat) if flat else []
-    sides = [(view.shape[0] // spec.multiple, view.shape[1] // spec.multiple) for view in flat]
-    directions = [picture_vector(f.embeds, *side) for f, side in zip(features, sides, strict=True)]
-    seen = iter([functional.normalize(d, dim=0).cpu().numpy() for d in directions])
+    flat = [view for images in views for view in images]
+    vectors = []
+    for view, features in zip(flat, encode_views(model, spec, flat) if flat else [], strict=True):
+        vector = image_vector(features.embeds, view.shape[0] // spec.multiple, view.shape[1] // spec.multiple)
+        vectors.append(functional.normalize(vector, dim=0).cpu().numpy())
+    ordered = iter(vectors)
     table = model.model.language_model.embed_tokens
     out = []
-    for tokens, shown in zip(texts, views, strict=True):
-        pictures = [next(seen) for _ in shown]
-        visual = np.mean(pictures, axis=0) if pictures else None
-        words = table(torch.tensor(list(tokens), device=table.weight.device)).float().mean(0).cpu().numpy() if tokens else None
-        out.append((visual, words))
+    for tokens, images in zip(texts, views, strict=True):
+        visual = np.mean([next(ordered) for _ in images], axis=0) if images else None
+        text = table(torch.tensor(list(tokens), device=table.weight.device)).float().mean(0).cpu().numpy() if tokens else None
+        out.append((visual, text))
     return out

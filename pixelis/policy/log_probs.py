@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pixelis.policy.forward import PACKED, Features, VisionLanguageModel, concatenate, encode_views, hidden_states
+from pixelis.policy.forward import Features, VisionLanguageModel, concatenate, encode_views, packed_hidden_states
 
 if TYPE_CHECKING:
     from pixelis.dialogue.spec import ModelSpec
@@ -45,14 +45,7 @@ def token_log_probs(
     share of each log-probability that is replaced by the mean over the allowed tokens (label smoothing, arXiv 1512.00567).
     Logits are computed only where a policy token is predicted.
     """
-    if features is not None:
-        features = features.rows(batch.image_rows)
-    # Flash attention derives the samples from the restarting positions and takes no such argument.
-    is_packed = model.model.language_model.config._attn_implementation == PACKED
-    extra = {"segments": batch.segments} if is_packed else {}
-    positions = batch.positions[:, None]
-    hidden = hidden_states(model, batch.tokens[None], positions, features, image_token, use_cache=False, **extra)[0]
-    predicting = hidden.index_select(0, batch.previous)
+    predicting = packed_hidden_states(model, batch, features, image_token).index_select(0, batch.previous)
     return project(model.lm_head, predicting, batch.tokens[batch.mask], banned, temperature, chunk_values, smoothing)
 
 

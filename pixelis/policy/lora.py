@@ -1,8 +1,7 @@
-"""Adapters in a model: where they sit, how the learner trains them and how an engine takes one up.
+"""LoRA in a model: the layers with adapters, trainable adapters for the learner, and merging into weights for the engines.
 
-An update is W = W0 + alpha / rank * B A on linear layers of the language model (LoRA, arXiv 2106.09685), trained through peft and
-merged by the engines. Layers may have ranks of their own (`policy.lora.ranks`), with one alpha / rank for all. With `policy.full`
-the same record carries whole parameters instead.
+W = W0 + alpha / rank * B A on linear layers of the language model (LoRA, arXiv 2106.09685). Layers may have different ranks
+(`policy.lora.ranks`) with the same alpha / rank. With `policy.full` an adapter record holds complete parameters instead.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from pixelis.errors import BadConfig, BadInput
 from pixelis.policy.adapters import Adapter
@@ -28,9 +29,9 @@ _LANGUAGE_MODEL = "language_model."
 
 
 def adapted_layers(model: nn.Module, targets: list[str]) -> dict[str, nn.Linear]:
-    """Linear layers that get an adapter, by name: those of the language model named in `targets`, and `lm_head` when listed.
+    """Linear layers that get an adapter, by full name: those of the language model named in `targets`, and `lm_head` if listed.
 
-    The vision tower never gets one, though its layers share names with the language model's. Raises BadConfig naming the choices.
+    Layers of the vision tower are excluded, although some have the same names. Raises BadConfig with the choices.
     """
     layers: dict[str, nn.Linear] = {}
     choices: set[str] = set()
@@ -44,8 +45,8 @@ def adapted_layers(model: nn.Module, targets: list[str]) -> dict[str, nn.Linear]
                 layers[name] = module
     missing = sorted(set(targets) - choices)
     if missing:
-        near = difflib.get_close_matches(missing[0], choices, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        matches = difflib.get_close_matches(missing[0], choices, n=1)
+        hint = f"did you mean {matches[0]}? " if matches else ""
         raise BadConfig(
             f"policy.lora.targets: the model has no layer {missing[0]!r}", fix=f"{hint}choose from {', '.join(sorted(choices))}"
         )
@@ -53,24 +54,24 @@ def adapted_layers(model: nn.Module, targets: list[str]) -> dict[str, nn.Linear]
 
 
 def add_lora(model: nn.Module, lora: config.LoraConfig, seed: int = 0) -> nn.Module:
-    """Put trainable adapters into the model, in place, and freeze everything else; returns the model.
+    """Add trainable adapters to the model in place and freeze all other parameters; returns the model.
 
-    A is drawn from `seed`, B is zero: the policy is unchanged at first. Raises BadConfig for unknown targets, and what
-    `ranks.ranks_of` raises.
+    A is random with `seed`, B is zero: the policy is unchanged at first. Raises the errors of `adapted_layers` and
+    `ranks.ranks_of`.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
     from pixelis.policy.lora_linear import LoraLinear
 
     ranks = ranks_of(lora, adapted_layers(model, lora.targets))
-    own = {re.escape(name): rank for name, rank in ranks.items() if rank != lora.rank}
+    other_ranks = {re.escape(name): rank for name, rank in ranks.items() if rank != lora.rank}
     model.requires_grad_(False)
     settings = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        rank_pattern=own,
-        alpha_pattern={name: rank * lora.alpha / lora.rank for name, rank in own.items()},
+        rank_pattern=other_ranks,
+        alpha_pattern={name: rank * lora.alpha / lora.rank for name, rank in other_ranks.items()},
         target_modules="|".join(re.escape(n) for n in ranks),
         bias="none",
     )
@@ -87,7 +88,7 @@ def add_lora(model: nn.Module, lora: config.LoraConfig, seed: int = 0) -> nn.Mod
 
 
 def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The adapters' parameters under their published names (`{module}.A`, `{module}.B`)."""
+    """The adapters' parameters by their names in an `Adapter` (`{module}.A`, `{module}.B`)."""
     result = {}
     for name, parameter in model.named_parameters():
         for part in ("A", "B"):
@@ -97,15 +98,15 @@ def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return result
 
 
-class BaseWeights(dict[str, torch.Tensor]):
-    """Name of a parameter -> its value in the base model; filled when a parameter is first overwritten."""
+class BaseWeights(dict[str, Tensor]):
+    """Name of a parameter -> value in the base model. `merge_into` adds an entry when it first overwrites a parameter."""
 
 
 def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> None:
-    """Make a plain model (without peft layers) compute what the base with this adapter computes; None restores the base.
+    """Set the weights of a model without peft layers to base plus adapter. None restores the base.
 
-    Always computed from the base weights kept in `base`, so any number of loads leaves no rounding behind. Raises BadInput for an
-    adapter that does not fit or is not finite; then nothing was changed.
+    Computed from the base weights in `base`, so that rounding errors do not add up over loads. Raises BadInput for an adapter
+    that does not fit or is not finite; the model is then unchanged.
     """
     parameters = dict(model.named_parameters())
     updates = weight_updates(parameters, adapter) if adapter is not None else {}
@@ -118,20 +119,18 @@ def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> 
             if right is None:
                 weight.copy_(left.to(weight.device))
                 continue
-            # Multiplied in float32 whatever the model's type, and rounded once.
-            product = left.to(weight.device) @ right.to(weight.device)
-            weight.copy_(original.float() + product if original.dtype != torch.float32 else original + product)
+            # The sum is computed in float32 for any type of the model and rounded once.
+            weight.copy_(original.float() + left.to(weight.device) @ right.to(weight.device))
 
 
 def weight_updates(
-    parameters: Mapping[str, torch.Tensor], adapter: Adapter
-) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
-    """Name of each parameter that the adapter changes -> (B scaled, A) to add to it, or (new value, None).
+    parameters: Mapping[str, Tensor], adapter: Adapter
+) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
+    """Name of each parameter that the adapter changes -> (scaled B, A) of the product to add, or (new value, None).
 
-    parameters: those of the base model; only their shapes are read. Raises BadInput for an adapter that does not fit or is not
-    finite.
+    parameters: of the base model; only their shapes are read. Raises BadInput for an adapter that does not fit or is not finite.
     """
-    updates: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    updates: dict[str, tuple[Tensor, Tensor | None]] = {}
     if adapter.kind == "full":
         for name, array in adapter.tensors.items():
             if name not in parameters:
@@ -140,7 +139,10 @@ def weight_updates(
             updates[name] = (torch.from_numpy(np.array(array)), None)
         return updates
     modules = {name[:-2] for name in adapter.tensors}
-    _check_names(set(adapter.tensors), {f"{m}.{part}" for m in modules for part in "AB"})
+    if differing := sorted(set(adapter.tensors) ^ {f"{m}.{part}" for m in modules for part in "AB"}):
+        problem = "has an unexpected" if differing[0] in adapter.tensors else "lacks"
+        fix = "use an adapter of the same model and policy.lora"
+        raise BadInput(f"the adapter {problem} {differing[0]}", code="foreign_adapter", fix=fix)
     for module in sorted(modules):
         weight = parameters.get(f"{module}.weight")
         if weight is None:
@@ -152,17 +154,9 @@ def weight_updates(
     return updates
 
 
-def _check_names(given: set[str], wanted: set[str]) -> None:
-    if given != wanted:
-        odd = sorted(given ^ wanted)[0]
-        side = "lacks" if odd in wanted else "has an unexpected"
-        raise BadInput(f"the adapter {side} {odd}", code="foreign_adapter", fix="use one of the same model and policy.lora")
-
-
 def _check(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
     if tuple(array.shape) != shape:
-        raise BadInput(
-            f"{name} is {list(array.shape)}, the model wants {list(shape)}", code="foreign_adapter", fix="compare lora.rank"
-        )
+        message = f"{name} has the shape {list(array.shape)}, the model needs {list(shape)}"
+        raise BadInput(message, code="foreign_adapter", fix="compare policy.lora.rank")
     if not np.isfinite(array).all():
         raise BadInput(f"{name} holds values that are not finite", code="non_finite_adapter")

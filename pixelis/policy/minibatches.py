@@ -1,4 +1,4 @@
-"""Several optimizer steps on one batch: which samples each step takes, and the metrics of all of them together."""
+"""Several optimizer steps on one batch: the samples of each step, and metrics over all steps."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ SUMMED = ("learner/tokens", "learner/sequences", "learner/trained_sequences", "l
 
 
 def minibatch_indices(samples: int, minibatches: int, epochs: int, seed: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of the samples of each optimizer step: ``epochs`` passes of ``minibatches`` steps each.
+    """Indices of the samples of each optimizer step: `epochs` passes of `minibatches` steps each.
 
-    The first pass deals the samples out in turn; later ones shuffle them by ``seed`` and the number of the pass.
+    The first pass takes the samples in order; later passes shuffle them by `seed` and the number of the pass.
     """
     for epoch in range(epochs):
         order = list(range(samples)) if not epoch else np.random.default_rng([*seed, epoch]).permutation(samples).tolist()
-        for part in range(minibatches):
-            yield order[part::minibatches]
+        for minibatch in range(minibatches):
+            yield order[minibatch::minibatches]
 
 
 def combine_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of several optimizer steps as one: counts are summed, largest values and running counts stay, others are means.
+    """Metrics over several optimizer steps: sums of counts, the largest of maxima and running counts, means of the rest.
 
-    A step without a trained sample has fewer metrics and does not count in the means of those it lacks.
+    A step without a trained sample has fewer metrics and does not count in their means.
     """
     out = {}
     for name in {name: None for metrics in steps for name in metrics}:

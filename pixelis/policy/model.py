@@ -1,4 +1,4 @@
-"""Loading a vision-language model: any Hugging Face folder of Qwen2.5-VL or Qwen3-VL, or the embedded nano."""
+"""Loads a vision-language model: a Hugging Face folder of Qwen2.5-VL or Qwen3-VL, or the embedded nano."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def default_device() -> torch.device:
-    """The accelerator of this process if there is one, else the CPU.
+    """The GPU of this process if it has one, else the CPU.
 
-    Ray Train shows a worker all GPUs of its node and tells it its own by LOCAL_RANK, the one that DeepSpeed takes too.
+    A Ray Train worker sees all GPUs of its node; LOCAL_RANK is the index of its own, which DeepSpeed uses too.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -35,24 +35,24 @@ def default_device() -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type of the weights: `auto` is bfloat16 on GPUs that have it, else float32."""
+    """Type of the weights. `auto` is bfloat16 on GPUs that support it, else float32."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 def pick_attention(name: str, device: torch.device) -> str:
-    """`auto` is flash attention when the package is there and the device is a GPU, else sdpa. Raises MissingDependency."""
+    """Attention implementation. `auto` is flash attention on a GPU if installed, else sdpa. Raises MissingDependency."""
     installed = importlib.util.find_spec("flash_attn") is not None
     if name == "auto":
         return "flash_attention_2" if device.type == "cuda" and installed else "sdpa"
     if name == "flash_attention_2" and not installed:
-        raise MissingDependency("policy.attention wants flash-attn, which is not installed", fix="pip install pixelis[flash]")
+        raise MissingDependency("policy.attention needs flash-attn, which is not installed", fix="pip install pixelis[flash]")
     return name
 
 
 def model_class(folder: Path) -> Any:
-    """The class of transformers that a model folder is of. Raises BadConfig for another architecture than the two families."""
+    """transformers class of a model folder. Raises BadConfig for an architecture other than Qwen2.5-VL and Qwen3-VL."""
     family = model_config(folder)["model_type"]
     return Qwen3VLForConditionalGeneration if family == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
 
@@ -60,25 +60,25 @@ def model_class(folder: Path) -> Any:
 def load_model(
     policy: config.PolicyConfig, device: torch.device | str | None = None, folder: str | Path | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, ModelSpec]:
-    """(model in eval mode on `device`, tokenizer, spec) of `folder` or `policy.model`, with the vision tower's attention batched.
+    """(model in eval mode on `device`, tokenizer, spec) of `folder`, by default of `policy.model`.
 
-    Raises MissingFile for no such folder, BadConfig for another architecture, BadInput for weights that do not fit.
+    Raises MissingFile for a missing folder, BadConfig for an unsupported architecture, BadInput for weights that do not fit.
     """
     from transformers.utils import logging
 
     folder = resolve(str(folder) if folder is not None else policy.model)
-    place = torch.device(device) if device is not None else default_device()
-    logging.disable_progress_bar()  # progress belongs to the driver
+    target = torch.device(device) if device is not None else default_device()
+    logging.disable_progress_bar()  # the driver shows progress
     model, report = model_class(folder).from_pretrained(
         folder,
-        dtype=pick_dtype(policy.dtype, place),
-        attn_implementation=pick_attention(policy.attention, place),
+        dtype=pick_dtype(policy.dtype, target),
+        attn_implementation=pick_attention(policy.attention, target),
         output_loading_info=True,
     )
-    if report["missing_keys"] or report["mismatched_keys"]:
-        lost = sorted(str(k) for k in (*report["missing_keys"], *report["mismatched_keys"]))
-        raise BadInput(f"{folder.name}: {len(lost)} weights are missing or misshapen, first {lost[0]}", code="bad_model")
-    model.to(place).eval()
+    if names := sorted(str(k) for k in (*report["missing_keys"], *report["mismatched_keys"])):
+        message = f"{folder}: {len(names)} weights are missing or have the wrong shape, first {names[0]}"
+        raise BadInput(message, code="bad_model", fix="download the model again, or correct its config.json")
+    model.to(target).eval()
     batch_equal_windows(model)
     tokenizer = load_tokenizer(folder)
     return model, tokenizer, ModelSpec.load(folder, tokenizer)

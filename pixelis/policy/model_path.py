@@ -1,4 +1,4 @@
-"""A model's folder: where it is, of which family, and the fingerprint by which adapters know it. Loads no torch."""
+"""Folder and fingerprint of a base model. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from pathlib import Path
 from pixelis.errors import MissingFile
 
 NANO = Path(__file__).resolve().parents[1] / "nano" / "base"
-_WHOLE = 64 * 2**20
+_FULLY_HASHED = 64 * 2**20
 _BLOCK = 2**16
 
 
 def resolve(name: str) -> Path:
-    """The folder of a model: `nano` is the embedded one, anything else a path. Raises MissingFile without a config.json there."""
+    """Folder of a model: `nano` for the embedded model, else a path. Raises MissingFile if it has no config.json."""
     folder = NANO if name == "nano" else Path(name).expanduser()
     if not (folder / "config.json").is_file():
         if name == "nano":
-            raise MissingFile("the embedded model is not there", fix="python scripts/pretrain_nano.py makes it")
+            raise MissingFile(
+                f"the embedded model is missing from {NANO}", fix="create it with `python scripts/pretrain_nano.py`"
+            )
         raise MissingFile(f"no model in {folder}", fix="set policy.model to `nano` or to a folder with config.json")
     return folder
 
 
 def fingerprint(folder: str | Path) -> str:
-    """Hash of a model's configuration and weights, to tell whose adapter an adapter is.
+    """Hash of a model's configuration and weights, which identifies the base model of an adapter.
 
-    Files up to 64 MiB are read whole; of larger ones the size, the first block (the header) and 64 blocks spread evenly.
+    Covers files up to 64 MiB completely; of larger files the size, the first block (the header) and 64 evenly spaced blocks.
     """
     digest = hashlib.sha256()
     folder = Path(folder)
@@ -33,7 +35,7 @@ def fingerprint(folder: str | Path) -> str:
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}".encode())
         with open(path, "rb") as file:
-            if size <= _WHOLE:
+            if size <= _FULLY_HASHED:
                 digest.update(file.read())
                 continue
             for i in range(65):

@@ -1,8 +1,8 @@
-"""LoRA ranks from a full fine-tune: each layer gets as many as its change needs, and what a rank file says about it.
+"""LoRA rank of each layer from a full fine-tune, and the file that stores the ranks.
 
-The change D = W_tuned - W_base of a layer is decomposed, D = U diag(s) V'. Its rank is the smallest r with
-sum_{i<=r} s_i^2 >= energy * ||D||_F^2: a randomised decomposition knows the largest s_i only, so the whole is the Frobenius norm,
-never the sum over what was computed. Then bounds, powers of two above 16, and smoothing over layers of the same name.
+The change of a layer is decomposed, D = W_tuned - W_base = U diag(s) V'. Its rank is the smallest r with
+sum_{i<=r} s_i^2 >= energy * ||D||_F^2. The total is the Frobenius norm, because a randomised decomposition computes only the
+largest s_i. The rank is then bounded, rounded to a power of two above 16, and smoothed over layers of the same type.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from pixelis.config import VLLM_LORA_RANKS
 from pixelis.errors import BadConfig, BadInput, MissingFile, first_problem
 
 if TYPE_CHECKING:
-    import torch
+    from jaxtyping import Float
+    from torch import Tensor
 
     from pixelis import config
 
 POWERS_ABOVE = 16
 TOP = 50
-"""Singular values of a layer that a rank file keeps."""
+"""Number of singular values of a layer in a rank file."""
 POWER_ITERATIONS = 4
 
 
 @dataclass(frozen=True)
-class Change:
-    """How fine-tuning changed a layer.
+class WeightChange:
+    """Change D of a layer's weight by fine-tuning.
 
-    values: its singular values, falling, the largest `components` of a large layer; energy: ||D||_F^2; largest: max|D|, up to
-    `unchanged` nothing was decomposed.
+    values: singular values in descending order, of a large layer the largest `components`, empty for an unchanged layer; energy:
+    ||D||_F^2; largest: max|D|.
     """
 
     shape: tuple[int, int]
@@ -47,62 +48,64 @@ class Change:
     method: Literal["exact", "randomised", "none"]
 
     def retained(self, rank: int) -> float:
-        """Share of the energy that the best approximation of this rank keeps, at least: what was not computed counts as lost."""
+        """Lower bound of the share of the energy that the best approximation of this rank retains."""
         return min(1.0, math.fsum(s * s for s in self.values[:rank]) / self.energy) if self.energy else 1.0
 
     @property
     def decay(self) -> float | None:
-        """-ln(s_10 / s_0), counted from 0; None with fewer values or when s_10 is 0."""
+        """-ln(s_10 / s_0), counted from 0; None with fewer values or if s_10 is 0."""
         return -math.log(self.values[10] / self.values[0]) if len(self.values) > 10 and self.values[10] > 0 else None
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Change:
-        """What `to_json` wrote."""
+    def from_json(cls, row: Mapping[str, Any]) -> WeightChange:
+        """Inverse of `to_json`."""
         return cls(**{**row, "shape": tuple(row["shape"]), "values": tuple(row["values"])})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for a file."""
+        """Fields as JSON values."""
         return asdict(self)
 
 
-def change(base: torch.Tensor, tuned: torch.Tensor, settings: config.RanksConfig, seed: int = 42) -> Change:
-    """What fine-tuning changed in a weight [out, in]. Raises BadInput when the shapes differ or a value is not finite."""
-    import torch  # whoever only reads ranks does without
+def weight_change(
+    base: Float[Tensor, "out in"], tuned: Float[Tensor, "out in"], settings: config.RanksConfig, seed: int = 42
+) -> WeightChange:
+    """Decompose the change of a weight. Raises BadInput if the shapes differ or a value is not finite."""
+    import torch  # not needed to read a rank file
 
     if base.shape != tuned.shape:
         raise BadInput(
-            f"the base is {list(base.shape)}, the tuned weight {list(tuned.shape)}",
+            f"the base weight has the shape {list(base.shape)}, the tuned weight {list(tuned.shape)}",
             fix="set policy.model to the model that was tuned",
         )
     delta = tuned.float() - base.float()
     largest, energy = float(delta.abs().max()), float(torch.linalg.vector_norm(delta, dtype=torch.float64)) ** 2
     shape = (int(delta.shape[0]), int(delta.shape[1]))
     if not math.isfinite(energy):
-        raise BadInput("the change holds values that are not finite")
+        raise BadInput("the change of the weight has values that are not finite", fix="tune the model again")
     if largest <= settings.unchanged:
-        return Change(shape, largest, energy, (), "none")
+        return WeightChange(shape, largest, energy, (), "none")
     if min(shape) <= settings.exact:
         values = torch.linalg.svdvals(delta.double())
-        return Change(shape, largest, energy, tuple(values.tolist()), "exact")
+        return WeightChange(shape, largest, energy, tuple(values.tolist()), "exact")
     count = min(min(shape) - 1, settings.components)
     with torch.random.fork_rng(devices=[delta.device] if delta.is_cuda else []):
         torch.manual_seed(seed)
         # Halko, Martinsson and Tropp (arXiv 0909.4061), algorithms 4.4 and 5.1.
         _, values, _ = torch.svd_lowrank(delta, q=min(min(shape), count + settings.oversampling), niter=POWER_ITERATIONS)
-    return Change(shape, largest, energy, tuple(values[:count].tolist()), "randomised")
+    return WeightChange(shape, largest, energy, tuple(values[:count].tolist()), "randomised")
 
 
-def energy_rank(found: Change, share: float) -> int | None:
-    """Smallest rank that keeps this share of the energy; None when the computed values do not reach it."""
-    if not found.values:
+def energy_rank(change: WeightChange, share: float) -> int | None:
+    """Smallest rank that retains this share of the energy; None if the computed values do not reach it."""
+    if not change.values:
         return None
-    kept = np.cumsum(np.square(np.asarray(found.values, dtype=np.float64)))
-    enough = kept >= share * found.energy * (1 - 1e-7)  # singular values in float32 lose the last digits of an energy of 1
+    retained = np.cumsum(np.square(np.asarray(change.values, dtype=np.float64)))
+    enough = retained >= share * change.energy * (1 - 1e-7)  # tolerance for float32 singular values at a share of 1
     return int(np.argmax(enough)) + 1 if enough.any() else None
 
 
-def bounded(rank: int, smallest: int, largest: int) -> int:
-    """The rank within the bounds, above 16 the nearest power of two (by ratio) that is."""
+def bounded_rank(rank: int, smallest: int, largest: int) -> int:
+    """The rank clamped to the bounds; above 16 rounded to a power of two (by ratio) within them."""
     rank = min(max(rank, smallest), largest)
     if rank <= POWERS_ABOVE:
         return rank
@@ -110,31 +113,31 @@ def bounded(rank: int, smallest: int, largest: int) -> int:
     return max(power if power <= largest else power // 2, smallest)
 
 
-def smoothed(ranks: Mapping[str, int], weight: float) -> dict[str, float]:
-    """weight * mean over the layers of the same name (q_proj, ...) + (1 - weight) * own rank."""
+def smoothed_ranks(ranks: Mapping[str, int], weight: float) -> dict[str, float]:
+    """weight * mean rank of the layers of the same type + (1 - weight) * rank, for each layer."""
     means = {kind: statistics.fmean(values) for kind, values in _by_type(ranks).items()}
-    return {name: weight * means[type_of(name)] + (1 - weight) * rank for name, rank in ranks.items()}
+    return {name: weight * means[layer_type(name)] + (1 - weight) * rank for name, rank in ranks.items()}
 
 
-def type_of(layer: str) -> str:
-    """The module's own name: `q_proj` of `model.language_model.layers.3.self_attn.q_proj`."""
+def layer_type(layer: str) -> str:
+    """Last part of a layer's name: `q_proj` for `model.language_model.layers.3.self_attn.q_proj`."""
     return layer.rsplit(".", 1)[-1]
 
 
-def _by_type(values: Mapping[str, Any]) -> dict[str, list[Any]]:
-    found: defaultdict[str, list[Any]] = defaultdict(list)
-    for name, value in values.items():
-        found[type_of(name)].append(value)
-    return dict(found)
+def _by_type(ranks: Mapping[str, int]) -> dict[str, list[int]]:
+    result: defaultdict[str, list[int]] = defaultdict(list)
+    for name, rank in ranks.items():
+        result[layer_type(name)].append(rank)
+    return dict(result)
 
 
 # -- the rank file --------------------------------------------------------------------------------------------------------------
 
 
 class RankFile(BaseModel):
-    """Content of ranks.json. layer_ranks: layer -> rank; total_parameters: of adapters of these ranks.
+    """Content of ranks.json. layer_ranks: layer -> rank; total_parameters: of the adapters.
 
-    compression_ratio: numbers in the weights of these layers for one in their adapters.
+    compression_ratio: parameters of the adapted layers divided by those of the adapters.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -147,112 +150,111 @@ class RankFile(BaseModel):
 
     @property
     def skipped(self) -> list[str]:
-        """Layers that were analysed and had not changed: they get no adapter."""
+        """Analysed layers that fine-tuning did not change. They get no adapter."""
         return list(self.analysis_metadata.get("skipped", []))
 
 
-def decide(changes: Mapping[str, Change], settings: config.RanksConfig, about: Mapping[str, Any]) -> RankFile:
-    """The rank file for what fine-tuning changed; about: what else is known of the analysis. Raises BadInput for no change."""
-    moved = {name: found for name, found in changes.items() if found.values}
-    if not moved:
-        raise BadInput("no layer has changed: the tuned model is its base", fix="name another checkpoint in ranks.tuned")
-    raw = {name: energy_rank(found, settings.energy) for name, found in moved.items()}
-    own = {name: bounded(r or settings.largest, settings.smallest, settings.largest) for name, r in raw.items()}
+def choose_ranks(changes: Mapping[str, WeightChange], settings: config.RanksConfig, metadata: Mapping[str, Any]) -> RankFile:
+    """Choose the rank of each changed layer. metadata: added to `analysis_metadata`. Raises BadInput if no layer has changed."""
+    changed = {name: change for name, change in changes.items() if change.values}
+    if not changed:
+        raise BadInput("no layer has changed: the tuned model equals its base", fix="name another checkpoint in ranks.tuned")
+    required = {name: energy_rank(change, settings.energy) for name, change in changed.items()}
+    bounded = {name: bounded_rank(r or settings.largest, settings.smallest, settings.largest) for name, r in required.items()}
     ranks = {
-        name: min(max(math.floor(rank + 0.5), settings.smallest), settings.largest, *moved[name].shape)
-        for name, rank in smoothed(own, settings.smoothing).items()
+        name: min(max(math.floor(rank + 0.5), settings.smallest), settings.largest, *changed[name].shape)
+        for name, rank in smoothed_ranks(bounded, settings.smoothing).items()
     }
     layers = {}
-    for name, found in moved.items():
-        rank, (out, inside) = ranks[name], found.shape
+    for name, change in changed.items():
+        rank, (out, inside) = ranks[name], change.shape
         layers[name] = {
-            "type": type_of(name),
+            "type": layer_type(name),
             "shape": [out, inside],
-            "method": found.method,
-            "energy_rank": raw[name],
-            "reached": raw[name] is not None,
-            "bounded_rank": own[name],
+            "method": change.method,
+            "energy_rank": required[name],
+            "reached": required[name] is not None,
+            "bounded_rank": bounded[name],
             "rank": rank,
-            "energy_retained": found.retained(rank),
-            "frobenius_norm": math.sqrt(found.energy),
-            "decay_rate": found.decay,
+            "energy_retained": change.retained(rank),
+            "frobenius_norm": math.sqrt(change.energy),
+            "decay_rate": change.decay,
             "compression_ratio": out * inside / (rank * (out + inside)),
-            "singular_values": list(found.values[:TOP]),
+            "singular_values": list(change.values[:TOP]),
         }
-    total = sum(ranks[name] * sum(found.shape) for name, found in moved.items())
-    whole = sum(math.prod(found.shape) for found in moved.values())
-    energy = math.fsum(found.energy for found in moved.values())
-    kept = math.fsum(moved[name].retained(rank) * moved[name].energy for name, rank in ranks.items())
-    metadata = {
-        **about,
+    parameters = sum(ranks[name] * sum(change.shape) for name, change in changed.items())
+    weights = sum(math.prod(change.shape) for change in changed.values())
+    energy = math.fsum(change.energy for change in changed.values())
+    retained = math.fsum(changed[name].retained(rank) * changed[name].energy for name, rank in ranks.items())
+    analysis = {
+        **metadata,
         "settings": settings.model_dump(mode="json", exclude={"tuned"}),
         "type_medians": {kind: statistics.median(values) for kind, values in _by_type(ranks).items()},
-        "type_means_before_smoothing": {kind: statistics.fmean(values) for kind, values in _by_type(own).items()},
-        "energy_retained": kept / energy,
-        "not_reached": sorted(name for name, r in raw.items() if r is None),
-        "skipped": sorted(set(changes) - set(moved)),
+        "type_means_before_smoothing": {kind: statistics.fmean(values) for kind, values in _by_type(bounded).items()},
+        "energy_retained": retained / energy,
+        "not_reached": sorted(name for name, r in required.items() if r is None),
+        "skipped": sorted(set(changes) - set(changed)),
     }
     return RankFile(
         layer_ranks=ranks,
         layer_metadata=layers,
-        analysis_metadata=metadata,
-        total_parameters=total,
-        compression_ratio=whole / total,
+        analysis_metadata=analysis,
+        total_parameters=parameters,
+        compression_ratio=weights / parameters,
     )
 
 
 def read(path: str | Path) -> RankFile:
-    """Read a rank file. Raises MissingFile for none, BadInput naming what is wrong in it."""
+    """Read a rank file. Raises MissingFile, and BadInput with the first invalid field."""
     path = Path(path)
     if not path.is_file():
-        raise MissingFile(f"no rank file {path}", fix="pixelis ranks makes one")
+        raise MissingFile(f"no rank file {path}", fix="create one with `pixelis ranks`")
     try:
         return RankFile.model_validate_json(path.read_bytes())
     except ValidationError as error:
         problem = first_problem(error, RankFile.model_fields)
-        raise BadInput(
-            f"{path} is not a rank file: {problem.path} {problem.message}", fix="make one with `pixelis ranks`"
-        ) from None
+        message = f"{path} is not a rank file: {problem.path} {problem.message}"
+        raise BadInput(message, fix="create one with `pixelis ranks`") from None
 
 
 def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:
-    """Rank of each of a model's layers in `policy.lora.targets`: `lora.rank`, or what the file `lora.ranks` gives each.
+    """Rank of each layer that gets an adapter: `lora.rank`, or its rank in the file `lora.ranks`. layers: all in `lora.targets`.
 
-    Layers that the file's analysis skipped get no adapter. Raises MissingFile, BadInput for a damaged file, BadConfig for one of
-    another model or of other targets.
+    Layers that the analysis of the file skipped get no adapter. Raises the errors of `read`, and BadConfig for a file of another
+    model or of other targets.
     """
     layers = list(layers)
     if not lora.ranks:
         return dict.fromkeys(layers, lora.rank)
     file = read(lora.ranks)
-    given = {name: rank for name, rank in file.layer_ranks.items() if type_of(name) in lora.targets}
-    if foreign := sorted(set(given) - set(layers)):
+    ranks = {name: rank for name, rank in file.layer_ranks.items() if layer_type(name) in lora.targets}
+    if foreign := sorted(set(ranks) - set(layers)):
         raise BadConfig(f"policy.lora.ranks: the model has no layer {foreign[0]}", fix="use the rank file of this policy.model")
-    if lacking := sorted(set(layers) - set(given) - set(file.skipped)):
+    if missing := sorted(set(layers) - set(ranks) - set(file.skipped)):
         raise BadConfig(
-            f"policy.lora.ranks says nothing about {lacking[0]}",
-            fix="use the rank file of this policy.model, made with the same policy.lora.targets",
+            f"policy.lora.ranks has no rank for {missing[0]}",
+            fix="use the rank file of this policy.model, created with the same policy.lora.targets",
         )
-    if not given:
+    if not ranks:
         raise BadConfig("policy.lora.ranks gives no layer of policy.lora.targets an adapter", fix="check policy.lora.targets")
-    return {name: given[name] for name in layers if name in given}
+    return {name: ranks[name] for name in layers if name in ranks}
 
 
 def largest_rank(lora: config.LoraConfig) -> int:
-    """The largest rank that an adapter of this configuration has: what an engine must reserve."""
+    """Largest rank of an adapter of this configuration, which an engine must reserve."""
     if not lora.ranks:
         return lora.rank
-    return max((r for name, r in read(lora.ranks).layer_ranks.items() if type_of(name) in lora.targets), default=lora.rank)
+    return max((r for name, r in read(lora.ranks).layer_ranks.items() if layer_type(name) in lora.targets), default=lora.rank)
 
 
 def merges(policy: config.PolicyConfig, engine: config.EngineConfig) -> bool:
-    """Whether vLLM gets whole weights instead of adapters: it adapts the language model's layers, but not the output layer."""
+    """Whether vLLM loads merged weights instead of adapters. It cannot serve an adapter on the output layer."""
     return policy.full or engine.adapters == "merge" or "lm_head" in policy.lora.targets
 
 
 def served_rank(rank: int) -> int:
-    """The rank that vLLM reserves for adapters of this one: the next that its kernels know. Raises BadConfig above them."""
+    """Smallest rank of vLLM's kernels that holds adapters of this rank. Raises BadConfig if there is none."""
     if rank > max(VLLM_LORA_RANKS):
         message = f"a LoRA rank of {rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}"
-        raise BadConfig(message, fix="lower ranks.largest and make policy.lora.ranks again, or set engine.adapters=merge")
+        raise BadConfig(message, fix="lower ranks.largest and create policy.lora.ranks again, or set engine.adapters=merge")
     return next(r for r in VLLM_LORA_RANKS if r >= rank)

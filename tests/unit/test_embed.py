@@ -1,4 +1,4 @@
-"""States of episodes: one before the first turn and one after each, whatever else shares the pass."""
+"""Hidden states of episodes: before the first policy turn and after each, independent of other episodes in the batch."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ def episode(seed: int, turns: int, spec) -> tuple[Trajectory, list[np.ndarray]]:
         return [int(t) for t in rng.integers(7, 40, count)]
 
     pads = [spec.vision_start, *[spec.image_token] * spec.image_tokens(side, side), spec.vision_end]
-    made = [Turn(role="user", tokens=[*words(3), *pads, *words(4)], images=["img0"])]
+    dialogue = [Turn(role="user", tokens=[*words(3), *pads, *words(4)], images=["img0"])]
     for number in range(turns):
-        said = words(5)
-        made.append(Turn(role="assistant", tokens=said, log_probs=[-1.0] * len(said)))
+        dialogue.append(Turn(role="assistant", tokens=words(5), log_probs=[-1.0] * 5))
         if number < turns - 1:
-            made.append(Turn(role="tool", tokens=words(6)))
+            dialogue.append(Turn(role="tool", tokens=words(6)))
     image = ImageView(id="img0", view_size=(side, side))
-    return Trajectory(question_id="q", turns=made, images=[image]), [view]
+    return Trajectory(question_id="q", turns=dialogue, images=[image]), [view]
 
 
 def test_a_state_is_taken_before_each_policy_turn_and_at_the_end() -> None:
@@ -52,7 +51,7 @@ def test_a_state_is_taken_before_each_policy_turn_and_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-def test_states_do_not_depend_on_what_is_packed_beside_them(family: str) -> None:
+def test_states_do_not_depend_on_the_other_episodes_of_a_row(family: str) -> None:
     model, spec = tiny_model(family)
     episodes = [episode(seed, turns, spec) for seed, turns in ((0, 2), (1, 3), (2, 1))]
     together = turn_states(model, spec, [t for t, _ in episodes], [v for _, v in episodes], 512)
@@ -64,7 +63,7 @@ def test_states_do_not_depend_on_what_is_packed_beside_them(family: str) -> None
         np.testing.assert_allclose(states, alone, atol=2e-5)
 
 
-def test_what_the_model_cannot_take_has_no_states() -> None:
+def test_an_unusable_trajectory_has_no_states() -> None:
     model, spec = tiny_model("qwen3_vl")
     good, views = episode(0, 2, spec)
     silent = good.model_copy(update={"turns": good.turns[:1]})

@@ -36,10 +36,12 @@ def low_rank(rng: np.random.Generator, out: int, inside: int, rank: int, noise: 
     return (product + noise * rng.normal(size=(out, inside))).astype(np.float32)
 
 
-def changed(delta: np.ndarray, **values: object) -> ranks.Change:
+def changed(delta: np.ndarray, **values: object) -> ranks.WeightChange:
     base = np.random.default_rng(1).normal(size=delta.shape).astype(np.float32)
     wanted = config.RanksConfig(**values)  # type: ignore[arg-type]
-    return ranks.change(torch.from_numpy(base.astype(np.float64)), torch.from_numpy(base + delta.astype(np.float64)), wanted)
+    return ranks.weight_change(
+        torch.from_numpy(base.astype(np.float64)), torch.from_numpy(base + delta.astype(np.float64)), wanted
+    )
 
 
 # -- the decomposition ----------------------------------------------------------------------------------------------------------
@@ -53,38 +55,40 @@ def changed(delta: np.ndarray, **values: object) -> ranks.Change:
     rank=st.integers(1, 12),
     share=st.floats(0.1, 1),
 )
-def test_the_rank_is_the_smallest_that_numpy_says_keeps_the_energy(seed: int, out: int, inside: int, rank: int, share: float):
+def test_the_rank_is_the_smallest_that_retains_the_energy_according_to_numpy(
+    seed: int, out: int, inside: int, rank: int, share: float
+):
     delta = low_rank(np.random.default_rng(seed), out, inside, min(rank, out, inside), 0.05)
-    found = changed(delta)
+    change = changed(delta)
     values = np.linalg.svd(delta.astype(np.float64), compute_uv=False)
-    assert found.method == "exact"
-    assert np.allclose(found.values, values, rtol=1e-4, atol=1e-4)
-    assert math.isclose(found.energy, float((values**2).sum()), rel_tol=1e-4)
-    r = ranks.energy_rank(found, share)
+    assert change.method == "exact"
+    assert np.allclose(change.values, values, rtol=1e-4, atol=1e-4)
+    assert math.isclose(change.energy, float((values**2).sum()), rel_tol=1e-4)
+    r = ranks.energy_rank(change, share)
     assert r is not None
-    kept = np.cumsum(values**2) / (values**2).sum()
-    assert kept[r - 1] >= share - 1e-5
-    assert r == 1 or kept[r - 2] < share + 1e-5
-    assert math.isclose(found.retained(r), kept[r - 1], rel_tol=1e-4)
+    retained = np.cumsum(values**2) / (values**2).sum()
+    assert retained[r - 1] >= share - 1e-5
+    assert r == 1 or retained[r - 2] < share + 1e-5
+    assert math.isclose(change.retained(r), retained[r - 1], rel_tol=1e-4)
 
 
-def test_a_large_layer_is_decomposed_at_random_and_its_energy_is_the_whole():
+def test_a_large_layer_gets_a_randomised_decomposition_with_the_exact_energy():
     rng = np.random.default_rng(0)
     delta = low_rank(rng, 240, 160, 12, 1.0)
-    found, again = changed(delta, components=24), changed(delta, components=24)
+    change = changed(delta, components=24)
     values = np.linalg.svd(delta.astype(np.float64), compute_uv=False)
-    assert (found.method, len(found.values)) == ("randomised", 24)
-    assert np.allclose(found.values[:12], values[:12], rtol=1e-3)
-    assert found == again, "the seed decides"
-    # The energy is that of all values, not of the 24 that are known.
-    assert math.isclose(found.energy, float((values**2).sum()), rel_tol=1e-4)
-    assert math.fsum(s * s for s in found.values) < 0.95 * found.energy
+    assert (change.method, len(change.values)) == ("randomised", 24)
+    assert np.allclose(change.values[:12], values[:12], rtol=1e-3)
+    assert change == changed(delta, components=24), "the seed decides"
+    # The energy is that of all values, not of the 24 computed ones.
+    assert math.isclose(change.energy, float((values**2).sum()), rel_tol=1e-4)
+    assert math.fsum(s * s for s in change.values) < 0.95 * change.energy
     exact = int(np.argmax(np.cumsum(values**2) >= 0.9 * (values**2).sum())) + 1
     assert ranks.energy_rank(changed(delta), 0.9) == exact
-    # What the known values cannot reach is said, and the layer takes the bound.
+    # A share that the computed values cannot reach is reported, and the layer gets the largest rank.
     noise = changed(rng.normal(size=(200, 200)).astype(np.float32), components=10)
     assert ranks.energy_rank(noise, 0.9) is None
-    file = ranks.decide({"a.q_proj": noise}, PLAIN, {})
+    file = ranks.choose_ranks({"a.q_proj": noise}, PLAIN, {})
     assert file.layer_ranks == {"a.q_proj": 128}
     assert file.analysis_metadata["not_reached"] == ["a.q_proj"]
     assert file.layer_metadata["a.q_proj"]["reached"] is False
@@ -93,9 +97,9 @@ def test_a_large_layer_is_decomposed_at_random_and_its_energy_is_the_whole():
 
 def test_foreign_and_broken_weights_are_refused():
     with pytest.raises(BadInput, match=r"\[2, 3\]"):
-        ranks.change(torch.ones(2, 3), torch.ones(3, 2), PLAIN)
+        ranks.weight_change(torch.ones(2, 3), torch.ones(3, 2), PLAIN)
     with pytest.raises(BadInput, match="finite"):
-        ranks.change(torch.ones(2, 2), torch.full((2, 2), math.nan), PLAIN)
+        ranks.weight_change(torch.ones(2, 2), torch.full((2, 2), math.nan), PLAIN)
 
 
 # -- from spectra to ranks ------------------------------------------------------------------------------------------------------
@@ -103,18 +107,18 @@ def test_foreign_and_broken_weights_are_refused():
 
 @given(rank=st.integers(1, 600), smallest=st.integers(1, 12), largest=st.integers(12, 300))
 def test_bounds_and_powers_of_two(rank: int, smallest: int, largest: int):
-    found = ranks.bounded(rank, smallest, largest)
-    assert smallest <= found <= largest
-    assert found <= 16 or found & (found - 1) == 0
+    bounded = ranks.bounded_rank(rank, smallest, largest)
+    assert smallest <= bounded <= largest
+    assert bounded <= 16 or bounded & (bounded - 1) == 0
     if smallest <= rank <= min(16, largest):
-        assert found == rank
+        assert bounded == rank
 
 
 def test_ranks_of_the_specification():
-    assert [ranks.bounded(r, 4, 128) for r in (1, 4, 13, 16, 17, 22, 23, 48, 90, 91, 500)] == [
+    assert [ranks.bounded_rank(r, 4, 128) for r in (1, 4, 13, 16, 17, 22, 23, 48, 90, 91, 500)] == [
         4, 4, 13, 16, 16, 16, 32, 64, 64, 128, 128
     ]  # fmt: skip
-    smooth = ranks.smoothed({"l.0.q_proj": 4, "l.1.q_proj": 16, "l.0.weight": 64}, 0.8)
+    smooth = ranks.smoothed_ranks({"l.0.q_proj": 4, "l.1.q_proj": 16, "l.0.weight": 64}, 0.8)
     assert smooth == pytest.approx({"l.0.q_proj": 8.8, "l.1.q_proj": 11.2, "l.0.weight": 64})
 
 
@@ -128,7 +132,7 @@ def test_a_rank_file_adds_up(seed: int, count: int):
         for kind in ("q_proj", "up_proj")
     }
     changes["m.layers.0.o_proj"] = changed(np.zeros((8, 8), np.float32))
-    file = ranks.decide(changes, PLAIN, {"base": "x"})
+    file = ranks.choose_ranks(changes, PLAIN, {"base": "x"})
     assert file.skipped == ["m.layers.0.o_proj"]
     assert set(file.layer_ranks) == set(changes) - set(file.skipped)
     for name, rank in file.layer_ranks.items():
@@ -144,9 +148,9 @@ def test_a_rank_file_adds_up(seed: int, count: int):
     assert ranks.RankFile.model_validate_json(json.dumps(file.model_dump(mode="json"))) == file
 
 
-def test_no_change_makes_no_file():
-    with pytest.raises(BadInput, match="is its base"):
-        ranks.decide({"a.q_proj": changed(np.zeros((4, 4), np.float32))}, PLAIN, {})
+def test_a_model_equal_to_its_base_is_refused():
+    with pytest.raises(BadInput, match="equals its base"):
+        ranks.choose_ranks({"a.q_proj": changed(np.zeros((4, 4), np.float32))}, PLAIN, {})
 
 
 # -- adapters of these ranks ----------------------------------------------------------------------------------------------------
@@ -156,11 +160,11 @@ def layers_of(family: str = "qwen3_vl") -> dict[str, tuple[int, int]]:
     return architecture.Architecture(str(folder(family)), torch.float32).shapes(LORA.targets)
 
 
-def rank_file(path: Path, family: str = "qwen3_vl", skip: int = 1, least: int = 2) -> Path:
-    """Ranks from 2 to 6 for all layers but the first ``skip``, which have not changed."""
+def rank_file(path: Path, family: str = "qwen3_vl", skip: int = 1, smallest: int = 2) -> Path:
+    """Ranks from 2 to 6 for all layers except the first `skip`, which have not changed."""
     names = list(layers_of(family))
-    given = {name: least + i % 5 for i, name in enumerate(names[skip:])}
-    path.write_text(ranks.RankFile(layer_ranks=given, analysis_metadata={"skipped": names[:skip]}).model_dump_json())
+    layer_ranks = {name: smallest + i % 5 for i, name in enumerate(names[skip:])}
+    path.write_text(ranks.RankFile(layer_ranks=layer_ranks, analysis_metadata={"skipped": names[:skip]}).model_dump_json())
     return path
 
 
@@ -171,33 +175,33 @@ def mixed(path: Path, family: str = "qwen3_vl", seed: int = 0) -> tuple[config.L
 
 
 @pytest.mark.parametrize("family", tiny_policy.FAMILIES)
-def test_layers_of_their_own_ranks_compute_the_same_trained_merged_and_written(family: str, tmp_path: Path):
+def test_layers_of_different_ranks_compute_the_same_trained_merged_and_saved(family: str, tmp_path: Path):
     lora, adapter = mixed(tmp_path / "ranks.json", family)
-    given = ranks.read(tmp_path / "ranks.json").layer_ranks
-    assert adapter.ranks == given
-    assert adapter.nbytes == adapter_bytes(layers_of(family), given)
+    layer_ranks = ranks.read(tmp_path / "ranks.json").layer_ranks
+    assert adapter.ranks == layer_ranks
+    assert adapter.nbytes == adapter_bytes(layers_of(family), layer_ranks)
     trained, merged, sample = add_lora(stock(family), lora), stock(family), Maker(family).sample()
     set_adapter_state(trained, adapter.tensors)
     base = BaseWeights()
     uniform = tiny_policy.random_adapter(family)
-    for one in (uniform, adapter):
-        merge_into(merged, base, one)
+    merge_into(merged, base, uniform)
+    merge_into(merged, base, adapter)
     with torch.no_grad():
         expected = stock_log_probs(trained, sample)
         assert (expected - stock_log_probs(merged, sample)).abs().max() < 1e-4
-    # What is written for vLLM has the scale inside and the largest rank as its own; peft reads the same from it.
-    written = write_peft(adapter, tmp_path / "v1")
-    assert json.loads((written / "adapter_config.json").read_text())["r"] == 6 == ranks.largest_rank(lora)
-    save_adapter(adapter, tmp_path / "kept")
-    back = load_adapter(tmp_path / "kept")
-    assert (back.sha256(), back.ranks) == (adapter.sha256(), given)
-    about = back.metadata()
-    pattern, alphas = json.loads(about["rank_pattern"]), json.loads(about["alpha_pattern"])
-    assert all(alphas[name] == 2 * rank == 2 * given[name] for name, rank in pattern.items())
+    # The files for vLLM contain the scale and have the largest rank.
+    peft_folder = write_peft(adapter, tmp_path / "v1")
+    assert json.loads((peft_folder / "adapter_config.json").read_text())["r"] == 6 == ranks.largest_rank(lora)
+    save_adapter(adapter, tmp_path / "saved")
+    loaded = load_adapter(tmp_path / "saved")
+    assert (loaded.sha256(), loaded.ranks) == (adapter.sha256(), layer_ranks)
+    header = loaded.metadata()
+    pattern, alphas = json.loads(header["rank_pattern"]), json.loads(header["alpha_pattern"])
+    assert all(alphas[name] == 2 * rank == 2 * layer_ranks[name] for name, rank in pattern.items())
     assert "rank_pattern" not in uniform.metadata(), "adapters of one rank keep their hashes"
 
 
-def test_the_learner_takes_up_its_ranks_and_refuses_others(tmp_path: Path):
+def test_the_learner_resumes_adapters_of_its_ranks_and_refuses_others(tmp_path: Path):
     lora, adapter = mixed(tmp_path / "ranks.json")
     learner = config.LearnerConfig(zero_stage=0, lr=1e-2)
     trainer = Trainer(policy(lora=lora), learner, total_steps=2, adapter=adapter, device="cpu")
@@ -208,7 +212,7 @@ def test_the_learner_takes_up_its_ranks_and_refuses_others(tmp_path: Path):
     trainer.restore(step)
     assert trainer.adapter().ranks == adapter.ranks
     trainer.close()
-    for other in (LORA, lora.model_copy(update={"ranks": str(rank_file(tmp_path / "other.json", least=3))})):
+    for other in (LORA, lora.model_copy(update={"ranks": str(rank_file(tmp_path / "other.json", smallest=3))})):
         with pytest.raises(BadInput, match="checkpoint") as caught:
             Trainer(policy(lora=other), learner, total_steps=2, adapter=adapter, device="cpu")
         assert "policy.lora.ranks" in (caught.value.fix or "")
@@ -223,8 +227,8 @@ def test_the_estimate_counts_each_layers_rank(tmp_path: Path):
     assert device["adapters"] == adapter.nbytes
     slots = estimate.generator_memory(arch, whole.policy, whole.engine)["adapters"]
     assert slots == 2 * adapter_bytes(layers_of(), 8), "vLLM reserves the largest rank, rounded up"
-    found = next(f for f in estimate.check(whole, "rft") if f.subject == "adapters")
-    assert (found.level, "ranks 2 to 6 on 13 layers" in found.text, "rank 8" in found.text) == ("ok", True, True)
+    finding = next(f for f in estimate.check(whole, "rft") if f.subject == "adapters")
+    assert (finding.level, "ranks 2 to 6 on 13 layers" in finding.text, "rank 8" in finding.text) == ("ok", True, True)
     wide = json.loads(Path(path).read_text())
     wide["layer_ranks"] = dict.fromkeys(wide["layer_ranks"], 600)
     Path(path).write_text(json.dumps(wide))
@@ -240,7 +244,7 @@ def test_a_rank_file_of_another_model_or_of_other_targets_is_refused(tmp_path: P
     path = rank_file(tmp_path / "ranks.json")
     lora = LORA.model_copy(update={"ranks": str(path)})
     cases: list[tuple[config.LoraConfig, type[PixelisError], str]] = [
-        (lora.model_copy(update={"targets": [*LORA.targets, "lm_head"]}), BadConfig, "says nothing about lm_head"),
+        (lora.model_copy(update={"targets": [*LORA.targets, "lm_head"]}), BadConfig, "has no rank for lm_head"),
         (LORA.model_copy(update={"ranks": str(tmp_path / "none.json")}), MissingFile, "no rank file"),
     ]
     foreign = json.loads(path.read_text())
@@ -250,9 +254,9 @@ def test_a_rank_file_of_another_model_or_of_other_targets_is_refused(tmp_path: P
     for name, text in (("zero", '{"layer_ranks": {"a": 0}}'), ("half", '{"layer_ranks"'), ("list", "[]")):
         (tmp_path / name).write_text(text)
         cases.append((LORA.model_copy(update={"ranks": str(tmp_path / name)}), BadInput, "is not a rank file"))
-    for wanted, kind, word in cases:
-        with pytest.raises(kind, match=word):
-            add_lora(stock(), wanted)
+    for refused, error, word in cases:
+        with pytest.raises(error, match=word):
+            add_lora(stock(), refused)
     fewer = add_lora(stock(), lora.model_copy(update={"targets": ["q_proj"]}))
     assert {name.rsplit(".", 2)[-2] for name in adapter_state(fewer)} == {"q_proj"}
 
@@ -287,7 +291,7 @@ def tuned_checkpoint(path: Path, ranks_of_change: int = 3) -> dict[str, np.ndarr
 
 
 @pytest.mark.usefixtures("_quiet")
-def test_the_job_finds_the_ranks_of_a_checkpoint_and_goes_on_where_it_stopped(
+def test_the_job_finds_the_ranks_of_a_checkpoint_and_resumes_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     deltas = tuned_checkpoint(tmp_path / "full")
@@ -303,8 +307,8 @@ def test_the_job_finds_the_ranks_of_a_checkpoint_and_goes_on_where_it_stopped(
     lines = (out / "changes.jsonl").read_text().splitlines(keepends=True)
     (out / "changes.jsonl").write_text("".join(lines[:5]) + lines[5][:20])
     (out / "ranks.json").unlink()
-    calls, real = [], job.change
-    monkeypatch.setattr(job, "change", lambda *a: calls.append(1) or real(*a))
+    calls, original = [], job.weight_change
+    monkeypatch.setattr(job, "weight_change", lambda *a: calls.append(1) or original(*a))
     assert run(monkeypatch, *arguments, "ranks.smoothing=0", "ranks.energy=0.999999") == 0
     assert len(calls) == len(lines) - 5
     assert ranks.read(out / "ranks.json") == file
@@ -324,7 +328,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("_quiet")
-def test_the_job_says_what_cannot_be_a_full_fine_tune(
+def test_the_job_refuses_anything_but_a_full_fine_tune(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     model = f"policy.model={folder('qwen3_vl')}"

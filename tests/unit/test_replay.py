@@ -1,4 +1,4 @@
-"""Selective sample replay: what is kept, for how long, and how often it comes back."""
+"""Selective sample replay: which rollouts are stored, for how long, and how often they are drawn."""
 
 from __future__ import annotations
 
@@ -29,30 +29,29 @@ def group(name: str, advantages: list[float | None], accuracies: list[float] | N
     return out
 
 
-def test_only_rollouts_that_teach_are_kept():
+def test_only_rollouts_with_an_advantage_are_stored():
     replay = SampleReplay(capacity=10)
     assert replay.add(group("a", [0.5, 0.0, None, -0.5]), "views", 0) == 2
-    drawn = replay.draw(10, 0, np.random.default_rng(0))
-    assert sorted(kept.group.trajectories[0].id for kept in drawn) == ["a-0", "a-3"]
-    assert all(kept.views == "views" and len(kept.group.trajectories) == 1 for kept in drawn)
+    samples = replay.draw(10, 0, np.random.default_rng(0))
+    assert sorted(sample.group.trajectories[0].id for sample in samples) == ["a-0", "a-3"]
+    assert all(sample.views == "views" and len(sample.group.trajectories) == 1 for sample in samples)
 
 
 def test_a_draw_never_repeats_a_rollout_and_follows_the_size_of_the_advantage():
     replay = SampleReplay(capacity=10)
     replay.add(group("a", [1.0, 0.1, 0.1, 0.1]), None, 0)
-    rng, seen = np.random.default_rng(0), Counter[str]()
+    rng, counts = np.random.default_rng(0), Counter[str]()
     for _ in range(2000):
-        ids = [kept.group.trajectories[0].id for kept in replay.draw(1, 0, rng)]
-        seen.update(ids)
-        assert len({kept.group.trajectories[0].id for kept in replay.draw(4, 0, rng)}) == 4
-    assert seen["a-0"] / 2000 == pytest.approx(1.0001 / 1.3004, abs=0.04)
+        counts.update(sample.group.trajectories[0].id for sample in replay.draw(1, 0, rng))
+        assert len({sample.group.trajectories[0].id for sample in replay.draw(4, 0, rng)}) == 4
+    assert counts["a-0"] / 2000 == pytest.approx(1.0001 / 1.3004, abs=0.04)
 
 
 def test_age_capacity_and_bytes_are_bounded():
     replay = SampleReplay(capacity=3, max_age=2)
     for step in range(4):
         replay.add(group(f"g{step}", [1.0, -1.0]), None, step)
-    assert [kept.group.trajectories[0].id for kept in replay.kept] == ["g2-1", "g3-0", "g3-1"]
+    assert [sample.group.trajectories[0].id for sample in replay.samples] == ["g2-1", "g3-0", "g3-1"]
     assert replay.draw(9, 6, np.random.default_rng(0)) == []
     assert replay.bytes == 0
     small = SampleReplay(capacity=100, max_bytes=700)
@@ -70,19 +69,19 @@ def test_uniform_accuracy_is_not_informative_whatever_the_shaped_reward_says():
     assert not informative(mixed)
 
 
-@pytest.mark.parametrize("how", ["first", "random", "stratified"])
-def test_a_subset_is_of_scored_rollouts_in_their_order(how: str):
-    whole = group("a", [None] * 8, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
-    whole.trajectories[1].reward = None
-    few = subset(whole, 4, how, np.random.default_rng(0))
-    names = [t.id for t in few.trajectories]
+@pytest.mark.parametrize("method", ["first", "random", "stratified"])
+def test_a_subset_has_scored_rollouts_in_their_order(method: str):
+    complete = group("a", [None] * 8, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    complete.trajectories[1].reward = None
+    reduced = subset(complete, 4, method, np.random.default_rng(0))
+    names = [t.id for t in reduced.trajectories]
     assert len(set(names)) == 4
     assert names == sorted(names)
     assert "a-1" not in names
-    assert len(whole.trajectories) == 8, "all have voted"
-    if how == "first":
+    assert len(complete.trajectories) == 8, "all have voted"
+    if method == "first":
         assert names == ["a-0", "a-2", "a-3", "a-4"]
-    if how == "stratified":
-        assert sum(t.reward or 0 for t in few.trajectories) == 1, "2 of 7 are right, so 1 of 4"
-    assert subset(whole, 0, how, np.random.default_rng(0)) is whole
-    assert subset(whole, 7, how, np.random.default_rng(0)) is whole
+    if method == "stratified":
+        assert sum(t.reward or 0 for t in reduced.trajectories) == 1, "2 of 7 are right, so 1 of 4"
+    assert subset(complete, 0, method, np.random.default_rng(0)) is complete
+    assert subset(complete, 7, method, np.random.default_rng(0)) is complete
