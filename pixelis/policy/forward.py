@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pixelis.policy.packing import PackedBatch, Segments
 
 VisionLanguageModel = Any
-"""`Qwen2_5_VLForConditionalGeneration` or `Qwen3VLForConditionalGeneration`; no common base class has the attributes used here."""
+"""`Qwen2_5_VLForConditionalGeneration` or `Qwen3VLForConditionalGeneration`; they share no base class with typed submodules."""
 
 PACKED = "pixelis_packed"
 CACHED = "pixelis_cached"

@@ -38,9 +38,9 @@ def low_rank(rng: np.random.Generator, out: int, inside: int, rank: int, noise: 
 
 def changed(delta: np.ndarray, **values: object) -> ranks.WeightChange:
     base = np.random.default_rng(1).normal(size=delta.shape).astype(np.float32)
-    wanted = config.RanksConfig(**values)  # type: ignore[arg-type]
+    chosen = config.RanksConfig(**values)  # type: ignore[arg-type]
     return ranks.weight_change(
-        torch.from_numpy(base.astype(np.float64)), torch.from_numpy(base + delta.astype(np.float64)), wanted
+        torch.from_numpy(base.astype(np.float64)), torch.from_numpy(base + delta.astype(np.float64)), chosen
     )
 
 
