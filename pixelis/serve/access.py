@@ -1,4 +1,4 @@
-"""Access control: API key, local host names, origin, read-only mode, and the headers of every reply."""
+"""Access control: API key, host names, content type, read-only mode, and the headers of every reply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pixelis.config import Config
 from pixelis.serve.counters import Counters
-from pixelis.serve.schemas import ApiError
+from pixelis.serve.protocol.errors import ApiError
+from pixelis.serve.responses import api_error
 
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -25,59 +26,58 @@ SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
 }
-"""Given where a route sets no other: nothing here is to be framed, sniffed, kept, or read by another site."""
+"""Set where a route sets no other: replies may not be framed, sniffed, cached, or read by another site."""
 
 
 def digest(key: str) -> bytes:
-    """What is kept of the API key: enough to compare, useless to whoever reads an actor's arguments."""
+    """SHA-256 of the API key: enough to compare, useless to a reader of an actor's arguments."""
     return hashlib.sha256(key.encode()).digest()
 
 
 class Access:
-    """The checks before a request is looked at; ``key_digest`` None asks for no key and so admits only this machine's names.
+    """Checks that need no look at the body. ``key_digest`` None requires no key and admits only this machine's host names.
 
-    ``ingress`` is the number of proxies of Serve's own that add to X-Forwarded-For: one with our HAProxy script, else none.
+    ``ingress`` is the number of Serve's own proxies that add to X-Forwarded-For: one with the HAProxy script, otherwise none.
     """
 
     def __init__(self, config: Config, key_digest: bytes | None, ingress: int = 0):
         self.config, self.key_digest, self.proxies = config, key_digest, config.serve.proxies + ingress
         self.salt = secrets.token_bytes(16)
 
-    def authorise(self, request: Request) -> None:
-        """Raises ApiError 401 without the key. Compared in constant time, as digests of one length."""
+    def authorise(self, key: str) -> None:
+        """Raises ApiError 401 for a wrong key. Compares digests of one length in constant time."""
         if self.key_digest is None:
             return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
         # Header bytes arrive as latin-1 text.
-        presented = hashlib.sha256(given.strip().encode("latin-1", "replace")).digest()
-        if not hmac.compare_digest(presented, self.key_digest) or scheme.lower() != "bearer":
-            raise ApiError(401, "a valid API key is needed: `Authorization: Bearer KEY`", "invalid_api_key")
+        presented = hashlib.sha256(key.strip().encode("latin-1", "replace")).digest()
+        if not hmac.compare_digest(presented, self.key_digest):
+            raise ApiError(401, "a valid API key is required: `Authorization: Bearer KEY`", "invalid_api_key")
 
-    def json_only(self, request: Request) -> None:
-        """Raises ApiError 415 for another content type: a web page elsewhere can post forms and text unasked, but not JSON."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+    def require_json(self, request: Request) -> None:
+        """Raises ApiError 415 for another content type. Other sites can post forms and text from a browser, but not JSON."""
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
             raise ApiError(415, "the content type must be application/json", "content_type")
 
-    def writing(self) -> None:
-        """Raises ApiError 403 when the service is read-only."""
+    def require_writable(self) -> None:
+        """Raises ApiError 403 if the service is read-only."""
         if self.config.serve.read_only:
-            raise ApiError(403, "this service is read-only: it keeps and changes nothing", "read_only")
+            raise ApiError(403, "this service is read-only: it stores and changes nothing", "read_only")
 
-    def host(self, headers: Mapping[str, str]) -> None:
-        """Raises ApiError 403 when no key is asked for and the request is addressed to a name other than this machine's own.
+    def check_host(self, headers: Mapping[str, str]) -> None:
+        """Raises ApiError 403 if no key is required and the Host header does not name this machine.
 
-        A web page whose name is made to point to 127.0.0.1 would otherwise count as the same origin and could read and do all.
+        A web page on a name that resolves to 127.0.0.1 would otherwise have the service's origin and could use all of it.
         """
         if self.key_digest is None and not is_local(headers.get("host", "")):
             message = "without an API key this service answers to localhost, 127.0.0.1 and [::1] only"
             raise ApiError(403, message, "host_not_allowed")
 
-    def client(self, request: Request) -> str:
-        """A name for the caller that tells nothing about it: a salted hash of its address, new with every replica.
+    def client_id(self, request: Request) -> str:
+        """A salted hash of the caller's address; the salt is new in every replica.
 
-        With ``serve.proxies`` = n the address is the n-th last of X-Forwarded-For; all before it is the client's own say. The
-        addresses of one IPv6 network of 64 bits are one client.
+        With ``serve.proxies`` = n the address is the n-th last of X-Forwarded-For; the caller may invent those before it.
+        Addresses of one IPv6 network of 64 bits are one client.
         """
         address = request.client.host if request.client is not None else ""
         hops = [hop.strip() for hop in ",".join(request.headers.getlist("x-forwarded-for")).split(",")]
@@ -86,24 +86,24 @@ class Access:
         return hashlib.blake2b(_network(address).encode(), key=self.salt, digest_size=8).hexdigest()
 
     def operator(self) -> str:
-        """Who an order came from, for the audit log: the key, told apart from others by the start of its digest, or loopback."""
+        """The sender of an order, for the audit log: the start of the key's digest, or loopback."""
         return f"key {self.key_digest.hex()[:8]}" if self.key_digest is not None else "loopback"
 
 
 class Shield:
-    """ASGI middleware: the host check, the headers of every reply, and its status and time for the counters."""
+    """ASGI middleware: the host check, security headers, request metrics, and 500 for an exception that nothing handled."""
 
     def __init__(self, app: ASGIApp, access: Access, counters: Counters):
         self.app, self.access, self.counters = app, access, counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         started, status = time.monotonic(), 0
 
-        async def watched(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -115,18 +115,18 @@ class Shield:
             await send(message)
 
         try:
-            try:
-                self.access.host(Headers(scope=scope))
-            except ApiError as error:
-                await error.response()(scope, receive, watched)
-                return
-            await self.app(scope, receive, watched)
+            self.access.check_host(Headers(scope=scope))
+            await self.app(scope, receive, send_with_headers)
+        except Exception as error:
+            if status:  # the reply has begun
+                raise
+            await api_error(error).response()(scope, receive, send_with_headers)
         finally:
-            self.counters.request(scope.get("pixelis.route") or _route(scope["path"]), status, time.monotonic() - started)
+            self.counters.request(_route_label(scope), status, time.monotonic() - started)
 
 
 def is_local(host: str) -> bool:
-    """Whether a Host header names this machine: localhost or a loopback address, with any port."""
+    """Whether a Host header is localhost or a loopback address, with any port."""
     if host.startswith("["):
         name, bracket, port = host[1:].partition("]")
         port = port.removeprefix(":")
@@ -142,9 +142,12 @@ def is_local(host: str) -> bool:
         return name.lower().removesuffix(".") == "localhost"
 
 
-def _route(path: str) -> str:
-    """A label for what no route of ours took: never the path itself, which is the caller's and has no bound."""
-    return "page" if path == "/" or path.startswith("/page/") else "other"
+def _route_label(scope: Scope) -> str:
+    """The route's path with its parameters unresolved. Other paths are the caller's and unbounded: they share a label."""
+    if (route := scope.get("route")) is not None:
+        return route.path
+    page = scope["path"] in ("/", "/docs", "/openapi.json") or scope["path"].startswith("/page/")
+    return "page" if page else "other"
 
 
 def _network(address: str) -> str:

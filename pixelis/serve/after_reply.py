@@ -23,7 +23,7 @@ from pixelis.evolution.updates import make_task
 from pixelis.evolution.vote import agrees
 from pixelis.memory import Entry
 from pixelis.records import Experience, Feedback, Verdict, new_id
-from pixelis.serve.events import Answer, Ask
+from pixelis.serve.agent_types import AgentQuery, Answer
 from pixelis.serve.retrieval import Lookup, Retrieval
 
 log = logging.getLogger(__name__)
@@ -56,12 +56,12 @@ class AfterReply:
         # A thread of its own: the shared ones decode the pictures of requests that somebody waits for.
         self.thread = ThreadPoolExecutor(1, "after-reply")
 
-    def later(self, answer: Answer, ask: Ask, lookup: Lookup) -> None:
+    def later(self, answer: Answer, query: AgentQuery, lookup: Lookup) -> None:
         """Begin what follows this answer; nothing at all in a read-only service. Takes the id from an answer that is not kept."""
         c = self.config
-        remember = self.retrieval.writes and ask.remember
+        remember = self.retrieval.writes and query.remember
         learn = (
-            self.evolution is not None and c.evolution.enabled and ask.learn and not answer.cold_start and not c.serve.read_only
+            self.evolution is not None and c.evolution.enabled and query.learn and not answer.cold_start and not c.serve.read_only
         )
         if (remember or learn) and len(self.background) >= c.evolution.queue:
             self.counts["skipped"] += 1
@@ -70,7 +70,7 @@ class AfterReply:
         if not remember:
             answer.experience_id = None
         if remember or learn:
-            self._begin(name, self._follow(answer, ask, lookup, remember, learn))
+            self._begin(name, self._follow(answer, query, lookup, remember, learn))
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -87,9 +87,9 @@ class AfterReply:
         if self.background:
             await asyncio.wait(list(self.background.values()), timeout=timeout_s)
 
-    async def _follow(self, answer: Answer, ask: Ask, lookup: Lookup, remember: bool, learn: bool) -> None:
+    async def _follow(self, answer: Answer, query: AgentQuery, lookup: Lookup, remember: bool, learn: bool) -> None:
         await asyncio.sleep(REPLY_FIRST_S)
-        user = privacy.pseudonym(ask.user) if ask.user else None
+        user = privacy.pseudonym(query.user) if query.user else None
         redacted = await self._aside(lambda: privacy.redact_experience(as_experience(answer, user)))
         risk = await self._aside(lambda: privacy.risk(answer.group.question.question))
         self.counts[f"privacy_risk_{risk.level}"] += 1

@@ -27,11 +27,9 @@ from pixelis.operations.image import load_image
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
 from pixelis.serve.after_reply import AfterReply
+from pixelis.serve.agent_types import AgentQuery, Answer, Pictures, TurnEvent
 from pixelis.serve.backends import Backends
-from pixelis.serve.events import Answer, Ask, Pictures, TurnEvent
 from pixelis.serve.retrieval import Lookup, Retrieval
-
-__all__ = ["Agent", "Answer", "Ask", "TurnEvent", "png_url", "winning"]
 
 
 class Agent:
@@ -59,10 +57,10 @@ class Agent:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(self.router.health(timeout_s), self.retrieval.ready())
 
-    async def decode(self, ask: Ask) -> Pictures:
+    async def decode(self, query: AgentQuery) -> Pictures:
         """Decode the pictures of a request. Raises BadImage for what is damaged or outside the caps."""
         media, full, views = [], {}, []
-        for number, url in enumerate(ask.images):
+        for number, url in enumerate(query.images):
             async with self.decoding:  # a picture may take a second and 150 MB to decode: never many at once
                 item, picture, view = await asyncio.to_thread(self._decode, f"img{number}", url)
             media.append(item)
@@ -80,43 +78,43 @@ class Agent:
         media = Media(id=name, uri=content, height=height, width=width)
         return media, picture, fit(picture, PixelBudget(d.min_pixels, d.max_pixels), 1)
 
-    async def answer(self, ask: Ask, pictures: Pictures | None = None) -> Answer:
+    async def answer(self, query: AgentQuery, pictures: Pictures | None = None) -> Answer:
         """Sample, vote, and pick the trajectory that stands for the verdict; ``pictures`` as ``decode`` gave them.
 
         Raises BadImage for pictures outside the caps, BadInput for a prompt that does not fit, InfraFailure. Cancelling it
         cancels the rollouts.
         """
-        async with contextlib.aclosing(self._run(ask, pictures, stream=False)) as items:
+        async with contextlib.aclosing(self._run(query, pictures, stream=False)) as items:
             async for item in items:
                 if isinstance(item, Answer):
                     return item
         raise AssertionError("the last item is the answer")
 
-    async def stream(self, ask: Ask, pictures: Pictures | None = None) -> AsyncIterator[TurnEvent | Answer]:
+    async def stream(self, query: AgentQuery, pictures: Pictures | None = None) -> AsyncIterator[TurnEvent | Answer]:
         """The turns of all samples as they happen, then what ``answer`` returns.
 
         What is wrong with the request is raised before the first event. Closing the iterator cancels the rollouts.
         """
-        async with contextlib.aclosing(self._run(ask, pictures, stream=True)) as items:
+        async with contextlib.aclosing(self._run(query, pictures, stream=True)) as items:
             async for item in items:
                 yield item
 
-    async def _run(self, ask: Ask, pictures: Pictures | None, stream: bool) -> AsyncGenerator[TurnEvent | Answer, None]:
+    async def _run(self, query: AgentQuery, pictures: Pictures | None, stream: bool) -> AsyncGenerator[TurnEvent | Answer, None]:
         started = time.monotonic()
-        pictures = pictures or await self.decode(ask)
-        question = Question(id=new_id("q"), question=ask.question, media=pictures.media, task="serve", split="serve")
+        pictures = pictures or await self.decode(query)
+        question = Question(id=new_id("q"), question=query.question, media=pictures.media, task="serve", split="serve")
         cold = await self.retrieval.cold()
         if cold:  # its answer is neither compared nor learnt from: one sample is all that is needed
-            ask = dataclasses.replace(ask, samples=1)
-        with self.retrieval.look(question, pictures.views, search=not cold, keep=ask.remember) as lookup:
+            query = dataclasses.replace(query, samples=1)
+        with self.retrieval.look(question, pictures.views, search=not cold, keep=query.remember) as lookup:
             rolled: RolloutResult | None = None
             request = RolloutRequest(
-                question, new_id("group"), ask.samples, ask.sampling, ask.operations, ask.max_turns, pictures.full
+                question, new_id("group"), query.samples, query.sampling, query.operations, query.max_turns, pictures.full
             )
             async with contextlib.aclosing(self.router.episodes(request, stream=stream)) as items:
                 async for item in items:
                     if isinstance(item, TurnUpdate):
-                        yield await _event(item, ask.samples)
+                        yield await _event(item, query.samples)
                     else:
                         rolled = item
             assert rolled is not None
@@ -139,7 +137,7 @@ class Agent:
         self.version = group.policy_version
         self.counts["answered"] += 1
         self.counts["cold_start"] += cold
-        self.after_reply.later(answer, ask, lookup)
+        self.after_reply.later(answer, query, lookup)
         yield answer
 
     async def _judge(self, question: Question, group: Group, lookup: Lookup, cold: bool) -> Verdict:

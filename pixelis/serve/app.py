@@ -14,8 +14,9 @@ from ray.serve.handle import DeploymentHandle
 
 from pixelis.config import Config
 from pixelis.errors import BadConfig
+from pixelis.serve.access import digest
 from pixelis.serve.backends import Backends
-from pixelis.serve.gateway import Gateway, digest
+from pixelis.serve.gateway import Gateway
 from pixelis.serve.limits import running_limit, waiting_limit
 
 APP_NAME = "pixelis"

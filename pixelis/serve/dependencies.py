@@ -1,109 +1,142 @@
-"""Shared parts of the experience and evolution routes: checked orders, calls to actors with a timeout."""
+"""FastAPI dependencies: shared state, authentication, rate limit, admission, and bodies read under a cap.
+
+FastAPI would read and parse a declared body before any dependency runs. Bodies are therefore read by a dependency, ``JsonBody``,
+after those that refuse a request; ``openapi`` adds their schemas to the API's description.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic
 
-from fastapi import Request
-from ray.exceptions import RayError
+from fastapi import Depends, FastAPI, Path, Request
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import ClientDisconnect
 
-from pixelis.config import Config
-from pixelis.errors import InfraFailure
-from pixelis.serve.access import Access
-from pixelis.serve.agent import Agent
-from pixelis.serve.cache import ReplyCache
-from pixelis.serve.limits import RateLimits
-from pixelis.serve.schemas import ID, ApiError
+from pixelis.serve.protocol.errors import ID, ApiError, Model, parse_body
+from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
-T = TypeVar("T")
-LOOK_S = 5.0
-"""Seconds that an actor has to say or note something."""
-MAX_ORDER_BYTES = 65_536
+MAX_SMALL_BODY_BYTES = 65_536
+"""Cap of bodies without pictures."""
+
+EntityId = Annotated[str, Path(pattern=ID)]
 
 
-class Dependencies:
-    """The agent and its surroundings as the routes need them."""
-
-    def __init__(self, config: Config, agent: Agent, access: Access, cache: ReplyCache, rates: RateLimits):
-        self.config, self.agent, self.access, self.cache, self.rates = config, agent, access, cache, rates
-
-    @property
-    def evolves(self) -> bool:
-        """Whether there is an Evolution actor."""
-        return self.agent.backends.evolution is not None
-
-    async def order(self, request: Request) -> bytes:
-        """The body of a posted order, after key, read-only mode and content type; ``{}`` for an empty one."""
-        self.access.authorise(request)
-        self.access.writing()
-        self.access.json_only(request)
-        try:
-            async with asyncio.timeout(LOOK_S):
-                return await read_body(request, MAX_ORDER_BYTES) or b"{}"
-        except TimeoutError:
-            raise ApiError(408, f"the request's body did not arrive in {LOOK_S:g} s", "request_timeout") from None
-
-    def limited(self, request: Request) -> None:
-        """Count the request against its client's limits. Raises ApiError 429 beyond; the headers say what is left."""
-        allowance = self.rates.take(self.access.client(request))
-        if allowance is None:
-            return
-        request.scope["pixelis.headers"] = allowance.headers()
-        if allowance.retry_after_s is not None:
-            message = f"more than {allowance.limit} requests: this client has had its share for now"
-            raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=allowance.retry_after_s)
-
-    def named(self, request: Request) -> str:
-        """The id in the path. Raises ApiError 404 for what cannot be one."""
-        name = request.path_params["id"]
-        if not re.fullmatch(ID, name):
-            raise ApiError(404, "no such id", "not_found", "id")
-        return name
-
-    async def tell(self, method: str, *arguments: Any, limit_s: float = LOOK_S, **named: Any) -> Any:
-        """Call a method of the Evolution actor. Raises ApiError 404 when there is none, 504 after ``limit_s``."""
-        if not self.evolves:
-            raise ApiError(404, "this service does not learn: it has no evolution", "no_evolution")
-        actor = await self.agent.evolution_actor()
-        return await self.within(getattr(actor, method).remote(*arguments, **named), limit_s)
-
-    async def within(self, answer: Awaitable[T], limit_s: float = LOOK_S) -> T:
-        """The awaited value. Raises ApiError 504 after ``limit_s``."""
-        try:
-            return await asyncio.wait_for(_value(answer), limit_s)
-        except TimeoutError:
-            raise ApiError(504, f"no answer from behind within {limit_s:g} s", "timeout", retry_after_s=1.0) from None
-
-    async def look(self, method: str, empty: T, *arguments: Any) -> T:
-        """As ``tell``, for a page that shows what there is: ``empty`` without an Evolution actor or an answer from it."""
-        if not self.evolves:
-            return empty
-        try:
-            return await self.tell(method, *arguments, limit_s=2.0)
-        except (RayError, InfraFailure, ApiError):
-            return empty
+async def get_state(request: Request) -> GatewayState:
+    """The gateway's shared state."""
+    return request.app.state.gateway
 
 
-async def read_body(request: Request, cap: int) -> bytes:
-    """The body, refused as soon as it is known or seen to pass the cap (chunked bodies announce no length)."""
-    too_large = ApiError(413, f"the body is larger than {cap} bytes", "body_too_large")
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > cap:
+State = Annotated[GatewayState, Depends(get_state)]
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+
+
+async def authorise(state: State, credentials: Credentials) -> None:
+    """Raises ApiError 401 without the API key."""
+    state.access.authorise(credentials.credentials if credentials is not None else "")
+
+
+async def require_writable(state: State) -> None:
+    """Raises ApiError 403 if the service is read-only."""
+    state.access.require_writable()
+
+
+async def require_json(state: State, request: Request) -> None:
+    """Raises ApiError 415 for a content type other than JSON."""
+    state.access.require_json(request)
+
+
+async def limit_rate(state: State, request: Request) -> None:
+    """Count the request against its client's rate, reported in the reply's headers. Raises ApiError 429 above the rate."""
+    allowance = state.rates.take(state.access.client_id(request))
+    if allowance is None:
+        return
+    request.scope["pixelis.headers"] = allowance.headers()
+    if allowance.retry_after_s is not None:
+        message = f"this client has sent more than {allowance.limit} requests: wait before the next one"
+        raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=allowance.retry_after_s)
+
+
+async def admit(state: State) -> AsyncIterator[None]:
+    """Count the request as inside until its reply, or its stream, has been sent. Raises Overloaded if too many are."""
+    with state.admission.enter():
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Arrival of a request in monotonic seconds, and its deadline in the event loop's time."""
+
+    started: float
+    deadline: float
+
+
+async def get_timing(state: State) -> Timing:
+    """The request's arrival and its deadline, ``serve.timeout_s`` later."""
+    return Timing(time.monotonic(), asyncio.get_running_loop().time() + state.config.serve.timeout_s)
+
+
+RequestTiming = Annotated[Timing, Depends(get_timing)]
+
+
+class JsonBody(Generic[Model]):
+    """A dependency: the body as ``model``, read under a cap in bytes and seconds. An empty body counts as ``{}``.
+
+    Raises ApiError 413, 408, or 400 for a body that is not a ``model``.
+    """
+
+    def __init__(self, model: type[Model]):
+        self.model = model
+
+    async def __call__(self, state: State, request: Request) -> Model:
+        """Read and validate the body."""
+        deadline = asyncio.get_running_loop().time() + ACTOR_TIMEOUT_S
+        return parse_body(self.model, await read_body(request, MAX_SMALL_BODY_BYTES, deadline, ACTOR_TIMEOUT_S) or b"{}")
+
+
+class QuestionBody(JsonBody[Model]):
+    """A JsonBody with pictures: capped by ``serve.max_body_bytes`` and the request's deadline."""
+
+    async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:  # type: ignore[override]
+        """Read and validate the body."""
+        s = state.config.serve
+        return parse_body(self.model, await read_body(request, s.max_body_bytes, timing.deadline, s.timeout_s))
+
+
+async def read_body(request: Request, max_bytes: int, deadline: float, timeout_s: float) -> bytes:
+    """The body. Raises ApiError 413 as soon as it is known to be too large, 408 at the deadline (event loop's time)."""
+    too_large = ApiError(413, f"the body is larger than {max_bytes} bytes", "body_too_large")
+    content_length = request.headers.get("content-length", "")
+    if content_length.isdigit() and int(content_length) > max_bytes:
         raise too_large
     body = bytearray()
     try:
-        async for chunk in request.stream():
-            if len(body) + len(chunk) > cap:
-                raise too_large
-            body += chunk
+        async with asyncio.timeout_at(deadline):
+            async for chunk in request.stream():
+                if len(body) + len(chunk) > max_bytes:  # chunked bodies announce no length
+                    raise too_large
+                body += chunk
+    except TimeoutError:
+        raise ApiError(408, f"the request's body did not arrive in {timeout_s:g} s", "request_timeout") from None
     except ClientDisconnect:
         raise ApiError(400, "the connection ended before the body did", "client_disconnected") from None
     return bytes(body)
 
 
-async def _value(answer: Awaitable[T]) -> T:
-    return await answer
+def openapi(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI description of ``app``, with the bodies that ``JsonBody`` reads."""
+    description = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    schemas = description["components"]["schemas"]
+    for route in (route for route in app.routes if isinstance(route, APIRoute)):
+        for body in (d.call for d in route.dependant.dependencies if isinstance(d.call, JsonBody)):
+            schema = body.model.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= schema.pop("$defs", {}) | {body.model.__name__: schema}
+            content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body.model.__name__}"}}}
+            for method in route.methods:
+                description["paths"][route.path_format][method.lower()]["requestBody"] = {"required": True, "content": content}
+    return description

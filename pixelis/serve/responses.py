@@ -1,52 +1,67 @@
-"""HTTP responses: failures as OpenAI-shaped errors without internals, streams as server-sent events with a deadline."""
+"""HTTP responses: failures as OpenAI errors without internals, and server-sent events with a deadline."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TypeVar
 
-from fastapi import Request
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from ray.exceptions import RayError, RayTaskError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from pixelis.errors import BadInput, InfraFailure, Overloaded
-from pixelis.serve.schemas import ApiError
+from pixelis.errors import BadInput, InfraFailure, Overloaded, PixelisError
+from pixelis.serve.protocol.errors import ApiError, validation_error
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Handler = Callable[[Request], Awaitable[Response]]
 
 NOT_FOUND = ("not_found", "unknown_experience", "unknown_review", "unknown_version", "no_evolution")
 CONFLICT = ("already_decided", "serves_already", "no_way_back", "no_version")
 
 
-def guarded(route: str, handler: Handler) -> Handler:
-    """The handler with every failure turned into an error reply; ``route`` is its name among the counters."""
+def add_exception_handlers(app: FastAPI) -> None:
+    """Answer every failure with an OpenAI error. ``Shield`` answers unexpected exceptions."""
+    for kind in (ApiError, PixelisError, RayError):
+        app.add_exception_handler(kind, _error_response)
+    app.add_exception_handler(RequestValidationError, _validation_error_response)
+    app.add_exception_handler(HTTPException, _http_error_response)
 
-    async def guard(request: Request) -> Response:
-        request.scope["pixelis.route"] = route
-        try:
-            return await handler(request)
-        except Exception as error:
-            return api_error(error).response()
 
-    return guard
+async def _error_response(request: Request, error: Exception) -> Response:
+    return api_error(error).response()
+
+
+async def _validation_error_response(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return validation_error(error.errors()).response()
+
+
+async def _http_error_response(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router."""
+    assert isinstance(error, HTTPException)
+    reason = {404: "no such route", 405: "this route does not accept the method"}.get(
+        error.status_code, "the request was refused"
+    )
+    code = "not_found" if error.status_code == 404 else "bad_request"
+    message = f"{reason}: {request.method} {request.url.path[:200]}"
+    return ApiError(error.status_code, message, code, extra_headers=dict(error.headers or {})).response()
 
 
 def api_error(error: BaseException) -> ApiError:
-    """The failure as the caller may see it. What is not the caller's fault is logged here and named in general words."""
+    """The failure as the caller may see it. Failures that are not the caller's fault are logged and described in general."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RayTaskError):
-        inner = cause_of(error)
-        if isinstance(inner, BadInput | InfraFailure):
-            return api_error(inner)
+        cause: BaseException = error
+        while isinstance(cause, RayTaskError) and cause.cause is not None and cause.cause is not cause:
+            cause = cause.cause  # an actor that called an actor
+        if isinstance(cause, BadInput | InfraFailure):
+            return api_error(cause)
     if isinstance(error, BadInput):
         fix = f" ({error.fix})" if error.fix else ""
         status = 404 if error.code in NOT_FOUND else 409 if error.code in CONFLICT else 400
@@ -60,44 +75,26 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(500, "internal error", "internal_error")
 
 
-async def http_error(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router in the shape of all other errors."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    detail = {404: "no such route", 405: "this route does not take that method"}.get(status, "the request was refused")
-    code = "not_found" if status == 404 else "bad_request"
-    headers = dict(getattr(error, "headers", None) or {})
-    return ApiError(status, f"{detail}: {request.method} {request.url.path[:200]}", code, extra=headers).response()
-
-
-def cause_of(error: BaseException) -> BaseException:
-    """What was raised at the bottom of an actor that called an actor."""
-    while isinstance(error, RayTaskError) and error.cause is not None and error.cause is not error:
-        error = error.cause
-    return error
-
-
 class EventStream(StreamingResponse):
-    """Server-sent events. However the stream ends, by its last event or the caller leaving, its work ends; ``held`` is let go."""
+    """Server-sent events. ``events`` is closed when the stream ends, by its last event or because the caller disconnects."""
 
-    def __init__(self, events: AsyncGenerator[str, None], held: contextlib.ExitStack):
+    def __init__(self, events: AsyncGenerator[str, None]):
         # Proxies would otherwise collect events until a buffer is full.
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        self.events, self.held = events, held
+        self.events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the events."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.held.close()
             await self.events.aclose()
 
 
 async def until(deadline: float, source: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """The items of ``source``, closed at the end; raises TimeoutError at ``deadline`` (time of the event loop).
+    """The items of ``source``, which is closed at the end. Raises TimeoutError at ``deadline`` (time of the event loop).
 
-    The clock runs while an item is waited for, never between: a timeout around a whole generator would strike whoever happens
-    to hold the item.
+    The timeout applies only while an item is awaited. A timeout around the whole generator could also cancel its consumer.
     """
     try:
         while True:
@@ -110,9 +107,3 @@ async def until(deadline: float, source: AsyncIterator[T]) -> AsyncGenerator[T, 
     finally:
         if isinstance(source, AsyncGenerator):
             await source.aclose()
-
-
-def event(data: dict[str, Any], name: str | None = None) -> str:
-    """One server-sent event of JSON data."""
-    head = f"event: {name}\n" if name is not None else ""
-    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"

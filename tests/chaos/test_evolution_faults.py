@@ -37,7 +37,8 @@ from pixelis.policy.adapters import load_adapter, save_adapter
 from pixelis.policy.model_path import resolve
 from pixelis.policy.train_step import Trainer
 from pixelis.records import Demonstration, PolicyVersion, Question, Step, VersionStatus
-from pixelis.serve.agent import Agent, Answer, Ask, png_url
+from pixelis.serve.agent import Agent, png_url
+from pixelis.serve.agent_types import AgentQuery, Answer
 from pixelis.serve.backends import Backends
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -88,7 +89,7 @@ class Service:
         namespace = ray.get_runtime_context().namespace
         self.agent = Agent(settings, Backends((f"{name}-0",), namespace, name, tuple(memory)))
         picture = png_url(cards.render(some_questions()[0].media[0].uri))
-        self.ask = Ask(some_questions()[0].question, [picture], 8, SamplingParams(1.0, 1.0, 24, 0), operations=False)
+        self.ask = AgentQuery(some_questions()[0].question, [picture], 8, SamplingParams(1.0, 1.0, 24, 0), operations=False)
         self.answers: list[tuple[float, Answer]] = []
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)

@@ -27,8 +27,8 @@ from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy
 from pixelis.records import Feedback, Question, UpdateTask, Verdict
 from pixelis.serve.agent import Agent
+from pixelis.serve.agent_types import AgentQuery, Answer, TurnEvent
 from pixelis.serve.backends import Backends
-from pixelis.serve.events import Answer, Ask, TurnEvent
 
 pytestmark = pytest.mark.slow
 
@@ -109,9 +109,9 @@ def home(generators: list[ActorHandle], embedder: str, tmp_path_factory: pytest.
     house.close()
 
 
-def ask(question: str, size: tuple[int, int] = (40, 30), **changes: Any) -> Ask:
+def ask(question: str, size: tuple[int, int] = (40, 30), **changes: Any) -> AgentQuery:
     given = {"samples": 4, "sampling": SamplingParams(), "max_turns": 3, **changes}
-    return Ask(question, [picture_url(size)], **given)
+    return AgentQuery(question, [picture_url(size)], **given)
 
 
 def plain(**changes: Any) -> Agent:
@@ -177,7 +177,7 @@ async def _views(answer: Answer) -> Any:
 
 
 def test_bad_pictures_are_refused_before_any_event(generators: list[ActorHandle]) -> None:
-    bad = Ask("say 7", ["data:image/png;base64,AAAA"], 1, SamplingParams())
+    bad = AgentQuery("say 7", ["data:image/png;base64,AAAA"], 1, SamplingParams())
 
     async def first() -> Any:
         return await anext(plain().stream(bad))
@@ -367,7 +367,7 @@ def test_read_only_writes_nothing(home: House) -> None:
     assert [set(part) for part in home.heard()] == heard
 
 
-async def _answered(agent: Agent, asked: Ask) -> Answer:
+async def _answered(agent: Agent, asked: AgentQuery) -> Answer:
     answer = await agent.answer(asked)
     await agent.drain()
     return answer

@@ -19,8 +19,8 @@ from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
 from pixelis.records import Group, Media, Question
 from pixelis.serve.agent import Agent
+from pixelis.serve.agent_types import AgentQuery, Answer
 from pixelis.serve.backends import Backends
-from pixelis.serve.events import Answer, Ask
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def test_cancelled_episodes_leave_no_session(generator: ActorHandle, stream: boo
 
     async def leave() -> None:
         agent = Agent(load(None, OVERRIDES), Backends(("streaming-generator",), "pixelis"))
-        asked = Ask("How many shapes are there?", [picture_url((64, 64))], 8, SamplingParams(1.0), max_turns=3)
+        asked = AgentQuery("How many shapes are there?", [picture_url((64, 64))], 8, SamplingParams(1.0), max_turns=3)
         with contextlib.suppress(TimeoutError):  # quick machines may be done with the first
             for seconds in (0.02, 0.05, 0.1):
                 if stream:

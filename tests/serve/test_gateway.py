@@ -128,7 +128,7 @@ def test_wrong_routes_methods_and_types(deployed: Deployed) -> None:
     with deployed.client() as client:
         cases = [
             (client.get("/v1/nothing"), 404),
-            (client.get("/docs"), 404),
+            (client.get("/redoc"), 404),
             (client.get("/v1/agent"), 405),
             (client.post("/v1/agent", content=b"{}", headers={"Content-Type": "text/plain"}), 415),
             (client.post("/v1/agent", content=b"{}"), 415),

@@ -23,7 +23,8 @@ from pixelis.actors.evolution import Evolution
 from pixelis.config import Config
 from pixelis.serve.agent import Agent
 from pixelis.serve.backends import Backends
-from pixelis.serve.gateway import Endpoints
+from pixelis.serve.gateway import create_app
+from pixelis.serve.state import GatewayState
 
 pytestmark = pytest.mark.slow
 
@@ -191,8 +192,7 @@ async def through(
     config: Config, backends: Backends, *calls: Callable[[httpx.AsyncClient], Any], host: str = "localhost"
 ) -> list:
     """Replies of ``calls``, one after another, from endpoints without a key."""
-    endpoints = Endpoints(config, Agent(config, backends), None)
-    app = endpoints.app()
+    app = create_app(GatewayState(config, Agent(config, backends), None))
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}", timeout=20) as client:

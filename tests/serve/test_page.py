@@ -24,7 +24,7 @@ from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.updates import make_task
 from pixelis.evolution.vote import majority
 from pixelis.records import Group, ImageView, Media, Question, StopReason, Trajectory, Turn, new_id
-from pixelis.serve.page import EXAMPLE, page_files, settings
+from pixelis.serve.routes.page import EXAMPLE, SWAGGER_FILES, page_files, page_settings
 
 pytestmark = pytest.mark.slow
 
@@ -71,13 +71,14 @@ def test_the_files_are_served_strictly_and_nothing_else_is(deployed: Deployed) -
 
 
 def test_one_limit_tells_the_page_when_a_picture_is_too_large() -> None:
-    limit = {size: settings(load(None, [f"toolbox.max_image_bytes={size}"]), False)["max_body_bytes"] for size in (3000, 10**9)}
+    configs = {size: load(None, [f"toolbox.max_image_bytes={size}"]) for size in (3000, 10**9)}
+    limit = {size: page_settings(config, False)["max_body_bytes"] for size, config in configs.items()}
     assert limit == {3000: 4000, 10**9: load(None, []).serve.max_body_bytes}
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
     files = page_files()
-    text = {name: content.decode() for name, content in files.items() if not name.endswith("jpg")}
+    text = {name: content.decode() for name, content in files.items() if name not in (*SWAGGER_FILES, "example.jpg")}
     for name, content in text.items():
         assert set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", content)) <= {"http://www.w3.org", "//www.w3.org"}, name
         assert not re.search(
@@ -85,6 +86,17 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
         ), name
         for other in re.findall(r'(?:from|src|href)[ =]"(?:\./|/page/)([\w.]+)"', content):
             assert other in files, (name, other)
+
+
+def test_the_page_of_the_api_shows_every_route(deployed: Deployed, opened: Opened) -> None:
+    page = opened()
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
+    page.goto("/docs")
+    expect(page.locator(".opblock")).to_have_count(19)
+    page.locator("#operations-questions-agent_v1_agent_post").click()
+    expect(page.get_by_text("max_turns").first).to_be_visible()
+    assert all(url.startswith((deployed.url, "data:")) for url in requested)
 
 
 def test_the_example_is_the_picture_it_is_said_to_be() -> None:

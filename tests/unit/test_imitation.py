@@ -15,7 +15,8 @@ from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.imitation import Imitator
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.records import Action, Annotations, Demonstration, Question, Region, Relation, StopReason, Trajectory, Turn, Verdict
-from pixelis.serve.schemas import AgentReply, AgentRequest, parse
+from pixelis.serve.protocol.agent import AgentReply, AgentRequest
+from pixelis.serve.protocol.errors import parse_body
 
 STUDIO = Executor()
 CALL = '<think>I look.</think><tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[280,320,380,420]}}</tool_call>'
@@ -127,7 +128,7 @@ def test_a_policy_of_ours_plays_behind_its_gateway(imitator: Callable, shown: li
     assert made.turns[0].observation is not None
     (request,) = server.requests
     assert request.pop("path") == "/v1/agent"
-    assert parse(AgentRequest, json.dumps(request).encode()).seed == 2
+    assert parse_body(AgentRequest, json.dumps(request).encode()).seed == 2
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""HTTP routes of the gateway beside chat and agent: experiences and evolution."""
+"""HTTP routes of the gateway, one APIRouter in a file."""

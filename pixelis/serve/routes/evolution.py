@@ -1,159 +1,137 @@
-"""Routes of online evolution: status and history, pause, promote, roll back, and the review queue."""
+"""Routes of online evolution: status and history, pause, resume, promote, roll back, and the review queue."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import Request
-from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
+from fastapi import APIRouter, Depends, Query
 
-from pixelis.serve import schemas
-from pixelis.serve.dependencies import Dependencies
-from pixelis.serve.responses import Handler
-from pixelis.serve.routes.experiences import data_urls, number
-from pixelis.serve.schemas import ApiError, EvolutionOrder, EvolutionStatus, ReviewDecision
+from pixelis.serve.dependencies import EntityId, JsonBody, State, authorise, require_json, require_writable
+from pixelis.serve.protocol.errors import ApiError
+from pixelis.serve.protocol.evolution import (
+    DecisionReply,
+    EmptyRequest,
+    EvolutionReply,
+    EvolutionStatus,
+    PromoteRequest,
+    ReviewDecision,
+    ReviewList,
+    ReviewReply,
+    RollbackRequest,
+)
+from pixelis.serve.routes.experiences import data_urls
+from pixelis.serve.state import STATUS_TIMEOUT_S, GatewayState
 
 RECENT = 20
-"""Audit events and alerts that a status shows."""
-ORDERS = ("pause", "resume", "promote", "rollback")
-STATES = ("waiting", "approved", "rejected")
-_NOTHING: dict[str, Any] = {}
-_NONE: list[Any] = []
+"""Audit events and alerts in a status."""
+_NO_VALUES: dict[str, Any] = {}
+_NO_ITEMS: list[Any] = []
+
+router = APIRouter(tags=["evolution"], dependencies=[Depends(authorise)])
+WRITES = [Depends(require_writable), Depends(require_json)]
 
 
-class EvolutionRoutes:
-    """The handlers; every one needs the key, and orders a service that is not read-only."""
-
-    def __init__(self, dependencies: Dependencies):
-        self.dependencies, self.agent, self.access = dependencies, dependencies.agent, dependencies.access
-
-    def routes(self) -> list[tuple[str, str, Handler]]:
-        """Method, path, handler."""
-        return [
-            ("GET", "/v1/evolution", self.status),
-            *[("POST", f"/v1/evolution/{order}", self._ordered(order)) for order in ORDERS],
-            ("GET", "/v1/review", self.reviews),
-            ("GET", "/v1/review/{id}", self.review),
-            ("POST", "/v1/review/{id}", self.decide),
-        ]
-
-    async def status(self, request: Request) -> Response:
-        """``GET /v1/evolution``: complete where the actors answer, and what the gateway itself knows where they do not."""
-        self.access.authorise(request)
-        look = self.dependencies.look
-        (stats, status), (versions, canary), (audit, alerts), memory = await asyncio.gather(
-            asyncio.gather(look("stats", _NOTHING), look("status", _NOTHING)),
-            asyncio.gather(look("versions", _NONE), look("canary_curve", _NONE)),
-            asyncio.gather(look("recent_audit", _NONE, RECENT), look("alerts", _NONE, RECENT)),
-            self._memory_stats(),
-        )
-        reply = EvolutionStatus(
-            enabled=self.dependencies.config.evolution.enabled and self.dependencies.evolves,
-            read_only=self.dependencies.config.serve.read_only,
-            policy_version=status["served"] if status.get("served") is not None else await self._served(),
-            updates=int(stats.get("updates", 0)),
-            queue=int(stats.get("queue", 0)),
-            counts={**_counts(stats), **self.agent.counts, "cache_hits": self.dependencies.cache.hits},
-            status=_plain(status),
-            memory=memory,
-            versions=versions,
-            canary=_plain(canary),
-            audit=[_plain(item) for item in audit],
-            alerts=[_plain(item) for item in alerts],
-        )
-        return JSONResponse(_plain(reply))
-
-    def _ordered(self, order: str) -> Handler:
-        async def handler(request: Request) -> Response:
-            wanted = schemas.parse(EvolutionOrder, await self.dependencies.order(request))
-            if wanted.version is not None and order in ("pause", "resume"):
-                raise ApiError(400, f"`{order}` takes no `version`", "invalid_value", "version")
-            if wanted.force and order != "promote":
-                raise ApiError(400, f"`{order}` takes no `force`", "invalid_value", "force")
-            if wanted.version is None and order == "promote":
-                raise ApiError(400, "say which `version` to promote", "missing_parameter", "version")
-            by = self.access.operator()
-            limit_s = self.dependencies.config.serve.timeout_s  # the canary may have to be asked first
-            if order == "promote":
-                done = await self.dependencies.tell("promote", wanted.version, by, force=wanted.force, limit_s=limit_s)
-            elif order == "rollback":
-                done = await self.dependencies.tell("roll_back", wanted.version, by, limit_s=limit_s)
-            else:
-                done = await self.dependencies.tell(order, by)
-            status = await self.dependencies.look("status", _NOTHING)
-            return JSONResponse({"object": "evolution.order", "order": order, "result": _plain(done), "status": _plain(status)})
-
-        return handler
-
-    async def reviews(self, request: Request) -> Response:
-        """``GET /v1/review?state=waiting&limit``: without pictures."""
-        self.access.authorise(request)
-        state = request.query_params.get("state", "waiting")
-        if state not in STATES:
-            raise ApiError(400, f"`state` is one of {', '.join(STATES)}", "invalid_value", "state")
-        limit = int(number(request.query_params.get("limit"), "limit", 50, 1, 200))
-        found = await self.dependencies.tell("reviews", state, limit)
-        return JSONResponse({"object": "list", "data": [_plain(item) for item in found]})
-
-    async def review(self, request: Request) -> Response:
-        """``GET /v1/review/{id}``: with pictures as data URLs."""
-        self.access.authorise(request)
-        name = self.dependencies.named(request)
-        found = await self.dependencies.tell("review", name)
-        if found is None:
-            raise ApiError(404, f"no review {name}", "not_found", "id")
-        return JSONResponse({"object": "review", **_plain(found)})
-
-    async def decide(self, request: Request) -> Response:
-        """``POST /v1/review/{id}``: once; the second decision is refused."""
-        body = await self.dependencies.order(request)
-        name = self.dependencies.named(request)
-        wanted = schemas.parse(ReviewDecision, body)
-        for field in ("answer", "comment", "reviewer"):
-            schemas.check_text(getattr(wanted, field), field)
-        approve = wanted.decision == "approve"
-        if wanted.answer is not None and not approve:
-            raise ApiError(400, "a rejected update is not learnt from: leave `answer` out", "invalid_value", "answer")
-        by = wanted.reviewer.strip() or self.access.operator()
-        done = await self.dependencies.tell("decide", name, approve, by, wanted.comment, wanted.answer)
-        return JSONResponse({"object": "review.decision", "id": name, "decision": wanted.decision, "result": _plain(done)})
-
-    async def _served(self) -> int | None:
-        if self.agent.version is not None:
-            return self.agent.version
-        known = [h["version"] for h in await self.agent.router.health() if isinstance(h.get("version"), int)]
-        return max(known, default=None)
-
-    async def _memory_stats(self) -> dict[str, Any]:
-        if self.agent.memory is None:
-            return {}
-        try:
-            return dict(await self.dependencies.within(self.agent.memory.stats(), 2.0))
-        except Exception as error:  # a shard that is away must not hide what the rest knows
-            return {"error": type(error).__name__}
+@router.get("/v1/evolution")
+async def evolution_status(state: State) -> EvolutionStatus:
+    """What the service learns and serves, its history, alerts and counters. Parts whose actor does not answer are empty."""
+    read = state.read_evolution
+    (stats, status), (versions, canary), (audit, alerts), memory = await asyncio.gather(
+        asyncio.gather(read("stats", _NO_VALUES), read("status", _NO_VALUES)),
+        asyncio.gather(read("versions", _NO_ITEMS), read("canary_curve", _NO_ITEMS)),
+        asyncio.gather(read("recent_audit", _NO_ITEMS, RECENT), read("alerts", _NO_ITEMS, RECENT)),
+        _memory_stats(state),
+    )
+    served = status.get("served")
+    return EvolutionStatus(
+        enabled=state.config.evolution.enabled and state.evolves,
+        read_only=state.config.serve.read_only,
+        policy_version=served if served is not None else await _served_version(state),
+        updates=int(stats.get("updates", 0)),
+        queue=int(stats.get("queue", 0)),
+        counts={
+            **{name: value for name, value in stats.items() if isinstance(value, int)},
+            **state.agent.counts,
+            "cache_hits": state.cache.hits,
+        },
+        status=status,
+        memory=memory,
+        versions=versions,
+        canary=canary,
+        audit=audit,
+        alerts=alerts,
+    )
 
 
-def _counts(stats: dict[str, Any]) -> dict[str, int]:
-    return {name: value for name, value in stats.items() if isinstance(value, int)}
+@router.post("/v1/evolution/pause", dependencies=WRITES)
+async def pause(state: State, body: Annotated[EmptyRequest, Depends(JsonBody(EmptyRequest))]) -> EvolutionReply:
+    """Pause learning until `resume`, restarts included."""
+    return await _reply(state, "pause", await state.call_evolution("pause", state.access.operator()))
 
 
-def _plain(value: Any) -> Any:
-    """Records, pictures and containers of them as JSON takes them: pictures become data URLs, what is no number null."""
-    if isinstance(value, BaseModel):
-        return _plain(value.model_dump(mode="json"))
-    if isinstance(value, dict):
-        if value and all(isinstance(item, bytes) for item in value.values()):
-            return data_urls(value)
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    return str(value)
+@router.post("/v1/evolution/resume", dependencies=WRITES)
+async def resume(state: State, body: Annotated[EmptyRequest, Depends(JsonBody(EmptyRequest))]) -> EvolutionReply:
+    """Resume learning."""
+    return await _reply(state, "resume", await state.call_evolution("resume", state.access.operator()))
+
+
+@router.post("/v1/evolution/promote", dependencies=WRITES)
+async def promote(state: State, body: Annotated[PromoteRequest, Depends(JsonBody(PromoteRequest))]) -> EvolutionReply:
+    """Serve a version, if the canary does not refuse it."""
+    by, timeout_s = state.access.operator(), state.config.serve.timeout_s  # the canary may have to run first
+    result = await state.call_evolution("promote", body.version, by, force=body.force, timeout_s=timeout_s)
+    return await _reply(state, "promote", result)
+
+
+@router.post("/v1/evolution/rollback", dependencies=WRITES)
+async def roll_back(state: State, body: Annotated[RollbackRequest, Depends(JsonBody(RollbackRequest))]) -> EvolutionReply:
+    """Serve an earlier promoted version again, and withdraw the later ones."""
+    by, timeout_s = state.access.operator(), state.config.serve.timeout_s
+    return await _reply(state, "rollback", await state.call_evolution("roll_back", body.version, by, timeout_s=timeout_s))
+
+
+@router.get("/v1/review")
+async def list_reviews(
+    state: State,
+    state_: Annotated[Literal["waiting", "approved", "rejected"], Query(alias="state")] = "waiting",
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> ReviewList:
+    """List updates in the review queue, without pictures."""
+    return ReviewList(data=await state.call_evolution("reviews", state_, limit))
+
+
+@router.get("/v1/review/{id}")
+async def get_review(state: State, id: EntityId) -> ReviewReply:
+    """Read an update in the review queue with the pictures its samples saw, as data URLs."""
+    review = await state.call_evolution("review", id)
+    if review is None:
+        raise ApiError(404, f"no review {id}", "not_found", "id")
+    return ReviewReply(**{**review, "pictures": data_urls(review["pictures"])})
+
+
+@router.post("/v1/review/{id}", dependencies=WRITES)
+async def decide(state: State, id: EntityId, body: Annotated[ReviewDecision, Depends(JsonBody(ReviewDecision))]) -> DecisionReply:
+    """Approve or reject an update. It can be decided once."""
+    by = body.reviewer.strip() or state.access.operator()
+    result = await state.call_evolution("decide", id, body.decision == "approve", by, body.comment, body.answer)
+    return DecisionReply(id=id, decision=body.decision, result=result)
+
+
+async def _reply(state: GatewayState, order: Literal["pause", "resume", "promote", "rollback"], result: Any) -> EvolutionReply:
+    return EvolutionReply(order=order, result=result, status=await state.read_evolution("status", _NO_VALUES))
+
+
+async def _served_version(state: GatewayState) -> int | None:
+    if state.agent.version is not None:
+        return state.agent.version
+    versions = [h["version"] for h in await state.agent.router.health() if isinstance(h.get("version"), int)]
+    return max(versions, default=None)
+
+
+async def _memory_stats(state: GatewayState) -> dict[str, Any]:
+    if state.agent.memory is None:
+        return {}
+    try:
+        return dict(await state.with_timeout(state.agent.memory.stats(), STATUS_TIMEOUT_S))
+    except Exception as error:  # a shard that does not answer must not hide the rest of the status
+        return {"error": type(error).__name__}

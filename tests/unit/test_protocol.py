@@ -1,4 +1,4 @@
-"""Requests as clients send them: what is taken, what is refused, and how the refusal reads."""
+"""Request bodies: which are accepted, which are refused, and the error of a refusal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 
 from pixelis.config import load
 from pixelis.errors import BadConfig, Overloaded
-from pixelis.records import ImageView, Observation, StopReason, Trajectory, Turn, Verdict
-from pixelis.serve import app, schemas
-from pixelis.serve.gateway import Admission, digest
-from pixelis.serve.schemas import AgentRequest, ApiError, ChatRequest, EvolutionOrder, FeedbackRequest, ReviewDecision
+from pixelis.records import Group, ImageView, Observation, Question, StopReason, Trajectory, Turn, Verdict
+from pixelis.serve import app
+from pixelis.serve.access import digest
+from pixelis.serve.agent_types import Answer
+from pixelis.serve.limits import Admission
+from pixelis.serve.protocol.agent import AgentRequest, without_tokens
+from pixelis.serve.protocol.errors import ApiError, parse_body
+from pixelis.serve.protocol.evolution import EmptyRequest, EvolutionReply, PromoteRequest, ReviewDecision, RollbackRequest
+from pixelis.serve.protocol.experiences import FeedbackRequest
+from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, Usage
+from pixelis.serve.protocol.question import check_images, check_question
 
 PICTURE = "data:image/png;base64,AAAA"
 
@@ -26,17 +33,17 @@ def chat(**changes: Any) -> bytes:
 
 def refused(kind: type, body: bytes) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        schemas.parse(kind, body).ask()
+        parse_body(kind, body).question_and_images()
     assert set(caught.value.body()["error"]) == {"message", "type", "code", "param"}
     assert 400 <= caught.value.status < 500
     return caught.value
 
 
 def test_a_chat_request_is_a_question_and_pictures() -> None:
-    request = schemas.parse(ChatRequest, chat(user="someone", metadata={"a": "b"}, temperature=1, stream=None))
-    assert request.ask() == ("which digit?", [PICTURE])
+    request = parse_body(ChatRequest, chat(user="someone", metadata={"a": "b"}, temperature=1, stream=None))
+    assert request.question_and_images() == ("which digit?", [PICTURE])
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "which?"}]
-    assert schemas.parse(ChatRequest, chat(messages=system)).ask() == ("Be brief.\nwhich?", [])
+    assert parse_body(ChatRequest, chat(messages=system)).question_and_images() == ("Be brief.\nwhich?", [])
 
 
 @pytest.mark.parametrize(
@@ -90,14 +97,14 @@ def test_the_agent_endpoint_takes_no_unknown_keys() -> None:
     assert refused(AgentRequest, json.dumps(body).encode()).param == "picture"
     assert refused(AgentRequest, b'{"question": "q", "image": 7}').param == "image"
     assert refused(AgentRequest, b'{"question": "q\\ud800", "image": "x"}').status == 400
-    both = schemas.parse(AgentRequest, json.dumps({"question": " q ", "image": [PICTURE, PICTURE]}).encode())
-    assert both.ask() == ("q", [PICTURE, PICTURE])
+    both = parse_body(AgentRequest, json.dumps({"question": " q ", "image": [PICTURE, PICTURE]}).encode())
+    assert both.question_and_images() == ("q", [PICTURE, PICTURE])
 
 
 def test_what_changes_nothing_is_taken() -> None:
     usual = {"n": 1, "stop": None, "tools": [], "logprobs": False, "presence_penalty": 0, "logit_bias": {}, "store": True}
     body = chat(**usual, modalities=["text"], response_format={"type": "text"}, parallel_tool_calls=True)
-    assert schemas.parse(ChatRequest, body).ask()[0] == "which digit?"
+    assert parse_body(ChatRequest, body).question_and_images()[0] == "which digit?"
 
 
 @pytest.mark.parametrize(
@@ -110,10 +117,16 @@ def test_what_changes_nothing_is_taken() -> None:
         (FeedbackRequest, {"experience_id": "exp_1", "answer": ""}, "answer"),
         (FeedbackRequest, {"experience_id": "exp_1", "comment": "x" * 4001}, "comment"),
         (FeedbackRequest, {"experience_id": "exp_1", "priority": 9}, "priority"),
-        (EvolutionOrder, {"version": -1}, "version"),
-        (EvolutionOrder, {"version": 1.0}, "version"),
-        (EvolutionOrder, {"version": True}, "version"),
-        (EvolutionOrder, {"force": "yes"}, "force"),
+        (FeedbackRequest, {"experience_id": "exp_1", "comment": " "}, "correct"),
+        (FeedbackRequest, {"experience_id": "exp_1", "comment": "a\x00"}, "comment"),
+        (PromoteRequest, {}, "version"),
+        (PromoteRequest, {"version": -1}, "version"),
+        (PromoteRequest, {"version": 1.0}, "version"),
+        (PromoteRequest, {"version": True}, "version"),
+        (PromoteRequest, {"version": 1, "force": "yes"}, "force"),
+        (RollbackRequest, {"force": True}, "force"),
+        (EmptyRequest, {"version": 1}, "version"),
+        (ReviewDecision, {"decision": "reject", "answer": "7"}, "answer"),
         (ReviewDecision, {}, "decision"),
         (ReviewDecision, {"decision": "approved"}, "decision"),
         (ReviewDecision, {"decision": "approve", "reviewer": "r" * 257}, "reviewer"),
@@ -121,17 +134,22 @@ def test_what_changes_nothing_is_taken() -> None:
 )
 def test_orders_are_strict(kind: type, body: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        schemas.parse(kind, json.dumps(body).encode())
+        parse_body(kind, json.dumps(body).encode())
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-@pytest.mark.parametrize("text", ["a\x00", "\ud800"])
-def test_names_and_comments_are_text(text: str) -> None:
-    schemas.check_text("Käse 🧀", "user")
-    schemas.check_text(None, "user")
-    with pytest.raises(ApiError) as caught:
-        schemas.check_text(text, "user")
-    assert (caught.value.code, caught.value.param) == ("invalid_characters", "user")
+def test_a_name_with_a_nul_is_refused_by_code() -> None:
+    body = {"question": "q", "image": PICTURE, "user": "a\x00"}
+    error = refused(AgentRequest, json.dumps(body).encode())
+    assert (error.code, error.param) == ("invalid_characters", "user")
+    assert parse_body(AgentRequest, json.dumps(body | {"user": "Käse 🧀"}).encode()).user == "Käse 🧀"
+
+
+def test_values_that_are_not_finite_are_sent_as_null() -> None:
+    verdict = Verdict(answer=None, confidence=0.5, strategy="majority")
+    status = {"kl": float("nan"), "rates": [float("inf"), 0.5], "verdict": verdict}
+    reply = json.loads(EvolutionReply(order="pause", result=None, status=status).model_dump_json())
+    assert (reply["status"]["kl"], reply["status"]["rates"]) == (None, [None, 0.5])
 
 
 @given(
@@ -148,12 +166,12 @@ def test_names_and_comments_are_text(text: str) -> None:
 )
 def test_any_json_is_parsed_or_refused(value: Any) -> None:
     body = json.dumps(value).encode()
-    for kind in (ChatRequest, AgentRequest, FeedbackRequest, EvolutionOrder, ReviewDecision):
+    for kind in (ChatRequest, AgentRequest, FeedbackRequest, PromoteRequest, ReviewDecision):
         error = None
         try:
-            parsed = schemas.parse(kind, body)
+            parsed = parse_body(kind, body)
             if isinstance(parsed, ChatRequest | AgentRequest):
-                parsed.ask()
+                parsed.question_and_images()
         except ApiError as caught:
             error = caught
         assert error is None or (error.status == 400 and error.message)
@@ -172,9 +190,9 @@ def test_any_json_is_parsed_or_refused(value: Any) -> None:
 )
 def test_questions_that_cannot_be_asked(text: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
-        schemas.check_question(text, 100)
+        check_question(text, 100)
     assert (caught.value.status, caught.value.code) == (400, code)
-    assert schemas.check_question("Was kostet <b> || Käse 🧀?", 100)
+    assert check_question("Was kostet <b> || Käse 🧀?", 100)
 
 
 @pytest.mark.parametrize(
@@ -197,15 +215,15 @@ def test_questions_that_cannot_be_asked(text: str, code: str) -> None:
 )
 def test_picture_addresses_that_are_refused(url: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
-        schemas.check_images([url], 4)
+        check_images([url], 4)
     assert (caught.value.status, caught.value.code) == (400, code)
 
 
 def test_number_of_pictures() -> None:
-    assert schemas.check_images([PICTURE] * 4, 4)
+    assert check_images([PICTURE] * 4, 4)
     for urls, code in (([], "no_image"), ([PICTURE] * 5, "too_many_images"), ([PICTURE] * 1000, "too_many_images")):
         with pytest.raises(ApiError) as caught:
-            schemas.check_images(urls, 4)
+            check_images(urls, 4)
         assert caught.value.code == code
 
 
@@ -226,7 +244,7 @@ def trajectory() -> Trajectory:
 
 
 def test_a_reply_shows_pictures_once_and_no_tokens() -> None:
-    shown = schemas.without_tokens(trajectory(), {"img0": "data:a", "obs1": "data:b"})
+    shown = without_tokens(trajectory(), {"img0": "data:a", "obs1": "data:b"})
     assert [i.uri for i in shown.images] == ["data:a", "data:b"]
     assert shown.observations[0].images[0].uri == ""
     assert shown.token_ids() == []
@@ -234,13 +252,16 @@ def test_a_reply_shows_pictures_once_and_no_tokens() -> None:
 
 
 def test_usage_counts_the_prompt_once() -> None:
-    assert schemas.usage_of([trajectory(), trajectory()]) == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    assert Usage.of([trajectory(), trajectory()]).model_dump() == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
 
 
 def test_no_answer_is_said_not_invented() -> None:
     silent = trajectory().model_copy(update={"answer": None, "stop_reason": StopReason.LENGTH})
     verdict = Verdict(answer=None, confidence=0.0, strategy="majority", reason="no_answer")
-    reply = schemas.chat_reply("m", verdict, silent, 3, {}, 0.1)
+    question = Question(id=silent.question_id, question="which?", task="serve", split="serve")
+    group = Group(id=silent.group_id, question=question, trajectories=[silent], policy_version=3)
+    answer = Answer(verdict, group, silent, None)
+    reply = ChatCompletion.of("m", answer, 0.1).model_dump(mode="json")
     assert reply["choices"][0]["message"]["content"] is None
     assert "length" in reply["choices"][0]["message"]["refusal"]
     assert reply["choices"][0]["finish_reason"] == "length"

@@ -13,7 +13,7 @@ from pixelis.records import Group, ImageView, Media, Neighbour, Record, Trajecto
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AgentQuery:
     """A checked request. ``images`` are data URLs; ``user`` is what the caller calls itself, kept as a pseudonym only.
 
     ``learn`` false keeps the request out of the update stream, ``remember`` false out of the memory as well.

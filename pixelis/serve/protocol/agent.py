@@ -1,0 +1,134 @@
+"""Bodies of ``POST /v1/agent``: a question, and the answer with its verdict and trajectory."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field
+
+from pixelis.config import Config
+from pixelis.records import ImageView, Trajectory, Verdict, new_id
+from pixelis.serve.agent import Agent
+from pixelis.serve.agent_types import Answer, TurnEvent
+from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, StrictModel
+from pixelis.serve.protocol.question import MAX_PARTS, agent_query, model_name, reply_cache_key, sse_event
+
+
+class AgentRequest(StrictModel):
+    """Body of ``POST /v1/agent``: a question about one picture or several, as data URLs.
+
+    - ``samples``: number of votes, at most ``serve.samples``.
+    - ``operations``: false answers without pixel operations.
+    - ``learn``: false makes no update from this request; ``remember``: false does not store it either.
+    - ``stream``: true sends the turns as they happen.
+    - ``cache``: true allows a cached reply for a sampled request too; false never uses the cache.
+    - ``user``: stored as a pseudonym.
+    """
+
+    question_param: ClassVar[str] = "question"
+    image_param: ClassVar[str] = "image"
+    question: str
+    image: str | Annotated[list[str], Field(max_length=MAX_PARTS)]
+    samples: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    operations: bool = True
+    max_turns: int | None = Field(None, ge=1)
+    learn: bool = True
+    remember: bool = True
+    stream: bool = False
+    cache: bool | None = None
+    user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
+
+    def question_and_images(self) -> tuple[str, list[str]]:
+        """The question and its picture URLs as sent."""
+        return self.question.strip(), [self.image] if isinstance(self.image, str) else list(self.image)
+
+
+class AgentReply(BaseModel):
+    """Reply of ``POST /v1/agent``.
+
+    - ``answer``: null if no sample reached one; ``confidence`` is the verdict's.
+    - ``trajectory``: the winning sample without token ids and log-probs; ``images[].uri`` are PNG data URLs.
+    - ``experience_id``: the stored experience, null if none was stored.
+    - ``cached``: true for an earlier reply; the request made no experience.
+    - ``seconds``: since the request arrived.
+    """
+
+    id: str = Field(default_factory=lambda: new_id("agent"))
+    object: Literal["agent.answer"] = "agent.answer"
+    model: str
+    answer: str | None
+    confidence: float
+    verdict: Verdict
+    trajectory: Trajectory
+    policy_version: int
+    experience_id: str | None = None
+    cached: bool = False
+    seconds: float
+
+
+class AgentFormat:
+    """The ReplyFormat of ``/v1/agent``. A stream is an ``event: turn`` per turn, then ``event: answer`` or ``event: error``."""
+
+    def __init__(self, config: Config, request: AgentRequest, started: float):
+        self.started, self.model = started, model_name(config)
+        if request.samples is not None and request.samples > config.serve.samples:
+            raise ApiError(400, f"`samples` is at most {config.serve.samples}", "invalid_value", "samples")
+        if request.max_turns is not None and request.max_turns > config.dialogue.max_turns_test:
+            raise ApiError(400, f"`max_turns` is at most {config.dialogue.max_turns_test}", "invalid_value", "max_turns")
+        self.stream = request.stream
+        self.query = agent_query(
+            config, request, request.samples, request.operations, request.max_turns, request.learn, request.remember
+        )
+        self.cache_key = reply_cache_key("/v1/agent", self.query, request.seed, request.cache)
+
+    async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
+        """An AgentReply."""
+        reply = AgentReply(
+            model=self.model,
+            answer=answer.verdict.answer,
+            confidence=answer.verdict.confidence,
+            verdict=answer.verdict,
+            trajectory=without_tokens(answer.winner, await agent.pictures(answer)),
+            policy_version=answer.group.policy_version,
+            experience_id=answer.experience_id,
+            seconds=time.monotonic() - self.started,
+        )
+        return reply.model_dump(mode="json")
+
+    def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """The cached reply with this request's id and time."""
+        return {**reply, "id": new_id("agent"), "cached": True, "seconds": time.monotonic() - self.started}
+
+    def stream_start(self) -> str:
+        """A comment, which clients ignore."""
+        return ": accepted\n\n"
+
+    def stream_turn(self, event: TurnEvent) -> str:
+        """A turn."""
+        return sse_event(event.model_dump(mode="json"), "turn")
+
+    def stream_end(self, reply: dict[str, Any]) -> list[str]:
+        """The answer."""
+        return [sse_event(reply, "answer")]
+
+    def stream_error(self, error: ApiError) -> str:
+        """The error body."""
+        return sse_event(error.body(), "error")
+
+
+def without_tokens(trajectory: Trajectory, uris: dict[str, str]) -> Trajectory:
+    """A copy without token ids and log-probs. ``uris`` maps image ids to data URLs; other images get an empty URI."""
+
+    def with_uris(images: list[ImageView], uris: dict[str, str]) -> list[ImageView]:
+        return [image.model_copy(update={"uri": uris.get(image.id, "")}) for image in images]
+
+    turns = []
+    for turn in trajectory.turns:
+        observation = turn.observation
+        if observation is not None and observation.images:  # each picture travels once, under `trajectory.images`
+            observation = observation.model_copy(update={"images": with_uris(observation.images, {})})
+        turns.append(turn.model_copy(update={"tokens": [], "log_probs": [], "observation": observation}))
+    return trajectory.model_copy(update={"turns": turns, "images": with_uris(trajectory.images, uris)})

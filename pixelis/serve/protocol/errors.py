@@ -1,0 +1,122 @@
+"""The error body of every route, in OpenAI's format, and body validation that reports its first error in that format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
+from starlette.responses import JSONResponse
+
+MAX_NAME_CHARS = 256
+"""Longest name of a user or reviewer."""
+MAX_ANSWER_CHARS = 1000
+MAX_COMMENT_CHARS = 4000
+ID = r"^[A-Za-z0-9_-]{1,80}$"
+"""Ids of experiences and reviews."""
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    code: str
+    param: str | None
+
+
+class ErrorResponse(BaseModel):
+    """Body of every reply with a status of 400 or above."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """A request that cannot be answered: the HTTP status and the fields of an OpenAI error. Never carries internals."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        extra_headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.retry_after_s = status, message, code, param, retry_after_s
+        self.extra_headers = extra_headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}}
+
+    def headers(self) -> dict[str, str]:
+        """``Retry-After`` in whole seconds if the caller may try again, ``WWW-Authenticate`` if the key is missing."""
+        headers = dict(self.extra_headers)
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, round(self.retry_after_s + 0.499)))
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+    def response(self) -> JSONResponse:
+        """The error as an HTTP response."""
+        return JSONResponse(self.body(), status_code=self.status, headers=self.headers())
+
+
+class StrictModel(BaseModel):
+    """A request body without type coercion or unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _plain_text(text: str) -> str:
+    if any(c == "\x00" or "\ud800" <= c <= "\udfff" for c in text):
+        raise PydanticCustomError("invalid_characters", "contains a NUL or an unpaired surrogate")
+    return text
+
+
+PlainText = Annotated[str, AfterValidator(_plain_text)]
+"""Text that may be stored: without NUL and unpaired surrogates."""
+
+
+def parse_body(model: type[Model], body: bytes) -> Model:
+    """Validate a JSON body. Raises ApiError 400 that names the first wrong field."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        # Without the input: it may be megabytes of picture, and an error must not echo it.
+        raise validation_error(error.errors(include_input=False, include_url=False, include_context=False)) from None
+
+
+def validation_error(errors: Sequence[Any]) -> ApiError:
+    """The first of pydantic's ``errors`` as ApiError 400, or 404 for a path parameter.
+
+    ``loc`` may begin with FastAPI's name of the source (path, query).
+    """
+    first = errors[0]
+    loc = first["loc"]
+    if loc[:1] == ("path",):
+        return ApiError(404, f"no such {loc[1]}", "not_found", loc[1])
+    param = _param(loc[1:] if loc[:1] == ("query",) else loc)[:100]  # a key of the caller may be as long as the body
+    if first["type"] == "json_invalid":
+        reason = first["msg"].removeprefix("Invalid JSON: ")
+        return ApiError(400, f"the body is not valid JSON: {reason}", "invalid_json")
+    message = f"`{param}`: {first['msg']}" if param else first["msg"]
+    codes = {"missing": "missing_parameter", "invalid_characters": "invalid_characters"}
+    return ApiError(400, message, codes.get(first["type"], "invalid_value"), param or None)
+
+
+def _param(loc: tuple[int | str, ...]) -> str:
+    """``messages[0].role`` for ("messages", 0, "role")."""
+    param = ""
+    for item in loc:
+        if isinstance(item, int):
+            param += f"[{item}]"
+        elif item.isidentifier():  # pydantic adds names of union branches such as `list[Part]`
+            param += f".{item}" if param else item
+    return param.removesuffix(".str")

@@ -1,0 +1,173 @@
+"""What the two question routes share: checks of questions and pictures, the agent's query, cache keys, the reply format."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from pixelis.config import Config
+from pixelis.dialogue.session import SamplingParams
+from pixelis.serve.agent import Agent
+from pixelis.serve.agent_types import AgentQuery, Answer, TurnEvent
+from pixelis.serve.cache import key_of
+from pixelis.serve.protocol.errors import ApiError
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/tiff")
+MAX_PARTS = 256
+MAX_SEED = 0x7FFFFFFF
+_DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
+_MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
+
+
+class QuestionBody(Protocol):
+    """The fields that ChatRequest and AgentRequest share. The two class variables name fields in error messages."""
+
+    question_param: ClassVar[str]
+    image_param: ClassVar[str]
+    temperature: float | None
+    seed: int | None
+    user: str | None
+
+    def question_and_images(self) -> tuple[str, list[str]]: ...
+
+
+class ReplyFormat(Protocol):
+    """A validated request and the format of its reply.
+
+    ``cache_key`` is None if the request does not repeat. ``stream``: the reply is sent as server-sent events.
+    """
+
+    query: AgentQuery
+    cache_key: str | None
+    stream: bool
+
+    async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
+        """The reply's JSON body."""
+
+    def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """The cached body of an earlier reply, with this request's id and times."""
+
+    def stream_start(self) -> str:
+        """The first event."""
+
+    def stream_turn(self, event: TurnEvent) -> str:
+        """The event of a turn."""
+
+    def stream_end(self, reply: dict[str, Any]) -> list[str]:
+        """The last events: the answer."""
+
+    def stream_error(self, error: ApiError) -> str:
+        """The last event of a stream that failed."""
+
+
+def model_name(config: Config) -> str:
+    """The id under ``/v1/models``: ``pixelis-nano``, or the name of the model's folder."""
+    return "pixelis-nano" if config.policy.model == "nano" else Path(config.policy.model).name
+
+
+def agent_query(
+    config: Config,
+    body: QuestionBody,
+    samples: int | None = None,
+    operations: bool = True,
+    max_turns: int | None = None,
+    learn: bool = True,
+    remember: bool = True,
+    max_tokens: int | None = None,
+    top_p: float | None = None,
+) -> AgentQuery:
+    """The query for the agent. Raises ApiError 400 for an invalid question or picture address."""
+    question, images = body.question_and_images()
+    check_question(question, config.serve.max_question_chars, body.question_param)
+    check_images(images, config.dialogue.max_images, body.image_param)
+    default, max_turn_tokens = config.serve.sampling, config.dialogue.max_turn_tokens
+    temperature = default.temperature if body.temperature is None else body.temperature
+    top_p = default.top_p if top_p is None else top_p
+    tokens = min(max_tokens or max_turn_tokens, max_turn_tokens)
+    seed = secrets.randbits(31) if body.seed is None else body.seed & MAX_SEED
+    # The learner expects log-probs of the configured sampling distribution: answers sampled differently are not learnt from.
+    on_policy = (temperature, top_p, tokens) == (default.temperature, default.top_p, max_turn_tokens)
+    return AgentQuery(
+        question=question,
+        images=images,
+        samples=1 if temperature == 0 else samples or config.serve.samples,  # greedy samples would all be the same
+        sampling=SamplingParams(temperature, top_p, tokens, seed),
+        operations=operations and bool(config.toolbox.operations),
+        max_turns=max_turns or config.dialogue.max_turns_test,
+        learn=learn and remember and on_policy and operations,
+        remember=remember,
+        user=body.user or None,
+    )
+
+
+def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool | None = None) -> str | None:
+    """The cache key of a greedy or seeded request, or if ``cache`` is true of any request; otherwise None.
+
+    The key covers the ``user``: a reply is cached only for the user who may delete its experience.
+    """
+    greedy = query.sampling.temperature == 0
+    if cache is False or not (cache or greedy or seed is not None):
+        return None
+    sampling = query.sampling
+    return key_of(
+        {
+            "route": route,
+            "question": query.question,
+            "pictures": [hashlib.sha256(url.encode()).hexdigest() for url in query.images],
+            "sampling": (sampling.temperature, sampling.top_p, sampling.max_tokens, None if greedy else seed),
+            "choices": (query.samples, query.operations, query.max_turns, query.learn, query.remember),
+            "user": query.user,
+        }
+    )
+
+
+def check_question(text: str, max_chars: int, param: str = "question") -> str:
+    """Return ``text``. Raises ApiError 400 if it is empty, too long, not plain text, or spells a control token of the model."""
+    if not text:
+        raise ApiError(400, "the question is empty", "empty_question", param)
+    if len(text) > max_chars:
+        message = f"the question has {len(text)} characters; at most {max_chars} are allowed"
+        raise ApiError(400, message, "question_too_long", param)
+    if "\x00" in text:
+        raise ApiError(400, "the question contains a NUL character", "invalid_characters", param)
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise ApiError(400, "the question contains an unpaired surrogate", "invalid_characters", param)
+    marker = _MARKER.search(text)
+    if marker:
+        message = f"the question spells the control token {marker.group()[:60]}: write it differently"
+        raise ApiError(400, message, "control_token", param)
+    return text
+
+
+def check_images(urls: list[str], max_images: int, param: str = "image") -> list[str]:
+    """Return ``urls``. Raises ApiError 400 unless they are 1 to ``max_images`` base64 data URLs of raster images.
+
+    Other addresses are refused: a gateway that fetches them would open the network and the disk behind it.
+    """
+    if not urls:
+        raise ApiError(400, "no picture: send one as a data URL (data:image/png;base64,...)", "no_image", param)
+    if len(urls) > max_images:
+        raise ApiError(400, f"{len(urls)} pictures; at most {max_images} are allowed", "too_many_images", param)
+    for i, url in enumerate(urls):
+        subject = "the picture" if len(urls) == 1 else f"picture {i + 1}"
+        head = _DATA_URL.match(url[:200])
+        if head is None:
+            scheme = url[:200].partition(":")[0].lower() if ":" in url[:200] else ""
+            remark = f" (`{scheme}:` is never fetched)" if scheme.isalpha() and len(scheme) < 12 else ""
+            message = f"{subject} must be a data URL such as data:image/png;base64,...{remark}"
+            raise ApiError(400, message, "image_scheme", param)
+        if head.group(1).lower() not in IMAGE_TYPES:
+            raise ApiError(400, f"{subject} must be one of {', '.join(IMAGE_TYPES)}", "image_type", param)
+        if not head.group(2).lower().endswith(";base64"):
+            raise ApiError(400, f"the data URL of {subject} must be base64", "image_encoding", param)
+    return urls
+
+
+def sse_event(data: dict[str, Any], name: str | None = None) -> str:
+    """One server-sent event of JSON data."""
+    head = f"event: {name}\n" if name is not None else ""
+    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -1,0 +1,116 @@
+"""Answers the question routes: a cached reply or the agent's, as JSON or as a stream, before the request's deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi.responses import JSONResponse, Response
+from ray.exceptions import RayError
+
+from pixelis.errors import InfraFailure
+from pixelis.serve.agent_types import Answer, Pictures
+from pixelis.serve.protocol.errors import ApiError
+from pixelis.serve.protocol.question import ReplyFormat
+from pixelis.serve.responses import EventStream, api_error, until
+from pixelis.serve.state import GatewayState
+
+CACHE_CHECK_S = 1.0
+
+
+async def respond(state: GatewayState, reply_format: ReplyFormat, deadline: float) -> Response:
+    """The reply to an admitted request. Raises ApiError 504 at ``deadline`` (time of the event loop)."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            reply = await _cached_reply(state, reply_format)
+            if reply_format.stream and reply is None:
+                # Decoded first: once a stream has begun, its status can no longer report bad pictures.
+                pictures = await state.agent.decode(reply_format.query)
+                return EventStream(_stream(state, reply_format, pictures, deadline))
+            if reply is None:
+                async with state.admission.slot():
+                    answer = await state.agent.answer(reply_format.query)
+                reply = await _complete(state, reply_format, answer)
+    except TimeoutError:
+        raise _timeout(state) from None
+    return EventStream(_stream_cached(reply_format, reply)) if reply_format.stream else JSONResponse(reply)
+
+
+async def _stream(
+    state: GatewayState, reply_format: ReplyFormat, pictures: Pictures, deadline: float
+) -> AsyncGenerator[str, None]:
+    """The events of an answer as it develops. A failure, the deadline included, is the last event."""
+    try:
+        yield reply_format.stream_start()
+        async with contextlib.AsyncExitStack() as stack:
+            async with asyncio.timeout_at(deadline):
+                await stack.enter_async_context(state.admission.slot())
+            turns = until(deadline, state.agent.stream(reply_format.query, pictures))
+            items = await stack.enter_async_context(contextlib.aclosing(turns))
+            answer: Answer | None = None
+            async for item in items:
+                if isinstance(item, Answer):
+                    answer = item
+                    break
+                yield reply_format.stream_turn(item)
+        if answer is None:
+            raise InfraFailure("the stream of turns ended without an answer")
+        async with asyncio.timeout_at(deadline):
+            reply = await _complete(state, reply_format, answer)
+        last = reply_format.stream_end(reply)
+    except TimeoutError:
+        last = [reply_format.stream_error(_timeout(state))]
+    except Exception as error:
+        last = [reply_format.stream_error(api_error(error))]
+    for text in last:
+        yield text
+
+
+async def _stream_cached(reply_format: ReplyFormat, reply: dict[str, Any]) -> AsyncGenerator[str, None]:
+    """The stream of a cached reply, without turns."""
+    yield reply_format.stream_start()
+    for text in reply_format.stream_end(reply):
+        yield text
+
+
+async def _complete(state: GatewayState, reply_format: ReplyFormat, answer: Answer) -> dict[str, Any]:
+    """Count the answer, build its reply and cache it."""
+    partial = answer.verdict.partial
+    state.counters.answered(answer.seconds, bool(answer.retrieval_id) or partial, partial)
+    reply = await reply_format.reply(state.agent, answer)
+    # With all shards available, or after the cold start, the answer may differ.
+    if reply_format.cache_key is not None and not partial and not answer.cold_start:
+        state.cache.put(reply_format.cache_key, reply, answer.group.policy_version, answer.experience_id)
+    return reply
+
+
+async def _cached_reply(state: GatewayState, reply_format: ReplyFormat) -> dict[str, Any] | None:
+    """The cached reply, if every generator serves the version that produced it and its experience is still stored.
+
+    The experience may have been deleted through another replica.
+    """
+    cached = None if reply_format.cache_key is None else state.cache.get(reply_format.cache_key)
+    if cached is None:
+        return None
+    versions = {h.get("version") for h in await state.generator_health(time.monotonic())}
+    if versions != {cached.version}:
+        return None
+    experience_id, memory = cached.experience_id, state.agent.memory
+    if experience_id is not None and memory is not None:
+        if (storing := state.agent.after_reply.background.get(experience_id)) is not None:
+            await asyncio.wait([storing], timeout=CACHE_CHECK_S)
+        try:
+            if await state.with_timeout(memory.get(experience_id), CACHE_CHECK_S) is None:
+                return None
+        except (RayError, InfraFailure, ApiError):
+            return None
+    state.cache.hits += 1
+    return reply_format.cached_reply(json.loads(cached.body))
+
+
+def _timeout(state: GatewayState) -> ApiError:
+    return ApiError(504, f"no answer within {state.config.serve.timeout_s:g} s", "timeout", retry_after_s=1.0)

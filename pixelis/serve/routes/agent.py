@@ -1,0 +1,23 @@
+"""``POST /v1/agent``: an answer with its verdict and trajectory."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+
+from pixelis.serve.dependencies import QuestionBody, RequestTiming, State
+from pixelis.serve.protocol.agent import AgentFormat, AgentReply, AgentRequest
+from pixelis.serve.request_handler import respond
+from pixelis.serve.routes.chat import CHECKS, STREAM
+
+router = APIRouter(tags=["questions"], dependencies=CHECKS)
+
+
+@router.post("/v1/agent", response_model=AgentReply, responses={200: {"content": STREAM}})
+async def agent(
+    state: State, timing: RequestTiming, body: Annotated[AgentRequest, Depends(QuestionBody(AgentRequest))]
+) -> Response:
+    """Answer a question and show the complete trajectory. With `stream`, send every turn as a server-sent event."""
+    return await respond(state, AgentFormat(state.config, body, timing.started), timing.deadline)

@@ -1,0 +1,83 @@
+"""The web page at ``/`` and the API's documentation at ``/docs``. Their files are read once, and no key protects them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from pixelis.config import Config
+from pixelis.serve.protocol.question import model_name
+
+MEDIA_TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+    "jpg": "image/jpeg",
+    "json": "application/json",
+}
+EXAMPLE = "cards:?split=test&seed=7&index=5"
+"""The picture of ``example.jpg``, in the world of pixelis-nano. Its background is scikit-image's rocket (SpaceX, CC0)."""
+SWAGGER_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
+HEADERS = {
+    # Only the page's own scripts, styles and connections: markup smuggled in by an answer can neither load nor send anything.
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def add_page(app: FastAPI, config: Config, needs_key: bool) -> None:
+    """Add ``/``, ``/docs``, ``/page/NAME`` and ``/page/settings.json`` (what the page must know of this service) to ``app``.
+
+    ``needs_key``: requests must carry an API key. Other names under ``/page/`` get the router's 404.
+    """
+    files = page_files()
+    files["settings.json"] = json.dumps(page_settings(config, needs_key)).encode()
+    for path, name in (("/", "index.html"), ("/docs", "docs.html"), *((f"/page/{name}", name) for name in files)):
+        app.add_route(path, _file_handler(name, files[name]), methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def page_files() -> dict[str, bytes]:
+    """The served files by name: the page's own and Swagger UI's."""
+    folder, swagger = importlib.resources.files("pixelis.serve") / "page", importlib.resources.files("fastapi_swagger.resources")
+    items = [item for item in folder.iterdir() if item.name.rpartition(".")[2] in MEDIA_TYPES]
+    return {item.name: item.read_bytes() for item in [*items, *(swagger / name for name in SWAGGER_FILES)]}
+
+
+def page_settings(config: Config, needs_key: bool) -> dict[str, Any]:
+    """Limits that the page observes before it sends anything, and whether it must ask for a key."""
+    return {
+        "model": model_name(config),
+        "needs_key": needs_key,
+        "read_only": config.serve.read_only,
+        "samples": config.serve.samples,
+        # As base64 in a body, so that one limit tells the page when to shrink a picture.
+        "max_body_bytes": min(config.serve.max_body_bytes, config.toolbox.max_image_bytes * 4 // 3),
+        "max_question_chars": config.serve.max_question_chars,
+        "max_image_pixels": config.toolbox.max_image_pixels,
+        "operations": bool(config.toolbox.operations),
+        "evolution": config.evolution.enabled,
+        "example": ["example.jpg", "Which digit is in the red frame?"],
+    }
+
+
+def _file_handler(name: str, content: bytes) -> Callable[[Request], Awaitable[Response]]:
+    media_type = MEDIA_TYPES[name.rpartition(".")[2]]
+    headers = HEADERS | {"ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"'}
+
+    async def send(request: Request) -> Response:
+        etags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+        if headers["ETag"] in etags:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=media_type, headers=headers)  # Starlette adds the charset to text
+
+    return send

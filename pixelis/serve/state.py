@@ -1,0 +1,100 @@
+"""State shared by the routes of a gateway replica, with timeouts on the calls to the actors behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from ray.exceptions import RayError
+
+from pixelis.config import Config
+from pixelis.errors import InfraFailure
+from pixelis.serve.access import Access
+from pixelis.serve.agent import Agent
+from pixelis.serve.cache import ReplyCache
+from pixelis.serve.counters import Counters
+from pixelis.serve.limits import Admission, RateLimits, running_limit, waiting_limit
+from pixelis.serve.protocol.errors import ApiError
+
+T = TypeVar("T")
+ACTOR_TIMEOUT_S = 5.0
+STATUS_TIMEOUT_S = 2.0
+"""Timeout of calls that only inform: without an answer the reply leaves that part out."""
+
+
+class GatewayState:
+    """The agent, the limits, the reply cache and the counters of a replica.
+
+    ``key_digest`` None requires no API key. ``replica`` labels the metrics. ``ingress`` is described in ``Access``.
+    """
+
+    def __init__(self, config: Config, agent: Agent, key_digest: bytes | None, replica: str = "0", ingress: int = 0):
+        self.config, self.agent = config, agent
+        self.created = int(time.time())
+        self.access = Access(config, key_digest, ingress)
+        self.admission = Admission(running_limit(config), waiting_limit(config))
+        self.rates = RateLimits(config.serve.per_minute, config.serve.per_hour)
+        self.cache = ReplyCache(config.serve.cache, config.serve.cache_ttl_s)
+        self.counters = Counters(replica, self._values)
+        self._health: tuple[float, list[dict[str, Any]]] = (float("-inf"), [])
+        self._health_lock = asyncio.Lock()
+
+    @property
+    def evolves(self) -> bool:
+        """Whether there is an Evolution actor."""
+        return self.agent.backends.evolution is not None
+
+    async def generator_health(self, since: float) -> list[dict[str, Any]]:
+        """Health of the generators that answer, requested at ``since`` (monotonic seconds) or later.
+
+        Concurrent callers share a request: at most two are under way at a time.
+        """
+        async with self._health_lock:
+            requested_at, health = self._health
+            if requested_at < since:
+                requested_at = time.monotonic()
+                health = await self.agent.router.health()
+                self._health = (requested_at, health)
+            return health
+
+    async def call_evolution(self, method: str, *args: Any, timeout_s: float = ACTOR_TIMEOUT_S, **kwargs: Any) -> Any:
+        """Call a method of the Evolution actor. Raises ApiError 404 if there is none, 504 after ``timeout_s``."""
+        if not self.evolves:
+            raise ApiError(404, "this service does not learn: it runs without evolution", "no_evolution")
+        actor = await self.agent.evolution_actor()
+        return await self.with_timeout(getattr(actor, method).remote(*args, **kwargs), timeout_s)
+
+    async def read_evolution(self, method: str, default: T, *args: Any) -> T:
+        """As ``call_evolution``, but return ``default`` without an Evolution actor or an answer from it."""
+        if not self.evolves:
+            return default
+        try:
+            return await self.call_evolution(method, *args, timeout_s=STATUS_TIMEOUT_S)
+        except (RayError, InfraFailure, ApiError):
+            return default
+
+    async def with_timeout(self, answer: Awaitable[T], timeout_s: float = ACTOR_TIMEOUT_S) -> T:
+        """The awaited value. Raises ApiError 504 after ``timeout_s``."""
+        try:
+            return await asyncio.wait_for(_value(answer), timeout_s)
+        except TimeoutError:
+            raise ApiError(504, f"an actor did not answer within {timeout_s:g} s", "timeout", retry_after_s=1.0) from None
+
+    def _values(self) -> dict[str, float]:
+        version = {} if self.agent.version is None else {"policy_version": float(self.agent.version)}
+        return {
+            "inside": self.admission.inside,
+            "shed": self.admission.shed,
+            "rate_limited": self.rates.refused,
+            "cache_hits": self.cache.hits,
+            "cache_entries": len(self.cache.replies),
+            "cache_bytes": self.cache.bytes,
+            **version,
+            **{f"agent_{name}": float(count) for name, count in self.agent.counts.items()},
+        }
+
+
+async def _value(answer: Awaitable[T]) -> T:
+    return await answer
