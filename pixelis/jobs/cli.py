@@ -1,4 +1,4 @@
-"""The `pixelis` command: ``pixelis JOB [CONFIG.yaml] [key=value ...]`` runs a job, as ``python -m pixelis.jobs.JOB`` does."""
+"""The `pixelis` command: ``pixelis JOB [CONFIG.yaml] [key=value ...]`` runs a job like ``python -m pixelis.jobs.JOB``."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pixelis import __version__
 
 JOBS = {
     "quickstart": "train, evaluate, serve and evolve the embedded model in about ten minutes",
-    "synthesize": "make demonstrations from annotated pictures and clips",
-    "refine": "filter demonstrations: quality, duplicates, gates, recipes",
+    "synthesize": "create demonstrations from annotated pictures and clips",
+    "refine": "filter demonstrations into training sets: quality, duplicates, gates, recipes",
     "sft": "fine-tune on demonstrations",
-    "rft": "train by reinforcement, with pixel operations in the rollouts",
-    "ttrl": "adapt to questions without answers by majority votes",
+    "rft": "reinforcement fine-tuning with pixel operations in the rollouts",
+    "ttrl": "adapt to questions without answers by majority vote",
     "ranks": "find a LoRA rank for each layer from a full fine-tune",
-    "evaluate": "measure a policy on held-out questions",
-    "serve": "serve the agent over HTTP and let it learn from its traffic",
+    "evaluate": "evaluate a policy on held-out questions",
+    "serve": "serve the agent over HTTP and learn from its traffic",
     "operate": "run one pixel operation on a picture or clip",
     "audit": "verify and search the audit log of a service",
-    "lineage": "print what a checkpoint, a data set or a result was made from",
-    "doctor": "check what this machine can do and how to get what is missing",
+    "lineage": "print the inputs of a checkpoint, a data set or a result, and verify them",
+    "doctor": "check this machine and show how to install what is missing",
     "recipes": "list the recipes, or copy them to a folder",
-    "tiny-model": "make a small random Qwen2.5-VL or Qwen3-VL folder, offline",
-    "completion": "print the shell completion for bash or zsh",
+    "tiny-model": "create a small random Qwen2.5-VL or Qwen3-VL model, offline",
+    "completion": "print the shell completion for bash, zsh or fish",
 }
-"""Every job with the line that `pixelis --help` shows."""
+"""Job -> its description in `pixelis --help`."""
 
 
 def overview() -> str:
@@ -55,7 +55,7 @@ def main() -> None:
         print(f"pixelis: no job `{sys.argv[1]}`\n  fix: {hint}", file=sys.stderr)
         raise SystemExit(2)
     sys.argv = [f"pixelis {name}", *sys.argv[2:]]
-    if "" not in sys.path:  # own rewards and algorithms are found in this folder, as with `python -m`
+    if "" not in sys.path:  # like `python -m`: user-defined rewards and algorithms may be in the current folder
         sys.path.insert(0, "")
     raise SystemExit(importlib.import_module(f"pixelis.jobs.{name.replace('-', '_')}").main())
 

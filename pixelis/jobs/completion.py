@@ -1,6 +1,7 @@
-"""Print the shell completion of `pixelis`: jobs, recipes, configuration keys and the values that a key is limited to.
+"""Print the shell completion of `pixelis`: jobs, recipes, configuration keys and the values of keys with a fixed choice.
 
-usage: eval "$(pixelis completion bash)"     # or zsh; put the line into ~/.bashrc or ~/.zshrc
+usage: eval "$(pixelis completion bash)"     # add the line to ~/.bashrc, or with zsh instead of bash to ~/.zshrc
+       pixelis completion fish > ~/.config/fish/completions/pixelis.fish
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pixelis.config.base import leaf_keys
 from pixelis.config.root import RECIPES, Config
 from pixelis.jobs.cli import JOBS
 
-SCRIPT = Template(
+BASH = Template(
     r"""_pixelis() {
     local word=$${COMP_WORDS[COMP_CWORD]} before=$${COMP_WORDS[COMP_CWORD-1]}
     COMPREPLY=()
@@ -34,21 +35,38 @@ $values
 complete -F _pixelis pixelis
 """
 )
+FISH = Template(
+    """complete -c pixelis -e
+complete -c pixelis -f
+$jobs
+complete -c pixelis -n __fish_use_subcommand -a "--help --version"
+complete -c pixelis -n "not __fish_use_subcommand" -a "$words"
+complete -c pixelis -n "not __fish_use_subcommand" -a "(__fish_complete_suffix .yaml)"
+complete -c pixelis -n "not __fish_use_subcommand; and string match -q '*=*' (commandline -ct)" -F
+"""
+)
 
 
 def script(shell: str) -> str:
-    """The completion of ``bash`` or ``zsh`` as a script to evaluate."""
+    """The completion of ``bash``, ``zsh`` or ``fish`` as a script."""
     keys = leaf_keys(Config)
     choices = {path: kind.split("|") for path, kind, *_ in keys if "|" in kind} | {
         path: ["true", "false"] for path, kind, *_ in keys if kind == "bool"
     }
+    recipes = " ".join(f"configs/{file.relative_to(RECIPES)}" for file in sorted(RECIPES.rglob("*.yaml")))
+    if shell == "fish":
+        assignments = [f"{path}={value}" for path, *_ in keys for value in choices.get(path, [""])]
+        return FISH.substitute(
+            jobs="\n".join(f'complete -c pixelis -n __fish_use_subcommand -a {job} -d "{line}"' for job, line in JOBS.items()),
+            words=f"{' '.join(assignments)} --dry-run --help --all {recipes}",
+        )
     values = "\n".join(
         f'            {path}) COMPREPLY=($(compgen -W "{" ".join(names)}" -- "$word")) ;;' for path, names in choices.items()
     )
-    text = SCRIPT.substitute(
+    text = BASH.substitute(
         jobs=" ".join(JOBS),
         keys=" ".join(path for path, *_ in keys),
-        recipes=" ".join(f"configs/{file.relative_to(RECIPES)}" for file in sorted(RECIPES.rglob("*.yaml"))),
+        recipes=recipes,
         values=values,
     )
     return ("autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "") + text
@@ -57,7 +75,7 @@ def script(shell: str) -> str:
 def main() -> None:
     """Entry point of `pixelis completion`."""
     shell = sys.argv[1] if len(sys.argv) == 2 else ""
-    if shell in ("bash", "zsh"):
+    if shell in ("bash", "zsh", "fish"):
         print(script(shell), end="")
         return
     print((__doc__ or "").strip(), file=sys.stdout if shell in ("-h", "--help") else sys.stderr)

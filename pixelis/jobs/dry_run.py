@@ -1,6 +1,6 @@
-"""Checks what a job is given before anything starts: every file that it will open, and the configuration against the model.
+"""Checks of `--dry-run`: every input file of a job, and the configuration against the model.
 
-`--dry-run` prints the result on standard error. Nothing is started and no weight is read.
+The result is printed on standard error. Nothing is started and no weights are read.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from pixelis.policy.estimate import Prompt
 
 PROMPTS = 256
-"""Questions that are read for the longest prompt."""
+"""Number of questions read to estimate the longest prompt."""
 PROBED = 1000
-"""Demonstrations that are checked."""
+"""Number of demonstrations checked."""
 ESTIMATED = {"rft": "rft", "ttrl": "rft", "sft": "sft"}
+"""Job -> the kind of training that its memory estimate is for."""
 
 
 def checks(job: str) -> Callable[[Config], None]:
-    """The function that `config.from_command_line` calls on `--dry-run` of a job."""
+    """The check of a job for `config.from_command_line`."""
     return functools.partial(check, job=job)
 
 
 def check(config: Config, job: str) -> None:
-    """Print the checks of ``job``; raises BadConfig for a contradiction, and the error of `check_inputs`."""
+    """Check the configuration and the inputs of ``job``. Raises BadConfig for a contradiction, and as `check_inputs`."""
     from pixelis.dialogue.dialects import offered
     from pixelis.policy import estimate
 
@@ -44,13 +45,13 @@ def check(config: Config, job: str) -> None:
     if job in ESTIMATED:
         findings = estimate.check(config, ESTIMATED[job], prompts(config) if ESTIMATED[job] == "rft" else [])  # type: ignore[arg-type]
         print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
-        if wrong := [finding.text for finding in findings if finding.level == "error"]:
-            raise BadConfig("; ".join(wrong), fix="change the keys named")
+        if errors := [finding.text for finding in findings if finding.level == "error"]:
+            raise BadConfig("; ".join(errors), fix="change these keys")
     check_inputs(config, job)
 
 
 def check_inputs(config: Config, job: str) -> None:
-    """Open everything that ``job`` will open; the error raised names the key of each input that cannot be read."""
+    """Open every input of ``job``. Raises one error that names the keys of all inputs that cannot be read."""
     problems: list[tuple[str, PixelisError]] = []
     for key, value, read in inputs(config, job):
         try:
@@ -67,7 +68,7 @@ def check_inputs(config: Config, job: str) -> None:
 
 
 def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str], object]]]:
-    """(key, value, function that reads it) of everything that ``job`` will open."""
+    """Key, value and reading function of every input of ``job``."""
     from pixelis.policy.adapters import load_header
     from pixelis.policy.model_path import resolve
     from pixelis.policy.ranks import read as read_ranks
@@ -88,37 +89,50 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
         if not sum(1 for _ in itertools.islice(demonstrations(config, source, 1), PROBED)):
             raise BadInput("holds no demonstration", fix="see docs/data.md for the rows")
 
-    def rows(source: str) -> None:
-        from pixelis.datasets.questions import read_rows
+    def refinable(source: str) -> None:
+        from pixelis.datasets.refinement.pipeline import records
 
-        next(read_rows(source), None)
+        if next(iter(records(config)), None) is None:
+            raise BadInput("holds no row", fix="see docs/data.md for the rows")
 
-    d, p = config.data, config.policy
-    if job != "synthesize":
-        yield "policy.model", p.model, model
-    if p.adapter:
-        yield "policy.adapter", p.adapter, load_header
-    if p.lora.ranks:
-        yield "policy.lora.ranks", p.lora.ranks, read_ranks
+    def experiences(source: str) -> None:
+        from pixelis.datasets.refinement.sets import read_experiences
+
+        read_experiences(source)
+
+    data, policy = config.data, config.policy
+    yield "policy.model", policy.model, model
+    if policy.adapter:
+        yield "policy.adapter", policy.adapter, load_header
+    if policy.lora.ranks:
+        yield "policy.lora.ranks", policy.lora.ranks, read_ranks
     if config.learner.deepspeed and job in ESTIMATED:
         yield "learner.deepspeed", config.learner.deepspeed, _json
-    if job in ("sft", "refine"):
-        yield "data.demonstrations", d.demonstrations, samples
+    if job == "sft":
+        yield "data.demonstrations", data.demonstrations, samples
     if job == "sft" and config.sft.evaluate_every:
         yield "sft.validation", config.sft.validation, samples
     if job in ("rft", "ttrl"):
-        yield "data.train", d.train, questions
+        yield "data.train", data.train, questions
     during_sft = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
     if job == "evaluate" or (job == "rft" and config.rft.evaluate_every) or (job == "sft" and during_sft):
-        yield "data.evaluate", d.evaluate, questions
+        yield "data.evaluate", data.evaluate, questions
     if job == "serve" and config.evolution.enabled and config.evolution.canary.enabled:
         yield "evolution.canary.questions", config.evolution.canary.questions, questions
     if job == "refine":
+        yield "data.demonstrations", data.demonstrations, refinable
         for source in config.refinement.holdout.sources:
             yield "refinement.holdout.sources", source, questions
+        if config.refinement.online.source:
+            yield "refinement.online.source", config.refinement.online.source, experiences
     if job == "synthesize":
-        for name, datasource in config.synthesis.datasources.items():
-            yield f"synthesis.datasources.{name}.path", datasource.path, rows
+        from pixelis.datasets.synthesis.quota_scheduler import quotas
+
+        synthesis = config.synthesis
+        for name in sorted({quota.source for quota in quotas(synthesis)}):
+            yield f"synthesis.datasources.{name}.path", synthesis.datasources[name].path, questions
+        if synthesis.method == "imitation" and synthesis.imitation.demonstrations:
+            yield "synthesis.imitation.demonstrations", synthesis.imitation.demonstrations, questions
 
 
 def _json(path: str) -> None:
@@ -127,13 +141,13 @@ def _json(path: str) -> None:
     except OSError as error:
         raise MissingFile(f"cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise BadConfig(f"is not JSON: {error}") from None
+        raise BadConfig(f"is not JSON: {error}", fix="correct the file") from None
 
 
 def prompts(config: Config) -> list[Prompt]:
-    """Of the first questions: tokens of the text (system prompt included), number of pictures and of clips.
+    """Sizes of the prompts of the first questions: tokens of the text with its system prompt, pictures and clips.
 
-    Without readable questions an empty one with a picture stands for them; empty without a tokenizer.
+    Without readable questions, the size of an empty one with a picture. Empty without a tokenizer.
     """
     from pixelis.datasets.questions import read_questions
     from pixelis.dialogue.render import Renderer
@@ -145,7 +159,7 @@ def prompts(config: Config) -> list[Prompt]:
     try:
         tokenizer = load_tokenizer(folder := resolve(config.policy.model))
         renderer = Renderer(tokenizer, ModelSpec.load(folder, tokenizer), config.dialogue, select(config.toolbox.operations))
-    except PixelisError:  # `check_inputs` names it
+    except PixelisError:  # reported by `check_inputs`
         return []
     try:
         data = config.data
@@ -153,9 +167,9 @@ def prompts(config: Config) -> list[Prompt]:
         questions = list(itertools.islice(rows, PROMPTS))
     except PixelisError:
         questions = [Question(id="none", question="")]
-    out: list[Prompt] = []
+    sizes: list[Prompt] = []
     for question in questions:
         kinds = [media.kind for media in question.media] or ["image"]
         tokens = sum(len(turn.tokens) for turn in renderer.prompt(question, []))
-        out.append({"text": tokens, "images": kinds.count("image"), "clips": kinds.count("video")})
-    return out
+        sizes.append({"text": tokens, "images": kinds.count("image"), "clips": kinds.count("video")})
+    return sizes

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from pixelis.config import Config, from_command_line
-from pixelis.datasets.questions import read_questions
 from pixelis.datasets.refinement import data_card, filters, gates, sets
 from pixelis.datasets.refinement.episodes import Episodes
-from pixelis.datasets.refinement.pipeline import Refinery, records
+from pixelis.datasets.refinement.pipeline import Refinery
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder, watch
 from pixelis.rewards.services import Tools
 from pixelis.telemetry import lineage
@@ -98,11 +98,9 @@ def save(config: Config, folder: Path, refinery: Refinery) -> dict[str, Any]:
 
 
 def check(config: Config) -> None:
-    """What `--dry-run` adds: the source can be read, so can the evaluation sets, and which steps will run."""
+    """Check every input and print the steps of the job, for `--dry-run`."""
+    dry_run.check(config, "refine")
     s = config.refinement
-    first = next(iter(records(config)), None)
-    for source in s.holdout.sources:
-        next(read_questions(source))
     steps = {
         "rules": True,
         "observations by execution": s.observe,
@@ -111,12 +109,11 @@ def check(config: Config) -> None:
         "exact duplicates": s.duplicates.exact,
         f"near duplicates (pictures by {s.duplicates.pictures})": bool(s.duplicates.near),
         f"hold-out against {', '.join(s.holdout.sources)}": bool(s.holdout.sources),
-        f"{s.pass_rate.episodes} episodes a question": bool(s.pass_rate.episodes),
+        f"{s.pass_rate.episodes} episodes per question": bool(s.pass_rate.episodes),
         "perception utility": s.pass_rate.utility,
         "difficulty and levels": True,
         f"gates, {s.gates.replay:.0%} executed again": True,
     }
-    print(f"first row: {getattr(first, 'id', None) or first}", file=sys.stderr)
     print("steps: " + "; ".join(name for name, on in steps.items() if on), file=sys.stderr)
 
 

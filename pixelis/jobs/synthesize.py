@@ -20,6 +20,7 @@ from pixelis.datasets.synthesis.corrections import WAYS
 from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, Rows, quotas
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import BadConfig, DataFailure
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import Progress
@@ -71,8 +72,9 @@ def check(config: Config) -> None:
 
 
 def show_plan(config: Config) -> None:
-    """What ``--dry-run`` adds: the target of every task, kind and source, on standard error."""
+    """Check every input and print the target of every task, kind and source, for `--dry-run`."""
     check(config)
+    dry_run.check(config, "synthesize")
     for quota in (planned := quotas(config.synthesis)):
         print(f"{quota.target:>8}  {quota.task:<28}{quota.kind:<18}{quota.source}", file=sys.stderr)
     print(f"{sum(quota.target for quota in planned):>8}  samples in {len(planned)} cells", file=sys.stderr)

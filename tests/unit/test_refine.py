@@ -161,13 +161,24 @@ def test_nothing_to_refine(tmp_path: Path):
         refine.run(settings(tmp_path / "data"))
 
 
-def test_a_dry_run_says_the_steps_and_starts_nothing(source: Path, capsys: pytest.CaptureFixture[str]):
-    given = [f"data.demonstrations={source}", f"run.dir={source.parent / 'run'}", "refinement.pass_rate.episodes=8"]
+def test_a_dry_run_checks_the_inputs_and_prints_the_steps(source: Path, capsys: pytest.CaptureFixture[str]):
+    arguments = [f"data.demonstrations={source}", f"run.dir={source.parent / 'run'}", "refinement.pass_rate.episodes=8"]
     with pytest.raises(SystemExit) as ended:
-        from_command_line(refine.__doc__ or "", "refine", [*given, "--dry-run"], "configs/nano/refine.yaml", refine.check)
+        from_command_line(refine.__doc__ or "", "refine", [*arguments, "--dry-run"], "configs/nano/refine.yaml", refine.check)
     assert ended.value.code == 0
-    said = capsys.readouterr()
-    assert "refinement:" in said.out
-    assert "first row: d000" in said.err
-    assert "8 episodes a question" in said.err
+    printed = capsys.readouterr()
+    assert "refinement:" in printed.out
+    assert f"ok     data.demonstrations={source}" in printed.err
+    assert "8 episodes per question" in printed.err
     assert not (source.parent / "run").exists()
+
+
+@pytest.mark.parametrize("key", ["data.demonstrations", "refinement.holdout.sources", "refinement.online.source"])
+def test_a_dry_run_names_a_missing_input(source: Path, key: str, capsys: pytest.CaptureFixture[str]):
+    missing = source.parent / "missing.jsonl"
+    value = f"[{missing}]" if key.endswith("sources") else str(missing)
+    arguments = [f"data.demonstrations={source}", f"{key}={value}", "--dry-run"]
+    with pytest.raises(SystemExit) as ended:
+        from_command_line(refine.__doc__ or "", "refine", arguments, "configs/nano/refine.yaml", refine.check)
+    assert ended.value.code == 1
+    assert f"{key}={missing}: " in capsys.readouterr().err
