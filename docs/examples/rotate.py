@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from pixelis.errors import BadInput, OperationError
-from pixelis.operations import Operation, OperationArguments, Result, Scene, Shown, Target
+from pixelis.operations import Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.geometry import WHOLE, clamp
 from pixelis.operations.operation import BoxArgument
 from pixelis.operations.pixel_budget import fit
@@ -43,4 +43,4 @@ class Rotate(Operation):
         except BadInput as error:
             raise OperationError(error.message, code="bad_box") from None
         text = f"Turned {arguments.angle} degrees clockwise. Boxes in further calls are of {target.id} as it was, not turned."
-        return Result(text, [Shown(view, box)], {"angle": arguments.angle, "pixels": [left, top, right, bottom]})
+        return Result(text, [View(view, box)], {"angle": arguments.angle, "pixels": [left, top, right, bottom]})

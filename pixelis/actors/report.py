@@ -12,7 +12,7 @@ import ray
 from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage
-from pixelis.operations.draw import shrink
+from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
 from pixelis.records import Group, Media, Trajectory
 from pixelis.telemetry.html.drawings import frame_key, required_frames

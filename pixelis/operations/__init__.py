@@ -13,7 +13,7 @@ from pixelis.config.references import load_reference
 from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.operations import geometry
 from pixelis.operations.get_properties import GetProperties
-from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Shown, Target
+from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.read_text import ReadText
 from pixelis.operations.segment_object_at import SegmentObjectAt
 from pixelis.operations.select_frames import SelectFrames
@@ -21,40 +21,40 @@ from pixelis.operations.track_object import TrackObject
 from pixelis.operations.zoom_in import ZoomIn
 from pixelis.records import Action, ImageView, Observation
 
-__all__ = ["OPERATIONS", "Operation", "OperationArguments", "Result", "Scene", "Shown", "Target", "execute", "select"]
+__all__ = ["OPERATIONS", "Operation", "OperationArguments", "Result", "Scene", "Target", "View", "execute", "select"]
 
 log = logging.getLogger(__name__)
 
-_EXHAUSTED = re.compile(r"insufficient memory|can't (allocate|start new thread)|bad.?alloc|failed to allocate", re.IGNORECASE)
-"""How OpenCV, torch, onnxruntime and the threads of Python say that there is no memory left."""
+_OUT_OF_MEMORY = re.compile(r"insufficient memory|can't (allocate|start new thread)|bad.?alloc|failed to allocate", re.IGNORECASE)
+"""Out-of-memory messages of OpenCV, torch, onnxruntime and Python's threads."""
 
 OPERATIONS: dict[str, type[Operation]] = {
     operation.name: operation for operation in (ZoomIn, SegmentObjectAt, GetProperties, ReadText, TrackObject, SelectFrames)
 }
-"""Every operation of ours by the name the policy calls it."""
+"""The built-in operations by name."""
 
 
 def select(names: Iterable[str]) -> list[type[Operation]]:
-    """The operations of these names in order; ``package.module:Class`` is one of the user's own.
+    """Return the operations of these names in order; ``package.module:Class`` names a user's own.
 
-    Raises BadConfig for one that does not exist or is no operation, and for two of one name.
+    Raises BadConfig for an unknown name, a class that is no operation, and two operations of one name.
     """
-    chosen: dict[str, type[Operation]] = {}
+    selected: dict[str, type[Operation]] = {}
     for name in names:
-        operation = _own(name) if ":" in name else OPERATIONS.get(name)
+        operation = _load_custom(name) if ":" in name else OPERATIONS.get(name)
         if operation is None:
-            near = difflib.get_close_matches(name, OPERATIONS, n=1)
+            similar = difflib.get_close_matches(name, OPERATIONS, n=1)
             raise BadConfig(
                 f"toolbox.operations: there is no operation {name!r}",
-                fix=f"did you mean {near[0]}?" if near else "choose from " + ", ".join(OPERATIONS),
+                fix=f"did you mean {similar[0]}?" if similar else "choose from " + ", ".join(OPERATIONS),
             )
-        if operation.name in chosen:
+        if operation.name in selected:
             raise BadConfig(f"toolbox.operations: two operations are called {operation.name!r}", fix="keep one of them")
-        chosen[operation.name] = operation
-    return list(chosen.values())
+        selected[operation.name] = operation
+    return list(selected.values())
 
 
-def _own(path: str) -> type[Operation]:
+def _load_custom(path: str) -> type[Operation]:
     result = load_reference(path, "toolbox.operations")
     if not (isinstance(result, type) and issubclass(result, Operation)):
         raise BadConfig(f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation")
@@ -67,30 +67,29 @@ def _own(path: str) -> type[Operation]:
 def execute(
     action: Action, scene: Scene, operations: Mapping[str, type[Operation]] | None = None
 ) -> tuple[Observation, list[np.ndarray]]:
-    """Carry out one action of an episode; never raises: what goes wrong is an observation with a named code.
+    """Execute one action of an episode. Never raises: a failure is an error observation with a code.
 
-    ``operations`` are those on offer by name, all of ours by default. Returns the observation and the views (uint8 [h, w, 3])
-    that its ``images`` describe; ids stay empty, the agent gives them. ``data`` holds op, target and what the operation adds.
+    ``operations`` are the available ones by name, by default the built-in ones. Returns the observation and the views
+    (uint8 [h, w, 3]) that its ``images`` describe. Ids are empty: the agent assigns them. ``data`` holds op, target and the
+    operation's own data.
     """
     try:
         return _execute(action, scene, OPERATIONS if operations is None else operations)
     except (OperationError, BadInput) as error:
         return Observation(status="error", code=error.code, text=error.message), []
-    except MemoryError:
-        return Observation(status="error", code="out_of_memory", text=f"{action.op} needs too much memory"), []
-    except Exception as error:  # a broken operation must cost one observation, not the episodes beside it
-        if (told := _told(error)) is not None:
-            return Observation(status="error", code=told.code, text=told.message), []
-        if _EXHAUSTED.search(str(error)):
+    except Exception as error:  # a broken operation must cost one observation, not the other episodes of this process
+        if (cause := _operation_error(error)) is not None:
+            return Observation(status="error", code=cause.code, text=cause.message), []
+        if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
             return Observation(status="error", code="out_of_memory", text=f"{action.op} needs too much memory"), []
         log.exception("operation %s crashed", action.op)
         return Observation(status="error", code="crashed", text=f"{action.op} failed: {type(error).__name__}"), []
 
 
-def _told(error: BaseException) -> OperationError | None:
-    """Our own error inside that of a library: one raised by a deadline's alarm comes back wrapped from rapidocr."""
+def _operation_error(error: BaseException) -> OperationError | None:
+    """The OperationError that a library wrapped: rapidocr wraps the error raised by a deadline's alarm."""
     cause = error.__cause__ or error.__context__
-    return cause if cause is None or isinstance(cause, OperationError) else _told(cause)
+    return cause if cause is None or isinstance(cause, OperationError) else _operation_error(cause)
 
 
 def _execute(action: Action, scene: Scene, operations: Mapping[str, type[Operation]]) -> tuple[Observation, list[np.ndarray]]:
@@ -100,21 +99,17 @@ def _execute(action: Action, scene: Scene, operations: Mapping[str, type[Operati
     arguments = operation.check(action.arguments)
     target = scene.target(action.target)
     result = operation.run(arguments, target, scene)
-    described = [_describe(shown, target) for shown in result.images]
+    images = [_image_view(view, target) for view in result.images]
     data = {"op": action.op, "target": action.target, **result.data}
-    return Observation(status="ok", text=result.text, images=described, data=data), [shown.view for shown in result.images]
+    return Observation(status="ok", text=result.text, images=images, data=data), [view.pixels for view in result.images]
 
 
-def _describe(shown: Shown, target: Target) -> ImageView:
-    view_size = (shown.view.shape[1], shown.view.shape[0])
-    if shown.frame is not None:
-        clip = target.clip
-        left, top, right, bottom = geometry.to_pixels(shown.box or geometry.WHOLE, clip.width, clip.height)
-        parent = target.root
+def _image_view(view: View, target: Target) -> ImageView:
+    box = view.box or geometry.WHOLE
+    if view.frame is None:
+        parent, edges = target.id, target.pixels(box)
     else:
-        left, top, right, bottom = target.pixels(shown.box or geometry.WHOLE)
-        parent = target.id
-    size = (right - left, bottom - top)
-    return ImageView(
-        id="", parent=parent, frame=shown.frame, time=shown.time, box=shown.box, source_size=size, view_size=view_size
-    )
+        parent, edges = target.root, geometry.to_pixels(box, target.clip.width, target.clip.height)
+    left, top, right, bottom = edges
+    size, view_size = (right - left, bottom - top), (view.pixels.shape[1], view.pixels.shape[0])
+    return ImageView(id="", parent=parent, frame=view.frame, time=view.time, box=view.box, source_size=size, view_size=view_size)

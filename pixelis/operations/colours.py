@@ -1,6 +1,6 @@
-"""Names of colours: the eleven basic terms of English (Berlin and Kay), beige and cyan, by lightness, chroma and hue in CIELAB.
+"""Colour names: the eleven basic terms of English (Berlin and Kay), beige and cyan, by lightness, chroma and hue in CIELAB.
 
-People name by hue only where there is chroma, and dark orange is brown, light red is pink; the bounds below say where.
+Hue names a colour only above a least chroma; dark orange is brown and light red is pink. The bounds are in ``codes``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def to_lab(colours: np.ndarray) -> np.ndarray:
 
 
 def codes(lab: np.ndarray) -> np.ndarray:
-    """CIELAB [n, 3] -> the number of each colour's name in NAMES, [n]."""
+    """CIELAB [n, 3] -> index of each colour's name in NAMES, [n]."""
     light = lab[:, 0]
     chroma = np.hypot(lab[:, 1], lab[:, 2])
     hue = np.degrees(np.arctan2(lab[:, 2], lab[:, 1])) % 360
     red, orange, yellow = (hue >= 12) & (hue < 48), (hue >= 48) & (hue < 82), (hue >= 82) & (hue < 112)
-    faint = 9.0 + 5.0 * np.clip((60 - light) / 60, 0, 1)  # chroma that is no colour yet; more of it in the dark
+    faint = 9.0 + 5.0 * np.clip((60 - light) / 60, 0, 1)  # least chroma of a colour; higher in the dark
     faint = faint + 3 * ((hue >= 200) & (hue < 300))  # a bluish grey is grey
     rules = [
         ((light < 9) & (chroma < 28) | (light < 18) & (chroma < faint + 4), "black"),
@@ -49,7 +49,9 @@ def codes(lab: np.ndarray) -> np.ndarray:
         ((light >= 70) & (hue >= 325), "pink"),
         ((hue >= 352) & (light < 48), "red"),
     ]
-    return np.select([np.broadcast_to(where, light.shape) for where, _ in rules], [_CODE[n] for _, n in rules], _CODE["purple"])
+    return np.select(
+        [np.broadcast_to(condition, light.shape) for condition, _ in rules], [_CODE[n] for _, n in rules], _CODE["purple"]
+    )
 
 
 def name(colour: np.ndarray) -> str:
@@ -58,9 +60,9 @@ def name(colour: np.ndarray) -> str:
 
 
 def dominant(colours: np.ndarray) -> tuple[list[int], str, float]:
-    """The commonest colour of sRGB uint8 [n, 3]: its RGB, its name, and the share of the colours that have this name.
+    """The most common colour of sRGB uint8 [n, 3]: its RGB, its name, and the share of pixels with this name.
 
-    The name is that of most colours; within it the densest place of CIELAB is found by mean shift. No randomness.
+    Takes the most common name, then the densest point of CIELAB among its pixels by mean shift. Deterministic.
     """
     lab = to_lab(colours)
     named = codes(lab)
@@ -69,10 +71,10 @@ def dominant(colours: np.ndarray) -> tuple[list[int], str, float]:
     of_name = named == winner
     lab, colours = lab[of_name], colours[of_name]
     cells = np.floor(lab / 8).astype(np.int64) @ np.array([10_000, 100, 1])
-    values, where = np.unique(cells, return_inverse=True)
-    near = where == int(np.argmax(np.bincount(where, minlength=len(values))))
+    _, cell, counts_by_cell = np.unique(cells, return_inverse=True, return_counts=True)
+    close = cell == int(np.argmax(counts_by_cell))
     for _ in range(4):
-        near = np.linalg.norm(lab - lab[near].mean(0), axis=1) < 12
-        if not near.any():
-            near = np.ones(len(lab), bool)
-    return [round(v) for v in colours[near].mean(0).tolist()], NAMES[winner], float(counts[winner] / len(named))
+        close = np.linalg.norm(lab - lab[close].mean(0), axis=1) < 12
+        if not close.any():
+            close = np.ones(len(lab), bool)
+    return [round(v) for v in colours[close].mean(0).tolist()], NAMES[winner], float(counts[winner] / len(named))

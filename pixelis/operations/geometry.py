@@ -1,6 +1,6 @@
-"""Boxes: checks, clamping, and the way from a named observation back to the full-resolution picture.
+"""Boxes: validation, clamping, and mapping from a view back to the full-resolution picture.
 
-A box is x0, y0, x1, y1 in 0..1 of one view. A view knows its parent and its box in the parent, so a chain of crops composes to
+A box is x0, y0, x1, y1 in 0..1 of one view. A view stores its parent and its box in the parent, so a chain of crops composes to
 a box of the question's own picture.
 """
 
@@ -14,13 +14,13 @@ from pixelis.errors import OperationError
 from pixelis.records import Box, ImageView, Point
 
 MIN_SIDE = 4
-"""A region with a side below this many full-resolution pixels shows nothing."""
+"""Shortest side of a region, in full-resolution pixels."""
 
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
 
 def as_box(value: Any) -> Box:
-    """Four finite numbers in order as a Box; OperationError ``bad_box`` otherwise. Says nothing about the range."""
+    """Validate four finite numbers in order; the range is not checked. Raises OperationError ``bad_box``."""
     if not isinstance(value, (list, tuple)) or len(value) != 4:
         raise OperationError("a box is four numbers x0,y0,x1,y1", code="bad_box")
     x0, y0, x1, y1 = _finite(value, "a box", "bad_box")
@@ -30,7 +30,7 @@ def as_box(value: Any) -> Box:
 
 
 def as_point(value: Any) -> Point:
-    """Two finite numbers 0..1 as a Point; OperationError ``bad_point`` or ``out_of_range`` otherwise."""
+    """Validate two finite numbers 0..1. Raises OperationError ``bad_point`` or ``out_of_range``."""
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise OperationError("a point is two numbers x,y", code="bad_point")
     x, y = _finite(value, "a point", "bad_point")
@@ -39,20 +39,20 @@ def as_point(value: Any) -> Point:
     return x, y
 
 
-def _finite(values: Sequence[Any], what: str, code: str) -> list[float]:
+def _finite(values: Sequence[Any], name: str, code: str) -> list[float]:
     if any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
-        raise OperationError(f"{what} holds numbers only", code=code)
+        raise OperationError(f"{name} holds numbers only", code=code)
     try:
         numbers = [float(v) for v in values]
     except OverflowError:
         numbers = [math.inf]
     if not all(math.isfinite(v) for v in numbers):
-        raise OperationError(f"{what} holds finite numbers only", code=code)
+        raise OperationError(f"{name} holds finite numbers only", code=code)
     return numbers
 
 
 def clamp(box: Box) -> Box:
-    """The part of a box inside the view; ``out_of_range`` when there is none. Idempotent."""
+    """Clamp a box to the view. Raises OperationError ``out_of_range`` for a box outside it."""
     x0, y0, x1, y1 = as_box(box)
     if x0 >= 1 or y0 >= 1 or x1 <= 0 or y1 <= 0:
         raise OperationError("the box lies outside the picture", code="out_of_range")
@@ -60,7 +60,7 @@ def clamp(box: Box) -> Box:
 
 
 def compose(outer: Box, inner: Box) -> Box:
-    """A box of a region as a box of what the region was cut from."""
+    """Convert a box of the region ``outer`` to a box of the region's parent."""
     width, height = outer[2] - outer[0], outer[3] - outer[1]
     return (
         outer[0] + inner[0] * width,
@@ -71,7 +71,7 @@ def compose(outer: Box, inner: Box) -> Box:
 
 
 def relative(outer: Box, inner: Box) -> Box:
-    """The inverse of ``compose``: a box beside ``outer`` as a box of ``outer``."""
+    """The inverse of ``compose``: convert a box of the parent to a box of ``outer``."""
     width, height = outer[2] - outer[0], outer[3] - outer[1]
     return (
         (inner[0] - outer[0]) / width,
@@ -82,38 +82,33 @@ def relative(outer: Box, inner: Box) -> Box:
 
 
 def chain(images: Sequence[ImageView], target: str) -> list[ImageView]:
-    """The views from the question's picture, or from a frame of its clip, to ``target``.
+    """The views from the question's picture, or from a frame of its clip, down to ``target``.
 
-    ``bad_target`` for an unknown id or a broken chain.
+    Raises OperationError ``bad_target`` for an unknown id or a broken chain.
     """
-    known = {image.id: image for image in images}
-    if target not in known:
+    by_id = {image.id: image for image in images}
+    if target not in by_id:
         raise OperationError(f"no image {target[:20]}, use {_names(images)}", code="bad_target")
-    links = [known[target]]
+    links = [by_id[target]]
     while (parent := links[-1].parent) is not None and links[-1].frame is None:
-        if parent not in known or len(links) > len(known):
+        if parent not in by_id or len(links) > len(by_id):
             raise OperationError(f"{target} has no picture behind it", code="bad_target")
-        links.append(known[parent])
+        links.append(by_id[parent])
     return links[::-1]
 
 
-def to_root(target: Sequence[ImageView], box: Box = WHOLE) -> Box:
-    """A box of the last view of a chain as a box of the first one's picture."""
-    for view in reversed(target):
+def to_root(links: Sequence[ImageView], box: Box = WHOLE) -> Box:
+    """Convert a box of the last view of a chain to a box of the first view's picture."""
+    for view in reversed(links):
         if view.box is not None:
             box = compose(view.box, box)
     return box
 
 
-def point_in(outer: Box, inner: Point) -> Point:
-    """A point of a region as a point of what the region was cut from."""
-    return outer[0] + inner[0] * (outer[2] - outer[0]), outer[1] + inner[1] * (outer[3] - outer[1])
-
-
 def to_pixels(box: Box, width: int, height: int) -> tuple[int, int, int, int]:
-    """Pixel edges left, top, right, bottom of a box of a width x height picture, each rounded to the nearest.
+    """Left, top, right and bottom pixel edges of a box of a width x height picture, each rounded to the nearest.
 
-    Raises ``too_small`` when a side is below MIN_SIDE pixels.
+    Raises OperationError ``too_small`` when a side is below MIN_SIDE pixels.
     """
     x0, y0, x1, y1 = clamp(box)
     left, top, right, bottom = round(x0 * width), round(y0 * height), round(x1 * width), round(y1 * height)

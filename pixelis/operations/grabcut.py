@@ -1,108 +1,103 @@
-"""The classical segmenter: the object at a point or in a box from colours and edges alone, with no weights.
+"""The classical segmenter: finds the object at a point or in a box from colours and edges, without weights.
 
-No single rule finds an object from one point, so several propose regions at every scale (graph-based segmentation, colour
-tolerance, GrabCut from discs around the point), and the region that most of them agree on, that differs from its surroundings
-and that does not run out of the picture, is taken. From a box GrabCut
-decides alone. The outline then follows the picture's edges.
-Everything happens on a copy of at most WORK pixels a side, whatever the size of the picture.
+For a point, several methods propose regions at all scales: graph-based segmentation, colour tolerance, and GrabCut from discs
+around the point. The winner agrees with most other proposals, differs from its surroundings and touches the border little. For a
+box, GrabCut decides alone. The outline is then refined along the picture's edges. All methods work on a copy of at most WORK
+pixels a side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
 
 from pixelis.errors import OperationError
 from pixelis.operations.masks import Edges, Mask, Segment
+from pixelis.operations.pixel_budget import shrink
 
 WORK = 256
-"""Longest side of the copy that regions are proposed on."""
-BOX_WORK = 256
-"""Longest side of the copy that a box and its surroundings are cut from."""
-SOFT = 768
-"""Longest side up to which the outline follows the picture's edges; beyond that it is only enlarged."""
-FAINT = 0.03
+"""Longest side of the copy that is segmented."""
+REFINE = 768
+"""Longest side up to which the outline is refined along the picture's edges; beyond that it is only enlarged."""
+MIN_CONTRAST = 0.03
 """Least contrast (0..1) of a region to its surroundings."""
 COLLAPSED, MIDDLE = 0.1, 0.5
-"""A cut-out below this share of its box is tried again with the middle of the box, so much of each side, as surely the object."""
-LEAST = 12
-"""A region of fewer pixels of the copy is noise."""
+"""Below the share COLLAPSED of its box a region is tried again, with the middle (MIDDLE of each side) as certain object."""
+MIN_PIXELS = 12
+"""Least pixels of a region in the copy."""
 
 WEIGHTS = {"agreement": 1.05, "contrast": 0.2, "solidity": 0.24, "border": -0.56}
-"""Of what speaks for a region. Fitted by ridge regression to the overlap with true masks of 92 objects, then rounded."""
+"""Weights of a region's features. Fitted by ridge regression to the overlap with true masks of 92 objects, then rounded."""
 OFFSET = -0.11
 
 _CELL = np.ones((3, 3), np.uint8)
 
 
 def by_point(picture: np.ndarray, region: Edges, point: tuple[float, float], seed: int = 0) -> Segment:
-    """The region around a point that stands out best; see the module."""
+    """Segment the most distinct region around a point (pixels of the picture) within ``region``; see the module.
+
+    Raises OperationError ``nothing_found``.
+    """
     left, top, right, bottom = region
-    whole = picture[top:bottom, left:right]
-    small = shrink(whole, WORK)
+    small = shrink(picture[top:bottom, left:right], WORK)
     height, width = small.shape[:2]
     x = min(int((point[0] - left) * width / (right - left)), width - 1)
     y = min(int((point[1] - top) * height / (bottom - top)), height - 1)
     lab = cv2.cvtColor(small, cv2.COLOR_RGB2LAB)
     proposed = [*_graph(small, lab, (x, y)), *_tolerance(lab, (x, y)), *_discs(small, (x, y), seed)]
-    proposed = [r for r in proposed if LEAST <= np.count_nonzero(r) <= 0.97 * r.size]
+    proposed = [r for r in proposed if MIN_PIXELS <= np.count_nonzero(r) <= 0.97 * r.size]
     scores = _scores(proposed, lab) if proposed else np.full(1, -np.inf)
     best = int(np.argmax(scores))
     if not np.isfinite(scores[best]):
-        raise OperationError("nothing stands out there: move the point or give a box", code="nothing_found")
-    # The best of many is judged too well: its score is brought down to the overlap that was measured.
+        raise OperationError("no distinct object at this point: move the point or give a box", code="nothing_found")
+    # The maximum of many estimates is biased upwards: map it to the measured overlap.
     score = float(np.clip(0.2 + 0.63 * scores[best], 0.0, 0.95))
     return Segment(_enlarge(picture, region, proposed[best]), round(score, 3), "grabcut")
 
 
 def by_box(picture: np.ndarray, box: Edges, seed: int = 0) -> Segment:
-    """GrabCut with the box as probable foreground and its surroundings as background."""
+    """Segment with GrabCut: the box is probable foreground, its surroundings are background.
+
+    Raises OperationError ``nothing_found``.
+    """
     height, width = picture.shape[:2]
     left, top, right, bottom = box
     across, down = max(2, (right - left) // 3), max(2, (bottom - top) // 3)
     region = max(0, left - across), max(0, top - down), min(width, right + across), min(height, bottom + down)
-    small = shrink(picture[region[1] : region[3], region[0] : region[2]], BOX_WORK)
+    small = shrink(picture[region[1] : region[3], region[0] : region[2]], WORK)
     fx, fy = small.shape[1] / (region[2] - region[0]), small.shape[0] / (region[3] - region[1])
     x0, y0 = round((left - region[0]) * fx), round((top - region[1]) * fy)
     x1, y1 = max(x0 + 1, round((right - region[0]) * fx)), max(y0 + 1, round((bottom - region[1]) * fy))
     labels = np.full(small.shape[:2], cv2.GC_BGD, np.uint8)
     labels[y0:y1, x0:x1] = cv2.GC_PR_FGD
-    if (x0, y0, x1, y1) == (0, 0, small.shape[1], small.shape[0]):  # no surroundings: the rim has to do
+    if (x0, y0, x1, y1) == (0, 0, small.shape[1], small.shape[0]):  # no surroundings: use the border
         labels[[0, -1]] = cv2.GC_PR_BGD
         labels[:, [0, -1]] = cv2.GC_PR_BGD
-    found = _cut_out(small, labels, seed)
-    if np.count_nonzero(found) < COLLAPSED * (x1 - x0) * (y1 - y0):
-        # The surroundings have all its colours: that its middle is the object has to be said.
+    inside = _cut_out(small, labels, seed)
+    if np.count_nonzero(inside) < COLLAPSED * (x1 - x0) * (y1 - y0):
+        # The surroundings have the same colours: mark the middle as certain foreground.
         middle = np.zeros(small.shape[:2], np.uint8)
         axes = max(1, round((x1 - x0) * MIDDLE / 2)), max(1, round((y1 - y0) * MIDDLE / 2))
         cv2.ellipse(middle, ((x0 + x1) // 2, (y0 + y1) // 2), axes, 0, 0, 360, 1, -1)
         labels[(middle > 0) & (labels == cv2.GC_PR_FGD)] = cv2.GC_FGD
-        found = _cut_out(small, labels, seed)
-    contrast = _contrast(found, cv2.cvtColor(small, cv2.COLOR_RGB2LAB))
-    if np.count_nonzero(found) < LEAST or contrast < FAINT:
-        raise OperationError("nothing in the box differs from its surroundings: give another box", code="nothing_found")
-    inner = np.zeros_like(found)
+        inside = _cut_out(small, labels, seed)
+    contrast = _contrast(inside, cv2.cvtColor(small, cv2.COLOR_RGB2LAB))
+    if np.count_nonzero(inside) < MIN_PIXELS or contrast < MIN_CONTRAST:
+        raise OperationError("no object in the box differs from its surroundings: give another box", code="nothing_found")
+    inner = np.zeros_like(inside)
     inner[y0:y1, x0:x1] = True
-    _, _, w, h = cv2.boundingRect(found.astype(np.uint8))
+    _, _, w, h = cv2.boundingRect(inside.astype(np.uint8))
     tight = w * h / max(1, (x1 - x0) * (y1 - y0))
     score = 0.35 + 0.35 * min(tight, 1.0) + 0.25 * contrast
-    mask = _enlarge(picture, region, found & inner)
+    mask = _enlarge(picture, region, inside & inner)
     return Segment(mask, round(float(np.clip(score, 0.0, 1.0)), 3), "grabcut")
 
 
 def _cut_out(small: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
-    found = _grabcut(small, labels, seed, 4)
-    return np.zeros(small.shape[:2], bool) if found is None else _largest(fill(found))
-
-
-def shrink(pixels: np.ndarray, longest: int) -> np.ndarray:
-    """A copy of at most ``longest`` pixels a side, each the mean of what it stands for."""
-    height, width = pixels.shape[:2]
-    scale = min(1.0, longest / max(height, width))
-    size = max(1, round(width * scale)), max(1, round(height * scale))
-    return np.ascontiguousarray(pixels) if scale == 1.0 else cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+    foreground = _grabcut(small, labels, seed, 4)
+    return np.zeros(small.shape[:2], bool) if foreground is None else _largest(fill(foreground))
 
 
 def fill(region: np.ndarray) -> np.ndarray:
@@ -113,7 +108,7 @@ def fill(region: np.ndarray) -> np.ndarray:
 
 
 def _graph(small: np.ndarray, lab: np.ndarray, at: tuple[int, int]) -> list[np.ndarray]:
-    """Segments of Felzenszwalb and Huttenlocher's graph-based segmentation that hold the point, from fine to coarse."""
+    """Graph-based segments (Felzenszwalb and Huttenlocher) that contain the point, from fine to coarse."""
     result = []
     for pixels, coarseness in ((small, 100), (lab, 300), (small, 700), (lab, 700), (lab, 1500), (small, 3000)):
         segments = cv2.ximgproc.segmentation.createGraphSegmentation(0.8, coarseness, 40).processImage(pixels)
@@ -122,23 +117,23 @@ def _graph(small: np.ndarray, lab: np.ndarray, at: tuple[int, int]) -> list[np.n
 
 
 def _tolerance(lab: np.ndarray, at: tuple[int, int]) -> list[np.ndarray]:
-    """What is connected to the point and near to its colour (CIELAB), for a rising tolerance."""
+    """Connected regions around the point of similar colour (CIELAB), for increasing tolerances."""
     smooth = cv2.bilateralFilter(lab, 7, 30, 5).astype(np.float32) * np.asarray([0.7, 1, 1], np.float32)
     reach = max(1, round(max(lab.shape[:2]) * 0.012))
-    near = _around(at, reach)
-    apart = np.linalg.norm(smooth - np.median(smooth[near].reshape(-1, 3), axis=0), axis=2)
+    colour = np.median(smooth[_around(at, reach)].reshape(-1, 3), axis=0)
+    difference = np.linalg.norm(smooth - colour, axis=2)
     result = []
     for tolerance in (8, 14, 20, 28, 38, 50, 65):
-        close = (apart <= tolerance).astype(np.uint8)
-        close[_around(at, 1)] = 1
-        close = cv2.morphologyEx(close, cv2.MORPH_OPEN, _CELL)
-        close[_around(at, 1)] = 1
-        result.append(fill(_connected(close, at)))
+        similar = (difference <= tolerance).astype(np.uint8)
+        similar[_around(at, 1)] = 1
+        similar = cv2.morphologyEx(similar, cv2.MORPH_OPEN, _CELL)
+        similar[_around(at, 1)] = 1
+        result.append(fill(_connected(similar, at)))
     return result
 
 
 def _discs(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndarray]:
-    """GrabCut from discs around the point, each seen in a window that fits it."""
+    """GrabCut from discs around the point, each in a window of its size."""
     height, width = small.shape[:2]
     y, x = np.ogrid[:height, :width]
     distance = np.hypot(x - at[0], y - at[1]).astype(np.float32)
@@ -147,27 +142,27 @@ def _discs(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndarray
         radius = share * max(height, width)
         window = _around(at, round(max(12.0, 2 * radius)))
         pixels = shrink(small[window], 112)
-        away = cv2.resize(distance[window], pixels.shape[1::-1])
-        labels = np.full(away.shape, cv2.GC_BGD, np.uint8)
+        near = cv2.resize(distance[window], pixels.shape[1::-1])
+        labels = np.full(near.shape, cv2.GC_BGD, np.uint8)
         for bound, label in ((1.4, cv2.GC_PR_BGD), (1.0, cv2.GC_PR_FGD), (0.25, cv2.GC_FGD)):
-            labels[away <= bound * radius] = label
+            labels[near <= bound * radius] = label
         if not (labels == cv2.GC_BGD).any():
             labels[[0, -1]] = cv2.GC_BGD
             labels[:, [0, -1]] = cv2.GC_BGD
         cut = _grabcut(pixels, labels, seed, 2)
         if cut is not None:
-            whole = np.zeros((height, width), np.uint8)
-            part = whole[window]
+            region = np.zeros((height, width), np.uint8)
+            part = region[window]
             part[:] = cv2.resize(cut.astype(np.uint8), part.shape[1::-1], interpolation=cv2.INTER_NEAREST)
-            whole[at[1], at[0]] = 1
-            result.append(fill(_connected(whole, at)))
+            region[at[1], at[0]] = 1
+            result.append(fill(_connected(region, at)))
     return result
 
 
 def _grabcut(pixels: np.ndarray, labels: np.ndarray, seed: int, rounds: int) -> np.ndarray | None:
-    """Foreground after some rounds of GrabCut; None when the labels leave it one of the two sides only."""
+    """Foreground after ``rounds`` of GrabCut; None when the labels leave too little of either side."""
     ground, figure = (labels & 1) == 0, (labels & 1) == 1
-    if np.count_nonzero(ground) < 5 or np.count_nonzero(figure) < 5:  # each side is a mixture of five colours
+    if np.count_nonzero(ground) < 5 or np.count_nonzero(figure) < 5:  # each side is a mixture of five Gaussians
         return None
     labels = labels.copy()
     cv2.setRNGSeed(seed)
@@ -180,21 +175,20 @@ def _scores(proposed: Sequence[np.ndarray], lab: np.ndarray) -> np.ndarray:
     """Expected overlap of each proposed region with the object, about 0..1; minus infinity without contrast."""
     thumbs = np.stack([cv2.resize(r.astype(np.float32), (64, 64), interpolation=cv2.INTER_AREA).ravel() for r in proposed])
     areas = thumbs.sum(1)
-    alike = 2 * (thumbs @ thumbs.T) / (areas[:, None] + areas[None] + 1e-6)
-    np.fill_diagonal(alike, 0)
-    parts: dict[str, np.ndarray] = {"agreement": alike.mean(1)}
-    for name, measure in (("contrast", lambda r: _contrast(r, lab)), ("solidity", _solidity), ("border", _border)):
-        parts[name] = _each(measure, proposed)
-    scores = OFFSET + sum((WEIGHTS[name] * values for name, values in parts.items()), np.zeros(len(proposed)))
-    return np.where(parts["contrast"] < FAINT, -np.inf, scores)
-
-
-def _each(measure: Callable[[np.ndarray], float], regions: Sequence[np.ndarray]) -> np.ndarray:
-    return np.asarray([measure(r) for r in regions])
+    overlap = 2 * (thumbs @ thumbs.T) / (areas[:, None] + areas[None] + 1e-6)
+    np.fill_diagonal(overlap, 0)
+    features = {
+        "agreement": overlap.mean(1),
+        "contrast": np.asarray([_contrast(region, lab) for region in proposed]),
+        "solidity": np.asarray([_solidity(region) for region in proposed]),
+        "border": np.asarray([_border(region) for region in proposed]),
+    }
+    scores = OFFSET + sum((WEIGHTS[name] * values for name, values in features.items()), np.zeros(len(proposed)))
+    return np.where(features["contrast"] < MIN_CONTRAST, -np.inf, scores)
 
 
 def _contrast(region: np.ndarray, lab: np.ndarray) -> float:
-    """1 less the shared part of the colour histograms just inside and just outside of the outline."""
+    """1 - overlap of the colour histograms just inside and just outside the outline."""
     inside = region.astype(np.uint8)
     reach = int(np.clip(round(0.25 * np.sqrt(np.count_nonzero(region) / np.pi)), 2, 10))
     disc = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * reach + 1, 2 * reach + 1))
@@ -225,25 +219,25 @@ def _border(region: np.ndarray) -> float:
     return border / (border + outline / 2 + 1e-6)
 
 
-def _enlarge(picture: np.ndarray, region: Edges, found: np.ndarray) -> Mask:
-    """A region of a small copy over the picture: guided by the picture's edges up to SOFT, then smoothly enlarged."""
+def _enlarge(picture: np.ndarray, region: Edges, inside: np.ndarray) -> Mask:
+    """Scale a region of the copy to the picture: refined along the picture's edges up to REFINE, then enlarged."""
     left, top, right, bottom = region
-    height, width = found.shape
+    height, width = inside.shape
     fx, fy = (right - left) / width, (bottom - top) / height
     if fx <= 1.0 and fy <= 1.0:
-        return Mask.of(found, left, top, *picture.shape[:2])
-    x, y, w, h = cv2.boundingRect(found.astype(np.uint8))
+        return Mask.of(inside, left, top, *picture.shape[:2])
+    x, y, w, h = cv2.boundingRect(inside.astype(np.uint8))
     x0, y0, x1, y1 = max(0, x - 2), max(0, y - 2), min(width, x + w + 2), min(height, y + h + 2)
     edges = round(x0 * fx), round(y0 * fy), round(x1 * fx), round(y1 * fy)
     full = edges[2] - edges[0], edges[3] - edges[1]
     window = picture[top + edges[1] : top + edges[3], left + edges[0] : left + edges[2]]
-    guide = shrink(window, SOFT)
-    coarse = cv2.resize(found[y0:y1, x0:x1].astype(np.float32), guide.shape[1::-1], interpolation=cv2.INTER_CUBIC)
+    guide = shrink(window, REFINE)
+    coarse = cv2.resize(inside[y0:y1, x0:x1].astype(np.float32), guide.shape[1::-1], interpolation=cv2.INTER_CUBIC)
     radius = max(1, round(1.5 * guide.shape[1] / (x1 - x0)))
     soft = cv2.ximgproc.guidedFilter(guide, coarse, radius, 60.0)
     soft = np.where(_largest(soft > 0.5), soft, np.minimum(soft, 0.5))
-    inside = cv2.resize(soft, full, interpolation=cv2.INTER_LINEAR) > 0.5
-    return Mask.of(inside, left + edges[0], top + edges[1], *picture.shape[:2])
+    enlarged = cv2.resize(soft, full, interpolation=cv2.INTER_LINEAR) > 0.5
+    return Mask.of(enlarged, left + edges[0], top + edges[1], *picture.shape[:2])
 
 
 def _around(at: tuple[int, int], reach: int) -> tuple[slice, slice]:

@@ -1,7 +1,7 @@
-"""Object masks: pixels of a window, and COCO run lengths over the whole picture.
+"""Object masks: boolean windows, and COCO run lengths over the whole picture.
 
-A mask is kept as the boolean window that holds it, so that its cost follows the object and not the picture. COCO's run-length
-code (pycocotools) goes down the columns of the whole picture: counts of pixels outside, inside, outside, ...
+A mask is stored as its bounding window, so that its cost depends on the object and not on the picture. COCO's run-length code
+(pycocotools) runs down the columns of the whole picture: counts of pixels outside, inside, outside, ...
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pixelis.errors import OperationError
 from pixelis.records import Box
 
 MAX_PIXELS = 200_000_000
-"""Largest picture that a mask may claim to cover."""
+"""Largest picture size that a mask may declare."""
 MAX_COUNTS = 4_000_000
-"""Longest code of a mask, in characters of its string or numbers of its list."""
+"""Longest code of a mask, in characters or list entries."""
 
 Edges = tuple[int, int, int, int]
 """Left, top, right and bottom of a region in pixels of the picture."""
@@ -29,7 +29,7 @@ Edges = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask over a picture of ``height`` x ``width``: bool ``inside`` is its window, whose corner is at ``left``, ``top``."""
+    """A mask over a picture of ``height`` x ``width``: bool ``inside`` is its window with corner ``left``, ``top``."""
 
     inside: np.ndarray
     left: int
@@ -39,9 +39,9 @@ class Mask:
 
     @classmethod
     def of(cls, inside: np.ndarray, left: int = 0, top: int = 0, height: int | None = None, width: int | None = None) -> Mask:
-        """The mask with its window cut down to what it holds: bool [h, w] at ``left``, ``top`` of the picture.
+        """Crop bool [h, w] at ``left``, ``top`` of the picture to the bounding window of its true pixels.
 
-        OperationError ``nothing_found`` for an empty one.
+        Raises OperationError ``nothing_found`` for an empty mask.
         """
         height, width = height or top + inside.shape[0], width or left + inside.shape[1]
         x, y, w, h = cv2.boundingRect(inside.astype(np.uint8))
@@ -51,7 +51,7 @@ class Mask:
 
     @cached_property
     def area(self) -> int:
-        """Pixels inside."""
+        """Number of pixels inside."""
         return int(np.count_nonzero(self.inside))
 
     @property
@@ -67,10 +67,10 @@ class Mask:
 
     def full(self) -> np.ndarray:
         """bool [height, width] over the whole picture."""
-        whole = np.zeros((self.height, self.width), bool)
+        full = np.zeros((self.height, self.width), bool)
         left, top, right, bottom = self.edges
-        whole[top:bottom, left:right] = self.inside
-        return whole
+        full[top:bottom, left:right] = self.inside
+        return full
 
     def encode(self) -> dict[str, Any]:
         """COCO's compressed run lengths over the whole picture: {"size": [height, width], "counts": str}."""
@@ -83,7 +83,7 @@ class Mask:
         return {"size": size, "counts": code["counts"].decode()}
 
     def _runs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of each run of pixels inside, numbered down the columns of the whole picture."""
+        """Start and end of each run of inside pixels; pixels are numbered down the columns of the whole picture."""
         columns = np.zeros((self.inside.shape[1], self.inside.shape[0] + 2), np.int8)
         columns[:, 1:-1] = self.inside.T
         change = np.diff(columns, axis=1)
@@ -91,13 +91,13 @@ class Mask:
         starts = (self.left + column) * self.height + self.top + row
         column, row = np.nonzero(change == -1)
         ends = (self.left + column) * self.height + self.top + row
-        apart = starts[1:] != ends[:-1]  # a run at the foot of a column goes on at the head of the next
-        return starts[np.append(True, apart)], ends[np.append(apart, True)]
+        separate = starts[1:] != ends[:-1]  # a run at the bottom of a column continues at the top of the next
+        return starts[np.append(True, separate)], ends[np.append(separate, True)]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """An object that was found: its mask over the picture, how sure the method is (0..1), and its name."""
+    """A segmented object: its mask, the method's confidence 0..1, and the method's name."""
 
     mask: Mask
     score: float
@@ -105,15 +105,15 @@ class Segment:
 
 
 def encode(inside: np.ndarray) -> dict[str, Any]:
-    """COCO's compressed run lengths of a bool [height, width] mask over the whole picture; ``nothing_found`` for an empty one."""
+    """COCO's compressed run lengths of a bool [height, width] mask. Raises OperationError ``nothing_found`` for an empty mask."""
     return Mask.of(inside).encode()
 
 
 def decode(code: Any, height: int | None = None, width: int | None = None) -> Mask:
-    """The mask of an untrusted COCO code, compressed (a string) or not (a list), checked before memory is taken for it.
+    """Decode an untrusted COCO code, compressed (a string) or not (a list); it is validated before memory is allocated.
 
-    ``height``, ``width``: the picture that it must cover. OperationError ``bad_arguments`` for what is no such code or is of
-    another size, ``limit`` beyond MAX_PIXELS or MAX_COUNTS, ``nothing_found`` for an empty mask.
+    ``height``, ``width``: the expected picture size. Raises OperationError ``bad_arguments`` for an invalid code or another size,
+    ``limit`` beyond MAX_PIXELS or MAX_COUNTS, ``nothing_found`` for an empty mask.
     """
     size = _size(code)
     if height is not None and width is not None and size != (height, width):
@@ -122,7 +122,7 @@ def decode(code: Any, height: int | None = None, width: int | None = None) -> Ma
         )
     height, width = size
     counts = _counts(code["counts"])
-    # Single counts first: their sum may overflow otherwise.
+    # Each count is checked before the sum, which could overflow.
     if (counts.size and (counts.min() < 0 or counts.max() > height * width)) or int(counts.sum()) != height * width:
         raise OperationError(f"the mask's counts do not add up to {height}x{width} pixels", code="bad_arguments")
     ends = np.cumsum(counts)
@@ -136,16 +136,16 @@ def decode(code: Any, height: int | None = None, width: int | None = None) -> Ma
 def _window(starts: np.ndarray, ends: np.ndarray, height: int, width: int) -> Mask:
     first, last = starts // height, (ends - 1) // height
     left, right = int(first[0]), int(last[-1]) + 1
-    if (first != last).any():  # some run goes over the foot of a column
+    if (first != last).any():  # a run continues from one column to the next
         top, bottom = 0, height
     else:
         top, bottom = int((starts % height).min()), int(((ends - 1) % height).max()) + 1
-    # The runs as +1 and -1, summed up down the columns that the window spans.
+    # +1 at each start and -1 at each end; the cumulative sum down the window's columns is the mask.
     steps = np.zeros((right - left) * height + 1, np.int8)
     steps[starts - left * height] += 1
     steps[ends - left * height] -= 1
-    whole = np.cumsum(steps[:-1], dtype=np.int8).reshape(right - left, height).T
-    return Mask.of(whole[top:bottom] > 0, left, top, height, width)
+    columns = np.cumsum(steps[:-1], dtype=np.int8).reshape(right - left, height).T
+    return Mask.of(columns[top:bottom] > 0, left, top, height, width)
 
 
 def _size(code: Any) -> tuple[int, int]:
@@ -160,7 +160,7 @@ def _size(code: Any) -> tuple[int, int]:
 
 
 def _counts(code: Any) -> np.ndarray:
-    """int64 run lengths of a compressed string or a list; OperationError ``bad_arguments`` or ``limit``."""
+    """int64 run lengths of a compressed string or a list. Raises OperationError ``bad_arguments`` or ``limit``."""
     if not isinstance(code, (str, bytes, list, tuple)):
         raise OperationError("the mask's counts are a string or a list of whole numbers", code="bad_arguments")
     if len(code) > MAX_COUNTS:
@@ -173,9 +173,9 @@ def _counts(code: Any) -> np.ndarray:
 
 
 def _unpack(code: str | bytes) -> np.ndarray:
-    """Run lengths of COCO's string: 5 bits a character, the lowest first, 0x20 says more follow, differences two runs back.
+    """Run lengths of COCO's string: 5 bits per character, lowest first; 0x20 means more follow; differences to two runs before.
 
-    pycocotools has the same decoder in C but trusts its input (it reads past the end of a cut string), so this one goes first.
+    The decoder of pycocotools trusts its input and reads past the end of a truncated string.
     """
     broken = OperationError("the mask's counts are no COCO run-length string", code="bad_arguments")
     try:

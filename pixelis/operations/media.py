@@ -1,8 +1,8 @@
-"""The policy's first view of a question's media: whole pictures, and some frames of each clip."""
+"""The policy's first views of a question's media: whole pictures, and some frames of each clip."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,38 +13,40 @@ from pixelis.records import ImageView
 
 
 def first_look(
-    opened: Mapping[str, np.ndarray | Clip], dialogue: DialogueConfig, multiple: int
+    media: Mapping[str, np.ndarray | Clip], dialogue: DialogueConfig, multiple: int
 ) -> tuple[list[ImageView], list[np.ndarray]]:
-    """What the policy sees of a question's media at first: each picture whole, of a clip ``dialogue.frames`` frames.
+    """Return the first views of a question: each picture as a whole, and ``dialogue.frames`` frames of each clip.
 
-    Returns the views described and as uint8 [h, w, 3], sides in steps of ``multiple``. Frames are called vid0.0, vid0.1, ...
+    Returns descriptions and pixels (uint8 [h, w, 3], sides are multiples of ``multiple``). Frames are named vid0.0, vid0.1, ...
     """
     picture_budget = PixelBudget(dialogue.input.min_pixels, dialogue.input.max_pixels)
     frame_budget = PixelBudget(dialogue.frame.min_pixels, dialogue.frame.max_pixels)
     images, views = [], []
-    for name, item in opened.items():
+
+    def add(name: str, picture: np.ndarray, budget: PixelBudget, **source: object) -> None:
+        view = fit(picture, budget, multiple)
+        views.append(view)
+        size, view_size = (picture.shape[1], picture.shape[0]), (view.shape[1], view.shape[0])
+        images.append(ImageView.model_validate({"id": name, "source_size": size, "view_size": view_size, **source}))
+
+    for name, item in media.items():
         if isinstance(item, Clip):
-            numbers = spread(len(item.times), dialogue.frames)
-            for place, (number, frame) in enumerate(zip(numbers, item.frames(numbers), strict=True)):
-                views.append(fit(frame, frame_budget, multiple))
-                images.append(
-                    ImageView(
-                        id=f"{name}.{place}",
-                        parent=name,
-                        frame=number,
-                        time=float(item.times[number]),
-                        source_size=(item.width, item.height),
-                        view_size=(views[-1].shape[1], views[-1].shape[0]),
-                    )
-                )
+            numbers = segment_centers(len(item.times), dialogue.frames)
+            for i, (number, frame) in enumerate(zip(numbers, item.frames(numbers), strict=True)):
+                add(f"{name}.{i}", frame, frame_budget, parent=name, frame=number, time=float(item.times[number]))
         else:
-            views.append(fit(item, picture_budget, multiple))
-            size, shown = (item.shape[1], item.shape[0]), (views[-1].shape[1], views[-1].shape[0])
-            images.append(ImageView(id=name, source_size=size, view_size=shown))
+            add(name, item, picture_budget)
     return images, views
 
 
-def spread(count: int, most: int) -> list[int]:
-    """Up to ``most`` whole numbers of range(count), evenly spread, each in the middle of its share."""
-    most = min(count, most)
-    return [(2 * i + 1) * count // (2 * most) for i in range(most)]
+def segment_centers(count: int, limit: int) -> list[int]:
+    """Divide range(count) into up to ``limit`` equal segments and return the middle number of each."""
+    limit = min(count, limit)
+    return [(2 * i + 1) * count // (2 * limit) for i in range(limit)]
+
+
+def subsample(items: Sequence[int], limit: int) -> list[int]:
+    """Up to ``limit`` evenly spaced items, including the first and the last."""
+    if len(items) <= limit or limit < 2:
+        return list(items[:limit])
+    return [items[round(i * (len(items) - 1) / (limit - 1))] for i in range(limit)]

@@ -1,8 +1,8 @@
-"""Finds and reads text in an array with rapidocr, working around its known pitfalls.
+"""Detects and recognises text in an array with rapidocr.
 
-Detection looks at a probability map that is stitched from tiles, so its memory is bounded and a line that crosses a tile's edge
-stays one line. Large pictures are looked at twice: small as a whole for large letters, then at (nearly) full size where there
-is fine detail. Every line is cut from the full-size pixels for recognition, and turned when it reads better that way.
+Detection works on a probability map stitched from tiles: memory is bounded, and a line that crosses tiles stays one line. Large
+pictures are searched twice: scaled down as a whole for large letters, then at (nearly) full size where there is fine detail.
+Each line is recognised from the full-size pixels, in the orientation with the highest confidence.
 """
 
 from __future__ import annotations
@@ -25,53 +25,54 @@ NAME = "rapidocr PP-OCRv6 small"
 MODELS = {"Det": "PP-OCRv6_det_small.onnx", "Rec": "PP-OCRv6_rec_small.onnx"}
 
 COARSE_PIXELS = 2_000_000
-"""What the look at a whole picture may cost, about 0.8 s on one core."""
+"""Size of the scaled-down picture for detection; about 0.8 s on one core."""
 FINE_PIXELS = 10_000_000
-"""What the look at the fine detail of a large picture may cost at most, about 4 s."""
+"""Largest size of a picture for the detection of small text; about 4 s at most."""
 SMALL_PIXELS = 400_000
 MAX_UPSCALE = 3.0
 TILE, OVERLAP = 1024, 64
 STRIP_HEIGHT = 48
-MANY = 40
-"""So many lines are read without padding the short ones to the recogniser's full width: half the time, a little less sure."""
+MANY_LINES = 40
+"""Above this number of lines the recogniser pads to half its width: half the time, slightly lower confidence."""
 STRIP_BUDGET = 120_000
-"""Total length of the lines that are read, in pixels at STRIP_HEIGHT: about 9 s."""
+"""Most pixels of total line length that are recognised, at STRIP_HEIGHT; about 9 s."""
 TRUSTED_HEIGHT = 20
-"""Text this high in the small look is read from there; smaller text is looked for again in the detail."""
-LEAST, LEAST_SHORT, LEAST_SYMBOL = 0.55, 0.8, 0.95
-"""Confidence of a line of three and more letters, of one or two, and of none, for `plausible`."""
-DOUBT = 0.85
-"""A line read with less confidence is tried upside down as well."""
-SHORT, CERTAIN, STEADY = 4, 0.98, 0.8
-"""A line of up to so many letters that is less than certain must read alike when cut tighter and wider, with this confidence."""
+"""Text of this height in the scaled-down picture is final; smaller text is searched again at full size."""
+MIN_CONFIDENCE, MIN_SHORT, MIN_SYMBOL = 0.55, 0.8, 0.95
+"""Least confidence of lines with three or more letters, with one or two, and with none, for `plausible`."""
+RETRY_TURNED = 0.85
+"""A line with less confidence is also read upside down."""
+SHORT, CERTAIN, STABLE = 4, 0.98, 0.8
+"""A line of up to SHORT letters below the confidence CERTAIN must be read the same when cropped tighter and wider, with the mean
+confidence STABLE."""
 NUDGE = 0.06
-"""How much tighter and wider, in heights of the line."""
+"""How much tighter and wider, in line heights."""
 
 
 @dataclass(slots=True)
 class Line:
-    """A line of text. ``quad``: float [4, 2], x and y of its corners from where reading starts, clockwise as read.
+    """A line of text. ``quad``: float [4, 2], x and y of its corners, clockwise from the start of the text.
 
-    ``places``: for each character of ``text`` without spaces its middle, 0..1 along the line; ``sure`` their confidences.
+    ``positions``: centers of the characters of ``text`` without spaces, 0..1 along the line; ``confidences``: theirs.
     """
 
     text: str
     confidence: float
     quad: np.ndarray
-    places: list[float]
-    sure: list[float]
+    positions: list[float]
+    confidences: list[float]
 
 
 @cache
 def engine() -> Engine:
-    """The engine of this process, loaded when first asked for (about a second); raises MissingDependency."""
+    """The engine of this process, loaded on first use (about a second). Raises MissingDependency."""
     return Engine()
 
 
 def model_files() -> dict[str, Path]:
-    """The models inside the installed package; raises MissingDependency.
+    """Paths of the models in the installed package. Raises MissingDependency.
 
-    rapidocr would fetch a missing model from the network: it is given paths, and only ones that exist.
+    rapidocr downloads missing models, so it is given only paths that exist.
     """
     spec = find_spec("rapidocr")
     if spec is None or spec.origin is None or find_spec("onnxruntime") is None:
@@ -80,13 +81,13 @@ def model_files() -> dict[str, Path]:
     for path in paths.values():
         if not path.is_file():
             raise MissingDependency(
-                f"the installed rapidocr lacks its model {path.name}", fix="pip install --force-reinstall 'rapidocr>=3.10,<3.11'"
+                f"the installed rapidocr lacks the model {path.name}", fix="pip install --force-reinstall 'rapidocr>=3.10,<3.11'"
             )
     return paths
 
 
 class Engine:
-    """Detector and recogniser on one CPU thread, from the model files inside the package: nothing is ever downloaded."""
+    """Detector and recogniser on one CPU thread, with the model files of the package; never downloads."""
 
     def __init__(self) -> None:
         paths = model_files()
@@ -100,7 +101,7 @@ class Engine:
         self._recogniser: Any = loaded._load_rec_model()
 
     def find(self, picture: np.ndarray) -> np.ndarray:
-        """Where text stands: quads float32 [n, 4, 2] in pixels of ``picture`` (uint8 [H, W, 3], BGR)."""
+        """Detect text: quads float32 [n, 4, 2] in pixels of ``picture`` (uint8 [H, W, 3], BGR)."""
         height, width = picture.shape[:2]
         area = height * width
         scale = min(math.sqrt(COARSE_PIXELS / area), 1.0)
@@ -113,55 +114,54 @@ class Engine:
         fine = self._quads(picture, fine_scale, detail_below=scale)
         large = [quad for quad in coarse if thickness(quad) * scale >= TRUSTED_HEIGHT]
         small = [quad for quad in coarse if thickness(quad) * scale < TRUSTED_HEIGHT]
-        # Seen from close, large letters are cut at the tiles' edges: what lies over a line seen whole is that line again.
-        found = [quad for quad in fine if _covered(quad, large) < 0.5 and all(_covered(one, [quad]) < 0.5 for one in large)]
-        found += [quad for quad in small if _covered(quad, found) < 0.5]
-        return np.array([*large, *found], np.float32).reshape(-1, 4, 2)
+        # At full size large letters are cut at tile edges: drop detections that overlap a line of the scaled-down picture.
+        extra = [quad for quad in fine if _covered(quad, large) < 0.5 and all(_covered(line, [quad]) < 0.5 for line in large)]
+        extra += [quad for quad in small if _covered(quad, extra) < 0.5]
+        return np.array([*large, *extra], np.float32).reshape(-1, 4, 2)
 
-    def read(self, picture: np.ndarray, quads: np.ndarray, least: float = 0.0) -> tuple[list[Line], int]:
-        """What the quads of ``picture`` (BGR) say, in their order, and how many were left unread for their number.
+    def read(self, picture: np.ndarray, quads: np.ndarray, min_confidence: float = 0.0) -> tuple[list[Line], int]:
+        """Recognise the quads of ``picture`` (BGR); returns the lines in order and the number of quads beyond the budget.
 
-        Lines that are more likely texture than text (`plausible`) or less sure than ``least`` are left out. The largest lines are
-        read first when not all can be.
+        Lines that are not `plausible` or below ``min_confidence`` are omitted. The largest lines are read first.
         """
         order = sorted(range(len(quads)), key=lambda i: (-thickness(quads[i]), i))
         length = 0.0
-        kept: list[int] = []
+        selected: list[int] = []
         for i in order:
             length += STRIP_HEIGHT * _aspect(quads[i])
-            if length > STRIP_BUDGET and kept:
+            if length > STRIP_BUDGET and selected:
                 break
-            kept.append(i)
-        kept.sort()
-        turns = {i: _turns(quads[i]) for i in kept}
+            selected.append(i)
+        selected.sort()
+        turns = {i: _turns(quads[i]) for i in selected}
         best = self._best(picture, quads, turns)
-        again = {i: [(best[i][0] + 2) % 4] for i in kept if len(turns[i]) == 1 and best[i][1].confidence < DOUBT}
-        for i, (turn, line) in self._best(picture, quads, again).items():
-            # Upside down must be clearly better: half-read letters look alike both ways.
+        upside_down = {i: [(best[i][0] + 2) % 4] for i in selected if len(turns[i]) == 1 and best[i][1].confidence < RETRY_TURNED}
+        for i, (turn, line) in self._best(picture, quads, upside_down).items():
+            # Upside down must be clearly better: badly read letters get similar confidences both ways.
             if line.confidence > best[i][1].confidence + 0.05:
                 best[i] = (turn, line)
-        lines = [best[i][1] for i in kept]
-        lines = [line for line in lines if line.confidence >= least and plausible(line)]
-        return self._steady(picture, lines), len(quads) - len(kept)
+        lines = [best[i][1] for i in selected]
+        lines = [line for line in lines if line.confidence >= min_confidence and plausible(line)]
+        return self._stable(picture, lines), len(quads) - len(selected)
 
-    def _steady(self, picture: np.ndarray, lines: list[Line]) -> list[Line]:
-        """Without short lines that read otherwise, or barely, when cut anew: most seen in textures do, hardly any text."""
+    def _stable(self, picture: np.ndarray, lines: list[Line]) -> list[Line]:
+        """Drop short lines that read differently when cropped again: most false detections in textures do, hardly any text."""
         short = [line for line in lines if _letters(line) <= SHORT and line.confidence < CERTAIN]
-        cuts = [_grown(line.quad, share) for line in short for share in (-NUDGE, NUDGE)]
-        again = iter(self._recognise(picture, cuts))
-        shaky = []
+        cuts = [_grow(line.quad, share) for line in short for share in (-NUDGE, NUDGE)]
+        retries = iter(self._recognise(picture, cuts))
+        unstable = []
         for line in short:
-            alike = [other.confidence for other in (next(again), next(again)) if other.text.lower() == line.text.lower()]
-            if (line.confidence + sum(alike)) / 3 < STEADY:
-                shaky.append(line)
-        return [line for line in lines if not any(line is other for other in shaky)]
+            same = [retry.confidence for retry in (next(retries), next(retries)) if retry.text.lower() == line.text.lower()]
+            if (line.confidence + sum(same)) / 3 < STABLE:
+                unstable.append(line)
+        return [line for line in lines if not any(line is other for other in unstable)]
 
     def _best(self, picture: np.ndarray, quads: np.ndarray, turns: dict[int, list[int]]) -> dict[int, tuple[int, Line]]:
-        """For each quad the turn (quarters, counter-clockwise) that reads with most confidence."""
-        tries = [(i, turn) for i, chosen in turns.items() for turn in chosen]
+        """For each quad the turn (quarters, counter-clockwise) with the highest confidence, and its line."""
+        attempts = [(i, turn) for i, options in turns.items() for turn in options]
         best: dict[int, tuple[int, Line]] = {}
-        turned = [np.roll(quads[i], -turn, axis=0) for i, turn in tries]
-        for (i, turn), line in zip(tries, self._recognise(picture, turned), strict=True):
+        rolled = [np.roll(quads[i], -turn, axis=0) for i, turn in attempts]
+        for (i, turn), line in zip(attempts, self._recognise(picture, rolled), strict=True):
             if i not in best or line.confidence > best[i][1].confidence:
                 best[i] = (turn, line)
         return best
@@ -171,17 +171,17 @@ class Engine:
         h, w = max(1, round(height * scale)), max(1, round(width * scale))
         kind = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
         image = picture if (h, w) == (height, width) else cv2.resize(picture, (w, h), interpolation=kind)
-        wanted = None if detail_below is None else _detail(image, detail_below / scale)
-        map_ = np.zeros((h, w), np.float32)
-        # Letters larger than a tile's overlap break at its edge: a whole look is never cut.
-        tile = max(h, w) if wanted is None else TILE
+        detailed = None if detail_below is None else _detail(image, detail_below / scale)
+        probabilities = np.zeros((h, w), np.float32)
+        # Letters larger than the overlap break at tile edges, so the scaled-down picture is a single tile.
+        tile = max(h, w) if detailed is None else TILE
         for top, bottom, y0, y1 in _tiles(h, tile):
             for left, right, x0, x1 in _tiles(w, tile):
-                if wanted is None or wanted[y0:y1, x0:x1].any():
-                    # The end of a line that just reaches into a tile is seen by its neighbour alone: the surer one counts.
-                    part = map_[top:bottom, left:right]
+                if detailed is None or detailed[y0:y1, x0:x1].any():
+                    # Only one of two tiles sees the end of a line that barely reaches into the other: take the maximum.
+                    part = probabilities[top:bottom, left:right]
                     np.maximum(part, self._probabilities(image[top:bottom, left:right]), out=part)
-        quads, _ = self._detector.postprocess_op(map_[None, None], (height, width))
+        quads, _ = self._detector.postprocess_op(probabilities[None, None], (height, width))
         return np.asarray(quads, np.float32).reshape(-1, 4, 2)
 
     def _probabilities(self, tile: np.ndarray) -> np.ndarray:
@@ -195,22 +195,22 @@ class Engine:
             return []
         from rapidocr.ch_ppocr_rec import TextRecInput
 
-        self._recogniser.rec_image_shape = [3, STRIP_HEIGHT, 320 if len(quads) <= MANY else 160]
-        found = self._recogniser(TextRecInput(img=[strip(picture, quad) for quad in quads], return_word_box=True))
+        self._recogniser.rec_image_shape = [3, STRIP_HEIGHT, 320 if len(quads) <= MANY_LINES else 160]
+        output = self._recogniser(TextRecInput(img=[strip(picture, quad) for quad in quads], return_word_box=True))
         lines = []
-        for quad, text, confidence, info in zip(quads, found.txts, found.scores, found.word_results, strict=True):
+        for quad, text, confidence, info in zip(quads, output.txts, output.scores, output.word_results, strict=True):
             columns = [column for word in info.word_cols for column in word]
-            sure = [s for s, character in zip(info.confs, text, strict=False) if not character.isspace()]
-            places = [min(1.0, (column + 0.5) / info.line_txt_len) for column in columns]
-            lines.append(Line(text, float(confidence), quad, places, sure))
+            confidences = [c for c, character in zip(info.confs, text, strict=False) if not character.isspace()]
+            positions = [min(1.0, (column + 0.5) / info.line_txt_len) for column in columns]
+            lines.append(Line(text, float(confidence), quad, positions, confidences))
         return lines
 
 
 def plausible(line: Line) -> bool:
-    """True when a line is sure enough to be text: foliage, bricks and the like read as a letter or two, or as a bullet."""
+    """True when the confidence suffices for text: foliage and bricks are often read as one or two letters or a bullet."""
     letters = _letters(line)
-    least = LEAST_SHORT if letters <= 2 else LEAST
-    return bool(line.text.strip()) and line.confidence >= (least if letters else LEAST_SYMBOL)
+    required = MIN_SHORT if letters <= 2 else MIN_CONFIDENCE
+    return bool(line.text.strip()) and line.confidence >= (required if letters else MIN_SYMBOL)
 
 
 def _letters(line: Line) -> int:
@@ -218,19 +218,19 @@ def _letters(line: Line) -> int:
 
 
 def thickness(quad: np.ndarray) -> float:
-    """The shorter side of a quad: about the height of its letters and a half."""
+    """The shorter side of a quad, about 1.5 letter heights."""
     return min(_sides(quad))
 
 
 def strip(picture: np.ndarray, quad: np.ndarray) -> np.ndarray:
-    """The pixels of a quad laid flat, uint8 [48, w, 3]; large letters are averaged down, never skipped over."""
+    """The pixels of a quad as a horizontal strip, uint8 [48, w, 3]; large letters are averaged down."""
     width, height = (max(1.0, side) for side in _sides(quad))
     x0, y0 = np.floor(quad.min(0)).astype(int) - 2
     x1, y1 = np.ceil(quad.max(0)).astype(int) + 2
     x0, y0 = max(0, x0), max(0, y0)
     patch, corners = picture[y0:y1, x0:x1], quad - (x0, y0)
-    if (shrink := STRIP_HEIGHT / height) < 0.75:
-        size = max(1, round(patch.shape[1] * shrink)), max(1, round(patch.shape[0] * shrink))
+    if (scale := STRIP_HEIGHT / height) < 0.75:
+        size = max(1, round(patch.shape[1] * scale)), max(1, round(patch.shape[0] * scale))
         corners = corners * (size[0] / patch.shape[1], size[1] / patch.shape[0])
         patch = cv2.resize(patch, size, interpolation=cv2.INTER_AREA)
     length = max(8, round(STRIP_HEIGHT * width / height))
@@ -239,8 +239,8 @@ def strip(picture: np.ndarray, quad: np.ndarray) -> np.ndarray:
     return cv2.warpPerspective(patch, matrix, (length, STRIP_HEIGHT), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
 
 
-def _grown(quad: np.ndarray, share: float) -> np.ndarray:
-    """A quad with ``share`` of its height more on every side."""
+def _grow(quad: np.ndarray, share: float) -> np.ndarray:
+    """Enlarge a quad by ``share`` of its height on every side."""
     width, height = (max(1e-6, side) for side in _sides(quad))
     along, down = (quad[1] - quad[0]) / width, (quad[3] - quad[0]) / height
     signs = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]], np.float32)
@@ -256,7 +256,7 @@ def _aspect(quad: np.ndarray) -> float:
 
 
 def _turns(quad: np.ndarray) -> list[int]:
-    """Quarter turns under which a quad may be text: standing strips both ways, and upright while a letter could be so thin."""
+    """Possible quarter turns of a quad: tall strips in both directions, and upright unless too thin for a letter."""
     width, height = _sides(quad)
     if height < 1.5 * width:
         return [0]
@@ -264,7 +264,7 @@ def _turns(quad: np.ndarray) -> list[int]:
 
 
 def _tiles(length: int, tile: int) -> list[tuple[int, int, int, int]]:
-    """Overlapping stretches of a side: from, to, and the part in the middle that each is asked for."""
+    """Overlapping intervals of a side: (start, end, core start, core end)."""
     if length <= tile + 2 * OVERLAP:
         return [(0, length, 0, length)]
     count = math.ceil(length / tile)
@@ -273,17 +273,17 @@ def _tiles(length: int, tile: int) -> list[tuple[int, int, int, int]]:
 
 
 def _detail(image: np.ndarray, scale: float) -> np.ndarray:
-    """Bool [H, W]: where shrinking by ``scale`` loses enough contrast for small letters to be there."""
+    """Bool [H, W]: areas where scaling by ``scale`` loses enough contrast that small letters may be there."""
     h, w = image.shape[:2]
     grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
     small = cv2.resize(grey, (max(1, round(w * scale)), max(1, round(h * scale))), interpolation=cv2.INTER_AREA)
-    lost = cv2.absdiff(grey, cv2.resize(small, (w, h), interpolation=cv2.INTER_LINEAR))
-    share = cv2.boxFilter((lost > 12).astype(np.float32), -1, (24, 24))
+    difference = cv2.absdiff(grey, cv2.resize(small, (w, h), interpolation=cv2.INTER_LINEAR))
+    share = cv2.boxFilter((difference > 12).astype(np.float32), -1, (24, 24))
     return share > 0.06
 
 
 def _covered(quad: np.ndarray, others: list[np.ndarray]) -> float:
-    """The share of a quad's hull that the hulls of others cover, at most; 0 when there are none."""
+    """Upper bound of the share of a quad's bounding box that the boxes of others cover."""
     if not len(others):
         return 0.0
     low, high = quad.min(0), quad.max(0)

@@ -1,4 +1,4 @@
-"""Pictures of a result in a folder: the views, the whole picture with what was found on it, a track on its frames."""
+"""Writes the pictures of a result: its views, the annotated picture, contact sheets and tracks as video."""
 
 from __future__ import annotations
 
@@ -11,111 +11,104 @@ import numpy as np
 from PIL import Image
 
 from pixelis.operations import draw, geometry
+from pixelis.operations.media import subsample
 from pixelis.operations.operation import Scene, Target
+from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
 from pixelis.records import Action, Box, Observation
 
 LONGEST = 2560
-"""Longer side of a picture that is drawn on."""
+"""Longest side of an annotated picture."""
 FILM_LONGEST = 960
 SHEET_LONGEST = 400
 FILM_FRAMES = 600
 SHEET_FRAMES = 12
-PLACED = ("objects", "lines", "tracks", "boxes")
-"""What of an observation's data has a place."""
+DRAWABLE = ("objects", "lines", "tracks", "boxes")
+"""The keys of an observation's data that can be drawn."""
 
 
 def write_pictures(
     folder: Path, action: Action, observation: Observation, views: Sequence[np.ndarray], scene: Scene
 ) -> list[Path]:
-    """Write what a successful observation shows below ``folder``, all names starting with the operation's; returns the paths.
+    """Write the pictures of a successful observation to ``folder``; returns their paths.
 
-    ``OP.view.png`` (or one for each view), ``OP.annotated.png`` (the whole picture), ``OP.sheet.png`` (frames of a clip side by
-    side), ``OP.mp4`` (the track on every frame) and ``OP.txt`` (read text), as far as the result has them.
+    Writes, where the result has them, ``OP.view.png`` (or one per view), ``OP.annotated.png`` (the whole picture),
+    ``OP.sheet.png`` (frames of a clip side by side), ``OP.mp4`` (the track on every frame) and ``OP.txt`` (read text).
     """
-    op, written = action.op, []
+    op, paths = action.op, []
     target = scene.target(action.target)
-    for place, (shown, view) in enumerate(zip(observation.images, views, strict=True)):
-        name = "view" if len(views) == 1 else f"view{place}"
-        name = name if shown.frame is None else f"frame{shown.frame}"
-        written.append(_save(folder / f"{op}.{name}.png", view))
-    found = what_to_draw(observation.data, action.arguments, scene.objects, target.box)
-    if observation.images and not any(observation.data.get(key) for key in PLACED):
+    for number, (image, view) in enumerate(zip(observation.images, views, strict=True)):
+        name = "view" if len(views) == 1 else f"view{number}"
+        name = name if image.frame is None else f"frame{image.frame}"
+        paths.append(_save(folder / f"{op}.{name}.png", view))
+    items = drawable(observation.data, action.arguments, scene.objects, target.box)
+    if observation.images and not any(observation.data.get(key) for key in DRAWABLE):
         boxes = [target.to_root(v.box) for v in observation.images if v.parent == target.id and v.box is not None]
-        found["boxes"] = [box for box in boxes if box != geometry.WHOLE]
+        items["boxes"] = [box for box in boxes if box != geometry.WHOLE]
     tracks = [t for t in observation.data.get("tracks", []) if t.get("frames")]
     if tracks and isinstance(target.media, Clip):
-        written += _track(folder, op, target, found, sorted({n for t in tracks for n in t["frames"]}))
-    elif not target.is_clip and any(found.values()):
-        picture = draw.shrink(target.picture, LONGEST)
-        written.append(_save(folder / f"{op}.annotated.png", draw.annotate(picture, found, frame=target.frame, root=target.root)))
+        paths += _track(folder, op, target, items, sorted({n for t in tracks for n in t["frames"]}))
+    elif not target.is_clip and any(items.values()):
+        picture = shrink(target.picture, LONGEST)
+        paths.append(_save(folder / f"{op}.annotated.png", draw.annotate(picture, items, frame=target.frame, root=target.root)))
     frames = [(i, view) for i, view in zip(observation.images, views, strict=True) if i.frame is not None and i.time is not None]
     if len(frames) > 1 and not tracks:
-        said = [draw.caption(draw.shrink(view, SHEET_LONGEST), frame_label(i.frame, i.time)) for i, view in frames]
-        written.append(_save(folder / f"{op}.sheet.png", draw.contact_sheet(said)))
+        captioned = [draw.caption(shrink(view, SHEET_LONGEST), frame_label(i.frame, i.time)) for i, view in frames]
+        paths.append(_save(folder / f"{op}.sheet.png", draw.contact_sheet(captioned)))
     if isinstance(lines := observation.data.get("lines"), list):
         path = folder / f"{op}.txt"
         path.write_text("".join(f"{line.get('text', '')}\n" for line in lines), encoding="utf-8")
-        written.append(path)
-    return written
+        paths.append(path)
+    return paths
 
 
-def what_to_draw(
+def drawable(
     data: Mapping[str, Any], arguments: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]], region: Box
 ) -> dict[str, Any]:
-    """What `draw.annotate` is to draw of an observation's data.
+    """The items of an observation's data for `draw.annotate`; if there are none, the object or box of the call.
 
-    When it found nothing that has a place, that is the object or the box it was asked about; ``arguments`` and ``objects`` are
-    those of the call, ``region`` its target as a box of the whole picture or frame.
+    ``arguments`` and ``objects`` are those of the call; ``region`` is its target as a box of the whole picture or frame.
     """
-    result = {key: data.get(key, []) for key in PLACED}
+    result = {key: data.get(key, []) for key in DRAWABLE}
     if not any(result.values()):
-        asked = arguments.get("object")
-        if isinstance(asked, str) and asked in objects:
-            result["objects"] = [objects[asked]]
-        elif (box := draw.as_place(arguments.get("box"))) is not None:
+        name = arguments.get("object")
+        if isinstance(name, str) and name in objects:
+            result["objects"] = [objects[name]]
+        elif (box := draw.valid_box(arguments.get("box"))) is not None:
             result["boxes"] = [geometry.compose(region, box)]
     return result
 
 
 def frame_label(number: int | None, seconds: float | None) -> str:
-    """``frame 45, 1.50 s``."""
-    time = "" if seconds is None else f", {seconds:.2f} s"
-    return f"frame {number}{time}"
+    """A label such as ``frame 45, 1.50 s``."""
+    return f"frame {number}" + ("" if seconds is None else f", {seconds:.2f} s")
 
 
-def spread(items: Sequence[int], most: int) -> list[int]:
-    """Up to ``most`` of the items, evenly spread, the first and the last among them."""
-    if len(items) <= most or most < 2:
-        return list(items[:most])
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
-
-
-def _track(folder: Path, op: str, target: Target, found: Mapping[str, Any], numbers: Sequence[int]) -> list[Path]:
+def _track(folder: Path, op: str, target: Target, items: Mapping[str, Any], numbers: Sequence[int]) -> list[Path]:
     clip = target.clip
-    sheet = list(_annotated(clip, spread(numbers, SHEET_FRAMES), found, target.root, SHEET_LONGEST))
-    written = [_save(folder / f"{op}.sheet.png", draw.contact_sheet(sheet))]
+    sheet = list(_annotated(clip, subsample(numbers, SHEET_FRAMES), items, target.root, SHEET_LONGEST))
+    sheet_path = _save(folder / f"{op}.sheet.png", draw.contact_sheet(sheet))
     numbers = numbers[:FILM_FRAMES]
     times = [float(clip.times[n]) for n in numbers]
-    return [*written, write_film(folder / op, _annotated(clip, numbers, found, target.root, FILM_LONGEST), times)]
+    return [sheet_path, write_film(folder / op, _annotated(clip, numbers, items, target.root, FILM_LONGEST), times)]
 
 
-def _annotated(clip: Clip, numbers: Sequence[int], found: Mapping[str, Any], root: str, longest: int) -> Iterator[np.ndarray]:
+def _annotated(clip: Clip, numbers: Sequence[int], items: Mapping[str, Any], root: str, longest: int) -> Iterator[np.ndarray]:
     for number, frame in zip(numbers, clip.frames(numbers), strict=True):
-        drawn = draw.annotate(draw.shrink(frame, longest), found, frame=number, root=root)
-        yield draw.caption(drawn, frame_label(number, float(clip.times[number])))
+        annotated = draw.annotate(shrink(frame, longest), items, frame=number, root=root)
+        yield draw.caption(annotated, frame_label(number, float(clip.times[number])))
 
 
 def write_film(path: Path, frames: Iterable[np.ndarray], times: Sequence[float]) -> Path:
-    """Frames of one size (uint8 [h, w, 3]) as H.264 in ``path``.mp4, which every browser plays; returns the file.
+    """Write frames of one size (uint8 [h, w, 3]) as H.264 to ``path``.mp4, which every browser plays; returns the file.
 
-    Where PyAV was built without an H.264 encoder it is an animated ``path``.webp. ``times`` in seconds, rising.
+    If PyAV was built without an H.264 encoder, writes an animated ``path``.webp. ``times``: seconds, increasing.
     """
     import av
 
     try:
         av.Codec("libx264", "w")
-    except Exception:  # PyAV has its own error for each way of lacking a codec
+    except Exception:  # PyAV raises different errors for a missing codec
         return _webp(path.with_name(path.name + ".webp"), frames, times)
     out = path.with_name(path.name + ".mp4")
     steps = np.diff(times)

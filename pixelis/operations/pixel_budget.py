@@ -1,7 +1,7 @@
-"""Pixel budgets: how large a view of a picture may be, and the resizing that fits a picture into its budget.
+"""Pixel budgets: limits on the size of a view, and the resizing of a picture to its budget.
 
-Every view that a model sees passes through `fit`, and then through `policy.vision.patchify`. Training, both engines and serving
-share them, so a view is the same array wherever it is made.
+Every view passes through `fit`, and then through `policy.vision.patchify`. Training, both engines and serving share them, so
+that a view is the same array everywhere.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 from PIL import Image
 
@@ -20,7 +21,7 @@ MAX_ASPECT = 200
 
 @dataclass(frozen=True)
 class PixelBudget:
-    """How many pixels a view may have: at least `min_pixels`, at most `max_pixels`."""
+    """The least and the most pixels of a view."""
 
     min_pixels: int
     max_pixels: int
@@ -31,11 +32,11 @@ class PixelBudget:
 
 
 def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> tuple[int, int]:
-    """Height and width of the view of a picture: multiples of `multiple`, area inside the budget, aspect nearly kept.
+    """Height and width of the view of a picture: multiples of `multiple`, area inside the budget, closest aspect ratio.
 
-    Where Qwen's `smart_resize` already lands inside the budget the answer is the same. Where it would fall out (it rounds both
-    sides down, so a 76 x 77 crop with a budget of 64 x 64 becomes 64 x 48), the closest aspect inside the budget is taken.
-    Raises BadInput for empty pictures, for extreme aspects and for budgets that hold no multiple.
+    Equals Qwen's `smart_resize` where that result is inside the budget. `smart_resize` rounds both sides down and may leave the
+    budget (a 76 x 77 crop with a budget of 64 x 64 becomes 64 x 48); the closest aspect ratio inside the budget is used then.
+    Raises BadInput for empty pictures, extreme aspect ratios and budgets below one tile.
     """
     if height < 1 or width < 1:
         raise BadInput(f"a picture of {height} x {width} pixels has nothing to see")
@@ -50,37 +51,47 @@ def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> 
     bound = budget.max_pixels if rows * columns * tile > budget.max_pixels else budget.min_pixels
     scale = math.sqrt(bound / (height * width)) / multiple
     ideal = height * scale
-    near = {max(1, math.floor(ideal)), math.ceil(ideal)}
+    candidates = {max(1, math.floor(ideal)), math.ceil(ideal)}
     low, high = -(-budget.min_pixels // tile), budget.max_pixels // tile
-    # Budgets of few tiles (nano's holds exactly 16) may have no fitting rectangle near the ideal one: then look at all.
-    choices = _rectangles(near, low, high, height / width) or _rectangles(range(1, high + 1), low, high, height / width)
+    # A budget of few tiles (nano's is exactly 16) may have no fitting rectangle near the ideal one: then try all.
+    choices = _rectangles(candidates, low, high, height / width) or _rectangles(range(1, high + 1), low, high, height / width)
     if not choices:
-        choices = _rectangles(near, 1, high, height / width) or [(0.0, 0, 1, 1)]
+        choices = _rectangles(candidates, 1, high, height / width) or [(0.0, 0, 1, 1)]
     _, _, rows, columns = min(choices)
     return rows * multiple, columns * multiple
 
 
 def _rectangles(rows: Iterable[int], low: int, high: int, aspect: float) -> list[tuple[float, int, int, int]]:
-    """Rectangles of `low` to `high` tiles, for each row count those of the best aspect: (skew, -tiles, rows, columns)."""
+    """Rectangles of `low` to `high` tiles with the best aspect ratio for each row count: (skew, -tiles, rows, columns)."""
     result = []
     for r in rows:
-        least, most = max(1, -(-low // r)), high // r
-        for c in {min(max(round_(r / aspect), least), most) for round_ in (math.floor, math.ceil)}:
-            if least <= c <= most:
+        fewest, most = max(1, -(-low // r)), high // r
+        for c in {min(max(rounding(r / aspect), fewest), most) for rounding in (math.floor, math.ceil)}:
+            if fewest <= c <= most:
                 result.append((round(abs(math.log(r / c / aspect)), 6), -r * c, r, c))
     return result
 
 
 def fit(image: np.ndarray, budget: PixelBudget, multiple: int) -> np.ndarray:
-    """The view of a picture inside a pixel budget: uint8 [H, W, 3] -> uint8 [h, w, 3], antialiased.
+    """Resize a picture to a pixel budget: uint8 [H, W, 3] -> uint8 [h, w, 3], antialiased.
 
-    `multiple` is the model's patch size times its merge size. A picture that already fits is returned as it is. Raises BadInput.
+    `multiple` is the model's patch size times its merge size. A picture that fits is returned unchanged. Raises BadInput.
     """
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
         raise BadInput(f"expected a uint8 picture [height, width, 3], got {image.dtype} {list(image.shape)}")
     height, width = fitted_size(image.shape[0], image.shape[1], budget, multiple)
     if (height, width) == image.shape[:2]:
         return image
-    # reducing_gap shrinks large pictures by whole-number means first: several times faster, the same to the eye.
+    # reducing_gap averages large pictures by whole numbers first: several times faster, with no visible difference.
     view = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
     return np.asarray(view)
+
+
+def shrink(picture: np.ndarray, longest: int) -> np.ndarray:
+    """Scale a picture, uint8 [h, w] or [h, w, 3], down to at most `longest` pixels a side by averaging; never up."""
+    height, width = picture.shape[:2]
+    scale = longest / max(height, width)
+    if scale >= 1:
+        return np.ascontiguousarray(picture)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    return cv2.resize(np.ascontiguousarray(picture), size, interpolation=cv2.INTER_AREA)

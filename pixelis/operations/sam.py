@@ -1,7 +1,7 @@
-"""The segmenter with weights: a SAM or SAM 2 checkpoint of transformers, from a local folder.
+"""Segmentation with a SAM or SAM 2 checkpoint of transformers from a local folder.
 
-The image processors of transformers need torchvision for SAM 2, so the few lines of resizing, normalising and padding are here;
-for SAM they equal ``SamImageProcessorPil``. torch and transformers are imported when a checkpoint is first used.
+The SAM 2 image processor of transformers needs torchvision, so resizing, normalising and padding are implemented here; for SAM
+they equal ``SamImageProcessorPil``. torch and transformers are imported when a checkpoint is first used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 KINDS = {"sam": "SamModel", "sam2": "Sam2Model", "sam2_video": "Sam2Model"}
-"""``model_type`` of a checkpoint -> its class in transformers. Published SAM 2 is ``sam2_video``, which holds all of ``sam2``."""
+"""``model_type`` of a checkpoint -> its class in transformers. Published SAM 2 is ``sam2_video``, which contains ``sam2``."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -31,7 +31,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Sam:
-    """A loaded checkpoint: its model on its device, the side of its input, and how pixels are normalised."""
+    """A loaded checkpoint: the model on its device, its input size and pixel normalisation."""
 
     model: Any
     padded: bool
@@ -40,7 +40,7 @@ class Sam:
     std: tuple[float, ...]
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width that a picture is resized to: SAM keeps the aspect and pads, SAM 2 stretches to a square."""
+        """Input height and width of a picture: SAM keeps the aspect ratio and pads, SAM 2 stretches to a square."""
         if not self.padded:
             return self.side, self.side
         scale = self.side / max(height, width)
@@ -56,22 +56,22 @@ class Sam:
         values = np.pad(values, ((0, self.side - height), (0, self.side - width), (0, 0)))
         return torch.from_numpy(values.transpose(2, 0, 1)[None].copy())
 
-    def predict(self, picture: np.ndarray, places: np.ndarray, box: bool) -> tuple[np.ndarray, float]:
+    def predict(self, picture: np.ndarray, corners: np.ndarray, box: bool) -> tuple[np.ndarray, float]:
         """The mask of a point [1, 2] or of a box's corners [2, 2] (x, y in pixels): bool [H, W] and its predicted IoU."""
         import torch
 
         rows, columns = picture.shape[:2]
         height, width = self.size(rows, columns)
-        at = torch.from_numpy((places * [width / columns, height / rows]).astype(np.float32))
-        prompt = {"input_boxes": at.reshape(1, 1, 4)} if box else {"input_points": at.reshape(1, 1, 1, 2)}
+        points = torch.from_numpy((corners * [width / columns, height / rows]).astype(np.float32))
+        prompt = {"input_boxes": points.reshape(1, 1, 4)} if box else {"input_points": points.reshape(1, 1, 1, 2)}
         device = next(self.model.parameters()).device
         with torch.inference_mode():
             inputs = {"pixel_values": self.pixel_values(picture), **prompt}
-            # A box says what is meant; a point may mean a part or the whole, so the best of three masks is taken.
-            found = self.model(**{k: v.to(device) for k, v in inputs.items()}, multimask_output=not box)
-            scores = found.iou_scores[0, 0].float()
+            # A point is ambiguous between a part and the whole: take the best of three masks.
+            output = self.model(**{k: v.to(device) for k, v in inputs.items()}, multimask_output=not box)
+            scores = output.iou_scores[0, 0].float()
             best = int(scores.argmax())
-            logits = found.pred_masks[0, 0, best].float()[None, None]
+            logits = output.pred_masks[0, 0, best].float()[None, None]
             if self.padded:
                 logits = torch.nn.functional.interpolate(logits, (self.side, self.side), mode="bilinear", align_corners=False)
                 logits = logits[..., :height, :width]
@@ -80,15 +80,15 @@ class Sam:
 
 
 def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, folder: str) -> Segment:
-    """The object at a point or in a box (pixels of the picture) as the checkpoint sees it within ``region``.
+    """Segment the object at a point or in a box (pixels of the picture); the model sees ``region`` only.
 
-    OperationError ``nothing_found`` for an empty mask; MissingFile or BadConfig for a folder that cannot be used.
+    Raises OperationError ``nothing_found`` for an empty mask; MissingFile or BadConfig for an unusable folder.
     """
     left, top, right, bottom = region
-    if box is not None:  # a box may reach beyond what the model looks at by the rounding of its edges
+    if box is not None:  # rounding may move the edges of a box beyond the region
         left, top, right, bottom = min(left, box[0]), min(top, box[1]), max(right, box[2]), max(bottom, box[3])
-    places = np.reshape(np.asarray(point if box is None else box, np.float64), (-1, 2)) - (left, top)
-    inside, score = load(folder).predict(picture[top:bottom, left:right], places, box is not None)
+    corners = np.reshape(np.asarray(point if box is None else box, np.float64), (-1, 2)) - (left, top)
+    inside, score = load(folder).predict(picture[top:bottom, left:right], corners, box is not None)
     if not inside.any():
         raise OperationError("the segmenter found no object there: move the point or give a box", code="nothing_found")
     return Segment(Mask.of(inside, left, top, *picture.shape[:2]), round(score, 3), "sam")
@@ -96,9 +96,9 @@ def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | Non
 
 @functools.lru_cache(maxsize=1)
 def load(folder: str) -> Sam:
-    """The checkpoint of a folder, loaded once in a process; on the GPU where there is one.
+    """Load the checkpoint of a folder once per process, onto the GPU if there is one.
 
-    MissingFile when there is no such folder, BadConfig when it holds another kind of model or only part of its weights.
+    Raises MissingFile for a missing folder, BadConfig for another kind of model or missing weights.
     """
     config = _json(Path(folder) / "config.json", folder)
     kind = config.get("model_type")
@@ -119,12 +119,12 @@ def load(folder: str) -> Sam:
     if missing := info["missing_keys"]:
         raise BadConfig(
             f"toolbox.segmenter: {folder} lacks {len(missing)} weights, such as {min(missing)}",
-            fix="copy the whole checkpoint: a segmenter with random weights answers nonsense",
+            fix="copy the whole checkpoint: a segmenter with random weights is useless",
         )
     padded = kind == "sam"
     side = model.config.vision_config.image_size if padded else model.config.prompt_encoder_config.image_size
-    prepare = Path(folder) / "preprocessor_config.json"
-    settings = _json(prepare, folder) if prepare.is_file() else {}
+    processor = Path(folder) / "preprocessor_config.json"
+    settings = _json(processor, folder) if processor.is_file() else {}
     mean, std = settings.get("image_mean", IMAGENET_MEAN), settings.get("image_std", IMAGENET_STD)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return Sam(model.eval().to(device), padded, side if isinstance(side, int) else int(side[0]), tuple(mean), tuple(std))
@@ -134,12 +134,12 @@ def _json(path: Path, folder: str) -> dict[str, Any]:
     if not path.is_file():
         raise MissingFile(
             f"toolbox.segmenter: there is no {path}",
-            fix="write grabcut, or the folder of a SAM or SAM 2 checkpoint saved with save_pretrained",
+            fix="set it to grabcut, or to the folder of a SAM or SAM 2 checkpoint saved with save_pretrained",
         )
     try:
         result = json.loads(path.read_text())
     except ValueError:
         raise BadConfig(f"toolbox.segmenter: {path} is not JSON", fix=f"copy the checkpoint to {folder} again") from None
     if not isinstance(result, dict):
-        raise BadConfig(f"toolbox.segmenter: {path} is no configuration", fix=f"copy the checkpoint to {folder} again")
+        raise BadConfig(f"toolbox.segmenter: {path} is not a JSON object", fix=f"copy the checkpoint to {folder} again")
     return result

@@ -1,4 +1,4 @@
-"""SELECT_FRAMES: look at the frames of a clip that are asked for, by number, by time or at a steady rate."""
+"""SELECT_FRAMES: show frames of a clip by number, by time or at a steady rate."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from pixelis.errors import BadInput, OperationError
-from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Shown, Target
-from pixelis.operations.pixel_budget import fit
+from pixelis.errors import OperationError
+from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.video import Clip
 
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class SelectFramesArguments(OperationArguments):
-    """``frames``: numbers from 0. ``times``: seconds. ``rate``: frames a second from ``start`` to ``end`` seconds."""
+    """``frames``: numbers from 0. ``times``: seconds. ``rate``: frames per second from ``start`` to ``end`` seconds."""
 
     frames: list[int] | None = None
     times: list[Seconds] | None = None
@@ -26,7 +25,7 @@ class SelectFramesArguments(OperationArguments):
 
     @model_validator(mode="after")
     def _one_way(self) -> SelectFramesArguments:
-        if sum(way is not None for way in (self.frames, self.times, self.rate)) != 1:
+        if sum(argument is not None for argument in (self.frames, self.times, self.rate)) != 1:
             raise ValueError("give exactly one of frames, times and rate")
         if self.rate is None and (self.start is not None or self.end is not None):
             raise ValueError("start and end go with rate")
@@ -36,7 +35,7 @@ class SelectFramesArguments(OperationArguments):
 
 
 class SelectFrames(Operation):
-    """Exact frames whatever the container, in the order asked; one that is named twice is shown once."""
+    """Shows exact frames of any container in the requested order, each once."""
 
     name = "select_frames"
     description = (
@@ -47,67 +46,66 @@ class SelectFrames(Operation):
 
     @classmethod
     def run(cls, arguments: SelectFramesArguments, target: Target, scene: Scene) -> Result:
-        """One view for each frame, fit to the frame budget.
+        """Return one view per frame, fit to the frame budget.
 
-        OperationError ``not_a_video``, ``out_of_range`` that names the range, ``limit`` for more than ``max_frames``.
+        Raises OperationError ``not_a_video``, ``out_of_range`` with the valid range, ``limit`` for more than ``max_frames``.
         """
-        clip, most = target.clip, scene.settings.max_frames
-        asked = _asked(arguments, clip, most)
-        numbers = list(dict.fromkeys(asked))
-        images = []
-        for number, frame in zip(numbers, clip.frames(numbers), strict=True):
-            try:
-                view = fit(frame, scene.frame_budget, scene.multiple)
-            except BadInput as error:
-                raise OperationError(error.message, code="too_small") from None
-            images.append(Shown(view, None, number, float(clip.times[number])))
-        shown = ", ".join(f"{image.frame} at {image.time:.2f} s" for image in images)
+        clip = target.clip
+        requested = _requested_frames(arguments, clip, scene.settings.max_frames)
+        numbers = list(dict.fromkeys(requested))
+        images = [
+            View(scene.fit_frame(frame), None, number, float(clip.times[number]))
+            for number, frame in zip(numbers, clip.frames(numbers), strict=True)
+        ]
+        listed = ", ".join(f"{image.frame} at {image.time:.2f} s" for image in images)
         count = "1 frame" if len(clip.times) == 1 else f"{len(clip.times)} frames"
-        text = f"{target.root} has {count}, {clip.duration:.2f} s. Shown: {shown}."
-        if len(numbers) < len(asked):
-            text += f" {len(asked) - len(numbers)} of those asked were the same frame."
+        text = f"{target.root} has {count}, {clip.duration:.2f} s. Shown: {listed}."
+        if duplicates := len(requested) - len(numbers):
+            text += f" {duplicates} duplicate frame{'s' if duplicates > 1 else ''} omitted."
         return Result(text, images, {"frames": [{"index": image.frame, "time": image.time} for image in images]})
 
 
-def _asked(arguments: SelectFramesArguments, clip: Clip, most: int) -> list[int]:
+def _requested_frames(arguments: SelectFramesArguments, clip: Clip, limit: int) -> list[int]:
     first, last = float(clip.times[0]), float(clip.times[-1])
     if arguments.frames is not None:
-        _check_count(len(set(arguments.frames)), most)
+        _check_count(len(set(arguments.frames)), limit)
         for number in arguments.frames:
             if not 0 <= number < len(clip.times):
                 raise OperationError(f"no frame {str(number)[:20]}; the frames are 0..{len(clip.times) - 1}", code="out_of_range")
         return arguments.frames
     if arguments.times is not None:
-        _check_count(len(set(arguments.times)), most)
+        _check_count(len(set(arguments.times)), limit)
         for time in arguments.times:
             _check_time(time, clip)
         return [clip.at(time) for time in arguments.times]
     start = first if arguments.start is None else arguments.start
     end = last if arguments.end is None else arguments.end
     if end < start:
-        raise OperationError(f"start {start:g} s comes after end {end:g} s", code="out_of_range")
+        raise OperationError(f"start {start:g} s is after end {end:g} s", code="out_of_range")
     _check_time(start, clip)
     _check_time(end, clip)
     rate = arguments.rate or 1.0
     steps = (end - start) * rate + 1e-6
-    if steps >= most:
-        # Rounded down to three digits, so that the rate that is named does fit.
-        fits = _round_down((most - 1) / (end - start)) if end > start else 0.0
+    if steps >= limit:
+        # Rounded down to three digits, so that the suggested rate is within the limit.
+        highest = _round_down((limit - 1) / (end - start)) if end > start else 0.0
         count = "more than 10000" if steps > 1e4 else str(math.floor(steps) + 1)
-        advice = f"use rate {fits:g} or less, or a shorter range" if fits > 0 else "use times"
-        raise OperationError(f"{count} frames asked, at most {most}: {advice}", code="limit")
+        advice = f"use rate {highest:g} or less, or a shorter range" if highest > 0 else "use times"
+        raise OperationError(f"{count} frames requested, the limit is {limit}: {advice}", code="limit")
     return [clip.at(start + step / rate) for step in range(math.floor(steps) + 1)]
 
 
-def _check_count(count: int, most: int) -> None:
-    if count > most:
-        raise OperationError(f"{count} frames asked, at most {most} in one call", code="limit")
+def _check_count(count: int, limit: int) -> None:
+    if count > limit:
+        raise OperationError(f"{count} frames requested, the limit is {limit} per call", code="limit")
 
 
 def _check_time(time: float, clip: Clip) -> None:
     end = float(clip.times[0]) + clip.duration
     if not min(0.0, float(clip.times[0])) <= time <= end + 1e-6:
-        raise OperationError(f"no moment {time:g} s; the clip goes from {clip.times[0]:.2f} to {end:.2f} s", code="out_of_range")
+        raise OperationError(
+            f"time {time:g} s is outside the clip, which runs from {clip.times[0]:.2f} to {end:.2f} s", code="out_of_range"
+        )
 
 
 def _round_down(value: float) -> float:

@@ -1,7 +1,7 @@
-"""Measures of a mask's shape that agree with geometry: of a drawn disc, ellipse or polygon within one per cent.
+"""Shape measures of a mask, exact within one per cent for drawn discs, ellipses and polygons.
 
-Counting the sides of pixels makes slanted outlines too long, so lengths are taken from the half-way contour of the mask after a
-small blur, which runs between the pixels. Moments are those of the pixels, each a unit square.
+Counting pixel sides overestimates slanted outlines. Lengths are therefore taken from the 0.5 contour of the slightly blurred
+mask. Moments are those of the pixels as unit squares.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ import cv2
 import numpy as np
 
 LARGEST = 1024
-"""Longest side of the copy that the outline is drawn from; a larger mask is averaged down to it."""
+"""Longest side of the mask that contours are taken from; a larger mask is averaged down to it."""
 BLUR = 0.7
 STRAIGHT = 0.5
-"""In pixels. Chosen together: perimeters of discs, ellipses and polygons come out within 0.5 %."""
+"""In pixels. Chosen together: perimeters of discs, ellipses and polygons are exact within 0.5 %."""
 CORNER = 0.68
-"""Pixels of length that the blur takes off at a right angle."""
+"""Pixels of contour length that the blur removes at a right angle."""
 ROUND = 0.006
-"""How far the area of the ellipse of the same moments may be off for a shape to count as one: a square is off by 0.047."""
+"""Largest relative area difference to the ellipse of the same moments for a round shape; a square differs by 0.047."""
 
 
 def centroid(inside: np.ndarray) -> tuple[float, float]:
-    """x, y in pixels from the window's corner; the middle of the first pixel is 0.5."""
+    """x, y in pixels from the window's corner; the center of the first pixel is 0.5."""
     m = cv2.moments(np.ascontiguousarray(inside).view(np.uint8), binaryImage=True)
     return m["m10"] / m["m00"] + 0.5, m["m01"] / m["m00"] + 0.5
 
 
 def measure(inside: np.ndarray) -> dict[str, float | int | None]:
-    """Shape of a bool [h, w] mask, by name.
+    """Shape measures of a bool [h, w] mask, by name.
 
-    ``aspect_ratio``: width by height of the upright box. ``rotated_*``: of the tightest box at any angle, length by width.
-    ``perimeter``: of the outline and of all holes. ``circularity``: 4 pi area / perimeter^2. ``solidity``: area by that of the
-    convex hull; ``convexity``: perimeter of the hull by that of the outline. ``eccentricity``, ``orientation``: of the ellipse
-    with the same second moments; degrees counter-clockwise from the x axis (y up), 0..180, None where no axis is longer.
-    ``corners``: of the outline's polygon at 3 % of its length, 0 for what is round. ``holes``: number of them.
+    ``aspect_ratio``: width / height of the upright box. ``rotated_*``: length and width of the tightest box at any angle.
+    ``perimeter``: of the outline and all holes. ``circularity``: 4 pi area / perimeter^2. ``solidity``: area / area of the convex
+    hull. ``convexity``: perimeter of the hull / perimeter of the outline. ``eccentricity``, ``orientation``: of the ellipse with
+    the same second moments; degrees counter-clockwise from the x axis (y up), 0..180, None where no axis is longer.
+    ``corners``: of the outline's polygon at a tolerance of 3 % of its length, 0 for round shapes. ``holes``: number of holes.
     """
     height, width = inside.shape
     area = float(np.count_nonzero(inside))
@@ -70,7 +70,7 @@ def measure(inside: np.ndarray) -> dict[str, float | int | None]:
 
 
 def _moments(inside: np.ndarray, area: float) -> tuple[float, float | None, float]:
-    """Eccentricity, orientation in degrees, and the area of the ellipse of the same second moments."""
+    """Eccentricity, orientation in degrees, and area of the ellipse with the same second moments."""
     m = cv2.moments(np.ascontiguousarray(inside).view(np.uint8), binaryImage=True)
     xx, yy, xy = m["mu20"] / area + 1 / 12, m["mu02"] / area + 1 / 12, -m["mu11"] / area  # y up
     spread = math.sqrt(((xx - yy) / 2) ** 2 + xy * xy)
@@ -81,33 +81,33 @@ def _moments(inside: np.ndarray, area: float) -> tuple[float, float | None, floa
 
 
 def _contours(inside: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], float]:
-    """The outline and the outlines of holes, float32 [n, 1, 2], in pixels of a copy, and the size of these pixels.
+    """The outline and the contours of holes, float32 [n, 1, 2], in pixels of a scaled copy, and the size of these pixels.
 
-    Of a mask in pieces the longest outline is the outline, and all others count with the holes' lengths only if they are holes.
+    For a mask in several pieces the outline is that of the largest; the other pieces are ignored.
     """
     from skimage.measure import find_contours
 
-    # Not so small that a thin mask is lost.
+    # A thin mask is not scaled below 24 pixels, so that it is not lost.
     scale = max(1.0, min(max(inside.shape) / LARGEST, min(inside.shape) / 24))
     shares = np.ascontiguousarray(inside).view(np.uint8) * np.uint8(255)
     if scale > 1:
         size = max(1, round(inside.shape[1] / scale)), max(1, round(inside.shape[0] / scale))
         shares = np.asarray(cv2.resize(shares, size, interpolation=cv2.INTER_AREA))
         scale = math.sqrt(inside.size / shares.size)
-    elif min(inside.shape) < 24 and inside.size < 200_000:  # too few pixels to blur: take each as a square
+    elif min(inside.shape) < 24 and inside.size < 200_000:  # too few pixels to blur: each becomes a square
         shares, scale = np.kron(shares, np.ones((8, 8), np.uint8)), 1 / 8
     soft = cv2.GaussianBlur(np.pad(shares, 4).astype(np.float32) / 255, (0, 0), BLUR)
-    found = [c[:, None, ::-1].astype(np.float32) for c in find_contours(soft, 0.5)]
-    if not found:  # a hair that the blur took away
+    contours = [c[:, None, ::-1].astype(np.float32) for c in find_contours(soft, 0.5)]
+    if not contours:  # a hairline that the blur removed
         height, width = soft.shape
         ring = np.array([[4, 4], [width - 4, 4], [width - 4, height - 4], [4, height - 4]], np.float32)[:, None] - 0.5
         return ring, [], scale
-    sizes = [cv2.contourArea(c, oriented=True) for c in found]
+    sizes = [cv2.contourArea(c, oriented=True) for c in contours]
     first = int(np.argmax(np.abs(sizes)))
-    holes = [c for c, size in zip(found, sizes, strict=True) if size * sizes[first] < 0 and abs(size) > 1]
-    return found[first], holes, scale
+    holes = [c for c, size in zip(contours, sizes, strict=True) if size * sizes[first] < 0 and abs(size) > 1]
+    return contours[first], holes, scale
 
 
 def _length(contour: np.ndarray) -> float:
-    """Of the contour's polygon at STRAIGHT pixels, so that the ripple of pixels along a slanted edge does not count."""
+    """Length of the contour's polygon at a tolerance of STRAIGHT pixels, which removes the ripple along slanted edges."""
     return float(cv2.arcLength(cv2.approxPolyDP(contour, STRAIGHT, True), True))

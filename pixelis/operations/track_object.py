@@ -1,4 +1,4 @@
-"""TRACK_OBJECT: follow a box through the frames of a clip, and say how it moved."""
+"""TRACK_OBJECT: track a box through the frames of a clip and measure its motion."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ import numpy as np
 from pydantic import model_validator
 
 from pixelis.config import ToolboxConfig
-from pixelis.errors import BadInput, MissingDependency, OperationError
+from pixelis.errors import MissingDependency, OperationError
 from pixelis.operations import geometry
 from pixelis.operations.draw import annotate
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Shown, Target
-from pixelis.operations.pixel_budget import fit
+from pixelis.operations.media import subsample
+from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.video import Clip
 from pixelis.records import Box
 
 LONGEST = 640
-"""Longer side of the copy that is tracked on: as accurate as full resolution and several times faster on large frames."""
+"""Longer side of the tracked copy: as accurate as full resolution and several times faster on large frames."""
 SHORTEST_OBJECT = 24
-"""Pixels that the object's shorter side keeps on that copy, where it has them."""
+"""Least pixels of the object's shorter side on that copy, unless the object is smaller."""
 
 THRESHOLD = 0.36
-"""Similarity below which the box does not show the object: real tracks stay above 0.42, wrong ones mostly below 0.34."""
-FALL = 0.5
-"""The same as a share of the mean so far: an object that looked very alike is gone when that halves."""
+"""Least similarity of a box that shows the object: correct tracks stay above 0.42, wrong ones mostly below 0.34."""
+DROP = 0.5
+"""The same as a share of the mean so far: an object with high similarity is lost when the similarity halves."""
 PATIENCE = 5
-"""Frames in a row below the threshold until the object counts as lost; a shorter stretch is an occlusion."""
-LEAST_INSIDE = 0.55
-"""Share of the box inside the frame; the tracker keeps the centre of a box inside when its object has left."""
+"""Consecutive frames below the threshold after which the object is lost; fewer are an occlusion."""
+MIN_INSIDE = 0.55
+"""Least share of the box inside the frame: the tracker keeps the centre of the box inside when the object has left."""
 
 STATIONARY_PX = 10.0
 LISTED = 12
 
 Status = Literal["active", "lost", "completed"]
-Place = tuple[float, float, float, float]
+PixelBox = tuple[float, float, float, float]
+"""Left, top, right and bottom in pixels."""
 
 
 class TrackObjectArguments(OperationArguments):
-    """``box``: where the object is in frame ``start``, 0..1 of the target; or ``object``: an id found before, from its frame."""
+    """``box``: the object in frame ``start``, 0..1 of the target; or ``object``: the id of an object, tracked from its frame."""
 
     box: BoxArgument | None = None
     object: str | None = None
@@ -60,34 +61,34 @@ class TrackObjectArguments(OperationArguments):
 
 @dataclass(frozen=True)
 class Track:
-    """A box in each frame from ``first`` on: left, top, right, bottom in full-resolution pixels, and how alike it looks, 0..1."""
+    """The object's box in each frame from ``first`` on, in full-resolution pixels, and its similarity 0..1."""
 
     first: int
-    boxes: list[Place]
+    boxes: list[PixelBox]
     scores: list[float]
     status: Status
 
 
 class TrackObject(Operation):
-    """CSRT of OpenCV (Lukezic et al. 2017) with a confidence of our own: the tracker itself hardly ever says that it failed."""
+    """OpenCV's CSRT (Lukezic et al. 2017) with our own confidence measure: the tracker itself rarely reports a failure."""
 
     name = "track_object"
     description = (
-        "Follow an object through a video. Give its box in frame start (default: the target's frame, or 0), or the id of an "
-        "object found before. Returns its box over the frames up to end, its status (completed, lost, active) and its motion."
+        "Track an object through a video. Give its box in frame start (default: the target's frame, or 0), or the id of a known "
+        "object. Returns its box in the frames up to end, its status (completed, lost, active) and its motion."
     )
     Arguments = TrackObjectArguments
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """OpenCV has the tracker."""
+        """Raise MissingDependency when OpenCV lacks the tracker."""
         _csrt()
 
     @classmethod
     def run(cls, arguments: TrackObjectArguments, target: Target, scene: Scene) -> Result:
-        """Track up to frame ``end`` or ``max_track_frames``, with views of up to four frames.
+        """Track up to frame ``end`` or for ``max_track_frames`` frames; shows up to four frames.
 
-        OperationError ``not_a_video``, ``unknown_object``, ``bad_target``, ``bad_box``, ``too_small``, ``out_of_range``,
+        Raises OperationError ``not_a_video``, ``unknown_object``, ``bad_target``, ``bad_box``, ``too_small``, ``out_of_range``,
         ``nothing_found``; MissingDependency when OpenCV comes without CSRT.
         """
         clip = target.clip
@@ -96,8 +97,8 @@ class TrackObject(Operation):
         end = last if arguments.end is None else arguments.end
         if not first < end <= last:
             if first == last:
-                raise OperationError(f"frame {first} is the last one, nothing to follow", code="out_of_range")
-            raise OperationError(f"end must be {first + 1}..{last}, after start {first}", code="out_of_range")
+                raise OperationError(f"frame {first} is the last frame, there is nothing to track", code="out_of_range")
+            raise OperationError(f"end must be in {first + 1}..{last}, after start {first}", code="out_of_range")
         stop = min(end, first + scene.settings.max_track_frames - 1)
         cv2.setRNGSeed(scene.seed & 0x7FFFFFFF)
         edges = geometry.to_pixels(box, clip.width, clip.height)
@@ -108,35 +109,33 @@ class TrackObject(Operation):
 
 
 def _begin(arguments: TrackObjectArguments, target: Target, scene: Scene) -> tuple[int, Box]:
-    """The first frame, and the box there, 0..1 of the frame."""
+    """The first frame, and the object's box in it, 0..1 of the frame."""
     last = len(target.clip.times) - 1
     if arguments.object is not None:
-        record = scene.found(arguments.object)
+        record = scene.object(arguments.object)
         if record.get("root") != target.root or record.get("frame") is None:
             raise OperationError(
-                f"object {arguments.object[:20]} is in {record.get('root')}, name it as target", code="bad_target"
+                f"object {arguments.object[:20]} is in {record.get('root')}, set that as target", code="bad_target"
             )
         first = int(record["frame"])
         if arguments.start not in (None, first):
-            raise OperationError(f"object {arguments.object[:20]} is followed from its own frame {first}", code="bad_arguments")
+            raise OperationError(
+                f"object {arguments.object[:20]} is tracked from its own frame {first}, omit start", code="bad_arguments"
+            )
         box = geometry.clamp(geometry.as_box(record["box"]))
     else:
         assert arguments.box is not None
-        own = target.frame if target.frame is not None else 0
-        first = own if arguments.start is None else arguments.start
+        first = (target.frame or 0) if arguments.start is None else arguments.start
         box = target.to_root(geometry.clamp(arguments.box))
     if not 0 <= first <= last:
         raise OperationError(f"no frame {str(first)[:20]}; the frames are 0..{last}", code="out_of_range")
     return first, box
 
 
-# Tracking
-
-
 def follow(clip: Clip, first: int, stop: int, edges: Sequence[float]) -> Track:
-    """Follow the box ``edges`` (left, top, right, bottom in pixels) from frame ``first`` to ``stop``, both included.
+    """Track the box ``edges`` (left, top, right, bottom in pixels) from frame ``first`` to ``stop``, both included.
 
-    The boxes end with the last frame that showed the object. OperationError ``nothing_found`` for a box that cannot be followed.
+    The track ends with the last frame that shows the object. Raises OperationError ``nothing_found`` for an untrackable box.
     """
     scale = _scale(clip.width, clip.height, edges)
     pictures = (_reduced(frame, scale) for frame in clip.frames(range(first, stop + 1)))
@@ -148,35 +147,35 @@ def follow(clip: Clip, first: int, stop: int, edges: Sequence[float]) -> Track:
     return Track(first, full, scores, status)
 
 
-def _follow(picture: np.ndarray, pictures: Iterator[np.ndarray], start: Place) -> tuple[list[Place], list[float], Status]:
+def _follow(picture: np.ndarray, pictures: Iterator[np.ndarray], start: PixelBox) -> tuple[list[PixelBox], list[float], Status]:
     tracker = _csrt()
     left, top = round(start[0]), round(start[1])
     try:
         tracker.init(picture, (left, top, max(2, round(start[2]) - left), max(2, round(start[3]) - top)))
-        look = _Look(picture, start)
+        appearance = _Appearance(picture, start)
     except cv2.error:
-        raise OperationError("the box shows nothing that can be followed", code="nothing_found") from None
-    boxes, scores, low, least = [start], [1.0], 0, THRESHOLD
+        raise OperationError("the box shows nothing that can be tracked", code="nothing_found") from None
+    boxes, scores, low, threshold = [start], [1.0], 0, THRESHOLD
     for picture in pictures:
         try:
-            found, (x, y, width, height) = tracker.update(picture)
+            ok, (x, y, width, height) = tracker.update(picture)
         except cv2.error:
-            found = False
+            ok = False
         box, score = boxes[-1], 0.0
-        if found and width >= 1 and height >= 1:
+        if ok and width >= 1 and height >= 1:
             box = (float(x), float(y), float(x + width), float(y + height))
-            score = look.score(picture, box)
+            score = appearance.score(picture, box)
         boxes.append(box)
         scores.append(score)
-        low = low + 1 if score < least else 0
+        low = low + 1 if score < threshold else 0
         if not low:
-            least = max(THRESHOLD, FALL * float(np.mean(scores)))
+            threshold = max(THRESHOLD, DROP * float(np.mean(scores)))
         if low >= PATIENCE:
             break
-    # At the very end of the range an object that went three frames ago has gone, too.
+    # At the end of the range, three frames below the threshold are enough.
     if low > PATIENCE // 2:
-        seen = max(1, len(scores) - low)
-        return boxes[:seen], scores[:seen], "lost"
+        count = max(1, len(scores) - low)
+        return boxes[:count], scores[:count], "lost"
     return boxes, scores, "completed"
 
 
@@ -202,56 +201,58 @@ def _reduced(frame: np.ndarray, scale: float) -> np.ndarray:
     return cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
 
 
-class _Look:
-    """How alike a box looks to the object: half its colours, half its pattern, against the first frame and a slow average.
+class _Appearance:
+    """Similarity of a box to the object: the mean of colour and pattern, against the first frame and a slow average.
 
-    Colours are compared as Lab histograms (Bhattacharyya), the pattern as normalised correlation, best of small shifts. The
-    average learns only from frames that are surely the object, so that what takes its place is not learned.
+    Colours are compared as Lab histograms (Bhattacharyya), patterns by normalised correlation, best of small shifts. The average
+    is updated only from frames with a high score, so that it does not learn an occluder.
     """
 
     SIDE, SHIFT, RATE, SURE = 32, 4, 0.05, 0.5
 
-    def __init__(self, picture: np.ndarray, box: Place):
+    def __init__(self, picture: np.ndarray, box: PixelBox):
         pattern = self._patch(picture, box)[self.SHIFT : -self.SHIFT, self.SHIFT : -self.SHIFT]
         colours = self._colours(pattern)
-        self._known = [(pattern, colours), (pattern.copy(), colours.copy())]
+        self._references = [(pattern, colours), (pattern.copy(), colours.copy())]
 
-    def score(self, picture: np.ndarray, box: Place) -> float:
-        """0..1; 0 for a box that has mostly left the frame."""
+    def score(self, picture: np.ndarray, box: PixelBox) -> float:
+        """Similarity 0..1; 0 for a box mostly outside the frame."""
         height, width = picture.shape[:2]
         x0, y0, x1, y1 = box
         inside = max(0.0, min(x1, width) - max(x0, 0)) * max(0.0, min(y1, height) - max(y0, 0)) / ((x1 - x0) * (y1 - y0))
-        if inside < LEAST_INSIDE:
+        if inside < MIN_INSIDE:
             return 0.0
         patch = self._patch(picture, box)
         pattern = np.ascontiguousarray(patch[self.SHIFT : -self.SHIFT, self.SHIFT : -self.SHIFT])
         colours = self._colours(pattern)
-        score = max(self._alike(patch, colours, *known) for known in self._known)
+        score = max(self._similarity(patch, colours, *reference) for reference in self._references)
         if score >= self.SURE:
-            mean, histogram = self._known[1]
-            self._known[1] = (mean + self.RATE * (pattern - mean), histogram + self.RATE * (colours - histogram))
+            mean, histogram = self._references[1]
+            self._references[1] = (mean + self.RATE * (pattern - mean), histogram + self.RATE * (colours - histogram))
         return round(score, 4)
 
     @staticmethod
-    def _alike(patch: np.ndarray, colours: np.ndarray, pattern: np.ndarray, histogram: np.ndarray) -> float:
+    def _similarity(patch: np.ndarray, colours: np.ndarray, pattern: np.ndarray, histogram: np.ndarray) -> float:
         match = float(cv2.matchTemplate(patch, np.ascontiguousarray(pattern), cv2.TM_CCOEFF_NORMED).max())
-        # A flat object has no pattern to correlate: then the colours decide alone.
+        # A plain object has no pattern to correlate: use the colours alone.
         overlap = float(np.sqrt(colours * histogram).sum())
-        alike = 1 - math.sqrt(max(0.0, 1 - overlap))
-        return alike if pattern.std() < 2 or not math.isfinite(match) else 0.5 * alike + 0.5 * min(1.0, max(0.0, match))
+        colour = 1 - math.sqrt(max(0.0, 1 - overlap))
+        return colour if pattern.std() < 2 or not math.isfinite(match) else 0.5 * colour + 0.5 * min(1.0, max(0.0, match))
 
-    def _patch(self, picture: np.ndarray, box: Place) -> np.ndarray:
-        """The box as float32 [SIDE + 2 SHIFT, SIDE + 2 SHIFT, 3] in BGR, SHIFT more on each side."""
+    def _patch(self, picture: np.ndarray, box: PixelBox) -> np.ndarray:
+        """The box scaled to float32 [SIDE + 2 SHIFT, SIDE + 2 SHIFT, 3], BGR, with a margin of SHIFT on each side."""
         x0, y0, x1, y1 = box
         height, width = picture.shape[:2]
         more_x, more_y = (x1 - x0) * 0.2 + 1, (y1 - y0) * 0.2 + 1
         left, top = max(0, math.floor(x0 - more_x)), max(0, math.floor(y0 - more_y))
         part = picture[top : min(height, math.ceil(y1 + more_y)), left : min(width, math.ceil(x1 + more_x))]
         across, down = self.SIDE / (x1 - x0), self.SIDE / (y1 - y0)
-        part = cv2.blur(part, (max(1, round(1 / across)), max(1, round(1 / down))))  # against aliasing when it is made smaller
-        move = np.array([[across, 0, (left - x0) * across + self.SHIFT], [0, down, (top - y0) * down + self.SHIFT]], np.float32)
+        part = cv2.blur(
+            part, (max(1, round(1 / across)), max(1, round(1 / down)))
+        )  # prevents aliasing when the box is scaled down
+        matrix = np.array([[across, 0, (left - x0) * across + self.SHIFT], [0, down, (top - y0) * down + self.SHIFT]], np.float32)
         side = self.SIDE + 2 * self.SHIFT
-        return cv2.warpAffine(part, move, (side, side), borderMode=cv2.BORDER_CONSTANT).astype(np.float32)
+        return cv2.warpAffine(part, matrix, (side, side), borderMode=cv2.BORDER_CONSTANT).astype(np.float32)
 
     @staticmethod
     def _colours(pattern: np.ndarray) -> np.ndarray:
@@ -260,22 +261,19 @@ class _Look:
         return histogram / max(1.0, float(histogram.sum()))
 
 
-# What is said about it
+def motion(boxes: Sequence[PixelBox], times: Sequence[float]) -> dict[str, dict[str, Any]]:
+    """Statistics of the path of the boxes' centres, in full-resolution pixels; ``times`` in seconds, one per box.
 
-
-def motion(boxes: Sequence[Place], times: Sequence[float]) -> dict[str, dict[str, Any]]:
-    """Statistics of the path of the boxes' centres, in full-resolution pixels; ``times`` in seconds, one for each box.
-
-    Direction is that of the displacement: 0 degrees to the right, 90 down. Stationary: never 10 pixels or more from the start.
+    The direction is that of the displacement: 0 degrees is right, 90 is down. Stationary: always within 10 pixels of the start.
     """
     centres = [((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in boxes]
     steps = [math.dist(a, b) for a, b in itertools.pairwise(centres)]
-    pauses = [b - a for a, b in itertools.pairwise(times)]
+    intervals = [b - a for a, b in itertools.pairwise(times)]
     path, displacement = math.fsum(steps), math.dist(centres[0], centres[-1])
     seconds = times[-1] - times[0]
     farthest = max(math.dist(centres[0], centre) for centre in centres)
     angle = math.degrees(math.atan2(centres[-1][1] - centres[0][1], centres[-1][0] - centres[0][0]))
-    speeds = [step / pause for step, pause in zip(steps, pauses, strict=True) if pause > 0]
+    speeds = [step / interval for step, interval in zip(steps, intervals, strict=True) if interval > 0]
     values = {
         "total_distance": (path, "px"),
         "path_length": (path, "px"),
@@ -293,12 +291,12 @@ def motion(boxes: Sequence[Place], times: Sequence[float]) -> dict[str, dict[str
 
 def _report(track: Track, clip: Clip, target: Target, scene: Scene) -> Result:
     frames = list(range(track.first, track.first + len(track.boxes)))
-    boxes = [_share(box, clip.width, clip.height) for box in track.boxes]
+    boxes = [_normalise(box, clip.width, clip.height) for box in track.boxes]
     statistics = motion(track.boxes, [float(clip.times[frame]) for frame in frames])
-    said = f"{target.root} {track.first} {boxes[0]} {frames[-1]} {boxes[-1]}"
-    name = hashlib.sha256(said.encode()).hexdigest()[:8]
+    key = f"{target.root} {track.first} {boxes[0]} {frames[-1]} {boxes[-1]}"
+    name = hashlib.sha256(key.encode()).hexdigest()[:8]
     last = track.boxes[-1]
-    found = {
+    record = {
         "id": name,
         "kind": "track",
         "root": target.root,
@@ -317,53 +315,42 @@ def _report(track: Track, clip: Clip, target: Target, scene: Scene) -> Result:
         "scores": track.scores,
         "statistics": statistics,
     }
-    data = {"tracks": [entry], "objects": [found]}
-    return Result(_text(entry, clip, target, scene), _views(entry, clip, target, scene), data)
+    data = {"tracks": [entry], "objects": [record]}
+    return Result(_text(entry, clip, target, scene), _views(entry, clip, scene), data)
 
 
-def _share(box: Place, width: int, height: int) -> list[float]:
-    """Pixels as 0..1 of the frame, cut to it."""
+def _normalise(box: PixelBox, width: int, height: int) -> list[float]:
+    """Convert pixels to 0..1 of the frame, clipped to it."""
     x0, y0, x1, y1 = box
-    shares = (x0 / width, y0 / height, x1 / width, y1 / height)
-    return [round(min(1.0, max(0.0, share)), 6) for share in shares]
+    return [round(min(1.0, max(0.0, v)), 6) for v in (x0 / width, y0 / height, x1 / width, y1 / height)]
 
 
 def _text(entry: dict[str, Any], clip: Clip, target: Target, scene: Scene) -> str:
     frames, boxes, status = entry["frames"], entry["boxes"], entry["status"]
     value = {name: item["value"] for name, item in entry["statistics"].items()}
-    places = _spread(len(frames), LISTED)
-    listed = "; ".join(f"{frames[i]}: {scene.scale.around(target.from_root(tuple(boxes[i])), target.id)}" for i in places)
+    indices = subsample(range(len(frames)), LISTED)
+    listed = "; ".join(f"{frames[i]}: {scene.scale.around(target.from_root(tuple(boxes[i])), target.id)}" for i in indices)
     seconds = clip.times[frames[-1]] - clip.times[frames[0]]
     lines = [
         f"track {entry['id']}: {status}, frames {frames[0]} to {frames[-1]} of {target.root} ({seconds:.2f} s).",
         f"Box by frame: {listed}.",
         f"Motion in px of the full frame: path {value['path_length']:.0f}, displacement {value['displacement']:.0f}, "
-        f"average {value['average_velocity']:.1f} a frame ({value['average_speed']:.0f} a second), "
-        f"most {value['max_velocity']:.1f} a frame; "
+        f"average {value['average_velocity']:.1f} per frame ({value['average_speed']:.0f} per second), "
+        f"maximum {value['max_velocity']:.1f} per frame; "
         + ("stationary." if value["is_stationary"] else f"direction {value['direction']:.0f} deg (0 right, 90 down)."),
     ]
     if status == "lost":
         lines.append(f"The object was not seen after frame {frames[-1]}.")
     elif status == "active":
-        lines.append(f"Stopped at the limit of {scene.settings.max_track_frames} frames: go on with object={entry['id']}.")
+        lines.append(f"Stopped at the limit of {scene.settings.max_track_frames} frames: continue with object={entry['id']}.")
     return "\n".join(lines)
 
 
-def _views(entry: dict[str, Any], clip: Clip, target: Target, scene: Scene) -> list[Shown]:
-    numbers = [entry["frames"][i] for i in _spread(len(entry["frames"]), 4)]
-    shown = []
-    for number, frame in zip(numbers, clip.frames(numbers), strict=True):
-        try:
-            view = fit(frame, scene.frame_budget, scene.multiple)
-        except BadInput as error:
-            raise OperationError(error.message, code="too_small") from None
-        view = annotate(view, {"boxes": [entry["boxes"][number - entry["frames"][0]]]})
-        shown.append(Shown(view, None, number, float(clip.times[number])))
-    return shown
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Up to ``most`` numbers of range(count), evenly spread, the first and the last among them."""
-    if count <= most:
-        return list(range(count))
-    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+def _views(entry: dict[str, Any], clip: Clip, scene: Scene) -> list[View]:
+    indices = subsample(range(len(entry["frames"])), 4)
+    numbers = [entry["frames"][i] for i in indices]
+    views = []
+    for i, number, frame in zip(indices, numbers, clip.frames(numbers), strict=True):
+        pixels = annotate(scene.fit_frame(frame), {"boxes": [entry["boxes"][i]]})
+        views.append(View(pixels, None, number, float(clip.times[number])))
+    return views

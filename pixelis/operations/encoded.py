@@ -1,0 +1,79 @@
+"""Encoded media from a path, a ``data:`` URL or bytes; sizes are checked before anything is read or decoded."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from pathlib import Path
+from typing import Literal
+
+from pixelis.errors import BadImage
+
+Kind = Literal["image", "video"]
+_NOUNS = {"image": "picture", "video": "clip"}
+_EXAMPLES = {"image": "image/png", "video": "video/mp4"}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
+
+
+def read_encoded(source: str | bytes | Path, max_bytes: int, kind: Kind) -> bytes:
+    """Return the encoded bytes of a picture or clip, at least 1 and at most ``max_bytes``.
+
+    Raises BadImage with code ``{kind}_scheme``, ``_not_found``, ``_empty``, ``_too_many_bytes``, or ``_undecodable`` for a broken
+    ``data:`` URL. Any path is opened: a gateway must let only ``data:`` URLs through.
+    """
+    noun = _NOUNS[kind]
+    if isinstance(source, bytes):
+        data = source
+    elif isinstance(source, str) and (match := _SCHEME.match(source)):
+        if match[1].lower() != "data":
+            raise BadImage(
+                f"{noun}s are not opened from {match[1][:20]}: URLs",
+                code=f"{kind}_scheme",
+                fix="give a file path, a data: URL with base64, or the bytes",
+            )
+        data = _data_url(source, max_bytes, kind)
+    else:
+        data = _file(Path(source), max_bytes, kind)
+    if not data:
+        raise BadImage(f"the {noun} is empty", code=f"{kind}_empty")
+    _check_bytes(len(data), max_bytes, kind)
+    return data
+
+
+def _file(path: Path, max_bytes: int, kind: Kind) -> bytes:
+    noun = _NOUNS[kind]
+    try:
+        if not path.is_file():
+            fix = "paths are relative to the working directory of the job"
+            raise BadImage(f"no {noun} at {str(path)[-100:]!r}", code=f"{kind}_not_found", fix=fix)
+        _check_bytes(path.stat().st_size, max_bytes, kind)
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise BadImage(f"the {noun} file cannot be read: {reason}", code=f"{kind}_not_found") from None
+
+
+def _data_url(url: str, max_bytes: int, kind: Kind) -> bytes:
+    head = url[:200].partition(",")[0]
+    media_type, *parameters = head[5:].split(";")
+    code = f"{kind}_undecodable"
+    if not parameters or parameters[-1].strip().lower() != "base64":
+        raise BadImage("the data: URL is not base64", code=code, fix=f"write data:{_EXAMPLES[kind]};base64,...")
+    if kind == "image" and media_type and not media_type.strip().lower().startswith("image/"):
+        raise BadImage(f"the data: URL declares {media_type[:40]}, not an image", code=code)
+    if (size := (len(url) - len(head) - 1) * 3 // 4) > max_bytes + 3:
+        _check_bytes(size, max_bytes, kind)
+    try:
+        return base64.b64decode(url[len(head) + 1 :], validate=True)
+    except (binascii.Error, ValueError):
+        raise BadImage("the data: URL contains broken base64", code=code) from None
+
+
+def _check_bytes(size: int, max_bytes: int, kind: Kind) -> None:
+    if size > max_bytes:
+        raise BadImage(
+            f"the {_NOUNS[kind]} has {size} bytes, more than {max_bytes}",
+            code=f"{kind}_too_many_bytes",
+            fix=f"send a smaller {_NOUNS[kind]} or raise toolbox.max_{kind}_bytes",
+        )
