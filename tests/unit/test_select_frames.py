@@ -117,7 +117,7 @@ def test_out_of_range():
         assert "0..71" in message
     assert code(times=[3.5]) == ("out_of_range", "time 3.5 s is outside the clip, which runs from 0.00 to 2.88 s")
     assert code(times=[-0.5])[0] == code(rate=1, end=9)[0] == code(rate=1, start=-1)[0] == "out_of_range"
-    assert code(rate=1, start=2, end=1) == ("out_of_range", "start 2 s comes after end 1 s")
+    assert code(rate=1, start=2, end=1) == ("out_of_range", "start 2 s is after end 1 s")
 
 
 @pytest.mark.parametrize(
