@@ -1,4 +1,4 @@
-"""The Generator actor: one engine, one policy version, many episodes at once."""
+"""The Generator actor: an engine with one policy version that runs many episodes concurrently."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from pixelis.engines import start_engine
 from pixelis.operations import select
 from pixelis.records import Group, Question, Turn
 
-Event = tuple[int, Turn, list[np.ndarray]]
-"""The number of a sample, a turn of it without its tokens, and the uint8 views that the turn adds."""
+TurnEvent = tuple[int, Turn, list[np.ndarray]]
+"""Index of a sample, a turn without its tokens, and the uint8 views that the turn adds."""
 Views = dict[str, list[np.ndarray]]
-"""Trajectory id -> the uint8 views of its images, in the order of ``Trajectory.images``."""
+"""Trajectory id -> uint8 views of its images, in the order of `Trajectory.images`."""
 
 
 @ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=1024, concurrency_groups={"health": 2})
 class Generator:
-    """Runs episodes of the current policy; toolboxes of its own, which end with it, decode pictures and operate on them."""
+    """Runs episodes of the current policy. Its own toolboxes decode images and run operations; they end with it."""
 
     def __init__(self, config: Config, store: str, index: int = 0):
-        # A name, not a handle: a handle among its arguments would live in the object store and could make a restart impossible.
+        # A name, because a handle argument is kept in the object store, where its loss can make a restart impossible.
         self.config, self.store, self.index = config, ray.get_actor(store), index
         lower_priority(config)
         from pixelis.policy.model_path import resolve
@@ -44,8 +44,8 @@ class Generator:
         self.started, self.loading = False, asyncio.Lock()
         freeze_gc()
 
-    async def _start(self) -> None:
-        """A fresh (or restarted) generator serves the promoted version, never the bare model by accident."""
+    async def _ensure_started(self) -> None:
+        """Load the promoted version in a new or restarted process, so that it never serves the bare model by accident."""
         if not self.started:
             async with self.loading:
                 if not self.started:
@@ -57,26 +57,26 @@ class Generator:
         self.started = True
 
     async def load(self, version: int) -> int:
-        """Switch to ``version`` once no episode is running; returns the version now loaded."""
-        await self._alive()
+        """Switch to `version` once no episode is running; returns the loaded version."""
+        await self._exit_if_engine_died()
         async with self.loading:
-            # A fresh engine calls its bare model version 0, which may be the name of an adapter.
+            # A new engine reports its bare model as version 0, which may also be the version of an adapter.
             if not self.started or self.engine.version != version:
                 await self._load(version)
             return self.engine.version
 
-    async def _alive(self) -> None:
-        """End this process when its engine has died: Ray starts a fresh one, and the fleet issues the work again."""
+    async def _exit_if_engine_died(self) -> None:
+        """Ray then restarts this process, and the router repeats its requests."""
         if (await self.engine.health()).get("alive") is False:
             os._exit(1)
 
     async def ready(self) -> None:
-        """Returns once the toolboxes answer as well."""
+        """Return once engine and toolboxes are ready."""
         await self.tools.ready()
 
     @ray.method(concurrency_group="health")
     async def health(self) -> dict[str, Any]:
-        """The engine's version and load, and the state of the toolboxes; answers while the engine is busy."""
+        """Version and load of the engine, and state of the toolboxes. Answers while the engine is busy."""
         return {
             "index": self.index,
             "started": self.started,
@@ -97,9 +97,9 @@ class Generator:
         max_turns: int | None = None,
         pictures: Sequence[ray.ObjectRef] = (),
     ) -> tuple[Group, Views]:
-        """``n`` episodes of one question: the group's record, and beside it the views (the caller owns both).
+        """The group of `n` episodes of a question, and its views as a second object. The caller owns both.
 
-        ``pictures`` holds the reference to the question's pictures by id, uint8 [H, W, 3], if they are decoded already.
+        pictures: the reference to the question's images by id, uint8 [H, W, 3], if they are decoded already.
         """
         return await self._episodes(question, group_id, n, sampling, operations, max_turns, pictures)
 
@@ -113,27 +113,27 @@ class Generator:
         operations: bool = True,
         max_turns: int | None = None,
         pictures: Sequence[ray.ObjectRef] = (),
-    ) -> AsyncIterator[list[Event] | Group | Views]:
-        """The same episodes as they happen: the turns that are new, again and again, then the group, then the views.
+    ) -> AsyncIterator[list[TurnEvent] | Group | Views]:
+        """`rollout` as a stream: lists of new turns as they are generated, then the group, then the views.
 
-        Cancelling the call, or closing what it returned, ends the episodes and frees their rows of the engine.
+        Cancelling the call or closing the stream ends the episodes and frees their rows in the engine.
         """
-        events: list[Event] = []
-        news = asyncio.Event()
+        events: list[TurnEvent] = []
+        changed = asyncio.Event()
 
         def watch(sample: int, turn: Turn, views: list[np.ndarray]) -> None:
             events.append((sample, turn.model_copy(update={"tokens": [], "log_probs": []}), views))
-            news.set()
+            changed.set()
 
         episodes = asyncio.ensure_future(self._episodes(question, group_id, n, sampling, operations, max_turns, pictures, watch))
-        episodes.add_done_callback(lambda _: news.set())
+        episodes.add_done_callback(lambda _: changed.set())
         try:
             while events or not episodes.done():
-                await news.wait()
-                news.clear()
-                together, events[:] = events[:], []
-                if together:  # samples that were decoded together travel together
-                    yield together
+                await changed.wait()
+                changed.clear()
+                pending, events[:] = events[:], []
+                if pending:
+                    yield pending
             group, views = await episodes
             yield group
             yield views
@@ -151,14 +151,14 @@ class Generator:
         pictures: Sequence[ray.ObjectRef],
         watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None,
     ) -> tuple[Group, Views]:
-        await self._start()
-        await self._alive()
+        await self._ensure_started()
+        await self._exit_if_engine_died()
         d = self.config.dialogue
         turn_tokens = min(sampling.max_tokens, d.max_turn_tokens)
         limits = Limits(max_turns or d.max_turns, turn_tokens, d.max_context, d.max_images)
         sessions: list[Session] = []
         try:
-            for _ in range(n):  # a cancelled call closes those it already has
+            for _ in range(n):
                 sessions.append(await self.engine.open(group_id))
             version = self.engine.version
             opened, (images, views) = await self.tools.open(question.media, *pictures)
@@ -183,6 +183,6 @@ class Generator:
         finally:
             for session in sessions:
                 session.close()
-        await self._alive()  # a death in between has cut the episodes off: they are not the policy's, they are made again
+        await self._exit_if_engine_died()  # episodes that the death of the engine cut off must not be used
         group = Group(id=group_id, question=question, trajectories=[e.trajectory for e in episodes], policy_version=version)
         return group, {e.trajectory.id: e.views for e in episodes}

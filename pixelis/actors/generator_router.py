@@ -1,7 +1,7 @@
-"""Routes groups of episodes to generators: by version and load, with retries on another generator when one fails.
+"""Routes rollout requests to generators by version and load; retries on another generator when one fails.
 
-Training, evaluation and the canary *lead*: they decide which version is served, load it, and use only generators that hold it.
-Gateways *follow*: nobody tells them which version is promoted, so they take it from what generators were last seen to change to.
+Routers of training, evaluation and the canary load versions and use only generators that hold the current one. A gateway's router
+*follows*: it loads nothing and infers the promoted version from the versions that generators report.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pixelis.records import Group, Question, Turn
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
-"""Seconds between looks for a generator that is able to work."""
+"""Seconds between checks for an available generator."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """``samples`` episodes of one question. ``pictures`` holds the reference to its decoded pictures, if it has any."""
+    """`samples` episodes of a question. pictures: the reference to its decoded images, if they are decoded already."""
 
     question: Question
     group_id: str
@@ -44,13 +44,13 @@ class RolloutRequest:
     pictures: Sequence[ray.ObjectRef] = ()
 
     def arguments(self) -> tuple[Any, ...]:
-        """What ``Generator.rollout`` and ``Generator.stream`` take."""
+        """Arguments of `Generator.rollout` and `Generator.stream`."""
         return self.question, self.group_id, self.samples, self.sampling, self.operations, self.max_turns, self.pictures
 
 
 @dataclass(frozen=True, slots=True)
 class TurnUpdate:
-    """A turn of a sample and the uint8 views that it adds. A new ``attempt`` began all samples again on another generator."""
+    """A turn of a sample and the uint8 views that it adds. A higher `attempt` restarts all samples on another generator."""
 
     attempt: int
     sample: int
@@ -60,7 +60,7 @@ class TurnUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """A group and the reference to {trajectory id: views}, which is never fetched here."""
+    """A group and the reference to {trajectory id: views}. The router never fetches views."""
 
     group: Group
     views: ray.ObjectRef
@@ -68,7 +68,11 @@ class RolloutResult:
 
 @dataclass(frozen=True, slots=True)
 class RouterTimeouts:
-    """Seconds: for a group with its retries, for loading a version, between retries, and of distrust after a failure."""
+    """Limits in seconds.
+
+    rollout_s: for a group including retries; load_s: for loading a version; retry_pause_s: between retries; suspect_s: during
+    which a follower avoids a generator that failed; health_s: for an answer about health.
+    """
 
     rollout_s: float = 600.0
     load_s: float = 660.0
@@ -78,28 +82,30 @@ class RouterTimeouts:
 
     @classmethod
     def of(cls, config: Config) -> RouterTimeouts:
-        """Those of a configuration."""
+        """Timeouts of a training job."""
         e = config.engine
         return cls(config.rollout_timeout_s, config.load_timeout_s, e.retry_pause_s, e.suspect_s, e.health_timeout_s)
 
     @classmethod
     def serving(cls, config: Config) -> RouterTimeouts:
-        """Those of a service, whose requests bound its episodes: a rollback must not wait longer for a generator that hangs."""
+        """Timeouts of a service: a rollback waits for a hanging generator no longer than a request may take."""
         e, request_s = config.engine, config.serve.timeout_s
         return cls(request_s, e.load_timeout_s or request_s + 60.0, e.retry_pause_s, e.suspect_s, e.health_timeout_s)
 
 
 @dataclass(eq=False)
 class Member:
-    """One generator: an actor or the name of one, its episodes in flight and the version it was last seen to hold."""
+    """A generator: its actor or the actor's name, episodes in flight, and the version that it last reported.
+
+    recovery: task that ends its quarantine.
+    """
 
     actor: ActorHandle | str
     running: int = 0
     version: int | None = None
     failed_at: float = float("-inf")
-    reserved: Reservation | None = None
+    reservation: Reservation | None = None
     recovery: asyncio.Task | None = None
-    """Brings it back from quarantine."""
 
     @property
     def name(self) -> str:
@@ -112,17 +118,17 @@ class Member:
 
 @dataclass(eq=False)
 class Reservation:
-    """Generators that keep ``version`` until ``released``, whatever becomes current meanwhile."""
+    """Generators that hold `version` until `released`, whichever version is loaded on the others."""
 
     version: int
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class GeneratorRouter:
-    """The generators of one caller; never touches pixels. Members join and leave while it runs.
+    """Router over a caller's generators, which may join and leave at any time.
 
-    ``generators`` are actors, or names in ``namespace`` that are looked up again after a failure. A router that ``follows``
-    loads nothing; ``attempts`` limits on how many generators a group is tried (None: as many as the time allows).
+    generators: actors, or names in `namespace`, which are looked up again after a failure; follows: infer the version instead of
+    loading it; attempts: limit of attempts per group (None: limited by the timeout only).
     """
 
     def __init__(
@@ -141,91 +147,90 @@ class GeneratorRouter:
         self.changed_at = 0.0
         self.failures: Counter[str] = Counter()
         self.handles: dict[str, ActorHandle] = {}
-        self.loads = 0
-        self.looking: asyncio.Task | None = None
+        self.load_count = 0
+        self.polling: asyncio.Task | None = None
 
     # -- membership -------------------------------------------------------------------------------------------------
 
     def join(self, generator: ActorHandle | str) -> None:
-        """Use one more generator, once it holds the current version."""
+        """Add a generator. It gets work once it holds the current version."""
         member = Member(generator)
         self.members.append(member)
         if not self.follows and self.version is not None:
             self._quarantine(member, "joined")
 
     def leave(self, generator: ActorHandle | str) -> None:
-        """Give a generator no more work; what it is doing goes on."""
-        leaving = [m for m in self.members if m.actor == generator]
-        self.members = [m for m in self.members if m.actor != generator]
-        for member in leaving:
+        """Give a generator no more work. Its running episodes continue."""
+        for member in [m for m in self.members if m.actor == generator]:
+            self.members.remove(member)
             if member.recovery is not None:
                 member.recovery.cancel()
 
     # -- episodes ---------------------------------------------------------------------------------------------------
 
-    async def rollout(self, request: RolloutRequest, reserved: Reservation | None = None) -> RolloutResult:
-        """One group; on the generators of ``reserved`` when given. Raises what ``episodes`` raises."""
-        async with aclosing(self.episodes(request, reserved=reserved)) as items:
+    async def rollout(self, request: RolloutRequest, reservation: Reservation | None = None) -> RolloutResult:
+        """The group of a request, from the generators of a reservation if there is one. Raises the errors of `episodes`."""
+        async with aclosing(self.episodes(request, reservation=reservation)) as items:
             async for item in items:
                 if isinstance(item, RolloutResult):
                     return item
         raise AssertionError("the last item is the group")
 
     async def episodes(
-        self, request: RolloutRequest, *, stream: bool = False, reserved: Reservation | None = None
+        self, request: RolloutRequest, *, stream: bool = False, reservation: Reservation | None = None
     ) -> AsyncGenerator[TurnUpdate | RolloutResult, None]:
-        """The group of a request; with ``stream`` its turns as they happen before it.
+        """Yield the group of a request; with `stream` its turns first, as they are generated.
 
-        A generator that fails is replaced by another within ``rollout_s`` seconds and ``attempts`` tries. Closing this, or
-        cancelling who waits for it, ends the episodes. Raises InfraFailure when no generator could do it; errors of the question
-        pass through.
+        Retries on another generator within `rollout_s` seconds and `attempts` attempts. Closing the generator or cancelling its
+        consumer ends the episodes. Raises InfraFailure if no generator answered. Errors of the question are passed on.
         """
-        give_up = time.monotonic() + self.timeouts.rollout_s
+        deadline = time.monotonic() + self.timeouts.rollout_s
         tried: set[Member] = set()
         attempt = 0
         while True:
-            member, expected = await self._pick(give_up, tried, reserved)
+            member, expected = await self._pick(deadline, tried, reservation)
             try:
-                async with aclosing(self._attempt(member, request, attempt, stream, give_up)) as items:
+                async with aclosing(self._attempt(member, request, attempt, stream, deadline)) as items:
                     async for item in items:
                         if isinstance(item, RolloutResult) and not self._accepts(item.group.policy_version, expected):
-                            raise _OtherVersion  # it was restarted in between, or another router loaded something else
+                            raise _WrongVersion  # the generator restarted, or another router loaded another version
                         yield item
                 return
-            except (InfraFailure, TimeoutError, _OtherVersion) as error:
+            except (InfraFailure, TimeoutError, _WrongVersion) as error:
                 attempt += 1
                 self._failed(member, error)
                 if self.attempts is not None and attempt >= self.attempts:
                     raise InfraFailure("no generator could answer", code="no_generator") from None
                 if self.follows and len(self.members) == 1:
-                    await asyncio.sleep(self.timeouts.retry_pause_s)  # nobody else: give the only one a moment to restart
+                    await asyncio.sleep(self.timeouts.retry_pause_s)  # the only generator may be restarting
                 tried.add(member)
 
     def _accepts(self, version: int, expected: int | None) -> bool:
         return self.follows or version in (expected, self.version)
 
-    async def _pick(self, give_up: float, tried: set[Member], reserved: Reservation | None) -> tuple[Member, int | None]:
-        """The least loaded generator of the wanted version, and that version; waits for one until ``give_up``."""
+    async def _pick(self, deadline: float, tried: set[Member], reservation: Reservation | None) -> tuple[Member, int | None]:
+        """The least loaded generator of the expected version, and that version. Waits for one until `deadline`."""
         while True:
             if self.follows:
-                return self._follow(tried), None
-            expected = reserved.version if reserved is not None else self.version
-            able = [m for m in self.members if m.version == expected and (reserved is None or m.reserved is reserved)]
-            late = time.monotonic() >= give_up
-            if able and not late:
-                return min(able, key=lambda m: (m in tried, m.running)), expected
-            if late:
+                return self._pick_follower(tried), None
+            expected = reservation.version if reservation is not None else self.version
+            available = [
+                m for m in self.members if m.version == expected and (reservation is None or m.reservation is reservation)
+            ]
+            if time.monotonic() >= deadline:
                 causes = ", ".join(f"{k} x{v}" for k, v in self.failures.items()) or "no generator holds the current version"
                 raise InfraFailure(
-                    f"no generator was able to work for {self.timeouts.rollout_s:g} s ({causes})",
+                    f"no generator was available for {self.timeouts.rollout_s:g} s ({causes})",
                     fix="look at `ray status` and at the worker logs of the Ray session",
                 )
+            if available:
+                return min(available, key=lambda m: (m in tried, m.running)), expected
             await asyncio.sleep(POLL_S)
 
     async def _attempt(
-        self, member: Member, request: RolloutRequest, attempt: int, stream: bool, give_up: float
+        self, member: Member, request: RolloutRequest, attempt: int, stream: bool, deadline: float
     ) -> AsyncGenerator[TurnUpdate | RolloutResult, None]:
-        """The items of one attempt. Whatever ends it early also ends the rollout, which frees the engine's rows at once."""
+        """The items of one attempt. If it ends early, the rollout is cancelled, which frees the engine's rows at once."""
         actor, started = await self._handle(member), time.monotonic()
         member.running += request.samples
         call: Any = None
@@ -237,7 +242,7 @@ class GeneratorRouter:
                     if group is not None:
                         views = ref
                         break
-                    item = await asyncio.wait_for(_value(ref), give_up - time.monotonic())
+                    item = await asyncio.wait_for(_value(ref), deadline - time.monotonic())
                     if isinstance(item, Group):
                         group = item
                     else:
@@ -245,19 +250,19 @@ class GeneratorRouter:
                             yield TurnUpdate(attempt, *event)
             else:
                 call, views = actor.rollout.remote(*request.arguments())
-                group = await asyncio.wait_for(_value(call), give_up - time.monotonic())
+                group = await asyncio.wait_for(_value(call), deadline - time.monotonic())
             call = None
             assert group is not None
             if self.follows:
-                self.saw(member, group.policy_version, started)
+                self.observe_version(member, group.policy_version, started)
             yield RolloutResult(group, views)
         except RayTaskError as error:
-            cause = _cause(error)
-            if isinstance(cause, InfraFailure | RayError | TimeoutError):  # something behind the generator failed
+            cause = _root_cause(error)
+            if isinstance(cause, InfraFailure | RayError | TimeoutError):  # an actor that the generator called failed
                 raise InfraFailure(f"generator {member.name} could not answer") from cause
             raise (cause if isinstance(cause, BadInput) else error) from None
         except RayError as error:
-            raise InfraFailure(f"generator {member.name} is gone") from error
+            raise InfraFailure(f"generator {member.name} died") from error
         finally:
             if call is not None:
                 _cancel(call)
@@ -265,7 +270,7 @@ class GeneratorRouter:
 
     def _failed(self, member: Member, error: BaseException) -> None:
         cause = error.__cause__ if isinstance(error, InfraFailure) and error.__cause__ else error
-        name = "other version" if isinstance(error, _OtherVersion) else type(cause).__name__
+        name = "wrong version" if isinstance(error, _WrongVersion) else type(cause).__name__
         if self.follows:
             log.warning("generator %s failed: %s", member.name, name)
             self.failures[name] += 1
@@ -275,7 +280,7 @@ class GeneratorRouter:
             self._quarantine(member, name)
 
     async def _handle(self, member: Member) -> ActorHandle:
-        """The member's actor. Raises InfraFailure when none runs under its name."""
+        """The member's actor. Raises InfraFailure if no actor of its name is running."""
         if not isinstance(member.actor, str):
             return member.actor
         if member.actor not in self.handles:
@@ -285,21 +290,21 @@ class GeneratorRouter:
                 raise InfraFailure(f"no generator named {member.actor} is running") from None
         return self.handles[member.actor]
 
-    # -- leading: versions are loaded ----------------------------------------------------------------------------------
+    # -- loading versions ----------------------------------------------------------------------------------------------
 
     async def load(self, version: int) -> None:
-        """Make ``version`` current on all generators; returns when each holds it or is quarantined as late.
+        """Make `version` current on all generators; returns when each has loaded it or is quarantined because it is late.
 
-        Reserved generators load it when they are released: it becomes current at once where others are left, else then. A load
-        that a newer one overtakes meanwhile is left out. Raises BadInput for weights that no engine takes.
+        Reserved generators load it after their release; if all are reserved, the call waits for the first release. A load that a
+        newer one overtakes while waiting is skipped. Raises BadInput for weights that the engine rejects.
         """
-        self.loads += 1
-        mine = self.loads
-        await self._some_free()
-        if mine != self.loads:
+        self.load_count += 1
+        number = self.load_count
+        await self._wait_for_unreserved()
+        if number != self.load_count:
             return
         self.version = version
-        free = [m for m in self.members if m.reserved is None]
+        free = [m for m in self.members if m.reservation is None]
         await asyncio.gather(*(self._load(m) for m in free if not m.quarantined))
         for member in free:
             if member.version != version == self.version and not member.quarantined:
@@ -307,16 +312,16 @@ class GeneratorRouter:
 
     @asynccontextmanager
     async def reserve(self, version: int, share: float = 1.0) -> AsyncIterator[Reservation]:
-        """Keep ``version`` on a ``share`` of the generators, at least one, whatever is loaded meanwhile.
+        """Reserve a share of the generators, at least one, for `version`. Loads of other versions skip them.
 
-        Raises BadInput for weights that no engine takes.
+        Raises BadInput for weights that the engine rejects.
         """
         reservation = Reservation(version)
-        await self._some_free()
-        free = sorted((m for m in self.members if m.reserved is None), key=lambda m: (m.version != version, m.running))
+        await self._wait_for_unreserved()
+        free = sorted((m for m in self.members if m.reservation is None), key=lambda m: (m.version != version, m.running))
         reserved = free[: max(1, round(share * len(self.members)))]
         for member in reserved:
-            member.reserved = reservation
+            member.reservation = reservation
         try:
             await asyncio.gather(*(self._load(m) for m in reserved if m.version != version and not m.quarantined))
             for member in reserved:
@@ -325,95 +330,96 @@ class GeneratorRouter:
             yield reservation
         finally:
             for member in reserved:
-                member.reserved = None
+                member.reservation = None
             reservation.released.set()
             for member in reserved:
                 if self.version is not None and member.version != self.version and not member.quarantined:
-                    self._quarantine(member, "")
+                    self._quarantine(member)
 
-    async def _some_free(self) -> None:
-        """Wait while every generator is reserved."""
-        while self.members and all(m.reserved for m in self.members):
-            await next(m.reserved for m in self.members if m.reserved).released.wait()
+    async def _wait_for_unreserved(self) -> None:
+        while self.members and all(m.reservation for m in self.members):
+            await next(m.reservation for m in self.members if m.reservation).released.wait()
+
+    def _version_of(self, member: Member) -> int | None:
+        """The version that a member has to hold."""
+        return member.reservation.version if member.reservation is not None else self.version
 
     async def _load(self, member: Member) -> None:
-        version = member.reserved.version if member.reserved is not None else self.version
+        version = self._version_of(member)
         try:
             actor = await self._handle(member)
             member.version = await asyncio.wait_for(_value(actor.load.remote(version)), self.timeouts.load_s)
         except BadInput:
             raise
         except (RayError, TimeoutError, InfraFailure) as error:
-            self.failures[f"load {type(_cause(error)).__name__}"] += 1
+            self.failures[f"load {type(_root_cause(error)).__name__}"] += 1
 
-    def _quarantine(self, member: Member, cause: str) -> None:
-        """Give it no work until it holds the version that it should; a cause that is no failure is not named."""
-        if cause:
-            self.failures[cause] += 1
+    def _quarantine(self, member: Member, failure: str | None = None) -> None:
+        """Give a generator no work until it has loaded the version that it has to hold. failure: counted, None for no failure."""
+        if failure:
+            self.failures[failure] += 1
         member.version = None
         if not member.quarantined:
-            member.recovery = asyncio.get_running_loop().create_task(self._recover(member, bool(cause)))
+            member.recovery = asyncio.get_running_loop().create_task(self._recover(member, pause=bool(failure)))
 
-    async def _recover(self, member: Member, failed: bool) -> None:
-        """Bring a generator back: Ray restarts a dead process, we load the version that is current by then."""
-        while member.version is None or member.version != (member.reserved.version if member.reserved else self.version):
-            if failed:
+    async def _recover(self, member: Member, pause: bool) -> None:
+        """Load the version until it succeeds. Ray restarts dead processes. pause: before the first attempt too."""
+        while member.version is None or member.version != self._version_of(member):
+            if pause:
                 await asyncio.sleep(self.timeouts.retry_pause_s)
-            failed = True
+            pause = True
             await self._load(member)
 
-    # -- following: versions are observed ------------------------------------------------------------------------------
+    # -- following: observing versions ---------------------------------------------------------------------------------
 
-    def _follow(self, tried: set[Member]) -> Member:
-        """The fewest samples in flight; those tried, just failed, or behind in version last, in this order."""
+    def _pick_follower(self, tried: set[Member]) -> Member:
+        """The generator with the fewest samples in flight. Tried, recently failed and outdated generators come last."""
         now = time.monotonic()
-        behind = [m for m in self.members if m.version is not None and m.version != self.version]
-        if behind and self.looking is None:
-            self.looking = asyncio.create_task(self._look())
+        outdated = [m for m in self.members if m.version is not None and m.version != self.version]
+        if outdated and self.polling is None:
+            self.polling = asyncio.create_task(self._poll())
 
         def rank(m: Member) -> tuple[bool, bool, bool, int]:
-            return m in tried, now - m.failed_at < self.timeouts.suspect_s, m in behind, m.running
+            return m in tried, now - m.failed_at < self.timeouts.suspect_s, m in outdated, m.running
 
         return min(self.members, key=rank)
 
-    async def _look(self) -> None:
-        """See whether those behind have changed; they get no work that would tell."""
+    async def _poll(self) -> None:
+        """Ask all generators for their version. Outdated ones get no work whose result would report it."""
         try:
             await self.health()
             await asyncio.sleep(self.timeouts.retry_pause_s / 2)
         finally:
-            self.looking = None
+            self.polling = None
 
-    def saw(self, member: Member, version: int, since: float) -> None:
-        """``member`` held ``version`` at ``since`` (monotonic seconds): what started before the last change says nothing new."""
+    def observe_version(self, member: Member, version: int, since: float) -> None:
+        """Record that a generator held `version` at the monotonic time `since`. Ignores reports older than the last change."""
         if since < self.changed_at or version == member.version:
             return
-        known, member.version = member.version, version
-        if known is not None or self.version is None or version > self.version:
+        previous, member.version = member.version, version
+        if previous is not None or self.version is None or version > self.version:
             self.version, self.changed_at = version, time.monotonic()
 
     async def health(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
-        """What each generator that answers in time says about itself."""
-        limit = self.timeouts.health_s if timeout_s is None else timeout_s
+        """`Generator.health` of each generator that answers in time."""
+        timeout = self.timeouts.health_s if timeout_s is None else timeout_s
 
-        async def ask(member: Member) -> dict[str, Any]:
-            actor, since = await self._handle(member), time.monotonic()
-            answer = dict(await _value(actor.health.remote()))
-            if self.follows and answer.get("started", True):  # before that it holds the bare model and serves nobody
-                self.saw(member, int(answer["version"]), since)
-            return {"name": member.name, **answer}
-
-        async def bounded(member: Member) -> dict[str, Any] | None:
+        async def health_of(member: Member) -> dict[str, Any] | None:
             try:
-                return await asyncio.wait_for(ask(member), limit)
+                async with asyncio.timeout(timeout):
+                    actor, since = await self._handle(member), time.monotonic()
+                    health = dict(await _value(actor.health.remote()))
             except (TimeoutError, RayError, InfraFailure):
                 self.handles.pop(member.name, None)
                 return None
+            if self.follows and health.get("started", True):  # before its start it holds the bare model and serves nobody
+                self.observe_version(member, int(health["version"]), since)
+            return {"name": member.name, **health}
 
-        return [h for h in await asyncio.gather(*(bounded(m) for m in self.members)) if h is not None]
+        return [h for h in await asyncio.gather(*map(health_of, self.members)) if h is not None]
 
     def stats(self) -> dict[str, float]:
-        """Generators that are able to work, episodes in flight and failures so far."""
+        """Number of generators that hold the current version, episodes in flight, and failures so far."""
         return {
             "generators/able": sum(m.version == self.version for m in self.members),
             "generators/running": sum(m.running for m in self.members),
@@ -421,12 +427,12 @@ class GeneratorRouter:
         }
 
 
-class _OtherVersion(Exception):
-    """A group was rolled out with a version that nobody asked for."""
+class _WrongVersion(Exception):
+    """A generator returned a group of another version than expected."""
 
 
-def _cause(error: BaseException) -> BaseException:
-    """What was raised at the bottom of an actor that called an actor."""
+def _root_cause(error: BaseException) -> BaseException:
+    """The original exception of an actor that was called by an actor."""
     while isinstance(error, RayTaskError) and error.cause is not None and error.cause is not error:
         error = error.cause
     return error

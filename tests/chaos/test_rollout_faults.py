@@ -160,7 +160,7 @@ def test_f02_with_all_generators_gone_for_good_the_run_fails_in_time_and_says_wh
         late = time.monotonic() - started - 4.0
     told = cluster.unwrap_ray_error(caught.value)
     assert told is not None
-    assert "no generator was able to work for 4 s" in told.message
+    assert "no generator was available for 4 s" in told.message
     assert "ActorDiedError" in told.message
     assert "\n" not in told.message
     assert told.fix

@@ -391,5 +391,5 @@ def test_without_a_generator_the_wait_has_an_end() -> None:
         question = next(read_questions("cards:?split=train"))
         await asyncio.wait_for(router.rollout(RolloutRequest(question, "g", 2, None)), 20)  # type: ignore[arg-type]
 
-    with pytest.raises(InfraFailure, match="no generator was able"):
+    with pytest.raises(InfraFailure, match="no generator was available"):
         asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Which generator answers next, as a router that leads or follows has seen them; reservations, members that come and go."""
+"""Routers that load or observe versions: choice of the generator, reservations, joining and leaving members, timeouts."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def follower(size: int = 3) -> GeneratorRouter:
 def pick(router: GeneratorRouter, *tried: int) -> str:
     async def inside() -> str:
         member, _ = await router._pick(time.monotonic() + 1, {router.members[i] for i in tried}, None)
-        if router.looking is not None:
-            router.looking.cancel()
-            router.looking = None
+        if router.polling is not None:
+            router.polling.cancel()
+            router.polling = None
         return member.name
 
     return asyncio.run(inside())
 
 
-def test_the_least_loaded_that_did_not_fail() -> None:
+def test_a_follower_picks_the_least_loaded_generator_that_did_not_fail() -> None:
     router = follower()
     for member, running in zip(router.members, (8, 4, 6), strict=True):
         member.running = running
@@ -50,60 +50,60 @@ def test_the_least_loaded_that_did_not_fail() -> None:
     assert pick(router, 0, 1, 2) == "g2"
 
 
-def test_a_promotion_and_a_way_back_are_followed() -> None:
+def test_a_follower_observes_promotions_and_rollbacks() -> None:
     router = follower(2)
-    one, two = router.members
-    router.saw(one, 4, time.monotonic())
-    router.saw(two, 4, time.monotonic())
+    first, second = router.members
+    router.observe_version(first, 4, time.monotonic())
+    router.observe_version(second, 4, time.monotonic())
     assert router.version == 4
-    router.saw(two, 5, time.monotonic())
-    two.running = 100
+    router.observe_version(second, 5, time.monotonic())
+    second.running = 100
     assert (router.version, pick(router)) == (5, "g1")
-    late = time.monotonic()
-    router.saw(one, 5, time.monotonic())
+    before_change = time.monotonic()
+    router.observe_version(first, 5, time.monotonic())
     assert pick(router) == "g0"
-    router.saw(one, 4, time.monotonic())  # withdrawn: the lower version is the promoted one now
+    router.observe_version(first, 4, time.monotonic())  # rolled back: the lower version is now the promoted one
     assert (router.version, pick(router)) == (4, "g0")
-    router.saw(one, 5, late)  # what began before the change ends after it
+    router.observe_version(first, 5, before_change)  # a request that began before the change
     assert router.version == 4
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
-def test_all_end_with_what_was_promoted_last(changes: list[tuple[int, bool]]) -> None:
-    """Versions go up, or one back; generators load them in any order, some only when asked again."""
+def test_a_follower_ends_with_the_version_promoted_last(changes: list[tuple[int, bool]]) -> None:
+    """Versions go up, or one back; generators load them in any order, some report them late."""
     router, version = follower(), 0
     for member in router.members:
-        router.saw(member, version, time.monotonic())
+        router.observe_version(member, version, time.monotonic())
     for first, back in changes:
         version = max(0, version - 1) if back else version + 1
-        router.saw(router.members[first % 3], version, time.monotonic())
+        router.observe_version(router.members[first % 3], version, time.monotonic())
         assert router.version == version
-        held = {member.name: member.version for member in router.members}
-        assert held[pick(router)] == version
+        versions = {member.name: member.version for member in router.members}
+        assert versions[pick(router)] == version
         for member in router.members:
-            router.saw(member, version, time.monotonic())
+            router.observe_version(member, version, time.monotonic())
         assert router.version == version
 
 
-def test_who_is_behind_is_looked_at_until_it_has_changed() -> None:
-    class Seen(GeneratorRouter):
+def test_a_follower_polls_outdated_generators_until_they_have_changed() -> None:
+    class Polled(GeneratorRouter):
         async def health(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
-            self.saw(self.members[0], 2, time.monotonic())
+            self.observe_version(self.members[0], 2, time.monotonic())
             return []
 
-    async def watch() -> None:
-        router = Seen(["g0", "g1"], QUICK, follows=True)
-        one, two = router.members
-        router.saw(one, 1, time.monotonic())
-        router.saw(two, 2, time.monotonic())
-        two.running = 1
-        assert router._follow(set()) is two
-        assert router.looking is not None
-        await router.looking
-        assert router._follow(set()) is one
-        assert router.looking is None
+    async def body() -> None:
+        router = Polled(["g0", "g1"], QUICK, follows=True)
+        first, second = router.members
+        router.observe_version(first, 1, time.monotonic())
+        router.observe_version(second, 2, time.monotonic())
+        second.running = 1
+        assert router._pick_follower(set()) is second
+        assert router.polling is not None
+        await router.polling
+        assert router._pick_follower(set()) is first
+        assert router.polling is None
 
-    asyncio.run(watch())
+    asyncio.run(body())
 
 
 def test_an_ingress_has_the_time_that_a_busy_machine_takes() -> None:
@@ -112,14 +112,14 @@ def test_an_ingress_has_the_time_that_a_busy_machine_takes() -> None:
     assert constants.PROXY_READY_CHECK_TIMEOUT_S >= 60
 
 
-# -- leading -------------------------------------------------------------------------------------------------------------------
+# -- loading versions ------------------------------------------------------------------------------------------------------------
 
 
 class Actor:
-    """A generator on this event loop, whose groups and loads end when they are told to."""
+    """A generator on this event loop. Its groups and loads end when the test sets an event."""
 
     def __init__(self, name: str = "g"):
-        self.name, self.version, self.asked = name, -1, 0
+        self.name, self.version, self.requests = name, -1, 0
         self.may_load, self.may_answer = asyncio.Event(), asyncio.Event()
         self.may_load.set()
         self.may_answer.set()
@@ -134,10 +134,10 @@ class Actor:
         return asyncio.ensure_future(self._group(question, group_id, n)), {}
 
     async def _group(self, question: Question, group_id: str, n: int) -> Group:
-        self.asked, version = self.asked + 1, self.version
+        self.requests, version = self.requests + 1, self.version
         await self.may_answer.wait()
-        made = [Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)]
-        return Group(id=group_id, question=question, trajectories=made, policy_version=version)
+        episodes = [Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)]
+        return Group(id=group_id, question=question, trajectories=episodes, policy_version=version)
 
 
 class Method:
@@ -164,12 +164,12 @@ def test_a_late_generator_gets_no_work_until_it_has_loaded() -> None:
         assert router.stats()["generators/able"] == 1
         results = await asyncio.gather(*(router.rollout(request(f"q{i}")) for i in range(4)))
         assert {r.group.policy_version for r in results} == {3}
-        assert (slow.asked, quick.asked) == (0, 4)
+        assert (slow.requests, quick.requests) == (0, 4)
         slow.may_load.set()
         while router.stats()["generators/able"] < 2:
             await asyncio.sleep(0.01)
         await asyncio.gather(*(router.rollout(request(f"p{i}")) for i in range(4)))
-        assert slow.asked == 2
+        assert slow.requests == 2
 
     run(body)
 
@@ -221,9 +221,9 @@ def test_a_generator_that_joins_is_used_with_the_current_version_and_one_that_le
             await asyncio.sleep(0.005)
         assert second.version == 7
         router.leave(first)  # type: ignore[arg-type]
-        before = first.asked
+        before = first.requests
         await asyncio.gather(*(router.rollout(request(f"q{i}")) for i in range(3)))
-        assert (first.asked, second.asked) == (before, 3)
+        assert (first.requests, second.requests) == (before, 3)
 
     run(body)
 
@@ -234,10 +234,10 @@ def test_a_group_that_takes_too_long_is_ended_and_tried_elsewhere_until_the_time
         stuck.may_answer.clear()
         router = GeneratorRouter([stuck], RouterTimeouts(0.2, 1.0, 0.001))  # type: ignore[list-item]
         await router.load(1)
-        began = time.monotonic()
-        with pytest.raises(InfraFailure, match=r"no generator was able to work for 0.2 s \(TimeoutError x1\)"):
+        start = time.monotonic()
+        with pytest.raises(InfraFailure, match=r"no generator was available for 0.2 s \(TimeoutError x1\)"):
             await router.rollout(request())
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - start < 5
         assert all(m.running == 0 for m in router.members)
 
     run(body)
