@@ -1,4 +1,4 @@
-"""Parses an operation's arguments as a person types them, name=value, and explains what is wrong with them."""
+"""Parses an operation's arguments in the form name=value and explains errors in them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pixelis.operations import Operation, Scene
 
-PLACES = ("box", "point", "center")
+COORDINATES = ("box", "point", "center")
 EXAMPLE = {4: "for example {}=0.1,0.2,0.4,0.5", 2: "for example {}=0.5,0.6"}
 
 
 class Usage(Exception):
-    """The command line cannot be carried out; the message says what to write instead."""
+    """Error in the command line. The message names the correct form."""
 
 
 def described_arguments(operation: type[Operation]) -> list[str]:
-    """One line for each argument: name, form, meaning, default."""
+    """One line for each argument: name, form, default, meaning."""
     schema = operation.Arguments.model_json_schema()
     required, out = set(schema.get("required", [])), []
-    for name, described in schema.get("properties", {}).items():
-        form = {"box": "x0,y0,x1,y1", "point": "x,y", "center": "x,y"}.get(name) or _form(described)
-        default = described.get("default")
-        need = "required" if name in required else "optional" if default is None else f"default {json.dumps(default)}"
-        meaning = f": {described['description']}" if "description" in described else ""
-        out.append(f"    {name}={form} ({need}){meaning}")
+    for name, field in schema.get("properties", {}).items():
+        form = {"box": "x0,y0,x1,y1", "point": "x,y", "center": "x,y"}.get(name) or _form(field)
+        default = field.get("default")
+        status = "required" if name in required else "optional" if default is None else f"default {json.dumps(default)}"
+        meaning = f": {field['description']}" if "description" in field else ""
+        out.append(f"    {name}={form} ({status}){meaning}")
     return out
 
 
@@ -38,66 +38,67 @@ def _form(schema: Mapping[str, Any]) -> str:
 
 
 def unknown_argument(name: str, operation: type[Operation]) -> str:
+    """Message for an argument that the operation does not have."""
     fields = operation.Arguments.model_fields
-    wire = {"bbox_2d": "box", "bbox": "box", "region": "box", "point_2d": "point", "center_2d": "center"}
-    near = [wire[name]] if wire.get(name) in fields else difflib.get_close_matches(name, fields, n=1)
-    did = f"did you mean {near[0]}? " if near else ""
+    aliases = {"bbox_2d": "box", "bbox": "box", "region": "box", "point_2d": "point", "center_2d": "center"}
+    near = [aliases[name]] if aliases.get(name) in fields else difflib.get_close_matches(name, fields, n=1)
+    suggestion = f"did you mean {near[0]}? " if near else ""
     known = "\n".join(described_arguments(operation)) or "    none"
-    return f"{operation.name} has no argument {name}; {did}It takes\n{known}"
+    return f"{operation.name} has no argument {name}; {suggestion}It takes\n{known}"
 
 
-def read_arguments(operation: type[Operation], given: Mapping[str, str], scene: Scene, target: str) -> dict[str, Any]:
-    """The arguments as values; Usage for missing ones and for places that are not 0..1."""
+def read_arguments(operation: type[Operation], texts: Mapping[str, str], scene: Scene, target: str) -> dict[str, Any]:
+    """Parse the arguments. Raises Usage for missing ones and for coordinates outside 0..1."""
     schema = operation.Arguments.model_json_schema()
-    missing = [name for name in schema.get("required", []) if name not in given]
+    missing = [name for name in schema.get("required", []) if name not in texts]
     if missing:
         raise Usage(f"{operation.name} needs {', '.join(missing)}; it takes\n" + "\n".join(described_arguments(operation)))
     values: dict[str, Any] = {}
-    for name, written in given.items():
-        values[name] = _value(written, schema["properties"][name])
-        if name in PLACES:
-            _check_place(name, written, values[name], scene, target)
+    for name, text in texts.items():
+        values[name] = _value(text, schema["properties"][name])
+        if name in COORDINATES:
+            _check_coordinates(name, text, values[name], scene, target)
     return values
 
 
-def _value(written: str, schema: Mapping[str, Any]) -> Any:
+def _value(text: str, schema: Mapping[str, Any]) -> Any:
     kinds = {str(kind.get("type")): kind for kind in schema.get("anyOf", [schema])}
-    if "array" in kinds and ("," in written or "string" not in kinds):
-        texts = kinds["array"].get("items", {}).get("type") == "string"
-        pieces = [piece.strip() for piece in written.strip().strip("[]()").split(",")]
-        return [piece if texts else _scalar(piece) for piece in pieces if piece]
-    return written if "string" in kinds else _scalar(written)
+    if "array" in kinds and ("," in text or "string" not in kinds):
+        are_strings = kinds["array"].get("items", {}).get("type") == "string"
+        items = [item.strip() for item in text.strip().strip("[]()").split(",")]
+        return [item if are_strings else _scalar(item) for item in items if item]
+    return text if "string" in kinds else _scalar(text)
 
 
-def _scalar(written: str) -> Any:
+def _scalar(text: str) -> Any:
     try:
-        return json.loads(written)
+        return json.loads(text)
     except ValueError:
-        return written
+        return text
 
 
-def _check_place(name: str, written: str, value: Any, scene: Scene, target: str) -> None:
-    """Usage that offers the right numbers for a place written in pixels, in 0..1000 or as left, top, width, height."""
+def _check_coordinates(name: str, text: str, value: Any, scene: Scene, target: str) -> None:
+    """Raise Usage for wrong coordinates; suggests corrected ones for pixels, 0..1000 or left, top, width, height."""
     count = 4 if name == "box" else 2
     if not isinstance(value, list) or len(value) != count or not all(type(v) in (int, float) for v in value):
-        raise Usage(f"{name}={written}: write {count} numbers 0..1 with commas and no spaces, " + EXAMPLE[count].format(name))
-    about = scene.target(target)
-    if about.is_clip:
-        width, height = about.clip.width, about.clip.height
+        raise Usage(f"{name}={text}: write {count} numbers 0..1 with commas and no spaces, " + EXAMPLE[count].format(name))
+    view = scene.target(target)
+    if view.is_clip:
+        width, height = view.clip.width, view.clip.height
     else:
-        left, top, right, bottom = about.pixels()
+        left, top, right, bottom = view.pixels()
         width, height = right - left, bottom - top
     if max(value) > 1:
         fits = all(v <= extent for v, extent in zip(value, (width, height) * 2, strict=False))
-        offer = ""
+        suggestion = ""
         if max(value) > 2 and (fits or max(value) <= 1000):
             extents = (width, height) * 2 if fits else (1000,) * 4
             numbers = ",".join(f"{v / extent:.4g}" for v, extent in zip(value, extents, strict=False))
-            offer = f"; if these are {'pixels' if fits else '0..1000'}, write {name}={numbers}"
-        raise Usage(f"{name}={written}: places are 0..1 of the picture, which is {width}x{height} pixels{offer}")
+            suggestion = f"; if these are {'pixels' if fits else '0..1000'}, write {name}={numbers}"
+        raise Usage(f"{name}={text}: coordinates are 0..1 of the picture, which is {width}x{height} pixels{suggestion}")
     if name == "box" and (value[0] >= value[2] or value[1] >= value[3]):
-        offer = ""
+        suggestion = ""
         if 0 < value[2] <= 1 - value[0] and 0 < value[3] <= 1 - value[1]:
             numbers = ",".join(f"{v:.4g}" for v in (value[0], value[1], value[0] + value[2], value[1] + value[3]))
-            offer = f"; if these are left, top, width, height, write box={numbers}"
-        raise Usage(f"box={written}: a box is left,top,right,bottom{offer}")
+            suggestion = f"; if these are left, top, width, height, write box={numbers}"
+        raise Usage(f"box={text}: a box is left,top,right,bottom{suggestion}")

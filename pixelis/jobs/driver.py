@@ -1,4 +1,4 @@
-"""Shared parts of the job drivers: the run folder and its lock, clean stops, progress."""
+"""Shared parts of the job drivers: run folder, lock, progress, clean stops."""
 
 from __future__ import annotations
 
@@ -37,33 +37,32 @@ from pixelis.telemetry.progress import Progress
 T = TypeVar("T")
 POLL_S = 1.0
 SOURCES = ("data.train", "data.evaluate", "data.demonstrations", "sft.validation")
-"""Keys of what jobs read, to name in errors."""
+"""Configuration keys of data sources, named in errors."""
 PROBED = 1000
-"""Rows of a source that are read before any actor is started."""
+"""Rows of a source that are read before any actor starts."""
 
 
 class Stopped(Exception):
-    """The user or the cluster asked the job to end; the run folder holds a loadable checkpoint if a step was made."""
+    """The user or the cluster stopped the job. The run folder has a loadable checkpoint if a step was made."""
 
 
 @contextmanager
 def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path]:
-    """Own ``run.dir``: made, locked against a second run, its configuration and its lineage written beside the results.
+    """Create and lock ``run.dir``; write the configuration and the lineage to it.
 
-    ``sources``: what else the run is made from, by role; not read here, but named in the lineage.
-    Raises BadConfig when another live process owns it, or when it holds a run of another policy; MissingFile or BadInput, before
-    any actor is started, for a model, an adapter, a rank file or one of the sources of ``questions`` that cannot be read;
-    MissingDependency for a tracker that is not installed.
+    ``questions``: sources to check before any actor starts. ``sources``: further inputs by role, recorded in the lineage.
+    Raises BadConfig if another live process owns the folder or it has a run of another policy, MissingFile or BadInput for an
+    unreadable model, adapter, rank file or source, and MissingDependency for a tracker that is not installed.
     """
     ModelSpec.load(resolve(config.policy.model))
     require_trackers(config)
     if config.policy.adapter and load_header(config.policy.adapter)[1]["kind"] == "lora" and config.policy.full:
-        message = f"policy.full trains all parameters, but {config.policy.adapter} holds an adapter"
+        message = f"policy.full trains all parameters, but {config.policy.adapter} is a LoRA adapter"
         raise BadConfig(message, fix="name a checkpoint of a run with policy.full=true, or train with policy.full=false")
     if config.policy.lora.ranks:
         ranks.read(config.policy.lora.ranks)
     for source in questions:
-        # A shuffled window is read before its first question comes: what is wrong near the beginning shows at once.
+        # Shuffling reads a window of rows before the first question, so that errors near the beginning show at once.
         with naming(config, source):
             next(read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBED))
     inputs = _inputs(config, {"questions": list(questions), **{role: [source] for role, source in sources.items()}})
@@ -89,7 +88,7 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
 
 @contextmanager
 def naming(config: Config, source: str) -> Iterator[None]:
-    """Name the configuration key that holds ``source`` in an error about it."""
+    """Prefix errors about ``source`` with its configuration key."""
     try:
         yield
     except PixelisError as error:
@@ -100,15 +99,15 @@ def naming(config: Config, source: str) -> Iterator[None]:
 
 
 def _inputs(config: Config, data: dict[str, list[str]]) -> dict[str, list[lineage.Source]]:
-    """What a run is made from, by role. Raises MissingFile for what is not there."""
+    """Inputs of a run by role. Raises MissingFile for missing ones."""
     folder = resolve(config.policy.model)
-    # The embedded model comes with the package: its name says where it is.
+    # The embedded model is part of the package, so its name identifies it.
     embedded = lineage.Input(source="nano", sha256=fingerprint(folder)) if config.policy.model == "nano" else None
     files = {"adapter": config.policy.adapter, "ranks": config.policy.lora.ranks, "deepspeed": config.learner.deepspeed}
-    named: dict[str, list[lineage.Source]] = {role: [Path(path)] for role, path in files.items() if path}
+    inputs: dict[str, list[lineage.Source]] = {role: [Path(path)] for role, path in files.items() if path}
     for source in itertools.chain(*data.values()):
         lineage.local_path(source)
-    return {"model": [embedded or folder], **named, **{role: list(found) for role, found in data.items()}}
+    return {"model": [embedded or folder], **inputs, **{role: list(sources) for role, sources in data.items()}}
 
 
 def _claim(lock: Path) -> None:
@@ -146,25 +145,25 @@ def _alive(pid: int) -> bool:
 def _check_same_run(path: Path, config: Config) -> None:
     if not path.is_file() or not (path.parent / "checkpoints").is_dir():
         return
-    kept = yaml.safe_load(path.read_text(encoding="utf-8")).get("policy", {})
-    # With today's defaults for keys that were not there when the run began.
-    before, now = (policy.model_dump(mode="json") for policy in (PolicyConfig.model_validate(kept), config.policy))
+    existing = yaml.safe_load(path.read_text(encoding="utf-8")).get("policy", {})
+    # Keys that did not exist when the run started get today's defaults.
+    before, now = (policy.model_dump(mode="json") for policy in (PolicyConfig.model_validate(existing), config.policy))
     different = sorted(key for key in now if before.get(key) != now[key])
     if different:
         raise BadConfig(
-            f"{path.parent} holds a run with another policy ({', '.join('policy.' + k for k in different)} differ)",
+            f"{path.parent} has a run of another policy ({', '.join('policy.' + k for k in different)} differ)",
             fix="choose another run.dir, or start over with run.resume=false",
         )
 
 
 def stop_file(config: Config) -> Path:
-    """Learners end after the step during which this file appears; a user may create it too."""
+    """File that stops the learners after their current step. Users may create it too."""
     return Path(config.run.dir) / "STOP"
 
 
 @contextmanager
 def driver(name: str) -> Iterator[None]:
-    """The frame of a job's main: typed errors become one clear message and exit code 1, a stop becomes 130."""
+    """Context of a job's main: prints typed errors as one message with exit code 1 or 2; a stop exits with 130."""
 
     def on_term(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
@@ -193,12 +192,11 @@ def watch(
     grace_s: float = 8.0,
     waiting: str = "starting Ray Train",
 ) -> T:
-    """Run ``run`` in a thread while progress from ``poll`` (done, metrics) is shown; returns its result or raises its error.
+    """Run ``run`` in a thread and show progress from ``poll`` (done, metrics); returns its result or raises its error.
 
-    Before the first step the progress names the stage of the start; failures of learners are printed as they happen.
-
-    Ctrl-C or SIGTERM asks the learner to stop after its step, calls ``stop`` to end what it may be waiting for, gives it
-    ``grace_s`` seconds for the last checkpoint and raises Stopped.
+    Before the first step the progress shows the start-up stage. Learner failures are printed immediately. Ctrl-C or SIGTERM asks
+    the learner to stop after its step, calls ``stop``, waits up to ``grace_s`` seconds for the last checkpoint and raises
+    Stopped.
     """
     future: Future[T] = Future()
 
@@ -209,15 +207,17 @@ def watch(
             future.set_exception(error)
 
     start, metrics = poll()
-    folder, began, failures = Path(config.run.dir), time.time(), 0.0
+    folder, started, last_failure = Path(config.run.dir), time.time(), 0.0
     with Progress(name, total, start=start, enabled=config.telemetry.progress) as progress:
         threading.Thread(target=call, name=name, daemon=True).start()
         try:
             while not future.done():
                 time.sleep(POLL_S)
                 done, metrics = poll()
-                progress.update(done, **(metrics or ({"status": _starting(folder, began, waiting)} if done == start else {})))
-                failures = _show_failure(folder, began, failures)
+                progress.update(
+                    done, **(metrics or ({"status": _startup_stage(folder, started, waiting)} if done == start else {}))
+                )
+                last_failure = _print_failure(folder, started, last_failure)
             done, metrics = poll()
             progress.update(done, **metrics)
         except KeyboardInterrupt:
@@ -231,33 +231,33 @@ def watch(
         return future.result()
 
 
-def _starting(folder: Path, since: float, waiting: str) -> str:
-    """What the learner is doing before its first step."""
+def _startup_stage(folder: Path, since: float, waiting: str) -> str:
+    """Stage of the learner before its first step."""
     row = events.last(folder, events.STAGE)
     return row["name"] if row and row["time"] >= since - POLL_S else waiting
 
 
-def _show_failure(folder: Path, since: float, shown: float) -> float:
-    """Print a failure of a learner as soon as it is there; returns the time of the last one shown."""
+def _print_failure(folder: Path, since: float, last: float) -> float:
+    """Print a new failure of a learner; returns the time of the last printed one."""
     row = events.last(folder, FAILURE)
-    if row is None or row["time"] < since or row["time"] <= shown:
-        return shown
-    outcome = "not retried" if row["permanent"] else "starting again from the last checkpoint"
+    if row is None or row["time"] < since or row["time"] <= last:
+        return last
+    outcome = "not retried" if row["permanent"] else "restarting from the last checkpoint"
     print(f"learner failed, {outcome}: {row['error']}: {row['message']} ({row['at']})", file=sys.stderr, flush=True)
     return float(row["time"])
 
 
 def require_checkpoint(latest: Path | None) -> Path:
-    """The run's last checkpoint; InfraFailure for a run that made no step, so that it cannot pass for a good one."""
+    """Return the run's last checkpoint. Raises InfraFailure if the run made no step."""
     if latest is None:
-        raise InfraFailure("the run made no step and left no checkpoint", fix="look at events.jsonl in run.dir")
+        raise InfraFailure("the run made no step and wrote no checkpoint", fix="see events.jsonl in run.dir")
     return latest
 
 
 def latest_step(folder: Path, kind: str, keys: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
-    """Steps done and the chosen metrics of the newest ``kind`` event in ``folder``; (0, {}) before the first."""
+    """Step and selected metrics of the last ``kind`` event in ``folder``; (0, {}) before the first."""
     row = events.last(folder, kind)
     if row is None:
         return 0, {}
-    shown = {key.rsplit("/", 1)[-1]: row[key] for key in keys if isinstance(row.get(key), int | float)}
-    return int(row["step"]), shown
+    metrics = {key.rsplit("/", 1)[-1]: row[key] for key in keys if isinstance(row.get(key), int | float)}
+    return int(row["step"]), metrics

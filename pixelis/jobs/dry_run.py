@@ -87,7 +87,7 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
         from pixelis.datasets.demonstration_stream import demonstrations
 
         if not sum(1 for _ in itertools.islice(demonstrations(config, source, 1), PROBED)):
-            raise BadInput("holds no demonstration", fix="see docs/data.md for the rows")
+            raise BadInput("has no demonstrations", fix="see docs/data.md for the row format")
 
     def refinable(source: str) -> None:
         from pixelis.datasets.refinement.pipeline import records

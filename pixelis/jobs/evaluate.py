@@ -1,4 +1,4 @@
-"""Evaluate a policy on held-out questions by real episodes.
+"""Evaluate a policy on held-out questions with complete episodes.
 
 Prints accuracy with its 95 % interval, the rate of pixel reasoning, the tool error rate and the mean number of turns; writes
 evaluation.json, trajectories.jsonl and report.html to run.dir.
@@ -46,13 +46,13 @@ def measure(
     source: str | None = None,
     samples: int = 1,
 ) -> Arm:
-    """Episodes of policy ``version`` on ``source`` (default data.evaluate), greedy unless configured otherwise.
+    """Evaluate policy ``version`` on ``source`` (default data.evaluate) with ``samples`` episodes per question.
 
-    ``samples`` are those of each question, whose correctness is their mean.
+    The correctness of a question is the mean over its episodes.
     """
     source = source or config.data.evaluate
     coordinator, count = actors.coordinator, config.evaluate.questions
-    if not source.startswith("cards:"):  # which is endless
+    if not source.startswith("cards:"):  # `cards:` is endless
         count = sum(1 for _ in read_questions(source, limit=count, epochs=1))
 
     def poll() -> tuple[int, dict[str, Any]]:
@@ -72,7 +72,7 @@ def measure(
 
 
 def save(folder: Path, arm: Arm) -> None:
-    """Write ``trajectories-NAME.jsonl``: one group a line."""
+    """Write ``trajectories-NAME.jsonl``, one group per line."""
     with (folder / f"trajectories-{arm.name}.jsonl").open("w", encoding="utf-8") as out:
         out.writelines(group.model_dump_json() + "\n" for group in arm.groups)
 

@@ -1,9 +1,9 @@
-"""Print what a data set, a checkpoint or a result was made from, down to the sources, and compare every hash.
+"""Trace the inputs of a data set, a checkpoint or a result back to their sources and verify every hash.
 
 usage: pixelis lineage RESULT [--mermaid] [--help]
 
-RESULT is a file or a folder: a data set, a run, one of its checkpoints, a rank file. Exit code 1 when something in the chain has
-changed, is missing or is made from itself.
+RESULT is a file or folder: a data set, a run, a checkpoint or a rank file. Exits with 1 if an input has changed, is missing or
+depends on itself.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def main() -> None:
     results = [a for a in arguments if not a.startswith("-")]
     try:
         if len(results) != 1 or flags - {"--mermaid"}:
-            raise BadConfig("one result, and --mermaid at most", fix="pixelis lineage runs/nano/sft")
+            raise BadConfig("expected one result and optionally --mermaid", fix="pixelis lineage runs/nano/sft")
         node = lineage.trace(results[0])
     except PixelisError as error:
-        print(f"pixelis.jobs.lineage: {error}", file=sys.stderr)
+        print(f"pixelis lineage: {error}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
     print(lineage.mermaid(node) if "--mermaid" in flags else "\n".join(lineage.tree(node)))
     if broken := node.broken:
-        print(f"pixelis.jobs.lineage: {len(broken)} of {len(list(node.walk()))} are not what was used", file=sys.stderr)
+        print(f"pixelis lineage: {len(broken)} of {len(list(node.walk()))} have changed or are missing", file=sys.stderr)
         raise SystemExit(1)
 
 

@@ -1,7 +1,7 @@
-"""Try a pixel operation on a picture or clip: pixelis operate MEDIA OPERATION [name=value ...]
+"""Run a pixel operation on an image or video: pixelis operate MEDIA OPERATION [name=value ...]
 
-The observation goes to stdout as JSON, and with pictures into a folder. What the policy would read is its `text`, with places
-in 0..1000; places in `data` and those you write are 0..1 of the picture.
+Prints the observation as JSON and writes it, with images, to a folder. `text` is what a policy reads, with coordinates in
+0..1000; coordinates in `data` and in arguments are 0..1 of the image.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from pixelis.jobs.arguments import Usage, described_arguments, read_arguments, unknown_argument
 
-# What is imported here decides how soon --help answers: the operations and their libraries come when they are needed.
+# Operations and their libraries are imported when needed, so that --help answers quickly.
 if TYPE_CHECKING:
     import numpy as np
 
@@ -46,17 +46,17 @@ EXAMPLES = """examples:
   pixelis operate photo.jpg my_pkg.mod:Rotate angle=90
   pixelis operate photo.jpg segment_object_at point=0.5,0.6 toolbox.segmenter=models/sam-vit-base
 
-exit code: 0 done, 1 the operation answered with an error (the JSON holds its code), 2 it was not called rightly
+exit code: 0 done, 1 the operation answered with an error (the JSON has its code), 2 the command line is wrong
 """
 
 
 @dataclass
 class Request:
-    """A command line taken apart. ``given``: the operation's arguments as written."""
+    """A parsed command line. ``arguments``: texts of the operation's arguments."""
 
     media: str
     operation: str
-    given: dict[str, str]
+    arguments: dict[str, str]
     overrides: list[str] = field(default_factory=list)
     out: Path | None = None
     after: list[Path] = field(default_factory=list)
@@ -70,18 +70,18 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of `python -m pixelis.jobs.operate`; returns the exit code."""
     arguments = _parser().parse_intermixed_args(argv)
     try:
-        with _stdout_kept() as say:
+        with _reserved_stdout() as emit:
             from pixelis.errors import PixelisError
 
             try:
                 if arguments.list or arguments.words == ["list"]:
-                    say(_listed())
+                    emit(_listed())
                     return 0
-                return _operate(_request(arguments), say)
+                return _operate(_request(arguments), emit)
             except PixelisError as error:
                 raise Usage(str(error)) from None
     except Usage as error:
-        print(f"operate: {error}", file=sys.stderr)
+        print(f"pixelis operate: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -97,22 +97,25 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "words", nargs="*", metavar="MEDIA OPERATION name=value", help="a picture, a clip or a folder of frames; then"
+        "words",
+        nargs="*",
+        metavar="MEDIA OPERATION name=value",
+        help="image, video or folder of frames; operation; arguments",
     )
-    parser.add_argument("--list", action="store_true", help="the operations, what they do and their arguments")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where pictures and JSON go (default runs/operate/NAME)")
+    parser.add_argument("--list", action="store_true", help="list the operations and their arguments")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for images and JSON (default runs/operate/NAME)")
     parser.add_argument(
         "--after",
         type=Path,
         action="append",
         default=[],
         metavar="RESULT.json",
-        help="an earlier result: its object ids and views",
+        help="earlier result whose object ids and views are available",
     )
-    parser.add_argument("--target", metavar="ID", help="an earlier view to work on (obs1), brought by --after")
-    parser.add_argument("--frame", type=int, metavar="N", help="work on frame N of a clip, counted from 0")
-    parser.add_argument("--fps", type=float, default=25.0, help="frames a second of a folder of frames (default 25)")
-    parser.add_argument("--view", type=int, metavar="SIDE", help="show what a policy sees with SIDE x SIDE pixels a view (448)")
+    parser.add_argument("--target", metavar="ID", help="view to work on, from a result given with --after (obs1)")
+    parser.add_argument("--frame", type=int, metavar="N", help="work on frame N of a video, counted from 0")
+    parser.add_argument("--fps", type=float, default=25.0, help="frames per second of a folder of frames (default 25)")
+    parser.add_argument("--view", type=int, metavar="SIDE", help="show what a policy sees with SIDE x SIDE pixels per view (448)")
     return parser
 
 
@@ -120,29 +123,29 @@ def _request(arguments: argparse.Namespace) -> Request:
     words = [w for w in arguments.words if "=" not in w or w.startswith(("data:", "cards:")) or os.path.exists(w)]
     pairs = dict(w.split("=", 1) for w in arguments.words if w not in words)
     if not words:
-        raise Usage("name a picture or clip and an operation; --help shows examples, --list the operations")
+        raise Usage("name an image or video and an operation; --help shows examples, --list the operations")
     if len(words) == 1:
-        raise Usage(f"what should be done with {words[0]}? name an operation: {', '.join(_names())}")
+        raise Usage(f"name an operation for {words[0]}: {', '.join(_names())}")
     media, operation, *rest = words
     if _normal(media) in _names() and not os.path.exists(media):
-        media, operation = operation, media  # the other way round is as clear
+        media, operation = operation, media  # either order is accepted
     if rest:
         raise Usage(
-            f"what is {rest[0]}? One picture or clip at a time (frames of a clip: the folder that holds them), "
-            "and arguments as name=value without spaces, for example box=0.1,0.2,0.4,0.5"
+            f"unexpected {rest[0]}: name one image, video or folder of frames, and write arguments as name=value "
+            "without spaces, for example box=0.1,0.2,0.4,0.5"
         )
     overrides = [f"{key}={value}" for key, value in pairs.items() if "." in key]
     foreign = [o for o in overrides if not o.startswith("toolbox.")]
     if foreign:
-        raise Usage(f"{foreign[0]}: only toolbox.* settings matter here")
-    given = {key: value for key, value in pairs.items() if "." not in key}
+        raise Usage(f"{foreign[0]}: only toolbox.* keys apply here")
+    texts = {key: value for key, value in pairs.items() if "." not in key}
     a = arguments
     if a.view is not None and a.view < 32:
-        raise Usage("--view is at least 32 pixels")
-    return Request(media, operation, given, overrides, a.out, a.after, a.target, a.frame, a.fps, a.view)
+        raise Usage("--view must be at least 32 pixels")
+    return Request(media, operation, texts, overrides, a.out, a.after, a.target, a.frame, a.fps, a.view)
 
 
-def _operate(request: Request, say: Callable[[str], None]) -> int:
+def _operate(request: Request, emit: Callable[[str], None]) -> int:
     from pixelis.config import load
     from pixelis.errors import BadImage
     from pixelis.records import Action, Observation
@@ -150,18 +153,18 @@ def _operate(request: Request, say: Callable[[str], None]) -> int:
     settings = load(overrides=request.overrides).toolbox
     operation = _operation(request.operation)
     operation.ready(settings)
-    unknown = [name for name in request.given if name not in operation.Arguments.model_fields]
+    unknown = [name for name in request.arguments if name not in operation.Arguments.model_fields]
     if unknown:
         raise Usage(unknown_argument(unknown[0], operation))
     try:
         media, about = _open(request, settings)
     except BadImage as error:
         observation = Observation(status="error", code=error.code, text=error.message)
-        print(f"operate: {error}", file=sys.stderr)
-        say(_json({"op": operation.name, **observation.model_dump(mode="json"), "pictures": []}))
+        print(f"pixelis operate: {error}", file=sys.stderr)
+        emit(_json({"op": operation.name, **observation.model_dump(mode="json"), "pictures": []}))
         return 1
     scene, target, number = _scene(request, media, about, settings)
-    arguments = read_arguments(operation, request.given, scene, target)
+    arguments = read_arguments(operation, request.arguments, scene, target)
     action = Action(op=operation.name, target=target, arguments=arguments)
     start = time.perf_counter()
     observation, views = _execute(action, scene, operation, settings.timeout_s)
@@ -183,27 +186,27 @@ def _operate(request: Request, say: Callable[[str], None]) -> int:
         **observation.model_dump(mode="json"),
         "pictures": [str(path) for path in pictures],
     }
-    said = _json(result)
-    say(said)
+    text = _json(result)
+    emit(text)
     if observation.status == "error":
-        print(f"operate: {observation.code}: {observation.text}", file=sys.stderr)
+        print(f"pixelis operate: {observation.code}: {observation.text}", file=sys.stderr)
         if hint := _hint(observation, scene, request, folder):
             print(f"  {hint}", file=sys.stderr)
         return 1
-    written = folder / f"{operation.name}.json"
-    written.write_text(said + "\n", encoding="utf-8")
+    output = folder / f"{operation.name}.json"
+    output.write_text(text + "\n", encoding="utf-8")
     if observation.text:
         print(observation.text, file=sys.stderr)
     print(f"{operation.name} took {observation.seconds:.2f} s; written:", file=sys.stderr)
-    for path in [written, *pictures]:
+    for path in [output, *pictures]:
         print(f"  {path}", file=sys.stderr)
     return 0
 
 
 def _json(result: Mapping[str, Any]) -> str:
-    """One value a line, lists of numbers on one; strings hold no bare line breaks, so only lists match."""
+    """JSON with one value per line, but lists of numbers on a single line."""
     text = json.dumps(result, indent=1, ensure_ascii=False)
-    return re.sub(r"\[\s+([-+.\deE,\s]+?)\s+\]", lambda found: "[" + " ".join(found[1].split()) + "]", text)
+    return re.sub(r"\[\s+([-+.\deE,\s]+?)\s+\]", lambda match: "[" + " ".join(match[1].split()) + "]", text)
 
 
 def _names() -> list[str]:
@@ -228,10 +231,9 @@ def _operation(name: str) -> type[Operation]:
     if (normal := _normal(name)) in OPERATIONS:
         return OPERATIONS[normal]
     near = difflib.get_close_matches(normal, OPERATIONS, n=1, cutoff=0.5)
-    did = f"did you mean {near[0]}? " if near else ""
-    raise Usage(
-        f"there is no operation {name}; {did}The operations are {', '.join(OPERATIONS)}; an own one is package.module:Class"
-    )
+    suggestion = f"did you mean {near[0]}? " if near else ""
+    known = ", ".join(OPERATIONS)
+    raise Usage(f"there is no operation {name}; {suggestion}The operations are {known}; for your own use package.module:Class")
 
 
 def _listed() -> str:
@@ -240,11 +242,11 @@ def _listed() -> str:
     out = []
     for operation in OPERATIONS.values():
         out += [f"{operation.name}", f"  {operation.description}", *described_arguments(operation), ""]
-    return "\n".join(out) + "Places are 0..1 of the picture: box=left,top,right,bottom, point=x,y."
+    return "\n".join(out) + "Coordinates are 0..1 of the image: box=left,top,right,bottom, point=x,y."
 
 
 def _open(request: Request, settings: ToolboxConfig) -> tuple[np.ndarray | Clip, dict[str, Any]]:
-    """The picture or clip, and what the result says about it."""
+    """Open the image or video; returns it and its description for the result."""
     from pixelis.datasets.media import open_media
     from pixelis.operations.video import Clip
     from pixelis.records import Media
@@ -252,11 +254,11 @@ def _open(request: Request, settings: ToolboxConfig) -> tuple[np.ndarray | Clip,
     source, path = request.media, Path(request.media)
     inline = source.startswith(("data:", "cards:"))
     if re.match(r"https?://", source):
-        raise Usage(f"{source}: nothing is fetched from the network; save it to a file first")
+        raise Usage(f"{source}: URLs are not fetched; save it to a file first")
     if path.is_dir():
         frames = sorted((p for p in path.iterdir() if p.suffix.lower() in PICTURES), key=_natural)
         if not frames:
-            raise Usage(f"the folder {path} holds no pictures")
+            raise Usage(f"the folder {path} has no images")
         media = Media(id="vid0", kind="video", frames=[str(p) for p in frames], fps=request.fps)
     elif not inline and not path.exists():
         folder = path.parent if path.parent.is_dir() else Path(".")
@@ -285,12 +287,12 @@ PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff",
 
 
 def _natural(path: Path) -> list[Any]:
-    """Frames by number: frame2 before frame10."""
+    """Sort key by number: frame2 before frame10."""
     return [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in re.split(r"(\d+)", path.name) if piece]
 
 
 def _is_picture(path: Path, request: Request) -> bool:
-    """Looks at the content: names lie. An animation is a clip for the operations that need one."""
+    """Decide by content, not by name. An animation counts as a video for operations that need one."""
     from PIL import Image
 
     from pixelis.operations.image import FORMATS
@@ -299,12 +301,12 @@ def _is_picture(path: Path, request: Request) -> bool:
     try:
         with Image.open(path, formats=FORMATS) as image:
             return not (moving and getattr(image, "n_frames", 1) > 1)
-    except Exception:  # any decoder's complaint means the same: this is no picture we know
+    except Exception:  # decoders raise many types; all mean that this is not a known image format
         return path.suffix.lower() in PICTURES
 
 
 def _scene(request: Request, media: np.ndarray | Clip, about: dict[str, Any], settings: ToolboxConfig) -> tuple[Scene, str, int]:
-    """The scene after the earlier results, the id to work on, and the number of the observation to come."""
+    """Scene after the earlier results, id of the target, and number of the next observation."""
     from pixelis.operations import Scene
     from pixelis.operations.operation import UNBOUNDED
     from pixelis.operations.pixel_budget import PixelBudget
@@ -316,7 +318,7 @@ def _scene(request: Request, media: np.ndarray | Clip, about: dict[str, Any], se
     if isinstance(media, Clip):
         number, count = request.frame or 0, len(media.times)
         if not 0 <= number < count:
-            raise Usage(f"--frame {number}: the clip has frames 0..{count - 1}")
+            raise Usage(f"--frame {number}: the video has frames 0..{count - 1}")
         name = f"frame{number}"
         images.append(
             ImageView(id=name, parent=root, frame=number, time=float(media.times[number]), source_size=size, view_size=size)
@@ -324,17 +326,17 @@ def _scene(request: Request, media: np.ndarray | Clip, about: dict[str, Any], se
         target = request.target or (name if request.frame is not None else root)
     else:
         if request.frame is not None:
-            raise Usage(f"--frame: {request.media} is a picture, not a clip")
+            raise Usage(f"--frame: {request.media} is an image, not a video")
         images.append(ImageView(id=root, source_size=size, view_size=size))
     objects: dict[str, dict[str, Any]] = {}
     number = 1
     for path in request.after:
         earlier = _earlier(path, about)
-        objects |= {found["id"]: found for found in earlier.data.get("objects", [])}
-        known = {image.id for image in images}
-        images += [image for image in earlier.images if image.id not in known]
-        if (made := re.fullmatch(r"obs(\d+)", earlier.id or "")) is not None:
-            number = max(number, int(made[1]) + 1)
+        objects |= {row["id"]: row for row in earlier.data.get("objects", [])}
+        ids = {image.id for image in images}
+        images += [image for image in earlier.images if image.id not in ids]
+        if (match := re.fullmatch(r"obs(\d+)", earlier.id or "")) is not None:
+            number = max(number, int(match[1]) + 1)
     budget, multiple = UNBOUNDED, 1
     if request.view:
         multiple = next((m for m in (28, 32) if request.view % m == 0), 16)
@@ -349,7 +351,7 @@ def _scene(request: Request, media: np.ndarray | Clip, about: dict[str, Any], se
         settings=settings,
     )
     if target != root and target not in {image.id for image in images}:
-        raise Usage(f"--target {target}: the views are {', '.join(i.id for i in images)}; --after RESULT.json brings more")
+        raise Usage(f"--target {target}: the views are {', '.join(i.id for i in images)}; --after RESULT.json adds more")
     return scene, target, number
 
 
@@ -360,19 +362,17 @@ def _earlier(path: Path, about: Mapping[str, Any]) -> Observation:
 
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        made_of = raw["media"]["sha256"]
+        digest = raw["media"]["sha256"]
         observation = Observation.model_validate({key: raw[key] for key in Observation.model_fields if key in raw})
-        found = observation.data.get("objects", [])
-        if not all(isinstance(o, dict) and isinstance(o.get("id"), str) for o in found):
+        objects = observation.data.get("objects", [])
+        if not all(isinstance(o, dict) and isinstance(o.get("id"), str) for o in objects):
             raise ValueError("objects without an id")
     except OSError as error:
         raise Usage(f"--after {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, ValidationError):
-        raise Usage(f"--after {path}: this is no result of operate") from None
-    if made_of != about["sha256"]:
-        raise Usage(
-            f"--after {path}: that result is about other pixels ({raw['media'].get('source')}), its ids mean nothing here"
-        )
+        raise Usage(f"--after {path}: not a result of `pixelis operate`") from None
+    if digest != about["sha256"]:
+        raise Usage(f"--after {path}: the result belongs to other media ({raw['media'].get('source')})")
     return observation
 
 
@@ -380,24 +380,24 @@ def _execute(action: Action, scene: Scene, operation: type[Operation], timeout_s
     from pixelis.errors import OperationError, PixelisError
     from pixelis.operations import execute
 
-    def ring(*_: object) -> None:
+    def on_alarm(*_: object) -> None:
         raise OperationError(f"{action.op} took more than {timeout_s:g} seconds", code="timeout")
 
     crash = _Crash()
     log = logging.getLogger("pixelis.operations")
     log.addHandler(crash)
     log.propagate = False
-    # Rings between two Python instructions, so a library may overrun: the pool of a run kills, a person has Ctrl-C.
-    before = signal.signal(signal.SIGALRM, ring)
+    # The alarm arrives between Python instructions, so library code may overrun; a user has Ctrl-C.
+    previous = signal.signal(signal.SIGALRM, on_alarm)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         observation, views = execute(action, scene, {operation.name: operation})
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous)
         log.removeHandler(crash)
         log.propagate = True
-    if isinstance(crash.error, PixelisError):  # a setting, a file or a package: what is to be done stands in the error
+    if isinstance(crash.error, PixelisError):  # its message names the fix
         raise crash.error
     if crash.error is not None:
         traceback.print_exception(crash.error)
@@ -405,7 +405,7 @@ def _execute(action: Action, scene: Scene, operation: type[Operation], timeout_s
 
 
 class _Crash(logging.Handler):
-    """Keeps the error for which an operation crashed, which the observation only names."""
+    """Captures the exception of a crashed operation."""
 
     error: BaseException | None = None
 
@@ -415,44 +415,44 @@ class _Crash(logging.Handler):
 
 
 def _hint(observation: Observation, scene: Scene, request: Request, folder: Path) -> str:
-    """What to do about an error, where the operation cannot know it."""
+    """Advice about an error that depends on the command line."""
     if observation.code == "not_a_picture":
-        return "add --frame N to work on one frame of the clip, for example --frame 0"
+        return "add --frame N to work on one frame of the video, for example --frame 0"
     if observation.code == "not_a_video":
-        return "this operation wants a clip or a folder of frames"
-    if observation.code == "unknown_object" and (wanted := request.given.get("object")):
+        return "this operation needs a video or a folder of frames"
+    if observation.code == "unknown_object" and (object_id := request.arguments.get("object")):
         for path in sorted(folder.glob("*.json")):
-            if f'"{wanted}"' in path.read_text(encoding="utf-8", errors="replace"):
-                return f"it was found in an earlier result: add --after {path}"
-        return "bring the result that found it with --after RESULT.json"
+            if f'"{object_id}"' in path.read_text(encoding="utf-8", errors="replace"):
+                return f"an earlier result has this object: add --after {path}"
+        return "add the result that has this object with --after RESULT.json"
     if observation.code == "timeout":
-        return "give it more time with toolbox.timeout_s=120"
+        return "allow more time with toolbox.timeout_s=120"
     return ""
 
 
 def _name(media: str) -> str:
-    """The folder's name for a source: photo.jpg -> photo."""
+    """Folder name of a source: photo.jpg -> photo."""
     if media.startswith(("data:", "cards:")):
         return re.sub(r"[^\w.-]+", "-", media)[:60].strip("-")
     return Path(media).resolve().stem or "media"
 
 
 @contextmanager
-def _stdout_kept() -> Iterator[Callable[[str], None]]:
-    """Nothing but what is said through the yielded function reaches stdout: libraries print what they like."""
+def _reserved_stdout() -> Iterator[Callable[[str], None]]:
+    """Reserve stdout for the yielded function; other output, for example of libraries, goes to stderr."""
     sys.stdout.flush()
-    real, kept = sys.stdout, os.dup(1)
+    stdout, descriptor = sys.stdout, os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    said: list[str] = []
+    lines: list[str] = []
     try:
-        yield said.append
+        yield lines.append
     finally:
-        sys.stdout = real
-        os.dup2(kept, 1)
-        os.close(kept)
-        if said:
-            print("\n".join(said), flush=True)
+        sys.stdout = stdout
+        os.dup2(descriptor, 1)
+        os.close(descriptor)
+        if lines:
+            print("\n".join(lines), flush=True)
 
 
 if __name__ == "__main__":

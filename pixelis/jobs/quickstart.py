@@ -1,7 +1,7 @@
-"""The whole system in about ten minutes: SFT, RFT, evaluation, serving and online adaptation of the embedded model.
+"""Run the whole system in about ten minutes: SFT, RFT, evaluation, serving and online adaptation of the embedded model.
 
-Writes run.dir/summary.json and run.dir/report.html. The stages are the other jobs' own functions; run them one by one with
-`pixelis sft`, `rft`, `evaluate` and `serve`. Re-running goes on with the first stage that is not finished.
+Writes run.dir/summary.json and run.dir/report.html. The stages call the functions of the other jobs; run them one by one with
+`pixelis sft`, `rft`, `evaluate` and `serve`. Re-running continues with the first unfinished stage.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from pixelis.telemetry import events, lineage
 
 T = TypeVar("T")
 CLIENTS = 8
-"""Requests in flight in the unlabelled stream."""
+"""Concurrent requests in the unlabelled stream."""
 
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.quickstart`."""
     config = from_command_line(__doc__, "quickstart", default="configs/nano/quickstart.yaml")
     with driver("quickstart"), run_folder(config) as folder:
-        Story(config, folder).tell()
+        Quickstart(config, folder).run()
 
 
 def stage(config: Config, name: str, adapter: Path | None = None, **learner: Any) -> Config:
-    """The configuration of one stage: its own folder below run.dir, where it starts from, its own learner settings."""
+    """Configuration of one stage: a folder below run.dir, the initial adapter, and learner settings."""
     run = config.run.model_copy(update={"name": name, "dir": f"{config.run.dir}/{name}"})
     policy = config.policy.model_copy(update={"adapter": str(adapter) if adapter else None})
     return config.model_copy(update={"run": run, "policy": policy, "learner": config.learner.model_copy(update=learner)})
 
 
-class Story:
-    """The stages in order, and what they measured."""
+class Quickstart:
+    """Runs the stages in order and collects their results."""
 
     def __init__(self, config: Config, folder: Path):
         self.config, self.folder = config, folder
@@ -67,51 +67,53 @@ class Story:
         self.policies: dict[str, int] = {}
         self.shift: dict[str, Any] = {}
         self.reply: dict[str, Any] = {}
-        self.right: list[bool] = []
+        self.correct: list[bool] = []
 
-    def tell(self) -> None:
-        """Run everything; raises the error of the stage that failed."""
+    def run(self) -> None:
+        """Run all stages. Raises the error of a failed stage."""
         q, started = self.config.quickstart, time.monotonic()
-        print(f"everything is written to {self.folder}/ ; Ctrl-C keeps what is done, running again goes on from there")
+        print(f"results go to {self.folder}/ ; Ctrl-C stops, running again resumes")
         cluster.connect(self.config)
-        print("1/4  SFT: demonstrations teach the protocol; most of them answer without looking closer")
-        learnt = self.timed("sft", lambda: sft.run(stage(self.config, "sft", lr=q.sft_lr, schedule="cosine")))
-        config = stage(self.config, "rft", adapter=learnt, lr=q.rft_lr)
-        with run_folder(config, config.data.train), placement.placed(config, initial=str(learnt)) as actors:
-            print("2/4  RFT: rollouts zoom where they like, right answers are rewarded; held-out digits and photographs judge")
+        print("1/4  SFT: demonstrations teach the protocol; most of them answer without zooming")
+        sft_adapter = self.timed("sft", lambda: sft.run(stage(self.config, "sft", lr=q.sft_lr, schedule="cosine")))
+        config = stage(self.config, "rft", adapter=sft_adapter, lr=q.rft_lr)
+        with run_folder(config, config.data.train), placement.placed(config, initial=str(sft_adapter)) as actors:
+            print("2/4  RFT: rollouts choose where to zoom, correct answers are rewarded; evaluated on held-out pictures")
             self.measure(config, actors, "direct", 0, operations=False)
             self.measure(config, actors, "sft", 0)
-            trained = self.timed("rft", lambda: rft.run(config, actors))
+            rft_adapter = self.timed("rft", lambda: rft.run(config, actors))
             self.policies = {"sft": 0, "rft": newest(actors, "rft")}
             self.measure(config, actors, "rft", self.policies["rft"])
-            print("3/4  serve over HTTP, and let the agent adapt to a stream of unlabelled, changed pictures by its own votes")
-            self.timed("serve", lambda: self.serve_and_adapt(config, actors, trained))
+            print("3/4  serve over HTTP; the agent adapts to a stream of changed, unlabelled pictures by its own votes")
+            self.timed("serve", lambda: self.serve_and_adapt(config, actors, rft_adapter))
             self.measure(config, actors, "evolved", self.policies["evolved"])
             print("4/4  report")
             page = self.write(config, time.monotonic() - started)
         self.print_table(page)
 
     def timed(self, name: str, run: Callable[[], T]) -> T:
+        """Run a stage and add its seconds to the summary."""
         start = time.monotonic()
         result = run()
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - start, 1)
         return result
 
     def measure(self, config: Config, actors: placement.Actors, name: str, policy: int, operations: bool = True) -> None:
+        """Evaluate policy version ``policy`` as arm ``name``."""
         self.arms[name] = self.timed("evaluate", lambda: evaluate.measure(config, actors, name, policy, operations=operations))
 
-    def serve_and_adapt(self, config: Config, actors: placement.Actors, trained: Path) -> None:
-        """One question over HTTP, then the changed stream; accuracy on other changed pictures before and after."""
+    def serve_and_adapt(self, config: Config, actors: placement.Actors, adapter: Path) -> None:
+        """Ask one question over HTTP, then send the stream; measures accuracy on other changed pictures before and after."""
         q = self.config.quickstart
-        online = stage(self.config, "evolve", adapter=trained, checkpoint_every=1)
+        online = stage(self.config, "evolve", adapter=adapter, checkpoint_every=1)
         online = online.model_copy(update={"run": online.run.model_copy(update={"resume": False})})
-        judged = online.model_copy(update={"evaluate": config.evaluate.model_copy(update={"questions": q.shift_questions})})
+        evaluation = online.model_copy(update={"evaluate": config.evaluate.model_copy(update={"questions": q.shift_questions})})
         held_out = f"cards:?split=test&seed=8&shift={q.shift}"
-        # The stream is the same every time: what an earlier run remembers would vote on the very same pictures.
+        # The stream is the same in every run, so an earlier run's memory would contain these very pictures.
         shutil.rmtree(Path(online.run.dir) / "memory", ignore_errors=True)
-        with run_folder(online), serve.serving(online, actors) as (url, behind):
-            if (evolution := behind.evolution) is None:
-                raise BadConfig("the quickstart's last part is to learn from traffic", fix="evolution.enabled=true")
+        with run_folder(online), serve.serving(online, actors) as (url, backend):
+            if (evolution := backend.evolution) is None:
+                raise BadConfig("the last stage of the quickstart learns from traffic", fix="evolution.enabled=true")
             self.reply = ask(url, next(read_questions(config.data.evaluate)), learn=False)
             print(
                 f"     asked {url}/v1/agent about a held-out picture: {self.reply['answer']} "
@@ -120,17 +122,17 @@ class Story:
             with ThreadPoolExecutor(1) as background:
                 learning = background.submit(serve.evolve, online, actors, evolution)
                 try:
-                    before = evaluate.measure(judged, actors, "shift-before", self.policies["rft"], source=held_out)
+                    before = evaluate.measure(evaluation, actors, "shift-before", self.policies["rft"], source=held_out)
                     while not ray.get(evolution.stats.remote())["learning"]:
                         if learning.done():
                             raise learning.exception() or InfraFailure("the online learner ended before the stream began")
                         time.sleep(0.2)
                     stats = self.stream(online, url, evolution, lambda: learning.result())
-                    judged_versions = ray.get(evolution.canary_curve.remote())
+                    decisions = [row["decision"] for row in ray.get(evolution.canary_curve.remote())]
                 finally:
                     ray.get(evolution.stop.remote())
             self.policies["evolved"] = newest(actors, "evolve", default=self.policies["rft"])
-            after = evaluate.measure(judged, actors, "shift-after", self.policies["evolved"], source=held_out)
+            after = evaluate.measure(evaluation, actors, "shift-after", self.policies["evolved"], source=held_out)
         self.shift = {
             "name": q.shift,
             "before": before.summary,
@@ -138,22 +140,22 @@ class Story:
             "after_minus_before": paired_bootstrap(after.correct, before.correct, seed=self.config.run.seed),
             "requests": q.stream,
             "replies_right": {
-                "first_quarter": float(np.mean(self.right[: q.stream // 4])),
-                "last_quarter": float(np.mean(self.right[-(q.stream // 4) :])),
+                "first_quarter": float(np.mean(self.correct[: q.stream // 4])),
+                "last_quarter": float(np.mean(self.correct[-(q.stream // 4) :])),
             },
             "updates": stats["updates"],
-            "promoted": sum(look["decision"] == "promote" for look in judged_versions),
-            "refused": sum(look["decision"] == "refuse" for look in judged_versions),
+            "promoted": decisions.count("promote"),
+            "refused": decisions.count("refuse"),
         }
 
     def stream(self, online: Config, url: str, evolution: Any, finish: Callable[[], Any]) -> dict[str, int]:
-        """Send the unlabelled requests, then wait until the learner has used what they taught."""
+        """Send the unlabelled requests, then wait until the learner has processed their updates."""
         q = self.config.quickstart
 
         def send(question: Question) -> None:
             reply = ask(url, question)
-            # Put down here for the report; the service never hears of truths.
-            self.right.append(canonical(reply["answer"] or "") == canonical(reply["truth"]))
+            # For the report only; the service never receives the truth.
+            self.correct.append(canonical(reply["answer"] or "") == canonical(reply["truth"]))
 
         def run() -> dict[str, int]:
             questions = read_questions(f"cards:?split=validation&seed=9&shift={q.shift}", limit=q.stream, epochs=1)
@@ -165,12 +167,12 @@ class Story:
 
         def poll() -> tuple[int, dict[str, Any]]:
             stats = ray.get(evolution.stats.remote())
-            return len(self.right), {"updates": stats["updates"], "waiting": stats["queue"]}
+            return len(self.correct), {"updates": stats["updates"], "waiting": stats["queue"]}
 
         return watch(online, "adapt", q.stream, run, poll)
 
     def write(self, config: Config, total: float) -> str:
-        """summary.json, the trajectories of every arm and report.html; returns the report's path."""
+        """Write summary.json, the trajectories of every arm and report.html; returns the report's path."""
         rft_minus_sft = paired_bootstrap(self.arms["rft"].correct, self.arms["sft"].correct, seed=self.config.run.seed)
         summary = {
             "arms": [
@@ -188,8 +190,12 @@ class Story:
         }
         result = self.folder / "summary.json"
         result.write_text(json.dumps(summary, indent=2), encoding="utf-8")
-        learnt = [latest for name in ("sft", "rft", "evolve") if (latest := checkpoint.latest(self.folder / name)) is not None]
-        lineage.record(result, inputs={"policy": learnt, "data": config.data.evaluate}, config=self.config, kind="evaluation")
+        checkpoints = [
+            latest for name in ("sft", "rft", "evolve") if (latest := checkpoint.latest(self.folder / name)) is not None
+        ]
+        lineage.record(
+            result, inputs={"policy": checkpoints, "data": config.data.evaluate}, config=self.config, kind="evaluation"
+        )
         curves = events.read(self.folder / "sft", "step/sft") + events.read(config.run.dir, "step/policy")
         episodes = []
         for name, count in (("sft", 3), ("rft", config.evaluate.trajectories - 3)):
@@ -199,6 +205,7 @@ class Story:
         return ray.get(report.write.remote(config, str(self.folder.resolve()), summary, curves, episodes))
 
     def print_table(self, page: str) -> None:
+        """Print the results of all arms."""
         print(f"\n{'arm':8} {'accuracy':>8}  {'95 % interval':14}  {'zooms':>5}  {'tool errors':>11}")
         for name, arm in self.arms.items():
             s = arm.summary
@@ -215,13 +222,13 @@ class Story:
 
 
 def newest(actors: placement.Actors, kind: str, default: int = 0) -> int:
-    """The newest promoted policy version that ``kind`` of learning published; ``default`` when there is none."""
-    found = [v.version for v in ray.get(actors.store.list.remote()) if v.stage == kind and v.status == "promoted"]
-    return max(found, default=default)
+    """Newest promoted policy version of stage ``kind``; ``default`` if there is none."""
+    versions = [v.version for v in ray.get(actors.store.list.remote()) if v.stage == kind and v.status == "promoted"]
+    return max(versions, default=default)
 
 
 def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
-    """Ask the served agent a question about its picture; the truth stays here and is only put beside the reply."""
+    """Ask the served agent a question about its picture. Adds the truth, which is not sent, to the reply."""
     buffer = io.BytesIO()
     picture = open_media(question.media[0], ToolboxConfig())
     assert isinstance(picture, np.ndarray), "the quickstart asks about still pictures"
@@ -234,7 +241,7 @@ def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
 
 
 def hardware() -> str:
-    """The machine in words, for figures that leave it."""
+    """Description of the machine for published figures."""
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     cpu = names[0] if names else platform.processor()
@@ -242,7 +249,7 @@ def hardware() -> str:
 
 
 def software() -> dict[str, str]:
-    """Versions of what did the work."""
+    """Versions of the main packages."""
     return {name: version(name) for name in ("pixelis", "torch", "ray", "transformers", "deepspeed", "peft")}
 
 

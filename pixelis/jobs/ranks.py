@@ -1,11 +1,11 @@
-"""Find a LoRA rank for each layer in what a full fine-tune changed, by singular values.
+"""Find a LoRA rank for each layer from the singular values of a full fine-tune's weight changes.
 
     pixelis sft policy.full=true run.dir=runs/full ...          a short full-parameter run
     pixelis ranks ranks.tuned=runs/full run.dir=runs/ranks      its ranks
     pixelis sft policy.lora.ranks=runs/ranks/ranks.json ...     adapters of these ranks, in rft and serve too
 
-Writes ranks.json and ranks.html (plots) to run.dir. Reads one layer at a time, never two whole models; re-running goes on with
-the layers that are not done.
+Writes ranks.json and ranks.html (plots) to run.dir. Reads one layer at a time, never two complete models. Re-running continues
+with the remaining layers.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pixelis.telemetry.progress import Progress
 
 
 def tuned_file(config: Config) -> Path:
-    """The file or folder with the tuned weights: `ranks.tuned` may be a run, one of its checkpoints, or a Hugging Face folder.
+    """File or folder with the tuned weights: `ranks.tuned` is a run, a checkpoint, or a Hugging Face folder.
 
-    Raises BadConfig when nothing is named, MissingFile for no weights, BadInput for adapters or another base model.
+    Raises BadConfig if it is not set, MissingFile without weights, BadInput for adapters or another base model.
     """
     if not config.ranks.tuned:
         raise BadConfig("ranks.tuned names no model", fix="set it to a run with policy.full=true or to a Hugging Face folder")
@@ -46,19 +46,19 @@ def tuned_file(config: Config) -> Path:
         return resolve(str(folder))
     file, header = load_header(folder)
     if header["kind"] != "full":
-        raise BadInput(f"{folder} holds adapters, not a full fine-tune", fix="train it with policy.full=true")
+        raise BadInput(f"{folder} has adapters, not a full fine-tune", fix="train it with policy.full=true")
     if header["base_sha256"] != fingerprint(resolve(config.policy.model)):
         raise BadInput(f"{folder} was not tuned from {config.policy.model}", fix="set policy.model to the model that was tuned")
     return file
 
 
 def analyse(config: Config, folder: Path) -> RankFile:
-    """Decompose every layer of `policy.lora.targets` and decide the ranks; finished layers are in ``folder``/changes.jsonl."""
+    """Decompose every layer of `policy.lora.targets` and choose ranks. Stores finished layers in ``folder``/changes.jsonl."""
     model, device = resolve(config.policy.model), default_device()
     files, base_sha256 = (BaseFile(model), BaseFile(tuned_file(config))), fingerprint(model)
     layers = list(Architecture(config.policy.model).shapes(config.policy.lora.targets))
-    known = lineage.read(folder)
-    settings = [config.ranks.model_dump(mode="json"), config.run.seed, [item.sha256 for item in known.inputs] if known else []]
+    record = lineage.read(folder)
+    settings = [config.ranks.model_dump(mode="json"), config.run.seed, [item.sha256 for item in record.inputs] if record else []]
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     changes = _finished(folder / "changes.jsonl", key)
     with (
@@ -77,13 +77,13 @@ def analyse(config: Config, folder: Path) -> RankFile:
 
 
 def _weight(layer: str, file: BaseFile) -> str:
-    """The name of a layer's weight; an output layer that is not in the file is the embedding."""
+    """Name of a layer's weight. A missing output layer is tied to the embedding."""
     tied = layer == "lm_head" and "lm_head.weight" not in file.where
     return "model.language_model.embed_tokens.weight" if tied else f"{layer}.weight"
 
 
 def _finished(path: Path, key: str) -> dict[str, WeightChange]:
-    """Layers that an interrupted run with the same inputs and settings has decomposed."""
+    """Layers finished by an interrupted run with the same inputs and settings."""
     changes = {}
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []:
         if line.endswith("\n") and (row := json.loads(line)).pop("key") == key:
@@ -93,32 +93,34 @@ def _finished(path: Path, key: str) -> dict[str, WeightChange]:
 
 
 def _check(config: Config) -> None:
-    """What a dry run looks at: the tuned weights are there, and the layers are the model's."""
+    """Check for `--dry-run`: the tuned weights exist and the model has the target layers."""
     file = tuned_file(config)
     layers = Architecture(config.policy.model).shapes(config.policy.lora.targets)
     print(f"{len(layers)} layers of {file}", file=sys.stderr)
 
 
 def run(config: Config) -> tuple[Path, RankFile]:
-    """Make the rank file, its lineage and its plots; returns its path and content."""
+    """Write the rank file, its lineage and its plots; returns path and content."""
     tuned = tuned_file(config)
     with run_folder(config, tuned=str(tuned.parent if tuned.is_file() else tuned)) as folder:
-        found = analyse(config, folder)
-        write_json(folder / "ranks.json", found.model_dump(mode="json"))
+        result = analyse(config, folder)
+        write_json(folder / "ranks.json", result.model_dump(mode="json"))
         lineage.record_in_run(folder / "ranks.json", "ranks")
-        write_page(folder / "ranks.html", render_ranks(found))
-    return folder / "ranks.json", found
+        write_page(folder / "ranks.html", render_ranks(result))
+    return folder / "ranks.json", result
 
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.ranks`."""
     config = from_command_line(__doc__, "ranks", default="configs/nano/ranks.yaml", check=_check)
     with driver("ranks"):
-        path, found = run(config)
-        ranks = found.layer_ranks.values()
-        kept, skipped = found.analysis_metadata["energy_retained"], len(found.skipped)
-        print(f"{len(ranks)} layers, ranks {min(ranks)} to {max(ranks)}, {skipped} unchanged; {kept:.1%} of the change's energy")
-        print(f"{found.total_parameters:,} numbers in adapters, {found.compression_ratio:.1f} times fewer than in the layers")
+        path, result = run(config)
+        ranks = result.layer_ranks.values()
+        retained, skipped = result.analysis_metadata["energy_retained"], len(result.skipped)
+        print(
+            f"{len(ranks)} layers, ranks {min(ranks)} to {max(ranks)}, {skipped} unchanged; {retained:.1%} of the change's energy"
+        )
+        print(f"{result.total_parameters:,} adapter parameters, {result.compression_ratio:.1f} times fewer than in the layers")
         print(f"rank file: {path}\nplots:     {path.with_suffix('.html')}")
 
 

@@ -1,9 +1,9 @@
 """List the recipes that ship with Pixelis, or copy them to a folder where you can edit them.
 
-usage: pixelis recipes                     list every recipe with its first line
+usage: pixelis recipes                     list the recipes with their descriptions
        pixelis recipes copy DIR [NAME]     copy all recipes, or those whose path contains NAME, to DIR
 
-Recipes run without a copy: `pixelis rft configs/nano/rft.yaml` finds the packaged file where the folder has none.
+Recipes run without a copy: `pixelis rft configs/nano/rft.yaml` uses the packaged file unless the current folder has one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pixelis.errors import BadConfig, PixelisError
 
 
 def listing() -> str:
-    """Every recipe, a line each: its path and the beginning of its comment."""
+    """One line for each recipe: its path and the beginning of its comment."""
     lines = []
     for file in sorted(RECIPES.rglob("*.yaml")):
         comment = " ".join(line.lstrip("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
@@ -28,29 +28,29 @@ def listing() -> str:
 
 
 def copy(folder: Path, part: str = "") -> list[Path]:
-    """Copy the recipes whose path contains ``part``, with the files they extend, below ``folder``; existing files stay.
+    """Copy the recipes whose path contains ``part``, and the files they extend, to ``folder``.
 
-    Raises BadConfig when no recipe matches or a file would be overwritten with other content.
+    Raises BadConfig if no recipe matches or a file with other content exists.
     """
     names = [file.relative_to(RECIPES) for file in sorted(RECIPES.rglob("*")) if file.suffix in (".yaml", ".json")]
     if not any(part in str(name) for name in names):
         raise BadConfig(f"no recipe contains `{part}`", fix="`pixelis recipes` lists them")
-    # Recipes extend each other across folders, so a part of them brings whole folders.
+    # Recipes extend each other across folders, so whole folders are copied.
     folders = {name.parts[0] for name in names if part in str(name)}
     if any(name.startswith("qwen") for name in folders):
         folders |= {"qwen2_5_vl_7b", "deepspeed"}
-    chosen = [name for name in names if name.parts[0] in folders]
-    for name in chosen:
+    selected = [name for name in names if name.parts[0] in folders]
+    for name in selected:
         target = folder / name
         if target.exists() and target.read_bytes() != (RECIPES / name).read_bytes():
             raise BadConfig(f"{target} exists and differs from the recipe", fix="choose another folder, or move the file away")
-    for name in chosen:
+    for name in selected:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(RECIPES / name, folder / name)
-    for name in chosen:
+    for name in selected:
         if name.suffix == ".yaml":
             load(folder / name)
-    return [folder / name for name in chosen]
+    return [folder / name for name in selected]
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
             files = copy(Path(args[1]), *args[2:])
             print(f"copied {len(files)} files to {args[1]}; run one with: pixelis rft {args[1]}/nano/rft.yaml")
         else:
-            raise BadConfig(f"`{' '.join(args)}` is not understood", fix="pixelis recipes [copy DIR [NAME]]")
+            raise BadConfig(f"`{' '.join(args)}` is not a valid command", fix="pixelis recipes [copy DIR [NAME]]")
     except PixelisError as error:
         print(f"pixelis recipes: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -1,15 +1,15 @@
-"""Refine demonstrations into sets to learn from: rules, quality, duplicates, filters, difficulty, gates, recipes.
+"""Refine demonstrations into training sets: rules, quality, duplicates, filters, difficulty, gates, recipes.
 
 Reads data.demonstrations (a file or folder of rows, or `cards:`) and writes to run.dir:
 simple.jsonl, medium.jsonl, hard.jsonl   demonstrations by level
 sft.jsonl, sft_validation.jsonl          demonstrations to imitate, by the recipe refinement.sft
 rft.jsonl                                questions to roll out, by refinement.rft, with weights and signals in `meta`
-online.jsonl                             experiences, by refinement.online, where it names a source
-summary.json, card.html                  counts, what was dropped and why, gates with figures; the card shows examples
+online.jsonl                             experiences, by refinement.online, if it names a source
+summary.json, card.html                  counts, causes of drops, gates with figures; the card shows examples
 
-A set that fails a gate is not written: the job ends with the gate's name, its figure and the ids. Running it again changes
-nothing; a killed run goes on with the verdicts, hashes and episodes it has. With refinement.pass_rate.episodes the policy plays
-the questions on a cluster; without, no cluster is started.
+A set that fails a gate is not written: the job ends with the gate's name, its figure and the ids. Re-running changes nothing; a
+killed run continues with its existing verdicts, hashes and episodes. With refinement.pass_rate.episodes the policy answers the
+questions on a cluster; otherwise no cluster is started.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ from pixelis.telemetry.progress import StepProgress
 
 
 def run(config: Config) -> dict[str, Any]:
-    """Refine, write the sets and the card; returns the summary. DataFailure ``gate`` or ``held_out`` when the set is rejected."""
+    """Refine, write the sets and the card; returns the summary.
+
+    Raises DataFailure ``gate`` or ``held_out`` for a rejected set.
+    """
     s = config.refinement
-    made_from = {"demonstrations": config.data.demonstrations, "experiences": s.online.source}
-    made_from |= {f"held_out_{number}": source for number, source in enumerate(s.holdout.sources)}
-    with run_folder(config, **{role: source for role, source in made_from.items() if source}) as folder:
-        for name in (*sets.FILES, "summary.json"):  # what stands in the folder is of this configuration or not there
+    inputs = {"demonstrations": config.data.demonstrations, "experiences": s.online.source}
+    inputs |= {f"held_out_{number}": source for number, source in enumerate(s.holdout.sources)}
+    with run_folder(config, **{role: source for role, source in inputs.items() if source}) as folder:
+        for name in (*sets.FILES, "summary.json"):  # results of another configuration must not remain
             (folder / name).unlink(missing_ok=True)
         tools, steps = Tools(config.rewards, folder), StepProgress("refine", config.telemetry.progress)
         try:
@@ -53,21 +56,21 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def play(config: Config, folder: Path, refinery: Refinery) -> dict[str, filters.Outcomes]:
-    """Outcomes of the policy's episodes on every question that is left; a cluster is started for those not yet played."""
+    """Outcomes of the policy's episodes on the remaining questions. Starts a cluster if episodes are missing."""
     episodes = Episodes(config, folder, refinery.asked())
     if missing := episodes.missing():
         from pixelis.actors import placement
 
         with placement.placed(episodes.config, learner=False, initial=config.policy.adapter) as actors:
             for arm in missing:
-                rolled = functools.partial(_rolled, actors.coordinator, episodes, arm, config.refinement.pass_rate.episodes)
+                run_arm = functools.partial(_evaluate, actors.coordinator, episodes, arm, config.refinement.pass_rate.episodes)
                 poll = functools.partial(_done, actors.coordinator, arm)
-                groups, _ = watch(config, f"episodes {arm}", episodes.count, rolled, poll)
+                groups, _ = watch(config, f"episodes {arm}", episodes.count, run_arm, poll)
                 episodes.keep(arm, groups)
     return episodes.outcomes()
 
 
-def _rolled(coordinator: Any, episodes: Episodes, arm: str, times: int) -> Any:
+def _evaluate(coordinator: Any, episodes: Episodes, arm: str, times: int) -> Any:
     import ray
 
     source, operations = str(episodes.source), episodes.arms[arm]
@@ -81,14 +84,14 @@ def _done(coordinator: Any, arm: str) -> tuple[int, dict[str, Any]]:
 
 
 def save(config: Config, folder: Path, refinery: Refinery) -> dict[str, Any]:
-    """Write everything, the card first; the sets only when every gate is passed."""
-    files, said = sets.fused(refinery, time.time())
-    summary = {**refinery.summary(), "config_sha256": config.sha256, "seed": config.run.seed, "sets": said}
-    chosen = sets.examples(refinery.demonstrations, config.refinement.examples)
-    shown = [data_card.example(d, config.toolbox, config.dialogue.frames) for d in chosen]
-    data_card.write_card(folder, summary, shown, config.run.name)
-    rejected = any(not gate.passed for gate in refinery.gates)
-    sets.write_json(folder / ("rejected.json" if rejected else "summary.json"), summary)
+    """Write the card, and the sets if every gate passes."""
+    files, statistics = sets.fused(refinery, time.time())
+    summary = {**refinery.summary(), "config_sha256": config.sha256, "seed": config.run.seed, "sets": statistics}
+    selected = sets.examples(refinery.demonstrations, config.refinement.examples)
+    examples = [data_card.example(d, config.toolbox, config.dialogue.frames) for d in selected]
+    data_card.write_card(folder, summary, examples, config.run.name)
+    is_rejected = any(not gate.passed for gate in refinery.gates)
+    sets.write_json(folder / ("rejected.json" if is_rejected else "summary.json"), summary)
     gates.enforce(refinery.gates)
     (folder / "rejected.json").unlink(missing_ok=True)
     for name, rows in files.items():
@@ -124,8 +127,8 @@ def main() -> None:
         summary = run(config)
         dropped = ", ".join(f"{cause} {n}" for cause, n in Counter(summary["dropped"]).most_common()) or "nothing"
         print(f"kept {summary['kept']} of {summary['rows']} rows; dropped {dropped}")
-        for name, made in summary["sets"].items():
-            print(f"{name}: {made['count']} of {made['size']}" + (f", {made['short']} short" if made["short"] else ""))
+        for name, row in summary["sets"].items():
+            print(f"{name}: {row['count']} of {row['size']}" + (f", {row['short']} short" if row["short"] else ""))
         print(f"card: {Path(config.run.dir) / data_card.FILE}")
 
 

@@ -1,11 +1,11 @@
-"""Serve the agent over HTTP, remember what it answers and, unless evolution.enabled=false, learn from its traffic.
+"""Serve the agent over HTTP, remember its answers and, unless evolution.enabled=false, learn from its traffic.
 
     curl localhost:8000/v1/agent -H 'content-type: application/json' \\
         -d '{"question": "...", "image": "data:image/png;base64,..."}'
 
-A page to ask and to watch the evolution is at http://localhost:8000/. Every request is sampled serve.samples times; a confident
-vote becomes an update of the adapter, and what the canary does not refuse is served. Ctrl-C ends it; the updates so far are in
-run.dir/checkpoints. On a cluster of machines, with gateways that scale:
+http://localhost:8000/ has a page to ask questions and to watch the evolution. Every request is sampled serve.samples times; a
+confident vote becomes an update of the adapter, which is served unless the canary rejects it. Ctrl-C stops the service; updates
+are in run.dir/checkpoints. On a cluster, with autoscaled gateways:
 
     PIXELIS_API_KEY=... serve run pixelis.jobs.serve:application config=configs/nano/serve.yaml policy.adapter=CHECKPOINT
 """
@@ -44,24 +44,24 @@ from pixelis.serve.backends import Backends
 log = logging.getLogger(__name__)
 
 GRACE_S = 8.0
-"""Seconds that a stopped service gives its learner for the last checkpoint."""
+"""Seconds for the learner's last checkpoint when the service stops."""
 RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
-"""Seconds before a learner that failed is started again: the first time, and at most."""
+"""Seconds before a failed learner is restarted: the first time, and at most."""
 
 
 @contextmanager
 def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, ServingActors]]:
-    """The service on placed actors: its base URL, and what remembers and learns behind it."""
-    with online(config, actors) as behind:
+    """Run the service on placed actors; yields its base URL and its memory and evolution actors."""
+    with online(config, actors) as backend:
         try:
-            yield app.start(config, backends(actors, behind)), behind
+            yield app.start(config, backends(actors, backend)), backend
         finally:
             app.stop()
 
 
-def backends(actors: placement.Actors, behind: ServingActors) -> Backends:
-    """The names by which a gateway finds these actors."""
-    names = behind.names
+def backends(actors: placement.Actors, backend: ServingActors) -> Backends:
+    """Names of the actors, for the gateways."""
+    names = backend.names
     return Backends(
         generators=tuple(actors.names),
         namespace=ray.get_runtime_context().namespace,
@@ -72,43 +72,43 @@ def backends(actors: placement.Actors, behind: ServingActors) -> Backends:
 
 
 def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> Path | None:
-    """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if any."""
+    """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if there is one."""
     e = config.evolution
-    # Traffic has no end that a warm-up or a schedule could be a share of; an update is one step, which the KL guard judges whole.
-    calm = config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})
-    steady = config.model_copy(
-        update={"learner": calm, "rft": config.rft.model_copy(update={"minibatches": 1, "epochs_per_batch": 1})}
+    # Traffic has no end, so warm-up and schedules do not apply. An update is a single step, so that the KL guard can undo it.
+    constant = config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})
+    online_config = config.model_copy(
+        update={"learner": constant, "rft": config.rft.model_copy(update={"minibatches": 1, "epochs_per_batch": 1})}
     )
-    # The guard against drifting away is this stage's own, wherever the offline algorithm has its KL. Evolution weighs it.
+    # Online evolution has its own KL term, independent of the offline algorithm's. The controller adapts its weight.
     beta = max(e.guard.beta, e.guard.min_beta) if e.guard.mode == "auto" else e.guard.beta
     loss = config.rft.loss.model_copy(update={"kl": beta, "kl_in": "loss", "kl_estimator": "k3"})
-    source = UpdateSource(steady, evolution, CandidatePublisher(actors.store, e.canary.every if e.canary.enabled else 1))
-    return learner.fit(TrainJob(steady, source, loss, config.serve.sampling.temperature, e.ema, e.lr))
+    source = UpdateSource(online_config, evolution, CandidatePublisher(actors.store, e.canary.every if e.canary.enabled else 1))
+    return learner.fit(TrainJob(online_config, source, loss, config.serve.sampling.temperature, e.ema, e.lr))
 
 
 class Learning:
-    """The learner in a thread beside a service, started again after a failure; ``failed`` is what ended it for good.
+    """The learner of a service, in a thread; restarted after failures. ``failed`` is a permanent error.
 
-    A service answers without its learner: failures are told to Evolution, which alerts, and never end it.
+    Failures never end the service: they are reported to Evolution, which raises an alert.
     """
 
-    def __init__(self, config: Config, actors: placement.Actors, behind: ServingActors):
-        self.config, self.actors, self.evolution = config, actors, behind.evolution
+    def __init__(self, config: Config, actors: placement.Actors, backend: ServingActors):
+        self.config, self.actors, self.evolution = config, actors, backend.evolution
         self.failed: PixelisError | None = None
         self.stopping = threading.Event()
-        self.thread = threading.Thread(target=self._run, args=(behind.evolution,), daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(backend.evolution,), daemon=True)
         if self.evolution is not None:
             self.thread.start()
 
     def _run(self, evolution: ActorHandle) -> None:
-        """Once more after every failure that can heal, later each time that no update came in between."""
+        """Restart after transient failures, with a pause that doubles unless an update was made in between."""
         pause = RETRY_S
         while not self.stopping.is_set():
             before = checkpoint.latest(self.config.run.dir)
             try:
                 evolve(self.config, self.actors, evolution)
                 break
-            except Exception as error:  # whatever it is, a service that no longer learns must say so
+            except Exception as error:  # any failure must be reported
                 cause = cluster.unwrap_ray_error(error) or InfraFailure(f"the learner: {type(error).__name__}: {error}")
                 if self.stopping.is_set():
                     break
@@ -117,14 +117,14 @@ class Learning:
                     ray.get(evolution.learner_failed.remote(str(cause)))
                 if isinstance(cause, BadInput):
                     self.failed = cause
-                    print(f"pixelis.jobs.serve: nothing is learnt any more, the service goes on: {cause}", file=sys.stderr)
+                    print(f"pixelis serve: learning has stopped, the service continues: {cause}", file=sys.stderr)
                     break
                 pause = RETRY_S if checkpoint.latest(self.config.run.dir) != before else min(2 * pause, LONGEST_RETRY_S)
-                print(f"pixelis.jobs.serve: the learner starts again in {pause:g} s: {cause}", file=sys.stderr)
+                print(f"pixelis serve: the learner restarts in {pause:g} s: {cause}", file=sys.stderr)
                 self.stopping.wait(pause)
 
     def stop(self) -> None:
-        """End it and give it the time for a last checkpoint."""
+        """Stop the learner; waits for its last checkpoint."""
         self.stopping.set()
         if self.evolution is not None:
             stop_file(self.config).touch()
@@ -140,24 +140,24 @@ class Learning:
     ray_actor_options={"num_cpus": 0},
 )
 class System:
-    """Owns the actors behind the gateways and learns from their traffic; Serve starts a dead one again, from run.dir."""
+    """Owns the actors behind the gateways and learns from their traffic. Serve restarts it from run.dir if it dies."""
 
     def __init__(self, config: Config):
         self.stack = contextlib.ExitStack()
         with self.stack:
             self.stack.enter_context(run_folder(config))
             initial = config.policy.adapter
-            # Fixed names: gateways that outlive this replica find its successor's actors by them.
+            # Fixed names, so that gateways find the actors of a restarted replica.
             placed = placement.placed(config, learner=config.evolution.enabled, initial=initial, job="serve")
             actors = self.stack.enter_context(placed)
-            behind = self.stack.enter_context(online(config, actors, job="serve"))
-            self.names = backends(actors, behind)
-            self.learning = Learning(config, actors, behind)
+            backend = self.stack.enter_context(online(config, actors, job="serve"))
+            self.names = backends(actors, backend)
+            self.learning = Learning(config, actors, backend)
             self.stack.callback(self.learning.stop)
             self.stack = self.stack.pop_all()
 
     def backends(self) -> Backends:
-        """Where the actors are."""
+        """Names of the actors."""
         return self.names
 
     def __del__(self) -> None:
@@ -165,9 +165,9 @@ class System:
 
 
 def application(arguments: dict[str, str]) -> serve.Application:
-    """The whole service for `serve run` and `serve deploy`: ``config`` names a file, other keys override its values.
+    """Application for `serve run` and `serve deploy`: ``config`` names a file, other keys override its values.
 
-    What address Serve binds is not known here, so a key is always asked for. Raises BadConfig.
+    Serve's address is not known here, so an API key is always required. Raises BadConfig.
     """
     values = dict(arguments)
     path = values.pop("config", None)
@@ -183,10 +183,10 @@ def main() -> None:
         with (
             run_folder(config),
             placement.placed(config, learner=config.evolution.enabled, initial=config.policy.adapter) as actors,
-            serving(config, actors) as (url, behind),
+            serving(config, actors) as (url, backend),
         ):
-            print(f"serving on {url}  (open it in a browser, try {url}/healthz; Ctrl-C ends)", flush=True)
-            learning = Learning(config, actors, behind)
+            print(f"serving on {url}  (open it in a browser; API: {url}/docs; Ctrl-C stops)", flush=True)
+            learning = Learning(config, actors, backend)
             try:
                 while True:
                     time.sleep(1.0)
@@ -196,9 +196,9 @@ def main() -> None:
 
 
 def check_address(config: Config) -> None:
-    """BadConfig, before anything is started, for a missing API key or a port that is taken."""
+    """Raise BadConfig for a missing API key or a port in use, before anything starts."""
     app.api_key_digest(config)
-    if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):  # a Serve that already runs holds the port itself
+    if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):  # a running Serve instance owns the port
         app.require_free_port(config.serve.host, config.serve.port)
 
 

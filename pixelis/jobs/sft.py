@@ -1,6 +1,6 @@
-"""Supervised fine-tuning on demonstrations: Ray Data prepares them, Ray Train learns them.
+"""Supervised fine-tuning on demonstrations, prepared by Ray Data and learnt with Ray Train.
 
-Result: checkpoints in run.dir/checkpoints, each with the adapter (or the model) to start `rft` or `serve` from.
+Result: checkpoints in run.dir/checkpoints, each with an adapter (or model) for `rft` and `serve`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pixelis.policy import checkpoint
 from pixelis.telemetry.events import EventLog
 
 STORE = "demonstrations"
-"""Folder of a run with the rows it learns from."""
+"""Folder in run.dir with the training demonstrations."""
 SHOWN = ("policy/loss", "evaluate/loss", "evaluate/accuracy", "curriculum/stage")
 
 
 def run(config: Config) -> Path:
-    """Train to ``sft.steps`` (or epochs) or to a stop; returns the last checkpoint."""
+    """Train to ``sft.steps`` (or epochs) or until stopped; returns the last checkpoint."""
     from pixelis.datasets.demonstration_stream import demonstration_stream
 
     episodes = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
@@ -41,12 +41,12 @@ def run(config: Config) -> Path:
     with run_folder(config, *questions, **sources) as folder:
         latest = checkpoint.latest(folder)
         start = checkpoint.step_of(latest) if latest else 0
-        draw = drawn(config, folder, resumed=latest is not None)
-        steps = draw.steps(config.sft.epochs) if config.sft.epochs else config.sft.steps
-        with placed(config, episodes) as actors, schedule(config) as decides:
-            job = TrainJob(config, DemonstrationSource(config, start, steps, decides, actors))
+        sampler = prepare(config, folder, resumed=latest is not None)
+        steps = sampler.steps(config.sft.epochs) if config.sft.epochs else config.sft.steps
+        with placed(config, episodes) as actors, schedule(config) as mixture:
+            job = TrainJob(config, DemonstrationSource(config, start, steps, mixture, actors))
             ranks, store = range(config.learner.workers if start < steps else 0), folder / STORE
-            datasets = {f"train-{rank}": demonstration_stream(config, store, start, steps, rank, decides) for rank in ranks}
+            datasets = {f"train-{rank}": demonstration_stream(config, store, start, steps, rank, mixture) for rank in ranks}
             return require_checkpoint(
                 watch(
                     config,
@@ -60,7 +60,7 @@ def run(config: Config) -> Path:
 
 @contextmanager
 def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
-    """A cluster, with the actors of episodes when the policy is evaluated by them."""
+    """Connect to a cluster; place actors if training includes evaluation episodes."""
     if episodes:
         with placement.placed(config, initial=config.policy.adapter) as actors:
             yield actors
@@ -72,7 +72,7 @@ def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
 
 @contextmanager
 def schedule(config: Config) -> Iterator[ActorHandle | None]:
-    """The actor that decides about mixtures, None without a curriculum."""
+    """Start the actor that schedules the curriculum; None without one."""
     if not config.sft.curriculum.enabled:
         yield None
         return
@@ -83,30 +83,30 @@ def schedule(config: Config) -> Iterator[ActorHandle | None]:
         ray.kill(actor)
 
 
-def drawn(config: Config, folder: Path, resumed: bool) -> BatchSampler:
-    """The demonstrations of the run: written down once, so that a resumed run finds the same, and is told when it wants others.
+def prepare(config: Config, folder: Path, resumed: bool) -> BatchSampler:
+    """Store the demonstrations of the run, so that a resumed run uses the same ones; returns their sampler.
 
-    Raises BadInput, before any actor is started, for demonstrations that cannot be read or lack a level that a stage draws.
+    Raises BadInput for unreadable demonstrations or a missing curriculum level, and BadConfig if a resumed run names others.
     """
     from pixelis.datasets.demonstration_stream import batch_sampler, demonstrations, fill_store, store_settings
 
     endless = config.data.demonstrations.startswith("cards:")
-    kept = resumed and not endless and (folder / STORE).is_dir()
-    store = DemonstrationStore(folder / STORE) if kept else fill_store(config, folder / STORE)
-    now = store_settings(config)
-    if changed := [key for key, value in store.about.items() if value != now.get(key)]:
+    reuse = resumed and not endless and (folder / STORE).is_dir()
+    store = DemonstrationStore(folder / STORE) if reuse else fill_store(config, folder / STORE)
+    settings = store_settings(config)
+    if changed := [key for key, value in store.about.items() if value != settings.get(key)]:
         raise BadConfig(
-            f"{config.run.dir} holds a run with other demonstrations ({', '.join(changed)} changed)",
+            f"{config.run.dir} has a run with other demonstrations ({', '.join(changed)} changed)",
             fix="choose another run.dir, or start over with run.resume=false",
         )
-    draw = batch_sampler(config, store)
+    sampler = batch_sampler(config, store)
     if config.sft.evaluate_every:
         next(demonstrations(config, config.sft.validation, 1), None)
     if config.sft.curriculum.enabled:
-        draw.check(config.sft.curriculum.stages)
-    levels = {level: len(pool) for level, pool in zip(LEVELS, draw.pools[1:], strict=True)}
-    EventLog(folder).write("demonstrations", rows=len(store), used=len(draw), refused=store.refused, levels=levels)
-    return draw
+        sampler.check(config.sft.curriculum.stages)
+    levels = {level: len(pool) for level, pool in zip(LEVELS, sampler.pools[1:], strict=True)}
+    EventLog(folder).write("demonstrations", rows=len(store), used=len(sampler), refused=store.refused, levels=levels)
+    return sampler
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Chain-of-Thought-Action samples from annotated media: right ones, traps and self-corrections, over Ray Data.
+"""Create Chain-of-Thought-Action samples from annotated media with Ray Data: correct ones, traps and self-corrections.
 
-Result: JSON lines in run.dir/samples (read them as data.demonstrations=RUN_DIR/samples) and run.dir/summary.json with counts,
-causes of drops and what is missing. Re-running with the same run.dir goes on where a run was stopped or killed.
+Result: JSON lines in run.dir/samples (use them as data.demonstrations=RUN_DIR/samples) and run.dir/summary.json with counts,
+causes of drops and missing samples. Re-running with the same run.dir resumes a stopped or killed run.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pixelis.telemetry.progress import Progress
 
 
 def run(config: Config) -> dict[str, Any]:
-    """Make the samples that are still missing; returns the summary. DataFailure for a shortfall with ``synthesis.strict``."""
+    """Create the missing samples; returns the summary."""
     check(config)
-    synthesis.maker(config).close()  # what is missing is said before a cluster is started
-    used = sorted({config.synthesis.datasources[quota.source].path for quota in quotas(config.synthesis)})
-    with run_folder(config, *used) as folder:
+    synthesis.maker(config).close()  # raises for missing dependencies before a cluster starts
+    sources = sorted({config.synthesis.datasources[quota.source].path for quota in quotas(config.synthesis)})
+    with run_folder(config, *sources) as folder:
         if not config.run.resume:
             _start_over(folder)
         scheduler, rows = (
@@ -43,8 +43,8 @@ def run(config: Config) -> dict[str, Any]:
             progress.update(before, status="reading sources")
             while scheduler.made < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
                 cluster.connect(config)
-                made = synthesis.outcomes(config, scheduler.left(), rows)
-                while scheduler.made < scheduler.target and (shard := list(itertools.islice(made, config.synthesis.shard))):
+                outcomes = synthesis.outcomes(config, scheduler.left(), rows)
+                while scheduler.made < scheduler.target and (shard := list(itertools.islice(outcomes, config.synthesis.shard))):
                     scheduler.commit(shard)
                     progress.update(scheduler.made, attempts=sum(quota.tried for quota in scheduler.quotas.values()))
         seconds = time.monotonic() - started
@@ -62,10 +62,10 @@ def _start_over(folder: Path) -> None:
 
 
 def check(config: Config) -> None:
-    """BadConfig for tasks, ways of correcting or operations that do not exist."""
+    """Raise BadConfig for unknown tasks, corrections or operations."""
     s = config.synthesis
-    planned = quotas(s)
-    if s.method == "templates" and (unknown := sorted({quota.task for quota in planned} - set(TASKS))):
+    cells = quotas(s)
+    if s.method == "templates" and (unknown := sorted({quota.task for quota in cells} - set(TASKS))):
         raise BadConfig(f"synthesis.tasks: no task {', '.join(unknown)}", fix=f"choose from {', '.join(TASKS)}")
     if unknown := sorted(set(s.corrections) - set(WAYS)):
         raise BadConfig(f"synthesis.corrections: no {', '.join(unknown)}", fix=f"choose from {', '.join(WAYS)}")
@@ -75,9 +75,9 @@ def show_plan(config: Config) -> None:
     """Check every input and print the target of every task, kind and source, for `--dry-run`."""
     check(config)
     dry_run.check(config, "synthesize")
-    for quota in (planned := quotas(config.synthesis)):
+    for quota in (cells := quotas(config.synthesis)):
         print(f"{quota.target:>8}  {quota.task:<28}{quota.kind:<18}{quota.source}", file=sys.stderr)
-    print(f"{sum(quota.target for quota in planned):>8}  samples in {len(planned)} cells", file=sys.stderr)
+    print(f"{sum(quota.target for quota in cells):>8}  samples in {len(cells)} cells", file=sys.stderr)
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def main() -> None:
         if missing := summary["shortfall"]:
             message = ", ".join(f"{quota} {count}" for quota, count in list(missing.items())[:8])
             text = f"{sum(missing.values())} samples are missing ({message}{', ...' if len(missing) > 8 else ''})"
-            fix = "name more sources or rows, or lower target_sample_count; summary.json says why attempts gave nothing"
+            fix = "name more sources or rows, or lower target_sample_count; summary.json lists why attempts failed"
             if config.synthesis.strict:
                 raise DataFailure(text, code="shortfall", fix=fix)
             print(f"warning: {text}\n  {fix}", file=sys.stderr)

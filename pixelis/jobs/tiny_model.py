@@ -1,9 +1,9 @@
-"""Make a small random Qwen2.5-VL or Qwen3-VL folder, offline, to try a recipe, a data set or a cluster without weights.
+"""Create a small random Qwen2.5-VL or Qwen3-VL folder offline, to try a recipe, a data set or a cluster without weights.
 
 usage: pixelis tiny-model FOLDER [--family qwen2_5_vl|qwen3_vl] [--seed N]
 
 The folder has the file layout, architecture class and patch sizes of the real model, about 260,000 random parameters and a
-byte-level tokenizer. Use it as policy.model=FOLDER. It answers nonsense; training and serving run as they would.
+byte-level tokenizer. Use it as policy.model=FOLDER. Its answers are random; training and serving work as with real weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POSITIONS = 32_768
 
 
 def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
-    """Write the folder and return the number of parameters; BadInput when it holds something already."""
+    """Write the folder; returns the number of parameters. Raises BadInput if it is not empty."""
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise BadInput(f"{folder} exists", fix="name a new folder, or remove this one")
     from pixelis.nano.architecture import build, save
@@ -28,7 +28,7 @@ def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
 
     tokenizer = build_tokenizer()
     model = build(tokenizer, family, seed, **SIZES, patch=PATCH[family], positions=POSITIONS)  # type: ignore[arg-type]
-    # Rendered like the real model: with a system turn and tool schemas, which the embedded model goes without.
+    # Use the real model's prompts, with a system turn and tool schemas, which the embedded model omits.
     del model.config.pixelis_nano
     save(model, tokenizer, folder)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -36,18 +36,18 @@ def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
 
 def main() -> None:
     """Entry point of `pixelis tiny-model`."""
-    about, _, more = (__doc__ or "").partition("\n\nusage:")
-    parser = argparse.ArgumentParser("pixelis tiny-model", description=about, epilog=more.partition("\n\n")[2])
+    description, _, usage = (__doc__ or "").partition("\n\nusage:")
+    parser = argparse.ArgumentParser("pixelis tiny-model", description=description, epilog=usage.partition("\n\n")[2])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--family", choices=sorted(PATCH), default="qwen2_5_vl")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        count = make(given.folder, given.family, given.seed)
+        count = make(arguments.folder, arguments.family, arguments.seed)
     except PixelisError as error:
         print(f"pixelis tiny-model: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    print(f"{given.folder}: {given.family}, {count:,} random parameters; use it with policy.model={given.folder}")
+    print(f"{arguments.folder}: {arguments.family}, {count:,} random parameters; use it with policy.model={arguments.folder}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""TTRL (arXiv 2504.16084): a policy adapts to questions without answers, the votes of its own rollouts being the reward.
+"""TTRL (arXiv 2504.16084): adapt a policy to questions without answers, rewarded by the votes of its own rollouts.
 
-    Question -> rft.group_size rollouts vote -> rft.train_samples of them are learnt from -> PolicyStore -> ...
+    Question -> rft.group_size rollouts vote -> train on rft.train_samples of them -> PolicyStore -> ...
 
-The same questions are answered before and after, ttrl.samples times each: pass@1, the majority's answer, how far the episodes
-agree. Truths, where the questions have some, are looked at for these figures alone. The run is that of `rft`, which ends early
-when the votes agree no more than they did (ttrl.patience). Result: checkpoints and ttrl.json in run.dir. Re-running resumes.
+Evaluates the same questions before and after, ttrl.samples times each: pass@1, accuracy of the majority, agreement. True answers,
+if present, are used for these figures only. Trains like `rft` and stops early when agreement no longer rises (ttrl.patience).
+Result: checkpoints and ttrl.json in run.dir. Re-running resumes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from pixelis.rewards.scorers import canonical
 from pixelis.telemetry import events, lineage
 
 LABELLED = ("accuracy", "wrong", "tool_if_correct", "tool_penalty", "unrepaired_error_zero", "length")
-"""Terms of `rewards.weights` that look at a truth."""
+"""Terms of `rewards.weights` that use the true answer."""
 
 
 def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
-    """Judge, adapt, judge again, on actors that are already placed; what ttrl.json holds."""
+    """Evaluate, adapt and evaluate again on placed actors; returns the content of ttrl.json."""
     folder = Path(config.run.dir)
-    before = judge(config, actors, "before", 0)
+    before = evaluate_questions(config, actors, "before", 0)
     adapter = rft.run(config, actors, should_stop=lambda: plateau(shares(folder), config.ttrl))
-    after = judge(config, actors, "after", ray.get(actors.store.promoted.remote()))
+    after = evaluate_questions(config, actors, "after", ray.get(actors.store.promoted.remote()))
     steps = len(shares(folder))
     result = {
         "adapter": str(adapter),
@@ -53,35 +53,36 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
     return result
 
 
-def judge(config: Config, actors: placement.Actors, name: str, version: int) -> evaluate.Arm:
-    """Several episodes of every question that is learnt from, or of the first ``evaluate.questions``."""
+def evaluate_questions(config: Config, actors: placement.Actors, name: str, version: int) -> evaluate.Arm:
+    """Several episodes of each training question, up to ``evaluate.questions``."""
     arm = evaluate.measure(config, actors, name, version, source=config.data.train, samples=config.ttrl.samples)
     evaluate.save(Path(config.run.dir), arm)
     return arm
 
 
 def unlabelled(config: Config) -> Config:
-    """The configuration, if nothing it rewards looks at a truth; else BadConfig."""
-    told = [f"rewards.own.{name}" for name in config.rewards.own]
+    """Return the configuration; BadConfig if one of its rewards uses the true answer."""
+    labelled = [f"rewards.own.{name}" for name in config.rewards.own]
     for mixture in config.rewards.mixtures:
-        told += [f"rewards.weights.{name}" for name in LABELLED if getattr(mixture, name)]
-    if told:
+        labelled += [f"rewards.weights.{name}" for name in LABELLED if getattr(mixture, name)]
+    if labelled:
         raise BadConfig(
-            f"{told[0]} may look at truths, which TTRL has not", fix="use rewards.preset=ttrl and no such term, or jobs.rft"
+            f"{labelled[0]} may use true answers, which TTRL lacks",
+            fix="use rewards.preset=ttrl without such terms, or `pixelis rft`",
         )
     if not config.rewards.weights.majority_vote:
-        raise BadConfig("nobody votes: rewards.weights.majority_vote is 0", fix="use rewards.preset=ttrl")
+        raise BadConfig("rewards.weights.majority_vote is 0: rollouts do not vote", fix="use rewards.preset=ttrl")
     return config
 
 
 def shares(folder: Path) -> list[float]:
-    """Of each step so far, the mean share of rollouts that agree with the majority; a group without one counts 0."""
+    """Mean share of rollouts that agree with the majority, for each step. A group without a majority counts 0."""
     rows = {row["step"]: row for row in events.read(folder, "step/policy")}
     return [rows[step].get("vote/majority_share", 0.0) * (1 - rows[step].get("vote/none", 0.0)) for step in sorted(rows)]
 
 
 def plateau(values: Sequence[float], settings: TtrlConfig) -> bool:
-    """True when the mean of the last ``patience`` values is less than ``min_gain`` above that of as many before; 0: never."""
+    """Whether the mean of the last ``patience`` values exceeds that of the ``patience`` before by less than ``min_gain``."""
     size = settings.patience
     if not size or len(values) < 2 * size:
         return False
@@ -89,22 +90,22 @@ def plateau(values: Sequence[float], settings: TtrlConfig) -> bool:
 
 
 def votes(groups: Sequence[Group]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """By question: agreement (the majority's share), and where a truth is known pass@1 and whether the majority is right."""
+    """For each question: agreement (share of the majority) and, with a true answer, pass@1 and accuracy of the majority."""
     agreement, single, majority = {}, {}, {}
     for group in groups:
         ballots = Counter(canonical(t.answer) for t in group.trajectories if t.answer is not None and canonical(t.answer))
-        winner, most = ballots.most_common(1)[0] if ballots else (None, 0)
-        agreement[group.question.id] = most / len(group.trajectories)
+        winner, count = ballots.most_common(1)[0] if ballots else (None, 0)
+        agreement[group.question.id] = count / len(group.trajectories)
         scores = [t.rewards["accuracy"] for t in group.trajectories if "accuracy" in t.rewards]
         if scores:
-            won = [t for t in group.trajectories if t.answer is not None and canonical(t.answer) == winner]
+            winners = [t for t in group.trajectories if t.answer is not None and canonical(t.answer) == winner]
             single[group.question.id] = statistics.fmean(scores)
-            majority[group.question.id] = won[0].rewards.get("accuracy", 0.0) if won else 0.0
+            majority[group.question.id] = winners[0].rewards.get("accuracy", 0.0) if winners else 0.0
     return agreement, single, majority
 
 
 def compare(before: Sequence[Group], after: Sequence[Group], seed: int) -> dict[str, Any]:
-    """Each figure before and after with its interval, and the difference over the same questions; None without truths."""
+    """Each figure before and after with its interval, and the paired difference; None without true answers."""
     result: dict[str, Any] = {}
     for name, old, new in zip(("agreement", "pass@1", "majority"), votes(before), votes(after), strict=True):
         if len(old) < 2 or len(new) < 2:
@@ -126,17 +127,17 @@ def main() -> None:
         run_folder(unlabelled(config), config.data.train),
         placement.placed(planned := rft.with_steps(config), initial=config.policy.adapter) as actors,
     ):
-        found = run(planned, actors)
-        why = "the votes agree no further" if found["plateau"] else "rft.steps"
-        print(f"{found['steps']} steps ({why}); {found['questions']} questions x {found['samples']} episodes")
+        result = run(planned, actors)
+        reason = "agreement no longer rises" if result["plateau"] else "rft.steps"
+        print(f"{result['steps']} steps ({reason}); {result['questions']} questions x {result['samples']} episodes")
         for name in ("agreement", "pass@1", "majority"):
-            if (row := found[name]) is None:
+            if (row := result[name]) is None:
                 print(f"{name:10} unknown: the questions have no answers")
                 continue
             low, high = row["difference"]["ci95"]
             message = f"{row['before']['mean']:.3f} -> {row['after']['mean']:.3f}"
             print(f"{name:10} {message}  ({row['difference']['mean']:+.3f} [{low:+.3f}, {high:+.3f}])")
-        print(f"checkpoint: {found['adapter']}")
+        print(f"checkpoint: {result['adapter']}")
 
 
 if __name__ == "__main__":

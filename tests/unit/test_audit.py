@@ -433,7 +433,7 @@ def test_the_command_verifies_and_searches(tmp_path, monkeypatch, capsys):
     assert run_job(monkeypatch, str(tmp_path)) == 0
     said = capsys.readouterr().out
     assert "3 events in 1 files" in said
-    assert "the chain is whole" in said
+    assert "the chain is intact" in said
     assert run_job(monkeypatch, str(tmp_path / "audit"), "--event", "update", "--since", "2020-01-01", "--json") == 0
     assert [json.loads(line)["details"]["step"] for line in capsys.readouterr().out.splitlines()] == [0, 1, 2]
     assert run_job(monkeypatch, str(tmp_path), "--actor", "learner") == 0

@@ -96,9 +96,9 @@ def test_missing_and_wrong_versions(monkeypatch):
 
 def test_the_fix_names_the_extra():
     needs = [Need("vllm", "==0.32.0", "vllm"), Need("deepspeed", ">=0.19", None)]
-    assert "[vllm]" in doctor._how("vllm", needs)
-    assert "make install" in doctor._how("deepspeed", needs)
-    assert doctor._how("rapidocr", needs) == "pip install rapidocr"
+    assert "[vllm]" in doctor._install_command("vllm", needs)
+    assert "make install" in doctor._install_command("deepspeed", needs)
+    assert doctor._install_command("rapidocr", needs) == "pip install rapidocr"
 
 
 def test_both_vllm_builds_at_once_are_a_conflict(monkeypatch):

@@ -136,7 +136,7 @@ def test_what_cannot_be_read_is_told_before_anything_starts(tmp_path: Path) -> N
         (gone, (), MissingFile, "no-model"),
         (make(tmp_path / "run", adapter=str(tmp_path / "step_00000002")), (), MissingFile, "step_00000002"),
         (make(tmp_path / "run", adapter=str(damaged)), (), BadInput, "damaged"),
-        (make(tmp_path / "run", adapter=str(lora), full=True), (), BadConfig, "holds an adapter"),
+        (make(tmp_path / "run", adapter=str(lora), full=True), (), BadConfig, "is a LoRA adapter"),
         (make(tmp_path / "run"), (str(tmp_path / "no.jsonl"),), MissingFile, "no.jsonl"),
     ]
     for config, sources, kind, word in cases:

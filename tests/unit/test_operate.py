@@ -164,13 +164,13 @@ def test_a_folder_of_frames_is_a_clip_in_the_order_of_its_numbers(shell):
         (["photo.png"], "zoom_in"),
         ([], "--help"),
         (["phto.png", "zoom_in"], "did you mean photo.png?"),
-        (["https://example.org/a.png", "zoom_in"], "network"),
+        (["https://example.org/a.png", "zoom_in"], "not fetched"),
         (["photo.png", "zoom_in", "box=0,0,1,1", "toolbox.timeout=3"], "toolbox.timeout_s"),
         (["photo.png", "zoom_in", "box=0,0,1,1", "policy.model=x"], "only toolbox"),
-        (["photo.png", "zoom_in", "box=0,0,1,1", "--frame", "1"], "not a clip"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "--frame", "1"], "not a video"),
         (["photo.png", "zoom_in", "box=0,0,1,1", "--target", "obs7"], "img0"),
         (["photo.png", "zoom_in", "box=0,0,1,1", "--after", "none.json"], "No such file"),
-        (["photo.png", "zoom_in", "box=0,0,1,1", "--after", "photo.png"], "no result of operate"),
+        (["photo.png", "zoom_in", "box=0,0,1,1", "--after", "photo.png"], "not a result of"),
         (["photo.png", "zoom_in", "box=0,0,1,1", "--view", "3"], "32"),
         (["photo.png", "nowhere.to:Find"], "cannot be imported"),
         (["photo.png", SEGMENT, "point=0.5,0.5", "toolbox.segmenter=nowhere"], "fix: "),
@@ -209,7 +209,7 @@ def test_results_of_other_pixels_are_refused(shell):
     Image.fromarray(skimage.data.coffee()[::-1].copy()).save("other.png")
     code, _, said = shell("other.png", "zoom_in", "box=0,0,1,1", "--after", "runs/operate/photo/zoom_in.json")
     assert code == 2
-    assert "other pixels" in said
+    assert "other media" in said
 
 
 OWN = """

@@ -342,7 +342,7 @@ def test_the_job_refuses_anything_but_a_full_fine_tune(
     for tuned, code, word in (
         (None, 2, "ranks.tuned names no model"),
         ("gone", 1, "no model in"),
-        ("lora", 1, "holds adapters"),
+        ("lora", 1, "has adapters"),
         ("other", 1, "was not tuned from"),
         ("empty", 1, "has no parameter"),
         ("hf", 1, "has no parameter"),
