@@ -1,4 +1,4 @@
-"""Promotes policy versions: candidate, canary, promotion, rollback. What serves has passed, or a person has forced it."""
+"""Promotes policy versions: candidate, canary, promotion, rollback. Serves only what passed the canary or a person forced."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter
 from pixelis.config import Config
 from pixelis.errors import BadInput, MissingFile, PixelisError
-from pixelis.evolution.canary import Decision, Scores, Watch
+from pixelis.evolution.canary import Decision, PromotionHistory, Scores
 from pixelis.policy.checkpoint import write_json
 from pixelis.records import PolicyVersion, VersionStatus
 
-CURVE = 1000
+MAX_CURVE = 1000
 """Judgements kept for the canary curve."""
 
-Note = Callable[[str, str, str, str, dict[str, Any]], Awaitable[None]]
+AuditWriter = Callable[[str, str, str, str, dict[str, Any]], Awaitable[None]]
 """Writes an audit event: event, actor, action, result, details."""
 
 
 class Promotion:
-    """Decides which version serves. One transition at a time; judging, which takes long, blocks none.
+    """Decides which version serves. Transitions are serialised; judging takes long and blocks none.
 
-    ``restore`` is the version that the learner has to go back to before its next step, None when its weights come from what is
-    promoted; ``base`` says from which version they come. Without a canary every candidate is promoted.
+    ``base`` is the version that the learner's weights descend from, ``restore`` the version that the learner must reset to before
+    its next step, None when ``base`` is promoted. Without a canary every candidate is promoted.
     """
 
-    def __init__(self, config: Config, store: ActorHandle, router: GeneratorRouter, canary: Canary | None, note: Note):
+    def __init__(self, config: Config, store: ActorHandle, router: GeneratorRouter, canary: Canary | None, note: AuditWriter):
         self.config, self.store, self.router, self.canary, self.note = config, store, router, canary, note
         self.served = 0
         self.candidate: int | None = None
@@ -44,33 +44,33 @@ class Promotion:
         self.base: int | None = None
         self.withdrawn: set[int] = set()
         self.rollbacks = 0
-        self.watch: Watch | None = None
+        self.history: PromotionHistory | None = None
         self.unjudged = False
-        """True after a forced promotion, until the watch has looked."""
+        """True after a forced promotion, until the served version was judged."""
         self.curve: list[dict[str, Any]] = []
         self.key: list[Any] = []
-        """Questions, starting policy and served version: what the kept answers are about."""
+        """Identifies the saved scores: questions, starting policy and served version."""
         self.transition = asyncio.Lock()
         self.file = Path(config.run.dir) / "versions" / "canary.json"
 
     async def open(self) -> None:
-        """Serve what is promoted and take up what an earlier life of this service knew. Raises what ``Canary.ready`` does."""
+        """Serve the promoted version and load the state of an earlier incarnation. Raises as ``Canary.ready``."""
         if self.canary is not None:
             await self.canary.ready()
         async with self.transition:
             await self._serve(await self.store.promoted.remote())
-            self._recall()
+            self._load()
 
     async def begin(self, base: int | None) -> None:
-        """The learner starts with weights that come from version ``base``; anything but what is promoted sends it back."""
+        """The learner starts with weights that descend from ``base``; it must reset them unless ``base`` is promoted."""
         async with self.transition:
             promoted = await self.store.promoted.remote()
             if promoted != self.served:
                 await self._serve(promoted)
             self.base, self.restore = base, None if base == promoted else promoted
 
-    def took_up(self, version: int | None) -> None:
-        """The learner has made a step from the weights of ``version`` (None: from those it had)."""
+    def learner_reset(self, version: int | None) -> None:
+        """The learner made a step after resetting to ``version``; None: without a reset."""
         if version is not None:
             self.base = version
             if self.restore == version:
@@ -79,22 +79,22 @@ class Promotion:
     # -- candidates -------------------------------------------------------------------------------------------------
 
     async def offer(self, version: int) -> bool:
-        """Judge a candidate of the learner and promote or refuse it; True when it serves now.
+        """Judge a candidate and promote or refuse it; True when it serves now.
 
-        When the canary cannot be asked it stays a candidate, which serves nobody, and the learner goes on.
+        When the canary fails, the version stays a candidate and is not served.
         """
         record = await self._record(version)
         if record.status is not VersionStatus.CANDIDATE:
             return version == self.served
-        about = {"version": version, "parent": record.parent, "sha256": record.sha256, "step": record.step}
-        await self.note("candidate", "learner", "publish", "success", about)
+        details = {"version": version, "parent": record.parent, "sha256": record.sha256, "step": record.step}
+        await self.note("candidate", "learner", "publish", "success", details)
         self.candidate = version
         try:
             before, decision, scores, refused = self.served, None, None, ""
             if self.canary is not None and self.restore is None:
                 try:
                     decision, scores = await self._judge(version)
-                except BadInput as error:  # weights that no engine takes
+                except BadInput as error:  # the engine cannot load these weights
                     refused = error.code
                 except (PixelisError, RayError) as error:
                     await self.note("canary", "canary", "judge", "failure", {"version": version, "cause": str(error)})
@@ -114,51 +114,50 @@ class Promotion:
             self.candidate = None
 
     async def _refuse(self, version: int, reason: str) -> None:
-        """Nobody will serve it, and the learner does not go on from it."""
+        """Withdraw the candidate; the learner must reset to the served version."""
         await self.store.roll_back.remote(version)
         self.withdrawn.add(version)
         self.restore = self.served
         await self.note("promotion", "canary", "refuse", "refused", {"version": version, "reason": reason, "served": self.served})
 
     async def _judge(self, version: int) -> tuple[Decision, Scores]:
-        """What the canary says of a version in comparison with what served so far."""
+        """Score a version on the canary and compare it with the promotion history."""
         assert self.canary is not None
         try:
-            if self.watch is None:
+            if self.history is None:
                 served = self.served
-                self.watch = Watch(self.config.evolution.canary, served, await self.canary.judge(served))
+                self.history = PromotionHistory(self.config.evolution.canary, served, await self.canary.judge(served))
             scores = await self.canary.judge(version)
         except RayError as error:
             raise unwrap_ray_error(error) or error from error
-        decision = self.watch.judge(scores)
-        await self._judged(version, decision, "promote" if decision.promote else "refuse")
+        decision = self.history.judge_candidate(scores)
+        await self._record_judgement(version, decision, "promote" if decision.promote else "refuse")
         return decision, scores
 
-    async def _judged(self, version: int, decision: Decision, word: str) -> None:
-        entry = {"version": version, "time": time.time(), "decision": word, **asdict(decision)}
-        self.curve = [*self.curve[1 - CURVE :], entry]
-        self._remember()
-        result = "refused" if word in ("refuse", "roll_back") else "success"
-        details = {key: value for key, value in entry.items() if key != "time"}
-        await self.note("canary", "canary", "watch" if word in ("keep", "roll_back") else "judge", result, details)
+    async def _record_judgement(self, version: int, decision: Decision, outcome: str) -> None:
+        details = {"version": version, "decision": outcome, **asdict(decision)}
+        self.curve = [*self.curve[1 - MAX_CURVE :], {"time": time.time(), **details}]
+        self._save()
+        action = "watch" if outcome in ("keep", "roll_back") else "judge"
+        await self.note("canary", "canary", action, "refused" if outcome in ("refuse", "roll_back") else "success", details)
 
     # -- orders -----------------------------------------------------------------------------------------------------
 
     async def promote(self, version: int, by: str, force: bool = False) -> dict[str, Any]:
-        """Serve ``version`` on somebody's word: through the canary, or past it with ``force``. The learner goes on from there.
+        """Serve ``version`` on a person's order unless the canary refuses it; the learner resets to it. ``force``: no canary.
 
-        Raises BadInput for the version that serves already, MissingFile for an unknown one or one without weights.
+        Raises BadInput for the served version, MissingFile for an unknown version or missing weights.
         """
         if version == self.served:
-            raise BadInput(f"version {version} serves already", code="serves_already")
+            raise BadInput(f"version {version} is served already", code="serves_already")
         await self._record(version)
         await self.store.get.remote(version)
         decision, scores = None, None
         if self.canary is not None and not force:
             decision, scores = await self._judge(version)
             if not decision.promote:
-                told = {"version": version, "reason": decision.reason, "served": self.served}
-                await self.note("promotion", by, "promote", "refused", told)
+                details = {"version": version, "reason": decision.reason, "served": self.served}
+                await self.note("promotion", by, "promote", "refused", details)
                 return {"promoted": False, **asdict(decision)}
         async with self.transition:
             await self._promote(version, by, scores, forced=force)
@@ -167,7 +166,7 @@ class Promotion:
 
     async def _promote(self, version: int, by: str, scores: Scores | None, forced: bool) -> None:
         before = self.served
-        self._remember({"version": version, "scores": None if scores is None else dict(scores)})
+        self._save(pending={"version": version, "scores": None if scores is None else dict(scores)})
         await self.store.promote.remote(version)
         try:
             await self._serve(version)
@@ -175,22 +174,22 @@ class Promotion:
             await self.store.roll_back.remote(version)
             await self._serve(await self.store.promoted.remote())
             raise
-        self._moved(before, version, scores)
-        self._remember()
+        self._record_promotion(before, version, scores)
+        self._save()
         await self.note("promotion", by, "promote", "success", {"version": version, "before": before, "forced": forced})
 
-    def _moved(self, before: int, version: int, scores: Scores | None) -> None:
-        if self.watch is not None:
+    def _record_promotion(self, before: int, version: int, scores: Scores | None) -> None:
+        if self.history is not None:
             if version < before:
-                self.watch.rolled_back(version)
+                self.history.roll_back(version)
             else:
-                self.watch.promoted(version, scores)
+                self.history.promote(version, scores)
         self.unjudged = scores is None
 
     async def roll_back(self, version: int | None, by: str, reason: str) -> int:
-        """Serve ``version`` again, or the one promoted before the served one; all that was promoted after it is withdrawn.
+        """Serve ``version`` again (None: the version promoted before the served one) and withdraw later versions.
 
-        Returns the version that serves now. BadInput when there is none to go back to, MissingFile when its weights are gone.
+        Returns the version that serves now. Raises BadInput when there is no earlier version, MissingFile without its weights.
         """
         async with self.transition:
             before = self.served
@@ -201,7 +200,7 @@ class Promotion:
                 record = await self._record(version)
                 if version >= before or record.status is not VersionStatus.PROMOTED:
                     raise BadInput(
-                        f"version {version} was not promoted before {before}, which serves",
+                        f"version {version} was not promoted before the served version {before}",
                         code="no_version",
                         fix="name a promoted version, or promote this one",
                     )
@@ -210,47 +209,47 @@ class Promotion:
             await self._serve(target)
             self.restore = target
             self.rollbacks += 1
-            if self.watch is not None:
-                self.watch.rolled_back(target)
+            if self.history is not None:
+                self.history.roll_back(target)
             self.unjudged = False
-            self._remember()
+            self._save()
             await self.note("rollback", by, "roll_back", "success", {"version": target, "before": before, "reason": reason})
             return target
 
-    async def look(self, by: str = "watch") -> bool:
-        """Judge the version that serves once more; True when it fell and its predecessor serves again."""
+    async def check_served(self, by: str = "watch") -> bool:
+        """Judge the served version again; True when it fell and its predecessor serves again."""
         if self.canary is None:
             return False
         version = self.served
         try:
-            if self.watch is None and self.unjudged:  # forced before there was anything to compare with
+            if self.history is None and self.unjudged:  # forced before there was a version to compare with
                 parent = (await self._record(version)).parent or 0
-                self.watch = Watch(self.config.evolution.canary, parent, await self.canary.judge(parent))
-                self.watch.promoted(version)
+                self.history = PromotionHistory(self.config.evolution.canary, parent, await self.canary.judge(parent))
+                self.history.promote(version)
             scores = await self.canary.judge(version)
         except (PixelisError, RayError) as error:
             cause = unwrap_ray_error(error) or error
             await self.note("canary", "canary", "watch", "failure", {"version": version, "cause": str(cause)})
             return False
         if version != self.served:
-            return False  # it has gone in between
-        if self.watch is None:
-            self.watch = Watch(self.config.evolution.canary, version, scores)
-        decision = self.watch.fell(scores)
+            return False  # another version serves meanwhile
+        if self.history is None:
+            self.history = PromotionHistory(self.config.evolution.canary, version, scores)
+        decision = self.history.judge_served(scores)
         fell = decision.fell and version > 0
-        await self._judged(version, decision, "roll_back" if fell else "keep")
+        await self._record_judgement(version, decision, "roll_back" if fell else "keep")
         if fell:
             await self.roll_back(None, by, decision.reason)
         elif self.unjudged:
-            self.watch.promoted(version, scores)
+            self.history.promote(version, scores)
             self.unjudged = False
-            self._remember()
+            self._save()
         return fell
 
-    # -- what is known ----------------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------------------
 
     async def _serve(self, version: int) -> None:
-        """Every generator loads ``version``, between its episodes; one that cannot is not used until it has."""
+        """Load ``version`` on all generators; the router does not use a generator until it has loaded it."""
         await self.router.load(version)
         records = await self._records()
         self.served = version
@@ -263,31 +262,33 @@ class Promotion:
         return await self.store.list.remote()
 
     async def _record(self, version: int) -> PolicyVersion:
-        result = next((v for v in await self._records() if v.version == version), None)
-        if result is None:
+        record = next((v for v in await self._records() if v.version == version), None)
+        if record is None:
             raise MissingFile(f"no policy version {version}", code="unknown_version", fix="take one from the list of versions")
-        return result
+        return record
 
-    def _remember(self, coming: dict[str, Any] | None = None) -> None:
-        """``coming`` is about to be promoted: a life that ends in between is gone on with as if it had got there."""
-        state = self.watch.state() if self.watch is not None else None
-        kept = {"key": self.key, "watch": state, "unjudged": self.unjudged, "curve": self.curve, "coming": coming}
-        write_json(self.file, kept)
+    def _save(self, pending: dict[str, Any] | None = None) -> None:
+        """Write the state; with ``pending``, the promotion under way, so that a restart in between completes it."""
+        history = self.history.state() if self.history is not None else None
+        state = {"key": self.key, "watch": history, "unjudged": self.unjudged, "curve": self.curve, "pending": pending}
+        write_json(self.file, state)
 
-    def _recall(self) -> None:
-        """Take up the watch. Other questions, another starting policy or one that it has not heard of make a new beginning."""
+    def _load(self) -> None:
+        """Load the saved state unless questions or starting policy differ or it does not know the served version."""
         if not self.file.is_file():
             return
-        kept = json.loads(self.file.read_text(encoding="utf-8"))
-        if kept["key"][:3] != self.key[:3]:
+        state = json.loads(self.file.read_text(encoding="utf-8"))
+        if state["key"][:3] != self.key[:3]:
             return
-        watch = Watch.restore(self.config.evolution.canary, kept["watch"]) if kept["watch"] is not None else None
-        known, coming = kept["key"] == self.key, kept.get("coming") or {}
-        promoted = coming.get("version") == self.served
-        if known or promoted or (watch is not None and self.served in (version for version, _ in watch.line)):
-            self.watch, self.curve, self.unjudged = watch, kept["curve"], kept["unjudged"]
-            if not known and promoted:
-                self._moved(kept["key"][3], self.served, coming["scores"])
-            elif not known and watch is not None:  # withdrawn, but not yet written down
-                watch.rolled_back(self.served)
+        history = None
+        if state["watch"] is not None:
+            history = PromotionHistory.restore(self.config.evolution.canary, state["watch"])
+        current, pending = state["key"] == self.key, state.get("pending") or {}
+        completed = pending.get("version") == self.served
+        if current or completed or (history is not None and self.served in (version for version, _ in history.entries)):
+            self.history, self.curve, self.unjudged = history, state["curve"], state["unjudged"]
+            if not current and completed:
+                self._record_promotion(state["key"][3], self.served, pending["scores"])
+            elif not current and history is not None:  # a rollback that was not saved
+                history.roll_back(self.served)
                 self.unjudged = False

@@ -4,72 +4,92 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import ray
 
 from pixelis.actors.rollouts import RolloutBatch
-from pixelis.config import AdvantageConfig
-from pixelis.evolution.updates import DropOldest, as_group, elected
+from pixelis.config import Config
+from pixelis.evolution.gate import learning_rate
+from pixelis.evolution.updates import as_group, elected
 from pixelis.policy.advantages import assign_advantages
 from pixelis.records import Group, Question, UpdateTask
 
 
 @dataclass(slots=True)
-class Waiting:
-    """A task and the reference to its views; ``approved`` by a person."""
+class QueuedTask:
+    """A task and the reference to its views; ``approved`` by a reviewer."""
 
     task: UpdateTask
     views: ray.ObjectRef
     approved: bool = False
 
 
-class Tasks(DropOldest[Waiting]):
-    """The queue of tasks; ``counts`` learns what becomes of those that are taken."""
+class UpdateQueue:
+    """At most ``evolution.queue`` tasks. When it is full, the oldest is dropped: fresh traffic teaches more.
 
-    def __init__(self, limit: int, counts: Counter[str]):
-        super().__init__(limit)
+    ``counts`` gets the tasks handed to the learner and those that cannot be learnt from.
+    """
+
+    def __init__(self, config: Config, counts: Counter[str]):
+        self.config = config
+        self.items: deque[QueuedTask] = deque(maxlen=config.evolution.queue)
         self.counts = counts
+        self.dropped = 0
 
-    def discard(self, unwanted: Callable[[UpdateTask], bool]) -> int:
-        """Take out what must not be learnt from; how many that were."""
-        return self.remove(lambda item: unwanted(item.task))
+    def __len__(self) -> int:
+        return len(self.items)
 
-    def pause(self) -> int:
-        """Take out all but what a person approved; how many that were."""
-        return self.remove(lambda item: not item.approved)
+    def push(self, item: QueuedTask) -> None:
+        """Append a task, dropping the oldest when full."""
+        self.dropped += len(self.items) == self.items.maxlen
+        self.items.append(item)
 
-    def batch(
-        self, size: int, world: int, settings: AdvantageConfig, objective: Literal["answer", "policy"] = "policy"
-    ) -> tuple[RolloutBatch, list[UpdateTask]] | None:
-        """The oldest ``size`` tasks with their advantages, and what they were; None when a rank would get no usable one.
+    def take(self, count: int) -> list[QueuedTask]:
+        """Remove and return up to ``count`` tasks, oldest first."""
+        return [self.items.popleft() for _ in range(min(count, len(self.items)))]
 
-        With objective=answer a label that none of the samples gave, a reviewer's, has no tokens to learn it from.
+    def remove(self, unwanted: Callable[[QueuedTask], bool]) -> list[UpdateTask]:
+        """Remove and return the unwanted tasks; the others keep their order."""
+        removed = [item.task for item in self.items if unwanted(item)]
+        self.items = deque((item for item in self.items if not unwanted(item)), maxlen=self.items.maxlen)
+        return removed
+
+    def batch(self, world: int, served: int, beta: float) -> tuple[RolloutBatch, list[UpdateTask]] | None:
+        """A batch of the oldest ``evolution.batch`` tasks, and these tasks; None when usable tasks are fewer than ranks.
+
+        ``served`` is the policy version for the metric of lag, ``beta`` the weight of the KL penalty. With objective=answer, a
+        reviewer's label that no sample gave is not usable: it has no tokens.
         """
-        waiting = self.take(size)
-        all_groups = [as_group(item.task) for item in waiting]
-        assign_advantages(all_groups, settings)
-        groups, views, kept = [], [], []
-        for item, group in zip(waiting, all_groups, strict=True):
-            unsaid = objective == "answer" and not elected(group.trajectories, item.task.pseudo_label)
-            if unsaid or all(t.advantage is None for t in group.trajectories):
+        e = self.config.evolution
+        items = self.take(e.batch)
+        all_groups = [as_group(item.task) for item in items]
+        assign_advantages(all_groups, self.config.rft.advantage)
+        groups, views, tasks = [], [], []
+        for item, group in zip(items, all_groups, strict=True):
+            no_tokens = e.objective == "answer" and not elected(group.trajectories, item.task.pseudo_label)
+            if no_tokens or all(t.advantage is None for t in group.trajectories):
                 self.counts["unusable"] += 1
                 continue
             groups.append(group)
             views.append(item.views)
-            kept.append(item.task)
+            tasks.append(item.task)
         if len(groups) < world:
             self.counts["unusable"] += len(groups)
             return None
         self.counts["handed"] += len(groups)
-        return RolloutBatch(0, groups, views), kept
+        metrics = _metrics(groups, tasks, served)
+        rate = learning_rate(metrics["evolve/confidence"], e)
+        batch = RolloutBatch(0, groups, views, metrics=metrics | {"evolve/lr": rate, "evolve/beta": beta})
+        batch.options = {"lr": rate, "kl_weight": beta, "kl_limit": 2 * e.guard.target}
+        return batch, tasks
 
 
-def update_metrics(groups: list[Group], tasks: list[UpdateTask], version: int) -> dict[str, float]:
-    """What an update learns from: confidence, share of uniform groups (no signal), age in seconds, lag in versions."""
+def _metrics(groups: list[Group], tasks: list[UpdateTask], version: int) -> dict[str, float]:
+    """Tasks of an update, mean confidence, share of uniform groups (no signal), age in seconds, lag in versions."""
     now, n = time.time(), len(tasks)
     return {
         "evolve/tasks": float(n),
@@ -80,9 +100,9 @@ def update_metrics(groups: list[Group], tasks: list[UpdateTask], version: int) -
     }
 
 
-def prompt_key(task: UpdateTask, question: Question | None, seen: dict[str, Any]) -> str:
-    """What tells prompts apart: the question and the pixels of its first picture."""
+def prompt_key(task: UpdateTask, question: Question | None, views: dict[str, Any]) -> str:
+    """A hash of the question and of the pixels of its first picture."""
     digest = hashlib.sha256((question.question if question is not None else "").encode())
-    for view in seen.get(task.trajectories[0].id, [])[:1]:
+    for view in views.get(task.trajectories[0].id, [])[:1]:
         digest.update(view.tobytes())
     return digest.hexdigest()

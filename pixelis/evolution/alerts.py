@@ -1,10 +1,9 @@
-"""Alerts: health metrics against thresholds, told to the log, a file and a webhook, and not told again within a cooldown."""
+"""Alerts: health metrics compared with thresholds, reported to the log, a file and a webhook, with a cooldown."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import queue
 import threading
@@ -23,10 +22,10 @@ from pixelis.errors import BadConfig
 log = logging.getLogger(__name__)
 
 FILE = "alerts.jsonl"
-KEPT = 200
+RECENT = 200
 WEBHOOK_TIMEOUT_S = 5.0
 WEBHOOK_QUEUE = 100
-LOUDNESS = {"info": 0, "warning": 1, "critical": 2}
+SEVERITY = {"info": 0, "warning": 1, "critical": 2}
 LOG_LEVEL = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
 
 BUILT_IN = (
@@ -43,7 +42,7 @@ BUILT_IN = (
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """``value`` of ``metric`` in ``component`` is beyond ``limit`` (``over``: above it; ``at_most``: at or below)."""
+    """``value`` of ``metric`` in ``component`` is beyond ``limit``: above it (``over``), or at or below it (``at_most``)."""
 
     time: float
     component: str
@@ -61,9 +60,10 @@ class Alert:
 
 
 class Alerter:
-    """Looks at metrics. ``config.extra`` adds to the built-in thresholds, it replaces none.
+    """Compares metrics with the built-in thresholds and those of ``config.extra``.
 
-    ``folder`` gets alerts.jsonl; None writes no file. Raises BadConfig when the webhook's variable holds no http(s) URL.
+    Alerts are appended to alerts.jsonl in ``folder``; None writes no file. Raises BadConfig when the webhook's environment
+    variable holds no http(s) URL.
     """
 
     def __init__(self, config: AlertsConfig, folder: str | Path | None = None, environment: Mapping[str, str] | None = None):
@@ -72,50 +72,51 @@ class Alerter:
         url = (os.environ if environment is None else environment).get(config.webhook_env, "")
         self.webhook = Webhook(url, config.webhook_env) if url else None
         self.counts: Counter[str] = Counter()
-        self._told: dict[tuple[str, str], Alert] = {}
-        self._recent: deque[Alert] = deque(maxlen=KEPT)
+        self._latest: dict[tuple[str, str], Alert] = {}
+        self._recent: deque[Alert] = deque(maxlen=RECENT)
         self._lock = threading.Lock()
 
-    def look(self, metrics: Mapping[str, float], now: float | None = None, component: str = "service") -> list[Alert]:
-        """The new alerts of these metrics; a metric that is not given, or is no number, is not looked at.
+    def check(self, metrics: Mapping[str, float], now: float | None = None, component: str = "service") -> list[Alert]:
+        """Report and return the new alerts of these metrics; NaN is ignored.
 
-        Of the thresholds that a metric is beyond, the loudest alerts. The same (component, metric) alerts again after its
-        threshold's ``cooldown_s``, or at once when it has got louder.
+        When a metric is beyond several thresholds, the most severe one alerts. The same (component, metric) alerts again after
+        the threshold's ``cooldown_s``, or at once when the severity rises.
         """
-        moment = time.time() if now is None else now
+        now = time.time() if now is None else now
         with self._lock:
-            new = []
+            alerts = []
             for metric, value in metrics.items():
-                if math.isnan(value) or (found := self._beyond(metric, value)) is None:
+                threshold = self._exceeded(metric, value)
+                if threshold is None:
                     continue
-                threshold, side, limit = found
-                before = self._told.get((component, metric))
-                louder = before is None or LOUDNESS[threshold.severity] > LOUDNESS[before.severity]
-                if not louder and before is not None and 0 <= moment - before.time < threshold.cooldown_s:
+                previous = self._latest.get((component, metric))
+                if (
+                    previous is not None
+                    and SEVERITY[threshold.severity] <= SEVERITY[previous.severity]
+                    and 0 <= now - previous.time < threshold.cooldown_s
+                ):
                     self.counts["suppressed"] += 1
                     continue
-                alert = Alert(moment, component, metric, float(value), side, limit, threshold.severity)
-                self._told[component, metric] = alert
+                side, limit = ("at_most", threshold.at_most) if threshold.over is None else ("over", threshold.over)
+                alert = Alert(now, component, metric, float(value), side, limit, threshold.severity)  # type: ignore[arg-type]
+                self._latest[component, metric] = alert
                 self._recent.append(alert)
                 self.counts[f"severity/{alert.severity}"] += 1
                 self.counts[f"component/{component}"] += 1
-                new.append(alert)
-            for alert in new:
-                self._tell(alert)
-        return new
+                self._report(alert)
+                alerts.append(alert)
+        return alerts
 
-    def _beyond(self, metric: str, value: float) -> tuple[ThresholdConfig, Literal["over", "at_most"], float] | None:
-        result: tuple[ThresholdConfig, Literal["over", "at_most"], float] | None = None
-        for t in self.thresholds:
-            if t.metric != metric or (result is not None and LOUDNESS[t.severity] <= LOUDNESS[result[0].severity]):
-                continue
-            if t.over is not None and value > t.over:
-                result = (t, "over", t.over)
-            elif t.at_most is not None and value <= t.at_most:
-                result = (t, "at_most", t.at_most)
-        return result
+    def _exceeded(self, metric: str, value: float) -> ThresholdConfig | None:
+        """The most severe threshold that the value is beyond; the first of equals."""
+        exceeded = [
+            t
+            for t in self.thresholds
+            if t.metric == metric and ((t.over is not None and value > t.over) or (t.at_most is not None and value <= t.at_most))
+        ]
+        return max(exceeded, key=lambda t: SEVERITY[t.severity], default=None)
 
-    def _tell(self, alert: Alert) -> None:
+    def _report(self, alert: Alert) -> None:
         log.log(LOG_LEVEL[alert.severity], "alert %s", alert.message)
         if self.file is not None:
             try:
@@ -124,7 +125,7 @@ class Alerter:
                     file.write(json.dumps(asdict(alert), default=str) + "\n")
             except OSError as error:
                 self.counts["file_failed"] += 1
-                log.warning("%s takes no alert: %s", self.file, error)
+                log.warning("cannot append an alert to %s: %s", self.file, error)
         if self.webhook is not None:
             self.webhook.post({"text": f"pixelis {alert.message}", **asdict(alert)})
 
@@ -133,22 +134,11 @@ class Alerter:
         with self._lock:
             return list(self._recent)[::-1][: max(0, n)]
 
-    def statistics(self) -> dict[str, int]:
-        """Alerts by severity and component since the start, those suppressed by a cooldown, and what the channels lost."""
-        with self._lock:
-            hook = self.webhook.counts if self.webhook is not None else {}
-            return {**self.counts, **{f"webhook_{key}": count for key, count in hook.items()}}
-
-    def close(self, timeout_s: float = WEBHOOK_TIMEOUT_S) -> None:
-        """Give what the webhook has waiting ``timeout_s`` seconds to be posted."""
-        if self.webhook is not None:
-            self.webhook.close(timeout_s)
-
 
 class Webhook:
-    """Posts JSON to the operator's URL from a thread of its own; a failure is counted and logged, never raised.
+    """Posts JSON to the operator's URL from a thread. Failures are counted and logged, never raised.
 
-    The URL may hold a secret: it is never logged. Redirects are not followed.
+    The URL may hold a secret and is never logged; httpx would log it. Redirects are not followed.
     """
 
     def __init__(self, url: str, variable: str):
@@ -157,39 +147,37 @@ class Webhook:
             raise BadConfig(f"{variable} holds no http or https URL", fix=f"export {variable}=https://host/path, or unset it")
         self.url = url
         self.counts: Counter[str] = Counter()
-        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(WEBHOOK_QUEUE)
+        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(WEBHOOK_QUEUE)
         self._opener = urllib.request.build_opener(_NoRedirect)
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="alert-webhook", daemon=True)
+        self._thread.start()
 
     def post(self, body: dict[str, Any]) -> None:
-        """Queue ``body``; dropped and counted when the receiver is so slow that the queue is full."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="alert-webhook", daemon=True)
-            self._thread.start()
+        """Queue ``body``; dropped and counted when the queue is full."""
         try:
-            self._waiting.put_nowait(body)
+            self._queue.put_nowait(body)
         except queue.Full:
             self.counts["dropped"] += 1
+            log.warning("the alert webhook is too slow, an alert was dropped")
 
     def _run(self) -> None:
-        while (body := self._waiting.get()) is not None:
+        while (body := self._queue.get()) is not None:
             try:
                 data = json.dumps(body, default=str).encode()
                 request = urllib.request.Request(self.url, data, {"content-type": "application/json"}, method="POST")
                 with self._opener.open(request, timeout=WEBHOOK_TIMEOUT_S):
                     self.counts["sent"] += 1
-            except Exception as error:  # whatever the receiver does, the service goes on
+            except Exception as error:  # a receiver's failure must not end the thread
                 self.counts["failed"] += 1
                 log.warning("the alert webhook failed: %s", type(error).__name__)
 
-    def close(self, timeout_s: float) -> None:
-        """End the thread after what is waiting, or after ``timeout_s``."""
-        if self._thread is not None and self._thread.is_alive():
-            try:
-                self._waiting.put(None, timeout=timeout_s)
-            except queue.Full:
-                return
-            self._thread.join(timeout_s)
+    def close(self, timeout_s: float = WEBHOOK_TIMEOUT_S) -> None:
+        """End the thread when its queue is empty, or after ``timeout_s``."""
+        try:
+            self._queue.put(None, timeout=timeout_s)
+        except queue.Full:
+            return
+        self._thread.join(timeout_s)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

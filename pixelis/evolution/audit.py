@@ -1,8 +1,8 @@
-"""The audit log: what the evolving service did and on whose word, as a chain of hashes that shows every later change.
+"""The writer of the audit log: who changed the served policy and why, as a chain of hashes that makes later edits visible.
 
-A folder of JSON lines, ``audit-00000001.jsonl`` and on; closed files are compressed. Each line holds the hash of the line before
-it, over files too: a new file begins with a line ``rotation``. What retention removes is recorded in the chain before it goes. A
-chain cannot show that its own end was cut off: note ``Report.head`` elsewhere and give it to ``verify``.
+The log is a folder of JSON lines files, ``audit-00000001.jsonl`` and so on; closed files are compressed. Each line holds the
+hash of the line before it, also across files: a new file begins with a ``rotation`` event. Retention records what it removes
+before it does. The chain alone cannot show that its end was cut off: store ``Report.head`` elsewhere and pass it to ``verify``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import gzip
 import json
 import logging
 import os
+import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,31 +48,68 @@ log = logging.getLogger(__name__)
 FOLDER = "audit"
 """Name of the log's folder in a run."""
 
-KEPT = 200
-TAIL = 2**18
+RECENT = 200
+TAIL_BYTES = 2**18
 LOCK = "lock"
 LOCK_WAIT_S = 5.0
-TORN_KEPT = 2000
+MAX_TORN_CHARS = 2000
 DAY_S = 86400.0
 
 
-class AuditLog:
-    """The writer. One at a time for a folder, any number of threads; an event is on disk when ``write`` returns.
+@dataclass(slots=True)
+class _LogFile:
+    """The file that events are appended to; ``size`` in bytes of whole lines."""
 
-    Reopening after a crash cuts an incomplete last line and records that. Raises BadInput ``audit_in_use`` when another
-    writer holds the folder, ``audit_broken`` when the last line cannot be continued.
+    number: int
+    path: Path
+    handle: BinaryIO
+    size: int = 0
+    lines: int = 0
+
+    @classmethod
+    def open(cls, folder: Path, number: int) -> _LogFile:
+        path = folder / f"audit-{number:08d}.jsonl"
+        file = cls(number, path, open(path, "r+b" if path.exists() else "w+b"))  # noqa: SIM115
+        _sync(folder)
+        return file
+
+    def append(self, data: bytes) -> None:
+        """Write at ``size``, not at the end: a failed write may have left a fragment there. On disk on return."""
+        self.handle.seek(self.size)
+        self.handle.truncate()
+        self.handle.write(data)
+        self.handle.flush()
+        os.fsync(self.handle.fileno())
+        self.size += len(data)
+        self.lines += 1
+
+    def cut_torn_line(self) -> bytes:
+        """Remove an incomplete last line, which a crash left and which was never acknowledged; returns its bytes."""
+        data = self.handle.read()
+        self.size, self.lines = data.rfind(b"\n") + 1, data.count(b"\n")
+        if self.size < len(data):
+            self.handle.truncate(self.size)
+            self.handle.flush()
+            os.fsync(self.handle.fileno())
+        return data[self.size :]
+
+
+class AuditLog:
+    """One writer per folder, usable from any number of threads; an event is on disk when ``write`` returns.
+
+    Opening the log after a crash cuts an incomplete last line and records a ``repair``. Raises BadInput ``audit_in_use`` when
+    another writer holds the folder, ``audit_broken`` when the chain cannot be continued from the last line.
     """
 
     def __init__(self, folder: str | Path, config: AuditConfig, lock_wait_s: float = LOCK_WAIT_S):
         self.folder, self.config = Path(folder), config
         self.folder.mkdir(parents=True, exist_ok=True)
         self._mutex = threading.RLock()
-        self._recent: deque[AuditEvent] = deque(maxlen=KEPT)
-        self._packing: threading.Thread | None = None
-        self._file: BinaryIO | None = None
-        self._number, self._size, self.lines = 0, 0, 0
-        self.path, self.head = self.folder, GENESIS
-        self._lock = _claim(self.folder / LOCK, lock_wait_s)
+        self._recent: deque[AuditEvent] = deque(maxlen=RECENT)
+        self._compression: threading.Thread | None = None
+        self._file: _LogFile | None = None
+        self._head = GENESIS
+        self._lock: BinaryIO | None = _lock(self.folder / LOCK, lock_wait_s)
         try:
             self._open()
         except BaseException:
@@ -84,8 +123,8 @@ class AuditLog:
     ) -> AuditEvent:
         """Append one event and return it when it is on disk.
 
-        Raises BadInput for an unknown event or result and for details that JSON cannot take; InfraFailure ``audit_write``
-        when the disk refuses, in which case nothing was appended.
+        Raises BadInput for an unknown event or result and for details that are no JSON; InfraFailure ``audit_write`` when the
+        disk refuses, in which case nothing was appended.
         """
         if event not in EVENTS or result not in RESULTS:
             known = EVENTS if event not in EVENTS else RESULTS
@@ -93,12 +132,12 @@ class AuditLog:
         with self._mutex:
             if self._file is None:
                 raise InfraFailure("the audit log is closed", code="audit_closed", fix="open it again")
-            written = self._append(event, actor, action, result, dict(details or {}))
-            if self._size >= self.config.rotate_bytes:
+            written = self._append(event, actor, action, dict(details or {}), result)
+            if self._file.size >= self.config.rotate_bytes:
                 self._rotate()
             return written
 
-    def _append(self, event: str, actor: str, action: str, result: str, details: dict[str, Any]) -> AuditEvent:
+    def _append(self, event: str, actor: str, action: str, details: dict[str, Any], result: str = "success") -> AuditEvent:
         assert self._file is not None
         values: dict[str, Any] = {
             "id": new_id("audit"),
@@ -108,181 +147,147 @@ class AuditLog:
             "action": action,
             "result": result,
             "details": details,
-            "previous": self.head,
+            "previous": self._head,
         }
         try:
-            values["details"] = json.loads(canonical({"": details}))[""]  # what a reader will see: tuples are lists
+            values["details"] = json.loads(canonical(details))  # as a reader sees them: tuples become lists
             written = AuditEvent(**values, hash=digest(values))
         except (ValueError, TypeError) as error:
             raise BadInput(f"audit details that JSON cannot take: {error}", fix="plain finite values only") from None
-        data = written.line + b"\n"
         try:
-            self._file.seek(self._size)  # not the end: a write that failed before may have left a piece there
-            self._file.truncate()
-            self._file.write(data)
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._file.append(written.line + b"\n")
         except OSError as error:
             raise InfraFailure(
-                f"{self.path} takes no event: {error}", code="audit_write", fix="free space on its disk"
+                f"cannot append an event to {self._file.path}: {error}", code="audit_write", fix="free space on its disk"
             ) from error
-        self._size += len(data)
-        self.lines += 1
-        self.head = written.hash
+        self._head = written.hash
         self._recent.append(written)
         return written
 
     def _rotate(self) -> None:
-        """Begin the next file, whose first line holds on to the last hash; compress and prune closed ones aside."""
-        before = (self._file, self.path, self._number, self._size, self.lines)
+        """Begin the next file; remove expired files and compress closed ones in the background."""
+        closed = self._file
+        assert closed is not None
         try:
-            self._begin(self._number + 1)
-            self._append("rotation", "audit", "rotate", "success", {"closed": before[1].name, "lines": before[4]})
-        except (OSError, InfraFailure) as error:  # the event itself is on disk: go on in the old file
+            self._file = _LogFile.open(self.folder, closed.number + 1)
+            self._append("rotation", "audit", "rotate", {"closed": closed.path.name, "lines": closed.lines})
+        except (OSError, InfraFailure) as error:  # the event itself is on disk: continue in the old file
             log.warning("the audit log cannot begin another file: %s", error)
-            self._file, self.path, self._number, self._size, self.lines = before
+            self._file = closed
             return
-        assert before[0] is not None
-        before[0].close()
-        self._retain(time.time())
-        if self._packing is not None:
-            self._packing.join()
-        self._packing = threading.Thread(target=self._pack, args=(self._number,), name="audit-pack", daemon=True)
-        self._packing.start()
+        closed.handle.close()
+        self.prune()
+        if self._compression is not None:
+            self._compression.join()
+        self._compression = threading.Thread(target=self._compress, args=(self._file.number,), name="audit-gzip", daemon=True)
+        self._compression.start()
 
-    def _begin(self, number: int) -> None:
-        self._number, self._size, self.lines = number, 0, 0
-        self.path = self.folder / f"audit-{number:08d}.jsonl"
-        self._file = open(self.path, "r+b" if self.path.exists() else "w+b")  # noqa: SIM115
-        _sync(self.folder)
-
-    def _pack(self, before: int) -> None:
-        """Compress closed files. The plain one goes when the compressed one is on disk; a crash between repeats it."""
+    def _compress(self, before: int) -> None:
+        """Compress the files numbered below ``before``. A plain file is removed once its compressed form is on disk."""
         for number, path in files(self.folder):
             if number >= before or path.suffix == ".gz":
                 continue
             target = path.with_name(path.name + ".gz")
-            aside = target.with_name(f".{target.name}.aside")
+            temporary = target.with_name(f".{target.name}.aside")
             try:
-                with open(path, "rb") as source, open(aside, "wb") as raw:
-                    with gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) as packed:
-                        while block := source.read(2**20):
-                            packed.write(block)
+                with open(path, "rb") as source, open(temporary, "wb") as raw:
+                    with gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) as compressed:
+                        shutil.copyfileobj(source, compressed)
                     raw.flush()
                     os.fsync(raw.fileno())
-                os.replace(aside, target)
+                os.replace(temporary, target)
                 os.utime(target, (path.stat().st_mtime,) * 2)
                 path.unlink()
                 _sync(self.folder)
-            except OSError as error:  # it stays readable as it is, and is tried again at the next opening
-                log.warning("%s is not compressed: %s", path, error)
+            except OSError as error:  # the plain file stays readable; the next opening tries again
+                log.warning("cannot compress %s: %s", path, error)
 
     def prune(self, now: float | None = None) -> list[str]:
-        """Remove closed files older than ``retention_days`` and record it; their names."""
+        """Remove closed files older than ``retention_days``, record the removal, and return their names."""
+        limit = (time.time() if now is None else now) - self.config.retention_days * DAY_S
         with self._mutex:
-            return self._retain(time.time() if now is None else now)
-
-    def _retain(self, now: float) -> list[str]:
-        limit = now - self.config.retention_days * DAY_S
-        gone: list[Path] = []
-        last_hash = ""
-        for number, path in files(self.folder):
-            try:
-                end = None if number >= self._number or path.stat().st_mtime > limit else last_event(path)
-            except FileNotFoundError:  # just closed, and packed since it was listed: not old
-                end = None
-            if end is None:
-                break
-            gone.append(path)
-            last_hash = end.hash
-        if gone:
-            names = [path.name for path in gone]
-            self._append("retention", "audit", "remove", "success", {"files": names, "last_hash": last_hash})
-            for path in gone:
-                path.unlink(missing_ok=True)
-                path.with_name(path.name.removesuffix(".gz")).unlink(missing_ok=True)
-            _sync(self.folder)
-        return [path.name for path in gone]
+            assert self._file is not None
+            expired: list[Path] = []
+            last_hash = ""
+            for number, path in files(self.folder):
+                try:
+                    last = None if number >= self._file.number or path.stat().st_mtime > limit else last_event(path)
+                except FileNotFoundError:  # compressed since the listing, hence recently closed
+                    last = None
+                if last is None:
+                    break
+                expired.append(path)
+                last_hash = last.hash
+            names = [path.name for path in expired]
+            if expired:
+                self._append("retention", "audit", "remove", {"files": names, "last_hash": last_hash})
+                for path in expired:
+                    path.unlink(missing_ok=True)
+                    path.with_name(path.name.removesuffix(".gz")).unlink(missing_ok=True)
+                _sync(self.folder)
+            return names
 
     # -- opening and closing ----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        known = files(self.folder)
-        if not known:
-            self._begin(1)
-            return
-        number, path = known[-1]
-        torn, new_file = b"", path.suffix == ".gz"
-        earlier = known[:-1]
-        if new_file:
-            earlier = known
-            self._begin(number + 1)
+        existing = files(self.folder)
+        number, last = existing[-1] if existing else (0, None)
+        torn = b""
+        if last is None or last.suffix == ".gz":
+            self._file = _LogFile.open(self.folder, number + 1)
+            closed = last
         else:
-            self._begin(number)
-            torn = self._cut()
-        for event in self._tail(earlier):
+            self._file = _LogFile.open(self.folder, number)
+            torn = self._file.cut_torn_line()
+            closed = existing[-2][1] if len(existing) > 1 else None
+        for event in self._last_events(closed):
             self._recent.append(event)
-            self.head = event.hash
-        if not self._size and earlier:
-            closed = earlier[-1][1].name.removesuffix(".gz")
-            self._append("rotation", "audit", "rotate", "success", {"closed": closed})
+            self._head = event.hash
+        if not self._file.size and closed is not None:
+            self._append("rotation", "audit", "rotate", {"closed": closed.name.removesuffix(".gz")})
         if torn:
-            text = torn[:TORN_KEPT].decode("utf-8", "replace")
-            self._append("repair", "audit", "cut", "success", {"file": path.name, "bytes": len(torn), "text": text})
-        self._retain(time.time())
-        self._pack(self._number)
+            text = torn[:MAX_TORN_CHARS].decode("utf-8", "replace")
+            self._append("repair", "audit", "cut", {"file": self._file.path.name, "bytes": len(torn), "text": text})
+        self.prune()
+        self._compress(self._file.number)
 
-    def _cut(self) -> bytes:
-        """Cut what follows the last end of line in the current file: a line that a crash tore apart was never acknowledged."""
-        assert self._file is not None
-        data = self._file.read()
-        whole = data.rfind(b"\n") + 1
-        self._size, self.lines = whole, data.count(b"\n")
-        if whole < len(data):
-            self._file.truncate(whole)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        return data[whole:]
-
-    def _tail(self, earlier: list[tuple[int, Path]]) -> list[AuditEvent]:
-        """The last events of the current file, or of the one before while the current one is empty."""
-        assert self._file is not None
-        if self._size:
-            start = max(0, self._size - TAIL)
-            self._file.seek(start)
-            lines = self._file.read(self._size - start).splitlines()
-            path = self.path
-        elif earlier:
-            path = earlier[-1][1]
-            lines = list(deque(lines_of(path), maxlen=KEPT))
+    def _last_events(self, closed: Path | None) -> list[AuditEvent]:
+        """The last events of the current file, or of the last closed one while the current one is empty."""
+        file = self._file
+        assert file is not None
+        if file.size:
+            path = file.path
+            file.handle.seek(max(0, file.size - TAIL_BYTES))
+            lines = file.handle.read(min(file.size, TAIL_BYTES)).splitlines()
+        elif closed is not None:
+            path = closed
+            lines = list(deque(lines_of(path), maxlen=RECENT))
         else:
             return []
         events = [event for event in map(parse, lines) if event is not None]
         if not lines or not events or events[-1].line != lines[-1]:
             raise BadInput(
-                f"the last line of {path} is no audit event, the chain cannot go on",
+                f"the last line of {path} is no audit event, the chain cannot be continued",
                 code="audit_broken",
-                fix=f"pixelis audit {self.folder} says what is wrong; move the folder away to begin another",
+                fix=f"pixelis audit {self.folder} names the broken lines; move the folder away to begin another log",
             )
         return events
 
     def recent(self, n: int = 50) -> list[AuditEvent]:
-        """The last ``n`` events, newest first; at most KEPT."""
+        """The last ``n`` events, newest first; at most RECENT."""
         with self._mutex:
             return list(self._recent)[::-1][: max(0, n)]
 
     def close(self) -> None:
-        """Wait for compression, close the file and let another writer in."""
+        """Wait for compression, close the file and release the folder."""
         with self._mutex:
-            if self._packing is not None:
-                self._packing.join()
-                self._packing = None
+            if self._compression is not None:
+                self._compression.join()
             if self._file is not None:
-                self._file.close()
-                self._file = None
+                self._file.handle.close()
             if self._lock is not None:
                 self._lock.close()
-                self._lock = None
+            self._compression = self._file = self._lock = None
 
     def __enter__(self) -> AuditLog:
         return self
@@ -291,8 +296,8 @@ class AuditLog:
         self.close()
 
 
-def _claim(path: Path, wait_s: float) -> BinaryIO | None:
-    """The lock of a folder, which the kernel frees when its holder dies."""
+def _lock(path: Path, wait_s: float) -> BinaryIO:
+    """The locked lock file of a folder; the kernel releases the lock when the process dies."""
     lock = open(path, "a+b")  # noqa: SIM115
     deadline = time.monotonic() + wait_s
     while True:
@@ -305,7 +310,7 @@ def _claim(path: Path, wait_s: float) -> BinaryIO | None:
                 holder = lock.read(100).decode("ascii", "replace")
                 lock.close()
                 raise BadInput(
-                    f"the audit log {path.parent} is being written by process {holder or '?'}",
+                    f"process {holder or '?'} is writing the audit log {path.parent}",
                     code="audit_in_use",
                     fix="end that process, or use another run.dir",
                 ) from None

@@ -1,12 +1,13 @@
-"""The canary: labelled questions that a version must not fall on, before it is promoted and while it serves.
+"""The canary: labelled questions on which no version may regress, before it is promoted and while it serves.
 
-Versions are compared question by question, so that what makes a question hard for both cancels. ``Watch`` keeps the answers of
-the promoted versions: a candidate is held against the served one, the best and the first, or many small falls would add up.
+Versions are compared question by question, so that the difficulty of a question cancels. ``PromotionHistory`` keeps the scores of
+the promoted versions: a candidate is compared with the served, the best and the first version, or many small falls would add up.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,12 +15,12 @@ from typing import Any, Literal
 from pixelis.config import CanaryConfig
 
 Scores = Mapping[str, float | None]
-"""Score 0..1 by question id; no answer is 0. None: unscored (a scorer or generator failed), which says nothing of the policy."""
+"""Score 0..1 by question id; no answer is 0. None: unscored because a scorer or generator failed; says nothing of the policy."""
 
-LEAST_SHARE = 0.9
-"""Share of the questions that both versions must have a score for: a candidate cannot pass by being unscored where it is bad."""
-LEAST = 2
-KEPT = 64
+MIN_SHARE = 0.9
+"""Share of the questions that must be scored for both versions: being unscored on bad questions must not help a candidate."""
+MIN_QUESTIONS = 2
+MAX_HISTORY = 64
 ROUNDING = 1e-9
 
 Reason = Literal["not_worse", "within_tolerance", "fell", "fell_significantly", "too_few_questions"]
@@ -27,9 +28,10 @@ Reason = Literal["not_worse", "within_tolerance", "fell", "fell_significantly", 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``mean`` of candidate - reference over the ``questions`` both have, ``se`` its standard error, accuracies over the same.
+    """Comparison of a version with a reference over the ``questions`` scored for both.
 
-    ``against`` is the version it was held against, where that is known.
+    ``mean`` of the paired differences (version - reference), their standard error ``se``, and both accuracies. ``against`` is the
+    reference version, if known.
     """
 
     promote: bool
@@ -43,22 +45,22 @@ class Decision:
 
     @property
     def fell(self) -> bool:
-        """True when there is evidence of a fall; too few questions are none."""
+        """True when there is evidence of a fall; too few questions are no evidence."""
         return self.reason in ("fell", "fell_significantly")
 
 
 def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against: int | None = None) -> Decision:
-    """May ``candidate`` serve in the place of ``reference``?
+    """Compare a candidate with a reference.
 
-    No when the mean of the paired differences is below ``-tolerance``, when it is below 0 by ``sigma`` of its standard errors or
-    more, or when fewer than LEAST_SHARE of the questions (or fewer than two) have a score in both.
+    The candidate is refused when the mean of the paired differences is below ``-tolerance``, when it is negative by ``sigma``
+    standard errors or more, or when fewer than MIN_SHARE of the questions (or MIN_QUESTIONS) are scored for both.
     """
-    asked = candidate.keys() | reference.keys()
-    pairs = [(c, r) for q in sorted(asked) if (c := candidate.get(q)) is not None and (r := reference.get(q)) is not None]
+    questions = candidate.keys() | reference.keys()
+    pairs = [(c, r) for q in sorted(questions) if (c := candidate.get(q)) is not None and (r := reference.get(q)) is not None]
     n = len(pairs)
-    if n < max(LEAST, LEAST_SHARE * len(asked)):
-        accuracy = sum(c for c, _ in pairs) / n if n else 0.0
-        return Decision(False, "too_few_questions", 0.0, 0.0, accuracy, sum(r for _, r in pairs) / n if n else 0.0, n, against)
+    accuracies = (statistics.fmean(c for c, _ in pairs), statistics.fmean(r for _, r in pairs)) if n else (0.0, 0.0)
+    if n < max(MIN_QUESTIONS, MIN_SHARE * len(questions)):
+        return Decision(False, "too_few_questions", 0.0, 0.0, *accuracies, n, against)
     differences = [c - r for c, r in pairs]
     mean = math.fsum(differences) / n
     se = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1) / n)
@@ -69,73 +71,60 @@ def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against:
         reason = "fell_significantly"
     else:
         reason = "not_worse" if mean >= -ROUNDING else "within_tolerance"
-    promote = reason in ("not_worse", "within_tolerance")
-    return Decision(promote, reason, mean, se, math.fsum(c for c, _ in pairs) / n, math.fsum(r for _, r in pairs) / n, n, against)
+    return Decision(reason in ("not_worse", "within_tolerance"), reason, mean, se, *accuracies, n, against)
 
 
-class Watch:
-    """The versions promoted one after another and what they answered: the first is the starting policy, the last one serves."""
+class PromotionHistory:
+    """The promoted versions in order with their scores; the first is the starting policy, the last one serves."""
 
     def __init__(self, config: CanaryConfig, version: int, scores: Scores):
         self.config = config
-        self.line: list[tuple[int, Scores]] = [(version, dict(scores))]
+        self.entries: list[tuple[int, Scores]] = [(version, dict(scores))]
 
     @property
-    def served(self) -> int:
-        """The version promoted last."""
-        return self.line[-1][0]
-
-    @property
-    def best(self) -> int:
-        """The promoted version of the highest accuracy; of equal ones the first."""
-        return max(self.line, key=lambda entry: accuracy(entry[1]))[0]
+    def best(self) -> tuple[int, Scores]:
+        """The entry of the highest accuracy; the first of equals."""
+        return max(self.entries, key=lambda entry: accuracy(entry[1]))
 
     def references(self) -> list[tuple[int, Scores]]:
-        """What others are held against: the served version, the best, the first; each once."""
-        chosen = (self.line[-1], max(self.line, key=lambda entry: accuracy(entry[1])), self.line[0])
-        return list({id(scores): (version, scores) for version, scores in chosen}.values())
+        """The served, the best and the first entry, without duplicates."""
+        return list({id(entry[1]): entry for entry in (self.entries[-1], self.best, self.entries[0])}.values())
 
-    def judge(self, scores: Scores) -> Decision:
-        """May a candidate with these scores be promoted? The first refusal, else the decision against the served version."""
+    def judge_candidate(self, scores: Scores) -> Decision:
+        """Compare a candidate with all references; the first refusal, else the decision against the served version."""
         decisions = [compare(scores, reference, self.config, version) for version, reference in self.references()]
         return next((d for d in decisions if not d.promote), decisions[0])
 
-    def fell(self, scores: Scores) -> Decision:
-        """How the served version does now, against its own promotion and its ancestors: roll back when ``Decision.fell``."""
+    def judge_served(self, scores: Scores) -> Decision:
+        """Compare the served version's new scores with all references; roll back when ``Decision.fell``."""
         decisions = [compare(scores, reference, self.config, version) for version, reference in self.references()]
         return next((d for d in decisions if d.fell), decisions[0])
 
-    def promoted(self, version: int, scores: Scores | None = None) -> None:
-        """``version`` serves from now on. ``scores`` are what it was promoted with.
+    def promote(self, version: int, scores: Scores | None = None) -> None:
+        """Record that ``version`` serves, with the scores of its canary; None for a forced promotion keeps the last scores."""
+        self.entries.append((version, dict(scores) if scores is not None else self.entries[-1][1]))
+        if len(self.entries) > MAX_HISTORY:
+            best = self.entries.index(self.best)
+            del self.entries[1 if best != 1 else 2]
 
-        None for one that is promoted on somebody's word, without a canary: what served before it stays the measure.
-        """
-        self.line.append((version, dict(scores) if scores is not None else self.line[-1][1]))
-        if len(self.line) > KEPT:
-            best = max(range(len(self.line)), key=lambda i: accuracy(self.line[i][1]))
-            del self.line[1 if best != 1 else 2]
-
-    def rolled_back(self, version: int) -> None:
-        """``version`` serves again: those promoted after it are forgotten, and with them what they were best at.
-
-        A version that is not in the line any more is held against the first one.
-        """
-        places = [i for i, (promoted, _) in enumerate(self.line) if promoted == version]
-        self.line = self.line[: places[-1] + 1] if places else [self.line[0], (version, self.line[0][1])]
+    def roll_back(self, version: int) -> None:
+        """Record that ``version`` serves again and forget later versions; one not in the history gets the first scores."""
+        indices = [i for i, (promoted, _) in enumerate(self.entries) if promoted == version]
+        self.entries = self.entries[: indices[-1] + 1] if indices else [self.entries[0], (version, self.entries[0][1])]
 
     def state(self) -> dict[str, Any]:
-        """What a restart needs to go on, as JSON takes it."""
-        return {"line": [[version, dict(scores)] for version, scores in self.line]}
+        """State for ``restore``, as JSON takes it."""
+        return {"line": [[version, dict(scores)] for version, scores in self.entries]}
 
     @classmethod
-    def restore(cls, config: CanaryConfig, state: dict[str, Any]) -> Watch:
-        """The watch that ``state`` came from."""
-        watch = cls(config, 0, {})
-        watch.line = [(int(version), scores) for version, scores in state["line"]]
-        return watch
+    def restore(cls, config: CanaryConfig, state: dict[str, Any]) -> PromotionHistory:
+        """The history with this ``state``."""
+        history = cls(config, 0, {})
+        history.entries = [(int(version), scores) for version, scores in state["line"]]
+        return history
 
 
 def accuracy(scores: Scores) -> float:
-    """Mean score of the scored questions; 0 when there is none."""
+    """Mean of the known scores; 0 when there is none."""
     known = [score for score in scores.values() if score is not None]
     return math.fsum(known) / len(known) if known else 0.0

@@ -1,4 +1,4 @@
-"""Detects collapse from votes over time: a policy that is about to give everybody the same answer."""
+"""Detects collapse from votes over time: a policy that gives the same answer to different questions."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from pixelis.config import VotingConfig
 from pixelis.records import Verdict
 from pixelis.rewards.scorers import canonical
 
-CHANCE = 1e-4
-"""Probability below which a concentration is not taken for an accident of the draw; tested with every verdict, hence small."""
+SIGNIFICANCE = 1e-4
+"""Probability below which a concentration is not taken for chance; small, because it is tested with every verdict."""
 
 
 class Collapse:
-    """Notices when one answer wins nearly everywhere that used to have many: agreement as an end in itself.
+    """Detects that one answer wins nearly everywhere, where there used to be many.
 
-    A vote rewards agreement, and the cheapest way to agree is to say the same whatever the picture shows. Confidence then rises
-    while the answers of *different* requests become one. The first ``collapse_window`` winners are what is normal; of the last as
-    many, the most common answer is looked at. It is a collapse when all other answers together have at most ``collapse`` times
-    the share they had, and two windows of the same traffic would differ so with a probability below 1e-4 (Fisher's exact test).
-    Traffic that was uniform from the start never alarms; where a new kind of questions really has one answer it may, at the cost
-    of updates that would teach next to nothing: a group of samples that agree has no advantages.
+    A vote rewards agreement, and answering the same whatever the picture shows maximises agreement: confidence rises while the
+    answers to *different* requests become one. The first ``collapse_window`` winners are the baseline, the last ones the recent
+    window. The vote has collapsed when all answers but the most common recent one have at most ``collapse`` times the share that
+    they had in the baseline, and chance explains that with a probability below SIGNIFICANCE (Fisher's exact test). Traffic that
+    was uniform from the start never alarms. New traffic that really has one answer may; the refused updates would teach little,
+    because a group that agrees has no advantages.
 
-    What is normal does not follow the traffic, or a slow collapse would become normal: ``reset`` after a way back to another
-    version, or when a person resumes learning.
+    The baseline does not move, or a slow collapse would become normal; ``reset`` it after a rollback or a resumption by a person.
     """
 
     def __init__(self, config: VotingConfig):
@@ -32,53 +31,50 @@ class Collapse:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all: the next winners are what is normal."""
-        self.normal: list[str] = []
+        """Take the next winners as the baseline."""
+        self.baseline: list[str] = []
         self.recent: deque[tuple[str, str]] = deque(maxlen=self.config.collapse_window)
         self.collapsed = False
 
-    def seen(self, verdict: Verdict, prompt: str = "") -> bool:
-        """Count the verdict; True while the vote has collapsed, and updates are to be refused.
+    def add(self, verdict: Verdict, prompt: str = "") -> bool:
+        """Count the verdict; True while the vote has collapsed and updates are to be refused.
 
-        ``prompt`` names question and pictures, such as their hash: one that is in the window does not count again. A verdict
-        without an answer does not count.
+        ``prompt`` identifies question and pictures; a prompt that is in the recent window is not counted again. A verdict without
+        an answer is not counted.
         """
         key = canonical(verdict.answer) if verdict.answer is not None else ""
         if not self.config.collapse or not key or (prompt and any(prompt == other for _, other in self.recent)):
             return self.collapsed
-        if len(self.normal) < self.config.collapse_window:
-            self.normal.append(key)
+        if len(self.baseline) < self.config.collapse_window:
+            self.baseline.append(key)
         self.recent.append((key, prompt))
         self.collapsed = self._judge()
         return self.collapsed
 
     def stats(self) -> dict[str, float]:
-        """``collapsed`` 0 or 1; of the last window ``winners``, how many ``answers``, their ``entropy`` in bits, and of the most
-        common one ``top_share`` and the share it used to have, ``normal_share``.
+        """``collapsed`` 0 or 1, and of the recent window: number of ``winners``, of distinct ``answers``, their ``entropy`` in
+        bits, the share of the most common answer (``top_share``) and its share in the baseline (``normal_share``).
         """
         counts = Counter(key for key, _ in self.recent)
         n = counts.total()
-        (top, most), *_ = counts.most_common(1) or [("", 0)]
+        (top, count), *_ = counts.most_common(1) or [("", 0)]
         return {
             "collapsed": float(self.collapsed),
             "winners": float(n),
             "answers": float(len(counts)),
-            "top_share": most / n if n else 0.0,
-            "normal_share": self.normal.count(top) / len(self.normal) if self.normal else 0.0,
+            "top_share": count / n if n else 0.0,
+            "normal_share": self.baseline.count(top) / len(self.baseline) if self.baseline else 0.0,
             "entropy": -math.fsum(c / n * math.log2(c / n) for c in counts.values()),
         }
 
     def _judge(self) -> bool:
         size = self.config.collapse_window
-        if len(self.normal) < size:
+        if len(self.baseline) < size:
             return False
-        top, most = Counter(key for key, _ in self.recent).most_common(1)[0]
-        others, before = size - most, size - self.normal.count(top)
-        return others <= self.config.collapse * before and fewer(others, before, size) < CHANCE
+        top, count = Counter(key for key, _ in self.recent).most_common(1)[0]
+        others, before = size - count, size - self.baseline.count(top)
+        if others > self.config.collapse * before:
+            return False
+        from scipy.stats import hypergeom  # scipy.stats takes a second to import
 
-
-def fewer(now: int, before: int, size: int) -> float:
-    """Probability that of ``now + before`` things in two windows of ``size``, ``now`` or fewer lie in the second (Fisher)."""
-    total = now + before
-    ways = sum(math.comb(size, i) * math.comb(size, total - i) for i in range(max(total - size, 0), now + 1))
-    return ways / math.comb(2 * size, total)
+        return bool(hypergeom.cdf(others, 2 * size, others + before, size) < SIGNIFICANCE)

@@ -1,4 +1,4 @@
-"""The confidence gate: which verdicts may teach, how strongly, how often, and which go to a person first."""
+"""The confidence gate: which verdicts become updates, at which learning rate, how often, and which are reviewed first."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pixelis.evolution.vote import CLOSED
 from pixelis.records import Verdict
 
 ROUNDING = 1e-9
-"""Confidence is a product of fractions: what falls short by less than this reaches the gate."""
+"""Tolerance of the comparison with the gate: confidence is a product of fractions."""
 
 
 def gate(verdict: Verdict, config: EvolutionConfig) -> bool:
-    """True when the verdict may become an update: learning on, a clear winner, confidence >= ``config.gate`` (inclusive).
+    """True when the verdict may become an update: learning is enabled, the winner is clear, confidence >= ``config.gate``.
 
-    A verdict with a reason in ``CLOSED`` never teaches, whatever the threshold: the pseudo-label would be an accident.
+    A verdict with a reason in ``CLOSED`` never does, whatever the threshold: its answer is accidental.
     """
     return (
         config.enabled
@@ -27,39 +27,41 @@ def gate(verdict: Verdict, config: EvolutionConfig) -> bool:
 
 
 def learning_rate(confidence: float, config: EvolutionConfig) -> float:
-    """Rate of an update whose tasks have this mean confidence, within ``lr_min``..``lr``.
+    """Learning rate of an update by the mean confidence of its tasks, within ``lr_min``..``lr``.
 
-    ``lr_by`` fixed: ``lr``. confidence: lr x (1 - confidence), Pixelis' rule. Fixed is the default because the gate lets only
-    confident verdicts in, where that rule leaves at most .3 lr, and because a group's advantages already shrink to nothing as its
-    samples agree: the rule discounts the same thing twice.
+    ``lr_by`` fixed: ``lr``. confidence: lr x (1 - confidence), Pixelis' rule. Fixed is the default: the gate admits only
+    confident verdicts, for which that rule leaves at most .3 lr, and a group's advantages shrink already as its samples agree.
     """
     rate = config.lr if config.lr_by == "fixed" else config.lr * (1.0 - confidence)
     return min(max(rate, config.lr_min), config.lr)
 
 
-def drawn_for_review(task_id: str, config: EvolutionConfig) -> bool:
-    """True for ``review.share`` of all tasks, decided by the hash of the id: a retry or another replica decides the same."""
-    draw = int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:8], "big") / 2**64
-    return draw < config.review.share
+def needs_review(task_id: str, config: EvolutionConfig) -> bool:
+    """True for ``review.share`` of all tasks, by the hash of the id, so that retries and replicas agree."""
+    fraction = int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:8], "big") / 2**64
+    return fraction < config.review.share
 
 
-class Rate:
-    """At most ``per_minute`` grants in any 60 seconds; below 1, one grant in 60 / per_minute seconds."""
+class RateLimit:
+    """At most ``per_minute`` grants in any 60 seconds; below 1, one grant in 60 / per_minute seconds.
+
+    Times are seconds of any monotonic clock.
+    """
 
     def __init__(self, per_minute: float):
-        self.most = max(int(per_minute), 1)
+        self.limit = max(int(per_minute), 1)
         self.window_s = 60.0 if per_minute >= 1 else 60.0 / per_minute
         self.granted: deque[float] = deque()
 
     def allow(self, now: float) -> bool:
-        """Take a grant at ``now`` (seconds of any clock that only goes forward); False when there is none left."""
+        """Use a grant; False when none is available at ``now``."""
         if self.wait_s(now) > 0:
             return False
         self.granted.append(now)
         return True
 
     def wait_s(self, now: float) -> float:
-        """Seconds until there is a grant; takes none."""
+        """Seconds until a grant is available."""
         while self.granted and now - self.granted[0] >= self.window_s:
             self.granted.popleft()
-        return 0.0 if len(self.granted) < self.most else self.granted[0] + self.window_s - now
+        return 0.0 if len(self.granted) < self.limit else self.granted[0] + self.window_s - now

@@ -1,4 +1,4 @@
-"""The KL guard: an adaptive penalty, and a limit beyond which an update is refused."""
+"""The KL guard: an adaptive weight of the KL penalty."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pixelis.config import GuardConfig
 
 STEP = 1.2
 WINDOW = 100
-LEAST = 10
+MIN_MEASUREMENTS = 10
 ROUNDING = 1e-9
 
 
 class AdaptiveKLController:
     """Weight of the KL term. ``auto`` follows the measured KL, ``fixed`` stays at ``config.beta``.
 
-    In nats a token, estimator k3 (>= 0). After LEAST measurements the mean of the last WINDOW is compared with ``target``: above
-    it by more than ``tolerance`` beta grows by STEP, below it by more than that beta shrinks by STEP, within ``[min_beta,
-    max_beta]``. Source: the adaptive penalty of PPO (arXiv 1707.06347, section 4) with the constants of the specification.
+    KL in nats a token, estimator k3 (>= 0). From MIN_MEASUREMENTS on, beta is multiplied by STEP when the mean of the last WINDOW
+    measurements is above ``target`` by more than ``tolerance``, and divided by STEP when it is as far below, within ``[min_beta,
+    max_beta]``. Source: the adaptive penalty of PPO (arXiv 1707.06347, section 4).
     """
 
     def __init__(self, config: GuardConfig):
@@ -37,11 +37,11 @@ class AdaptiveKLController:
         return math.fsum(self.measured) / len(self.measured) if self.measured else None
 
     def update(self, kl: float) -> float:
-        """Take the KL of an update into account and return the beta of the next. One that is not finite counts for nothing."""
+        """Add the KL of an update, unless it is not finite, and return the next beta."""
         if math.isfinite(kl):
             self.measured.append(kl)
             mean = self.mean_kl
-            if self.config.mode == "auto" and mean is not None and len(self.measured) >= LEAST:
+            if self.config.mode == "auto" and mean is not None and len(self.measured) >= MIN_MEASUREMENTS:
                 if mean - self.config.target > self.config.tolerance + ROUNDING:
                     self.beta = self._bounded(self.beta * STEP)
                 elif self.config.target - mean > self.config.tolerance + ROUNDING:
@@ -49,11 +49,11 @@ class AdaptiveKLController:
         return self.beta
 
     def state(self) -> dict[str, Any]:
-        """What a restarted learner needs to go on, as JSON takes it."""
+        """State for a checkpoint, as JSON takes it."""
         return {"beta": self.beta, "measured": list(self.measured)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``; a fixed beta stays the configured one."""
+        """Load a ``state``; a fixed beta stays as configured."""
         self.measured.extend(float(kl) for kl in state["measured"])
         if self.config.mode == "auto":
             self.beta = self._bounded(float(state["beta"]))

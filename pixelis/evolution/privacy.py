@@ -1,8 +1,7 @@
 """Redacts text before it is stored: personal data becomes ``[CATEGORY_xxxxxx]``, other numbers stay.
 
-The six hex digits are of a SHA-256 of what was there, so that the same address is the same mark in all records and nobody needs
-the address; whoever guesses an address can confirm the guess. Patterns find what has a form; a name or a street in running
-text has none and stays.
+The six hex digits come from a SHA-256 of the redacted value: the same address gets the same mark in all records, and a guessed
+address can be confirmed. Patterns find personal data of a known form; names and streets in running text have none and stay.
 """
 
 from __future__ import annotations
@@ -10,71 +9,83 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from pixelis.evolution.privacy_patterns import MARK, PATTERNS, WEIGHTS
-from pixelis.records import Action, Experience, Feedback, ImageView, Media, Observation, Question, Trajectory, Turn, Verdict, Vote
+from pixelis.records import (
+    Action,
+    Experience,
+    Feedback,
+    ImageView,
+    Media,
+    Observation,
+    Question,
+    Record,
+    Trajectory,
+    Turn,
+    Verdict,
+    Vote,
+)
+
+RecordT = TypeVar("RecordT", bound=Record)
 
 MAX_CHARS = 10_000
-"""Longest text that is stored; what stands beyond is cut before any pattern looks at it."""
+"""Longest stored text; the rest is cut off before any pattern is applied."""
 
 AHEAD = 300
-"""Characters beyond the cut that patterns see: what a cut would halve is found whole."""
+"""Characters beyond the cut that patterns see, so that a value at the cut is found whole."""
 
 ROUNDS = 8
-"""Natural text is done after two: one that finds, one that finds nothing."""
+"""Natural text takes two rounds: one that redacts, one that changes nothing."""
 
 PSEUDONYM = re.compile(r"[0-9a-f]{16}")
 
 
 def redact(text: str) -> str:
-    """``text`` with personal data replaced by marks, at most MAX_CHARS long. Redacting again changes nothing.
+    """Replace personal data in ``text`` by marks and cut it to MAX_CHARS. Idempotent.
 
-    What is found may uncover more beside it, so it is looked at until nothing is found; a text that is still not done after
-    ROUNDS was made for that, and becomes one mark ``TEXT``.
+    A replacement may make more data match, so patterns are applied until nothing changes. A text that still changes after ROUNDS
+    was crafted, and becomes one mark ``TEXT``.
     """
-    whole = text
+    original = text
     text = text[: MAX_CHARS + AHEAD]
     for _ in range(ROUNDS):
         before = text
         for category, pattern, valid in PATTERNS:
-            text = pattern.sub(lambda found, c=category, v=valid: _replaced(found, c, v), text)  # type: ignore[misc]
+            text = pattern.sub(lambda match, c=category, v=valid: _replacement(match, c, v), text)  # type: ignore[misc]
         text = _cut(text)
         if text == before:
             return text
-    return f"[TEXT_{_digest(whole)[:6]}]"
+    return f"[TEXT_{_digest(original)[:6]}]"
 
 
-def _replaced(found: re.Match[str], category: str, valid: Callable[[re.Match[str]], bool] | None) -> str:
-    """A match with its group ``value`` as a mark; a mark that is there already, or what is not valid, as it is."""
-    whole = found[0]
-    if found["value"] is None or (valid is not None and not valid(found)):
+def _replacement(match: re.Match[str], category: str, valid: Callable[[re.Match[str]], bool] | None) -> str:
+    """The match with its group ``value`` replaced by a mark; unchanged when it is a mark already or not valid."""
+    whole = match[0]
+    if match["value"] is None or (valid is not None and not valid(match)):
         return whole
-    start, end = found.start("value") - found.start(), found.end("value") - found.start()
-    return f"{whole[:start]}[{category}_{_digest(found['value'])[:6]}]{whole[end:]}"
+    start, end = match.start("value") - match.start(), match.end("value") - match.start()
+    return f"{whole[:start]}[{category}_{_digest(match['value'])[:6]}]{whole[end:]}"
 
 
 def _cut(text: str) -> str:
-    """At most MAX_CHARS, and no half of a mark."""
-    if len(text) <= MAX_CHARS:
-        return text
+    """The first MAX_CHARS, or fewer where that would split a mark."""
     for mark in re.finditer(MARK, text[MAX_CHARS - 40 : MAX_CHARS + 40]):
-        start = MAX_CHARS - 40 + mark.start()
-        if start < MAX_CHARS < start + len(mark[0]):
-            return text[:start]
+        if mark.start() < 40 < mark.end():
+            return text[: MAX_CHARS - 40 + mark.start()]
     return text[:MAX_CHARS]
 
 
 def _digest(value: str) -> str:
-    """Of the value without case; of a number without its separators: the same phone in two spellings is one."""
+    """SHA-256 of the casefolded value; of a number's digits only, so that two spellings of a phone number are equal."""
     folded = value.casefold()
-    plain = folded if any(letter.isalpha() for letter in folded) else "".join(filter(str.isdigit, folded))
-    return _sha256(plain)
+    return _sha256(folded if any(letter.isalpha() for letter in folded) else "".join(filter(str.isdigit, folded)))
 
 
 def _sha256(text: str) -> str:
@@ -82,7 +93,7 @@ def _sha256(text: str) -> str:
 
 
 def is_redacted(text: str) -> bool:
-    """True when a mark stands in ``text``: it says less than what was said, and is no answer to vote with."""
+    """True when ``text`` contains a mark; a redacted answer does not vote."""
     return re.search(MARK, text) is not None
 
 
@@ -93,30 +104,25 @@ def pseudonym(user: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """``score``: 10, 5 or 1 for each finding by its category; ``level`` low below 10, medium below 50, else high."""
+    """Personal data in a text: ``counts`` by category; ``score`` adds 10, 5 or 1 for each; ``level`` low < 10 <= medium < 50."""
 
     score: int
     level: Literal["low", "medium", "high"]
-    found: dict[str, int]
+    counts: dict[str, int]
 
 
 def risk(text: str) -> Risk:
-    """How much personal data ``text`` holds, by category; marks of an earlier redaction count for nothing."""
-    marks_before = re.findall(MARK, text[:MAX_CHARS])
-    found: dict[str, int] = {}
-    for mark in re.findall(MARK, redact(text)):
-        category = mark[1:].rsplit("_", 1)[0]
-        found[category] = found.get(category, 0) + 1
-    for mark in marks_before:
-        category = mark[1:].rsplit("_", 1)[0]
-        found[category] = found.get(category, 0) - 1
-    found = {category: count for category, count in found.items() if count > 0}
-    score = sum(WEIGHTS.get(category, 10) * count for category, count in found.items())
-    return Risk(score, "low" if score < 10 else "medium" if score < 50 else "high", found)
+    """Amount of personal data in ``text``; existing marks do not count."""
+    before, after = (
+        Counter(mark[1:].rsplit("_", 1)[0] for mark in re.findall(MARK, part)) for part in (text[:MAX_CHARS], redact(text))
+    )
+    counts = dict(after - before)
+    score = sum(WEIGHTS.get(category, 10) * count for category, count in counts.items())
+    return Risk(score, "low" if score < 10 else "medium" if score < 50 else "high", counts)
 
 
 def clean_png(view: np.ndarray) -> bytes:
-    """PNG of the pixels alone (uint8 [H, W], [H, W, 3] or [H, W, 4]): no metadata, profile or comment comes along."""
+    """PNG of uint8 pixels [H, W], [H, W, 3] or [H, W, 4], without metadata, profile or comment."""
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(view, dtype=np.uint8)).save(buffer, "PNG")
     return buffer.getvalue()
@@ -124,40 +130,74 @@ def clean_png(view: np.ndarray) -> bytes:
 
 # -- records ----------------------------------------------------------------------------------------------------------
 
+TEXT_FIELDS: dict[type[Record], tuple[str, ...]] = {
+    Question: ("question", "answers"),
+    Trajectory: ("answer", "unscored"),
+    Turn: ("text", "error"),
+    Observation: ("text",),
+    Verdict: ("answer", "self_answer", "strategies"),
+    Vote: ("answer",),
+    Feedback: ("answer", "comment"),
+}
 
-def redact_experience(experience: Experience) -> Experience:
-    """A copy that may be stored: all text redacted, pictures and clips by name only, no annotation, the user a pseudonym.
 
-    Numbers of structured fields are untouched. The token ids of a turn spell its text: where the text changed they are cut,
-    and the log-probs with them; that trajectory can be read but not trained on.
+def redact_record(record: RecordT) -> RecordT:
+    """A copy of an experience, or of a record in one, that may be stored.
+
+    All text is redacted; images and clips are referred to by id only, because a URI may hold the picture or a name; annotations
+    are removed and the user becomes a pseudonym. Numeric fields stay. Token ids spell the text of a turn: they are removed with
+    the log-probs where the text changed, and the trajectory can then be read but not trained on.
     """
-    user = experience.user
-    return experience.model_copy(
-        update={
-            "question": _question(experience.question),
-            "trajectory": _trajectory(experience.trajectory),
-            "verdict": _verdict(experience.verdict),
-            "feedback": [redact_feedback(said) for said in experience.feedback],
-            "user": user if user is None or PSEUDONYM.fullmatch(user) else pseudonym(user),
-        }
-    )
+    update: dict[str, Any] = {}
+    texts = next((TEXT_FIELDS[base] for base in type(record).__mro__ if base in TEXT_FIELDS), ())
+    for name, value in record:
+        if name in texts:
+            update[name] = _redact_texts(value)
+        elif isinstance(value, Record):
+            update[name] = redact_record(value)
+        elif isinstance(value, list) and value and isinstance(value[0], Record):
+            update[name] = [redact_record(item) for item in value]
+    match record:
+        case Question():
+            update |= {"meta": redact_data(record.meta), "annotations": None}
+        case Media():
+            update |= {"uri": f"stored:{record.id}", "frames": None}
+        case ImageView():
+            update["uri"] = ""
+        case Turn() if update["text"] != record.text:
+            update |= {"tokens": [], "log_probs": []}
+        case Action():
+            update["arguments"] = redact_data(record.arguments)
+        case Observation():
+            update["data"] = redact_data(record.data)
+        case Verdict():
+            weights: Counter[str] = Counter()
+            for answer, weight in record.answer_weights.items():
+                weights[redact(answer)] += weight  # type: ignore[assignment]
+            update["answer_weights"] = dict(weights)
+        case Experience(user=str(user)) if not PSEUDONYM.fullmatch(user):
+            update["user"] = pseudonym(user)
+    return record.model_copy(update=update)
 
 
-def redact_feedback(said: Feedback) -> Feedback:
-    """A copy with answer and comment redacted."""
-    answer = None if said.answer is None else redact(said.answer)
-    return said.model_copy(update={"answer": answer, "comment": redact(said.comment)})
+def _redact_texts(value: Any) -> Any:
+    """A text, None, a list of texts, or a dictionary with texts as values."""
+    if isinstance(value, dict):
+        return {key: _redact_texts(text) for key, text in value.items()}
+    if isinstance(value, list):
+        return [redact(text) for text in value]
+    return None if value is None else redact(value)
 
 
 def redact_data(value: Any) -> Any:
-    """Plain values with their texts redacted: numbers, keys and masks as they are, inline pictures cut.
+    """JSON values with their texts redacted and data URLs removed; numbers, keys and masks stay.
 
-    Where the text of a line of writing changed, its words go: they would spell it again.
+    Where the text of a recognised line changed, its ``words`` are removed: they spell it again.
     """
     if isinstance(value, str):
         return "" if value.startswith("data:") else redact(value)
     if isinstance(value, Mapping):
-        if "counts" in value and "size" in value:  # the run lengths of a mask
+        if "counts" in value and "size" in value:  # a run-length mask
             return dict(value)
         cleaned = {key: redact_data(inner) for key, inner in value.items()}
         if "words" in cleaned and cleaned.get("text") != value.get("text"):
@@ -166,86 +206,3 @@ def redact_data(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [redact_data(inner) for inner in value]
     return value
-
-
-def _maybe(text: str | None) -> str | None:
-    return None if text is None else redact(text)
-
-
-def _question(question: Question) -> Question:
-    return question.model_copy(
-        update={
-            "question": redact(question.question),
-            "answers": None if question.answers is None else [redact(answer) for answer in question.answers],
-            "media": [_medium(medium) for medium in question.media],
-            "meta": redact_data(question.meta),
-            "annotations": None,
-        }
-    )
-
-
-def _medium(medium: Media) -> Media:
-    """By name: a data URL holds the picture, a path or an address may hold a person's name."""
-    return medium.model_copy(update={"uri": f"stored:{medium.id}", "frames": None})
-
-
-def _view(view: ImageView) -> ImageView:
-    return view.model_copy(update={"uri": ""})
-
-
-def _trajectory(trajectory: Trajectory) -> Trajectory:
-    return trajectory.model_copy(
-        update={
-            "images": [_view(view) for view in trajectory.images],
-            "turns": [_turn(turn) for turn in trajectory.turns],
-            "answer": _maybe(trajectory.answer),
-            "unscored": _maybe(trajectory.unscored),
-        }
-    )
-
-
-def _turn(turn: Turn) -> Turn:
-    cleaned = redact(turn.text)
-    update: dict[str, Any] = {
-        "text": cleaned,
-        "error": _maybe(turn.error),
-        "action": None if turn.action is None else _action(turn.action),
-        "observation": None if turn.observation is None else _observation(turn.observation),
-    }
-    if cleaned != turn.text:
-        update |= {"tokens": [], "log_probs": []}
-    return turn.model_copy(update=update)
-
-
-def _action(action: Action) -> Action:
-    return action.model_copy(update={"arguments": redact_data(action.arguments)})
-
-
-def _observation(observation: Observation) -> Observation:
-    return observation.model_copy(
-        update={
-            "text": redact(observation.text),
-            "images": [_view(view) for view in observation.images],
-            "data": redact_data(observation.data),
-        }
-    )
-
-
-def _verdict(verdict: Verdict) -> Verdict:
-    weights: dict[str, float] = {}
-    for answer, weight in verdict.answer_weights.items():
-        key = redact(answer)
-        weights[key] = weights.get(key, 0.0) + weight
-    return verdict.model_copy(
-        update={
-            "answer": _maybe(verdict.answer),
-            "self_answer": _maybe(verdict.self_answer),
-            "votes": [_vote(vote) for vote in verdict.votes],
-            "answer_weights": weights,
-            "strategies": {name: _maybe(answer) for name, answer in verdict.strategies.items()},
-        }
-    )
-
-
-def _vote(vote: Vote) -> Vote:
-    return vote.model_copy(update={"answer": _maybe(vote.answer)})

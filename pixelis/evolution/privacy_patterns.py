@@ -1,7 +1,7 @@
-"""The forms of personal data: fifteen categories, each a pattern and, where the form alone says too little, a check.
+"""Patterns of fifteen categories of personal data, with a check where the pattern alone is too broad.
 
-All repetitions are bounded, so that no text is slow. A number is taken for personal only by its separators, its prefix, its check
-digits or the words before it: ``value`` is what is replaced, the words stay.
+All repetitions are bounded, so that no text takes long. A number counts as personal only by its separators, its prefix, its check
+digits or the words before it. The group ``value`` is replaced, the words stay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WEIGHTS = {
     "AWS_KEY": 10,
     "API_KEY": 10,
 }
-"""Categories and what a finding adds to a text's risk."""
+"""Risk score of a match by category."""
 
 CATEGORIES = tuple(WEIGHTS)
 MARK = rf"\[(?:{'|'.join(CATEGORIES)}|TEXT)_[0-9a-f]{{6}}\]"
@@ -42,7 +42,7 @@ _HOSTS = (
     r"xing\.com/profile)"
 )
 _NAMED = r"[ \t]{0,3}(?:(?:number|no|nr|num|id)\b\.?|#)?[ \t]{0,3}(?:is|was|[:=#])?[ \t]{0,3}"
-"""Between a word and its number: "passport no. : X"."""
+"""Text between a word and its number: "passport no. : X"."""
 
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.?"
 _DATE = (
@@ -61,13 +61,17 @@ _ISSUERS = re.compile(
 )
 
 
-def _card(found: re.Match[str]) -> bool:
-    digits = _digits(found["value"])
+def _card(match: re.Match[str]) -> bool:
+    digits = _digits(match["value"])
     return _ISSUERS.fullmatch(digits) is not None and luhn.is_valid(digits)
 
 
-def _ssn(found: re.Match[str]) -> bool:
-    digits = _digits(found["value"])
+def _digit_count(least: int, most: int = 100) -> Check:
+    return lambda match: least <= len(_digits(match["value"])) <= most
+
+
+def _ssn(match: re.Match[str]) -> bool:
+    digits = _digits(match["value"])
     return digits[:3] not in ("000", "666") and digits[0] != "9" and digits[3:5] != "00" and digits[5:] != "0000"
 
 
@@ -77,8 +81,8 @@ _VERSION = re.compile(
 _ADDRESS = re.compile(r"\bip(?:v4)?(?:[ \t-]{0,3}addr(?:ess)?)?[ \t:=]{0,3}(?:is[ \t]{1,3})?$", re.I)
 
 
-def _ip(found: re.Match[str]) -> bool:
-    value, before = found["value"], found.string[max(0, found.start() - 24) : found.start()]
+def _ip(match: re.Match[str]) -> bool:
+    value, before = match["value"], match.string[max(0, match.start() - 24) : match.start()]
     if ":" in value:
         try:
             ipaddress.IPv6Address(value)
@@ -89,53 +93,36 @@ def _ip(found: re.Match[str]) -> bool:
     octets = value.split(".")
     if any(int(o) > 255 or (len(o) > 1 and o[0] == "0") for o in octets) or _VERSION.search(before):
         return False
-    if octets[0] == "127" or octets == ["0"] * 4:  # this machine, whoever's it is
+    if octets[0] == "127" or octets == ["0"] * 4:  # loopback and any address
         return False
     return any(len(o) > 1 for o in octets) or _ADDRESS.search(before) is not None  # 1.2.3.4 is a version or a section
 
 
-def _mac(found: re.Match[str]) -> bool:
-    return ":" in found["value"] or any(c.isalpha() for c in found["value"])  # 01-02-03-04-05-06 is a row of numbers
+def _mac(match: re.Match[str]) -> bool:
+    return ":" in match["value"] or any(c.isalpha() for c in match["value"])  # 01-02-03-04-05-06 is a row of numbers
 
 
-def _iban(found: re.Match[str]) -> bool:
-    return iban.is_valid(found["value"], check_country=False)
+def _iban(match: re.Match[str]) -> bool:
+    return iban.is_valid(match["value"], check_country=False)
 
 
-def _account(found: re.Match[str]) -> bool:
-    return 6 <= len(_digits(found["value"])) <= 18
-
-
-def _four_digits(found: re.Match[str]) -> bool:
-    return len(_digits(found["value"])) >= 4
-
-
-def _phone(found: re.Match[str]) -> bool:
-    count = len(_digits(found["value"]))
-    return 7 <= count <= 15
-
-
-def _international(found: re.Match[str]) -> bool:
-    value = found["value"]
+def _international(match: re.Match[str]) -> bool:
+    value = match["value"]
     count = len(_digits(value))
     if value.count(".") == 1:  # a decimal number with a sign
         return False
     return (8 if re.search(r"[ ().-]", value) else 10) <= count <= 15
 
 
-def _trunk(found: re.Match[str]) -> bool:
-    return 10 <= len(_digits(found["value"])) <= 13
-
-
-def _secret(found: re.Match[str]) -> bool:
-    value = found["value"]
+def _secret(match: re.Match[str]) -> bool:
+    value = match["value"]
     return any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
 
 
 def _pattern(
     category: str, pattern: str, check: Check | None = None, flags: int = 0
 ) -> tuple[str, re.Pattern[str], Check | None]:
-    """A mark is tried first, everywhere: what was replaced is never looked into again."""
+    """A mark is the first alternative of every pattern, so that marks are never redacted again."""
     return category, re.compile(f"{MARK}|(?:{pattern})", flags), check
 
 
@@ -143,7 +130,7 @@ _EDGE = r"(?<![\w.])"
 _END = r"(?![\w]|[.,-]\d)"
 
 PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
-    # Keys first: they may hold what looks like something else.
+    # Keys first: parts of them match other patterns.
     _pattern(
         "AWS_KEY", r"(?<![A-Za-z0-9])(?P<value>(?:AKIA|ASIA|AROA|AIDA|AGPA|ANPA|ANVA|ABIA|ACCA)[A-Z0-9]{16})(?![A-Za-z0-9])"
     ),
@@ -175,9 +162,9 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
     ),
     _pattern(
         "API_KEY",
-        r"(?<![A-Za-z])(?:password|passwd|pwd|passphrase|passcode)[\"']?[ \t]{0,3}(?:[:=]|(?P<said>is\b))[ \t]{0,3}[\"']?"
+        r"(?<![A-Za-z])(?:password|passwd|pwd|passphrase|passcode)[\"']?[ \t]{0,3}(?:[:=]|(?P<is>is\b))[ \t]{0,3}[\"']?"
         r"(?P<value>[^\s\"'\[\]<>{},;]{4,100})",
-        lambda found: not (found["said"] and found["value"].strip(".?!:").isalpha()),  # "which password is written here?"
+        lambda match: not (match["is"] and match["value"].strip(".?!:").isalpha()),  # "which password is written here?"
         re.I,
     ),
     _pattern("URL", r"(?P<value>(?:https?|ftp)://[^\s/@\[\]<>\"']{1,100}@[^\s\[\]<>\"']{1,300})", flags=re.I),
@@ -204,15 +191,15 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         "MEDICAL_RECORD",
         rf"(?<![A-Za-z])(?:mrn|medical[ \t]record|patient[ \t](?:id|number|no)|health[ \t]record){_NAMED}"
         r"(?P<value>[A-Z]{0,4}-?\d[\dA-Z-]{3,18})(?!\w)",
-        _four_digits,
+        _digit_count(4),
         re.I,
     ),
-    _pattern("PASSPORT", rf"(?<![A-Za-z])passport{_NAMED}(?P<value>[A-Z]{{0,3}}\d[\dA-Z]{{4,10}})(?!\w)", _four_digits, re.I),
+    _pattern("PASSPORT", rf"(?<![A-Za-z])passport{_NAMED}(?P<value>[A-Z]{{0,3}}\d[\dA-Z]{{4,10}})(?!\w)", _digit_count(4), re.I),
     _pattern(
         "DRIVER_LICENCE",
         rf"(?<![A-Za-z])(?:driv(?:er|ing)(?:['’]?s)?[ \t]licen[cs]e|dl[ \t]?(?:no\b\.?|number|\#)){_NAMED}"
         r"(?P<value>[A-Z]{0,5}-?\d(?:[ -]?[A-Z]?\d){4,16})(?!\w)",
-        _four_digits,
+        _digit_count(4),
         re.I,
     ),
     _pattern(
@@ -225,7 +212,7 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         r"(?<![A-Za-z])(?:(?:bank[ \t])?(?:account|acct|a/c)(?:[ \t](?:number|no|nr|num)\b\.?|[ \t]?\#)|routing[ \t](?:number|no)"
         r"|sort[ \t]code|iban|bank[ \t]account|konto(?:nummer)?)"
         r"[ \t]{0,3}(?:is|was|[:=#])?[ \t]{0,3}(?P<value>\d(?:[ -]?\d){5,19})(?![\w]|\.\d)",
-        _account,
+        _digit_count(6, 18),
         re.I,
     ),
     _pattern("SSN", r"(?<![\w.+-])(?P<value>\d{3}-\d{2}-\d{4})(?![\w-]|\.\d)", _ssn),
@@ -246,7 +233,7 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         r"(?<![A-Za-z_])(?:tel(?:ephone|efon)?|phone|mobile|cell(?:[ \t]?phone)?|fax|whatsapp|sms|handy)\b\.?[ \t]{0,3}"
         r"(?:(?:number|no|nr)\b\.?|\#)?"
         r"[ \t]{0,3}(?:is|was|[:=])?[ \t]{0,3}(?P<value>\+?\(?\d(?:[ ()./-]{0,2}\d){6,14})(?![\w]|[.,]\d)",
-        _phone,
+        _digit_count(7, 15),
         re.I,
     ),
     _pattern("PHONE", r"(?<![\w.+-])(?P<value>\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,6})(?![\w]|[.,]\d)", _international),
@@ -255,7 +242,7 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         rf"(?<![\w.+,-])(?P<value>(?:\+?1[ .-])?(?:\([2-9]\d{{2}}\)[ -]?\d{{3}}[ .-]\d{{4}}"
         rf"|[2-9]\d{{2}}([.-])\d{{3}}\2\d{{4}})){_END}",
     ),
-    _pattern("PHONE", rf"(?<![\w.+,-])(?P<value>0[1-9]\d{{1,3}}[ /-][1-9]\d{{2,3}}[ -]?\d{{3,5}}){_END}", _trunk),
+    _pattern("PHONE", rf"(?<![\w.+,-])(?P<value>0[1-9]\d{{1,3}}[ /-][1-9]\d{{2,3}}[ -]?\d{{3,5}}){_END}", _digit_count(10, 13)),
     _pattern("PHONE", rf"(?<![\w.+,-])(?P<value>0[1-9](?:([ .-])\d{{2}})(?:\2\d{{2}}){{3}}){_END}"),
     _pattern("MAC", r"(?<![\w:-])(?P<value>[0-9A-Fa-f]{2}(?:(?::[0-9A-Fa-f]{2}){5}|(?:-[0-9A-Fa-f]{2}){5}))(?![\w:-])", _mac),
     _pattern("IP", r"(?<![\w.-])(?P<value>\d{1,3}(?:\.\d{1,3}){3})(?![\w]|[.-]\d)", _ip),

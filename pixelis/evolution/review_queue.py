@@ -1,11 +1,10 @@
-"""A durable queue of updates that wait for a person: the answers, the vote, and what would be learnt.
+"""A durable queue of updates that wait for human review: the answers, the vote, and the task to learn from.
 
-One SQLite file (WAL, synchronous=FULL): what ``put`` or ``decide`` returned from survives a killed process. Pictures and views
-are blobs named by their content, so that what the samples of a group share is kept once. Only JSON and bytes of known shape are
-read back.
+One SQLite file (WAL, synchronous=FULL): ``put`` and ``decide`` are durable on return. Pictures and views are blobs named by their
+content hash, so that views which samples of a group share are stored once. Only JSON and bytes of known shape are read back.
 
-What people see is redacted, and kept; what the learner needs, tokens that spell what was said, is kept while it waits and goes
-when it is rejected or ``done``. The caller redacts the question and the verdict and strips pictures of their metadata.
+The redacted copy for people is kept. The task, whose tokens spell the text, is removed when the update is rejected or ``done``.
+The caller redacts question and verdict and strips the metadata of pictures.
 """
 
 from __future__ import annotations
@@ -19,21 +18,18 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from pixelis.config import RewardsConfig
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.evolution.privacy import redact, redact_experience
+from pixelis.evolution.privacy import redact, redact_record
 from pixelis.evolution.updates import relabel, unlabelled
 from pixelis.evolution.vote import agrees
-from pixelis.records import Experience, Question, Record, Trajectory, UpdateTask, Verdict
+from pixelis.records import Question, Record, Trajectory, UpdateTask, Verdict
 
 State = Literal["waiting", "approved", "rejected"]
-Rows = list[sqlite3.Row]
-Views = list[np.ndarray]
-Ids = list[str]
 SCHEMA = 1
 TABLES = """
 CREATE TABLE IF NOT EXISTS reviews (
@@ -51,14 +47,14 @@ CREATE INDEX IF NOT EXISTS by_hash ON parts (hash);
 """
 COLUMNS = "id, state, created_at, question, verdict, shown, decided_at, reviewer, comment, answer"
 MAX_VIEW_BYTES = 1 << 30
-"""Largest view that is read back: a damaged shape must not ask for all memory."""
+"""Largest view that is read back: a damaged shape must not allocate all memory."""
 
 
 class Review(Record):
-    """An update that waits for a person, or what was decided of it. ``id`` is that of its task; times since the epoch.
+    """An update with its review decision, if any. ``id`` is the task's id; times in seconds since the epoch.
 
-    ``question`` carries no truth and no data URL. ``answer`` is a reviewer's correction. ``task`` is redacted and has neither
-    tokens nor log-probs: ``decide`` gives the one to learn from.
+    ``question`` has no truth and no data URL. ``answer`` is a reviewer's correction. ``task`` is redacted and has neither tokens
+    nor log-probs: ``decide`` returns the task to learn from.
     """
 
     id: str
@@ -73,14 +69,11 @@ class Review(Record):
     answer: str | None = None
 
 
-Reviews = list[Review]
-
-
 class ReviewQueue:
-    """The queue in the SQLite file ``path``. Safe to use from many threads of one process.
+    """The queue in the SQLite file ``path``; thread-safe within one process.
 
-    ``rewards`` score a task anew when a reviewer corrects its label; what was decided ``keep_days`` ago goes with the next
-    decision. InfraFailure when the file cannot be written or read.
+    ``rewards`` score a task again when a reviewer corrects its label. Each decision removes the reviews decided more than
+    ``keep_days`` before it. Every method raises InfraFailure ``review_queue`` when the file cannot be read or written.
     """
 
     def __init__(self, path: str | Path, rewards: RewardsConfig | None = None, keep_days: float = 90.0):
@@ -95,9 +88,9 @@ class ReviewQueue:
             version = self.store.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, SCHEMA):
                 raise InfraFailure(
-                    f"{self.path} has version {version} of the review queue, not {SCHEMA}",
+                    f"{self.path} has schema {version} of the review queue, not {SCHEMA}",
                     code="schema_version",
-                    fix="run the release that wrote it, or move the file away",
+                    fix="use the release that wrote it, or move the file away",
                 )
             self.store.executescript(TABLES + f"PRAGMA user_version={SCHEMA};")
 
@@ -106,7 +99,7 @@ class ReviewQueue:
         with self.lock:
             self.store.close()
 
-    # -- in ---------------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------------------
 
     def put(
         self,
@@ -116,46 +109,47 @@ class ReviewQueue:
         pictures: Mapping[str, bytes],
         views: Mapping[str, Sequence[np.ndarray]],
     ) -> bool:
-        """Keep an update until somebody decides; False when it is known already. Durable on return.
+        """Store an update until it is decided; False when its id exists already. Durable on return.
 
-        ``pictures`` are PNG bytes by image id of the trajectory shown; ``views`` uint8 arrays by trajectory id, all that the
-        learner needs. BadInput when a trajectory of the task lacks its views.
+        ``pictures`` are PNG bytes by image id of the shown trajectory; ``views`` uint8 arrays by trajectory id, one for each
+        image. Raises BadInput ``missing_views`` and ``bad_view``.
         """
-        for trajectory in task.trajectories:
-            if (seen := len(views.get(trajectory.id, ()))) != len(trajectory.images):
-                raise BadInput(
-                    f"trajectory {trajectory.id} has {len(trajectory.images)} images and {seen} views",
-                    code="missing_views",
-                    fix="put the views that were generated with the task's trajectories",
-                )
         blobs: dict[str, tuple[str, bytes]] = {}
         parts: list[tuple[str, str, str, int, str]] = []
         for name, png in pictures.items():
-            parts.append((task.id, "picture", name, 0, _keep(blobs, "png", png)))
+            parts.append((task.id, "picture", name, 0, _add_blob(blobs, "png", png)))
         for trajectory in task.trajectories:
-            for place, view in enumerate(views.get(trajectory.id, ())):
+            arrays = views.get(trajectory.id, ())
+            if len(arrays) != len(trajectory.images):
+                raise BadInput(
+                    f"trajectory {trajectory.id} has {len(trajectory.images)} images and {len(arrays)} views",
+                    code="missing_views",
+                    fix="put the views that were generated with the task's trajectories",
+                )
+            for place, view in enumerate(arrays):
                 if view.dtype != np.uint8 or view.nbytes > MAX_VIEW_BYTES:
                     raise BadInput(f"a view is {view.dtype} {view.shape}, not uint8", code="bad_view", fix="put uint8 views")
                 shape = ",".join(map(str, view.shape))
-                parts.append((task.id, "view", trajectory.id, place, _keep(blobs, shape, np.ascontiguousarray(view).tobytes())))
-        row = (
-            *(task.id, "waiting", task.created_at, task.experience_id),
-            *(record.model_dump_json() for record in (_portable(question), verdict, _shown(task, question, verdict), task)),
-        )
+                parts.append((task.id, "view", trajectory.id, place, _add_blob(blobs, shape, view.tobytes())))
+        media = [m.model_copy(update={"uri": f"stored:{m.id}", "frames": None}) for m in question.media]
+        asked = unlabelled(question).model_copy(update={"media": media})
+        records = (record.model_dump_json() for record in (asked, verdict, _shown(task), task))
         with self._transaction():
-            known = self.store.execute("SELECT 1 FROM reviews WHERE id = ?", (task.id,)).fetchone()
-            if known:
+            inserted = self.store.execute(
+                "INSERT OR IGNORE INTO reviews (id, state, created_at, experience, question, verdict, shown, task)"
+                " VALUES (?,'waiting',?,?,?,?,?,?)",
+                (task.id, task.created_at, task.experience_id, *records),
+            ).rowcount
+            if not inserted:
                 return False
-            columns = "id, state, created_at, experience, question, verdict, shown, task"
-            self.store.execute(f"INSERT INTO reviews ({columns}) VALUES (?,?,?,?,?,?,?,?)", row)
             self.store.executemany("INSERT OR IGNORE INTO blobs VALUES (?,?,?)", [(key, *blob) for key, blob in blobs.items()])
             self.store.executemany("INSERT INTO parts VALUES (?,?,?,?,?)", parts)
         return True
 
-    # -- out --------------------------------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------------------------------
 
-    def list(self, state: State | None = "waiting", limit: int = 100) -> Reviews:
-        """At most ``limit`` reviews in this state (None: any), the oldest first where they wait, else the newest first."""
+    def reviews(self, state: State | None = "waiting", limit: int = 100) -> list[Review]:
+        """At most ``limit`` reviews in this state (None: any), waiting ones oldest first, others newest first."""
         order = "created_at ASC, rowid ASC" if state == "waiting" else "created_at DESC, rowid DESC"
         rows = self._rows(
             f"SELECT {COLUMNS} FROM reviews WHERE ? IS NULL OR state = ? ORDER BY {order} LIMIT ?", (state, state, limit)
@@ -163,46 +157,44 @@ class ReviewQueue:
         return [_review(row) for row in rows]
 
     def get(self, id: str) -> Review | None:
-        """The review of this id, None when there is none."""
+        """The review of this id; None when there is none."""
         rows = self._rows(f"SELECT {COLUMNS} FROM reviews WHERE id = ?", (id,))
         return _review(rows[0]) if rows else None
 
     def pictures(self, id: str) -> dict[str, bytes]:
-        """PNG bytes by image id of what the shown trajectory saw; empty for an unknown id."""
-        return {row["name"]: _read(row) for row in self._parts(id, "picture")}
+        """PNG bytes by image id of the shown trajectory; empty for an unknown id."""
+        return {row["name"]: row["data"] for row in self._parts(id, "picture")}
 
-    def views(self, id: str) -> dict[str, Views]:
-        """The uint8 views by trajectory id, as they were put. InfraFailure when the file is damaged."""
+    def views(self, id: str) -> dict[str, list[np.ndarray]]:
+        """The uint8 views by trajectory id, as they were put."""
         review = self.get(id)
-        out: dict[str, Views] = {t.id: [] for t in review.task.trajectories} if review else {}
+        views: dict[str, list[np.ndarray]] = {t.id: [] for t in review.task.trajectories} if review else {}
         for row in self._parts(id, "view"):
             shape = tuple(int(side) for side in row["shape"].split(",")) if row["shape"] else ()
-            out[row["name"]].append(np.frombuffer(_read(row, math.prod(shape)), np.uint8).reshape(shape).copy())
-        return out
+            views[row["name"]].append(np.frombuffer(_decompress(row["data"], math.prod(shape)), np.uint8).reshape(shape).copy())
+        return views
 
-    def due(self, now: float, approve_after_s: float | None) -> Ids:
-        """Ids of what has waited ``approve_after_s`` seconds or longer, the oldest first; none when that is None."""
-        if approve_after_s is None:
-            return []
+    def due(self, now: float, after_s: float) -> list[str]:
+        """Ids of the updates that have waited ``after_s`` seconds or longer, oldest first."""
         sql = "SELECT id FROM reviews WHERE state = 'waiting' AND created_at <= ? ORDER BY created_at, rowid"
-        return [row["id"] for row in self._rows(sql, (now - approve_after_s,))]
+        return [row["id"] for row in self._rows(sql, (now - after_s,))]
 
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of updates that wait."""
         return int(self._rows("SELECT count(*) AS n FROM reviews WHERE state = 'waiting'")[0]["n"])
 
     def stats(self) -> dict[str, float]:
-        """Counts by state, corrected ones, the mean seconds to a decision, bytes kept."""
+        """Counts by state, of corrected reviews, mean seconds to a decision, bytes of stored pictures and views."""
         counts = {row["state"]: row["n"] for row in self._rows("SELECT state, count(*) AS n FROM reviews GROUP BY state")}
-        told = self._rows(
+        decided = self._rows(
             "SELECT count(answer) AS corrected, coalesce(avg(decided_at - created_at), 0) AS wait FROM reviews"
             " WHERE state != 'waiting'"
         )[0]
         size = self._rows("SELECT coalesce(sum(length(data)), 0) AS n FROM blobs")[0]["n"]
         return {
             **{state: float(counts.get(state, 0)) for state in ("waiting", "approved", "rejected")},
-            "corrected": float(told["corrected"]),
-            "mean_wait_s": float(told["wait"]),
+            "corrected": float(decided["corrected"]),
+            "mean_wait_s": float(decided["wait"]),
             "picture_bytes": float(size),
         }
 
@@ -217,109 +209,101 @@ class ReviewQueue:
         answer: str | None = None,
         now: float | None = None,
     ) -> UpdateTask | None:
-        """Decide once; the task to learn from, or None when nothing is: rejected, or the same decision was made before.
+        """Decide once and return the task to learn from; None when rejected or already decided so. Durable on return.
 
-        With an ``answer`` an approved task is scored anew against it: the correction is its label. Durable on return. BadInput
-        ``unknown_review``, ``bad_decision``, and ``already_decided`` when it was decided otherwise; nothing changes then.
+        An approved task is scored again when ``answer`` corrects its label. Raises BadInput ``unknown_review``, ``bad_decision``,
+        and ``already_decided`` when the earlier decision differs; nothing changes then.
         """
         if decision not in ("approved", "rejected"):
             raise BadInput(f"`{decision}` is no decision", code="bad_decision", fix="approved or rejected")
         now = time.time() if now is None else now
-        corrected = answer.strip() or None if answer is not None else None
-        kept = redact(corrected) if corrected else None
-        review = self._known(id)
+        answer = (answer or "").strip() or None
+        stored_answer = redact(answer) if answer else None
+        review = self._existing(id)
         if review.state == "waiting":
-            task = self._decided(review, decision, corrected)
-            values = (decision, now, reviewer, redact(comment), kept, task and task.model_dump_json(), id)
+            task = self.task(id) if decision == "approved" else None
+            if task is not None and answer is not None and not agrees(answer, task.pseudo_label):
+                task = relabel(task, review.question, answer, self.rewards)
             with self._transaction():
                 changed = self.store.execute(
                     "UPDATE reviews SET state=?, decided_at=?, reviewer=?, comment=?, answer=?, task=?"
                     " WHERE id=? AND state='waiting'",
-                    values,
+                    (decision, now, reviewer, redact(comment), stored_answer, task and task.model_dump_json(), id),
                 ).rowcount
             if changed:
                 self.prune(now - self.keep_s)
-                self._empty_log()
+                self._truncate_wal()
                 return task
-            review = self._known(id)  # somebody was faster
-        if review.state != decision or _differ(review.answer, kept):
-            what = review.state + (f" with the answer {review.answer!r:.80}" if review.answer else "")
+            review = self._existing(id)  # another thread decided first
+        same_answer = agrees(review.answer, stored_answer) if stored_answer is not None else review.answer is None
+        if review.state != decision or not same_answer:
+            earlier = review.state + (f" with the answer {review.answer!r:.80}" if review.answer else "")
             raise BadInput(
-                f"review {id} was {what} by {review.reviewer or 'somebody'} already",
+                f"review {id} was already {earlier} by {review.reviewer or 'somebody'}",
                 code="already_decided",
-                fix="a decision stands: roll the policy back if it was wrong",
+                fix="a decision is final: roll the policy back if it was wrong",
             )
         return None
 
-    def _decided(self, review: Review, decision: str, answer: str | None) -> UpdateTask | None:
-        if decision == "rejected":
-            return None
-        task = self.task(review.id)
-        if task is None:  # decided meanwhile: the caller will see
-            return None
-        if answer is None or agrees(answer, task.pseudo_label):
-            return task
-        return relabel(task, review.question, answer, self.rewards)
-
-    def _known(self, id: str) -> Review:
+    def _existing(self, id: str) -> Review:
         review = self.get(id)
         if review is None:
             raise BadInput(f"no review {id:.80}", code="unknown_review", fix="take an id from the list of reviews")
         return review
 
-    def approved(self) -> Ids:
-        """Ids of what was approved and is not ``done``, the first decided first."""
+    def approved(self) -> list[str]:
+        """Ids of the approved updates that are not ``done``, in the order of decisions."""
         sql = "SELECT id FROM reviews WHERE state='approved' AND task NOTNULL ORDER BY decided_at, rowid"
         return [row["id"] for row in self._rows(sql)]
 
     def task(self, id: str) -> UpdateTask | None:
-        """What the learner gets, with a reviewer's correction once it is approved; None when that is gone."""
+        """The task to learn from, with the reviewer's correction once approved; None when it was removed."""
         rows = self._rows("SELECT task FROM reviews WHERE id = ? AND task NOTNULL", (id,))
         return UpdateTask.model_validate_json(rows[0]["task"]) if rows else None
 
     def done(self, ids: Sequence[str]) -> None:
-        """These approved ones were learnt from or given up: what only the learner needs goes."""
+        """Remove the tasks of these approved updates, which were learnt from or given up."""
         with self._transaction():
             sql = "UPDATE reviews SET task=NULL WHERE id=? AND state='approved' AND task NOTNULL"
             count = sum(self.store.execute(sql, (id,)).rowcount for id in ids)
         if count:
-            self._empty_log()
+            self._truncate_wal()
 
-    # -- forgetting -------------------------------------------------------------------------------------------------
+    # -- removing -------------------------------------------------------------------------------------------------
 
     def forget(self, experience_ids: Sequence[str]) -> int:
-        """Remove the reviews of these experiences, decided or not, with their pictures; returns how many."""
+        """Remove the reviews of these experiences, decided or not, with their pictures; returns their number."""
         return self._remove("experience = ?", [(id,) for id in experience_ids if id])
 
     def prune(self, before: float) -> int:
-        """Remove what was decided before this time (seconds since the epoch), with its pictures; returns how many."""
+        """Remove the reviews decided before this time (seconds since the epoch), with their pictures; returns their number."""
         return self._remove("state != 'waiting' AND decided_at < ?", [(before,)])
 
-    def _remove(self, where: str, values: Sequence[tuple]) -> int:
+    def _remove(self, where: str, values: Sequence[tuple[Any, ...]]) -> int:
         with self._transaction():
             count = sum(self.store.execute(f"DELETE FROM reviews WHERE {where}", value).rowcount for value in values)
             self.store.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT hash FROM parts)")
         if count:
-            self._empty_log()
+            self._truncate_wal()
         return count
 
-    def _empty_log(self) -> None:
-        """What was removed is not to be found in the write-ahead log either."""
+    def _truncate_wal(self) -> None:
+        """Remove deleted data from the write-ahead log too."""
         self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # -- SQLite -----------------------------------------------------------------------------------------------------
 
-    def _rows(self, sql: str, values: tuple = ()) -> Rows:
+    def _rows(self, sql: str, values: tuple = ()) -> list[sqlite3.Row]:
         with self._failures(), self.lock:
             return self.store.execute(sql, values).fetchall()
 
-    def _parts(self, id: str, kind: str) -> Rows:
+    def _parts(self, id: str, kind: str) -> list[sqlite3.Row]:
         sql = "SELECT name, shape, data FROM parts JOIN blobs USING (hash) WHERE review = ? AND kind = ? ORDER BY name, place"
         return self._rows(sql, (id, kind))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing, on disk when it ends."""
+        """One atomic transaction, on disk when the block ends."""
         with self._failures(), self.lock, self.store:
             self.store.execute("BEGIN IMMEDIATE")
             yield
@@ -332,67 +316,45 @@ class ReviewQueue:
             raise InfraFailure(
                 f"the review queue {self.path} failed: {error}",
                 code="review_queue",
-                fix="check the disk and its space; a damaged file must be moved away",
+                fix="check the disk and its free space; move a damaged file away",
             ) from error
 
 
-def _keep(blobs: dict[str, tuple[str, bytes]], shape: str, data: bytes) -> str:
-    """Add a blob under the hash of its shape and content; PNG stays as it is, arrays are compressed."""
+def _add_blob(blobs: dict[str, tuple[str, bytes]], shape: str, data: bytes) -> str:
+    """Add a blob under the hash of shape and content, which is returned; arrays are compressed, PNG is not."""
     key = hashlib.sha256(shape.encode() + b"\0" + data).hexdigest()
     if key not in blobs:
         blobs[key] = (shape, data if shape == "png" else zlib.compress(data, 1))
     return key
 
 
-def _read(row: sqlite3.Row, size: int | None = None) -> bytes:
-    """The bytes of a blob; of an array exactly ``size``."""
-    if size is None:
-        return bytes(row["data"])
+def _decompress(data: bytes, size: int) -> bytes:
+    """Exactly ``size`` bytes; InfraFailure when the data does not decompress to that size."""
     try:
         if size > MAX_VIEW_BYTES:
             raise zlib.error(f"{size} bytes")
-        decoder = zlib.decompressobj()
-        data = decoder.decompress(row["data"], size + 1)
-        if len(data) != size:
-            raise zlib.error(f"{len(data)} bytes instead of {size}")
+        decompressed = zlib.decompressobj().decompress(data, size + 1)
+        if len(decompressed) != size:
+            raise zlib.error(f"{len(decompressed)} bytes instead of {size}")
     except zlib.error as error:
         raise InfraFailure(f"a stored view is damaged: {error}", code="review_queue", fix="reject the update") from error
-    return data
+    return decompressed
 
 
-def _portable(question: Question) -> Question:
-    """The question without truth, and without pictures inside it."""
-    media = [m.model_copy(update={"uri": f"stored:{m.id}", "frames": None}) for m in question.media]
-    return unlabelled(question).model_copy(update={"media": media})
-
-
-def _shown(task: UpdateTask, question: Question, verdict: Verdict) -> UpdateTask:
-    """The task as people see it: redacted, without tokens and log-probs."""
-
-    def shown(trajectory: Trajectory) -> Trajectory:
-        whole = Experience(question=question, trajectory=trajectory, verdict=verdict, policy_version=0, created_at=0.0)
-        clean = redact_experience(whole).trajectory
-        turns = [turn.model_copy(update={"tokens": [], "log_probs": []}) for turn in clean.turns]
-        return clean.model_copy(update={"turns": turns})
-
-    trajectories = [shown(trajectory) for trajectory in task.trajectories]
+def _shown(task: UpdateTask) -> UpdateTask:
+    """The task for reviewers: redacted, without tokens and log-probs."""
+    trajectories = [without_tokens(redact_record(trajectory)) for trajectory in task.trajectories]
     return task.model_copy(update={"trajectories": trajectories, "pseudo_label": redact(task.pseudo_label)})
 
 
+def without_tokens(trajectory: Trajectory) -> Trajectory:
+    """A copy without token ids and log-probs."""
+    turns = [turn.model_copy(update={"tokens": [], "log_probs": []}) for turn in trajectory.turns]
+    return trajectory.model_copy(update={"turns": turns})
+
+
 def _review(row: sqlite3.Row) -> Review:
-    return Review(
-        id=row["id"],
-        state=row["state"],
-        created_at=row["created_at"],
-        question=Question.model_validate_json(row["question"]),
-        verdict=Verdict.model_validate_json(row["verdict"]),
-        task=UpdateTask.model_validate_json(row["shown"]),
-        decided_at=row["decided_at"],
-        reviewer=row["reviewer"],
-        comment=row["comment"],
-        answer=row["answer"],
-    )
-
-
-def _differ(a: str | None, b: str | None) -> bool:
-    return not agrees(a, b) if b is not None else a is not None
+    values = {key: row[key] for key in row.keys() if key != "shown"}  # noqa: SIM118 - a row iterates over values
+    question, verdict = Question.model_validate_json(row["question"]), Verdict.model_validate_json(row["verdict"])
+    task = UpdateTask.model_validate_json(row["shown"])
+    return Review(**values | {"question": question, "verdict": verdict, "task": task})

@@ -1,9 +1,9 @@
-"""The vote: k answers to one prompt, and what memory knows of it, become one verdict with its provenance.
+"""The vote: turns k answers to one prompt and compatible experiences from memory into a verdict with its provenance.
 
-The samples of a request vote on its answer (TTRL, arXiv 2504.16084, majority label). An experience found in memory has a vote
-only where it answers the same question about what looks like the same picture (``compatible``); it may support or doubt what the
-samples say, but a label that it alone carried through teaches nothing (reason ``overruled``). Feedback may silence an experience
-and never casts a vote: whoever wants to poison the stream can only make it say less.
+The samples of a request vote on its answer (majority label of TTRL, arXiv 2504.16084). An experience votes only when it answers
+the same question about a very similar picture (``compatible``). Experiences may support or weaken the samples' answer; an answer
+that the samples alone would not have elected teaches nothing (reason ``overruled``). Feedback may remove an experience's vote and
+never casts one, so that poisoned feedback can only reduce what is learnt.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ ABSTAINED = "abstained"
 OVERRULED = "overruled"
 COLD_START = "cold_start"
 CLOSED = frozenset({TIE, NO_ANSWER, INSUFFICIENT, ABSTAINED, OVERRULED, COLD_START})
-"""Reasons of verdicts that never teach and, from memory, never vote: their answer is an accident."""
+"""Reasons of verdicts with an accidental answer: they never become updates, and never vote as experiences."""
 MIN_VOTES = 3
-"""Votes below which agreement is no evidence: one sample always agrees with itself."""
+"""Fewer votes are no evidence of agreement: one sample always agrees with itself."""
 CONFIDENT = 0.5
-"""Weight from which a single vote counts in full (strategy ``confidence``), and confidence below which a verdict is low."""
+"""Strategy ``confidence``: the confidence of a heaviest vote below this weight is halved."""
 UNANIMOUS = 1.2
-"""What agreement of all strategies of an ensemble is worth."""
+"""Factor of an ensemble's confidence when all its strategies agree."""
 
 
 def agrees(answer: str | None, label: str) -> bool:
-    """True when ``answer`` says the same as ``label``; the equality that rewards use, so that votes and rewards cannot differ."""
+    """True when ``answer`` equals ``label`` canonically, as rewards compare answers."""
     return answer is not None and canonical(answer) == canonical(label)
 
 
-# -- who votes ------------------------------------------------------------------------------------------------------
+# -- voters --------------------------------------------------------------------------------------------------------
 
 
 def self_confidence(trajectory: Trajectory) -> float:
-    """How sure the policy was of its last turn: the geometric mean of its tokens' probabilities, 0..1; 0 without log-probs."""
+    """Geometric mean of the token probabilities of the policy's last turn, 0..1; 0 without log-probs."""
     last = next((turn for turn in reversed(trajectory.turns) if turn.is_policy), None)
     if last is None or not last.log_probs:
         return 0.0
@@ -51,14 +51,15 @@ def self_confidence(trajectory: Trajectory) -> float:
 
 
 def compatible(question: Question, neighbour: Neighbour, config: EvolutionConfig) -> bool:
-    """True when the experience may vote on this question: same text, options and kinds of media, similar enough, sound.
+    """True when the experience may vote on this question.
 
-    Sound is a verdict with an answer that the vote elected (not cold start, tie, ...), and that nobody called wrong since.
+    Text, options and kinds of media must be equal, the similarity sufficient, and the experience's answer elected by a vote (no
+    tie, cold start, ...) and not called wrong since.
     """
     experience = neighbour.experience
     return (
         neighbour.similarity >= config.neighbours.min_similarity
-        and _asked(experience.question) == _asked(question)
+        and _content(experience.question) == _content(question)
         and _key(experience.verdict.answer) is not None
         and experience.verdict.reason not in CLOSED
         and experience.status not in ("failed", "archived")
@@ -67,27 +68,28 @@ def compatible(question: Question, neighbour: Neighbour, config: EvolutionConfig
 
 
 def called_wrong(experience: Experience) -> bool:
-    """True when the last feedback that says anything of the answer calls it wrong, or gives another."""
-    for said in reversed(experience.feedback):
-        if said.correct is not None:
-            return not said.correct
-        if said.answer is not None and experience.verdict.answer is not None:
-            return not agrees(said.answer, experience.verdict.answer)
+    """True when the last feedback about the answer calls it wrong or gives another answer."""
+    for feedback in reversed(experience.feedback):
+        if feedback.correct is not None:
+            return not feedback.correct
+        if feedback.answer is not None and experience.verdict.answer is not None:
+            return not agrees(feedback.answer, experience.verdict.answer)
     return False
 
 
 def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) -> float:
-    """Weight of an experience's vote, 0..1: confidence x success x exp(-age / half life) x priority x similarity.
+    """Weight of an experience's vote, 0..1: confidence x success x exp(-age / decay_hours) x priority x similarity.
 
-    Success is .5 + .5 rate once it was retrieved, else 1; priority .5 + .5 min(priority, 2) / 2. ``now`` in seconds since the
-    epoch. Source: Pixelis' temporal ensemble, with similarity added, and a retrieved failure worth .5 instead of 1.
+    The success factor is .5 + .5 rate after the first retrieval, 1 before; the priority factor .5 + .5 min(priority, 2) / 2.
+    ``now`` in seconds since the epoch. Source: Pixelis' temporal ensemble, with similarity added and a failed retrieval worth .5
+    instead of 1.
     """
     experience = neighbour.experience
     success = 0.5 + 0.5 * min(experience.successes / experience.retrievals, 1.0) if experience.retrievals else 1.0
     age_hours = max(now - experience.created_at, 0.0) / 3600
-    fresh = math.exp(-age_hours / config.neighbours.decay_hours)
+    decay = math.exp(-age_hours / config.neighbours.decay_hours)
     priority = 0.5 + 0.5 * min(experience.priority, 2.0) / 2
-    return _unit(experience.verdict.confidence) * success * fresh * priority * _unit(neighbour.similarity)
+    return _unit(experience.verdict.confidence) * success * decay * priority * _unit(neighbour.similarity)
 
 
 # -- strategies -----------------------------------------------------------------------------------------------------
@@ -95,37 +97,32 @@ def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) 
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """What a strategy makes of the votes: the best canonical answers, in the order they were given, and a confidence 0..1."""
+    """Result of a strategy: the best canonical answers, more than one when tied, in voting order; confidence 0..1."""
 
     best: tuple[str, ...]
     confidence: float
 
     @property
     def key(self) -> str | None:
-        """The answer elected, the first of equals; None when nobody answered."""
+        """The first of the best answers; None when nobody answered."""
         return self.best[0] if self.best else None
-
-    @property
-    def tie(self) -> bool:
-        """True when more than one is best."""
-        return len(self.best) > 1
 
 
 Strategy = Callable[[Sequence[Vote]], Elected]
-NOBODY = Elected((), 0.0)
+NO_ELECTION = Elected((), 0.0)
 
 
 def by_majority(votes: Sequence[Vote]) -> Elected:
-    """The most common answer; confidence is its share of *all* votes: one without an answer counts."""
+    """The most common answer; confidence is its share of *all* votes, those without an answer included."""
     counts = Counter(key for v in votes if (key := _key(v.answer)) is not None)
-    return Elected(_best(counts), max(counts.values()) / len(votes)) if counts else NOBODY
+    return Elected(_best(counts), max(counts.values()) / len(votes)) if counts else NO_ELECTION
 
 
 def by_weight(votes: Sequence[Vote]) -> Elected:
-    """The answer of most weight; confidence is its share of all weight x ``agreement_factor`` of its share of the votes."""
+    """The answer of the largest weight; confidence is its share of the weight x ``agreement_factor`` of its share of votes."""
     weights, total = _weights(votes), math.fsum(v.weight for v in votes)
     if not weights:
-        return NOBODY
+        return NO_ELECTION
     best = _best(weights)
     share = sum(_key(v.answer) == best[0] for v in votes) / len(votes)
     return Elected(best, _unit(weights[best[0]] / total) * agreement_factor(share) if total else 0.0)
@@ -138,23 +135,23 @@ def by_confidence(votes: Sequence[Vote]) -> Elected:
         if (key := _key(v.answer)) is not None:
             heaviest[key] = max(heaviest.get(key, 0.0), v.weight)
     if not heaviest:
-        return NOBODY
-    most = max(heaviest.values())
-    return Elected(_best(heaviest), _unit(most if most >= CONFIDENT else most / 2))
+        return NO_ELECTION
+    weight = max(heaviest.values())
+    return Elected(_best(heaviest), _unit(weight if weight >= CONFIDENT else weight / 2))
 
 
 def by_ensemble(votes: Sequence[Vote]) -> Elected:
-    """What most of the three strategies elect; confidence is the mean of the three, x 1.2 (at most 1) when they all agree.
+    """The answer that most of the three strategies elect; confidence is their mean, x 1.2 (at most 1) when all agree.
 
-    A strategy that is tied elects nothing here: its first of equals would be an accident of order.
+    A tied strategy does not count: the first of its tied answers would be an accident of order.
     """
-    heard = [strategy(votes) for strategy in SINGLE.values()]
-    clear = Counter(e.best[0] for e in heard if len(e.best) == 1)
-    mean = math.fsum(e.confidence for e in heard) / len(heard)
+    results = [strategy(votes) for strategy in SINGLE.values()]
+    clear = Counter(e.best[0] for e in results if len(e.best) == 1)
+    mean = math.fsum(e.confidence for e in results) / len(results)
     if not clear:
-        return Elected(heard[0].best, mean)
+        return Elected(results[0].best, mean)
     best = _best(clear)
-    return Elected(best, min(mean * UNANIMOUS, 1.0) if clear[best[0]] == len(heard) else mean)
+    return Elected(best, min(mean * UNANIMOUS, 1.0) if clear[best[0]] == len(results) else mean)
 
 
 SINGLE: dict[str, Strategy] = {"majority": by_majority, "weighted": by_weight, "confidence": by_confidence}
@@ -163,10 +160,10 @@ STRATEGIES: dict[str, Strategy] = {**SINGLE, "ensemble": by_ensemble}
 
 
 def agreement_factor(share: float) -> float:
-    """What the share of votes for an answer is worth, .5..1, rising: .5 at 0, .6 at .3, .8 at .7, 1 at 1, linear between.
+    """Factor .5..1 of the share of votes for an answer: .5 at 0, .6 at .3, .8 at .7, 1 at 1, linear in between.
 
-    Pixelis' factor but for its lowest piece: .6 + .2 a / .3 rose to .8 at .3 and fell to .6 there; .5 + .1 a / .3 meets the
-    next piece and keeps the published range, so that more agreement is never worth less.
+    Pixelis' factor except for its first piece, .6 + .2 a / .3, which jumped from .8 down to .6 at .3: here more agreement is
+    never worth less.
     """
     if share > 0.7:
         return min(0.8 + 0.2 * (share - 0.7) / 0.3, 1.0)
@@ -181,22 +178,19 @@ def agreement_factor(share: float) -> float:
 def vote(
     trajectories: Sequence[Trajectory], neighbours: Sequence[Neighbour], config: EvolutionConfig, question: Question, now: float
 ) -> Verdict:
-    """The verdict of a request's samples and the compatible of the experiences found for it.
+    """The verdict of a request's samples and the compatible ones among the experiences retrieved for it.
 
-    Every sample votes; one without an answer votes for nothing but counts. A tie reports the first of the tied, reason ``tie``.
-    Fewer than ``min_votes`` answers report the first given with half its confidence, reason ``insufficient_votes``. A winner
-    below the share ``abstain`` of all votes is no answer, reason ``abstained``. One that the samples alone would not have elected
-    is ``overruled``. The gate lets none of these teach. ``now`` in seconds since the epoch.
+    A tie reports the first of the tied answers, reason ``tie``. With fewer than ``min_votes`` answers the first is reported with
+    half its confidence, reason ``insufficient_votes``. A winner below the share ``abstain`` of all votes is no answer, reason
+    ``abstained``. A winner that the samples alone would not have elected is ``overruled``. None of these becomes an update.
+    ``now`` in seconds since the epoch.
     """
-    even = config.vote.strategy == "majority"
-    samples = [
-        Vote(answer=t.answer, weight=1.0 if even else sure, id=t.id, confidence=sure)
-        for t, sure in ((t, self_confidence(t)) for t in trajectories)
-    ]
-    known = [
+    unweighted = config.vote.strategy == "majority"
+    samples = [_sample_vote(t, unweighted) for t in trajectories]
+    experiences = [
         Vote(
             answer=n.experience.verdict.answer,
-            weight=1.0 if even else neighbour_weight(n, config, now),
+            weight=1.0 if unweighted else neighbour_weight(n, config, now),
             source="neighbour",
             id=n.experience.id,
             confidence=_unit(n.experience.verdict.confidence),
@@ -205,41 +199,46 @@ def vote(
         for n in neighbours
         if compatible(question, n, config)
     ]
-    verdict = _verdict([*samples, *known], config.vote)
+    verdict = _verdict([*samples, *experiences], config.vote)
     verdict.neighbours = len(neighbours)
     alone = STRATEGIES[config.vote.strategy](samples).best
-    if known and not verdict.reason and canonical(verdict.answer or "") not in alone:
+    if experiences and not verdict.reason and canonical(verdict.answer or "") not in alone:
         verdict.reason = OVERRULED
     return verdict
 
 
 def direct(trajectory: Trajectory) -> Verdict:
-    """The answer of one sample without a vote, while memory is too small for one: its own confidence, reason ``cold_start``."""
-    sure = self_confidence(trajectory)
-    own = Vote(answer=trajectory.answer, weight=sure, id=trajectory.id, confidence=sure)
-    key = _key(trajectory.answer)
+    """The answer of one sample with its own confidence, while memory is too small for a vote; reason ``cold_start``."""
+    own = _sample_vote(trajectory, unweighted=False)
+    key = _key(own.answer)
     return Verdict(
-        answer=None if key is None else trajectory.answer,
-        confidence=0.0 if key is None else sure,
+        answer=None if key is None else own.answer,
+        confidence=0.0 if key is None else own.weight,
         strategy="direct",
         votes=[own],
         reason=COLD_START,
-        self_answer=trajectory.answer,
-        answer_weights={} if key is None else {key: sure},
+        self_answer=own.answer,
+        answer_weights={} if key is None else {key: own.weight},
     )
 
 
 def majority(answers: Sequence[str | None], min_votes: int = MIN_VOTES) -> Verdict:
-    """The vote of bare answers of one weight, as ``vote`` with strategy ``majority`` has it: TTRL's label."""
+    """The unweighted vote of answers without trajectories: the label of TTRL."""
     return _verdict([Vote(answer=answer) for answer in answers], VotingConfig(strategy="majority", min_votes=min_votes))
+
+
+def _sample_vote(trajectory: Trajectory, unweighted: bool) -> Vote:
+    confidence = self_confidence(trajectory)
+    weight = 1.0 if unweighted else confidence
+    return Vote(answer=trajectory.answer, weight=weight, id=trajectory.id, confidence=confidence)
 
 
 def _verdict(votes: list[Vote], config: VotingConfig) -> Verdict:
     elected = STRATEGIES[config.strategy](votes)
-    spelled: dict[str, str] = {}
+    spelling: dict[str, str] = {}
     for v in votes:
         if v.answer is not None and (key := _key(v.answer)) is not None:
-            spelled.setdefault(key, v.answer)
+            spelling.setdefault(key, v.answer)
     verdict = Verdict(
         answer=None,
         confidence=0.0,
@@ -249,8 +248,8 @@ def _verdict(votes: list[Vote], config: VotingConfig) -> Verdict:
         answer_weights=_weights(votes),
     )
     if config.strategy == "ensemble":
-        found = {name: strategy(votes).key for name, strategy in SINGLE.items()}
-        verdict.strategies = {name: None if key is None else spelled[key] for name, key in found.items()}
+        keys = {name: strategy(votes).key for name, strategy in SINGLE.items()}
+        verdict.strategies = {name: None if key is None else spelling[key] for name, key in keys.items()}
     if elected.key is None:
         verdict.reason = NO_ANSWER
         return verdict
@@ -263,24 +262,25 @@ def _verdict(votes: list[Vote], config: VotingConfig) -> Verdict:
     elif share < config.abstain:
         verdict.reason = ABSTAINED
     else:
-        verdict.answer, verdict.confidence = spelled[elected.key], _unit(elected.confidence)
-        verdict.reason = TIE if elected.tie else ""
+        verdict.answer, verdict.confidence = spelling[elected.key], _unit(elected.confidence)
+        verdict.reason = TIE if len(elected.best) > 1 else ""
     return verdict
 
 
-def _asked(question: Question) -> tuple[str, list[str], tuple[str, ...]]:
-    given = question.meta.get("options") or ()
-    options = given.values() if isinstance(given, dict) else given
-    return canonical(question.question), [m.kind for m in question.media], tuple(canonical(str(option)) for option in options)
+def _content(question: Question) -> tuple[str, list[str], tuple[str, ...]]:
+    """Canonical text, kinds of media, canonical options."""
+    options = question.meta.get("options") or ()
+    values = options.values() if isinstance(options, dict) else options
+    return canonical(question.question), [m.kind for m in question.media], tuple(canonical(str(option)) for option in values)
 
 
 def _key(answer: str | None) -> str | None:
-    """What votes are counted by; None for no answer and for a blank one."""
+    """The canonical answer; None for no answer or a blank one."""
     return (canonical(answer) or None) if answer is not None else None
 
 
 def _weights(votes: Sequence[Vote]) -> dict[str, float]:
-    """Weight by canonical answer, in the order of the first vote for each; the sums do not depend on the order of votes."""
+    """Total weight by canonical answer, in voting order; independent of the order of equal answers."""
     parts: dict[str, list[float]] = {}
     for v in votes:
         if (key := _key(v.answer)) is not None:
@@ -289,11 +289,11 @@ def _weights(votes: Sequence[Vote]) -> dict[str, float]:
 
 
 def _best(weights: Mapping[str, float]) -> tuple[str, ...]:
-    """The keys of most weight, more than one when they are equal."""
-    most = max(weights.values())
-    return tuple(key for key, weight in weights.items() if math.isclose(weight, most, rel_tol=1e-9))
+    """The keys of the largest weight."""
+    largest = max(weights.values())
+    return tuple(key for key, weight in weights.items() if math.isclose(weight, largest, rel_tol=1e-9))
 
 
 def _unit(value: float) -> float:
-    """Within 0..1; what is not a number is 0."""
+    """Clamped to 0..1; NaN becomes 0."""
     return min(max(value, 0.0), 1.0) if not math.isnan(value) else 0.0

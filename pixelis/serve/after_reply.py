@@ -90,7 +90,7 @@ class AfterReply:
     async def _follow(self, answer: Answer, query: AgentQuery, lookup: Lookup, remember: bool, learn: bool) -> None:
         await asyncio.sleep(REPLY_FIRST_S)
         user = privacy.pseudonym(query.user) if query.user else None
-        redacted = await self._aside(lambda: privacy.redact_experience(as_experience(answer, user)))
+        redacted = await self._aside(lambda: privacy.redact_record(as_experience(answer, user)))
         risk = await self._aside(lambda: privacy.risk(answer.group.question.question))
         self.counts[f"privacy_risk_{risk.level}"] += 1
         if remember:
@@ -149,7 +149,7 @@ class AfterReply:
             raise BadInput("this service remembers nothing, so it takes no feedback", code="no_memory")
         if (task := self.background.get(experience_id)) is not None:
             await asyncio.wait([task])  # it was answered a moment ago and is being stored
-        said = privacy.redact_feedback(feedback)
+        said = privacy.redact_record(feedback)
         said = said.model_copy(update={"created_at": said.created_at or time.time()})
         experience = await self.retrieval.memory.feedback(experience_id, said)
         self.counts["feedback"] += 1

@@ -74,7 +74,7 @@ async def _report_health(state: GatewayState) -> None:
         await asyncio.sleep(state.config.evolution.alerts.every_s)
         if metrics := state.counters.health():
             with contextlib.suppress(RayError, InfraFailure, ApiError):
-                await state.call_evolution("told", metrics, state.counters.replica)
+                await state.call_evolution("report_metrics", metrics, state.counters.replica)
 
 
 @serve.deployment(name="Gateway")

@@ -267,8 +267,8 @@ def test_what_the_canary_refuses_is_not_served_and_the_learner_goes_back(place: 
     def step(number: int, version: int | None, **metrics: float) -> Any:
         submit(placed.actor, f"task{number}", version=placed.call("stats")["version"])
         batch = placed.call("next_batch", 0, 1, number)
-        told = placed.call("step_done", number, version, None, {f"evolve/{k}": v for k, v in metrics.items()})
-        bases.append(told.state["base"])
+        result = placed.call("step_done", number, version, None, {f"evolve/{k}": v for k, v in metrics.items()})
+        bases.append(result.state["base"])
         return batch
 
     def status(version: int) -> VersionStatus:
@@ -286,7 +286,7 @@ def test_what_the_canary_refuses_is_not_served_and_the_learner_goes_back(place: 
     step(3, better)
     assert [e["decision"] for e in placed.call("canary_curve")] == ["promote", "refuse", "promote"]
 
-    assert not placed.call("look"), "it is as good as it was"
+    assert not placed.call("check_served"), "it is as good as it was"
     assert placed.call("roll_back", None, "ann") == {"version": good}
     assert submit(placed.actor, "of the withdrawn", version=better) == [False]
     with pytest.raises(BadInput, match="not promoted before"):
@@ -300,7 +300,7 @@ def test_what_the_canary_refuses_is_not_served_and_the_learner_goes_back(place: 
     assert placed.call("promote", bad, "bob", force=True)["promoted"]
     assert ray.get(serving.health.remote())["version"] == bad
     submit(placed.actor, "of the forced one", version=bad)
-    assert placed.call("look"), "the watch sees what was forced"
+    assert placed.call("check_served"), "the watch sees what was forced"
     assert (placed.call("status")["served"], placed.call("status")["restoring"]) == (good, good)
     assert placed.call("stats")["withdrawn"] == 2
     assert placed.call("alerts")[0]["metric"] == "rollback"
@@ -341,7 +341,7 @@ def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place
     ray.kill(placed.actor, no_restart=False)
     waiting = placed.call("reviews")
     assert [row["experience_id"] for row in waiting] == ["one", "two", "three", "four"]
-    with pytest.raises(InfraFailure, match="started again"):
+    with pytest.raises(InfraFailure, match="was restarted"):
         placed.call("next_batch", 0, 1, 4)  # of a learner that knows nothing of it
     assert placed.call("status")["paused"], "an order of a person stands"
     assert all("task" not in row and not row["trajectory"]["turns"][1]["tokens"] for row in waiting)
@@ -368,7 +368,7 @@ def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place
     ray.kill(placed.actor, no_restart=False)
     assert placed.call("stats")["queue"] == 0, "what was learnt from does not come again"
     placed.call("drain")
-    with pytest.raises(InfraFailure, match="no update is made any more"):
+    with pytest.raises(InfraFailure, match="the service is ending"):
         placed.call("decide", four, True, "ann")
     assert [row["id"] for row in placed.call("reviews")] == [four], "it is not decided"
     assert audit.verify(tmp_path / audit.FOLDER).ok
@@ -399,11 +399,11 @@ def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[...
     assert placed.call("reviews", "approved")[0]["reviewer"] == "timeout"
     assert (options["lr"], options["kl_weight"], options["kl_limit"]) == pytest.approx((0.25e-3, 0.01, 0.1))
     for step in range(11):
-        told = placed.call("step_done", step, None, None, {"evolve/kl": 0.5, "evolve/skipped": float(step % 2)})
+        result = placed.call("step_done", step, None, None, {"evolve/kl": 0.5, "evolve/skipped": float(step % 2)})
     stats, status = placed.call("stats"), placed.call("status")
     assert (stats["updates"], stats["skipped"], status["mean_kl"]) == (6, 5, 0.5)
     assert status["beta"] == pytest.approx(0.01 * 1.2**2), "it grows from the tenth measurement on"
-    assert told.state["beta"]["beta"] == status["beta"]
+    assert result.state["beta"]["beta"] == status["beta"]
     submit(placed.actor, "second")
     assert ray.wait([placed.actor.next_batch.remote(0, 1, 11)], timeout=0.5)[0] == [], "one in ten minutes, that was"
 
@@ -428,5 +428,5 @@ def test_what_people_say_keeps_tasks_from_the_learner(place: Callable[..., Place
         placed.call("submit", task(f"v{place_}"), [ray.put({})], verdict, Question(id="v", question=f"nr {place_}?"))
     assert placed.call("status")["collapse"]["collapsed"] == 1
     assert placed.call("stats")["collapsed"] > 0
-    placed.call("told", {"p99_latency": 9.0}, "gateway")
+    placed.call("report_metrics", {"p99_latency": 9.0}, "gateway")
     assert [e["action"] for e in placed.call("recent_audit", 50) if e["event"] == "pause"] == ["resume", "pause"]

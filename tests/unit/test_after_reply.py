@@ -109,7 +109,7 @@ def test_what_breaks_after_a_reply_is_counted(monkeypatch: pytest.MonkeyPatch) -
     def broken(experience: Experience) -> Experience:
         raise ValueError("no such text")
 
-    monkeypatch.setattr(after_reply.privacy, "redact_experience", broken)
+    monkeypatch.setattr(after_reply.privacy, "redact_record", broken)
 
     async def talk() -> Counter[str]:
         counts = Counter[str]()

@@ -19,7 +19,7 @@ URL = "PIXELIS_ALERT_WEBHOOK"
 
 @pytest.fixture
 def receiver() -> Iterator[tuple[HTTPServer, list[dict]]]:
-    """A webhook's other end: what was posted; answers with `server.status`."""
+    """A webhook's other end: the bodies posted; answers with `server.status`."""
     bodies: list[dict] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -55,45 +55,45 @@ def receiver() -> Iterator[tuple[HTTPServer, list[dict]]]:
 )
 def test_built_in_thresholds_and_their_cooldowns(metric, good, bad, severity, cooldown):
     alerter = Alerter(AlertsConfig(), environment={})
-    assert alerter.look({metric: good}, now=0) == []
-    (alert,) = alerter.look({metric: bad}, now=1)
+    assert alerter.check({metric: good}, now=0) == []
+    (alert,) = alerter.check({metric: bad}, now=1)
     assert (alert.metric, alert.value, alert.severity, alert.component) == (metric, bad, severity, "service")
-    assert alerter.look({metric: bad}, now=cooldown) == []
-    assert len(alerter.look({metric: bad}, now=1 + cooldown)) == 1
-    assert alerter.statistics() == {f"severity/{severity}": 2, "component/service": 2, "suppressed": 1}
+    assert alerter.check({metric: bad}, now=cooldown) == []
+    assert len(alerter.check({metric: bad}, now=1 + cooldown)) == 1
+    assert alerter.counts == {f"severity/{severity}": 2, "component/service": 2, "suppressed": 1}
 
 
 def test_extra_thresholds_add_to_the_built_in_ones():
     alerter = Alerter(AlertsConfig(extra=[ThresholdConfig(metric="refused", over=5)]), environment={})
-    assert {a.metric for a in alerter.look({"refused": 6, "mean_kl": 0.3}, now=0)} == {"refused", "mean_kl"}
+    assert {a.metric for a in alerter.check({"refused": 6, "mean_kl": 0.3}, now=0)} == {"refused", "mean_kl"}
 
 
-def test_a_cooldown_is_of_one_component_and_one_metric():
+def test_a_cooldown_applies_to_one_component_and_metric():
     alerter = Alerter(AlertsConfig(), environment={})
-    assert len(alerter.look({"mean_kl": 1.0}, now=0, component="learner")) == 1
-    assert len(alerter.look({"mean_kl": 1.0}, now=1, component="canary")) == 1
-    assert len(alerter.look({"queue_size": 1000}, now=1, component="learner")) == 1
-    assert alerter.look({"mean_kl": 1.0, "queue_size": 1000}, now=2, component="learner") == []
+    assert len(alerter.check({"mean_kl": 1.0}, now=0, component="learner")) == 1
+    assert len(alerter.check({"mean_kl": 1.0}, now=1, component="canary")) == 1
+    assert len(alerter.check({"queue_size": 1000}, now=1, component="learner")) == 1
+    assert alerter.check({"mean_kl": 1.0, "queue_size": 1000}, now=2, component="learner") == []
 
 
-def test_a_louder_alert_passes_the_cooldown_and_a_quieter_one_does_not():
+def test_a_more_severe_alert_ignores_the_cooldown():
     alerter = Alerter(AlertsConfig(extra=[ThresholdConfig(metric="mean_kl", over=0.5, severity="critical")]), environment={})
-    assert [a.severity for a in alerter.look({"mean_kl": 0.3}, now=0)] == ["warning"]
-    assert [a.severity for a in alerter.look({"mean_kl": 0.6}, now=1)] == ["critical"]
-    assert alerter.look({"mean_kl": 0.3}, now=2) == []
+    assert [a.severity for a in alerter.check({"mean_kl": 0.3}, now=0)] == ["warning"]
+    assert [a.severity for a in alerter.check({"mean_kl": 0.6}, now=1)] == ["critical"]
+    assert alerter.check({"mean_kl": 0.3}, now=2) == []
 
 
-def test_what_is_not_measured_is_not_judged():
+def test_nan_and_unknown_metrics_do_not_alert():
     alerter = Alerter(AlertsConfig(), environment={})
-    assert alerter.look({"mean_kl": float("nan"), "unknown": 1e9}, now=0) == []
-    assert len(alerter.look({"mean_kl": float("inf")}, now=0)) == 1
+    assert alerter.check({"mean_kl": float("nan"), "unknown": 1e9}, now=0) == []
+    assert len(alerter.check({"mean_kl": float("inf")}, now=0)) == 1
 
 
 def test_alerts_reach_log_file_and_ring(tmp_path, caplog):
     alerter = Alerter(AlertsConfig(), tmp_path / "run", environment={})
     with caplog.at_level(logging.INFO, logger="pixelis"):
-        alerter.look({"memory_usage": 0.95}, now=7.0)
-        alerter.look({"mean_kl": 0.5}, now=8.0)
+        alerter.check({"memory_usage": 0.95}, now=7.0)
+        alerter.check({"mean_kl": 0.5}, now=8.0)
     assert [record.levelname for record in caplog.records] == ["CRITICAL", "WARNING"]
     written = [json.loads(line) for line in (tmp_path / "run" / "alerts.jsonl").read_text().splitlines()]
     assert [(w["time"], w["metric"], w["limit"], w["side"]) for w in written] == [
@@ -104,22 +104,22 @@ def test_alerts_reach_log_file_and_ring(tmp_path, caplog):
     assert alerter.recent(0) == []
 
 
-def test_a_file_that_takes_nothing_is_counted(tmp_path):
+def test_a_file_that_cannot_be_written_is_counted(tmp_path):
     (tmp_path / "run").write_text("no folder")
     alerter = Alerter(AlertsConfig(), tmp_path / "run", environment={})
-    assert len(alerter.look({"mean_kl": 0.5}, now=0)) == 1
-    assert alerter.statistics()["file_failed"] == 1
+    assert len(alerter.check({"mean_kl": 0.5}, now=0)) == 1
+    assert alerter.counts["file_failed"] == 1
 
 
 def test_the_webhook_gets_the_alert(receiver):
     server, bodies = receiver
     alerter = Alerter(AlertsConfig(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"})
-    alerter.look({"memory_usage": 0.95}, now=7.0)
-    alerter.close()
+    alerter.check({"memory_usage": 0.95}, now=7.0)
+    alerter.webhook.close()
     (body,) = bodies
     assert body["text"] == "pixelis critical: service memory_usage is 0.95, above 0.9"
     assert (body["metric"], body["value"], body["time"]) == ("memory_usage", 0.95, 7.0)
-    assert alerter.statistics()["webhook_sent"] == 1
+    assert alerter.webhook.counts["sent"] == 1
 
 
 @pytest.mark.parametrize("status", [500, 307])
@@ -128,23 +128,23 @@ def test_a_failing_webhook_is_counted_not_raised_and_its_secret_not_logged(recei
     server.status = status
     alerter = Alerter(AlertsConfig(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"})
     with caplog.at_level(logging.DEBUG):
-        assert len(alerter.look({"mean_kl": 0.5}, now=0)) == 1
-        alerter.close()
-    assert alerter.statistics()["webhook_failed"] == 1
+        assert len(alerter.check({"mean_kl": 0.5}, now=0)) == 1
+        alerter.webhook.close()
+    assert alerter.webhook.counts["failed"] == 1
     assert len(bodies) == 1  # a redirect is not followed
     assert "webhook failed" in caplog.text
     assert "s3cret" not in caplog.text
 
 
-def test_a_webhook_that_nobody_listens_to(receiver):
+def test_an_unreachable_webhook_is_counted(receiver):
     server, _ = receiver
     port = server.server_port
     server.shutdown()
     server.server_close()
     alerter = Alerter(AlertsConfig(), environment={URL: f"http://127.0.0.1:{port}/"})
-    alerter.look({"mean_kl": 0.5}, now=0)
-    alerter.close()
-    assert alerter.statistics()["webhook_failed"] == 1
+    alerter.check({"mean_kl": 0.5}, now=0)
+    alerter.webhook.close()
+    assert alerter.webhook.counts["failed"] == 1
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/x", "host/path", "http://"])

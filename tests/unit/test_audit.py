@@ -63,16 +63,16 @@ def test_an_event_is_on_disk_with_all_its_fields(tmp_path):
     assert audit.verify(tmp_path).ok
 
 
-@pytest.mark.parametrize("where", [0, 5, 9])
-def test_a_changed_line_is_named(tmp_path, where):
+@pytest.mark.parametrize("index", [0, 5, 9])
+def test_a_changed_line_is_named(tmp_path, index):
     log_of(tmp_path, 10)
     all_lines = lines(tmp_path)
-    all_lines[where] = all_lines[where].replace('"learner"', '"nobody"')
+    all_lines[index] = all_lines[index].replace('"learner"', '"nobody"')
     put(tmp_path, all_lines)
-    assert kinds(tmp_path) == [(where + 1, "changed")]
+    assert kinds(tmp_path) == [(index + 1, "changed")]
 
 
-def test_a_changed_line_with_its_hash_made_anew_is_found_at_the_next(tmp_path):
+def test_a_changed_line_with_a_recomputed_hash_is_found_at_the_next(tmp_path):
     log_of(tmp_path, 10)
     all_lines = lines(tmp_path)
     fields = json.loads(all_lines[4])
@@ -101,7 +101,7 @@ def test_a_removed_line_is_found_at_the_next(tmp_path):
     assert kinds(tmp_path) == [(5, "removed")]
 
 
-def test_the_first_line_is_missed_too(tmp_path):
+def test_a_removed_first_line_is_found(tmp_path):
     log_of(tmp_path, 4)
     put(tmp_path, lines(tmp_path)[1:])
     assert kinds(tmp_path) == [(1, "removed")]
@@ -131,7 +131,7 @@ def test_swapped_lines_are_named(tmp_path):
     assert (5, "reordered") in kinds(tmp_path)
 
 
-def test_another_spelling_of_the_same_content_is_no_line_of_the_log(tmp_path):
+def test_other_json_of_the_same_content_is_unreadable(tmp_path):
     log_of(tmp_path, 3)
     all_lines = lines(tmp_path)
     all_lines[1] = all_lines[1].replace('":', '": ', 1)
@@ -139,7 +139,7 @@ def test_another_spelling_of_the_same_content_is_no_line_of_the_log(tmp_path):
     assert kinds(tmp_path) == [(2, "unreadable")]
 
 
-def test_a_cut_end_is_seen_with_a_noted_head_only(tmp_path):
+def test_a_cut_end_is_found_with_a_stored_head_only(tmp_path):
     log_of(tmp_path, 5)
     head = audit.verify(tmp_path).head
     assert audit.verify(tmp_path, head).ok
@@ -180,7 +180,7 @@ def test_the_chain_goes_on_over_rotation_and_compressed_files(tmp_path):
 
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from(["remove", "copy", "swap", "retell"]), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
+@given(st.sampled_from(["remove", "copy", "swap", "forge"]), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
 def test_any_edit_of_whole_lines_is_found_over_files(edit, which, first, second):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -218,7 +218,7 @@ def test_an_edit_in_a_compressed_file_is_named(tmp_path):
     assert (problem.file, problem.line, problem.kind) == (path.name, 3, "removed")
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone"])
+@pytest.mark.parametrize("damage", ["cut", "deleted"])
 def test_a_lost_file_is_named(tmp_path, damage):
     log_of(tmp_path, 60, SMALL)
     path = tmp_path / "audit-00000002.jsonl.gz"
@@ -250,19 +250,19 @@ def test_retention_removes_old_files_and_the_rest_verifies(tmp_path):
     assert audit.verify(tmp_path).ok
 
 
-def test_files_that_somebody_else_removed_are_missed(tmp_path):
+def test_files_removed_without_retention_are_reported(tmp_path):
     log_of(tmp_path, 60, SMALL)
     (tmp_path / "audit-00000001.jsonl.gz").unlink()
     (problem,) = audit.verify(tmp_path).problems
     assert (problem.file, problem.line, problem.kind) == ("audit-00000002.jsonl.gz", 1, "removed")
 
 
-@pytest.mark.parametrize("kept", [1, 40, -1])
-def test_a_torn_last_line_is_cut_and_recorded(tmp_path, kept):
+@pytest.mark.parametrize("length", [1, 40, -1])
+def test_a_torn_last_line_is_cut_and_recorded(tmp_path, length):
     log_of(tmp_path, 5)
     whole = (tmp_path / "audit-00000001.jsonl").read_bytes()
     last = whole.splitlines(keepends=True)[-1]
-    torn = last[:kept]
+    torn = last[:length]
     (tmp_path / "audit-00000001.jsonl").write_bytes(whole[: -len(last)] + torn)
     assert audit.verify(tmp_path).ok
     assert audit.verify(tmp_path).torn
@@ -301,17 +301,17 @@ def test_a_last_line_that_cannot_be_continued_is_refused(tmp_path):
     log_of(tmp_path, 2)
     with open(tmp_path / "audit-00000001.jsonl", "a") as file:
         file.write("no event\n")
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as error:
         audit.AuditLog(tmp_path, HUGE)
-    assert told.value.code == "audit_broken"
+    assert error.value.code == "audit_broken"
     assert kinds(tmp_path) == [(3, "unreadable")]
 
 
 def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path):
     log = audit.AuditLog(tmp_path, HUGE)
-    with pytest.raises(BadInput, match=str(os.getpid())) as told:
+    with pytest.raises(BadInput, match=str(os.getpid())) as error:
         audit.AuditLog(tmp_path, HUGE, lock_wait_s=0.0)
-    assert told.value.code == "audit_in_use"
+    assert error.value.code == "audit_in_use"
     log.close()
     with pytest.raises(InfraFailure):
         log.write("stop", "service", "stop")
@@ -343,28 +343,28 @@ def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path):
         "log = AuditLog(sys.argv[1], AuditConfig(rotate_bytes=4000))\n"
         "for i in range(10**6): log.write('update', 'learner', 'step', details={'i': i}); print(i, flush=True)\n"
     )
-    chance = random.Random(0)
+    generator = random.Random(0)
     acknowledged: list[int] = []
     for _ in range(2):
         process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        count = chance.randrange(20, 80)
-        seen = [int(process.stdout.readline()) for _ in range(count)]
+        count = generator.randrange(20, 80)
+        printed = [int(process.stdout.readline()) for _ in range(count)]
         process.send_signal(signal.SIGKILL)
-        seen += [int(line) for line in process.stdout.read().splitlines() if line]
+        printed += [int(line) for line in process.stdout.read().splitlines() if line]
         process.wait()
-        acknowledged.append(seen[-1])
+        acknowledged.append(printed[-1])
     with audit.AuditLog(tmp_path, SMALL):
         pass
     assert audit.verify(tmp_path).ok
-    told = [event.details["i"] for event in audit.search(tmp_path, event="update")]
-    second = told.index(0, 1)
-    for part, last in zip((told[:second], told[second:]), acknowledged, strict=True):
+    steps = [event.details["i"] for event in audit.search(tmp_path, event="update")]
+    second = steps.index(0, 1)
+    for part, last in zip((steps[:second], steps[second:]), acknowledged, strict=True):
         assert part == list(range(len(part)))
         assert len(part) > last
 
 
-def test_what_cannot_be_written_is_refused_and_leaves_no_trace(tmp_path):
+def test_a_refused_event_leaves_no_trace(tmp_path):
     with audit.AuditLog(tmp_path, HUGE) as log:
         for details in ({"x": float("nan")}, {"x": object()}):
             with pytest.raises(BadInput):
@@ -387,9 +387,9 @@ def test_a_full_disk_appends_nothing_and_the_chain_goes_on(tmp_path, monkeypatch
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(InfraFailure) as told:
+        with pytest.raises(InfraFailure) as error:
             log.write("update", "learner", "lost")
-        assert told.value.code == "audit_write"
+        assert error.value.code == "audit_write"
         monkeypatch.setattr(os, "fsync", real)
         log.write("update", "learner", "kept")
     assert [event.action for event in audit.search(tmp_path)] == ["start", "kept"]
@@ -431,9 +431,9 @@ def run_job(monkeypatch, *words: str) -> int:
 def test_the_command_verifies_and_searches(tmp_path, monkeypatch, capsys):
     log_of(tmp_path / "audit", 3)
     assert run_job(monkeypatch, str(tmp_path)) == 0
-    said = capsys.readouterr().out
-    assert "3 events in 1 files" in said
-    assert "the chain is intact" in said
+    output = capsys.readouterr().out
+    assert "3 events in 1 files" in output
+    assert "the chain is intact" in output
     assert run_job(monkeypatch, str(tmp_path / "audit"), "--event", "update", "--since", "2020-01-01", "--json") == 0
     assert [json.loads(line)["details"]["step"] for line in capsys.readouterr().out.splitlines()] == [0, 1, 2]
     assert run_job(monkeypatch, str(tmp_path), "--actor", "learner") == 0
@@ -441,29 +441,29 @@ def test_the_command_verifies_and_searches(tmp_path, monkeypatch, capsys):
 
     put(tmp_path / "audit", [line.replace("learner", "nobody") for line in lines(tmp_path / "audit")])
     assert run_job(monkeypatch, str(tmp_path)) == 1
-    told = capsys.readouterr()
-    assert "audit-00000001.jsonl line 1: changed" in told.out
-    assert "broken in 3 places" in told.err
+    output = capsys.readouterr()
+    assert "audit-00000001.jsonl line 1: changed" in output.out
+    assert "broken in 3 places" in output.err
 
 
 @pytest.mark.parametrize("words", [[], ["x", "y"], ["x", "--bogus"], ["x", "--event", "gossip"], ["x", "--since", "soon"]])
-def test_a_wrong_command_line_is_told(words, monkeypatch, capsys):
+def test_a_wrong_command_line_is_an_error(words, monkeypatch, capsys):
     assert run_job(monkeypatch, *words) == 2
     assert "fix:" in capsys.readouterr().err
 
 
-def test_a_folder_without_a_log_is_told(tmp_path, monkeypatch, capsys):
+def test_a_folder_without_a_log_is_an_error(tmp_path, monkeypatch, capsys):
     assert run_job(monkeypatch, str(tmp_path)) == 1
     assert "no audit log" in capsys.readouterr().err
 
 
-def test_a_file_that_is_packed_while_retention_looks_ends_nothing(tmp_path, monkeypatch):
-    """The packing thread takes away the plain file between the listing and the look at its age."""
+def test_a_file_compressed_during_retention_is_not_an_error(tmp_path, monkeypatch):
+    """The compression thread removes the plain file between the listing and the reading of its age."""
     log = audit.AuditLog(tmp_path, AuditConfig(rotate_bytes=1200))
     for i in range(12):
         log.write("update", "learner", f"step {i}")
     real = audit.files
-    monkeypatch.setattr(audit, "files", lambda folder: [(1, tmp_path / "audit-00000001.jsonl.taken"), *real(folder)])
+    monkeypatch.setattr(audit, "files", lambda folder: [(1, tmp_path / "audit-00000001.jsonl.removed"), *real(folder)])
     assert log.prune(time.time() + 1000 * 86400) == []
     log.close()
     assert audit.verify(tmp_path).ok

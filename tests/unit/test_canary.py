@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.config import CanaryConfig
-from pixelis.evolution.canary import Watch, accuracy, compare
+from pixelis.evolution.canary import PromotionHistory, accuracy, compare
 
 CONFIG = CanaryConfig(tolerance=0.02, sigma=2.0)
 
@@ -79,14 +79,14 @@ def test_unscored_questions_are_no_evidence_but_too_many_refuse():
 def test_a_candidate_equal_to_its_reference_is_never_refused(answered, tolerance, sigma):
     config = CanaryConfig(tolerance=tolerance, sigma=sigma)
     assert compare(answered, dict(answered), config).promote
-    watch = Watch(config, 0, answered)
-    assert watch.judge(answered).promote
-    assert not watch.fell(answered).fell
+    history = PromotionHistory(config, 0, answered)
+    assert history.judge_candidate(answered).promote
+    assert not history.judge_served(answered).fell
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=60), st.floats(0, 0.5), st.floats(0.01, 5))
-def test_what_is_promoted_lost_no_more_than_the_tolerance(pairs, tolerance, sigma):
+def test_a_promoted_candidate_lost_no_more_than_the_tolerance(pairs, tolerance, sigma):
     candidate = {str(i): float(c) for i, (c, _) in enumerate(pairs)}
     reference = {str(i): float(r) for i, (_, r) in enumerate(pairs)}
     decision = compare(candidate, reference, CanaryConfig(tolerance=tolerance, sigma=sigma))
@@ -100,74 +100,74 @@ def test_what_is_promoted_lost_no_more_than_the_tolerance(pairs, tolerance, sigm
 @given(st.integers(0, 2**32), st.integers(20, 200))
 def test_slow_drift_is_stopped(seed, count):
     """However a line of candidates walks, what serves is never further than the tolerance below the start or the best."""
-    chance = random.Random(seed)
-    served = {str(i): float(chance.random() < 0.8) for i in range(count)}
-    watch = Watch(CONFIG, 0, served)
+    generator = random.Random(seed)
+    served = {str(i): float(generator.random() < 0.8) for i in range(count)}
+    history = PromotionHistory(CONFIG, 0, served)
     start, best = accuracy(served), accuracy(served)
     for version in range(1, 60):
         candidate = dict(served)
-        for q in chance.sample(sorted(candidate), max(1, count // 50)):
-            candidate[q] = float(chance.random() < 0.3)
-        if watch.judge(candidate).promote:
+        for q in generator.sample(sorted(candidate), max(1, count // 50)):
+            candidate[q] = float(generator.random() < 0.3)
+        if history.judge_candidate(candidate).promote:
             served = candidate
-            watch.promoted(version, served)
+            history.promote(version, served)
             best = max(best, accuracy(served))
         assert accuracy(served) >= start - CONFIG.tolerance - 1e-9
         assert accuracy(served) >= best - CONFIG.tolerance - 1e-9
 
 
 def test_each_step_within_tolerance_of_the_last_is_not_enough():
-    watch = Watch(CONFIG, 0, scores(100, 0))
-    assert watch.judge(scores(98, 2)).promote
-    watch.promoted(1, scores(98, 2))
+    history = PromotionHistory(CONFIG, 0, scores(100, 0))
+    assert history.judge_candidate(scores(98, 2)).promote
+    history.promote(1, scores(98, 2))
     drifted = scores(96, 4)
     assert compare(drifted, scores(98, 2), CONFIG).promote
-    refused = watch.judge(drifted)
+    refused = history.judge_candidate(drifted)
     assert (refused.promote, refused.against) == (False, 0)
 
 
-def test_the_served_version_that_falls_is_noticed():
-    watch = Watch(CONFIG, 0, scores(80, 20))
-    watch.promoted(1, scores(90, 10))
-    assert not watch.fell(scores(90, 10)).fell
-    fallen = watch.fell(scores(82, 18))
+def test_a_fall_of_the_served_version_is_detected():
+    history = PromotionHistory(CONFIG, 0, scores(80, 20))
+    history.promote(1, scores(90, 10))
+    assert not history.judge_served(scores(90, 10)).fell
+    fallen = history.judge_served(scores(82, 18))
     assert (fallen.fell, fallen.against) == (True, 1)
-    missing = watch.fell(dict.fromkeys(scores(90, 10)))
+    missing = history.judge_served(dict.fromkeys(scores(90, 10)))
     assert not missing.fell
-    watch.rolled_back(0)
-    assert (watch.served, watch.best) == (0, 0)
-    assert not watch.fell(scores(80, 20)).fell
+    history.roll_back(0)
+    assert (history.entries[-1][0], history.best[0]) == (0, 0)
+    assert not history.judge_served(scores(80, 20)).fell
 
 
-def test_a_version_promoted_without_a_canary_is_held_against_its_ancestors():
-    watch = Watch(CONFIG, 0, scores(80, 20))
-    watch.promoted(1, None)
-    assert watch.served == 1
-    assert watch.fell(scores(60, 40)).fell
-    assert not watch.fell(scores(80, 20)).fell
+def test_a_version_promoted_without_a_canary_is_compared_with_its_ancestors():
+    history = PromotionHistory(CONFIG, 0, scores(80, 20))
+    history.promote(1, None)
+    assert history.entries[-1][0] == 1
+    assert history.judge_served(scores(60, 40)).fell
+    assert not history.judge_served(scores(80, 20)).fell
 
 
 def test_rollback_to_an_older_and_to_an_unknown_version():
-    watch = Watch(CONFIG, 0, scores(80, 20))
+    history = PromotionHistory(CONFIG, 0, scores(80, 20))
     for version in (1, 2, 3):
-        watch.promoted(version, scores(80 + version, 20 - version))
-    watch.promoted(1, scores(81, 19))  # served again by somebody's wish
-    assert (watch.served, watch.best) == (1, 3)
-    watch.rolled_back(2)
-    assert (watch.served, watch.best) == (2, 2)
-    watch.rolled_back(77)
-    assert watch.served == 77
-    assert watch.fell(scores(60, 40)).fell
-    assert not watch.fell(scores(80, 20)).fell
+        history.promote(version, scores(80 + version, 20 - version))
+    history.promote(1, scores(81, 19))  # promoted again by a person
+    assert (history.entries[-1][0], history.best[0]) == (1, 3)
+    history.roll_back(2)
+    assert (history.entries[-1][0], history.best[0]) == (2, 2)
+    history.roll_back(77)
+    assert history.entries[-1][0] == 77
+    assert history.judge_served(scores(60, 40)).fell
+    assert not history.judge_served(scores(80, 20)).fell
 
 
-def test_start_best_and_served_outlive_many_promotions_and_a_restart():
-    watch = Watch(CONFIG, 0, scores(80, 20))
-    watch.promoted(1, scores(82, 18))
+def test_first_best_and_served_survive_many_promotions_and_a_restart():
+    history = PromotionHistory(CONFIG, 0, scores(80, 20))
+    history.promote(1, scores(82, 18))
     for version in range(2, 200):
-        watch.promoted(version, scores(81, 19))
-    assert len(watch.line) < 100
-    again = Watch.restore(CONFIG, json.loads(json.dumps(watch.state())))
-    for one in (watch, again):
-        assert (one.line[0][0], one.best, one.served) == (0, 1, 199)
-        assert one.references() == [(199, scores(81, 19)), (1, scores(82, 18)), (0, scores(80, 20))]
+        history.promote(version, scores(81, 19))
+    assert len(history.entries) < 100
+    restored = PromotionHistory.restore(CONFIG, json.loads(json.dumps(history.state())))
+    for copy in (history, restored):
+        assert (copy.entries[0][0], copy.best[0], copy.entries[-1][0]) == (0, 1, 199)
+        assert copy.references() == [(199, scores(81, 19)), (1, scores(82, 18)), (0, scores(80, 20))]

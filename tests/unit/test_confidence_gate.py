@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.config import EvolutionConfig
-from pixelis.evolution.gate import Rate, drawn_for_review, gate, learning_rate
+from pixelis.evolution.gate import RateLimit, gate, learning_rate, needs_review
 from pixelis.evolution.vote import CLOSED
 from pixelis.records import Verdict
 
@@ -41,16 +41,16 @@ def test_learning_rate_stays_in_bounds(confidence: float, by: str) -> None:
 def test_review_draws_the_share_and_decides_by_the_id() -> None:
     config = EvolutionConfig(review={"share": 0.02})
     ids = [f"task_{i:016x}" for i in range(1000)]
-    drawn = [drawn_for_review(id, config) for id in ids]
+    drawn = [needs_review(id, config) for id in ids]
     assert 10 <= sum(drawn) <= 30
-    assert drawn == [drawn_for_review(id, config) for id in ids]
-    assert not any(drawn_for_review(id, EvolutionConfig()) for id in ids)
-    assert all(drawn_for_review(id, EvolutionConfig(review={"share": 1.0})) for id in ids)
+    assert drawn == [needs_review(id, config) for id in ids]
+    assert not any(needs_review(id, EvolutionConfig()) for id in ids)
+    assert all(needs_review(id, EvolutionConfig(review={"share": 1.0})) for id in ids)
 
 
 @given(st.floats(0.2, 20), st.lists(st.floats(0, 30), max_size=80))
 def test_no_minute_has_more_than_its_grants(per_minute: float, pauses: list[float]) -> None:
-    rate, now, granted = Rate(per_minute), 0.0, []
+    rate, now, granted = RateLimit(per_minute), 0.0, []
     for pause in pauses:
         now += pause
         wait = rate.wait_s(now)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from test_train_step import trainer
 
 from pixelis.actors.batch_sources import UpdateSource
-from pixelis.actors.update_queue import Tasks, Waiting
+from pixelis.actors.update_queue import QueuedTask, UpdateQueue
 from pixelis.actors.weights import CandidatePublisher
-from pixelis.config import AdvantageConfig, parse
+from pixelis.config import parse
 from pixelis.errors import DataFailure
 from pixelis.evolution.updates import as_group, elected
 from pixelis.policy.samples import LearnerBatch
@@ -41,12 +41,12 @@ def task(answers: list[str | None], label: str) -> UpdateTask:
 
 
 @given(st.lists(st.sampled_from(["7", "8", "9", None]), max_size=8), st.sampled_from(["7", "8"]))
-def test_every_answered_episode_keeps_its_own_way_and_ends_with_the_elected_answer(answers: list[str | None], label: str) -> None:
-    asked = task(answers, label)
-    found = elected(asked.trajectories, label)
-    assert [t.id for t, _ in found] == ([f"t{i}" for i, a in enumerate(answers) if a is not None] if label in answers else [])
-    for trajectory, agreed in found:
-        own = asked.trajectories[int(trajectory.id[1:])]
+def test_every_answered_episode_ends_with_the_elected_answer(answers: list[str | None], label: str) -> None:
+    original = task(answers, label)
+    result = elected(original.trajectories, label)
+    assert [t.id for t, _ in result] == ([f"t{i}" for i, a in enumerate(answers) if a is not None] if label in answers else [])
+    for trajectory, agreed in result:
+        own = original.trajectories[int(trajectory.id[1:])]
         assert trajectory.turns[:-1] == own.turns[:-1]
         assert (trajectory.answer, trajectory.turns[-1].tokens) == (label, [TOKENS[label], 5])
         assert agreed == (own.answer == label)
@@ -56,16 +56,16 @@ def test_every_answered_episode_keeps_its_own_way_and_ends_with_the_elected_answ
 
 def test_a_corrected_answer_that_no_sample_gave_is_left_out() -> None:
     counts: Counter[str] = Counter()
-    for objective, kept in (("policy", ["8", "7"]), ("answer", ["7"])):
-        queue = Tasks(4, counts)
+    for objective, labels in (("policy", ["8", "7"]), ("answer", ["7"])):
+        queue = UpdateQueue(parse({"evolution": {"batch": 2, "objective": objective}}), counts)
         for label in ("8", "7"):
-            made = task(["7", "7", "9"], label)
-            for trajectory in made.trajectories:
+            labelled = task(["7", "7", "9"], label)
+            for trajectory in labelled.trajectories:
                 trajectory.reward = float(trajectory.answer == label)
-            queue.push(Waiting(made, None))  # type: ignore[arg-type]
-        found = queue.batch(2, 1, AdvantageConfig(), objective)  # type: ignore[arg-type]
-        assert found is not None
-        assert [made.pseudo_label for made in found[1]] == kept
+            queue.push(QueuedTask(labelled, None))  # type: ignore[arg-type]
+        batch = queue.batch(1, 0, 0.0)
+        assert batch is not None
+        assert [labelled.pseudo_label for labelled in batch[1]] == labels
     assert counts["unusable"] == 1
 
 
@@ -79,7 +79,7 @@ def test_traffic_without_a_usable_sample_does_not_end_the_learner() -> None:
             own.step(LearnerBatch(0, [], "sft", options=options))
 
 
-def test_the_answer_counts_whole_and_the_calls_of_those_that_agreed_a_little() -> None:
+def test_weights_of_answer_and_calls() -> None:
     group = as_group(task(["7", "8", None], "7"))
     settings = parse({"evolution": {"objective": "answer", "call_weight": 0.25}})
     source = UpdateSource(settings, None, CandidatePublisher(None, 1))  # type: ignore[arg-type]

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.config import GuardConfig
-from pixelis.evolution.guard import LEAST, AdaptiveKLController
+from pixelis.evolution.guard import MIN_MEASUREMENTS, AdaptiveKLController
 
 
 def warmed(config: GuardConfig, kl: float) -> AdaptiveKLController:
     beta = AdaptiveKLController(config)
-    for _ in range(LEAST - 1):
+    for _ in range(MIN_MEASUREMENTS - 1):
         assert beta.update(kl) == config.beta
     return beta
 
@@ -45,7 +45,7 @@ def test_beta_never_leaves_its_bounds(measured, start, low, span):
         assert config.min_beta <= beta.update(kl) <= config.max_beta
 
 
-@given(st.lists(st.floats(0, 10), max_size=LEAST - 1))
+@given(st.lists(st.floats(0, 10), max_size=MIN_MEASUREMENTS - 1))
 def test_beta_is_unchanged_with_few_measurements(measured):
     beta = AdaptiveKLController(GuardConfig())
     assert [beta.update(kl) for kl in measured] == [0.01] * len(measured)

@@ -1,4 +1,4 @@
-"""Redaction: every category is found, numbers and coordinates are not, and nothing that is stored holds what was taken out."""
+"""Redaction: every category is found, numbers and coordinates are not, and stored records hold nothing that was redacted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pixelis.evolution.privacy import (
     pseudonym,
     redact,
     redact_data,
-    redact_experience,
+    redact_record,
     risk,
 )
 from pixelis.evolution.privacy_patterns import CATEGORIES
@@ -143,7 +143,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("category", "value"), [(c, v) for c, values in PERSONAL.items() for v in values])
-def test_each_category_is_taken_out_wherever_it_stands(category, value):
+def test_each_category_is_redacted_anywhere_in_a_text(category, value):
     for text in (value, f"It says {value}.", f"({value})", f"a\n{value}\nb"):
         cleaned = redact(text)
         assert f"[{category}_" in cleaned
@@ -207,14 +207,14 @@ def test_redacting_again_changes_nothing(text):
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 60), PIECES, st.sampled_from(["x", " ", "7", "é"]), st.integers(0, 400))
-def test_a_cut_text_keeps_no_half_of_what_stood_at_the_cut(before, piece, filler, after):
+def test_a_cut_text_ends_with_no_split_mark(before, piece, filler, after):
     text = filler * (MAX_CHARS - before) + " " + piece + " " + filler * after
     cleaned = redact(text)
     assert len(cleaned) <= MAX_CHARS
     assert redact(cleaned) == cleaned
 
 
-def test_what_a_cut_would_halve_is_taken_out_whole():
+def test_a_value_at_the_cut_is_redacted_whole():
     cleaned = redact("x" * (MAX_CHARS - 10) + " john.doe@example.com")
     assert "john" not in cleaned
     assert "[EMAIL" not in redact("x" * (MAX_CHARS - 10) + " john.doe@example.com")[:MAX_CHARS] or cleaned.endswith("]")
@@ -235,13 +235,13 @@ def test_no_text_is_slow(unit):
     assert time.process_time() - started < 2.0  # each takes some 10 ms; what backtracks takes minutes
 
 
-def test_a_text_that_uncovers_more_each_time_is_not_kept():
+def test_a_text_that_changes_in_every_round_becomes_one_mark():
     text = "+1234561.2.3.4+49 (171) 12345671" * 200
     cleaned = redact(text)
     assert cleaned.startswith("[TEXT_")
     assert redact(cleaned) == cleaned
     assert is_redacted(cleaned)
-    assert risk(text).found == {"TEXT": 1}
+    assert risk(text).counts == {"TEXT": 1}
 
 
 def test_marks_link_the_same_value():
@@ -270,8 +270,8 @@ def test_pseudonyms():
     ],
 )
 def test_risk(text, score, level):
-    found = risk(text)
-    assert (found.score, found.level) == (score, level)
+    result = risk(text)
+    assert (result.score, result.level) == (score, level)
     assert risk(redact(text)).score == 0
 
 
@@ -351,8 +351,8 @@ def served(secret: str = SECRET) -> Experience:
 
 
 @pytest.mark.parametrize("secret", [SECRET, "(415) 555-2671", "4111 1111 1111 1111"])
-def test_no_text_of_an_experience_keeps_what_was_taken_out(secret):
-    cleaned = redact_experience(served(secret))
+def test_no_text_of_an_experience_holds_the_secret(secret):
+    cleaned = redact_record(served(secret))
     written = cleaned.model_dump_json()
     assert secret not in written
     assert secret.casefold() not in written.casefold()
@@ -360,11 +360,11 @@ def test_no_text_of_an_experience_keeps_what_was_taken_out(secret):
     assert "/home" not in written
     again = Experience.model_validate_json(written)
     assert again == cleaned
-    assert redact_experience(again) == again
+    assert redact_record(again) == again
 
 
 def test_numbers_masks_and_untouched_turns_of_an_experience_stay():
-    before, after = served(), redact_experience(served())
+    before, after = served(), redact_record(served())
     assert after.user == pseudonym("alice")
     assert after.question.annotations is None
     assert after.question.meta["n"] == 3
@@ -389,9 +389,9 @@ def test_numbers_masks_and_untouched_turns_of_an_experience_stay():
     assert before.trajectory.turns[1].tokens == [4, 5]  # a copy: nothing of the original changed
 
 
-def test_an_experience_without_personal_data_keeps_all_it_can_learn_from():
+def test_an_experience_without_personal_data_keeps_its_tokens():
     plain = served("nobody")
-    cleaned = redact_experience(plain)
+    cleaned = redact_record(plain)
     assert [turn.tokens for turn in cleaned.trajectory.turns] == [turn.tokens for turn in plain.trajectory.turns]
     assert cleaned.trajectory.token_ids() == plain.trajectory.token_ids()
     assert cleaned.verdict == plain.verdict

@@ -1,4 +1,4 @@
-"""The life of a version over a crash: the watch goes on from what it held last, weights are never mistaken for others."""
+"""Promotion over crashes: the history survives, weights are never mistaken for others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def adapter(value: float) -> Adapter:
 
 
 class Handle:
-    """The store as an actor's handle shows it."""
+    """The store behind the interface of an actor handle."""
 
     def __init__(self, store: Any):
         self.store = store
@@ -45,7 +45,7 @@ class Handle:
 
 
 class Judge:
-    """Gives every version the accuracy that it is told."""
+    """Gives every version a configured accuracy."""
 
     def __init__(self) -> None:
         self.right: dict[int, int] = {}
@@ -61,7 +61,7 @@ class Killed(BaseException):
 
 
 class Dying(GeneratorRouter):
-    """Its owner is killed when version ``at`` is to be loaded: promoted or withdrawn by then, but not written down."""
+    """Kills its owner while loading version ``at``, when the promotion or rollback is not yet saved."""
 
     def __init__(self, at: int = -1):
         super().__init__([])
@@ -73,57 +73,57 @@ class Dying(GeneratorRouter):
         await super().load(version)
 
 
-def life(folder: Path, store: Any, judge: Judge, dies_at: int = -1) -> Promotion:
+def new_promotion(folder: Path, store: Any, judge: Judge, dies_at: int = -1) -> Promotion:
     async def note(*_: Any) -> None: ...
 
     config = load(None, [f"run.dir={folder}", "evolution.canary.questions=q.jsonl", "evolution.canary.count=100"])
     return Promotion(config, Handle(store), Dying(dies_at), judge, note)  # type: ignore[arg-type]
 
 
-async def offered(versions: Promotion, store: Any, *values: float) -> None:
-    await versions.open()
-    await versions.begin(versions.served)
+async def offer(promotion: Promotion, store: Any, *values: float) -> None:
+    await promotion.open()
+    await promotion.begin(promotion.served)
     for value in values:
-        await versions.offer(store.publish(adapter(value), "evolve", 0, {}, promote=False))
+        await promotion.offer(store.publish(adapter(value), "evolve", 0, {}, promote=False))
 
 
 @pytest.mark.parametrize("forced", [False, True])
-def test_a_life_that_ends_within_a_promotion_keeps_the_starting_policy_as_the_measure(tmp_path: Path, forced: bool) -> None:
+def test_a_crash_during_a_promotion_keeps_the_history(tmp_path: Path, forced: bool) -> None:
     store, judge = Store(str(tmp_path)), Judge()
-    asyncio.run(offered(life(tmp_path, store, judge), store, 1.0))
+    asyncio.run(offer(new_promotion(tmp_path, store, judge), store, 1.0))
 
     async def promote() -> None:
-        dying = life(tmp_path, store, judge, dies_at=2)
+        dying = new_promotion(tmp_path, store, judge, dies_at=2)
         await dying.open()
         if forced:
             store.publish(adapter(2.0), "evolve", 0, {}, promote=False)
             await dying.promote(2, "ann", force=True)
         else:
-            await offered(dying, store, 2.0)
+            await offer(dying, store, 2.0)
 
     with pytest.raises(Killed):
         asyncio.run(promote())
     judge.right[2] = 60
 
     async def after() -> None:
-        again = life(tmp_path, store, judge)
-        await again.open()
-        assert (again.served, again.unjudged) == (2, forced)
-        assert again.watch is not None
-        assert [version for version, _ in again.watch.line] == [0, 1, 2]
-        assert len(again.curve) == (1 if forced else 2)
-        assert await again.look(), "it is held against its ancestors"
-        assert again.served == 1
+        restarted = new_promotion(tmp_path, store, judge)
+        await restarted.open()
+        assert (restarted.served, restarted.unjudged) == (2, forced)
+        assert restarted.history is not None
+        assert [version for version, _ in restarted.history.entries] == [0, 1, 2]
+        assert len(restarted.curve) == (1 if forced else 2)
+        assert await restarted.check_served(), "it is compared with its ancestors"
+        assert restarted.served == 1
 
     asyncio.run(after())
 
 
-def test_a_life_that_ends_within_a_rollback_forgets_only_what_was_withdrawn(tmp_path: Path) -> None:
+def test_a_crash_during_a_rollback_forgets_withdrawn_versions_only(tmp_path: Path) -> None:
     store, judge = Store(str(tmp_path)), Judge()
-    asyncio.run(offered(life(tmp_path, store, judge), store, 1.0, 2.0))
+    asyncio.run(offer(new_promotion(tmp_path, store, judge), store, 1.0, 2.0))
 
     async def back() -> None:
-        dying = life(tmp_path, store, judge, dies_at=1)
+        dying = new_promotion(tmp_path, store, judge, dies_at=1)
         await dying.open()
         await dying.roll_back(None, "ann", "ordered")
 
@@ -131,30 +131,30 @@ def test_a_life_that_ends_within_a_rollback_forgets_only_what_was_withdrawn(tmp_
         asyncio.run(back())
 
     async def after() -> None:
-        again = life(tmp_path, store, judge)
-        await again.open()
-        assert again.watch is not None
-        assert (again.served, [version for version, _ in again.watch.line]) == (1, [0, 1])
+        restarted = new_promotion(tmp_path, store, judge)
+        await restarted.open()
+        assert restarted.history is not None
+        assert (restarted.served, [version for version, _ in restarted.history.entries]) == (1, [0, 1])
 
     asyncio.run(after())
 
 
-def test_another_starting_policy_is_a_new_beginning(tmp_path: Path) -> None:
+def test_another_starting_policy_starts_a_new_history(tmp_path: Path) -> None:
     judge = Judge()
     store = Store(str(tmp_path))
-    asyncio.run(offered(life(tmp_path, store, judge), store, 1.0))
+    asyncio.run(offer(new_promotion(tmp_path, store, judge), store, 1.0))
     save_adapter(adapter(9.0), tmp_path / "other")
 
     async def after() -> None:
-        again = life(tmp_path, Store(str(tmp_path), str(tmp_path / "other")), judge)
-        await again.open()
-        assert (again.served, again.watch, again.curve) == (0, None, [])
+        restarted = new_promotion(tmp_path, Store(str(tmp_path), str(tmp_path / "other")), judge)
+        await restarted.open()
+        assert (restarted.served, restarted.history, restarted.curve) == (0, None, [])
 
     asyncio.run(after())
 
 
-def test_a_folder_that_no_record_knows_is_not_taken_for_the_weights(tmp_path: Path) -> None:
-    """Of a store that died before its index was written, or of a run that began with another policy."""
+def test_a_folder_without_a_record_is_not_used(tmp_path: Path) -> None:
+    """A folder left by a crash before the index was written, or by a run with another starting policy."""
     first = Store(str(tmp_path))
     save_adapter(adapter(1.0), tmp_path / "versions" / "v000001")
     assert first.publish(adapter(2.0), "evolve", 1) == 1

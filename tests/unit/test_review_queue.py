@@ -61,7 +61,7 @@ def put(queue: ReviewQueue, number: int = 0, experience_id: str = "") -> str:
     return task.id
 
 
-def test_what_was_put_comes_back(tmp_path: Path) -> None:
+def test_a_stored_review_reads_back(tmp_path: Path) -> None:
     queue, (task, verdict) = ReviewQueue(tmp_path / "a" / "review.db"), update()
     assert queue.put(task, verdict, QUESTION, {"img0": PNG, "obs1": PNG}, views(task))
     assert not queue.put(task, verdict, QUESTION, {}, views(task))
@@ -69,7 +69,7 @@ def test_what_was_put_comes_back(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "a" / "review.db")
     review = queue.get(task.id)
     assert review is not None
-    assert queue.list() == [review]
+    assert queue.reviews() == [review]
     assert (review.id, review.verdict, review.state, queue.waiting()) == (task.id, verdict, "waiting", 1)
     assert [t.token_ids() for t in review.task.trajectories] == [[]] * 4
     assert [t.turns[0].text for t in review.task.trajectories] == [t.turns[0].text for t in task.trajectories]
@@ -77,13 +77,13 @@ def test_what_was_put_comes_back(tmp_path: Path) -> None:
     assert "AAAA" not in review.model_dump_json()
     assert (review.question.answers, review.question.meta) == (None, {})  # nothing tells the truth here either
     assert queue.pictures(task.id) == {"img0": PNG, "obs1": PNG}
-    found = queue.views(task.id)
+    stored = queue.views(task.id)
     for name, arrays in views(task).items():
-        assert all(np.array_equal(a, b) and b.dtype == np.uint8 for a, b in zip(arrays, found[name], strict=True))
+        assert all(np.array_equal(a, b) and b.dtype == np.uint8 for a, b in zip(arrays, stored[name], strict=True))
     assert (queue.get("task_x"), queue.pictures("task_x"), queue.views("task_x")) == (None, {}, {})
 
 
-def test_views_that_samples_share_are_kept_once(tmp_path: Path) -> None:
+def test_shared_views_are_stored_once(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "review.db")
     put(queue, 0)
     one = queue.stats()["picture_bytes"]
@@ -93,32 +93,34 @@ def test_views_that_samples_share_are_kept_once(tmp_path: Path) -> None:
     assert queue.stats()["picture_bytes"] == one
 
 
-@pytest.mark.parametrize("wrong", [{}, {"t0_0": []}, {f"t0_{i}": [np.zeros((2, 2, 3)), np.zeros((2, 2, 3))] for i in range(4)}])
-def test_views_that_the_learner_could_not_use_are_refused(tmp_path: Path, wrong: dict) -> None:
+@pytest.mark.parametrize(
+    "bad_views", [{}, {"t0_0": []}, {f"t0_{i}": [np.zeros((2, 2, 3)), np.zeros((2, 2, 3))] for i in range(4)}]
+)
+def test_missing_and_float_views_are_refused(tmp_path: Path, bad_views: dict) -> None:
     queue, (task, verdict) = ReviewQueue(tmp_path / "review.db"), update()
     with pytest.raises(BadInput):
-        queue.put(task, verdict, QUESTION, {}, wrong)
+        queue.put(task, verdict, QUESTION, {}, bad_views)
     assert queue.waiting() == 0
 
 
-def test_approved_gives_the_task_once(tmp_path: Path) -> None:
+def test_approving_returns_the_task_once(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "review.db")
     id = put(queue)
     task = queue.decide(id, "approved", "ann", "fine", now=160.0)
     assert task is not None
     assert task.model_dump(exclude={"id"}) == update()[0].model_dump(exclude={"id"})  # tokens and log-probs to the bit
     assert queue.decide(id, "approved", "bob") is None  # a retry teaches nothing a second time
-    review = queue.list("approved")[0]
+    review = queue.reviews("approved")[0]
     assert (review.reviewer, review.comment, review.decided_at) == ("ann", "fine", 160.0)
-    assert queue.list() == []
-    with pytest.raises(BadInput, match="already") as refused:
+    assert queue.reviews() == []
+    with pytest.raises(BadInput, match="already") as error:
         queue.decide(id, "rejected", "bob")
-    assert (refused.value.code, refused.value.fix is not None) == ("already_decided", True)
+    assert (error.value.code, error.value.fix is not None) == ("already_decided", True)
     with pytest.raises(BadInput, match="already"):
         queue.decide(id, "approved", "bob", answer="8")
 
 
-def test_rejected_teaches_nothing(tmp_path: Path) -> None:
+def test_rejecting_returns_no_task(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "review.db")
     id = put(queue)
     assert queue.decide(id, "rejected", "ann") is None
@@ -148,31 +150,30 @@ def test_bad_decisions_change_nothing(tmp_path: Path) -> None:
         ("unknown_review", lambda: queue.decide("task_x", "approved", "ann")),
         ("bad_decision", lambda: queue.decide(id, "maybe", "ann")),  # type: ignore[arg-type]
     ):
-        with pytest.raises(BadInput) as refused:
+        with pytest.raises(BadInput) as error:
             call()
-        assert refused.value.code == code
+        assert error.value.code == code
     assert queue.waiting() == 1
 
 
-def test_what_waited_long_enough_is_due(tmp_path: Path) -> None:
+def test_due_lists_updates_that_waited_long_enough(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "review.db")
     ids = [put(queue, number) for number in (2, 0, 1)]  # made at 102, 100 and 101
     assert queue.due(161.0, 60.0) == [ids[1], ids[2]]
-    assert queue.due(161.0, None) == []
     queue.decide(ids[1], "rejected", "ann")
     assert queue.due(1e9, 60.0) == [ids[2], ids[0]]
-    assert [r.id for r in queue.list(limit=1)] == [ids[2]]
-    assert len(queue.list(None)) == 3
+    assert [r.id for r in queue.reviews(limit=1)] == [ids[2]]
+    assert len(queue.reviews(None)) == 3
 
 
-def test_forgetting_takes_the_pictures_too(tmp_path: Path) -> None:
+def test_forget_removes_the_pictures_too(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "review.db")
     secret = b"PICTURE-OF-SOMEBODY"
     task, verdict = update(0, experience_id="exp_1")
     queue.put(task, verdict, QUESTION, {"img0": secret}, views(task))
     other = put(queue, 1, experience_id="exp_2")
     assert queue.forget(["exp_1", "", "exp_9"]) == 1
-    assert [r.id for r in queue.list()] == [other]
+    assert [r.id for r in queue.reviews()] == [other]
     assert len(queue.views(other)) == 4
     assert secret not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
     queue.decide(other, "approved", "ann", now=200.0)
@@ -180,15 +181,15 @@ def test_forgetting_takes_the_pictures_too(tmp_path: Path) -> None:
     assert queue.stats()["picture_bytes"] == 0
 
 
-def test_old_decisions_leave_by_themselves(tmp_path: Path) -> None:
+def test_a_decision_removes_old_reviews(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "review.db", keep_days=1)
     ids = [put(queue, number) for number in range(3)]
     queue.decide(ids[0], "rejected", "ann", now=1000.0)
     queue.decide(ids[1], "rejected", "ann", now=1000.0 + 86_401)
-    assert {review.id for review in queue.list(None)} == set(ids[1:])
+    assert {review.id for review in queue.reviews(None)} == set(ids[1:])
 
 
-def test_what_was_approved_is_there_until_it_was_learnt_from(tmp_path: Path) -> None:
+def test_an_approved_task_is_kept_until_done(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "review.db")
     first, second, third = (put(queue, number) for number in range(3))
     tasks = [queue.decide(id, "approved", "ann", answer=answer) for id, answer in ((second, "8"), (first, None))]
@@ -203,9 +204,7 @@ def test_what_was_approved_is_there_until_it_was_learnt_from(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("decision", ["approved", "rejected"])
-def test_personal_data_is_redacted_and_leaves_when_nobody_needs_it(
-    tmp_path: Path, decision: Literal["approved", "rejected"]
-) -> None:
+def test_personal_data_is_redacted_and_removed_when_done(tmp_path: Path, decision: Literal["approved", "rejected"]) -> None:
     queue, (task, verdict) = ReviewQueue(tmp_path / "review.db"), update()
     for trajectory in task.trajectories:
         trajectory.turns[0].text = "mail ann.smith@example.org now"
@@ -213,14 +212,14 @@ def test_personal_data_is_redacted_and_leaves_when_nobody_needs_it(
     review = queue.get(task.id)
     assert review is not None
     assert "example.org" not in review.model_dump_json()
-    learnt = queue.decide(task.id, decision, "ann", "ask bob@example.org")
-    assert learnt == (task if decision == "approved" else None)
-    queue.done([task.id] if learnt else [])
-    assert "example.org" not in queue.list(None)[0].model_dump_json()
+    approved = queue.decide(task.id, decision, "ann", "ask bob@example.org")
+    assert approved == (task if decision == "approved" else None)
+    queue.done([task.id] if approved else [])
+    assert "example.org" not in queue.reviews(None)[0].model_dump_json()
     assert b"example.org" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
 
-def test_a_damaged_file_is_told(tmp_path: Path) -> None:
+def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "review.db").write_bytes(b"no database " * 100)
     with pytest.raises(InfraFailure, match="review queue"):
         ReviewQueue(tmp_path / "review.db")
@@ -247,12 +246,12 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     code = WRITER.format(tests=str(Path(__file__).parent), path=str(path))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
-        told = [writer.stdout.readline().split() for _ in range(31)]
+        lines = [writer.stdout.readline().split() for _ in range(31)]
         os.kill(writer.pid, signal.SIGKILL)
-        told += [line.split() for line in writer.stdout if line.endswith("\n")]
+        lines += [line.split() for line in writer.stdout if line.endswith("\n")]
     queue = ReviewQueue(path)
-    states = {review.id: review.state for review in queue.list(None, 20_000)}
-    assert all(id in states for word, id in told if word == "put")
-    assert all(states[id] == "approved" for word, id in told if word == "approved")
-    assert {id for word, id in told if word == "approved"} <= set(queue.approved())
+    states = {review.id: review.state for review in queue.reviews(None, 20_000)}
+    assert all(id in states for word, id in lines if word == "put")
+    assert all(states[id] == "approved" for word, id in lines if word == "approved")
+    assert {id for word, id in lines if word == "approved"} <= set(queue.approved())
     assert all(len(queue.views(id)) == 4 for id in states)  # whole or not at all

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pixelis.config import EvolutionConfig, RewardsConfig
+from pixelis.actors.update_queue import QueuedTask, UpdateQueue
+from pixelis.config import EvolutionConfig, RewardsConfig, parse
 from pixelis.errors import BadInput
 from pixelis.evolution.gate import gate
-from pixelis.evolution.updates import DropOldest, as_group, make_task, relabel
+from pixelis.evolution.updates import as_group, make_task, relabel
 from pixelis.evolution.vote import INSUFFICIENT, MIN_VOTES, NO_ANSWER, TIE, agrees, majority
 from pixelis.records import Annotations, Group, ImageView, Question, Region, StopReason, Trajectory, Turn, UpdateTask, Verdict
 from pixelis.rewards.scorers import canonical
@@ -62,7 +65,7 @@ def test_a_tie_reports_the_first_and_never_teaches() -> None:
 
 
 @pytest.mark.parametrize("answers", [[], [None], [None, None, None], ["", "  "]])
-def test_no_vote_abstains(answers: list[str | None]) -> None:
+def test_no_answer_abstains(answers: list[str | None]) -> None:
     verdict = majority(answers)
     assert (verdict.answer, verdict.confidence, verdict.reason) == (None, 0.0, NO_ANSWER)
     assert not gate(verdict, EvolutionConfig(gate=0.0))
@@ -152,11 +155,11 @@ def test_scrambled_truths_give_identical_tasks(
     """Wherever a truth may hide (answers, meta, annotations), and whatever terms are weighed."""
     served = group(answers)
     annotations = Annotations(captions=[label], regions=[Region(id="r", label=label, box=(0, 0, 1, 1))])
-    told = served.question.model_copy(update={"answers": truths, "meta": meta, "annotations": annotations})
+    labelled = served.question.model_copy(update={"answers": truths, "meta": meta, "annotations": annotations})
     rewards = RewardsConfig(weights={"accuracy": 1, "format": 0.5, "coherence": 0.1, "tool_misuse": 0.1, "majority_vote": 0.2})
     tasks = [
         make_task(g, majority(answers), EvolutionConfig(gate=0.3), rewards, now=1.0, experience_id="exp_1")
-        for g in (served, served.model_copy(update={"question": told}))
+        for g in (served, served.model_copy(update={"question": labelled}))
     ]
     assert tasks[0] is None or tasks[0].experience_id == "exp_1"
     assert len({task and task.model_dump_json(exclude={"id"}) for task in tasks}) == 1
@@ -171,7 +174,7 @@ def test_options_are_part_of_the_question_not_of_its_truth() -> None:
     assert [t.reward for t in task.trajectories] == [1, 1, 1, 0]
 
 
-def test_a_correction_scores_anew_and_keeps_the_rest() -> None:
+def test_relabel_scores_again_and_keeps_the_rest() -> None:
     served = group(["7", "7", "7", "8"])
     task = make_task(served, majority(["7", "7", "7", "8"]), EvolutionConfig(), RewardsConfig(), now=1.0, experience_id="exp_1")
     assert task is not None
@@ -193,21 +196,23 @@ def test_a_task_becomes_the_learners_group() -> None:
     assert unit.question.media == []
 
 
-@given(st.integers(1, 6), st.lists(st.one_of(st.integers(0, 99), st.sampled_from(["take", "odd"])), max_size=40))
-def test_the_queue_keeps_the_newest_and_counts_the_rest(limit: int, moves: list) -> None:
-    queue: DropOldest[int] = DropOldest(limit)
-    model: list[int] = []
+@given(st.integers(1, 6), st.lists(st.one_of(st.booleans(), st.just("take")), max_size=40))
+def test_the_queue_keeps_the_newest_tasks_and_counts_dropped_ones(limit: int, moves: list) -> None:
+    queue = UpdateQueue(parse({"evolution": {"queue": limit, "batch": 1}}), Counter())
+    model: list[QueuedTask] = []
     dropped = 0
     for move in moves:
         if move == "take":
             assert queue.take(2) == model[:2]
             model = model[2:]
-        elif move == "odd":
-            assert queue.remove(lambda item: item % 2 == 1) == sum(item % 2 for item in model)
-            model = [item for item in model if item % 2 == 0]
+        elif len(model) == limit - 1 and move:
+            removed = queue.remove(lambda item: not item.approved)
+            assert removed == [item.task for item in model if not item.approved]
+            model = [item for item in model if item.approved]
         else:
-            queue.push(move)
-            model.append(move)
+            item = QueuedTask(object(), None, move)  # type: ignore[arg-type]
+            queue.push(item)
+            model.append(item)
             dropped += len(model) > limit
             model = model[-limit:]
-        assert (len(queue), queue.dropped) == (len(model), dropped)
+        assert (list(queue.items), queue.dropped) == (model, dropped)

@@ -33,16 +33,16 @@ from pixelis.rewards.scorers import canonical
 QUESTION = Question(id="q", question="Which digit?", media=[Media(id="img0", uri="data:image/png;base64,AAAA")])
 NOW = 1_000_000.0
 STRATEGIES = ["majority", "weighted", "confidence", "ensemble"]
-Said = tuple[str | None, float]
+Answered = tuple[str | None, float]
 
 
 def voting(strategy: str = "majority", **values: Any) -> EvolutionConfig:
     return EvolutionConfig(vote={"strategy": strategy, **values}, neighbours={"min_similarity": 0.9})
 
 
-def sample(said: Said, i: int = 0) -> Trajectory:
+def sample(answered: Answered, i: int = 0) -> Trajectory:
     """A sample whose answer turn has this geometric mean probability."""
-    answer, probability = said
+    answer, probability = answered
     log_prob = math.log(probability) if probability else -math.inf
     turns = [
         Turn(role="user", tokens=[1]),
@@ -53,15 +53,15 @@ def sample(said: Said, i: int = 0) -> Trajectory:
     return Trajectory(id=f"t{i}", question_id="q", turns=turns, answer=answer)
 
 
-def samples(*said: Said) -> list[Trajectory]:
-    return [sample(one, i) for i, one in enumerate(said)]
+def samples(*answered: Answered) -> list[Trajectory]:
+    return [sample(pair, i) for i, pair in enumerate(answered)]
 
 
 def neighbour(answer: str | None, similarity: float = 1.0, **changes: Any) -> Neighbour:
     reason, confidence = changes.pop("reason", ""), changes.pop("confidence", 1.0)
     verdict = Verdict(answer=answer, confidence=confidence, strategy="majority", reason=reason)
-    asked = Question(id="old", question=" which  DIGIT? ", media=[Media(id="img0", uri="memory:img0")])
-    fields = {"question": asked, "trajectory": Trajectory(question_id="old"), "verdict": verdict, "policy_version": 1}
+    question = Question(id="old", question=" which  DIGIT? ", media=[Media(id="img0", uri="memory:img0")])
+    fields = {"question": question, "trajectory": Trajectory(question_id="old"), "verdict": verdict, "policy_version": 1}
     experience = Experience(**{**fields, "created_at": NOW, "priority": 2.0, **changes})
     return Neighbour(experience=experience, similarity=similarity)
 
@@ -114,7 +114,7 @@ def test_the_agreement_factor_rises_and_keeps_its_published_range() -> None:
     values = [agreement_factor(i / 1000) for i in range(1001)]
     assert values == sorted(values)
     assert (values[0], values[1000]) == (0.5, 1.0)
-    assert max(b - a for a, b in itertools.pairwise(values)) < 0.001  # no step at .3 any more
+    assert max(b - a for a, b in itertools.pairwise(values)) < 0.001  # no jump at .3
     assert agreement_factor(0.7) == pytest.approx(0.8)
     assert all(0.7 < value <= 1 for value in values[501:])
 
@@ -170,7 +170,7 @@ WRONG = Feedback(correct=False)
         (neighbour("7", feedback=[Feedback(answer=" 7 ")]), True),
     ],
 )
-def test_who_is_compatible(other: Neighbour, votes: bool) -> None:
+def test_compatible_experiences_vote(other: Neighbour, votes: bool) -> None:
     assert compatible(QUESTION, other, voting()) is votes
     verdict = vote(samples(*[("7", 0.9)] * 3), [other], voting(), QUESTION, NOW)
     assert len(verdict.votes) == 3 + votes
@@ -191,7 +191,7 @@ def test_the_weight_of_a_neighbour() -> None:
     assert weight(retrievals=4, successes=0) == pytest.approx(0.5)
 
 
-def test_feedback_silences_and_never_casts_a_vote() -> None:
+def test_feedback_removes_a_vote_and_never_casts_one() -> None:
     """Whoever answers 8 to every experience gets no vote for 8."""
     poisoned = [neighbour("7", feedback=[Feedback(correct=False, answer="8")]) for _ in range(5)]
     verdict = vote(samples(*[("7", 0.9)] * 3, ("8", 0.9)), poisoned, voting(), QUESTION, NOW)
@@ -200,8 +200,8 @@ def test_feedback_silences_and_never_casts_a_vote() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_neighbours_that_overrule_the_samples_never_teach(strategy: str) -> None:
-    drawn, memory = samples(*[("7", 0.6)] * 3, (None, 0.9)), [neighbour("8") for _ in range(9)]
-    verdict = vote(drawn, memory, voting(strategy), QUESTION, NOW)
+    trajectories, memory = samples(*[("7", 0.6)] * 3, (None, 0.9)), [neighbour("8") for _ in range(9)]
+    verdict = vote(trajectories, memory, voting(strategy), QUESTION, NOW)
     assert (verdict.answer, verdict.reason) == ("8", OVERRULED)
     assert not gate(verdict, EvolutionConfig(gate=0.0))
     torn = vote(samples(("7", 0.6), ("9", 0.6)), memory, voting(strategy), QUESTION, NOW)
@@ -211,10 +211,10 @@ def test_neighbours_that_overrule_the_samples_never_teach(strategy: str) -> None
 
 
 def test_neighbours_support_doubt_and_break_a_tie() -> None:
-    drawn = samples(*[("7", 0.9)] * 4, *[("8", 0.9)] * 2)
+    trajectories = samples(*[("7", 0.9)] * 4, *[("8", 0.9)] * 2)
     config = voting()
-    assert vote(drawn, [neighbour("7")] * 2, config, QUESTION, NOW).confidence == 0.75
-    assert vote(drawn, [neighbour("8")], config, QUESTION, NOW).confidence == pytest.approx(4 / 7)
+    assert vote(trajectories, [neighbour("7")] * 2, config, QUESTION, NOW).confidence == 0.75
+    assert vote(trajectories, [neighbour("8")], config, QUESTION, NOW).confidence == pytest.approx(4 / 7)
     tied = vote(samples(("8", 0.9), ("7", 0.9)), [neighbour("7")], config, QUESTION, NOW)
     assert (tied.answer, tied.reason) == ("7", "")
 
@@ -238,21 +238,21 @@ def test_provenance_is_complete() -> None:
 
 
 def test_a_winner_below_the_abstain_share_is_no_answer() -> None:
-    drawn = samples(("7", 0.9), ("7", 0.9), ("8", 0.9), ("9", 0.9), (None, 0.9))
-    assert vote(drawn, [], voting(abstain=0.4), QUESTION, NOW).answer == "7"
-    verdict = vote(drawn, [], voting(abstain=0.41), QUESTION, NOW)
+    trajectories = samples(("7", 0.9), ("7", 0.9), ("8", 0.9), ("9", 0.9), (None, 0.9))
+    assert vote(trajectories, [], voting(abstain=0.4), QUESTION, NOW).answer == "7"
+    verdict = vote(trajectories, [], voting(abstain=0.41), QUESTION, NOW)
     assert (verdict.answer, verdict.confidence, verdict.reason) == (None, 0.0, ABSTAINED)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_nothing_to_vote_on(strategy: str) -> None:
-    for drawn in ([], samples((None, 0.9), ("  ", 0.9))):
-        verdict = vote(drawn, [], voting(strategy), QUESTION, NOW)
+def test_no_answers(strategy: str) -> None:
+    for trajectories in ([], samples((None, 0.9), ("  ", 0.9))):
+        verdict = vote(trajectories, [], voting(strategy), QUESTION, NOW)
         assert (verdict.answer, verdict.confidence, verdict.reason) == (None, 0.0, NO_ANSWER)
 
 
-SAID = st.lists(st.tuples(st.one_of(st.none(), st.sampled_from(["7", "8", " 7", "x", ""])), st.floats(0, 1)), max_size=9)
-FOUND = st.lists(
+ANSWERED = st.lists(st.tuples(st.one_of(st.none(), st.sampled_from(["7", "8", " 7", "x", ""])), st.floats(0, 1)), max_size=9)
+NEIGHBOURS = st.lists(
     st.builds(
         neighbour,
         st.sampled_from(["7", "8", "x", None]),
@@ -267,38 +267,38 @@ FOUND = st.lists(
 )
 
 
-@given(SAID, FOUND, st.sampled_from(STRATEGIES), st.randoms(use_true_random=False))
-def test_every_verdict_is_sound_and_a_clear_one_of_no_order(
-    said: list[Said], found: list[Neighbour], strategy: str, random
+@given(ANSWERED, NEIGHBOURS, st.sampled_from(STRATEGIES), st.randoms(use_true_random=False))
+def test_verdicts_are_valid_and_clear_ones_do_not_depend_on_order(
+    answered: list[Answered], neighbours: list[Neighbour], strategy: str, random
 ) -> None:
-    drawn, config = samples(*said), voting(strategy)
-    verdict = vote(drawn, found, config, QUESTION, NOW)
+    trajectories, config = samples(*answered), voting(strategy)
+    verdict = vote(trajectories, neighbours, config, QUESTION, NOW)
     assert 0 <= verdict.confidence <= 1
     assert all(0 <= v.weight <= 1 for v in verdict.votes)
     assert (verdict.answer is None) == (verdict.reason in (NO_ANSWER, ABSTAINED))
     if verdict.answer is not None:
         assert canonical(verdict.answer) in verdict.answer_weights
-    shuffled, moved = list(drawn), list(found)
+    shuffled, moved = list(trajectories), list(neighbours)
     random.shuffle(shuffled)
     random.shuffle(moved)
-    again = vote(shuffled, moved, config, QUESTION, NOW)
+    verdict_again = vote(shuffled, moved, config, QUESTION, NOW)
     if not verdict.reason:
-        assert any(canonical(t.answer or "") == canonical(verdict.answer or "") for t in drawn)  # a sample said so
-        assert again.answer is not None
-        assert canonical(again.answer) == canonical(verdict.answer or "")
-        assert (again.confidence, again.reason) == (pytest.approx(verdict.confidence), "")
+        assert any(canonical(t.answer or "") == canonical(verdict.answer or "") for t in trajectories)  # a sample said so
+        assert verdict_again.answer is not None
+        assert canonical(verdict_again.answer) == canonical(verdict.answer or "")
+        assert (verdict_again.confidence, verdict_again.reason) == (pytest.approx(verdict.confidence), "")
 
 
-@given(SAID, st.floats(0.05, 1))
-def test_equal_weights_make_weighted_a_majority(said: list[Said], weight: float) -> None:
-    drawn = samples(*((answer, weight) for answer, _ in said))
-    even, weighted = (vote(drawn, [], voting(s), QUESTION, NOW) for s in ("majority", "weighted"))
+@given(ANSWERED, st.floats(0.05, 1))
+def test_equal_weights_make_weighted_a_majority(answered: list[Answered], weight: float) -> None:
+    trajectories = samples(*((answer, weight) for answer, _ in answered))
+    even, weighted = (vote(trajectories, [], voting(s), QUESTION, NOW) for s in ("majority", "weighted"))
     assert (even.answer, even.reason) == (weighted.answer, weighted.reason)
     if not even.reason:
         assert weighted.confidence == pytest.approx(even.confidence * agreement_factor(even.confidence))
 
 
-@given(SAID)
-def test_the_vote_of_samples_is_the_majority_of_their_answers(said: list[Said]) -> None:
-    bare, full = majority([answer for answer, _ in said]), vote(samples(*said), [], voting(), QUESTION, NOW)
+@given(ANSWERED)
+def test_the_vote_of_samples_is_the_majority_of_their_answers(answered: list[Answered]) -> None:
+    bare, full = majority([answer for answer, _ in answered]), vote(samples(*answered), [], voting(), QUESTION, NOW)
     assert (bare.answer, bare.confidence, bare.reason) == (full.answer, full.confidence, full.reason)
