@@ -10,7 +10,7 @@ export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo c
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help install quickstart docs test test-fast test-ray test-unit test-commands test-vllm lint clean
+.PHONY: help install quickstart docs test test-fast test-ray test-unit test-benchmarks test-quickstart test-vllm lint clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -35,7 +35,7 @@ quickstart: install  ## train, evaluate and serve the embedded model (about ten 
 	@$(VENV)/bin/pixelis quickstart
 
 test: install lint docs  ## every check and test; the output of each lane is in runs/tests
-	@$(PY) tests/lanes.py test-ray test-vllm,test-unit,test-commands
+	@$(PY) tests/lanes.py test-ray test-vllm test-unit test-benchmarks test-quickstart
 
 test-fast: install lint  ## what to run on every change: lint and the quick tests
 	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow" tests/unit tests/properties
@@ -43,9 +43,12 @@ test-fast: install lint  ## what to run on every change: lint and the quick test
 test-ray: install
 	@$(PY) -m pytest tests/chaos tests/ray tests/serve $(COMMANDS:%=--ignore=%)
 
-# Commands as a user runs them, on clusters of their own: they need not wait for the tests that share one.
-test-commands: install
-	@$(PY) -m pytest $(COMMANDS)
+# Commands as users run them, on clusters of their own.
+test-benchmarks: install
+	@$(PY) -m pytest tests/ray/test_benchmarks.py
+
+test-quickstart: install
+	@$(PY) -m pytest tests/ray/test_quickstart.py
 
 test-unit: install
 	@$(PY) -m pytest -n 2 --dist loadfile tests/unit tests/properties tests/engines

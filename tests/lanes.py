@@ -1,10 +1,10 @@
-"""Run test lanes side by side and say at the end which one failed and why.
+"""Run test targets of the Makefile, two at a time, and report which ones failed and why.
 
-    python tests/lanes.py test-ray test-vllm,test-unit
+    python tests/lanes.py test-ray test-vllm test-unit
 
-A lane is one or more targets of the Makefile, run one after another; all lanes but the first give way to it. While they run, only
-their progress is shown. The whole output of each target is in runs/tests/TARGET.log. At the end the failures of each target are
-printed together, then one line for each target and the sum.
+Starts the targets in the given order, each as soon as one of the two lanes is free; the first target has priority over the others.
+Shows only their progress; the complete output of each is in runs/tests/TARGET.log. Ends with the failures of each target, one line
+per target and the totals.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+LANES = 2
 LOGS = Path("runs/tests")
 PROGRESS = re.compile(r"\[ *\d+%\]$|^installing ")
 CLOSING = re.compile(r"^[= ]*((?:\d+ \w+, )*\d+ \w+) in [\d.]+s")
@@ -27,7 +28,7 @@ RULE = "=" * 100
 
 @dataclass
 class Run:
-    """One target that has ended."""
+    """Result of one target."""
 
     target: str
     seconds: float
@@ -36,20 +37,20 @@ class Run:
 
     @property
     def closing(self) -> str:
-        """What pytest counted, or that it did not get that far."""
-        counted = [found[1] for line in self.output.splitlines() if (found := CLOSING.match(line))]
-        return counted[-1] if counted else "no test result"
+        """pytest's closing counts."""
+        counts = [match[1] for line in self.output.splitlines() if (match := CLOSING.match(line))]
+        return counts[-1] if counts else "no test result"
 
     @property
     def reason(self) -> str:
-        """pytest's report from its first failure on, or the last lines of what ended before."""
-        found = FAILURES.search(self.output)
-        return self.output[found.start() :] if found else "\n".join(self.output.splitlines()[-40:])
+        """pytest's failure report, or the last lines if pytest did not get that far."""
+        match = FAILURES.search(self.output)
+        return self.output[match.start() :] if match else "\n".join(self.output.splitlines()[-40:])
 
 
 def run(target: str, niceness: int) -> Run:
-    """Run a target; its progress goes to the terminal, everything to its log."""
-    began = time.monotonic()
+    """Run a target. Prints its progress and writes its output to a log."""
+    started = time.monotonic()
     command = ["nice", "-n", str(niceness), "make", "--no-print-directory", target]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     assert process.stdout is not None
@@ -58,37 +59,30 @@ def run(target: str, niceness: int) -> Run:
             log.write(line)
             log.flush()
             if PROGRESS.search(line.rstrip()):
-                print(f"{target:10} {line}", end="", flush=True)
+                print(f"{target:15} {line}", end="", flush=True)
     failed = process.wait() != 0
-    result = Run(target, time.monotonic() - began, failed, (LOGS / f"{target}.log").read_text(encoding="utf-8"))
-    print(f"{target:10} {'FAILED' if failed else 'ended'}: {result.closing}, {result.seconds:.0f} s", flush=True)
+    result = Run(target, time.monotonic() - started, failed, (LOGS / f"{target}.log").read_text(encoding="utf-8"))
+    print(f"{target:15} {'FAILED' if failed else 'ended'}: {result.closing}, {result.seconds:.0f} s", flush=True)
     return result
 
 
-def main(lanes: list[str]) -> int:
-    """The exit code of all."""
+def main(targets: list[str]) -> int:
+    """Run all targets; returns the exit code."""
     LOGS.mkdir(parents=True, exist_ok=True)
-    results: list[Run] = []
-
-    def follow(lane: str, niceness: int) -> None:
-        for target in lane.split(","):
-            results.append(run(target, niceness))
-
-    threads = [threading.Thread(target=follow, args=(lane, 19 if place else 0)) for place, lane in enumerate(lanes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(LANES) as pool:
+        results = list(pool.map(run, targets, [0] + [19] * (len(targets) - 1)))
     for result in results:
         if result.failed:
-            print(f"\n{RULE}\n{result.target} failed. All of it is in {LOGS / (result.target + '.log')}\n{RULE}\n{result.reason}")
+            print(
+                f"\n{RULE}\n{result.target} failed. Its output is in {LOGS / (result.target + '.log')}\n{RULE}\n{result.reason}"
+            )
     print(f"\n{RULE}")
     total: Counter[str] = Counter()
     for result in results:
-        print(f"{result.target:10} {'FAILED' if result.failed else 'ok':6} {result.closing}, {result.seconds:.0f} s")
+        print(f"{result.target:15} {'FAILED' if result.failed else 'ok':6} {result.closing}, {result.seconds:.0f} s")
         if result.failed:
-            named = [line for line in result.output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-            print("\n".join(f"    {line}" for line in named or result.output.strip().splitlines()[-1:]))
+            failures = [line for line in result.output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+            print("\n".join(f"    {line}" for line in failures or result.output.strip().splitlines()[-1:]))
         total.update({word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|errors?|skipped)", result.closing)})
     print(", ".join(f"{total[word]} {word}" for word in ("passed", "failed", "error", "errors", "skipped") if total[word]))
     return int(any(result.failed for result in results))
