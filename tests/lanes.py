@@ -2,9 +2,9 @@
 
     python tests/lanes.py test-ray test-vllm test-unit
 
-Starts the targets in the given order, each as soon as one of the two lanes is free; the first target has priority over the others.
-Shows only their progress; the complete output of each is in runs/tests/TARGET.log. Ends with the failures of each target, one line
-per target and the totals.
+Starts the targets in the given order, each as soon as one of the two lanes is free; the first one has priority over the others.
+Shows only their progress; the complete output of each is in runs/tests/TARGET.log. Ends with the failures of each target, one
+line per target and the totals.
 """
 
 from __future__ import annotations
