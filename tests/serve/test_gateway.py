@@ -197,7 +197,7 @@ def test_a_deadline_ends_the_work(deployed: Deployed) -> None:
     response = deployed.ask("wait 30")
     assert response.status_code == 504
     assert error_of(response)["code"] == "timeout"
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 25, "the request would take 30 s"
     assert until(lambda: deployed.counters()["cancelled"] == before + 1)
 
 

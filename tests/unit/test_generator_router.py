@@ -237,7 +237,7 @@ def test_a_group_that_takes_too_long_is_ended_and_tried_elsewhere_until_the_time
         start = time.monotonic()
         with pytest.raises(InfraFailure, match=r"no generator was available for 0.2 s \(TimeoutError x1\)"):
             await router.rollout(request())
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 20
         assert all(m.running == 0 for m in router.members)
 
     run(body)
