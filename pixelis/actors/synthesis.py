@@ -13,8 +13,8 @@ import ray.data
 
 from pixelis.config import Config
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.synthesis.quota_scheduler import Rows
-from pixelis.datasets.synthesis.sample_builder import Attempt, Maker
+from pixelis.datasets.synthesis.quota_scheduler import SourceRows
+from pixelis.datasets.synthesis.sample_builder import Attempt, SampleBuilder
 from pixelis.errors import BadConfig, PixelisError
 from pixelis.records import Demonstration, Question
 
@@ -24,13 +24,13 @@ AHEAD_BYTES = 64 << 20
 """Samples that may wait for the driver, in the object store."""
 
 
-def maker(config: Config) -> Maker:
+def maker(config: Config) -> SampleBuilder:
     """The maker of a job; BadConfig or MissingFile for what cannot be used: a driver asks before it starts a cluster."""
     s, shown = config.synthesis, list[Demonstration]()
     if s.method == "imitation" and s.imitation.demonstrations:
         shown = read_demonstrations(s.imitation.demonstrations, s.imitation.shots, config.run.seed, 0.0)
     folder = Path(config.run.dir)
-    return Maker(s, config.run.seed, config.toolbox, config.dialogue, config.rewards, shown, folder)
+    return SampleBuilder(s, config.run.seed, config.toolbox, config.dialogue, config.rewards, shown, folder)
 
 
 class Make:
@@ -43,7 +43,7 @@ class Make:
         samples, causes = [], []
         for attempt, question in zip(batch["attempt"], batch["question"], strict=True):
             try:
-                made = self.maker.make(Attempt(*json.loads(attempt)), Question.model_validate_json(question))
+                made = self.maker.build(Attempt(*json.loads(attempt)), Question.model_validate_json(question))
                 samples.append(made.model_dump_json())
                 causes.append("")
             except BadConfig:  # a wrong key or address: nothing that follows would fare better
@@ -54,7 +54,7 @@ class Make:
         return {"sample": samples, "cause": causes}
 
 
-def outcomes(config: Config, attempts: Sequence[Attempt], rows: Rows) -> Iterator[tuple[Demonstration | None, str]]:
+def outcomes(config: Config, attempts: Sequence[Attempt], rows: SourceRows) -> Iterator[tuple[Demonstration | None, str]]:
     """What comes of the attempts, in their order, as it is made; an actor that dies is replaced and its batch done again."""
     items = [
         {"attempt": json.dumps([a.task, a.kind, a.source, a.row, a.draw]), "question": rows.get(a.source, a.row)}

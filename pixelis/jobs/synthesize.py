@@ -17,7 +17,7 @@ from typing import Any
 from pixelis.actors import cluster, synthesis
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.synthesis.corrections import WAYS
-from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, Rows, quotas
+from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, SourceRows, quotas
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.jobs import dry_run
@@ -36,20 +36,22 @@ def run(config: Config) -> dict[str, Any]:
             _start_over(folder)
         scheduler, rows = (
             QuotaScheduler(folder, config.synthesis, config.run.seed),
-            Rows(config.synthesis, config.data.max_bad_rows),
+            SourceRows(config.synthesis, config.data.max_bad_rows),
         )
-        before, started = scheduler.made, time.monotonic()
+        before, started = scheduler.completed, time.monotonic()
         with Progress("synthesize", scheduler.target, start=before, enabled=config.telemetry.progress) as progress:
             progress.update(before, status="reading sources")
-            while scheduler.made < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
+            while scheduler.completed < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
                 cluster.connect(config)
                 outcomes = synthesis.outcomes(config, scheduler.left(), rows)
-                while scheduler.made < scheduler.target and (shard := list(itertools.islice(outcomes, config.synthesis.shard))):
+                while scheduler.completed < scheduler.target and (
+                    shard := list(itertools.islice(outcomes, config.synthesis.shard))
+                ):
                     scheduler.commit(shard)
-                    progress.update(scheduler.made, attempts=sum(quota.tried for quota in scheduler.quotas.values()))
+                    progress.update(scheduler.completed, attempts=sum(quota.attempts for quota in scheduler.quotas.values()))
         seconds = time.monotonic() - started
         summary = scheduler.summary() | {"bad_rows": dict(rows.bad), "seconds": round(seconds, 1)}
-        summary["samples_per_second"] = round((scheduler.made - before) / max(seconds, 1e-9), 2)
+        summary["samples_per_second"] = round((scheduler.completed - before) / max(seconds, 1e-9), 2)
         (folder / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
         lineage.record_in_run(folder / "samples", "dataset")
         return summary

@@ -18,8 +18,8 @@ import yaml
 
 from pixelis.config import Config, load
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, Rows
-from pixelis.datasets.synthesis.sample_builder import Maker
+from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, SourceRows
+from pixelis.datasets.synthesis.sample_builder import SampleBuilder
 from pixelis.errors import PixelisError
 from pixelis.jobs import synthesize
 from pixelis.records import Demonstration, Question
@@ -43,15 +43,15 @@ def lines(folder: Path) -> list[str]:
 
 def plain_loop(config: Config) -> list[str]:
     """The same synthesis in one process, without Ray and uninterrupted."""
-    scheduler, rows = QuotaScheduler(config.run.dir, config.synthesis, config.run.seed), Rows(config.synthesis)
-    maker = Maker(config.synthesis, config.run.seed, config.toolbox, config.dialogue, config.rewards)
-    while scheduler.made < scheduler.target and scheduler.plan(rows):
-        while scheduler.made < scheduler.target and (left := scheduler.left()[: config.synthesis.shard]):
+    scheduler, rows = QuotaScheduler(config.run.dir, config.synthesis, config.run.seed), SourceRows(config.synthesis)
+    maker = SampleBuilder(config.synthesis, config.run.seed, config.toolbox, config.dialogue, config.rewards)
+    while scheduler.completed < scheduler.target and scheduler.plan(rows):
+        while scheduler.completed < scheduler.target and (left := scheduler.left()[: config.synthesis.shard]):
             outcomes: list[tuple[Demonstration | None, str]] = []
             for attempt in left:
                 question = Question.model_validate_json(str(rows.get(attempt.source, attempt.row)))
                 try:
-                    outcomes.append((maker.make(attempt, question), ""))
+                    outcomes.append((maker.build(attempt, question), ""))
                 except PixelisError as error:
                     outcomes.append((None, error.code))
             scheduler.commit(outcomes)

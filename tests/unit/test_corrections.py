@@ -15,15 +15,15 @@ from pixelis.config import Config
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.checking import is_right
-from pixelis.datasets.synthesis.corrections import MOST_IOU, WAYS, make_correction
+from pixelis.datasets.synthesis.corrections import MAX_IOU, WAYS, make_correction
 from pixelis.datasets.synthesis.executor import Executor, Session
-from pixelis.datasets.synthesis.places import near_miss, other_frames, oversized, same_place
+from pixelis.datasets.synthesis.geometry import near_miss, other_frames, oversized, same_place
 from pixelis.errors import DataFailure
 from pixelis.policy.model_path import resolve
 from pixelis.records import Annotations, Demonstration, Media, Question, Region
 from pixelis.rewards.scorers import box_iou
 
-STUDIO = Executor()
+EXECUTOR = Executor()
 sides = st.floats(0.03, 0.9)
 starts = st.floats(0, 1)
 
@@ -81,7 +81,7 @@ def session() -> Session:
         Region(id="a", label="card", box=(0.28, 0.32, 0.38, 0.42)),
         Region(id="b", label="apple", box=(0.6, 0.6, 0.7, 0.7)),
     ]
-    session = STUDIO.open(row.model_copy(update={"annotations": Annotations(regions=regions)}))
+    session = EXECUTOR.open(row.model_copy(update={"annotations": Annotations(regions=regions)}))
     session.call("The frame is there.", "zoom_in", box=(0.28, 0.32, 0.38, 0.42))
     session.call("I read it in obs1.", "read_text", box=(0.28, 0.32, 0.38, 0.42))
     session.answer("It says seven.", "7")
@@ -110,7 +110,7 @@ def check(made: Demonstration, golden: Demonstration, way: str) -> None:
         assert wrong.observation is not None
         assert (wrong.observation.status == "error") == (way == "repaired_call")
         if "box" in wrong.arguments and "box" in right.arguments and way != "repaired_call":
-            assert box_iou(wrong.arguments["box"], right.arguments["box"]) <= MOST_IOU + 1e-3
+            assert box_iou(wrong.arguments["box"], right.arguments["box"]) <= MAX_IOU + 1e-3
     learnt = [turn for turn in made.turns if turn.learn]
     assert [(t.op, t.arguments, t.answer) for t in learnt] == [(t.op, t.arguments, t.answer) for t in golden.turns]
     before = next(turn.think or "" for turn in golden.turns if turn.op == right.op)
@@ -134,7 +134,7 @@ def test_what_a_later_step_is_about_is_no_wrong_object(session: Session, seed: i
     cards = [(0.28, 0.32, 0.38, 0.42), (0.45, 0.32, 0.55, 0.42)]
     regions = [Region(id=f"c{i}", label="card", box=box) for i, box in enumerate(cards)]
     regions.append(Region(id="b", label="apple", box=(0.8, 0.8, 0.9, 0.9)))
-    counting = STUDIO.open(session.question.model_copy(update={"annotations": Annotations(regions=regions), "answers": ["2"]}))
+    counting = EXECUTOR.open(session.question.model_copy(update={"annotations": Annotations(regions=regions), "answers": ["2"]}))
     for box in cards:
         counting.call("One more.", "segment_object_at", box=box)
     counting.answer("Two.", "2")
@@ -149,7 +149,7 @@ def test_other_frames_first(tmp_path: Path) -> None:
     path = tmp_path / "bikes.mp4"
     path.write_bytes(encode(footage(count=30)))
     question = Question(id="v", question="?", media=[Media(id="vid0", uri=str(path), kind="video")], answers=["yes"])
-    session = STUDIO.open(question)
+    session = EXECUTOR.open(question)
     session.call("Early.", "select_frames", frames=[0, 1])
     session.answer("Yes.", "yes")
     golden = session.demonstration()
@@ -178,5 +178,5 @@ def test_a_player_plays_corrections_with_the_mistake_out_of_the_loss(golden: Dem
 def test_an_answer_without_a_call_cannot_be_got_wrong(golden: Demonstration) -> None:
     direct = golden.model_copy(update={"turns": golden.turns[-1:]})
     with pytest.raises(DataFailure) as error:
-        make_correction(direct, STUDIO.open(direct), np.random.default_rng(0))
+        make_correction(direct, EXECUTOR.open(direct), np.random.default_rng(0))
     assert error.value.code == "no_distractor"

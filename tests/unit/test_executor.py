@@ -7,7 +7,7 @@ import pytest
 from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.synthesis.executor import Executor, renamed, sample_name
+from pixelis.datasets.synthesis.executor import Executor, renamed, sample_id
 from pixelis.errors import DataFailure, MissingDependency
 from pixelis.policy.model_path import resolve
 from pixelis.records import Demonstration
@@ -55,7 +55,7 @@ def test_replayed_turns_refer_to_the_observations_of_the_new_room(golden: Demons
     session.call("a", "zoom_in", box=(0.2, 0.2, 0.8, 0.8))
     session.call("in obs1", "zoom_in", "obs1", box=(0.25, 0.25, 0.75, 0.75))
     session.answer("obs2 shows it", "7")
-    other = session.again()
+    other = session.restarted()
     other.call("elsewhere", "zoom_in", box=(0.0, 0.0, 0.3, 0.3), learn=False)
     other.replay(session.steps)
     assert [turn.target for turn in other.steps] == ["img0", "img0", "obs2", None]
@@ -81,7 +81,7 @@ def test_a_player_sees_what_the_studio_saw(golden: Demonstration) -> None:
 def test_renaming_is_done_once_and_by_whole_words() -> None:
     names = {"obs1": "obs2", "obs2": "obs3"}
     assert renamed("obs1.0 and obs2, not obs12", names) == "obs2.0 and obs3, not obs12"
-    assert sample_name(1, "a") == sample_name(1, "a") != sample_name(1, "b")
+    assert sample_id(1, "a") == sample_id(1, "a") != sample_id(1, "b")
 
 
 def test_an_operation_that_cannot_be_executed_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

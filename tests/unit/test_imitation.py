@@ -18,7 +18,7 @@ from pixelis.records import Action, Annotations, Demonstration, Question, Region
 from pixelis.serve.protocol.agent import AgentReply, AgentRequest
 from pixelis.serve.protocol.errors import parse_body
 
-STUDIO = Executor()
+EXECUTOR = Executor()
 CALL = '<think>I look.</think><tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[280,320,380,420]}}</tool_call>'
 CALL_AGAIN = '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[100,100,900,900],"target":"obs1"}}</tool_call>'
 RIGHT, WRONG = "<think>It is in the frame.</think><answer>7</answer>", "<think>Hm.</think><answer>4</answer>"
@@ -37,7 +37,7 @@ def imitator(monkeypatch: pytest.MonkeyPatch, shown: list[Demonstration]) -> Ite
     def build(*replies: object, **settings: object) -> tuple[Imitator, ChatServer]:
         server = ChatServer(*replies)
         values = {"url": server.url, "model": "m", "api_key_env": "", "calls_per_minute": 60000, "tries": 2, **settings}
-        opened.extend([Imitator(ImitationConfig.model_validate(values), STUDIO, shown[1:]), server])
+        opened.extend([Imitator(ImitationConfig.model_validate(values), EXECUTOR, shown[1:]), server])
         return opened[-2], opened[-1]
 
     yield build
@@ -101,7 +101,7 @@ def test_idle_talk_is_asked_again(imitator: Callable, shown: list[Demonstration]
 
 def test_there_must_be_something_to_imitate() -> None:
     with pytest.raises(BadConfig, match="demonstrations to imitate"):
-        Imitator(ImitationConfig(url="http://127.0.0.1:1", model="m", api_key_env=""), STUDIO, [])
+        Imitator(ImitationConfig(url="http://127.0.0.1:1", model="m", api_key_env=""), EXECUTOR, [])
 
 
 def served(answer: str, box: list[float]) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 from chat_server import ChatServer
 
 from pixelis.config.synthesis import WriterConfig
-from pixelis.datasets.synthesis.llm_rewriter import KEPT, ThoughtWriter, read_thoughts
+from pixelis.datasets.synthesis.llm_rewriter import KEPT, LlmRewriter, read_thoughts
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.records import Demonstration, Observation, Step
 
@@ -39,14 +39,14 @@ def said(*thoughts: str) -> str:
 
 
 @pytest.fixture
-def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[ThoughtWriter, ChatServer]]]:
+def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[LlmRewriter, ChatServer]]]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     opened: list = []
 
-    def build(*replies: object, cache: Path | None = None, **settings: object) -> tuple[ThoughtWriter, ChatServer]:
+    def build(*replies: object, cache: Path | None = None, **settings: object) -> tuple[LlmRewriter, ChatServer]:
         server = ChatServer(*replies)
         values = {"url": server.url, "model": "m", "api_key_env": "", "calls_per_minute": 60000, "timeout_s": 5, **settings}
-        opened.extend([ThoughtWriter(WriterConfig.model_validate(values), cache), server])
+        opened.extend([LlmRewriter(WriterConfig.model_validate(values), cache), server])
         return opened[-2], opened[-1]
 
     yield build
@@ -56,7 +56,7 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Thou
 
 def test_only_thoughts_change(writer: Callable) -> None:
     one, server = writer(said(*GOOD))
-    written = one.write(MADE)
+    written = one.rewrite(MADE)
     assert [turn.think for turn in written.turns] == [GOOD[0], None, GOOD[1]]
     bare = [turn.model_copy(update={"think": None}) for turn in MADE.turns]
     assert [turn.model_copy(update={"think": None}) for turn in written.turns] == bare
@@ -101,13 +101,13 @@ def test_what_is_no_list_of_thoughts_is_refused(reply: str) -> None:
 
 def test_a_rejected_reply_is_asked_again_with_more_temperature(writer: Callable) -> None:
     one, server = writer("nonsense", said(*GOOD))
-    assert one.write(MADE).turns[0].think == GOOD[0]
+    assert one.rewrite(MADE).turns[0].think == GOOD[0]
     assert [request["temperature"] for request in server.requests] == [0.7, 0.9]
 
 
 def test_after_all_tries_the_template_is_kept_and_said_so(writer: Callable) -> None:
     one, server = writer("nonsense")
-    kept = one.write(MADE)
+    kept = one.rewrite(MADE)
     assert kept.turns == MADE.turns
     assert kept.provenance is not None
     assert kept.provenance.writer == KEPT
@@ -117,7 +117,7 @@ def test_after_all_tries_the_template_is_kept_and_said_so(writer: Callable) -> N
 def test_or_the_sample_is_dropped(writer: Callable) -> None:
     one, _ = writer("nonsense", on_reject="drop")
     with pytest.raises(DataFailure) as error:
-        one.write(MADE)
+        one.rewrite(MADE)
     assert error.value.code == "writer_rejected"
 
 
@@ -132,7 +132,7 @@ def test_or_the_sample_is_dropped(writer: Callable) -> None:
 def test_a_server_that_fails_is_no_rejection(writer: Callable, reply: tuple, code: str, asked: int) -> None:
     one, server = writer(reply)
     with pytest.raises(DataFailure) as error:
-        one.write(MADE)
+        one.rewrite(MADE)
     assert error.value.code == code
     assert len(server.requests) == asked
 
@@ -141,29 +141,29 @@ def test_a_server_that_fails_is_no_rejection(writer: Callable, reply: tuple, cod
 def test_a_wrong_key_stops_the_job(writer: Callable) -> None:
     one, server = writer((401, {}))
     with pytest.raises(BadConfig, match="401"):
-        one.write(MADE)
+        one.rewrite(MADE)
     assert len(server.requests) == 1
 
 
 def test_a_slow_server_is_given_up(writer: Callable) -> None:
     one, _ = writer(2.0, timeout_s=0.2, tries=1)
     with pytest.raises(DataFailure) as error:
-        one.write(MADE)
+        one.rewrite(MADE)
     assert error.value.code == "chat_timeout"
 
 
 def test_a_body_that_is_no_completion(writer: Callable) -> None:
     one, _ = writer(b'{"choices": []}', tries=1)
     with pytest.raises(DataFailure) as error:
-        one.write(MADE)
+        one.rewrite(MADE)
     assert error.value.code == "chat_garbage"
 
 
 def test_replies_are_kept_on_disk(writer: Callable, tmp_path: Path) -> None:
     one, server = writer(said(*GOOD), cache=tmp_path / "w.sqlite")
-    first = one.write(MADE)
-    two = ThoughtWriter(one.settings, tmp_path / "w.sqlite")
-    assert two.write(MADE) == first
+    first = one.rewrite(MADE)
+    two = LlmRewriter(one.settings, tmp_path / "w.sqlite")
+    assert two.rewrite(MADE) == first
     assert len(server.requests) == 1
     two.close()
 
@@ -171,7 +171,7 @@ def test_replies_are_kept_on_disk(writer: Callable, tmp_path: Path) -> None:
 def test_the_rate_is_limited(writer: Callable) -> None:
     one, server = writer("nonsense", calls_per_minute=600, tries=4)
     started = time.monotonic()
-    one.write(MADE)
+    one.rewrite(MADE)
     assert len(server.requests) == 4
     assert time.monotonic() - started > 0.28
 
@@ -179,6 +179,6 @@ def test_the_rate_is_limited(writer: Callable) -> None:
 def test_the_key_comes_from_the_environment_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     with pytest.raises(BadConfig, match="NO_SUCH_KEY"):
-        ThoughtWriter(WriterConfig(url="http://127.0.0.1:1/v1", model="m", api_key_env="NO_SUCH_KEY"))
+        LlmRewriter(WriterConfig(url="http://127.0.0.1:1/v1", model="m", api_key_env="NO_SUCH_KEY"))
     with pytest.raises(BadConfig, match=r"synthesis\.writer\.url"):
-        ThoughtWriter(WriterConfig())
+        LlmRewriter(WriterConfig())

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.datasets import packaged
-from pixelis.datasets.synthesis import grounding
+from pixelis.datasets.synthesis import geometry, naming
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.narrator import Narrator
 from pixelis.datasets.synthesis.phrases import thoughts
@@ -18,7 +18,7 @@ from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.records import Demonstration
 
-STUDIO = Executor()
+EXECUTOR = Executor()
 KNOWN = {"yes", "no", "A", "B", "C", "D"}
 
 
@@ -30,7 +30,7 @@ def made(tmp_path_factory) -> list[Demonstration]:
     out = []
     for seed in range(50):
         for number, question in enumerate(questions):
-            out.append(TASKS["detail_perception"].make(question, np.random.default_rng([seed, number]), STUDIO))
+            out.append(TASKS["detail_perception"].make(question, np.random.default_rng([seed, number]), EXECUTOR))
     return out
 
 
@@ -112,7 +112,7 @@ def test_terse_thoughts_are_words_of_the_embedded_model():
     ],
 )
 def test_plurals(label, several):
-    assert grounding.plural(label) == several
+    assert naming.plural(label) == several
 
 
 @settings(max_examples=100, deadline=None)
@@ -120,9 +120,9 @@ def test_plurals(label, several):
 def test_boxes_on_a_grid_cover(corner, size):
     box = (*corner, min(1.0, corner[0] + size[0]), min(1.0, corner[1] + size[1]))
     for grid in (0.001, 0.02):
-        out = grounding.outward(box, grid)
-        assert grounding.covered(box, out) == pytest.approx(1, abs=1e-3)
+        out = geometry.outward(box, grid)
+        assert geometry.covered(box, out) == pytest.approx(1, abs=1e-3)
         assert all(abs(v / grid - round(v / grid)) < 1e-6 for v in out)
-        around = grounding.around(box, max(size) * 1.2, grid)
+        around = geometry.square_around(geometry.middle(box), max(size) * 1.2, grid)
         assert 0 <= around[0] < around[2] <= 1
         assert 0 <= around[1] < around[3] <= 1

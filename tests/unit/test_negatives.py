@@ -12,12 +12,12 @@ from pixelis.datasets.cards import describe
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.checking import alternatives, is_right, is_wrong, wrong_answer
 from pixelis.datasets.synthesis.executor import Executor, Session
-from pixelis.datasets.synthesis.negatives import make_mistake
+from pixelis.datasets.synthesis.negatives import make_negative
 from pixelis.errors import DataFailure
 from pixelis.records import Annotations, Demonstration, Event, Line, Media, Question, Region
 from pixelis.rewards.scorers import box_iou
 
-STUDIO = Executor()
+EXECUTOR = Executor()
 
 
 def known(question: Demonstration) -> Demonstration:
@@ -38,7 +38,7 @@ def cards() -> list[Demonstration]:
 
 
 def replayed(row: Demonstration) -> tuple[Demonstration, Session]:
-    session = STUDIO.open(row)
+    session = EXECUTOR.open(row)
     session.replay(row.turns)
     return session.demonstration(), session
 
@@ -103,7 +103,7 @@ def test_alternatives_of_numbers_stay_at_or_above_zero() -> None:
 @pytest.mark.parametrize("kind", ["outcome_negative", "trap_logical", "trap_perceptual"])
 def test_mistakes_of_cards(cards: list[Demonstration], kind: str) -> None:
     for number, golden in enumerate(cards):
-        wrong = make_mistake(kind, golden, STUDIO.open(golden), np.random.default_rng(number))  # type: ignore[arg-type]
+        wrong = make_negative(kind, golden, EXECUTOR.open(golden), np.random.default_rng(number))  # type: ignore[arg-type]
         assert wrong.kind == kind
         assert is_wrong(golden, wrong.final)
         assert wrong.question == golden.question
@@ -121,7 +121,7 @@ def test_mistakes_of_cards(cards: list[Demonstration], kind: str) -> None:
 
 def test_a_perceptual_trap_follows_from_what_it_looked_at(cards: list[Demonstration]) -> None:
     for number, golden in enumerate(cards):
-        wrong = make_mistake("trap_perceptual", golden, STUDIO.open(golden), np.random.default_rng(number))
+        wrong = make_negative("trap_perceptual", golden, EXECUTOR.open(golden), np.random.default_rng(number))
         place = wrong.steps[0].arguments["box"]
         assert box_iou(place, golden.steps[0].arguments["box"]) < 0.1
         shown = max(golden.annotations.regions, key=lambda r: box_iou(r.box, place))  # type: ignore[union-attr]
@@ -131,7 +131,7 @@ def test_a_perceptual_trap_follows_from_what_it_looked_at(cards: list[Demonstrat
 
 
 def test_the_same_seed_gives_the_same_mistake(cards: list[Demonstration]) -> None:
-    made = [make_mistake("trap_perceptual", cards[0], STUDIO.open(cards[0]), np.random.default_rng(3)) for _ in range(2)]
+    made = [make_negative("trap_perceptual", cards[0], EXECUTOR.open(cards[0]), np.random.default_rng(3)) for _ in range(2)]
     assert made[0].model_dump_json() == made[1].model_dump_json()
 
 
@@ -150,12 +150,12 @@ def test_a_comparison_turns_round_when_the_other_thing_is_measured() -> None:
             "annotations": Annotations(regions=regions),
         }
     )
-    session = STUDIO.open(question)
+    session = EXECUTOR.open(question)
     for region in regions[:2]:
         session.call("I measure it.", "get_properties", box=region.box, groups=["size"])
     session.answer("The tall box is larger.", "tall box")
     golden = session.demonstration()
-    wrong = make_mistake("trap_perceptual", golden, session, np.random.default_rng(0))
+    wrong = make_negative("trap_perceptual", golden, session, np.random.default_rng(0))
     assert wrong.final in ("flat box", "tiny box")
     assert wrong.provenance is not None
     assert wrong.provenance.injected["by"].startswith("size.")
@@ -197,17 +197,17 @@ def test_counting_one_more_thing_is_a_perceptual_trap() -> None:
     question = row.model_copy(
         update={"question": "How many?", "answers": ["2"], "scorer": "count", "annotations": Annotations(regions=regions)}
     )
-    session = STUDIO.open(question)
+    session = EXECUTOR.open(question)
     for region in regions[:2]:
         session.call("One.", "segment_object_at", box=region.box)
     session.answer("Two of them.", "2")
-    wrong = make_mistake("trap_perceptual", session.demonstration(), session, np.random.default_rng(0))
+    wrong = make_negative("trap_perceptual", session.demonstration(), session, np.random.default_rng(0))
     assert wrong.final == "3"
     assert [step.op for step in wrong.steps] == ["segment_object_at"] * 3
     measured = session.demonstration(question="How many times larger is it?", answers=["2.00"], scorer="numeric_band")
     measured.turns[-1] = measured.turns[-1].model_copy(update={"answer": "2.00"})
     with pytest.raises(DataFailure) as failure:  # one of two things measured, not two things counted
-        make_mistake("trap_perceptual", measured, session, np.random.default_rng(0))
+        make_negative("trap_perceptual", measured, session, np.random.default_rng(0))
     assert failure.value.code == "no_conclusion"
 
 
@@ -222,15 +222,15 @@ def test_other_frames_show_another_event(tmp_path: Path) -> None:
         answers=["a man waves"],
         annotations=Annotations(events=events),
     )
-    session = STUDIO.open(question)
+    session = EXECUTOR.open(question)
     session.call("Early.", "select_frames", frames=[0, 1])
     session.answer("He waves.", "a man waves")
-    found = {make_mistake("trap_perceptual", session.demonstration(), session, np.random.default_rng(s)).final for s in (0, 2)}
+    found = {make_negative("trap_perceptual", session.demonstration(), session, np.random.default_rng(s)).final for s in (0, 2)}
     assert found == {"a man sits"}
 
 
 def test_what_is_not_right_itself_makes_no_mistake(cards: list[Demonstration]) -> None:
     broken = cards[0].model_copy(update={"answers": ["nine"]})
     with pytest.raises(DataFailure) as error:
-        make_mistake("outcome_negative", broken, STUDIO.open(broken), np.random.default_rng(0))
+        make_negative("outcome_negative", broken, EXECUTOR.open(broken), np.random.default_rng(0))
     assert error.value.code == "not_golden"

@@ -10,7 +10,7 @@ import pytest
 from pixelis.config import ToolboxConfig
 from pixelis.datasets import cards, packaged, pasting
 from pixelis.datasets.media import open_media
-from pixelis.datasets.synthesis import grounding
+from pixelis.datasets.synthesis import geometry
 from pixelis.errors import BadInput
 from pixelis.operations import masks
 from pixelis.operations.video import Clip
@@ -129,7 +129,7 @@ def test_words_stand_where_they_are_said_to(folder):
     words = [line for line in question.annotations.lines if line.level == "word"]
     assert [word.text for word in words] == [word for line in lines for word in line.text.split()]
     for word in words:
-        assert sum(grounding.covered(word.box, line.box) > 0.99 for line in lines) == 1
+        assert sum(geometry.covered(word.box, line.box) > 0.99 for line in lines) == 1
         x0, y0, x1, y1 = (round(v * side) for v, side in zip(word.box, (width, height) * 2, strict=True))
         part = picture[y0:y1, x0:x1].astype(int)
         assert part.std() > 20  # letters stand out
@@ -156,7 +156,7 @@ def test_coins_are_whole(folder):
     for question in read("coins", folder, 5, split="test"):
         for region in question.annotations.regions:
             picture = question.media[0].width * question.media[0].height
-            filled = masks.decode(region.mask).area / (picture * grounding.area(region.box))
+            filled = masks.decode(region.mask).area / (picture * geometry.area(region.box))
             assert 0.65 < filled < 0.9  # about a disc in its box
 
 

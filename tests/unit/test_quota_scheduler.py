@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.config.synthesis import SynthesisConfig
-from pixelis.datasets.synthesis.executor import sample_name
-from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, Rows, apportion, quotas
+from pixelis.datasets.synthesis.executor import sample_id
+from pixelis.datasets.synthesis.quota_scheduler import QuotaScheduler, SourceRows, apportion, quotas
 from pixelis.datasets.synthesis.sample_builder import Attempt
 from pixelis.errors import BadConfig
 from pixelis.records import Demonstration, Question, Step
@@ -51,7 +51,7 @@ def outcome(attempt: Attempt, _: str) -> tuple[Demonstration | None, str]:
         return None, "unsuitable"
     name = f"{attempt.row if luck < 110 else repr(attempt)}"
     turns = [Step(answer=name)]
-    return Demonstration(id=sample_name(repr(attempt)), question=name, answers=["x"], turns=turns, kind=attempt.kind), ""
+    return Demonstration(id=sample_id(repr(attempt)), question=name, answers=["x"], turns=turns, kind=attempt.kind), ""
 
 
 class Killed(Exception):
@@ -59,15 +59,15 @@ class Killed(Exception):
 
 
 def synthesize(folder: Path, s: SynthesisConfig, seed: int = 0, stop_after: int | None = None) -> QuotaScheduler:
-    scheduler, rows, shards = QuotaScheduler(folder, s, seed), Rows(s), 0
-    while scheduler.made < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
+    scheduler, rows, shards = QuotaScheduler(folder, s, seed), SourceRows(s), 0
+    while scheduler.completed < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
         left = scheduler.left()
         for begin in range(0, len(left), s.shard):
             if stop_after is not None and shards >= stop_after:
                 raise Killed
             scheduler.commit([outcome(a, str(rows.get(a.source, a.row))) for a in left[begin : begin + s.shard]])
             shards += 1
-            if scheduler.made >= scheduler.target:
+            if scheduler.completed >= scheduler.target:
                 break
     return scheduler
 
@@ -91,7 +91,7 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, stop_after: int) 
     assert union(tmp_path / "killed") == union(tmp_path / "whole")
     assert again.summary() == whole.summary()
     ids = [json.loads(line)["id"] for line in union(tmp_path / "killed")]
-    assert len(set(ids)) == len(ids) == whole.made
+    assert len(set(ids)) == len(ids) == whole.completed
 
 
 def test_targets_are_met_by_kind_and_never_passed(tmp_path: Path) -> None:
@@ -109,35 +109,35 @@ def test_targets_are_met_by_kind_and_never_passed(tmp_path: Path) -> None:
 
 def test_what_the_rows_cannot_fill_is_a_shortfall(tmp_path: Path) -> None:
     scheduler = synthesize(tmp_path / "run", settings(tmp_path, rows=4))
-    assert scheduler.made < scheduler.target
-    assert sum(scheduler.shortfall().values()) == scheduler.target - scheduler.made
+    assert scheduler.completed < scheduler.target
+    assert sum(scheduler.shortfall().values()) == scheduler.target - scheduler.completed
     assert scheduler.left() == []
-    assert synthesize(tmp_path / "run", settings(tmp_path, rows=4)).made == scheduler.made
+    assert synthesize(tmp_path / "run", settings(tmp_path, rows=4)).completed == scheduler.completed
 
 
 def test_a_pass_that_gives_nothing_ends_the_cell(tmp_path: Path) -> None:
     s = settings(tmp_path, rows=5, passes=100)
-    scheduler, rows, tried = QuotaScheduler(tmp_path / "run", s, 0), Rows(s), 0
+    scheduler, rows, tried = QuotaScheduler(tmp_path / "run", s, 0), SourceRows(s), 0
     while scheduler.plan(rows):
         scheduler.commit([(None, "unsuitable")] * len(scheduler.left()))
         tried += 1
         assert tried < 20
-    assert all(quota.tried <= 10 for quota in scheduler.quotas.values())
+    assert all(quota.attempts <= 10 for quota in scheduler.quotas.values())
 
 
 def test_a_pass_that_ends_well_is_followed_by_another(tmp_path: Path) -> None:
     """Its first rounds gave nothing: that is no reason to end the cell while its last attempts are still to be made."""
     s = settings(tmp_path, rows=30, round=24, proportions={"golden": 1, "trap": 0, "self_correction": 0}, passes=2)
-    scheduler, rows = QuotaScheduler(tmp_path / "run", s, 0), Rows(s)
+    scheduler, rows = QuotaScheduler(tmp_path / "run", s, 0), SourceRows(s)
     (quota,) = scheduler.quotas.values()
     while scheduler.plan(rows):
         scheduler.commit([outcome(a, "") if a.row >= 24 else (None, "unsuitable") for a in scheduler.left()])
-    assert (quota.draw, quota.tried) == (1, 60)
+    assert (quota.draw, quota.attempts) == (1, 60)
 
 
 def test_a_shard_that_gives_nothing_the_second_time_leaves_nothing(tmp_path: Path) -> None:
     """Killed between samples and record: a model that is asked again may refuse, and the samples are then nobody's."""
-    s, rows = settings(tmp_path), Rows(settings(tmp_path))
+    s, rows = settings(tmp_path), SourceRows(settings(tmp_path))
     scheduler = QuotaScheduler(tmp_path / "run", s, 0)
     assert scheduler.plan(rows)
     scheduler.commit([outcome(a, "") for a in scheduler.left()[: s.shard]])
@@ -145,7 +145,7 @@ def test_a_shard_that_gives_nothing_the_second_time_leaves_nothing(tmp_path: Pat
     (tmp_path / "run" / "shards" / "000-00000.json").unlink()
     again = QuotaScheduler(tmp_path / "run", s, 0)
     again.commit([(None, "chat_timeout")] * s.shard)
-    assert again.made == len(union(tmp_path / "run")) == 0
+    assert again.completed == len(union(tmp_path / "run")) == 0
 
 
 def test_another_seed_or_setting_does_not_go_on_with_a_run(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_another_seed_or_setting_does_not_go_on_with_a_run(tmp_path: Path) -> No
         QuotaScheduler(tmp_path / "run", settings(tmp_path), 1)
     with pytest.raises(BadConfig, match="other settings"):
         QuotaScheduler(tmp_path / "run", settings(tmp_path, most_iou=0.2), 0)
-    assert QuotaScheduler(tmp_path / "run", settings(tmp_path, workers=7), 0).made == 40
+    assert QuotaScheduler(tmp_path / "run", settings(tmp_path, workers=7), 0).completed == 40
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pixelis.nano
 from pixelis.config import Config, DialogueConfig, LearnerConfig
 from pixelis.datasets import packaged
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.synthesis import grounding
+from pixelis.datasets.synthesis import geometry, naming
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.sample import Sample
 from pixelis.datasets.synthesis.tasks import TASKS, details, text, video
@@ -30,7 +30,7 @@ SOURCES = {
     "clips": ("frame_selection", "spatio_temporal_tracking"),
 }
 COUNTS = {"frame_selection": 2, "spatio_temporal_tracking": 1, "targeted_ocr": 3}
-STUDIO = Executor(multiple=16)
+EXECUTOR = Executor(multiple=16)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def make(name: str, task: str, folder: Path, count: int, style: str = "full", se
     made, causes = [], []
     for number, question in enumerate(packaged.read(f"packaged:{name}?count={count}", folder)):
         try:
-            made.append(TASKS[task].make(question, np.random.default_rng([seed, number]), STUDIO, style))
+            made.append(TASKS[task].make(question, np.random.default_rng([seed, number]), EXECUTOR, style))
         except DataFailure as failure:
             causes.append(failure.code)
     assert set(causes) <= {"unsuitable", "outline_differs", "measure_differs", "text_differs", "track_differs"}
@@ -117,7 +117,7 @@ def test_answers_of_comparisons_follow_from_the_masks(made):
     checked = 0
     for sample in made["geometric_comparison"]:
         form = sample.provenance.method.partition("/")[2]
-        names = grounding.describe(sample.annotations.regions)
+        names = naming.describe(sample.annotations.regions)
         by_name = {names[r.id]: r for r in sample.annotations.regions if r.id in names}
         pair = sorted((name for name in by_name if name in sample.question.casefold()), key=sample.question.casefold().index)
         pair = [name for name in pair if not any(name != other and name in other for other in pair)]
@@ -151,7 +151,7 @@ def test_tracks_run_along_the_annotated_boxes(made):
             for track in step.observation.data.get("tracks", []):
                 known = {r.frame: r.box for r in sample.annotations.regions}
                 alike = [
-                    max(grounding.track_overlap([box], [r.box])[0] for r in sample.annotations.regions if r.frame == frame)
+                    max(geometry.track_overlap([box], [r.box])[0] for r in sample.annotations.regions if r.frame == frame)
                     for frame, box in zip(track["frames"], track["boxes"], strict=True)
                     if frame in known
                 ]
@@ -162,7 +162,7 @@ def test_tracks_run_along_the_annotated_boxes(made):
 def test_terse_digits_fit_the_embedded_model(level, folder):
     player = Player(Config(dialogue=DialogueConfig(max_context=512)), NANO)
     made = [
-        TASKS["detail_perception"].make(question, np.random.default_rng(number), STUDIO, "terse")
+        TASKS["detail_perception"].make(question, np.random.default_rng(number), EXECUTOR, "terse")
         for number, question in enumerate(packaged.read(f"packaged:digits?count=8&level={level}", folder))
     ]
     for sample in made:
@@ -195,7 +195,7 @@ def causes(task: str, question: Question, tries: int = 12) -> Counter:
     found: Counter = Counter()
     for seed in range(tries):
         try:
-            TASKS[task].make(question, np.random.default_rng(seed), STUDIO)
+            TASKS[task].make(question, np.random.default_rng(seed), EXECUTOR)
             found["ok"] += 1
         except DataFailure as failure:
             found[failure.code] += 1
@@ -229,7 +229,7 @@ def test_a_wrong_colour_is_contradicted(folder):
 
     for seed in range(4):
         sample = Sample(
-            with_notes(question, regions=regions), np.random.default_rng(seed), STUDIO, "full", "attributes", "colour"
+            with_notes(question, regions=regions), np.random.default_rng(seed), EXECUTOR, "full", "attributes", "colour"
         )
         with pytest.raises(DataFailure) as failure:
             colour(sample)
@@ -253,7 +253,7 @@ def test_nothing_annotated_is_unsuitable(task, folder):
     question = shapes(folder)
     for notes in (None, Annotations()):
         with pytest.raises(DataFailure) as failure:
-            TASKS[task].make(question.model_copy(update={"annotations": notes}), np.random.default_rng(0), STUDIO)
+            TASKS[task].make(question.model_copy(update={"annotations": notes}), np.random.default_rng(0), EXECUTOR)
         assert failure.value.code == "unsuitable"
 
 
@@ -281,7 +281,7 @@ def test_annotations_of_other_sources_are_enough(folder):
             "annotations": Annotations(lines=[line, Line(text="never asked")]),
         }
     )
-    texts = {TASKS["targeted_ocr"].make(asked, np.random.default_rng(seed), STUDIO).question for seed in range(8)}
+    texts = {TASKS["targeted_ocr"].make(asked, np.random.default_rng(seed), EXECUTOR).question for seed in range(8)}
     assert "What does the sign say?" in texts
 
 
@@ -291,7 +291,7 @@ def test_labels_that_are_not_exhaustive_are_told_by_their_place(folder):
     partial = with_notes(question, regions=regions).model_copy(update={"meta": {"not_exhaustive": ["a thing"]}})
     assert causes("counting", partial, 2) == {"unsuitable": 2}
     for seed in range(3):
-        sample = TASKS["attributes"].make(partial, np.random.default_rng(seed), STUDIO)
+        sample = TASKS["attributes"].make(partial, np.random.default_rng(seed), EXECUTOR)
         assert "the thing in the " in sample.question
 
 
@@ -305,7 +305,7 @@ def test_a_colour_that_nobody_annotated_is_that_of_the_pixels(folder):
         sample = Sample(
             with_notes(question, regions=regions),
             np.random.default_rng(seed),
-            STUDIO,
+            EXECUTOR,
             "full",
             "detail_perception",
             "detail_colour",
@@ -334,7 +334,7 @@ def test_names_pick_out_one_thing():
             Region(id=f"r{i}", label=label, box=box, attributes={"color": colours[f"r{i}"]} if f"r{i}" in colours else {})
             for i, (label, box) in enumerate(zip(labels, boxes, strict=False))
         ]
-        return set(grounding.describe(regions).values())
+        return set(naming.describe(regions).values())
 
     assert named("a cup", "the cup", "dog") == {"the leftmost cup", "the rightmost cup", "the dog"}
     assert named("cup", "red cup", "cup", r0="red", r2="blue") == {"the blue cup"}
@@ -345,11 +345,11 @@ def test_things_of_a_crowd_are_told_by_their_place(folder):
     regions = [r.model_copy(update={"label": "man", "attributes": {}}) for r in question.annotations.regions[:2]]
     crowded = [regions[0], regions[1].model_copy(update={"attributes": {"iscrowd": 1}})]
     sample = sample_of(with_notes(question, regions=crowded), "attributes")
-    assert list(sample.names.values()) == [f"the man in the {grounding.place(regions[0].box)}"]
+    assert list(sample.names.values()) == [f"the man in the {naming.position(regions[0].box)}"]
 
 
 def sample_of(question: Question, task: str, form: str = "") -> Sample:
-    return Sample(question, np.random.default_rng(0), STUDIO, "full", task, form)
+    return Sample(question, np.random.default_rng(0), EXECUTOR, "full", task, form)
 
 
 def test_cups_of_captions_are_counted_together(folder):
@@ -374,7 +374,7 @@ def test_writing_that_cannot_be_asked_for_still_stands_there(folder):
         Line(text="Total", box=(0.4, 0.7, 0.6, 0.8)),
     ]
     sample = sample_of(with_notes(question, lines=lines), "targeted_ocr")
-    assert [line.text for line, _, _ in text._alone(sample)] == ["Total"]
+    assert [line.text for line, _, _ in text._isolated(sample)] == ["Total"]
     # By its upper edge the tall one is the topmost, by its middle the other: nobody could tell.
     unclear = [Line(text="EXIT", box=(0.4, 0.1, 0.6, 0.9)), Line(text="OPEN", box=(0.4, 0.14, 0.6, 0.2))]
     for shown in (lines, unclear):
@@ -395,11 +395,13 @@ def test_a_track_that_goes_on_is_asked_about_up_to_a_frame(folder, monkeypatch):
     question = next(
         q for q in packaged.read("packaged:clips?count=9", folder) if len({r.track for r in q.annotations.regions}) == 1
     )
-    (whole,) = video._courses(sample_of(question, ""))
-    assert not whole.cut
-    assert "Follow" not in video._ask(sample_of(question, "spatio_temporal_tracking", form="ends"), whole, what=whole.what)
-    monkeypatch.setattr(video, "LONGEST", 12)
-    (part,) = video._courses(sample_of(question, ""))
-    asked = video._ask(sample_of(question, "spatio_temporal_tracking", form="ends"), part, what=part.what)
+    (whole,) = video._tracks(sample_of(question, ""))
+    assert not whole.shortened
+    sample = sample_of(question, "spatio_temporal_tracking", form="ends")
+    video._ask(sample, whole, what=whole.what)
+    assert "Follow" not in sample.text.partition("?")[2]
+    monkeypatch.setattr(video, "MAX_FRAMES", 12)
+    (part,) = video._tracks(sample_of(question, ""))
+    video._ask(sample, part, what=part.what)
     assert part.frames[-1] < whole.frames[-1]
-    assert asked.endswith(f" Follow {part.what} from frame {part.frames[0]} to frame {part.frames[-1]} only.")
+    assert sample.text.endswith(f" Follow {part.what} from frame {part.frames[0]} to frame {part.frames[-1]} only.")

@@ -1,6 +1,7 @@
-"""Extracts named facts from executed calls: from what the operation returned and what is annotated in that place.
+"""Extracts named facts from executed calls, and derives the answer that other facts would give.
 
-The same names in a golden demonstration and in one that looked elsewhere make it possible to say what the other place shows.
+The facts of a call come from the operation's result and from the annotations at its place. A golden demonstration and one that
+looks elsewhere have facts of the same names, so that the answer of the other place can be derived.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pixelis.datasets.synthesis import grounding
-from pixelis.datasets.synthesis.places import place_of, root_of
+from pixelis.datasets.synthesis import naming
+from pixelis.datasets.synthesis.geometry import area, covered, holds_middle, middle, place_of, root_of
 from pixelis.operations.geometry import WHOLE
 from pixelis.records import Annotations, Box, ImageView, Line, Region, Step
 from pixelis.rewards.scorers import box_iou, canonical, number
 
-SAME = 0.3
-"""IoU from which on a call is about an annotated thing; below it the smallest annotated thing that holds the place counts."""
-INSIDE = 0.8
-"""Share of an annotated thing inside the place of the call, from which on the call shows it."""
+MIN_SUBJECT_IOU = 0.3
+"""IoU from which on a call is about an annotated thing; below it, about the smallest annotated thing that contains its middle."""
+MIN_VISIBLE = 0.8
+"""Share of an annotated thing that must lie inside the place of a call for the call to show the thing."""
 
 
 @dataclass
-class Look:
-    """One executed call: where it looked (0..1 of the whole picture or frame) and what it tells, as {name: value}.
+class Evidence:
+    """One executed call: the place it looked at (0..1 of the whole picture or frame) and its facts by name.
 
-    ``name`` is what the subject is called in the question: ``the red cup``, the text of a line, or nothing.
+    ``name`` is the description of the subject as in a question, or the text of a line; empty without a subject.
     """
 
     step: Step
@@ -38,82 +39,96 @@ class Look:
     name: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def subject_box(self) -> Box:
+        """The box of the subject, or the place of the call if there is none; the call must have either."""
+        box = (self.subject.box if self.subject is not None else None) or self.place
+        assert box is not None
+        return box
 
-def looks(steps: Sequence[Step], images: Sequence[ImageView], known: Annotations | None) -> list[Look]:
-    """A ``Look`` for every call that went well; ``images`` are those of the room in which the steps were executed.
 
-    A call about an object found before looks where that object was found.
+Pairs = Sequence[tuple[Evidence, Evidence]]
+"""The same call in the golden demonstration and in the one that looks elsewhere."""
+
+
+def collect_evidence(steps: Sequence[Step], images: Sequence[ImageView], annotations: Annotations | None) -> list[Evidence]:
+    """The evidence of every successful call; ``images`` are those of the session in which the steps were executed.
+
+    A call about an object looks at the place where the object was segmented.
     """
-    out: list[Look] = []
-    names = grounding.describe([region for region in known.regions if region.frame is None]) if known else {}
-    objects: dict[str, Look] = {}
+    annotations = annotations or Annotations()
+    names = naming.describe([region for region in annotations.regions if region.frame is None])
+    known_images = {image.id for image in images}
+    result: list[Evidence] = []
+    by_object: dict[str, Evidence] = {}
     for step in steps:
         observation = step.observation
         if step.op is None or observation is None or observation.status != "ok":
             continue
-        look = Look(step, str(step.target))
-        earlier = objects.get(str(step.arguments.get("object")))
+        item = Evidence(step, str(step.target))
+        earlier = by_object.get(str(step.arguments.get("object")))
         box = place_of(step.op, step.arguments)
         if earlier is not None:
-            look.root, look.frame, look.place = earlier.root, earlier.frame, earlier.place
-        elif box is not None:
-            look.root, look.frame, look.place = root_of(images, str(step.target), box)
-        elif step.target is not None and any(image.id == step.target for image in images):
-            look.root, look.frame, look.place = root_of(images, step.target, WHOLE)
+            item.root, item.frame, item.place = earlier.root, earlier.frame, earlier.place
+        elif box is not None or step.target in known_images:
+            item.root, item.frame, item.place = root_of(images, str(step.target), box or WHOLE)
         if step.op == "track_object":
-            look.frame = int(step.arguments.get("start") or look.frame or 0)
-        look.subject = _subject(look, known or Annotations(), earlier)
-        if isinstance(look.subject, Region):
-            look.name = names.get(look.subject.id, look.subject.label)
-        elif look.subject is not None:
-            look.name = look.subject.text
-        look.facts = {**_annotated(look.subject), **_event(observation.data, known), **measured(observation.data)}
-        for found in observation.data.get("objects", []):
-            objects[str(found["id"])] = look
-        out.append(look)
-    return out
+            item.frame = int(step.arguments.get("start") or item.frame or 0)
+        item.subject = earlier.subject if earlier is not None else _subject(item, annotations)
+        if isinstance(item.subject, Region):
+            item.name = names.get(item.subject.id, item.subject.label)
+        elif item.subject is not None:
+            item.name = item.subject.text
+        item.facts = {
+            **_annotated_facts(item.subject),
+            **_event_facts(observation.data, annotations),
+            **_measured_facts(observation.data),
+        }
+        by_object.update({str(entry["id"]): item for entry in observation.data.get("objects", [])})
+        result.append(item)
+    return result
 
 
-def _subject(look: Look, known: Annotations, earlier: Look | None) -> Region | Line | None:
-    """The annotated thing that the call is about: the most alike in place, or the one thing that the place shows whole."""
-    if earlier is not None:
-        return earlier.subject
-    if look.place is None:
+def _subject(item: Evidence, annotations: Annotations) -> Region | Line | None:
+    """The annotated thing with the highest IoU with the place, or the only thing that the place shows completely."""
+    place = item.place
+    if place is None:
         return None
-    things: list[Region | Line] = [r for r in known.regions if r.media == look.root and (r.frame or 0) == (look.frame or 0)]
-    things += [line for line in known.lines if line.media == look.root and (line.frame or 0) == (look.frame or 0)]
-    at = [(thing, thing.box) for thing in things if thing.box is not None]
-    alike, best = max(((box_iou(box, look.place), thing) for thing, box in at), key=lambda pair: pair[0], default=(0.0, None))
-    if alike >= SAME:
+    things: list[Region | Line] = [*annotations.regions, *annotations.lines]
+    here = [t for t in things if t.media == item.root and (t.frame or 0) == (item.frame or 0)]
+    boxes = [(thing, thing.box) for thing in here if thing.box is not None]
+    overlap, best = max(((box_iou(box, place), thing) for thing, box in boxes), key=lambda pair: pair[0], default=(0.0, None))
+    if overlap >= MIN_SUBJECT_IOU:
         return best
-    shown = [thing for thing, box in at if _share(box, look.place) >= INSIDE]
-    if shown:
-        return shown[0] if len(shown) == 1 else None
-    x, y = _middle(look.place)
-    holding = [(_area(box), thing) for thing, box in at if box[0] <= x <= box[2] and box[1] <= y <= box[3]]
-    return min(holding, key=lambda pair: pair[0])[1] if holding else None
+    visible = [thing for thing, box in boxes if covered(box, place) >= MIN_VISIBLE]
+    if visible:
+        return visible[0] if len(visible) == 1 else None
+    around = [(area(box), thing) for thing, box in boxes if holds_middle(box, place)]
+    return min(around, key=lambda pair: pair[0])[1] if around else None
 
 
-def _annotated(subject: Region | Line | None) -> dict[str, Any]:
+def _annotated_facts(subject: Region | Line | None) -> dict[str, Any]:
     if isinstance(subject, Region):
         return {"label": subject.label, **{f"attribute.{key}": value for key, value in subject.attributes.items()}}
     return {"text": subject.text} if subject is not None else {}
 
 
-def _event(data: Mapping[str, Any], known: Annotations | None) -> dict[str, Any]:
-    """The one annotated event that all the frames shown lie in; for every event when it is shown first and last, if it is."""
+def _event_facts(data: Mapping[str, Any], annotations: Annotations) -> dict[str, Any]:
+    """The one annotated event that all shown frames lie in; for every event, whether, when first and when last it is shown."""
     times = [frame["time"] for frame in data.get("frames", [])]
-    events = {e.text: [t for t in times if e.start <= t <= e.end] for e in (known.events if known else []) if times}
-    whole = [text for text, shown in events.items() if len(shown) == len(times)]
-    facts: dict[str, Any] = {"event": whole[0]} if len(whole) == 1 else {}
+    if not times:
+        return {}
+    events = {e.text: [t for t in times if e.start <= t <= e.end] for e in annotations.events}
+    continuous = [text for text, shown in events.items() if len(shown) == len(times)]
+    facts: dict[str, Any] = {"event": continuous[0]} if len(continuous) == 1 else {}
     for text, shown in events.items():
-        facts |= {f"shown.{text}": bool(shown)}
+        facts[f"shown.{text}"] = bool(shown)
         facts |= {f"first.{text}": min(shown), f"last.{text}": max(shown)} if shown else {}
     return facts
 
 
-def measured(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain facts of an operation's ``data``: text read, properties measured, the object's area, the track's motion."""
+def _measured_facts(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts from an operation's ``data``: text read, properties measured, the object's area, the track's motion."""
     facts: dict[str, Any] = {}
     if lines := data.get("lines"):
         facts["read"] = " ".join(str(line["text"]) for line in lines)
@@ -124,18 +139,18 @@ def measured(data: Mapping[str, Any]) -> dict[str, Any]:
         facts.update({f"{group}.{name}": entry["value"] for name, entry in values.items()})
     if "size.relative_size" in facts:
         facts["size.percent"] = 100 * facts["size.relative_size"]
-    for found in data.get("objects", [])[:1]:
-        x0, y0, x1, y1 = found["box"]
-        facts.update({"object.area": found["area"], "object.x": (x0 + x1) / 2, "object.y": (y0 + y1) / 2})
+    for entry in data.get("objects", [])[:1]:
+        facts["object.area"] = entry["area"]
+        facts["object.x"], facts["object.y"] = middle(entry["box"])
     for track in data.get("tracks", [])[:1]:
         facts.update({f"track.{name}": entry["value"] for name, entry in track["statistics"].items()})
         facts["track.status"] = track["status"]
-        (a, b), (c, d) = (_middle(track["boxes"][0]), _middle(track["boxes"][-1]))
+        (a, b), (c, d) = middle(track["boxes"][0]), middle(track["boxes"][-1])
         facts["track.dx"], facts["track.dy"] = c - a, d - b
     return facts
 
 
-# -- what follows ---------------------------------------------------------------------------------------------------
+# Deriving answers
 
 SIDES = (
     (("left", "right"), 0),
@@ -149,7 +164,7 @@ SIDES = (
 """Words for a negative and a positive difference along x (0) and y (1)."""
 
 
-MEASURED = (
+MEASURES = (
     (
         r"large|small|area|bigger|cover|size|fit into|part of|per ?cent|share|fill|takes? up",
         "size.area_pixels size.percent",
@@ -164,146 +179,145 @@ MEASURED = (
     (r"\bleft\b|\bright\b", "object.x"),
     (r"above|below|higher|lower", "object.y"),
 )
-"""Words of a question and the measures that it is then about: no other measure explains an answer."""
+"""Words of a question and the measures that the question is then about: no other measure explains its answer."""
 
 
-def _asked(question: str, key: str) -> bool:
-    """True when the question is about this measure, or about the event that the fact belongs to."""
+def _concerns(question: str, key: str) -> bool:
+    """True when the question is about this measure, or about the event of this fact."""
     kind, _, event = key.partition(".")
     if kind in ("first", "last", "shown"):
         return event in question
-    return any(re.search(words, question.casefold()) and key in keys.split() for words, keys in MEASURED)
+    return any(re.search(words, question.casefold()) and key in keys.split() for words, keys in MEASURES)
 
 
-def conclude(
-    question: str, answer: str, before: Sequence[Look], after: Sequence[Look], took: Callable[[str], bool]
-) -> tuple[str, str] | None:
-    """(what the other looks give in place of ``answer``, by which fact), when it can be said how ``answer`` followed before.
+def derive_answer(question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bool]) -> tuple[str, str] | None:
+    """The answer that the other evidence gives in place of ``answer``, and the fact behind it.
 
-    ``before`` and ``after`` belong together one by one. ``took`` says whether a text is as good as the answer. Ways, in
-    order: a fact is the answer itself; the answer names the subject with most or least of a measure; it says whether one has more
-    than another, whether an event that the question names is shown, or how many times more; it is a side or a direction. None
-    when no way explains the answer, or when the looks give the same again.
+    ``accepts`` says whether a text is as good as the answer. Explanations are tried in this order: a fact is the answer itself;
+    the answer names the subject with the largest or smallest value of a measure; it says whether one subject has more than
+    another, whether an event is shown, or how many times more; it is a side or a direction. None when no fact explains the
+    answer, or when the other evidence gives the same answer.
     """
-    found = _fact(question, answer, before, after, took) or _extreme(question, answer, before, after)
-    found = found or _order(question, answer, before, after) or _shown(question, answer, before, after)
-    return found or _ratio(question, answer, before, after, took) or _side(answer, before, after)
+    return (
+        _equal_fact(question, answer, pairs, accepts)
+        or _extreme_subject(question, answer, pairs)
+        or _order(question, answer, pairs)
+        or _event_shown(question, answer, pairs)
+        or _ratio(question, answer, pairs, accepts)
+        or _side(answer, pairs)
+    )
 
 
-def _fact(
-    question: str, answer: str, before: Sequence[Look], after: Sequence[Look], took: Callable[[str], bool]
-) -> tuple[str, str] | None:
-    several = len({look.name for look in before if look.name}) > 1
-    for old, new in reversed(list(zip(before, after, strict=True))):
+def _equal_fact(question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bool]) -> tuple[str, str] | None:
+    several = len({old.name for old, _ in pairs if old.name}) > 1
+    for old, new in reversed(pairs):
         for name, value in old.facts.items():
             if several and name == "label":
-                continue  # the answer chooses among the subjects: what it is called is not what was found out
-            if _is_number(value) and not name.startswith("attribute.") and not _asked(question, name):
+                continue  # the answer chooses among subjects, and a label is not what tells them apart
+            if _is_number(value) and not name.startswith("attribute.") and not _concerns(question, name):
                 continue
-            said, seen = written(value, answer), written(new.facts.get(name), answer)
-            if said is not None and seen and took(said) and canonical(seen) != canonical(said):
-                return seen, name
+            before, after = format_like(value, answer), format_like(new.facts.get(name), answer)
+            if before is not None and after and accepts(before) and canonical(after) != canonical(before):
+                return after, name
     return None
 
 
-def _extreme(question: str, answer: str, before: Sequence[Look], after: Sequence[Look]) -> tuple[str, str] | None:
-    """Of several subjects the answer names the one with most (or least) of something; elsewhere another has."""
-    if len(before) < 2:
+def _extreme_subject(question: str, answer: str, pairs: Pairs) -> tuple[str, str] | None:
+    """The answer names the subject with the largest or smallest value; elsewhere it is another subject."""
+    if len(pairs) < 2:
         return None
-    names = [look.name.removeprefix("the ") for look in before]
-    for key in dict.fromkeys(key for look in reversed(before) for key in look.facts):
-        rows = [i for i, look in enumerate(before) if _is_number(look.facts.get(key)) and names[i] and _asked(question, key)]
-        if len({names[i] for i in rows}) < 2 or any(not _is_number(after[i].facts.get(key)) for i in rows):
+    names = [old.name.removeprefix("the ") for old, _ in pairs]
+    for key in _fact_names(pairs):
+        rows = [i for i, (old, _) in enumerate(pairs) if _is_number(old.facts.get(key)) and names[i] and _concerns(question, key)]
+        if len({names[i] for i in rows}) < 2 or any(not _is_number(pairs[i][1].facts.get(key)) for i in rows):
             continue
-        for best in (max, min):
-            was = best(rows, key=lambda i: float(before[i].facts[key]))
-            now = best(rows, key=lambda i: float(after[i].facts[key]))
-            if _names(answer, names[was]) and not _names(answer, names[now]):
-                return re.sub(re.escape(names[was]), names[now], answer, count=1, flags=re.IGNORECASE), key
+        values = [{i: float(pairs[i][side].facts[key]) for i in rows} for side in (0, 1)]
+        for extreme in (max, min):
+            before, after = (extreme(rows, key=by_row.__getitem__) for by_row in values)
+            if _mentions(answer, names[before]) and not _mentions(answer, names[after]):
+                return re.sub(re.escape(names[before]), names[after], answer, count=1, flags=re.IGNORECASE), key
     return None
 
 
-def _measures(question: str, before: Sequence[Look], after: Sequence[Look]) -> Iterator[tuple[str, float, float, float, float]]:
-    """Measures that the question is about, of the first and the last subject: name, both values before, both after."""
-    named = [i for i, look in enumerate(before) if look.name]
-    for key in dict.fromkeys(key for look in reversed(before) for key in look.facts):
-        rows = [i for i in named if _is_number(before[i].facts.get(key)) and _is_number(after[i].facts.get(key))]
-        if _asked(question, key) and len(rows) >= 2 and before[rows[0]].name != before[rows[-1]].name:
-            first, last = rows[0], rows[-1]
-            values = (before[first].facts[key], before[last].facts[key], after[first].facts[key], after[last].facts[key])
-            yield (key, *(float(value) for value in values))  # type: ignore[misc]
+def _fact_names(pairs: Pairs) -> Sequence[str]:
+    """The names of the facts of the golden evidence, the last call's first."""
+    return list(dict.fromkeys(key for old, _ in reversed(pairs) for key in old.facts))
 
 
-def _order(question: str, answer: str, before: Sequence[Look], after: Sequence[Look]) -> tuple[str, str] | None:
-    """Yes or no to whether one subject has more than the other: no or yes when the order turns round elsewhere."""
+def _two_subjects(question: str, pairs: Pairs) -> Iterator[tuple[str, tuple[float, float], tuple[float, float]]]:
+    """Measures that the question is about, of the first and the last named subject: name, both values before, both after."""
+    for key in _fact_names(pairs):
+        rows = [(o, n) for o, n in pairs if o.name and _is_number(o.facts.get(key)) and _is_number(n.facts.get(key))]
+        if _concerns(question, key) and len(rows) >= 2 and rows[0][0].name != rows[-1][0].name:
+            before, after = ((float(rows[0][side].facts[key]), float(rows[-1][side].facts[key])) for side in (0, 1))
+            yield key, before, after
+
+
+def _order(question: str, answer: str, pairs: Pairs) -> tuple[str, str] | None:
+    """Yes or no to whether one subject has more than the other: the opposite when the order is reversed elsewhere."""
     if canonical(answer) not in ("yes", "no"):
         return None
-    for key, a, b, c, d in _measures(question, before, after):
+    for key, (a, b), (c, d) in _two_subjects(question, pairs):
         if (a - b) * (c - d) < 0:
             return ("no" if canonical(answer) == "yes" else "yes"), key
     return None
 
 
-def _shown(question: str, answer: str, before: Sequence[Look], after: Sequence[Look]) -> tuple[str, str] | None:
+def _event_shown(question: str, answer: str, pairs: Pairs) -> tuple[str, str] | None:
     """Yes or no to whether the frames show an event that the question names."""
-    named = [key for key in before[-1].facts if key.startswith("shown.") and key.removeprefix("shown.") in question]
-    for key in named:
-        old, new = before[-1].facts[key], after[-1].facts.get(key)
-        if new is not None and new != old and canonical(answer) == ("yes" if old else "no"):
-            return ("yes" if new else "no"), key
+    old, new = pairs[-1]
+    for key, before in old.facts.items():
+        if key.startswith("shown.") and key.removeprefix("shown.") in question:
+            after = new.facts.get(key)
+            if after is not None and after != before and canonical(answer) == ("yes" if before else "no"):
+                return ("yes" if after else "no"), key
     return None
 
 
-def _ratio(
-    question: str, answer: str, before: Sequence[Look], after: Sequence[Look], took: Callable[[str], bool]
-) -> tuple[str, str] | None:
-    """How many times one subject has what the other has: the ratio of what was measured elsewhere."""
+def _ratio(question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bool]) -> tuple[str, str] | None:
+    """How many times the value of one subject is that of the other: the ratio of the values elsewhere."""
     if number(answer) is None:
         return None
-    for key, a, b, c, d in _measures(question, before, after):
-        for old, new in (((a, b), (c, d)), ((b, a), (d, c))):
-            if old[1] and new[1] and took(str(written(old[0] / old[1], answer))):
-                return str(written(new[0] / new[1], answer)), key
+    for key, before, after in _two_subjects(question, pairs):
+        for old, new in ((before, after), (before[::-1], after[::-1])):
+            if old[1] and new[1] and accepts(str(format_like(old[0] / old[1], answer))):
+                return str(format_like(new[0] / new[1], answer)), key
     return None
 
 
-def _side(answer: str, before: Sequence[Look], after: Sequence[Look]) -> tuple[str, str] | None:
-    """A side word that fits how the first subject lies to the second, or how a track goes; elsewhere the other word fits."""
+def _side(answer: str, pairs: Pairs) -> tuple[str, str] | None:
+    """A side of the first subject from the last, or the direction of a track; the opposite when the sign changes elsewhere."""
     words = set(re.findall(r"[a-z]+", canonical(answer)))
-    for pair, axis in SIDES:
-        if len(words & set(pair)) != 1:
+    for sides, axis in SIDES:
+        if len(words & set(sides)) != 1:
             continue
-        for key, old, new in _differences(before, after, axis):
-            said = pair[int(old > 0)]
-            if said in words and old * new < 0:
-                other = pair[int(new > 0)]
-                return re.sub(rf"\b{said}\b", other, answer, flags=re.IGNORECASE), key
+        for key, old, new in _differences(pairs, axis):
+            word = sides[int(old > 0)]
+            if word in words and old * new < 0:
+                return re.sub(rf"\b{word}\b", sides[int(new > 0)], answer, flags=re.IGNORECASE), key
     return None
 
 
-def _differences(before: Sequence[Look], after: Sequence[Look], axis: int) -> list[tuple[str, float, float]]:
+def _differences(pairs: Pairs, axis: int) -> list[tuple[str, float, float]]:
+    """Differences along an axis before and after: of tracks, and between the places of the first and the last call."""
     key = ("dx", "dy")[axis]
-    out = [
-        (f"track.{key}", float(old.facts[f"track.{key}"]), float(new.facts.get(f"track.{key}", 0)))
-        for old, new in zip(before, after, strict=True)
-        if f"track.{key}" in old.facts
-    ]
-    places = [(old, new) for old, new in zip(before, after, strict=True) if old.place and new.place]
+    track = f"track.{key}"
+    result = [(track, float(old.facts[track]), float(new.facts.get(track, 0))) for old, new in pairs if track in old.facts]
+    places = [(old.place, new.place) for old, new in pairs if old.place and new.place]
     if len(places) >= 2:
-        (a, c), (b, d) = places[0], places[-1]
-        middles = [_middle(look.place or WHOLE)[axis] for look in (a, b, c, d)]
-        out.append((f"place.{key}", middles[0] - middles[1], middles[2] - middles[3]))
-    return out
+        before, after = (middle(places[0][side])[axis] - middle(places[-1][side])[axis] for side in (0, 1))
+        result.append((f"place.{key}", before, after))
+    return result
 
 
-def written(value: Any, like: str) -> str | None:
-    """A fact as the answer would be written: with as many decimals as ``like`` for numbers; None for lists and yes or no."""
+def format_like(value: Any, answer: str) -> str | None:
+    """A fact as the answer would be written, numbers with as many decimals; None for lists and yes or no."""
     if value is None or isinstance(value, (bool, list, dict)):
         return None
     if isinstance(value, (int, float)):
-        if number(like) is None or not math.isfinite(value):
+        if number(answer) is None or not math.isfinite(value):
             return None
-        digits = len(match[1]) if (match := re.search(r"\.(\d+)", like)) else 0
+        digits = len(match[1]) if (match := re.search(r"\.(\d+)", answer)) else 0
         return f"{value:.{digits}f}"
     return str(value)
 
@@ -312,19 +326,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _names(answer: str, name: str) -> bool:
+def _mentions(answer: str, name: str) -> bool:
     return bool(name) and re.search(rf"\b{re.escape(canonical(name))}\b", canonical(answer)) is not None
-
-
-def _middle(box: Sequence[float]) -> tuple[float, float]:
-    return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
-
-
-def _area(box: Box) -> float:
-    return (box[2] - box[0]) * (box[3] - box[1])
-
-
-def _share(box: Box, of: Box) -> float:
-    """Share of ``box`` that lies inside ``of``."""
-    width, height = min(box[2], of[2]) - max(box[0], of[0]), min(box[3], of[3]) - max(box[1], of[1])
-    return max(width, 0.0) * max(height, 0.0) / max(_area(box), 1e-9)

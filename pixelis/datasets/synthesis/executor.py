@@ -1,6 +1,6 @@
-"""Executes operations on a question's full-resolution media while a demonstration is made; no model is needed.
+"""Executes operations on a question's full-resolution media while a demonstration is built; needs no model.
 
-A `Executor` holds the settings, a `Session` the media of one question and the turns taken so far.
+An `Executor` holds the settings, a `Session` the media of one question and the turns taken so far.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from pixelis.operations import Scene, execute, select
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import Clip
-from pixelis.records import Action, Demonstration, ImageView, Observation, Question, Step
+from pixelis.records import Action, Demonstration, ImageView, Observation, Provenance, Question, SampleKind, Step
 
 MULTIPLE = 28
-"""Sides of views are multiples of this many pixels, as Qwen2.5-VL's: a model that learns plays the demonstration with its own."""
+"""Sides of views are multiples of this many pixels, as Qwen2.5-VL's; training replays demonstrations with its model's own."""
 
-RECENT = 4
-"""Questions whose media stay decoded."""
+CACHED_QUESTIONS = 4
+"""Number of questions whose media stay decoded."""
 
 
 class Executor:
     """Settings of the operations and the pixel budgets of views; opens a `Session` for a question.
 
-    ``multiple``: sides of views come in steps of it. ``coordinates``: the scale of places in the text of observations.
-    BadConfig for operations that do not exist, MissingDependency or MissingFile for ones that cannot be executed: without that
-    every sample that calls one would be dropped.
+    Sides of views are multiples of ``multiple``; ``coordinates`` is the scale of coordinates in the text of observations.
+    BadConfig for unknown operations; MissingDependency or MissingFile for operations that cannot run here, because every sample
+    that calls one would be dropped.
     """
 
     def __init__(
@@ -54,61 +54,66 @@ class Executor:
             operation.ready(self.toolbox)
 
     def open(self, question: Question) -> Session:
-        """A room with the question's media decoded; BadImage or DataFailure when one cannot be.
+        """A session with the question's media decoded; BadImage or DataFailure when decoding fails.
 
-        The media of the last few questions stay decoded: a golden demonstration and the mistakes made from it are about the same.
+        The media of the last few questions stay decoded, because mistakes are made soon after their golden demonstration.
         """
         key = "".join(item.model_dump_json() for item in question.media)
         session = Session(self, question, self._recent.pop(key, None))
         self._recent[key] = session
-        if len(self._recent) > RECENT:
+        if len(self._recent) > CACHED_QUESTIONS:
             self._recent.popitem(last=False)
-        return session.again()
+        return session.restarted()
 
 
 class Session:
-    """One question's media, the turns taken so far (``steps``) and what they showed (``images``, ``views``, ``objects``).
+    """One question's media, the turns taken so far (``steps``) and their results (``images``, ``views``, ``objects``).
 
-    ``images`` describe the uint8 [h, w, 3] ``views`` in the same order: at first the question's own, then what operations showed.
+    ``images`` describe the uint8 [h, w, 3] ``views`` in the same order: those of the question, then those of operations.
     """
 
-    def __init__(self, executor: Executor, question: Question, like: Session | None = None):
+    def __init__(self, executor: Executor, question: Question, source: Session | None = None):
         self.executor, self.question = executor, question
         self.media: Mapping[str, np.ndarray | Clip]
         self.images: list[ImageView]
-        self._known: dict[str, tuple[Observation, list[np.ndarray]]]
-        if like is None:
+        self._cache: dict[str, tuple[Observation, list[np.ndarray]]]
+        if source is None:
             self.media = {item.id: open_media(item, executor.toolbox) for item in question.media}
             self._first = first_look(self.media, executor.dialogue, executor.multiple)
-            self._known = {}
+            self._cache = {}
         else:
-            self.media, self._first, self._known = like.media, like._first, like._known
+            self.media, self._first, self._cache = source.media, source._first, source._cache
         self.images, self.views = list(self._first[0]), list(self._first[1])
         self.objects: dict[str, dict[str, Any]] = {}
         self.steps: list[Step] = []
         self.successes = 0
 
-    def again(self) -> Session:
-        """An empty room for the same question. Decoded media are shared; what was executed on them needs no second run."""
+    def restarted(self) -> Session:
+        """A session of the same question without turns; shares decoded media and the results of calls about them."""
         return Session(self.executor, self.question, self)
 
     @property
+    def calls(self) -> list[Step]:
+        """The turns that call an operation."""
+        return [step for step in self.steps if step.op is not None]
+
+    @property
     def target(self) -> str:
-        """What a call without a target is about: the first picture or clip."""
+        """The default target of calls: the first picture or clip."""
         return default_target(self.media)
 
     def view(self, name: str) -> np.ndarray:
-        """The uint8 [h, w, 3] view of an image by its id; DataFailure ``bad_target``."""
+        """The view of an image by its id, uint8 [h, w, 3]; DataFailure ``bad_target``."""
         for image, view in zip(self.images, self.views, strict=True):
             if image.id == name:
                 return view
         raise DataFailure(f"{self.question.id}: no image {name}", code="bad_target")
 
     def execute(self, op: str, target: str | None = None, *, allow_error: bool = False, **arguments: Any) -> Observation:
-        """Carry out an operation now: ``obs1``, ``obs2``, ... in order of success, its images and objects there for later calls.
+        """Execute an operation without a turn; later calls can refer to its images and objects.
 
-        Places are 0..1 of ``target``, which is a media or observation id. DataFailure with the operation's own code when it is
-        refused, unless ``allow_error``: then the observation says so and nothing else changes.
+        Successes are numbered ``obs1``, ``obs2``, ... Coordinates are 0..1 of ``target``, a media or observation id. DataFailure
+        with the operation's own code when it is refused, or with ``allow_error`` an observation that says so.
         """
         action = Action(op=op, target=target or self.target, arguments=arguments)
         observation, shown = self._executed(action)
@@ -121,19 +126,19 @@ class Session:
         self.successes += 1
         self.images += observation.images
         self.views += shown
-        self.objects.update({found["id"]: found for found in observation.data.get("objects", [])})
+        self.objects.update({entry["id"]: entry for entry in observation.data.get("objects", [])})
         return observation
 
     def _executed(self, action: Action) -> tuple[Observation, list[np.ndarray]]:
-        """Operations are pure: a call about the question's own media that was executed before gives what it gave then."""
+        """The result of a call; operations are pure, so that calls about the question's own media are cached."""
         own = action.target in self.media or any(image.id == action.target for image in self._first[0])
-        found = action.arguments.get("object")
-        if not own or (found is not None and found not in self.objects):
+        object_id = action.arguments.get("object")
+        if not own or (object_id is not None and object_id not in self.objects):
             return execute(action, self._scene(), self.executor.operations)
         key = action.model_dump_json()
-        if key not in self._known:
-            self._known[key] = execute(action, self._scene(), self.executor.operations)
-        observation, shown = self._known[key]
+        if key not in self._cache:
+            self._cache[key] = execute(action, self._scene(), self.executor.operations)
+        observation, shown = self._cache[key]
         return observation.model_copy(deep=True), shown
 
     def call(
@@ -146,7 +151,7 @@ class Session:
         allow_error: bool = False,
         **arguments: Any,
     ) -> Observation:
-        """``execute`` as the next turn of the demonstration."""
+        """Execute an operation as the next turn."""
         arguments = {key: list(value) if isinstance(value, tuple) else value for key, value in arguments.items()}
         observation = self.execute(op, target, allow_error=allow_error, **arguments)
         self.steps.append(
@@ -155,19 +160,19 @@ class Session:
         return observation
 
     def answer(self, think: str | None, text: str) -> Step:
-        """The last turn: the answer."""
+        """Add the answer as the last turn."""
         step = Step(think=think, answer=text)
         self.steps.append(step)
         return step
 
     def replay(self, steps: Sequence[Step], rename: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Execute the turns of another demonstration of this question after those taken so far.
+        """Execute the turns of another demonstration of this question as further turns of this session.
 
-        What they refer to by id (``obs1``, ``obj1``) is renamed to what the same turn is called here; returns that renaming,
-        which ``rename`` starts. Thoughts and the answer are taken over with the ids in them renamed. DataFailure as ``execute``.
+        Ids (``obs1``, ``obj1``) in arguments, thoughts and the answer are replaced by those of the same turn here. Returns these
+        replacements, to which ``rename`` gives the first ones. DataFailure as ``execute``.
         """
         names = dict(rename or {})
-        before = self.successes
+        successes = self.successes
         for step in steps:
             if step.op is None:
                 self.steps.append(step.model_copy(update={"think": renamed(step.think, names)}))
@@ -180,19 +185,18 @@ class Session:
             old = step.observation
             if new.status == "ok":
                 # Without a stored observation the numbering is that of a demonstration that starts with this turn.
-                number = int(old.id.removeprefix("obs")) if old is not None and old.id else self.successes - before
+                number = int(old.id.removeprefix("obs")) if old is not None and old.id else self.successes - successes
                 names[f"obs{number}"] = str(new.id)
             if old is not None and old.status == "ok" and new.status == "ok":
-                then, now = old.data.get("objects", []), new.data.get("objects", [])
-                names.update({a["id"]: b["id"] for a, b in zip(then, now, strict=False)})
+                objects = zip(old.data.get("objects", []), new.data.get("objects", []), strict=False)
+                names.update({before["id"]: after["id"] for before, after in objects})
         return names
 
     def demonstration(self, **fields: Any) -> Demonstration:
-        """The question with the turns taken; ``fields`` (id, kind, weight, provenance, ...) over it. DataFailure without one."""
+        """The question with the turns taken, and ``fields`` over its own; DataFailure without an answer."""
         if not self.steps or self.steps[-1].answer is None:
             raise DataFailure(f"{self.question.id}: the demonstration has no answer", code="no_answer")
-        values = {name: getattr(self.question, name) for name in Question.model_fields}
-        return Demonstration(**{**values, "turns": list(self.steps), **fields})
+        return demonstration_of(self.question, list(self.steps), **fields)
 
     def _scene(self) -> Scene:
         d = self.executor.dialogue
@@ -208,10 +212,23 @@ class Session:
         )
 
 
-def renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """A text with whole words such as ``obs1`` and ``obs1.0`` replaced by their new names; anything else as it is.
+def demonstration_of(question: Question, turns: list[Step], /, **fields: Any) -> Demonstration:
+    """A demonstration of a question with these turns, and ``fields`` over the question's own."""
+    values = {name: getattr(question, name) for name in Question.model_fields}
+    return Demonstration(**{**values, "turns": turns, **fields})
 
-    Chains (obs1 -> obs2, obs2 -> obs3) are replaced at once, never twice.
+
+def altered_demonstration(golden: Demonstration, kind: SampleKind, turns: list[Step], **injected: Any) -> Demonstration:
+    """A demonstration of another kind made from a golden one; the provenance records its parent and what was ``injected``."""
+    source = golden.provenance or Provenance(source="", original_id=golden.id, method="templates")
+    provenance = source.model_copy(update={"parent": golden.id, "injected": {"kind": kind, **injected}})
+    return demonstration_of(golden, turns, id=f"{golden.id}-{kind}", kind=kind, provenance=provenance)
+
+
+def renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A text with whole words such as ``obs1`` and ``obs1.0`` replaced by their new names; other values unchanged.
+
+    All words are replaced at once, so that obs1 -> obs2 and obs2 -> obs3 do not chain.
     """
     if not isinstance(value, str) or not names:
         return value
@@ -219,6 +236,6 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
     return words.sub(lambda match: names[match[1]], value)
 
 
-def sample_name(*parts: Any) -> str:
-    """``cota_`` and twelve hexadecimal digits that depend on the parts alone: ids that a repeated synthesis gives again."""
+def sample_id(*parts: Any) -> str:
+    """``cota_`` and twelve hexadecimal digits of a hash of the parts: a repeated synthesis gives the same ids."""
     return "cota_" + hashlib.md5("\x1f".join(str(part) for part in parts).encode(), usedforsecurity=False).hexdigest()[:12]

@@ -33,14 +33,14 @@ _ID = re.compile(r"\bobs(\d+)\b")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-class ThoughtWriter:
+class LlmRewriter:
     """Rewrites the thoughts of demonstrations; BadConfig when url, model or key are missing."""
 
     def __init__(self, settings: WriterConfig, cache: str | Path | None = None):
         self.settings = settings
         self.client = chat_client(settings, "synthesis.writer", cache)
 
-    def write(self, made: Demonstration) -> Demonstration:
+    def rewrite(self, made: Demonstration) -> Demonstration:
         """The demonstration with new thoughts. What fails its checks in every try keeps the template's thoughts, which
         ``provenance.writer`` says, or with ``on_reject`` drop is a DataFailure ``writer_rejected``; a server that cannot be
         reached or refuses is a DataFailure in either case.

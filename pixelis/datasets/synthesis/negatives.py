@@ -1,7 +1,7 @@
-"""Makes demonstrations that are wrong on purpose from right ones: only the answer, the place looked at, or the last inference.
+"""Demonstrations with one deliberate error, made from golden ones: in the answer, the place looked at, or the last inference.
 
-Each is verified: the question's own scorer refuses the answer, and whatever was looked at was really executed. They are never
-imitated; they weigh as hard negatives, stay out of the loss, or pair with the right one. Source: Pixelis, arXiv 2603.25091.
+Each is verified: the question's own scorer rejects the answer, and every call was executed. Policies never imitate them: they are
+weighted as hard negatives, excluded from the loss, or paired with the golden demonstration. Source: Pixelis, arXiv 2603.25091.
 """
 
 from __future__ import annotations
@@ -14,58 +14,67 @@ from typing import Any
 import numpy as np
 
 from pixelis.config import RewardsConfig
-from pixelis.datasets.synthesis.checking import is_right, is_wrong, wrong_answer
-from pixelis.datasets.synthesis.evidence import Look, conclude, looks
-from pixelis.datasets.synthesis.executor import Session, renamed
+from pixelis.datasets.synthesis.checking import is_right, is_wrong, require_right, wrong_answer
+from pixelis.datasets.synthesis.evidence import Evidence, collect_evidence, derive_answer
+from pixelis.datasets.synthesis.executor import Session, altered_demonstration, renamed
+from pixelis.datasets.synthesis.geometry import (
+    from_root,
+    holds_middle,
+    near_miss,
+    other_frames,
+    place_of,
+    pointed_at,
+    root_of,
+    same_place,
+)
 from pixelis.datasets.synthesis.phrases import mistakes
-from pixelis.datasets.synthesis.places import from_root, moved, near_miss, other_frames, place_of, root_of, same_place
 from pixelis.errors import DataFailure, PixelisError
-from pixelis.records import Box, Demonstration, Line, Provenance, Question, Region, SampleKind, Step
+from pixelis.operations.video import Clip
+from pixelis.records import Box, Demonstration, Line, Region, SampleKind, Step
 from pixelis.rewards.scorers import box_iou, canonical, case_of, letter, number
 
-LOOKS = 5
+MAX_TRIES = 5
 """Other places that are tried for a perceptual trap."""
-MOST_IOU = 0.1
-"""IoU up to which an annotated thing counts as another one."""
+MAX_IOU = 0.1
+"""IoU up to which an annotated thing counts as a different one."""
 
 
-def make_mistake(
+def make_negative(
     kind: SampleKind, golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
 ) -> Demonstration:
-    """A demonstration of ``kind`` (outcome_negative, trap_perceptual, trap_logical) from a golden one.
+    """A demonstration of ``kind`` (outcome_negative, trap_perceptual, trap_logical) made from a golden one.
 
-    ``room`` is any room of the question; its media are used, its turns are not. DataFailure ``no_place``, ``no_conclusion``,
-    ``no_alternative``, ``no_room`` when the demonstration does not lend itself, ``not_golden`` when it is not right itself.
+    ``session`` is any session of the question; only its media are used. DataFailure ``no_place``, ``no_conclusion``,
+    ``no_alternative``, ``no_room`` when the demonstration does not permit the error, ``not_golden`` when it is itself wrong.
     """
     if kind not in MAKERS:
-        raise DataFailure(f"no mistake is called {kind}", code="unknown_kind")
-    if golden.final is None or not is_right(golden, golden.final, rewards):
-        raise DataFailure(f"{golden.id} does not arrive at the truth itself", code="not_golden")
+        raise DataFailure(f"there are no negatives of kind {kind}", code="unknown_kind")
+    require_right(golden, rewards)
     result = MAKERS[kind](golden, session, rng, rewards)
     if result.final is None or not is_wrong(golden, result.final, rewards):
-        raise DataFailure(f"{golden.id}: {result.final!r} is not wrong for the scorer {golden.scorer}", code="not_wrong")
+        raise DataFailure(f"{golden.id}: the scorer {golden.scorer} does not reject {result.final!r}", code="not_wrong")
     return result
 
 
 def outcome_negative(
     golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
 ) -> Demonstration:
-    """Only the answer is another one, of the same type and from the same picture where that is possible."""
+    """Replaces only the answer, by one of the same type and from the same picture where possible."""
     answer, origin = wrong_answer(golden, str(golden.final), rng, rewards)
     turns = [*golden.turns[:-1], golden.turns[-1].model_copy(update={"answer": answer})]
-    return _changed(golden, turns, "outcome_negative", {"answer": answer, "truth": golden.final, "origin": origin})
+    return altered_demonstration(golden, "outcome_negative", turns, answer=answer, truth=golden.final, origin=origin)
 
 
 def trap_logical(
     golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
 ) -> Demonstration:
-    """The observations are right, the last thought does not follow from them and leads to a wrong answer."""
+    """Keeps the observations; the last thought does not follow from them and leads to a wrong answer."""
     answer, origin = wrong_answer(golden, str(golden.final), rng, rewards)
     fallacy = _fallacy(golden, origin)
     think = mistakes().fallacies[fallacy].pick(rng, answer=answer.rstrip("."))
     turns = [*golden.turns[:-1], golden.turns[-1].model_copy(update={"answer": answer, "think": think})]
     injected = {"fallacy": fallacy, "answer": answer, "truth": golden.final, "origin": origin}
-    return _changed(golden, turns, "trap_logical", injected)
+    return altered_demonstration(golden, "trap_logical", turns, **injected)
 
 
 def _fallacy(golden: Demonstration, origin: str) -> str:
@@ -83,219 +92,190 @@ def _fallacy(golden: Demonstration, origin: str) -> str:
 def trap_perceptual(
     golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
 ) -> Demonstration:
-    """The operation is executed at a near miss (a nearby thing, a cut box, other frames) and the conclusion follows from that."""
-    first = session.again()
-    first.replay(golden.turns)
-    before = looks(first.steps, first.images, golden.annotations)
+    """Executes a near miss (a neighbouring thing, a cut-off box, other frames); the conclusion follows from what it shows."""
+    original = session.restarted()
+    original.replay(golden.turns)
+    before = collect_evidence(original.steps, original.images, golden.annotations)
     if not before:
         raise DataFailure(f"{golden.id} looks at no place", code="no_place")
     causes: list[str] = []
-
-    def took(text: str) -> bool:
-        return is_right(golden, text, rewards)
-
-    for attempt in _attempts(golden, first, before, rng):
+    option_text = _option_text(golden)
+    for near_miss_variant in _variants(golden, original, before, rng):
         try:
-            other, injected, by_counting = attempt()
-            after = looks(other.steps, other.images, golden.annotations)
-            found = None
-            if by_counting:
-                found = (str(int(number(_spelt(golden)) or 0) + by_counting), "count")
+            variant, injected, difference = near_miss_variant()
+            after = collect_evidence(variant.steps, variant.images, golden.annotations)
+            derived = None
+            if difference:
+                derived = (str(int(number(option_text) or 0) + difference), "count")
             elif len(after) == len(before):
-                found = conclude(golden.question, _spelt(golden), before, after, took)
-            found = _as_option(golden, found)
-            if found is None or not is_wrong(golden, found[0], rewards):
+                pairs = list(zip(before, after, strict=True))
+                derived = derive_answer(golden.question, option_text, pairs, lambda text: is_right(golden, text, rewards))
+            derived = _as_option(golden, derived)
+            if derived is None or not is_wrong(golden, derived[0], rewards):
                 causes.append("no_conclusion")
                 continue
         except PixelisError as failure:  # this near miss cannot be executed or shows nothing; the next one may
             causes.append(failure.code)
             continue
-        answer, by = found
-        turns = _restated(other.steps, int(injected["turn"]), rng)
+        answer, fact = derived
+        turns = _without_stale_numbers(variant.steps, int(injected["turn"]), rng)
         turns.append(Step(think=mistakes().misperceptions.pick(rng, answer=answer.rstrip(".")), answer=answer))
-        injected |= {"answer": answer, "truth": golden.final, "by": by}
-        return _changed(golden, turns, "trap_perceptual", injected)
+        injected |= {"answer": answer, "truth": golden.final, "by": fact}
+        return altered_demonstration(golden, "trap_perceptual", turns, **injected)
     code = max(set(causes), key=causes.count) if causes else "no_place"
     raise DataFailure(f"{golden.id}: no near miss leads to another answer", code=code)
 
 
-def _spelt(golden: Demonstration) -> str:
+def _option_text(golden: Demonstration) -> str:
     """The golden answer, or the text of the option that its letter names."""
     options = case_of(golden, None, golden.answers or []).options
-    named = letter(str(golden.final), options) if golden.scorer == "mc_letter" else None
-    return options[ord(named) - ord("A")] if named and ord(named) - ord("A") < len(options) else str(golden.final)
+    sign = letter(str(golden.final), options) if golden.scorer == "mc_letter" else None
+    return options[ord(sign) - ord("A")] if sign and ord(sign) - ord("A") < len(options) else str(golden.final)
 
 
-def _as_option(golden: Demonstration, found: tuple[str, str] | None) -> tuple[str, str] | None:
-    """The letter of the option that a question of choice has for what was found; None when it has no such option."""
+def _as_option(golden: Demonstration, derived: tuple[str, str] | None) -> tuple[str, str] | None:
+    """A derived answer with its option's letter if the question is multiple choice; None when it is no option."""
     options = [canonical(option) for option in case_of(golden, None, golden.answers or []).options]
-    if found is None or golden.scorer != "mc_letter":
-        return found
-    return (chr(ord("A") + options.index(canonical(found[0]))), found[1]) if canonical(found[0]) in options else None
+    if derived is None or golden.scorer != "mc_letter":
+        return derived
+    return (chr(ord("A") + options.index(canonical(derived[0]))), derived[1]) if canonical(derived[0]) in options else None
 
 
-Attempt = Callable[[], tuple[Session, dict[str, Any], int]]
+Variant = tuple[Session, dict[str, Any], int]
+"""A session with an executed near miss, the record of what was changed, and how much it changes a count."""
 
 
-def _attempts(golden: Demonstration, session: Session, before: list[Look], rng: np.random.Generator) -> Iterator[Attempt]:
-    """Near misses to try, best first: one more thing counted, a nearby annotated thing, a cut line, other frames, beside."""
-    segmented = [look for look in before if look.step.op == "segment_object_at"]
-    spelt = _spelt(golden)
-    if segmented and number(spelt) == len(segmented) and "." not in spelt:  # with decimals it is measured, not counted
-        for other in _others(golden, segmented[-1], [look.place for look in segmented if look.place]):
-            yield partial(_counted, golden, session, segmented[-1], other, rng)
+def _variants(
+    golden: Demonstration, session: Session, before: list[Evidence], rng: np.random.Generator
+) -> Iterator[Callable[[], Variant]]:
+    """Near misses to try, best first: another thing counted, a neighbouring annotated thing, a cut line, other frames, beside."""
+    segmented = [item for item in before if item.step.op == "segment_object_at"]
+    option_text = _option_text(golden)
+    if segmented and number(option_text) == len(segmented) and "." not in option_text:  # decimals are measured, not counted
+        for other in _others(golden, segmented[-1], [item.place for item in segmented if item.place]):
+            yield partial(_count_another, session, segmented[-1], other, rng)
         if len(segmented) > 1:
-            yield partial(_overlooked, golden, session, segmented[int(rng.integers(len(segmented)))])
+            yield partial(_overlook, session, segmented[int(rng.integers(len(segmented)))])
         return
     order = [before[i] for i in np.argsort(rng.random(len(before)) - np.arange(len(before)))]
-    for look in order:
-        if look.step.op == "select_frames":
-            yield from [partial(_reselected, golden, session, look, rng)] * LOOKS
+    for item in order:
+        if item.step.op == "select_frames":
+            yield from [partial(_select_other_frames, session, item, rng)] * MAX_TRIES
             continue
-        if place_of(str(look.step.op), look.step.arguments) is None or look.place is None:
+        if place_of(str(item.step.op), item.step.arguments) is None or item.place is None:
             continue
-        for other in _others(golden, look, [place for past in before if (place := past.place) and past is not look]):
-            yield partial(_elsewhere, golden, session, look, other.box, other)
-        if look.step.op == "read_text":
-            yield partial(_elsewhere, golden, session, look, _cut(look, rng), None)
+        for other in _others(golden, item, [place for past in before if (place := past.place) and past is not item]):
+            yield partial(_look_elsewhere, golden, session, item, other.box, other)
+        if item.step.op == "read_text":
+            yield partial(_look_elsewhere, golden, session, item, _cut_off(item.subject_box, rng), None)
         with contextlib.suppress(DataFailure):
-            yield partial(_elsewhere, golden, session, look, near_miss(_ground(look), rng, MOST_IOU), None)
+            yield partial(_look_elsewhere, golden, session, item, near_miss(item.subject_box, rng, MAX_IOU), None)
 
 
-def _others(golden: Demonstration, look: Look, avoid: Sequence[Box]) -> list[Any]:
-    """Annotated things beside what was looked at, the nearest first, none of them at a place in ``avoid``."""
-    if golden.annotations is None or look.place is None:
+def _others(golden: Demonstration, item: Evidence, avoid: Sequence[Box]) -> list[Any]:
+    """Annotated things beside the subject, the nearest first, none of them at a place in ``avoid``."""
+    if golden.annotations is None or item.place is None:
         return []
-    known = golden.annotations
-    kind: Sequence[Region | Line] = known.lines if isinstance(look.subject, Line) else known.regions
-    x, y = _ground(look)[:2]
+    annotations = golden.annotations
+    things: Sequence[Region | Line] = annotations.lines if isinstance(item.subject, Line) else annotations.regions
+    x, y = item.subject_box[:2]
     near: list[tuple[float, int, Any]] = []
-    for number_, thing in enumerate(kind):
-        if thing.box is None or thing.media != look.root or (thing.frame or 0) != (look.frame or 0) or thing is look.subject:
+    for index, thing in enumerate(things):
+        if thing.box is None or thing.media != item.root or (thing.frame or 0) != (item.frame or 0) or thing is item.subject:
             continue
-        if all(box_iou(thing.box, place) <= MOST_IOU for place in (_ground(look), *avoid)):
-            near.append((abs(thing.box[0] - x) + abs(thing.box[1] - y), number_, thing))
-    return [thing for *_, thing in sorted(near)[:LOOKS]]
+        if all(box_iou(thing.box, place) <= MAX_IOU for place in (item.subject_box, *avoid)):
+            near.append((abs(thing.box[0] - x) + abs(thing.box[1] - y), index, thing))
+    return [thing for *_, thing in sorted(near)[:MAX_TRIES]]
 
 
-def _ground(look: Look) -> Box:
-    """What was looked at: the annotated thing, or the place of the call itself."""
-    subject = look.subject.box if look.subject is not None else None
-    place = subject or look.place
-    assert place is not None
-    return place
-
-
-def _elsewhere(
-    golden: Demonstration, first: Session, look: Look, to: Box, thing: Region | Line | None
-) -> tuple[Session, dict[str, Any], int]:
-    """The demonstration with every call that points at the subject of ``look`` pointed at ``to`` instead."""
-    of, session, names, stray, begun = _ground(look), first.again(), dict[str, str](), set[str](), -1
-    for place, (step, executed) in enumerate(zip(golden.turns, first.steps, strict=True)):
+def _look_elsewhere(golden: Demonstration, original: Session, item: Evidence, to: Box, thing: Region | Line | None) -> Variant:
+    """The demonstration with every call about the subject pointed at ``to`` instead."""
+    subject, session = item.subject_box, original.restarted()
+    names, changed_views, start = dict[str, str](), set[str](), -1
+    for index, (step, executed) in enumerate(zip(golden.turns, original.steps, strict=True)):
         if step.op is None:
             continue
         arguments = dict(step.arguments)
         box = place_of(step.op, arguments)
-        if box is not None and step.target not in stray:
+        if box is not None and step.target not in changed_views:
             target = str(executed.target)
-            root, frame, whole = root_of(first.images, target, box)
-            same = root == look.root and (frame == look.frame or frame is None)
-            if same and (box_iou(whole, of) >= MOST_IOU or _holds(whole, of)):
-                arguments = moved(arguments, from_root(session.images, renamed(target, names), same_place(whole, of, to)))
-                begun = place if begun < 0 else begun
-        changed = executed.model_copy(update={"think": step.think, "arguments": arguments})
-        names = session.replay([changed], names)
-        if arguments != step.arguments or step.target in stray:
-            stray.add(str(executed.observation.id) if executed.observation else "")
-    if begun < 0:
+            root, frame, whole = root_of(original.images, target, box)
+            same_picture = root == item.root and (frame == item.frame or frame is None)
+            if same_picture and (box_iou(whole, subject) >= MAX_IOU or _is_part(whole, subject)):
+                arguments = pointed_at(
+                    arguments, from_root(session.images, renamed(target, names), same_place(whole, subject, to))
+                )
+                start = index if start < 0 else start
+        names = session.replay([executed.model_copy(update={"think": step.think, "arguments": arguments})], names)
+        if arguments != step.arguments or step.target in changed_views:
+            changed_views.add(str(executed.observation.id) if executed.observation else "")
+    if start < 0:
         raise DataFailure(f"{golden.id}: no call points at the place", code="no_place")
-    injected = {"turn": begun, "way": "nearby" if thing is not None else "beside", "place": list(to), "instead_of": list(of)}
+    injected = {"turn": start, "way": "nearby" if thing is not None else "beside", "place": list(to), "instead_of": list(subject)}
     if thing is not None:
         injected["looked_at"] = thing.label if isinstance(thing, Region) else thing.text
     return session, injected, 0
 
 
-def _holds(outer: Box, inner: Box) -> bool:
-    """True for a place in the middle of ``inner`` (a point on it) that is no view of much more."""
-    x, y = (outer[0] + outer[2]) / 2, (outer[1] + outer[3]) / 2
-    small = (outer[2] - outer[0]) <= 2 * (inner[2] - inner[0]) and (outer[3] - outer[1]) <= 2 * (inner[3] - inner[1])
-    return small and inner[0] <= x <= inner[2] and inner[1] <= y <= inner[3]
+def _is_part(place: Box, subject: Box) -> bool:
+    """True for a small place in the middle of the subject (a point on it), False for a view of much more."""
+    small = (place[2] - place[0]) <= 2 * (subject[2] - subject[0]) and (place[3] - place[1]) <= 2 * (subject[3] - subject[1])
+    return small and holds_middle(subject, place)
 
 
-def _cut(look: Look, rng: np.random.Generator) -> Box:
-    """The region without its end or its beginning: what is read there is a part."""
-    x0, y0, x1, y1 = _ground(look)
+def _cut_off(box: Box, rng: np.random.Generator) -> Box:
+    """The box without its right or left end."""
+    x0, y0, x1, y1 = box
     share = float(rng.uniform(0.45, 0.7))
     return (x0, y0, x0 + share * (x1 - x0), y1) if rng.random() < 0.5 else (x1 - share * (x1 - x0), y0, x1, y1)
 
 
-def _reselected(
-    golden: Demonstration, first: Session, look: Look, rng: np.random.Generator
-) -> tuple[Session, dict[str, Any], int]:
-    """The demonstration with other frames of the clip; calls about frames that were shown before point at the new ones."""
-    session, names, begun = first.again(), dict[str, str](), -1
-    for place, executed in enumerate(first.steps):
-        if executed.op is None:
-            continue
-        changed = executed
-        if executed is look.step:
-            clip = session.media[look.root]
-            old = [frame["index"] for frame in (executed.observation.data["frames"] if executed.observation else [])]
-            frames = other_frames(old, len(clip.times), rng)  # type: ignore[union-attr]
-            changed, begun = executed.model_copy(update={"arguments": {"frames": frames}}), place
+def _select_other_frames(original: Session, item: Evidence, rng: np.random.Generator) -> Variant:
+    """The demonstration with other frames of the clip; later calls about the frames refer to the new ones."""
+    session, names = original.restarted(), dict[str, str]()
+    clip, observation = session.media[item.root], item.step.observation
+    assert isinstance(clip, Clip)
+    assert observation is not None
+    shown = [frame["index"] for frame in observation.data["frames"]]
+    frames = other_frames(shown, len(clip.times), rng)
+    for executed in original.calls:
+        changed = executed.model_copy(update={"arguments": {"frames": frames}}) if executed is item.step else executed
         names = session.replay([changed], names)
-    injected = {"turn": begun, "way": "frames", "frames": session.steps[begun].arguments["frames"], "instead_of": old}
-    return session, injected, 0
+    turn = original.calls.index(item.step)
+    return session, {"turn": turn, "way": "frames", "frames": frames, "instead_of": shown}, 0
 
 
-def _counted(
-    golden: Demonstration, first: Session, last: Look, other: Region, rng: np.random.Generator
-) -> tuple[Session, dict[str, Any], int]:
-    """The demonstration with one more thing segmented, which is another one: it is counted too."""
-    session, names = first.again(), dict[str, str]()
-    for place, executed in enumerate(first.steps):
-        if executed.op is None:
-            continue
+def _count_another(original: Session, last: Evidence, other: Region, rng: np.random.Generator) -> Variant:
+    """The demonstration with one more thing segmented and counted, which is of another kind."""
+    session, names = original.restarted(), dict[str, str]()
+    for executed in original.calls:
         names = session.replay([executed], names)
         if executed is last.step:
             target = renamed(str(executed.target), names)
-            arguments = moved(executed.arguments, from_root(session.images, target, other.box))
+            arguments = pointed_at(executed.arguments, from_root(session.images, target, other.box))
             session.call(mistakes().recounts.pick(rng), "segment_object_at", target, **arguments)
-            begun = place + 1
-    injected = {"turn": begun, "way": "counted", "looked_at": other.label, "place": list(other.box)}
-    return session, injected, 1
+    turn = original.calls.index(last.step) + 1
+    return session, {"turn": turn, "way": "counted", "looked_at": other.label, "place": list(other.box)}, 1
 
 
-def _overlooked(golden: Demonstration, first: Session, missed: Look) -> tuple[Session, dict[str, Any], int]:
-    """The demonstration without one of the things: it is overlooked, and the count is one less."""
-    session, names = first.again(), dict[str, str]()
-    for place, executed in enumerate(first.steps):
-        if executed.op is None:
-            continue
-        if executed is missed.step:
-            begun = place - 1
-            continue
-        names = session.replay([executed], names)
-    return session, {"turn": begun, "way": "overlooked", "missed": missed.name, "place": list(_ground(missed))}, -1
+def _overlook(original: Session, missed: Evidence) -> Variant:
+    """The demonstration without one of the things, which makes the count one less."""
+    session, names = original.restarted(), dict[str, str]()
+    for executed in original.calls:
+        if executed is not missed.step:
+            names = session.replay([executed], names)
+    turn = original.calls.index(missed.step) - 1
+    return session, {"turn": turn, "way": "overlooked", "missed": missed.name, "place": list(missed.subject_box)}, -1
 
 
-def _restated(steps: Sequence[Step], since: int, rng: np.random.Generator) -> list[Step]:
-    """The turns; a thought after turn ``since`` that quotes a number of the old observations becomes one without."""
-
-    def quotes(place: int, step: Step) -> bool:
-        return place > since and any(sign.isdigit() for sign in step.think or "")
-
+def _without_stale_numbers(steps: Sequence[Step], changed: int, rng: np.random.Generator) -> list[Step]:
+    """The turns, with each thought after turn ``changed`` that quotes a number replaced by one without."""
     return [
-        step.model_copy(update={"think": mistakes().continuations.pick(rng)}) if quotes(place, step) else step
-        for place, step in enumerate(steps)
+        step.model_copy(update={"think": mistakes().continuations.pick(rng)})
+        if index > changed and any(character.isdigit() for character in step.think or "")
+        else step
+        for index, step in enumerate(steps)
     ]
-
-
-def _changed(golden: Demonstration, turns: list[Step], kind: SampleKind, injected: dict[str, Any]) -> Demonstration:
-    source = golden.provenance or Provenance(source="", original_id=golden.id, method="templates")
-    provenance = source.model_copy(update={"parent": golden.id, "injected": {"kind": kind, **injected}})
-    values = {name: getattr(golden, name) for name in Question.model_fields}
-    return Demonstration(**{**values, "id": f"{golden.id}-{kind}", "turns": turns, "kind": kind, "provenance": provenance})
 
 
 MAKERS: dict[str, Callable[..., Demonstration]] = {

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,23 +17,23 @@ from pixelis.config.synthesis import SynthesisConfig
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.corrections import WAYS, make_correction
 from pixelis.datasets.synthesis.distillation import Distiller
-from pixelis.datasets.synthesis.executor import Executor, sample_name
+from pixelis.datasets.synthesis.executor import Executor, sample_id
 from pixelis.datasets.synthesis.imitation import Imitator
-from pixelis.datasets.synthesis.llm_rewriter import ThoughtWriter
-from pixelis.datasets.synthesis.negatives import make_mistake
+from pixelis.datasets.synthesis.llm_rewriter import LlmRewriter
+from pixelis.datasets.synthesis.negatives import make_negative
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Demonstration, Provenance, Question, SampleKind
 
 log = logging.getLogger(__name__)
 
-REMEMBERED = 16
-"""Golden demonstrations that stay in memory: the mistakes of a row are made soon after it."""
+CACHED_GOLDEN = 16
+"""Number of golden demonstrations that stay in memory: the mistakes of a row are made soon after it."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What to make: ``row`` counts from 0 in the source, ``draw`` how often the source has been gone through before."""
+    """One sample to build: ``row`` counts from 0 in the source, ``draw`` counts the earlier passes over the source."""
 
     task: str
     kind: SampleKind
@@ -42,15 +43,15 @@ class Attempt:
 
     @property
     def quota(self) -> str:
-        """What a target is counted for."""
+        """The key of the quota that the sample counts for."""
         return f"{self.task}/{self.kind}/{self.source}"
 
 
-class Maker:
-    """Makes samples by the configured method; holds the studio, what was made last, and clients of models.
+class SampleBuilder:
+    """Builds samples by the configured method, with an executor, recent golden demonstrations and the clients of models.
 
-    ``shown`` are the demonstrations that imitation shows. ``folder`` is where replies of models are kept. BadConfig for
-    operations that do not exist, and for a model without url, name or key.
+    ``examples`` are the demonstrations that imitation shows. ``folder`` caches replies of models. BadConfig for unknown
+    operations, and for a model without url, name or key.
     """
 
     def __init__(
@@ -60,98 +61,99 @@ class Maker:
         toolbox: ToolboxConfig | None = None,
         dialogue: DialogueConfig | None = None,
         rewards: RewardsConfig | None = None,
-        shown: Sequence[Demonstration] = (),
+        examples: Sequence[Demonstration] = (),
         folder: str | Path | None = None,
     ):
         self.settings, self.seed, self.rewards = settings, seed, rewards
         self.executor = Executor(toolbox, dialogue)
-        self.golden: OrderedDict[tuple[str, str, int, int], Demonstration | PixelisError] = OrderedDict()
+        self._golden: OrderedDict[tuple[str, str, int, int], Demonstration | PixelisError] = OrderedDict()
         cache = Path(folder) / "replies.sqlite" if folder is not None else None
-        self.writer = ThoughtWriter(settings.writer, cache) if settings.writer.url else None
+        self.rewriter = LlmRewriter(settings.writer, cache) if settings.writer.url else None
         self.imitator = self.distiller = None
         if settings.method == "imitation":
-            self.imitator = Imitator(settings.imitation, self.executor, shown, dialogue, rewards, cache)
+            self.imitator = Imitator(settings.imitation, self.executor, examples, dialogue, rewards, cache)
         if settings.method == "distillation":
             self.distiller = Distiller(settings.distillation, rewards, cache)
 
-    def make(self, attempt: Attempt, question: Question) -> Demonstration:
-        """The sample of an attempt. DataFailure (or BadInput for media that cannot be read) names why there is none.
+    def build(self, attempt: Attempt, question: Question) -> Demonstration:
+        """The sample of an attempt. DataFailure, or BadInput for unreadable media, says why there is none.
 
-        Random choices depend on the seed, the source, the row's id, the task and the kind alone; ids too.
+        Random choices and ids depend only on the seed, the source, the row's id, the task and the kind.
         """
         try:
-            golden = self._golden(attempt, question)
-            made = golden if attempt.kind == "golden" else self._changed(attempt, golden)
-            if self.writer is not None:
-                made = self.writer.write(made)
+            golden = self._cached_golden(attempt, question)
+            sample = golden if attempt.kind == "golden" else self._with_mistake(attempt, golden)
+            if self.rewriter is not None:
+                sample = self.rewriter.rewrite(sample)
         except PixelisError:
             raise
-        except Exception as error:  # a broken row or task must cost one sample, not those beside it
+        except Exception as error:  # a broken row or task costs one sample, not the run
             log.exception("%s of %s row %d crashed", attempt.task, attempt.source, attempt.row)
             raise DataFailure(f"{question.id}: {type(error).__name__}: {error}", code="crashed") from error
-        if made.kind in ("golden", "self_correction") and not is_right(made, made.final, self.rewards):
-            raise DataFailure(f"{question.id}: the answer {made.final!r} is not right", code="not_right")
-        weight = {"trap_perceptual": "trap", "trap_logical": "trap", "self_correction": "self_correction"}.get(made.kind)
-        update: dict = {"weight": getattr(self.settings.weights, weight) if weight else 1.0}
+        if sample.kind in ("golden", "self_correction") and not is_right(sample, sample.final, self.rewards):
+            raise DataFailure(f"{question.id}: the answer {sample.final!r} is not right", code="not_right")
+        weight = {"trap_perceptual": "trap", "trap_logical": "trap", "self_correction": "self_correction"}.get(sample.kind)
+        update: dict[str, Any] = {"weight": getattr(self.settings.weights, weight) if weight else 1.0}
         if not self.settings.keep_annotations:
             update["annotations"] = None
-        return made.model_copy(update=update)
+        return sample.model_copy(update=update)
 
     def close(self) -> None:
         """Close the clients."""
-        for client in (self.writer, self.imitator, self.distiller):
+        for client in (self.rewriter, self.imitator, self.distiller):
             if client is not None:
                 client.close()
 
-    def _golden(self, attempt: Attempt, question: Question) -> Demonstration:
+    def _cached_golden(self, attempt: Attempt, question: Question) -> Demonstration:
         key = (attempt.task, attempt.source, attempt.row, attempt.draw)
-        if key not in self.golden:
+        if key not in self._golden:
             try:
-                self.golden[key] = self._made(attempt, question)
+                self._golden[key] = self._build_golden(attempt, question)
             except PixelisError as error:
-                self.golden[key] = error
-            if len(self.golden) > REMEMBERED:
-                self.golden.popitem(last=False)
-        result = self.golden[key]
+                self._golden[key] = error
+            if len(self._golden) > CACHED_GOLDEN:
+                self._golden.popitem(last=False)
+        result = self._golden[key]
         if isinstance(result, PixelisError):
             raise result
         return result
 
-    def _made(self, attempt: Attempt, question: Question) -> Demonstration:
+    def _build_golden(self, attempt: Attempt, question: Question) -> Demonstration:
         if self.imitator is not None:
-            made = self.imitator.play(question, attempt.draw)
+            golden = self.imitator.play(question, attempt.draw)
         elif self.distiller is not None:
-            made = self.distiller.distil(question, attempt.draw)
+            golden = self.distiller.distil(question, attempt.draw)
         else:
             rng = self._rng(attempt, question, "golden")
-            made = TASKS[attempt.task].make(question, rng, self.executor, self.settings.thoughts)
-        source = made.provenance or Provenance(source="", original_id=question.id, method=self.settings.method)
-        named = self.settings.datasources[attempt.source].path
-        provenance = source.model_copy(update={"source": source.source or named})
-        sample_id = sample_name(
-            attempt.task, attempt.source, question.id, made.question, [s.model_dump_json() for s in made.turns]
-        )
-        task = made.task if self.settings.method == "templates" else attempt.task
-        return made.model_copy(update={"id": sample_id, "provenance": provenance, "task": task})
+            golden = TASKS[attempt.task].make(question, rng, self.executor, self.settings.thoughts)
+        provenance = golden.provenance or Provenance(source="", original_id=question.id, method=self.settings.method)
+        source = provenance.source or self.settings.datasources[attempt.source].path
+        turns = [turn.model_dump_json() for turn in golden.turns]
+        update = {
+            "id": sample_id(attempt.task, attempt.source, question.id, golden.question, turns),
+            "provenance": provenance.model_copy(update={"source": source}),
+            "task": golden.task if self.settings.method == "templates" else attempt.task,
+        }
+        return golden.model_copy(update=update)
 
-    def _changed(self, attempt: Attempt, golden: Demonstration) -> Demonstration:
+    def _with_mistake(self, attempt: Attempt, golden: Demonstration) -> Demonstration:
         rng = self._rng(attempt, golden, attempt.kind)
         session = self.executor.open(golden)
         if attempt.kind == "self_correction":
             ways = self.settings.corrections or list(WAYS)
-            made = make_correction(golden, session, rng, ways, self.rewards, self.settings.most_iou)
+            sample = make_correction(golden, session, rng, ways, self.rewards, self.settings.most_iou)
         else:
-            made = make_mistake(attempt.kind, golden, session, rng, self.rewards)
-        return made.model_copy(update={"id": sample_name(golden.id, attempt.kind)})
+            sample = make_negative(attempt.kind, golden, session, rng, self.rewards)
+        return sample.model_copy(update={"id": sample_id(golden.id, attempt.kind)})
 
     def _rng(self, attempt: Attempt, question: Question, kind: str) -> np.random.Generator:
         parts = [str(part) for part in (self.seed, attempt.source, question.id, attempt.row, attempt.draw, attempt.task, kind)]
         return np.random.default_rng(list(hashlib.sha256("\x1f".join(parts).encode()).digest()))
 
 
-def content_key(made: Demonstration) -> str:
-    """The same for samples that say the same: kind, media, question, answer and calls."""
-    calls = [(turn.op, turn.target, turn.arguments) for turn in made.turns if turn.op is not None]
-    media = [item.uri or item.frames for item in made.media]
-    think = made.turns[-1].think if not calls else ""
-    return sample_name(made.kind, media, made.question, made.final, calls, think)
+def content_key(sample: Demonstration) -> str:
+    """Equal for samples of equal content: kind, media, question, answer and calls."""
+    calls = [(turn.op, turn.target, turn.arguments) for turn in sample.turns if turn.op is not None]
+    media = [item.uri or item.frames for item in sample.media]
+    think = sample.turns[-1].think if not calls else ""
+    return sample_id(sample.kind, media, sample.question, sample.final, calls, think)

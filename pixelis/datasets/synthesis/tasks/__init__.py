@@ -1,9 +1,9 @@
-"""Golden demonstrations by task: annotated media in, a question with the turns of an assistant that answers it out.
+"""Golden demonstrations by task: from annotated media to a question with the turns that answer it.
 
-A task has several forms of question. A form takes what it speaks of from the annotations, executes the operations, and gives the
-answer that the annotations hold; where what was executed says something else, the sample is dropped with a code. Codes:
-``unsuitable`` (nothing in the annotations for this task), ``outline_differs``, ``text_differs``, ``track_differs``,
-``measure_differs``, ``not_shown``, and those of refused operations.
+A task has several forms of question. A form chooses its subject from the annotations, executes the operations and gives the
+annotated answer. Where the operations contradict the annotations, the sample is dropped with a code. Codes: ``unsuitable`` (the
+annotations offer nothing for this task), ``outline_differs``, ``text_differs``, ``track_differs``, ``measure_differs``,
+``not_shown``, and the codes of refused operations.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from pixelis.records import Demonstration, Question
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of question with the forms it comes in."""
+    """A task with its forms of question."""
 
     name: str
     forms: Mapping[str, Form]
 
     def make(self, question: Question, rng: np.random.Generator, executor: Executor, style: Style = "full") -> Demonstration:
-        """A golden demonstration about annotated media; the same arguments give the same one.
+        """A golden demonstration about annotated media; the same arguments give the same demonstration.
 
-        Forms are tried in an order that ``rng`` gives until one fits the annotations. DataFailure says why there is none.
+        Forms are tried in random order until one fits the annotations. DataFailure says why none does.
         """
         names = list(self.forms)
-        for place in rng.permutation(len(names)):
-            sample = Sample(question, rng, executor, style, self.name, names[place])
+        for index in rng.permutation(len(names)):
+            sample = Sample(question, rng, executor, style, self.name, names[index])
             try:
-                return self.forms[names[place]](sample)
+                return self.forms[names[index]](sample)
             except DataFailure as failure:
                 if failure.code != "unsuitable":
                     raise
-        raise DataFailure(f"{question.id}: nothing annotated for {self.name}", code="unsuitable")
+        raise DataFailure(f"{question.id}: the annotations offer nothing for {self.name}", code="unsuitable")
 
 
 TASKS: dict[str, Task] = {

@@ -4,62 +4,60 @@ from __future__ import annotations
 
 import re
 
-from pixelis.datasets.synthesis import grounding
+from pixelis.datasets.synthesis import geometry, naming
 from pixelis.datasets.synthesis.sample import Form, Sample
 from pixelis.records import Box, Demonstration, Line
 
-ZOOMED = 0.7
+ZOOM_SHARE = 0.7
 """Share of samples that zoom in before they read."""
-LONGEST = 80
-"""Characters of a text that is asked for."""
+MAX_CHARACTERS = 80
+"""Length up to which a text is asked for."""
 
 
-def plain(text: str) -> str:
-    """Letters and digits only, case folded: what two readings of the same writing share."""
+def normalised(text: str) -> str:
+    """Letters and digits only, case folded: equal for two readings of the same writing."""
     return re.sub(r"[\W_]", "", text).casefold()
 
 
-def _written(sample: Sample) -> list[tuple[Line, Box]]:
-    """All writing of the first picture, readable or not: lines, or words where no lines are annotated; with their boxes."""
-    pictures = [item.id for item in sample.question.media if item.kind == "image"]
-    sample.need(pictures)
-    own = [line for line in sample.notes.lines if line.media == pictures[0] and line.frame is None]
-    lines = [line for line in own if line.level == "line"] or [line for line in own if line.level == "word"]
+def _all_lines(sample: Sample) -> list[tuple[Line, Box]]:
+    """All text of the first picture, legible or not, with boxes: its lines, or its words where no lines are annotated."""
+    media = sample.first_media("image")
+    texts = [line for line in sample.annotations.lines if line.media == media and line.frame is None]
+    lines = [line for line in texts if line.level == "line"] or [line for line in texts if line.level == "word"]
     return [(line, line.box) for line in lines if line.box is not None]
 
 
-def _readable(line: Line) -> bool:
-    return bool(plain(line.text)) and len(line.text) <= LONGEST
+def _suitable(line: Line) -> bool:
+    return bool(normalised(line.text)) and len(line.text) <= MAX_CHARACTERS
 
 
 def _lines(sample: Sample) -> list[tuple[Line, Box]]:
-    """What of it can be asked for."""
-    return [(line, box) for line, box in _written(sample) if _readable(line)]
+    """The lines that can be asked for."""
+    return [(line, box) for line, box in _all_lines(sample) if _suitable(line)]
 
 
-def _alone(sample: Sample) -> list[tuple[Line, Box, str]]:
-    """Lines that can be asked for and stand alone in their ninth of the picture, with its name."""
-    lines = _written(sample)
-    cells = [grounding.place(box) for _, box in lines]
-    alone = [(line, box, cell) for (line, box), cell in zip(lines, cells, strict=True) if cells.count(cell) == 1]
-    return [item for item in alone if _readable(item[0])]
+def _isolated(sample: Sample) -> list[tuple[Line, Box, str]]:
+    """Lines that can be asked for and are the only text in their ninth of the picture, with the name of that ninth."""
+    lines = _all_lines(sample)
+    cells = [naming.position(box) for _, box in lines]
+    isolated = [(line, box, cell) for (line, box), cell in zip(lines, cells, strict=True) if cells.count(cell) == 1]
+    return [item for item in isolated if _suitable(item[0])]
 
 
-def _read(sample: Sample, line: Line, box: Box, where: str) -> None:
-    """Zoom in, in most samples, and read. DataFailure ``text_differs`` when that is not what is annotated."""
-    what = f"the text in the {where}"
-    view = grounding.outward(grounding.grown(grounding.grown(box, 0.04), 0.1), sample.grid)
+def _read(sample: Sample, line: Line, box: Box) -> None:
+    """Zoom in, in most samples, and read. DataFailure ``text_differs`` when the reading is not the annotation."""
+    what = f"the text in the {naming.position(box)}"
+    view = geometry.outward(geometry.grown(geometry.grown(box, 0.04), 0.1), sample.grid)
     target, region = line.media, view
-    if sample.chance(ZOOMED):
-        more = float(sample.rng.uniform(0.1, 0.8))
-        wide = grounding.outward(grounding.grown(view, more), sample.grid)
+    if sample.chance(ZOOM_SHARE):
+        margin = float(sample.rng.uniform(0.1, 0.8))
+        wide = geometry.outward(geometry.grown(view, margin), sample.grid)
         target, _ = sample.zoom(wide, sample.think("zoom", what), line.media, box)
         sample.narrator.remark("clear", what=what)
-        region = grounding.outward(sample.within(target, view), sample.grid)
-    think = sample.think("read", what)
-    observation = sample.session.call(think, "read_text", target=target, box=region)
-    text = " ".join(str(found["text"]) for found in observation.data["lines"])
-    sample.agree(plain(text) == plain(line.text), "text_differs")
+        region = geometry.outward(sample.within(target, view), sample.grid)
+    observation = sample.session.call(sample.think("read", what), "read_text", target=target, box=region)
+    text = " ".join(str(item["text"]) for item in observation.data["lines"])
+    sample.check(normalised(text) == normalised(line.text), "text_differs")
     sample.narrator.remark("read", text=text)
 
 
@@ -68,105 +66,99 @@ def _scorer(text: str) -> str:
 
 
 def at_place(sample: Sample) -> Demonstration:
-    """What is written in a part of the picture."""
-    line, box, where = sample.pick(_alone(sample))
-    question = sample.ask(where=where)
-    _read(sample, line, box, where)
-    return sample.done(question, line.text, sample.conclude(), scorer=_scorer(line.text))
+    """The text in a part of the picture."""
+    line, box, where = sample.pick(_isolated(sample))
+    sample.ask(where=where)
+    _read(sample, line, box)
+    return sample.done(line.text, scorer=_scorer(line.text))
 
 
 def extreme(sample: Sample) -> Demonstration:
     """The topmost, lowest, leftmost or rightmost text."""
-    lines = _written(sample)
-    sample.need(len(lines) >= 2)
+    lines = _all_lines(sample)
+    sample.require(len(lines) >= 2)
     axis, sign, which = sample.pick([(1, 1, "topmost"), (1, -1, "lowest"), (0, 1, "leftmost"), (0, -1, "rightmost")])
-    order = sorted(lines, key=lambda pair: sign * pair[1][axis + (0 if sign > 0 else 2)])
-    (line, box), *others = order
-    here = grounding.middle(box)[axis]
-    sample.need(_readable(line) and all(sign * (grounding.middle(other)[axis] - here) > 0.05 for _, other in others))
-    question = sample.ask(which=which)
-    _read(sample, line, box, grounding.place(box))
-    return sample.done(question, line.text, sample.conclude(), scorer=_scorer(line.text))
+    (line, box), *others = sorted(lines, key=lambda pair: sign * pair[1][axis + (0 if sign > 0 else 2)])
+    middle = geometry.middle(box)[axis]
+    sample.require(_suitable(line) and all(sign * (geometry.middle(other)[axis] - middle) > 0.05 for _, other in others))
+    sample.ask(which=which)
+    _read(sample, line, box)
+    return sample.done(line.text, scorer=_scorer(line.text))
 
 
 def next_word(sample: Sample) -> Demonstration:
-    """The word after another one of the same line."""
-    lines = _lines(sample)
-    seen = [plain(word) for line, _ in _written(sample) for word in line.text.split()]
-    found = [
+    """The word after another word of the same line."""
+    words = [normalised(word) for line, _ in _all_lines(sample) for word in line.text.split()]
+    pairs = [
         (line, box, before, after)
-        for line, box in lines
+        for line, box in _lines(sample)
         for before, after in zip(line.text.split(), line.text.split()[1:], strict=False)
-        if seen.count(plain(before)) == 1 and plain(before) and plain(after)
+        if words.count(normalised(before)) == 1 and normalised(before) and normalised(after)
     ]
-    line, box, before, after = sample.pick(found)
-    question = sample.ask(word=before)
-    _read(sample, line, box, grounding.place(box))
-    return sample.done(question, after, sample.conclude(value=after))
+    line, box, before, after = sample.pick(pairs)
+    sample.ask(word=before)
+    _read(sample, line, box)
+    return sample.done(after, value=after)
 
 
 def ordinal(sample: Sample) -> Demonstration:
-    """The first, second, third or last word of a text."""
-    line, box, where = sample.pick([item for item in _alone(sample) if len(item[0].text.split()) >= 2])
+    """The first, second, third, fourth, fifth or last word of a text."""
+    line, box, where = sample.pick([item for item in _isolated(sample) if len(item[0].text.split()) >= 2])
     words = line.text.split()
-    number = int(sample.rng.integers(len(words)))
-    nth = "last" if number == len(words) - 1 else ("first", "second", "third", "fourth", "fifth")[min(number, 4)]
-    sample.need(number < 5 or nth == "last")
-    question = sample.ask(nth=nth, where=where)
-    _read(sample, line, box, where)
-    return sample.done(question, words[number], sample.conclude(value=words[number]))
+    index = int(sample.rng.integers(len(words)))
+    nth = "last" if index == len(words) - 1 else ("first", "second", "third", "fourth", "fifth")[min(index, 4)]
+    sample.require(index < 5 or nth == "last")
+    sample.ask(nth=nth, where=where)
+    _read(sample, line, box)
+    return sample.done(words[index], value=words[index])
 
 
 def number(sample: Sample) -> Demonstration:
-    """A number that stands in a part of the picture."""
-    numbers = [item for item in _alone(sample) if re.fullmatch(r"\d+(\.\d+)?", item[0].text)]
-    line, box, where = sample.pick(numbers)
-    question = sample.ask(where=where)
-    _read(sample, line, box, where)
-    return sample.done(question, line.text, sample.conclude(value=line.text))
+    """A number in a part of the picture."""
+    line, box, where = sample.pick([item for item in _isolated(sample) if re.fullmatch(r"\d+(\.\d+)?", item[0].text)])
+    sample.ask(where=where)
+    _read(sample, line, box)
+    return sample.done(line.text, value=line.text)
 
 
 def says(sample: Sample) -> Demonstration:
-    """Whether a text is what somebody says it is; where it is not, another text of the picture is named."""
-    line, box, where = sample.pick(_alone(sample))
-    others = [other.text for other, _ in _lines(sample) if plain(other.text) != plain(line.text)]
+    """Whether a text is the one that the question names, which may be another text of the picture."""
+    line, box, where = sample.pick(_isolated(sample))
+    others = [other.text for other, _ in _lines(sample) if normalised(other.text) != normalised(line.text)]
     right = sample.chance(0.5)
-    question = sample.ask(where=where, text=line.text if right else sample.pick(others))
-    _read(sample, line, box, where)
-    answer = "yes" if right else "no"
-    return sample.done(question, answer, sample.conclude(answer))
+    sample.ask(where=where, text=line.text if right else sample.pick(others))
+    _read(sample, line, box)
+    return sample.done_yes_no(right)
 
 
 def heading(sample: Sample) -> Demonstration:
-    """The first line of a page whose lines are known without their places: all of it is read."""
-    pictures = [item.id for item in sample.question.media if item.kind == "image"]
-    lines = [line for line in sample.notes.lines if line.level == "line" and pictures and line.media == pictures[0]]
-    sample.need(lines and not any(line.box for line in lines))
-    question = sample.ask()
-    observation = sample.session.call(sample.think("read", "the page"), "read_text", target=pictures[0])
-    found = [str(line["text"]) for line in observation.data["lines"]]
-    sample.agree(found and plain(found[0]) == plain(lines[0].text), "text_differs")
-    sample.narrator.remark("read", text=" ".join(found[:2]))
-    return sample.done(question, lines[0].text, sample.conclude(), scorer=_scorer(lines[0].text))
+    """The first line of a page that is annotated without positions: the whole page is read."""
+    media = sample.first_media("image")
+    lines = [line for line in sample.annotations.lines if line.level == "line" and line.media == media]
+    sample.require(lines and not any(line.box for line in lines))
+    sample.ask()
+    observation = sample.session.call(sample.think("read", "the page"), "read_text", target=media)
+    reading = [str(line["text"]) for line in observation.data["lines"]]
+    sample.check(reading and normalised(reading[0]) == normalised(lines[0].text), "text_differs")
+    sample.narrator.remark("read", text=" ".join(reading[:2]))
+    return sample.done(lines[0].text, scorer=_scorer(lines[0].text))
 
 
 def given(sample: Sample) -> Demonstration:
-    """A question that came with the picture, whose accepted answer stands in one of the annotated lines."""
-    asked, truths = sample.question.question, sample.question.answers or []
-    sample.need(asked and truths)
-    hits = [(line, box, truth) for line, box in _lines(sample) for truth in truths if _stands_in(truth, line.text)]
-    sample.need(len({hit[1] for hit in hits}) == 1)
-    line, box, truth = hits[0]
+    """The question that came with the picture, if exactly one annotated line contains an accepted answer."""
+    truths = sample.question.answers or []
+    sample.require(sample.question.question and truths)
+    matches = [(line, box, truth) for line, box in _lines(sample) for truth in truths if _contains(line.text, truth)]
+    sample.require(len({box for _, box, _ in matches}) == 1)
+    line, box, truth = matches[0]
     sample.ask()
-    _read(sample, line, box, grounding.place(box))
-    return sample.done(
-        asked, truth, sample.conclude(value=truth), scorer=sample.question.scorer, also=[t for t in truths if t != truth]
-    )
+    _read(sample, line, box)
+    return sample.done(truth, scorer=sample.question.scorer, also=[t for t in truths if t != truth], value=truth)
 
 
-def _stands_in(truth: str, text: str) -> bool:
-    wanted, words = [plain(word) for word in truth.split()], [plain(word) for word in text.split()]
-    return bool(wanted) and any(words[i : i + len(wanted)] == wanted for i in range(len(words) - len(wanted) + 1))
+def _contains(text: str, phrase: str) -> bool:
+    words, part = [normalised(word) for word in text.split()], [normalised(word) for word in phrase.split()]
+    return bool(part) and any(words[i : i + len(part)] == part for i in range(len(words) - len(part) + 1))
 
 
 READING: dict[str, Form] = {

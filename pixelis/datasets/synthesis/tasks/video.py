@@ -1,4 +1,4 @@
-"""Tasks about clips: when something happens, found in chosen frames, and how something moves, found by tracking."""
+"""Tasks about clips: when something happens, found in selected frames, and how something moves, found by tracking."""
 
 from __future__ import annotations
 
@@ -10,44 +10,40 @@ from typing import Any
 
 import numpy as np
 
-from pixelis.datasets.synthesis import grounding
-from pixelis.datasets.synthesis.sample import ALIKE_BOX, Form, Sample
+from pixelis.datasets.synthesis import geometry, naming
+from pixelis.datasets.synthesis.sample import MIN_BOX_IOU, Form, Sample
 from pixelis.operations.video import Clip
 from pixelis.records import Box, Demonstration, Event, Region
+from pixelis.rewards.scorers import box_iou
 
-FOLLOWED = 0.5
-"""Mean IoU of a track with the annotated boxes, below which it went astray; its last box may be off a little more."""
-LAST = 0.4
-OUTLINED = 0.25
-"""Share of tracks that begin with an outline in the first frame instead of a box."""
-LONGEST = 100
-"""Most frames that are followed."""
+MIN_TRACK_IOU = 0.5
+"""Mean IoU of a track with the annotated boxes, below which it is lost; its last box may be off a little more."""
+MIN_LAST_IOU = 0.4
+SEGMENT_SHARE = 0.25
+"""Share of tracks that begin with a segmented object in the first frame instead of a box."""
+MAX_FRAMES = 100
+"""Number of frames up to which a track is followed."""
 MOVED, STILL = 0.1, 0.012
-"""Displacement in diagonals of the frame from which on a thing has moved, and up to which it has not."""
-GREW = 1.35
+"""Displacement in diagonals of the frame: from MOVED on a thing moves, up to STILL it stays."""
+MIN_GROWTH = 1.35
 """Ratio of areas from which on a thing gets larger."""
-EDGE = 0.04
-"""Seconds that a frame must keep from the ends of an event to count as inside or outside of it."""
+EVENT_MARGIN = 0.04
+"""Seconds that a frame must be away from the ends of an event to count as inside or outside."""
 
 
 # Frames
 
 
-def _clip(sample: Sample) -> str:
-    clips = [item.id for item in sample.question.media if item.kind == "video"]
-    sample.need(clips)
-    return clips[0]
-
-
-def _opened(sample: Sample) -> Clip:
-    clip = sample.session.media[_clip(sample)]
+def _clip(sample: Sample) -> Clip:
+    clip = sample.session.media[sample.first_media("video")]
     assert isinstance(clip, Clip)
     return clip
 
 
 def _events(sample: Sample) -> list[Event]:
-    name = _clip(sample)
-    events = [event for event in sample.notes.events if event.media == name and event.end > event.start and event.text.strip()]
+    """The events of the clip whose texts are unique."""
+    media = sample.first_media("video")
+    events = [e for e in sample.annotations.events if e.media == media and e.end > e.start and e.text.strip()]
     texts = Counter(event.text for event in events)
     return [event for event in events if texts[event.text] == 1]
 
@@ -57,139 +53,131 @@ def _inside(event: Event, time: float) -> bool:
 
 
 def _clear(event: Event, time: float) -> bool:
-    return min(abs(time - event.start), abs(time - event.end)) >= EDGE
+    return min(abs(time - event.start), abs(time - event.end)) >= EVENT_MARGIN
 
 
-def _look(sample: Sample, times: Sequence[float]) -> list[float]:
-    """Have frames shown; the times of those that came."""
-    clip = _opened(sample)
+def _show_frames(sample: Sample, times: Sequence[float]) -> list[float]:
+    """Select the frames at these times, by number or by time; the times of the frames that were shown."""
+    clip = _clip(sample)
     frames = sorted({clip.at(time) for time in times})
-    what = grounding.listed([f"{clip.times[frame]:.2f} s" for frame in frames])
-    think = sample.think("frames", f"the frames at {what}" if len(frames) > 1 else f"the frame at {what}")
-    if sample.chance(0.5):
-        observation = sample.session.call(think, "select_frames", target=_clip(sample), frames=frames)
-    else:
-        asked = [math.ceil(1000 * float(clip.times[frame]) - 1e-3) / 1000 for frame in frames]
-        observation = sample.session.call(think, "select_frames", target=_clip(sample), times=asked)
+    moments = naming.listed([f"{clip.times[frame]:.2f} s" for frame in frames])
+    think = sample.think("frames", f"the frames at {moments}" if len(frames) > 1 else f"the frame at {moments}")
+    arguments: dict[str, Any] = {"frames": frames}
+    if not sample.chance(0.5):
+        arguments = {"times": [math.ceil(1000 * float(clip.times[frame]) - 1e-3) / 1000 for frame in frames]}
+    observation = sample.session.call(think, "select_frames", target=sample.first_media("video"), **arguments)
     shown = [float(frame["time"]) for frame in observation.data["frames"]]
-    sample.agree([clip.at(time) for time in shown] == frames, "not_shown")
+    sample.check([clip.at(time) for time in shown] == frames, "not_shown")
     return shown
 
 
-def _tell(sample: Sample, event: Event, shown: Sequence[float]) -> None:
-    """Remark in which of the frames an event is."""
-    yes = [f"{time:.2f} s" for time in shown if _inside(event, time)]
-    no = [f"{time:.2f} s" for time in shown if not _inside(event, time)]
-    if yes and no:
-        sample.narrator.remark("holds", event=event.text, present=grounding.listed(yes), absent=grounding.listed(no))
+def _remark_event(sample: Sample, event: Event, times: Sequence[float]) -> None:
+    """Remark at which of the times an event is going on."""
+    present = [f"{time:.2f} s" for time in times if _inside(event, time)]
+    absent = [f"{time:.2f} s" for time in times if not _inside(event, time)]
+    if present and absent:
+        sample.narrator.remark("holds", event=event.text, present=naming.listed(present), absent=naming.listed(absent))
     else:
-        kind = "holds_everywhere" if yes else "holds_nowhere"
-        sample.narrator.remark(kind, event=event.text, times=grounding.listed(yes or no))
+        kind = "holds_everywhere" if present else "holds_nowhere"
+        sample.narrator.remark(kind, event=event.text, times=naming.listed(present or absent))
 
 
 def begins(sample: Sample) -> Demonstration:
-    """When an event begins: a coarse look, then a fine one between the last frame without and the first with it."""
+    """When an event begins: frames of the whole clip, then frames between the last one without and the first one with it."""
     event = sample.pick([event for event in _events(sample) if event.start >= 0.5])
-    question, clip = sample.ask(event=event.text), _opened(sample)
-    most = min(sample.executor.toolbox.max_frames, 8)
+    sample.ask(event=event.text)
+    clip = _clip(sample)
+    count = min(sample.executor.toolbox.max_frames, 8)
     low, high = float(clip.times[0]), float(clip.times[-1])
     for _ in range(4):
-        times = [low + (high - low) * i / (most - 1) for i in range(most)]
-        shown = _look(sample, times)
-        _tell(sample, event, shown)
-        within = [time for time in shown if _inside(event, time)]
-        sample.agree(within and within[0] > shown[0], "not_shown")
-        low, high = shown[shown.index(within[0]) - 1], within[0]
+        shown = _show_frames(sample, [low + (high - low) * i / (count - 1) for i in range(count)])
+        _remark_event(sample, event, shown)
+        present = [time for time in shown if _inside(event, time)]
+        sample.check(present and present[0] > shown[0], "not_shown")
+        low, high = shown[shown.index(present[0]) - 1], present[0]
         if clip.at(high) - clip.at(low) <= 1 or high - low <= 0.02 * high:
             break
-    sample.agree(abs(high - event.start) <= 0.04 * event.start, "not_shown")
+    sample.check(abs(high - event.start) <= 0.04 * event.start, "not_shown")
     answer = f"{high:.2f}"
-    return sample.done(question, answer, sample.conclude(value=answer), scorer="numeric_band", truth=f"{event.start:.2f}")
+    return sample.done(answer, scorer="numeric_band", truth=f"{event.start:.2f}", value=answer)
 
 
 def first(sample: Sample) -> Demonstration:
     """Which of two events begins earlier."""
-    one, other = (
-        sorted(sample.shuffled(_events(sample))[:2], key=lambda event: event.start) if len(_events(sample)) > 1 else (None, None)
-    )
-    sample.need(one is not None and other is not None and other.start - one.start >= 0.4)
-    assert one is not None
-    assert other is not None
-    question, clip = sample.ask(), _opened(sample)
-    before = min(other.start, one.end)
-    early = float(sample.rng.uniform(one.start + 0.3 * (before - one.start), one.start + 0.7 * (before - one.start)))
-    late = float(sample.rng.uniform(other.start + 0.1, min(other.end, float(clip.times[-1])) - 0.05))
-    shown = _look(sample, [early, late])
-    sample.agree(
-        len(shown) == 2 and _inside(one, shown[0]) and not _inside(other, shown[0]) and _inside(other, shown[1]), "not_shown"
-    )
-    _tell(sample, one, shown)
-    _tell(sample, other, shown)
-    think = sample.conclude(earlier=one.text, later=other.text)
-    return sample.done(question, one.text, think, wrong=[other.text])
+    events = sample.shuffled(_events(sample))[:2]
+    sample.require(len(events) == 2)
+    earlier, later = sorted(events, key=lambda event: event.start)
+    sample.require(later.start - earlier.start >= 0.4)
+    sample.ask()
+    clip, alone = _clip(sample), min(later.start, earlier.end) - earlier.start
+    early = float(sample.rng.uniform(earlier.start + 0.3 * alone, earlier.start + 0.7 * alone))
+    late = float(sample.rng.uniform(later.start + 0.1, min(later.end, float(clip.times[-1])) - 0.05))
+    shown = _show_frames(sample, [early, late])
+    sample.check(len(shown) == 2 and _inside(earlier, shown[0]) and not _inside(later, shown[0]), "not_shown")
+    sample.check(_inside(later, shown[1]), "not_shown")
+    _remark_event(sample, earlier, shown)
+    _remark_event(sample, later, shown)
+    return sample.done(earlier.text, wrong=[later.text], earlier=earlier.text, later=later.text)
 
 
 def choose(sample: Sample) -> Demonstration:
     """Which of four moments shows an event."""
-    event, clip = sample.pick(_events(sample)), _opened(sample)
-    steps = [float(time) for time in clip.times if _clear(event, float(time))]
-    yes, no = [t for t in steps if _inside(event, t)], [t for t in steps if not _inside(event, t)]
-    sample.need(yes and len(no) >= 8)
-    right = sample.pick(yes)
-    wrong = [float(v) for v in sample.rng.choice(no, 3, replace=False)]
+    event, clip = sample.pick(_events(sample)), _clip(sample)
+    times = [float(time) for time in clip.times if _clear(event, float(time))]
+    present, absent = [t for t in times if _inside(event, t)], [t for t in times if not _inside(event, t)]
+    sample.require(present and len(absent) >= 8)
+    right = sample.pick(present)
+    wrong = [float(v) for v in sample.rng.choice(absent, 3, replace=False)]
     texts = [f"{time:.2f} s" for time in (right, *wrong)]
-    sample.need(len(set(texts)) == 4)
-    question = sample.ask(event=event.text)
-    shown = _look(sample, [right, *wrong])
-    _tell(sample, event, shown)
-    sample.agree([time for time in shown if _inside(event, time)] == [right], "not_shown")
-    return sample.done(question, texts[0], sample.conclude(value=texts[0]), wrong=texts[1:])
+    sample.require(len(set(texts)) == 4)
+    sample.ask(event=event.text)
+    shown = _show_frames(sample, [right, *wrong])
+    _remark_event(sample, event, shown)
+    sample.check([time for time in shown if _inside(event, time)] == [right], "not_shown")
+    return sample.done(texts[0], wrong=texts[1:], value=texts[0])
 
 
 def holds(sample: Sample) -> Demonstration:
     """Whether an event is going on at a moment."""
-    event, clip = sample.pick(_events(sample)), _opened(sample)
-    steps = [float(time) for time in clip.times if _clear(event, round(float(time), 1))]
-    yes = sample.chance(0.5)
-    time = round(sample.pick([t for t in steps if _inside(event, t) == yes and _inside(event, round(t, 1)) == yes]), 1)
-    question = sample.ask(event=event.text, time=time)
-    shown = _look(sample, [time])
-    sample.agree(_inside(event, shown[0]) == yes, "not_shown")
-    _tell(sample, event, shown)
-    answer = "yes" if yes else "no"
-    return sample.done(question, answer, sample.conclude(answer))
+    event, clip = sample.pick(_events(sample)), _clip(sample)
+    times = [float(time) for time in clip.times if _clear(event, round(float(time), 1))]
+    present = sample.chance(0.5)
+    time = round(sample.pick([t for t in times if _inside(event, t) == present and _inside(event, round(t, 1)) == present]), 1)
+    sample.ask(event=event.text, time=time)
+    shown = _show_frames(sample, [time])
+    sample.check(_inside(event, shown[0]) == present, "not_shown")
+    _remark_event(sample, event, shown)
+    return sample.done_yes_no(present)
 
 
 def happens(sample: Sample) -> Demonstration:
     """Which of the annotated events is going on at a moment."""
-    events, clip = _events(sample), _opened(sample)
-    sample.need(len(events) >= 2)
-    moments = [round(float(t), 1) for t in clip.times if all(_clear(event, round(float(t), 1)) for event in events)]
-    only = [t for t in moments if sum(_inside(event, t) for event in events) == 1]
-    time = sample.pick(only)
+    events, clip = _events(sample), _clip(sample)
+    sample.require(len(events) >= 2)
+    times = [round(float(t), 1) for t in clip.times if all(_clear(event, round(float(t), 1)) for event in events)]
+    time = sample.pick([t for t in times if sum(_inside(event, t) for event in events) == 1])
     event = next(event for event in events if _inside(event, time))
-    question = sample.ask(time=time)
-    shown = _look(sample, [time])
-    sample.agree([e for e in events if _inside(e, shown[0])] == [event], "not_shown")
-    _tell(sample, event, shown)
-    wrong = sample.shuffled([e.text for e in events if e is not event])[:3]
-    return sample.done(question, event.text, sample.conclude(event=event.text), wrong=wrong)
+    sample.ask(time=time)
+    shown = _show_frames(sample, [time])
+    sample.check([e for e in events if _inside(e, shown[0])] == [event], "not_shown")
+    _remark_event(sample, event, shown)
+    return sample.done(event.text, wrong=sample.shuffled([e.text for e in events if e is not event])[:3], event=event.text)
 
 
 # Tracks
 
 
 @dataclass(frozen=True)
-class Course:
-    """An annotated track: its name in words and its boxes, in each frame from the first to the last it is followed to.
+class Track:
+    """An annotated track: its name in words and its region in each annotated frame, in order.
 
-    ``cut``: the track goes on after that, so that a question about its end has to say where to stop.
+    ``shortened``: the annotated track is longer, so that a question about its end must say where to stop.
     """
 
     what: str
     regions: list[Region]
-    clip: str
-    cut: bool = False
+    media: str
+    shortened: bool = False
 
     @property
     def boxes(self) -> list[Box]:
@@ -198,171 +186,173 @@ class Course:
 
     @property
     def frames(self) -> list[int]:
-        """Frame numbers, rising."""
+        """Frame numbers in ascending order."""
         return [int(region.frame or 0) for region in self.regions]
 
 
-def _courses(sample: Sample) -> list[Course]:
-    """Tracks of ten frames and more that can be spoken of: by their label, or by where they are in their first frame."""
-    name = _clip(sample)
-    tracks: dict[str, list[Region]] = {}
-    for region in sample.notes.regions:
-        if region.media == name and region.frame is not None and region.track is not None and region.label.strip():
-            tracks.setdefault(region.track, []).append(region)
-    labels = Counter(members[0].label for members in tracks.values())
-    result = []
-    for members in tracks.values():
+def _tracks(sample: Sample) -> list[Track]:
+    """Tracks of ten frames or more that can be named: by their label, or by their position in their first frame."""
+    media = sample.first_media("video")
+    regions: dict[str, list[Region]] = {}
+    for region in sample.annotations.regions:
+        if region.media == media and region.frame is not None and region.track is not None and region.label.strip():
+            regions.setdefault(region.track, []).append(region)
+    labels = Counter(members[0].label for members in regions.values())
+    tracks = []
+    for members in regions.values():
         members = sorted(members, key=lambda region: int(region.frame or 0))
         start = members[0]
-        whole = len(members)
-        members = [region for region in members if int(region.frame or 0) < int(start.frame or 0) + LONGEST]
-        if len(members) < 10:
+        followed = [region for region in members if int(region.frame or 0) < int(start.frame or 0) + MAX_FRAMES]
+        if len(followed) < 10:
             continue
-        what = f"the {grounding.noun(start.label)}"
+        what = f"the {naming.noun(start.label)}"
         if labels[start.label] > 1 or start.label in sample.partial:
-            cell = grounding.place(start.box)
-            beside = [r for r in sample.notes.regions if r.frame == start.frame and r.label == start.label and r.media == name]
-            if sum(grounding.place(r.box) == cell for r in beside) > 1:
+            cell = naming.position(start.box)
+            peers = [r for r in sample.annotations.regions if (r.frame, r.label, r.media) == (start.frame, start.label, media)]
+            if sum(naming.position(r.box) == cell for r in peers) > 1:
                 continue
-            what = f"the {grounding.noun(start.label)} that is in the {cell} in frame {start.frame}"
-        result.append(Course(what, members, name, cut=len(members) < whole))
-    return result
+            what = f"{what} that is in the {cell} in frame {start.frame}"
+        tracks.append(Track(what, followed, media, shortened=len(followed) < len(members)))
+    return tracks
 
 
-def _ask(sample: Sample, *courses: Course, **slots: object) -> str:
-    """The question of the form; it names the frames to follow where a track is used in part only."""
-    limits = [f" Follow {c.what} from frame {c.frames[0]} to frame {c.frames[-1]} only." for c in courses if c.cut]
-    return sample.ask(**slots) + "".join(limits)
+def _ask(sample: Sample, *tracks: Track, **slots: object) -> None:
+    """Ask the question of the form; where only a part of a track is used, the question names its frames."""
+    sample.ask(**slots)
+    for track in tracks:
+        if track.shortened:
+            sample.text += f" Follow {track.what} from frame {track.frames[0]} to frame {track.frames[-1]} only."
 
 
-def _follow(sample: Sample, course: Course) -> tuple[dict[str, Any], list[Box]]:
-    """Look at the first frame and track to the last; the track's entry and its boxes at the annotated frames.
+def _follow(sample: Sample, track: Track) -> tuple[dict[str, Any], list[Box]]:
+    """Show the first frame and track to the last; the operation's record and its boxes in the annotated frames.
 
-    ``track_differs`` when it is lost or is somewhere else.
+    ``track_differs`` when the tracker loses the thing or follows something else.
     """
-    start, end = course.frames[0], course.frames[-1]
-    think = sample.think("frames", f"frame {start}, where {course.what} is first seen")
-    view = sample.session.call(think, "select_frames", target=course.clip, frames=[start])
-    sample.narrator.remark("in_frame", what=course.what, frame=start, where=grounding.place(course.boxes[0]))
-    box = grounding.outward(course.boxes[0], sample.grid)
-    how: dict[str, Any] = {"box": box, "start": start}
-    if sample.chance(OUTLINED):
+    start, end = track.frames[0], track.frames[-1]
+    think = sample.think("frames", f"frame {start}, where {track.what} is first seen")
+    view = sample.session.call(think, "select_frames", target=track.media, frames=[start])
+    sample.narrator.remark("in_frame", what=track.what, frame=start, where=naming.position(track.boxes[0]))
+    box = geometry.outward(track.boxes[0], sample.grid)
+    arguments: dict[str, Any] = {"box": box, "start": start}
+    if sample.chance(SEGMENT_SHARE):
         image = str(view.images[0].id)
-        seen = sample.session.call(sample.think("segment", course.what), "segment_object_at", target=image, box=box)
-        found = seen.data["objects"][0]
-        sample.agree(grounding.track_overlap([found["box"]], [course.boxes[0]])[0] >= ALIKE_BOX, "outline_differs")
-        how = {"object": found["id"]}
-    think = sample.think("track", course.what, start=start)
-    entry = sample.session.call(think, "track_object", target=course.clip, end=end, **how).data["tracks"][0]
-    sample.agree(entry["status"] == "completed" and entry["frames"][-1] == end, "track_differs")
-    boxes = [entry["boxes"][entry["frames"].index(frame)] for frame in course.frames]
-    alike = grounding.track_overlap(boxes, course.boxes)
-    sample.agree(float(np.mean(alike)) >= FOLLOWED and alike[-1] >= LAST, "track_differs")
-    first, last = grounding.place(boxes[0]), grounding.place(boxes[-1])
-    sample.narrator.remark("tracked" if first != last else "tracked_in_place", what=course.what, first=first, last=last)
-    return entry, boxes
+        observation = sample.session.call(sample.think("segment", track.what), "segment_object_at", target=image, box=box)
+        segmented = observation.data["objects"][0]
+        sample.check(box_iou(segmented["box"], track.boxes[0]) >= MIN_BOX_IOU, "outline_differs")
+        arguments = {"object": segmented["id"]}
+    think = sample.think("track", track.what, start=start)
+    record = sample.session.call(think, "track_object", target=track.media, end=end, **arguments).data["tracks"][0]
+    sample.check(record["status"] == "completed" and record["frames"][-1] == end, "track_differs")
+    boxes = [record["boxes"][record["frames"].index(frame)] for frame in track.frames]
+    overlaps = geometry.track_overlap(boxes, track.boxes)
+    sample.check(float(np.mean(overlaps)) >= MIN_TRACK_IOU and overlaps[-1] >= MIN_LAST_IOU, "track_differs")
+    first, last = naming.position(boxes[0]), naming.position(boxes[-1])
+    sample.narrator.remark("tracked" if first != last else "tracked_in_place", what=track.what, first=first, last=last)
+    return record, boxes
 
 
-def _moved(sample: Sample, boxes: Sequence[Box]) -> tuple[float, float, float]:
-    """Displacement from the first to the last box: x, y in pixels, and its length in diagonals of the frame."""
-    clip = _opened(sample)
-    (x, y), (u, v) = grounding.middle(boxes[0]), grounding.middle(boxes[-1])
+def _displacement(sample: Sample, boxes: Sequence[Box]) -> tuple[float, float, float]:
+    """Displacement from the first to the last box: x and y in pixels, and its length in diagonals of the frame."""
+    clip = _clip(sample)
+    (x, y), (u, v) = geometry.middle(boxes[0]), geometry.middle(boxes[-1])
     dx, dy = (u - x) * clip.width, (v - y) * clip.height
     return dx, dy, math.hypot(dx, dy) / math.hypot(clip.width, clip.height)
 
 
 def direction(sample: Sample) -> Demonstration:
-    """The way a thing goes from the first to the last frame."""
-    course = sample.pick(_courses(sample))
-    dx, dy, far = _moved(sample, course.boxes)
-    sample.need(far >= MOVED and grounding.heading(dx, dy))
-    name, question = str(grounding.heading(dx, dy)), _ask(sample, course, what=course.what)
-    _, boxes = _follow(sample, course)
-    dx, dy, _ = _moved(sample, boxes)
-    sample.agree(grounding.heading(dx, dy, 45) == name, "measure_differs")
-    think = sample.conclude(pixels=round(math.hypot(dx, dy)), value=name)
-    others = [other for other in ("left", "right", "up", "down") if other != name]
-    return sample.done(question, name, think, wrong=others if sample.chance(0.35) else ())
+    """The direction in which a thing moves from the first to the last frame."""
+    track = sample.pick(_tracks(sample))
+    dx, dy, distance = _displacement(sample, track.boxes)
+    heading = geometry.heading(dx, dy)
+    sample.require(distance >= MOVED and heading)
+    assert heading is not None
+    _ask(sample, track, what=track.what)
+    _, boxes = _follow(sample, track)
+    dx, dy, _ = _displacement(sample, boxes)
+    sample.check(geometry.heading(dx, dy, 45) == heading, "measure_differs")
+    others = [name for name in ("left", "right", "up", "down") if name != heading]
+    pixels = round(math.hypot(dx, dy))
+    return sample.done(heading, wrong=others if sample.chance(0.35) else (), pixels=pixels, value=heading)
 
 
 def ends(sample: Sample) -> Demonstration:
     """The ninth of the frame where a thing is at the end."""
-    course = sample.pick(_courses(sample))
-    value, question = grounding.place(course.boxes[-1]), _ask(sample, course, what=course.what)
-    _, boxes = _follow(sample, course)
-    sample.agree(grounding.place(boxes[-1]) == value, "measure_differs")
+    track = sample.pick(_tracks(sample))
+    value = naming.position(track.boxes[-1])
+    _ask(sample, track, what=track.what)
+    _, boxes = _follow(sample, track)
+    sample.check(naming.position(boxes[-1]) == value, "measure_differs")
     cells = ("upper left", "upper right", "lower left", "lower right", "centre", "middle left", "middle right", "upper middle")
     wrong = sample.shuffled([cell for cell in cells if cell != value])[:3]
-    think = sample.conclude(value=value)
-    return sample.done(question, value, think, wrong=wrong if sample.chance(0.5) else ())
+    return sample.done(value, wrong=wrong if sample.chance(0.5) else (), value=value)
 
 
 def moves(sample: Sample) -> Demonstration:
     """Whether a thing moves at all."""
-    courses = [(course, _moved(sample, course.boxes)[2]) for course in _courses(sample)]
-    course, far = sample.pick([pair for pair in courses if pair[1] >= MOVED or _still(sample, pair[0])])
-    question, value = _ask(sample, course, what=course.what), "moves" if far >= MOVED else "stays"
-    entry, _ = _follow(sample, course)
-    path = float(entry["statistics"]["displacement"]["value"])
-    diagonal = math.hypot(_opened(sample).width, _opened(sample).height)
-    sample.agree((path / diagonal >= 0.5 * MOVED) == (value == "moves"), "measure_differs")
-    return sample.done(question, value, sample.conclude(pixels=round(path), value=value))
+    tracks = [(track, _displacement(sample, track.boxes)[2]) for track in _tracks(sample)]
+    track, distance = sample.pick([pair for pair in tracks if pair[1] >= MOVED or _still(sample, pair[0])])
+    value = "moves" if distance >= MOVED else "stays"
+    _ask(sample, track, what=track.what)
+    record, _ = _follow(sample, track)
+    pixels = float(record["statistics"]["displacement"]["value"])
+    diagonal = math.hypot(_clip(sample).width, _clip(sample).height)
+    sample.check((pixels / diagonal >= 0.5 * MOVED) == (value == "moves"), "measure_differs")
+    return sample.done(value, pixels=round(pixels), value=value)
 
 
-def _still(sample: Sample, course: Course) -> bool:
-    return max(_moved(sample, [course.boxes[0], box])[2] for box in course.boxes) <= STILL
+def _still(sample: Sample, track: Track) -> bool:
+    return max(_displacement(sample, [track.boxes[0], box])[2] for box in track.boxes) <= STILL
 
 
 def grows(sample: Sample) -> Demonstration:
     """Whether a thing gets larger or smaller."""
-    course = sample.pick(_courses(sample))
-    change = grounding.area(course.boxes[-1]) / grounding.area(course.boxes[0])
-    sample.need(change >= GREW or change <= 1 / GREW or 0.93 < change < 1.08)
-    value, question = _size(change, GREW), _ask(sample, course, what=course.what)
-    _, boxes = _follow(sample, course)
-    measured = grounding.area(boxes[-1]) / grounding.area(boxes[0])
-    sample.agree(_size(measured, 1.2) == value, "measure_differs")
-    return sample.done(question, value, sample.conclude(value, ratio=measured))
+    track = sample.pick(_tracks(sample))
+    growth = geometry.area(track.boxes[-1]) / geometry.area(track.boxes[0])
+    sample.require(growth >= MIN_GROWTH or growth <= 1 / MIN_GROWTH or 0.93 < growth < 1.08)
+    value = _size_change(growth, MIN_GROWTH)
+    _ask(sample, track, what=track.what)
+    _, boxes = _follow(sample, track)
+    measured = geometry.area(boxes[-1]) / geometry.area(boxes[0])
+    sample.check(_size_change(measured, 1.2) == value, "measure_differs")
+    return sample.done(value, value, ratio=measured)
 
 
-def _size(change: float, clear: float) -> str:
-    return "larger" if change >= clear else "smaller" if change <= 1 / clear else "same"
+def _size_change(growth: float, clear: float) -> str:
+    return "larger" if growth >= clear else "smaller" if growth <= 1 / clear else "same"
 
 
 def half(sample: Sample) -> Demonstration:
     """Whether a thing ends in a half of the frame."""
-    course = sample.pick(_courses(sample))
-    x, y = grounding.middle(course.boxes[-1])
+    track = sample.pick(_tracks(sample))
     axis = int(sample.rng.integers(2))
-    here = grounding.side((x, y)[axis], ("left", "upper")[axis], ("right", "lower")[axis], 0.06)
-    sample.need(here)
-    asked = sample.pick(("left", "right") if axis == 0 else ("upper", "lower"))
-    question = _ask(sample, course, what=course.what, half=asked)
-    _, boxes = _follow(sample, course)
-    found = grounding.side(grounding.middle(boxes[-1])[axis], ("left", "upper")[axis], ("right", "lower")[axis], 0.0)
-    sample.agree(found == here, "measure_differs")
-    think = sample.conclude(value=here)
-    return sample.done(question, "yes" if asked == here else "no", think)
+    low, high = (("left", "right"), ("upper", "lower"))[axis]
+    truth = naming.half(geometry.middle(track.boxes[-1])[axis], low, high, 0.06)
+    sample.require(truth)
+    named = sample.pick((low, high))
+    _ask(sample, track, what=track.what, half=named)
+    _, boxes = _follow(sample, track)
+    sample.check(naming.half(geometry.middle(boxes[-1])[axis], low, high, 0.0) == truth, "measure_differs")
+    return sample.done("yes" if named == truth else "no", value=truth)
 
 
 def farther(sample: Sample) -> Demonstration:
     """Which of two things ends farther from where it began."""
-    pair = sample.shuffled(_courses(sample))[:2]
-    sample.need(len(pair) == 2)
-    truth = [_moved(sample, course.boxes)[2] for course in pair]
-    sample.need(max(truth) >= MOVED and max(truth) >= 1.5 * min(truth))
-    question = _ask(sample, *pair, a=pair[0].what, b=pair[1].what)
-    far = []
-    for course in pair:
-        entry, _ = _follow(sample, course)
-        value = float(entry["statistics"]["displacement"]["value"])
-        sample.narrator.remark("measured", what=course.what, quality="displacement", value=f"{value:.0f} pixels")
-        far.append(value)
-    sample.agree((far[0] > far[1]) == (truth[0] > truth[1]), "measure_differs")
-    best, rest = pair if truth[0] > truth[1] else pair[::-1]
-    think = sample.conclude(best=best.what, rest=rest.what)
-    wrong = [rest.what] if sample.chance(0.4) else ()
-    return sample.done(question, best.what, think, wrong=wrong, also=[best.what.removeprefix("the ")])
+    pair = sample.shuffled(_tracks(sample))[:2]
+    sample.require(len(pair) == 2)
+    truth = [_displacement(sample, track.boxes)[2] for track in pair]
+    sample.require(max(truth) >= MOVED and max(truth) >= 1.5 * min(truth))
+    _ask(sample, *pair, a=pair[0].what, b=pair[1].what)
+    distances = []
+    for track in pair:
+        record, _ = _follow(sample, track)
+        distance = float(record["statistics"]["displacement"]["value"])
+        sample.narrator.remark("measured", what=track.what, quality="displacement", value=f"{distance:.0f} pixels")
+        distances.append(distance)
+    sample.check((distances[0] > distances[1]) == (truth[0] > truth[1]), "measure_differs")
+    best, rest = (track.what for track in (pair if truth[0] > truth[1] else pair[::-1]))
+    wrong = [rest] if sample.chance(0.4) else ()
+    return sample.done(best, wrong=wrong, also=[best.removeprefix("the ")], best=best, rest=rest)
 
 
 FRAMES: dict[str, Form] = {"begins": begins, "first": first, "choose": choose, "holds": holds, "happens": happens}
