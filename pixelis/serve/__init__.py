@@ -1,1 +1,1 @@
-"""The Ray Serve application: an OpenAI-shaped gateway, the agent behind it, and the way its traffic becomes updates."""
+"""The Ray Serve application: an OpenAI-shaped gateway, the agent behind it, and the work that turns its traffic into updates."""

@@ -30,18 +30,18 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 COLD_PRIORITY = 0.9
-VECTOR_S = 30.0
-"""Seconds that an experience waits for its vector; without one it is kept, and never found."""
-REPLY_FIRST_S = 0.05
-"""Seconds in which the reply is encoded and sent: redaction would hold the interpreter that it needs."""
-EVOLUTION_S = 30.0
-"""Seconds that Evolution has to take something: while it restarts, its callers must not fill the background for good."""
+VECTOR_TIMEOUT_S = 30.0
+"""Longest wait for an experience's vector; without one it is stored, but no search finds it."""
+START_DELAY_S = 0.05
+"""Time in which the reply is encoded and sent, because redaction holds the interpreter."""
+EVOLUTION_TIMEOUT_S = 30.0
+"""Timeout of calls to Evolution: while it restarts, they must not fill the background."""
 
 
 class AfterReply:
-    """Works in the background on at most ``evolution.queue`` answers at once: it never delays a reply and never fails one.
+    """Processes at most ``evolution.queue`` answers at once in the background, and never delays or fails a reply.
 
-    ``evolution`` gives the actor's handle, None when nothing is learnt. What becomes of each answer is counted.
+    ``evolution`` returns the actor's handle; None if the service does not learn. The outcome of every answer is counted.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class AfterReply:
     ):
         self.config, self.retrieval, self.evolution, self.counts = config, retrieval, evolution, counts
         self.background: dict[str, asyncio.Task[None]] = {}
-        # A thread of its own: the shared ones decode the pictures of requests that somebody waits for.
+        # Its own thread: the shared ones decode the pictures of requests that callers wait for.
         self.thread = ThreadPoolExecutor(1, "after-reply")
 
-    def later(self, answer: Answer, query: AgentQuery, lookup: Lookup) -> None:
-        """Begin what follows this answer; nothing at all in a read-only service. Takes the id from an answer that is not kept."""
+    def schedule(self, answer: Answer, query: AgentQuery, lookup: Lookup) -> None:
+        """Start the work after this answer; none in a read-only service. Sets ``experience_id`` of an unstored answer to None."""
         c = self.config
         remember = self.retrieval.writes and query.remember
         learn = (
@@ -70,40 +70,40 @@ class AfterReply:
         if not remember:
             answer.experience_id = None
         if remember or learn:
-            self._begin(name, self._follow(answer, query, lookup, remember, learn))
+            self._start(name, self._process(answer, query, lookup, remember, learn))
 
-    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             self.background.pop(name, None)
             if not task.cancelled() and (error := task.exception()) is not None:
                 self.counts["follow_failed"] += 1
-                log.error("what follows a reply failed", exc_info=error)
+                log.error("work after a reply failed", exc_info=error)
 
         task = self.background[name] = asyncio.create_task(work)
         task.add_done_callback(ended)
 
     async def drain(self, timeout_s: float) -> None:
-        """Return once what has begun is done, at most ``timeout_s`` seconds later."""
+        """Wait until the work started so far is complete, at most ``timeout_s`` seconds."""
         if self.background:
             await asyncio.wait(list(self.background.values()), timeout=timeout_s)
 
-    async def _follow(self, answer: Answer, query: AgentQuery, lookup: Lookup, remember: bool, learn: bool) -> None:
-        await asyncio.sleep(REPLY_FIRST_S)
+    async def _process(self, answer: Answer, query: AgentQuery, lookup: Lookup, remember: bool, learn: bool) -> None:
+        await asyncio.sleep(START_DELAY_S)
         user = privacy.pseudonym(query.user) if query.user else None
-        redacted = await self._aside(lambda: privacy.redact_record(as_experience(answer, user)))
-        risk = await self._aside(lambda: privacy.risk(answer.group.question.question))
+        redacted = await self._in_thread(lambda: privacy.redact_record(as_experience(answer, user)))
+        risk = await self._in_thread(lambda: privacy.risk(answer.group.question.question))
         self.counts[f"privacy_risk_{risk.level}"] += 1
         if remember:
-            await self._counted("remembered", self._remember(answer, redacted, lookup))
-            await self._counted("success_told", self._tell(answer.verdict, lookup.retrieval_id))
+            await self._count("remembered", self._store(answer, redacted, lookup))
+            await self._count("success_told", self._credit_neighbours(answer.verdict, lookup.retrieval_id))
         if learn:
-            await self._counted("update_sent", self._learn(answer, redacted))
+            await self._count("update_sent", self._submit_update(answer, redacted))
 
-    async def _aside(self, work: Callable[[], Result]) -> Result:
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
-    async def _counted(self, name: str, work: Awaitable[Any]) -> None:
-        """Do it, and count it under ``name`` or ``name_failed``; False is neither."""
+    async def _count(self, name: str, work: Awaitable[Any]) -> None:
+        """Await ``work`` and count it as ``name`` or ``name_failed``, or as neither if it returns False."""
         try:
             if await work is not False:
                 self.counts[name] += 1
@@ -116,24 +116,24 @@ class AfterReply:
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
-    async def _remember(self, answer: Answer, redacted: Experience, lookup: Lookup) -> None:
+    async def _store(self, answer: Answer, redacted: Experience, lookup: Lookup) -> None:
         assert self.retrieval.memory is not None
         pictures: dict[str, bytes] = {}
         if self.config.memory.pictures:
             try:
                 views = (await _value(answer.views))[answer.winner.id]
-            except RayError as error:  # lost with their generator; the caller was told the id of what is kept
+            except RayError as error:  # lost with their generator; the caller already has the experience's id
                 self.counts["no_pictures"] += 1
-                log.warning("pictures of an answer were lost: %s", type(error).__name__)
+                log.warning("experience %s is stored without pictures: %s", redacted.id, type(error).__name__)
                 views = []
-            named = list(zip(answer.winner.images, views, strict=True)) if views else []
-            pictures = await self._aside(lambda: {image.id: privacy.clean_png(view) for image, view in named})
-        vector = await _in_time(lookup.vector)
+            pairs = list(zip(answer.winner.images, views, strict=True)) if views else []
+            pictures = await self._in_thread(lambda: {image.id: privacy.clean_png(view) for image, view in pairs})
+        vector = await _vector(lookup.vector)
         self.counts["no_vector"] += vector is None
         await self.retrieval.memory.add([Entry(redacted, vector, pictures)])
 
-    async def _tell(self, verdict: Verdict, retrieval_id: str) -> bool:
-        """Tell the neighbours that voted for the verdict's answer; False when there was none."""
+    async def _credit_neighbours(self, verdict: Verdict, retrieval_id: str) -> bool:
+        """Report the neighbours that voted for the verdict's answer to the memory; False if there are none."""
         answer = verdict.answer
         agreed = [v.id for v in verdict.votes if v.source == "neighbour" and answer is not None and agrees(v.answer, answer)]
         if agreed and self.retrieval.memory is not None:
@@ -141,52 +141,54 @@ class AfterReply:
         return bool(agreed)
 
     async def feedback(self, experience_id: str, feedback: Feedback) -> Experience:
-        """Keep what somebody said of an answer, redacted, and tell Evolution.
+        """Redact feedback, store it with its experience and send it to Evolution.
 
-        Raises BadInput in a read-only service and for an id under which nothing is remembered, InfraFailure.
+        Raises BadInput in a read-only service and for an unknown id, InfraFailure.
         """
         if not self.retrieval.writes or self.retrieval.memory is None:
-            raise BadInput("this service remembers nothing, so it takes no feedback", code="no_memory")
+            raise BadInput("this service stores nothing, so it accepts no feedback", code="no_memory")
         if (task := self.background.get(experience_id)) is not None:
-            await asyncio.wait([task])  # it was answered a moment ago and is being stored
-        said = privacy.redact_record(feedback)
-        said = said.model_copy(update={"created_at": said.created_at or time.time()})
-        experience = await self.retrieval.memory.feedback(experience_id, said)
+            await asyncio.wait([task])  # the experience is still being stored
+        redacted = privacy.redact_record(feedback)
+        redacted = redacted.model_copy(update={"created_at": redacted.created_at or time.time()})
+        experience = await self.retrieval.memory.feedback(experience_id, redacted)
         self.counts["feedback"] += 1
         if self.evolution is not None:
-            self._begin(new_id("feedback"), self._counted("feedback_told", self._pass_on(experience_id, said)))
+            self._start(new_id("feedback"), self._count("feedback_told", self._send_feedback(experience_id, redacted)))
         return experience
 
-    async def _pass_on(self, experience_id: str, feedback: Feedback) -> None:
+    async def _send_feedback(self, experience_id: str, feedback: Feedback) -> None:
         assert self.evolution is not None
-        async with asyncio.timeout(EVOLUTION_S):
+        async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
             await _value((await self.evolution()).feedback.remote(experience_id, feedback))
 
     # -- evolution --------------------------------------------------------------------------------------------------
 
-    async def _learn(self, answer: Answer, redacted: Experience) -> bool:
-        """False when the gate is closed, or Evolution takes no tasks now."""
+    async def _submit_update(self, answer: Answer, redacted: Experience) -> bool:
+        """Send the update task to Evolution; False if the gate rejects the verdict, or Evolution accepts no tasks now."""
         c, verdict = self.config, answer.verdict
         assert self.evolution is not None
-        kept = answer.experience_id or ""
-        task = await self._aside(partial(make_task, answer.group, verdict, c.evolution, c.rewards, experience_id=kept))
+        experience_id = answer.experience_id or ""
+        task = await self._in_thread(
+            partial(make_task, answer.group, verdict, c.evolution, c.rewards, experience_id=experience_id)
+        )
         if task is None:
             self.counts["gated"] += 1
             return False
-        async with asyncio.timeout(EVOLUTION_S):
+        async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
             actor = await self.evolution()
-            # In a list the reference itself travels: the pictures stay where they are until the learner wants them.
-            taken = await _value(actor.submit.remote(task, [answer.views], redacted.verdict, redacted.question))
-        if not taken:
+            # Inside a list Ray passes the reference on: the pictures stay where they are until the learner needs them.
+            accepted = await _value(actor.submit.remote(task, [answer.views], redacted.verdict, redacted.question))
+        if not accepted:
             self.counts["update_refused"] += 1
             return False
         return True
 
 
 def as_experience(answer: Answer, user: str | None) -> Experience:
-    """What is worth keeping of an answer, before redaction; ``user`` is a pseudonym.
+    """The experience of an answer, before redaction; ``user`` is a pseudonym.
 
-    Priority .5 (1 - confidence) + .25, of cold starts .9: what the policy was unsure of is looked at first.
+    Its priority is .5 (1 - confidence) + .25, or .9 for a cold start: uncertain answers come first.
     """
     return Experience(
         id=answer.experience_id or "",
@@ -201,11 +203,11 @@ def as_experience(answer: Answer, user: str | None) -> Experience:
     )
 
 
-async def _in_time(vector: asyncio.Task[np.ndarray] | None) -> np.ndarray | None:
-    """The vector, None when it failed (which was logged) or does not come."""
+async def _vector(vector: asyncio.Task[np.ndarray] | None) -> np.ndarray | None:
+    """The vector, or None if its task failed (which it logs) or does not finish in time."""
     if vector is None:
         return None
-    await asyncio.wait([vector], timeout=VECTOR_S)
+    await asyncio.wait([vector], timeout=VECTOR_TIMEOUT_S)
     if not vector.done():
         vector.cancel()
         return None

@@ -1,4 +1,4 @@
-"""Handles one request: k sampled trajectories and their neighbours in memory, a vote, a verdict."""
+"""The agent behind the gateway: samples trajectories, looks up neighbours in memory, votes."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from pixelis.serve.retrieval import Lookup, Retrieval
 
 
 class Agent:
-    """Answers requests by vote, remembers them, and hands confident verdicts to Evolution. Holds no model, trusts no input.
+    """Answers questions by vote, stores the experiences, and sends confident verdicts to Evolution. Holds no model.
 
-    ``memory`` is the client of the shards, None without any.
+    ``memory`` is the client of the memory shards, None without any.
     """
 
     def __init__(self, config: Config, backends: Backends):
         self.config, self.backends = config, backends
         self.counts: Counter[str] = Counter()
         if not backends.generators:
-            raise BadInput("the gateway was given no generator", fix="pass the names of running Generator actors")
+            raise BadInput("the gateway has no generator", fix="pass the names of running Generator actors")
         timeouts = RouterTimeouts.serving(config)
         self.router = GeneratorRouter(backends.generators, timeouts, follows=True, attempts=2, namespace=backends.namespace)
         self.retrieval = Retrieval(config, backends, self.counts)
@@ -52,48 +52,48 @@ class Agent:
         self.version: int | None = None
 
     async def ready(self, timeout_s: float) -> None:
-        """Meet the actors behind, as far as they answer: the first contact with one takes seconds (its class is imported)."""
-        with contextlib.suppress(TimeoutError, RayError, InfraFailure):  # they may come up later
+        """Call the actors once: the first call to an actor takes seconds, because its class is imported."""
+        with contextlib.suppress(TimeoutError, RayError, InfraFailure):  # they may start later
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(self.router.health(timeout_s), self.retrieval.ready())
 
     async def decode(self, query: AgentQuery) -> Pictures:
-        """Decode the pictures of a request. Raises BadImage for what is damaged or outside the caps."""
+        """Decode the pictures of a query. Raises BadImage for damaged pictures and those outside the caps."""
         media, full, views = [], {}, []
         for number, url in enumerate(query.images):
-            async with self.decoding:  # a picture may take a second and 150 MB to decode: never many at once
+            async with self.decoding:  # a picture may take a second and 150 MB to decode: only two at a time
                 item, picture, view = await asyncio.to_thread(self._decode, f"img{number}", url)
             media.append(item)
             full[item.id] = picture
             views.append(view)
-        # A thread, because it waits while the store writes others to disk.
+        # In a thread: ray.put blocks while the object store spills to disk.
         return Pictures(media, [await asyncio.to_thread(ray.put, full)] if full else [], views)
 
     def _decode(self, name: str, url: str) -> tuple[Media, np.ndarray, np.ndarray]:
         caps, d = self.config.toolbox, self.config.dialogue.input
         picture = load_image(url, caps.max_image_bytes, caps.max_image_pixels)
         height, width, _ = picture.shape
-        # The content's name, not the content: the caller's data URL would travel with every record of the question.
-        content = f"sha256:{hashlib.sha256(url.encode()).hexdigest()}"
-        media = Media(id=name, uri=content, height=height, width=width)
+        # A hash in place of the data URL, which would travel with every record of the question.
+        uri = f"sha256:{hashlib.sha256(url.encode()).hexdigest()}"
+        media = Media(id=name, uri=uri, height=height, width=width)
         return media, picture, fit(picture, PixelBudget(d.min_pixels, d.max_pixels), 1)
 
     async def answer(self, query: AgentQuery, pictures: Pictures | None = None) -> Answer:
-        """Sample, vote, and pick the trajectory that stands for the verdict; ``pictures`` as ``decode`` gave them.
+        """Sample and vote. ``pictures`` are those of ``decode``, which is called if they are missing.
 
-        Raises BadImage for pictures outside the caps, BadInput for a prompt that does not fit, InfraFailure. Cancelling it
-        cancels the rollouts.
+        Raises BadImage for pictures outside the caps, BadInput for a prompt that does not fit, InfraFailure. Cancelling this
+        call cancels the rollouts.
         """
         async with contextlib.aclosing(self._run(query, pictures, stream=False)) as items:
             async for item in items:
                 if isinstance(item, Answer):
                     return item
-        raise AssertionError("the last item is the answer")
+        raise AssertionError("_run ended without an answer")
 
     async def stream(self, query: AgentQuery, pictures: Pictures | None = None) -> AsyncIterator[TurnEvent | Answer]:
-        """The turns of all samples as they happen, then what ``answer`` returns.
+        """The turns of all samples as they happen, then the answer.
 
-        What is wrong with the request is raised before the first event. Closing the iterator cancels the rollouts.
+        Errors of the request are raised before the first event. Closing the iterator cancels the rollouts.
         """
         async with contextlib.aclosing(self._run(query, pictures, stream=True)) as items:
             async for item in items:
@@ -104,21 +104,21 @@ class Agent:
         pictures = pictures or await self.decode(query)
         question = Question(id=new_id("q"), question=query.question, media=pictures.media, task="serve", split="serve")
         cold = await self.retrieval.cold()
-        if cold:  # its answer is neither compared nor learnt from: one sample is all that is needed
+        if cold:  # the answer is neither put to a vote nor learnt from: one sample is enough
             query = dataclasses.replace(query, samples=1)
-        with self.retrieval.look(question, pictures.views, search=not cold, keep=query.remember) as lookup:
-            rolled: RolloutResult | None = None
+        with self.retrieval.lookup(question, pictures.views, search=not cold, store=query.remember) as lookup:
+            result: RolloutResult | None = None
             request = RolloutRequest(
                 question, new_id("group"), query.samples, query.sampling, query.operations, query.max_turns, pictures.full
             )
             async with contextlib.aclosing(self.router.episodes(request, stream=stream)) as items:
                 async for item in items:
                     if isinstance(item, TurnUpdate):
-                        yield await _event(item, query.samples)
+                        yield await _turn_event(item, query.samples)
                     else:
-                        rolled = item
-            assert rolled is not None
-            group = rolled.group
+                        result = item
+            assert result is not None
+            group = result.group
             if not group.trajectories:
                 raise InfraFailure("the generator returned no trajectory")
             if all(t.stop_reason is StopReason.OVER_CONTEXT and not t.policy_turns for t in group.trajectories):
@@ -128,7 +128,7 @@ class Agent:
             verdict,
             group,
             winning(group, verdict),
-            rolled.views,
+            result.views,
             neighbours=lookup.neighbours,
             retrieval_id=lookup.retrieval_id,
             cold_start=cold,
@@ -137,19 +137,20 @@ class Agent:
         self.version = group.policy_version
         self.counts["answered"] += 1
         self.counts["cold_start"] += cold
-        self.after_reply.later(answer, query, lookup)
+        self.after_reply.schedule(answer, query, lookup)
         yield answer
 
     async def _judge(self, question: Question, group: Group, lookup: Lookup, cold: bool) -> Verdict:
         if cold:
             return vote.direct(group.trajectories[0])
         await lookup.wait()
-        known = [n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")]
-        verdict = vote.vote(group.trajectories, known, self.config.evolution, lookup.asked or question, time.time())
+        neighbours = [n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")]
+        query = lookup.stored_question or question
+        verdict = vote.vote(group.trajectories, neighbours, self.config.evolution, query, time.time())
         return verdict.model_copy(update={"neighbours": len(lookup.neighbours), "partial": lookup.partial})
 
     async def pictures(self, answer: Answer) -> dict[str, str]:
-        """PNG data URLs of what the winner saw, by image id. Raises InfraFailure when the views are lost."""
+        """The winner's views as PNG data URLs by image id. Raises InfraFailure if they are lost."""
         try:
             views = (await _value(answer.views))[answer.winner.id]
         except RayError as error:
@@ -158,15 +159,15 @@ class Agent:
         return {image.id: url for image, url in zip(answer.winner.images, urls, strict=True)}
 
     async def feedback(self, experience_id: str, feedback: Feedback) -> Experience:
-        """Keep what somebody said of an answer, and tell Evolution. Raises BadInput when nothing is remembered under that id."""
+        """Store feedback with an experience and send it to Evolution. Raises BadInput for an unknown id."""
         return await self.after_reply.feedback(experience_id, feedback)
 
     async def drain(self, timeout_s: float = 10.0) -> None:
-        """Return once what follows the replies so far is done, at most ``timeout_s`` seconds later."""
+        """Wait until the work after the replies so far is complete, at most ``timeout_s`` seconds."""
         await self.after_reply.drain(timeout_s)
 
     async def evolution_actor(self) -> ActorHandle:
-        """The Evolution actor. Raises InfraFailure when there is none, or it is not running."""
+        """The Evolution actor. Raises InfraFailure if the service has none or it is not running."""
         name = self.backends.evolution
         if name is None:
             raise InfraFailure("this service does not evolve", code="no_evolution", fix="start it with evolution.enabled=true")
@@ -177,24 +178,28 @@ class Agent:
 
 
 def winning(group: Group, verdict: Verdict) -> Trajectory:
-    """The first sample that gave the verdict's answer; the first of all when none did."""
+    """The first trajectory with the verdict's answer, or the first of all."""
     for trajectory in group.trajectories:
         if verdict.answer is not None and vote.agrees(trajectory.answer, verdict.answer):
             return trajectory
     return group.trajectories[0]
 
 
-async def _event(happened: TurnUpdate, samples: int) -> TurnEvent:
-    seen = happened.turn.observation.images if happened.turn.observation is not None else []
-    urls = await asyncio.to_thread(lambda: [png_url(view) for view in happened.views]) if happened.views else []
-    images = [image.model_copy(update={"uri": url}) for image, url in zip(seen, urls, strict=True)]
-    return TurnEvent(sample=happened.sample, samples=samples, turn=happened.turn, images=images, attempt=happened.attempt)
+async def _turn_event(update: TurnUpdate, samples: int) -> TurnEvent:
+    observation = update.turn.observation
+    urls = await asyncio.to_thread(lambda: [png_url(view) for view in update.views]) if update.views else []
+    images = [
+        image.model_copy(update={"uri": url})
+        for image, url in zip(observation.images if observation is not None else [], urls, strict=True)
+    ]
+    return TurnEvent(sample=update.sample, samples=samples, turn=update.turn, images=images, attempt=update.attempt)
 
 
 def png_url(view: np.ndarray) -> str:
-    """A uint8 HxWx3 view as a PNG data URL."""
+    """A uint8 [H, W, 3] view as a PNG data URL."""
     buffer = io.BytesIO()
-    Image.fromarray(view).save(buffer, format="PNG", compress_level=1)  # a caller waits: a third of the time, a quarter larger
+    # Level 1 takes a third of the default's time for a quarter more bytes.
+    Image.fromarray(view).save(buffer, format="PNG", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 

@@ -1,4 +1,4 @@
-"""Messages between the gateway and the agent: a checked request, events meanwhile, the answer."""
+"""What the gateway passes to the agent and gets back: a query, decoded pictures, turn events, the answer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pixelis.records import Group, ImageView, Media, Neighbour, Record, Trajecto
 
 @dataclass(frozen=True, slots=True)
 class AgentQuery:
-    """A checked request. ``images`` are data URLs; ``user`` is what the caller calls itself, kept as a pseudonym only.
+    """A validated question. ``images`` are data URLs.
 
-    ``learn`` false keeps the request out of the update stream, ``remember`` false out of the memory as well.
+    ``learn`` false makes no update from it; ``remember`` false does not store it either. ``user`` is stored as a pseudonym.
     """
 
     question: str
@@ -32,10 +32,10 @@ class AgentQuery:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """The pictures of a request, decoded once: described, by reference (in a list that keeps it one), and shrunk.
+    """The decoded pictures of a request.
 
-    ``full`` holds the reference to {media id: uint8 [H, W, 3]}, or nothing without pictures; ``views`` have no more pixels than
-    the policy sees. Whole pictures live in the object store alone, which writes to disk what does not fit.
+    ``full`` is empty or holds one object reference to {media id: uint8 [H, W, 3]}; inside a list, Ray passes the reference on
+    instead of the pictures. ``views`` are shrunk to the pixel budget of the policy.
     """
 
     media: list[Media]
@@ -44,10 +44,10 @@ class Pictures:
 
 
 class TurnEvent(Record):
-    """A turn that the ``sample``-th of ``samples`` episodes just took, and the pictures that became visible with it.
+    """A turn of the ``sample``-th of ``samples`` episodes, without token ids and log-probs.
 
-    A policy turn, or an operation's observation with its views as PNG data URLs; token ids and log-probs are left out. A new
-    ``attempt`` voids the events of earlier ones: their generator was lost and another began again.
+    ``images`` are the views of an operation's observation, as PNG data URLs. A higher ``attempt`` replaces the events of lower
+    ones: their generator was lost and another one started over.
     """
 
     sample: int
@@ -59,10 +59,10 @@ class TurnEvent(Record):
 
 @dataclass(slots=True)
 class Answer:
-    """What the samples said: their group, the verdict, the trajectory that stands for it, a reference to all views.
+    """The group of samples, their verdict, and the ``winner``: the first trajectory with the verdict's answer.
 
-    ``neighbours`` are the found experiences, those without a vote included; ``retrieval_id`` names the search that found them.
-    ``experience_id`` is the name under which the answer is remembered, None where it is not. ``seconds`` as the caller waited.
+    ``views`` is an object reference to all views by trajectory id. ``neighbours`` are the experiences that the search
+    ``retrieval_id`` found, with or without a vote. ``experience_id`` is None if the answer is not stored.
     """
 
     verdict: Verdict

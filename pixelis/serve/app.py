@@ -1,4 +1,4 @@
-"""Builds the Serve application of gateways and starts it in front of actors that are already placed."""
+"""Builds and starts the Serve application of gateways in front of running actors."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from pixelis.serve.limits import running_limit, waiting_limit
 
 APP_NAME = "pixelis"
 SPARE_REQUESTS = 64
-"""Requests beyond running and waiting that reach the gateway, so that it answers health checks and its own 429s."""
+"""Requests above those running and waiting that still reach the gateway: health checks, and requests it answers with 429."""
 
 
 def build(config: Config, backends: Backends | DeploymentHandle, key_digest: bytes | None) -> serve.Application:
-    """The gateways as an application for ``serve.run``; Serve scales them between serve.replicas and serve.max_replicas.
+    """The application for ``serve.run``. Serve scales its replicas from ``serve.replicas`` to ``serve.max_replicas``.
 
-    ``backends`` names running actors, or is a deployment whose method ``backends`` does; ``key_digest`` None asks for no key.
+    ``backends`` names running actors, or is a deployment with a method ``backends`` that does.
+    ``key_digest`` None requires no key.
     """
     s = config.serve
-    reach = running_limit(config) + waiting_limit(config) + SPARE_REQUESTS
+    max_requests = running_limit(config) + waiting_limit(config) + SPARE_REQUESTS
     scaling: dict[str, Any] = {"num_replicas": s.replicas}
     if s.max_replicas is not None:
         load = float(max(1, running_limit(config)))
         limits = AutoscalingConfig(min_replicas=s.replicas, max_replicas=s.max_replicas, target_ongoing_requests=load)
         scaling = {"autoscaling_config": limits}
-    # The gateway counts and refuses by itself, in the shape clients know. Serve's own bounds lie outside: the proxy counts
-    # a request as queued until a replica is chosen, so a tight bound there would refuse bursts that the gateway can take.
+    # The gateway refuses requests itself, with OpenAI's errors. Serve's limits are wider: its proxy counts a request as queued
+    # until a replica is chosen, so a tight limit there would refuse bursts that the gateway can handle.
     deployment = Gateway.options(  # type: ignore[attr-defined]
         **scaling,
-        max_ongoing_requests=reach,
-        max_queued_requests=reach,
+        max_ongoing_requests=max_requests,
+        max_queued_requests=max_requests,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
@@ -53,7 +54,10 @@ def build(config: Config, backends: Backends | DeploymentHandle, key_digest: byt
 
 
 def api_key_digest(config: Config, host: str | None = None) -> bytes | None:
-    """SHA-256 of the key in the variable ``serve.api_key_env``; None when there is none and ``host`` (serve.host) is loopback."""
+    """SHA-256 of the key in the environment variable ``serve.api_key_env``; None without a key.
+
+    Raises BadConfig without a key if ``host`` (default ``serve.host``) is not loopback.
+    """
     key = os.environ.get(config.serve.api_key_env, "").strip()
     if key:
         return digest(key)
@@ -66,7 +70,7 @@ def api_key_digest(config: Config, host: str | None = None) -> bytes | None:
 
 
 def is_loopback(host: str) -> bool:
-    """True for addresses that only this machine reaches. Names other than ``localhost`` are not trusted to be."""
+    """True for ``localhost`` and loopback addresses; False for other names, whatever they resolve to."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -74,13 +78,13 @@ def is_loopback(host: str) -> bool:
 
 
 def start(config: Config, backends: Backends) -> str:
-    """Start Serve on ``serve.host:serve.port``, deploy, wait until it answers; returns the base URL.
+    """Start Serve on ``serve.host:serve.port`` and deploy; returns the base URL once the service answers.
 
-    Raises BadConfig for a port that is taken or a missing API key.
+    Raises BadConfig for a port in use or a missing API key.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     application = build(config, backends, api_key_digest(config))
-    if not serve.status().proxies:  # a Serve that already runs holds the port itself
+    if not serve.status().proxies:  # otherwise the port is in use by the running Serve
         require_free_port(config.serve.host, config.serve.port)
     serve.start(http_options=HTTPOptions(host=config.serve.host, port=config.serve.port))
     serve.run(application, name=APP_NAME, route_prefix="/")
@@ -88,7 +92,7 @@ def start(config: Config, backends: Backends) -> str:
 
 
 def stop() -> None:
-    """End the application; does nothing when it is not running. Serve itself stays: it belongs to the cluster."""
+    """Stop the application if it runs. Serve itself belongs to the cluster and keeps running."""
     if APP_NAME in serve.status().applications:
         serve.delete(APP_NAME)
 
@@ -96,12 +100,12 @@ def stop() -> None:
 def url(config: Config) -> str:
     """The base URL for a client on this machine."""
     host = config.serve.host
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{config.serve.port}"
+    address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{address}:{config.serve.port}"
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raise BadConfig when ``host:port`` cannot be bound, before Serve's proxy would fail where nobody looks."""
+    """Raise BadConfig if ``host:port`` cannot be bound. Serve's proxy would fail later, in a log of its own."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -1,4 +1,4 @@
-"""Names of the actors behind a gateway: a replica may start on any node at any time."""
+"""Names of the actors behind a gateway, by which a replica on any node finds them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Backends:
-    """Names of the running actors in ``namespace``: generators, memory shards in order, Evolution, the Embedder.
+    """Names of the running actors in ``namespace``; ``memory`` lists the shards in order.
 
-    Without shards nothing is remembered; without Evolution nothing is learnt, reviewed, promoted or rolled back.
+    Without shards nothing is stored; without Evolution nothing is learnt, reviewed, promoted or rolled back.
     """
 
     generators: tuple[str, ...]

@@ -16,21 +16,21 @@ from pixelis.errors import Overloaded
 
 MAX_RETRY_AFTER_S = 60.0
 MAX_CLIENTS = 10_000
-"""Clients remembered at once; the one unseen for longest is forgotten first."""
+"""Clients tracked at once; the one idle for longest is dropped first."""
 
 
 def running_limit(config: Config) -> int:
-    """Requests that the generators can decode together: rows of all engines over samples of a request."""
+    """Requests that the generators can decode at once: the sequences of all engines divided by the samples of a request."""
     return max(1, config.engine.workers * config.engine.max_num_seqs // config.serve.samples)
 
 
 def waiting_limit(config: Config) -> int:
-    """Requests that may wait for those that run."""
+    """Requests that may wait behind the running ones."""
     return config.serve.max_queue or running_limit(config)
 
 
 class Admission:
-    """A bounded queue: ``running`` requests work, ``waiting`` more may wait, the next is refused at once."""
+    """A bounded queue: ``running`` requests are processed, ``waiting`` more may wait, further ones are refused at once."""
 
     def __init__(self, running: int, waiting: int):
         self.slots, self.capacity, self.running = asyncio.Semaphore(running), running + waiting, running
@@ -40,7 +40,7 @@ class Admission:
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
-        """Count the request in. Raises Overloaded with the time in which the queue should have moved."""
+        """Count a request as inside. Raises Overloaded with the expected waiting time."""
         if self.inside >= self.capacity:
             self.shed += 1
             wait = self.mean_s * (self.inside - self.running + 1) / self.running
@@ -53,7 +53,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait for a free slot, and learn from how long it was held."""
+        """Wait for a free slot. Its duration updates the expected waiting time."""
         async with self.slots:
             started = time.monotonic()
             yield
@@ -62,9 +62,9 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a client may still do: ``limit`` and ``remaining`` of its tightest window, seconds until that is whole again.
+    """A client's remaining rate: ``limit`` and ``remaining`` of its tightest window, and seconds until that is empty.
 
-    ``retry_after_s`` is None while another request is taken.
+    ``retry_after_s`` is None if the request was accepted.
     """
 
     limit: int
@@ -77,30 +77,30 @@ class Allowance:
         return {
             "x-ratelimit-limit-requests": str(self.limit),
             "x-ratelimit-remaining-requests": str(self.remaining),
-            "x-ratelimit-reset-requests": _span(self.reset_s),
+            "x-ratelimit-reset-requests": _duration(self.reset_s),
         }
 
 
 class RateLimits:
-    """Sliding windows: of one client at most ``per_minute`` requests in any minute and ``per_hour`` in any hour; 0 is no limit.
+    """Sliding windows: a client may send ``per_minute`` requests in any minute and ``per_hour`` in any hour; 0 is no limit.
 
-    Exact: the times of the taken requests are kept, at most the larger limit of a client. Refused requests do not count, so a
-    client that keeps asking is let in again. Unlike fixed windows or a bucket that refills, no minute holds two minutes' worth.
+    The windows are exact, from the times of accepted requests. Refused requests do not count, so a client that keeps trying is
+    accepted again.
     """
 
     def __init__(self, per_minute: int, per_hour: int, clock: Callable[[], float] = time.monotonic, clients: int = MAX_CLIENTS):
         self.windows = [(limit, span) for limit, span in ((per_minute, 60.0), (per_hour, 3600.0)) if limit]
         self.clock, self.max_clients = clock, clients
-        self.taken: OrderedDict[str, deque[float]] = OrderedDict()
+        self.accepted: OrderedDict[str, deque[float]] = OrderedDict()
         self.refused = 0
 
     def take(self, client: str) -> Allowance | None:
-        """Count a request of ``client`` and say what is left, with ``retry_after_s`` when it is refused; None without limits."""
+        """Count a request of ``client`` unless it is refused, and return the remaining rate; None without limits."""
         if not self.windows:
             return None
         now = self.clock()
-        times = self.taken.setdefault(client, deque())
-        self.taken.move_to_end(client)
+        times = self.accepted.setdefault(client, deque())
+        self.accepted.move_to_end(client)
         while times and times[0] <= now - max(span for _, span in self.windows):
             times.popleft()
         waits = [times[-limit] + span - now for limit, span in self.windows if len(times) >= limit]
@@ -109,18 +109,18 @@ class RateLimits:
             self.refused += 1
         else:
             times.append(now)
-        if len(self.taken) > self.max_clients:
-            self.taken.popitem(last=False)
-        left = []
+        if len(self.accepted) > self.max_clients:
+            self.accepted.popitem(last=False)
+        windows = []
         for limit, span in self.windows:
             inside = sum(1 for _ in itertools.takewhile(lambda at, since=now - span: at > since, reversed(times)))  # type: ignore[misc]
-            left.append((limit - inside, limit, times[-1] + span - now if inside else 0.0))
-        remaining, limit, reset = min(left)
+            windows.append((limit - inside, limit, times[-1] + span - now if inside else 0.0))
+        remaining, limit, reset = min(windows)
         return Allowance(limit, remaining, reset, wait if wait > 0 else None)
 
 
-def _span(seconds: float) -> str:
-    """``1h2m3s`` as OpenAI writes spans of time."""
+def _duration(seconds: float) -> str:
+    """``1h2m3s``, OpenAI's format of durations."""
     whole = math.ceil(seconds)
     hours, minutes = whole // 3600, whole % 3600 // 60
     return f"{hours}h" * bool(hours) + f"{minutes}m" * bool(hours or minutes) + f"{whole % 60}s"

@@ -1,4 +1,4 @@
-"""Looks up similar questions in memory while the samples are drawn."""
+"""Searches the memory for similar questions while the samples are generated."""
 
 from __future__ import annotations
 
@@ -28,32 +28,33 @@ Search = asyncio.Task[tuple[Question, Found]]
 
 
 class Lookup:
-    """One search: its result once ``wait`` has returned, and the question's vector, which an experience is kept with.
+    """A search in progress. ``wait`` sets its results.
 
-    ``asked`` is the question as those found were stored, redacted. ``partial``: some or all of the memory did not answer in time.
+    ``vector`` is the question's, stored with the experience. ``stored_question`` is the question redacted like the stored ones.
+    ``partial``: some memory shards did not answer in time.
     """
 
     def __init__(self, vector: asyncio.Task[np.ndarray] | None, search: Search | None, until: float):
         self.vector, self.search, self.until = vector, search, until
-        self.asked: Question | None = None
+        self.stored_question: Question | None = None
         self.neighbours: list[Neighbour] = []
         self.retrieval_id = ""
         self.partial = False
 
     async def wait(self) -> None:
-        """Take what was found: by now, or by ``until`` (monotonic seconds) if that is later."""
+        """Wait for the results, until ``until`` (monotonic seconds)."""
         if self.search is None:
             return
         await asyncio.wait([self.search], timeout=max(0.0, self.until - time.monotonic()))
         if not self.search.done() or self.search.cancelled() or self.search.exception() is not None:
             self.partial = True
             return
-        self.asked, found = self.search.result()
-        self.neighbours, self.retrieval_id, self.partial = found.neighbours, found.retrieval_id, found.partial
+        self.stored_question, result = self.search.result()
+        self.neighbours, self.retrieval_id, self.partial = result.neighbours, result.retrieval_id, result.partial
 
 
 class Retrieval:
-    """The memory's client and the Embedder, from the side of a request. Without shards there is nothing to recall."""
+    """The clients of the memory shards and the Embedder. ``memory`` is None without shards."""
 
     def __init__(self, config: Config, backends: Backends, counts: Counter[str]):
         self.config, self.backends, self.counts = config, backends, counts
@@ -64,17 +65,17 @@ class Retrieval:
 
     @property
     def writes(self) -> bool:
-        """Whether anything may be written: never in a read-only service, which has no cold start either."""
+        """Whether experiences are stored: never in a read-only service, which has no cold start either."""
         return self.memory is not None and not self.config.serve.read_only
 
     async def ready(self) -> None:
-        """Meet the memory and the Embedder once, which takes longer than it ever will again."""
+        """Call the memory and the Embedder once: the first call takes the longest."""
         if self.memory is not None and self.backends.embedder is not None:
-            first = Question(id=new_id("q"), question="?", task="serve", split="serve")
-            await asyncio.gather(self._vector(first, [np.zeros((64, 64, 3), np.uint8)]), self.memory.size())
+            question = Question(id=new_id("q"), question="?", task="serve", split="serve")
+            await asyncio.gather(self._vector(question, [np.zeros((64, 64, 3), np.uint8)]), self.memory.size())
 
     async def cold(self) -> bool:
-        """Whether the memory holds too little for a vote with neighbours or an update; never without memory and evolution."""
+        """Whether the memory holds fewer than ``evolution.cold_start`` experiences. False without memory or evolution."""
         threshold = self.config.evolution.cold_start
         if not (threshold and self.writes and self.config.evolution.enabled):
             return False
@@ -83,36 +84,36 @@ class Retrieval:
             async with asyncio.timeout(self.config.memory.timeout_s):
                 return await self.memory.size() < threshold
         except (TimeoutError, RayError, InfraFailure):
-            self.counts["memory_unreachable"] += 1  # nothing is known of its size; the samples can still vote
+            self.counts["memory_unreachable"] += 1  # its size is unknown; the samples can still vote
             return False
 
     @contextmanager
-    def look(self, question: Question, views: Sequence[np.ndarray], search: bool, keep: bool) -> Iterator[Lookup]:
-        """Begin to look by the question and the ``views`` of its pictures.
+    def lookup(self, question: Question, views: Sequence[np.ndarray], search: bool, store: bool) -> Iterator[Lookup]:
+        """Start to embed the question with the ``views`` of its pictures, and to search the memory if ``search``.
 
-        What is still searched for at the end is given up, the vector (wanted later) is not. Without ``keep`` nothing is written,
-        not even that somebody looked.
+        Leaving the context cancels the search, but not the vector, which is needed to store the experience. Without ``store``
+        nothing is written, not even that a search took place.
         """
         k = self.config.evolution.neighbours.k
         search = search and k > 0 and self.memory is not None and self.config.evolution.enabled
         vector = None
-        if self.backends.embedder is not None and (search or (keep and self.writes)):
+        if self.backends.embedder is not None and (search or (store and self.writes)):
             vector = asyncio.create_task(self._vector(question, views))
-            vector.add_done_callback(self._heard)
-        found = asyncio.create_task(self._search(vector, question, k, keep)) if search and vector is not None else None
-        if found is not None:
-            found.add_done_callback(self._heard)
+            vector.add_done_callback(self._count_failure)
+        task = asyncio.create_task(self._search(vector, question, k, store)) if search and vector is not None else None
+        if task is not None:
+            task.add_done_callback(self._count_failure)
         try:
-            yield Lookup(vector, found, time.monotonic() + self.config.memory.timeout_s)
+            yield Lookup(vector, task, time.monotonic() + self.config.memory.timeout_s)
         finally:
-            if found is not None:
-                found.cancel()
+            if task is not None:
+                task.cancel()
 
-    async def _search(self, vector: asyncio.Task[np.ndarray], question: Question, k: int, keep: bool) -> tuple[Question, Found]:
+    async def _search(self, vector: asyncio.Task[np.ndarray], question: Question, k: int, store: bool) -> tuple[Question, Found]:
         assert self.memory is not None
         text = await asyncio.to_thread(privacy.redact, question.question)
-        found = await self.memory.search(await asyncio.shield(vector), k, track=self.writes and keep)
-        return question.model_copy(update={"question": text}), found
+        result = await self.memory.search(await asyncio.shield(vector), k, track=self.writes and store)
+        return question.model_copy(update={"question": text}), result
 
     async def _vector(self, question: Question, views: Sequence[np.ndarray]) -> np.ndarray:
         actor = await self._embedder()
@@ -131,7 +132,10 @@ class Retrieval:
                 raise InfraFailure(f"no Embedder named {name} is running") from None
         return self.embedder
 
-    def _heard(self, task: asyncio.Task[Any]) -> None:
+    def _count_failure(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.counts["lookup_failed"] += 1
-            log.warning("lookup failed: %s", error if isinstance(error, PixelisError) else type(error).__name__)
+            log.warning(
+                "memory lookup failed, the samples vote without neighbours: %s",
+                error if isinstance(error, PixelisError) else type(error).__name__,
+            )

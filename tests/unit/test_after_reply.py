@@ -1,4 +1,4 @@
-"""What follows a reply when something behind is away, and what a replica tells of its searches."""
+"""Work after a reply when an actor does not answer, and the health metrics of a replica."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pixelis.serve.counters import Counters
 from pixelis.serve.retrieval import Lookup
 
 
-class CachedReply:
-    """A memory that keeps what it is given."""
+class RecordingMemory:
+    """A memory that records the entries it receives."""
 
     def __init__(self) -> None:
         self.entries: list[Any] = []
@@ -33,18 +33,18 @@ class CachedReply:
         self.entries += entries
 
     async def feedback(self, id: str, feedback: Feedback) -> Experience:
-        return after_reply.as_experience(answered(), None)
+        return after_reply.as_experience(some_answer(), None)
 
 
-class Remembering:
-    """What Learning needs of a Recall."""
+class RecordingRetrieval:
+    """The parts of Retrieval that AfterReply uses."""
 
     def __init__(self) -> None:
-        self.memory, self.writes = CachedReply(), True
+        self.memory, self.writes = RecordingMemory(), True
 
 
-class Silent:
-    """An Evolution that takes calls and never answers."""
+class SilentEvolution:
+    """An Evolution actor that never answers."""
 
     def __getattr__(self, name: str) -> Any:
         return self
@@ -53,7 +53,7 @@ class Silent:
         return asyncio.get_running_loop().create_future()
 
 
-def answered(views: Any = None) -> Answer:
+def some_answer(views: Any = None) -> Answer:
     question = Question(id="q", question="which?", task="serve", split="serve")
     winner = Trajectory(
         id="t", question_id="q", group_id="g", images=[ImageView(id="img0", source_size=(4, 4), view_size=(8, 8))]
@@ -66,35 +66,35 @@ def answered(views: Any = None) -> Answer:
     )
 
 
-def learns(counts: Counter[str]) -> tuple[AfterReply, CachedReply]:
+def after_reply_of(counts: Counter[str]) -> tuple[AfterReply, RecordingMemory]:
     async def evolution() -> Any:
-        return Silent()
+        return SilentEvolution()
 
-    recall: Any = Remembering()
-    return AfterReply(load(None, []), recall, evolution, counts), recall.memory
+    retrieval: Any = RecordingRetrieval()
+    return AfterReply(load(None, []), retrieval, evolution, counts), retrieval.memory
 
 
-def test_an_answer_whose_pictures_were_lost_is_remembered_without_them() -> None:
-    async def talk() -> tuple[CachedReply, Counter[str]]:
+def test_an_answer_whose_pictures_are_lost_is_stored_without_them() -> None:
+    async def run() -> tuple[RecordingMemory, Counter[str]]:
         counts = Counter[str]()
-        after, memory = learns(counts)
+        after, memory = after_reply_of(counts)
         views = asyncio.get_running_loop().create_future()
         views.set_exception(RayError("the generator is gone"))
-        after.later(answered(views), AgentQuery("which?", [], 1, SamplingParams(), learn=False), Lookup(None, None, 0.0))
+        after.schedule(some_answer(views), AgentQuery("which?", [], 1, SamplingParams(), learn=False), Lookup(None, None, 0.0))
         await after.drain(10)
         return memory, counts
 
-    memory, counts = asyncio.run(talk())
+    memory, counts = asyncio.run(run())
     assert [(entry.experience.verdict.answer, entry.pictures) for entry in memory.entries] == [("7", {})]
     assert (counts["remembered"], counts["no_pictures"]) == (1, 1)
 
 
-def test_an_evolution_that_does_not_answer_holds_nothing_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(after_reply, "EVOLUTION_S", 0.05)
+def test_calls_to_an_evolution_that_does_not_answer_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(after_reply, "EVOLUTION_TIMEOUT_S", 0.05)
 
-    async def talk() -> Counter[str]:
+    async def run() -> Counter[str]:
         counts = Counter[str]()
-        after, _ = learns(counts)
+        after, _ = after_reply_of(counts)
         for _ in range(2):  # of one experience: neither stands in for the other
             await after.feedback("exp_1", Feedback(correct=True))
         assert len(after.background) == 2
@@ -102,27 +102,27 @@ def test_an_evolution_that_does_not_answer_holds_nothing_for_good(monkeypatch: p
         assert not after.background
         return counts
 
-    assert asyncio.run(talk())["feedback_told_failed"] == 2
+    assert asyncio.run(run())["feedback_told_failed"] == 2
 
 
-def test_what_breaks_after_a_reply_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_after_a_reply_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(experience: Experience) -> Experience:
         raise ValueError("no such text")
 
     monkeypatch.setattr(after_reply.privacy, "redact_record", broken)
 
-    async def talk() -> Counter[str]:
+    async def run() -> Counter[str]:
         counts = Counter[str]()
-        after, memory = learns(counts)
-        after.later(answered(), AgentQuery("which?", [], 1, SamplingParams()), Lookup(None, None, 0.0))
+        after, memory = after_reply_of(counts)
+        after.schedule(some_answer(), AgentQuery("which?", [], 1, SamplingParams()), Lookup(None, None, 0.0))
         await after.drain(10)
         assert memory.entries == []
         return counts
 
-    assert asyncio.run(talk()) == {"follow_failed": 1}
+    assert asyncio.run(run()) == {"follow_failed": 1}
 
 
-def test_a_few_searches_are_no_failure_rate() -> None:
+def test_few_searches_give_no_failure_rate() -> None:
     counters = Counters("r1", dict)
     assert counters.health() == {}
     counters.answered(0.5, True, True)

@@ -89,7 +89,7 @@ def test_clients_without_number_take_bounded_room() -> None:
     rates = RateLimits(1, 0, Clock(), clients=10)
     for i in range(1000):
         rates.take(f"client-{i}")
-    assert len(rates.taken) == 10
+    assert len(rates.accepted) == 10
 
 
 # -- the cache ----------------------------------------------------------------------------------------------------------
