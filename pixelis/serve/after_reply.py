@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
@@ -121,7 +120,7 @@ class AfterReply:
         pictures: dict[str, bytes] = {}
         if self.config.memory.pictures:
             try:
-                views = (await _value(answer.views))[answer.winner.id]
+                views = (await answer.views)[answer.winner.id]
             except RayError as error:  # lost with their generator; the caller already has the experience's id
                 self.counts["no_pictures"] += 1
                 log.warning("experience %s is stored without pictures: %s", redacted.id, type(error).__name__)
@@ -160,7 +159,7 @@ class AfterReply:
     async def _send_feedback(self, experience_id: str, feedback: Feedback) -> None:
         assert self.evolution is not None
         async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
-            await _value((await self.evolution()).feedback.remote(experience_id, feedback))
+            await (await self.evolution()).feedback.remote(experience_id, feedback)
 
     # -- evolution --------------------------------------------------------------------------------------------------
 
@@ -178,7 +177,7 @@ class AfterReply:
         async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
             actor = await self.evolution()
             # Inside a list Ray passes the reference on: the pictures stay where they are until the learner needs them.
-            accepted = await _value(actor.submit.remote(task, [answer.views], redacted.verdict, redacted.question))
+            accepted = await actor.submit.remote(task, [answer.views], redacted.verdict, redacted.question)
         if not accepted:
             self.counts["update_refused"] += 1
             return False
@@ -212,7 +211,3 @@ async def _vector(vector: asyncio.Task[np.ndarray] | None) -> np.ndarray | None:
         vector.cancel()
         return None
     return None if vector.cancelled() or vector.exception() is not None else vector.result()
-
-
-async def _value(ref: ray.ObjectRef) -> Any:
-    return await ref

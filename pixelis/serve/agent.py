@@ -11,7 +11,6 @@ import io
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
 
 import numpy as np
 import ray
@@ -152,7 +151,7 @@ class Agent:
     async def pictures(self, answer: Answer) -> dict[str, str]:
         """The winner's views as PNG data URLs by image id. Raises InfraFailure if they are lost."""
         try:
-            views = (await _value(answer.views))[answer.winner.id]
+            views = (await answer.views)[answer.winner.id]
         except RayError as error:
             raise InfraFailure("the trajectory's pictures were lost with their generator") from error
         urls = await asyncio.to_thread(lambda: [png_url(view) for view in views])
@@ -201,7 +200,3 @@ def png_url(view: np.ndarray) -> str:
     # Level 1 takes a third of the default's time for a quarter more bytes.
     Image.fromarray(view).save(buffer, format="PNG", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-async def _value(ref: ray.ObjectRef) -> Any:
-    return await ref

@@ -78,7 +78,8 @@ class GatewayState:
     async def with_timeout(self, answer: Awaitable[T], timeout_s: float = ACTOR_TIMEOUT_S) -> T:
         """The awaited value. Raises ApiError 504 after ``timeout_s``."""
         try:
-            return await asyncio.wait_for(_value(answer), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await answer
         except TimeoutError:
             raise ApiError(504, f"an actor did not answer within {timeout_s:g} s", "timeout", retry_after_s=1.0) from None
 
@@ -94,7 +95,3 @@ class GatewayState:
             **version,
             **{f"agent_{name}": float(count) for name, count in self.agent.counts.items()},
         }
-
-
-async def _value(answer: Awaitable[T]) -> T:
-    return await answer
