@@ -175,7 +175,7 @@ class Generator:
                         SamplingParams(sampling.temperature, sampling.top_p, turn_tokens, sampling.seed + i),
                         group_id=group_id,
                         policy_version=version,
-                        watch=partial(watch, i) if watch is not None else None,
+                        on_turn=partial(watch, i) if watch is not None else None,
                     )
                     for i, session in enumerate(sessions)
                 )

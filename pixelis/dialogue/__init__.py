@@ -1,1 +1,1 @@
-"""Questions and turns <-> text <-> tokens: dialects, chat rendering, pixel budgets, the agent loop. No ray, no torch model."""
+"""Conversion between questions, turns, text and tokens: dialects, chat rendering, the agent loop. No ray, no torch model."""

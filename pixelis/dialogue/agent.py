@@ -1,7 +1,7 @@
-"""The agent loop: the policy speaks, operations answer, until it answers or a limit is reached.
+"""The agent loop: generates turns and executes operations until the policy answers or reaches a limit.
 
-One episode is one coroutine; engines and tools batch over the many that run at once. Whatever goes wrong inside an episode is its
-stop reason or an observation, never an exception that would take its neighbours along.
+An episode is a coroutine; engines and tools batch over concurrent episodes. A failure inside an episode becomes its stop reason
+or an observation, never an exception that would end other episodes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pixelis.records import Action, ImageView, Observation, Question, StopReason
 
 log = logging.getLogger(__name__)
 
-Watch = Callable[[Turn, list[np.ndarray]], None]
-"""Told of each turn after the prompt as soon as it is part of the episode, with the views that it adds."""
+TurnCallback = Callable[[Turn, list[np.ndarray]], None]
+"""Called with each turn after the prompt and the views that the turn adds."""
 
 
 class Tools(Protocol):
@@ -34,7 +34,7 @@ class Tools(Protocol):
     async def execute(
         self, action: Action, images: list[ImageView], objects: dict[str, dict[str, Any]]
     ) -> tuple[Observation, list[np.ndarray]]:
-        """Result of an action on the views so far and the objects found so far.
+        """Execute an action, given the episode's views and objects so far.
 
         Returns an observation without ids, and the uint8 views of its images.
         """
@@ -43,7 +43,7 @@ class Tools(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one episode may use: policy turns, tokens of a turn, tokens and images of the whole."""
+    """Limits of an episode: policy turns, tokens per turn, tokens in total, images in total."""
 
     max_turns: int
     max_turn_tokens: int
@@ -52,14 +52,14 @@ class Limits:
 
     @classmethod
     def of(cls, config: DialogueConfig, test: bool = False) -> Limits:
-        """The limits of the configuration, for training or (``test``) for evaluation and serving."""
+        """The configured limits for training, or with ``test`` for evaluation and serving."""
         turns = config.max_turns_test if test else config.max_turns
         return cls(turns, config.max_turn_tokens, config.max_context, config.max_images)
 
 
 @dataclass
 class Episode:
-    """A trajectory and the uint8 [h, w, 3] views of its ``images``, in the same order."""
+    """A trajectory and the views (uint8 [h, w, 3]) of its ``images``, in the same order."""
 
     trajectory: Trajectory
     views: list[np.ndarray] = field(default_factory=list)
@@ -77,15 +77,15 @@ async def run_episode(
     group_id: str,
     policy_version: int,
     trajectory_id: str | None = None,
-    watch: Watch | None = None,
+    on_turn: TurnCallback | None = None,
 ) -> Episode:
-    """Let the policy answer a question; closes the session.
+    """Run one episode: let the policy answer a question. Closes the session.
 
-    ``images`` and ``views`` are the question's pictures, described and as uint8 arrays. Without ``tools`` no operations are
-    offered and a call gets an ``unknown_op`` observation. A call in the last allowed turn is not executed (over_turn); an
-    observation that would not fit is not appended (over_context, over_images); a prompt that would not fit leaves an episode
-    without turns or images. Failures of the engine end it with ``error`` or ``deadline`` and their code in ``unscored``; only
-    cancellation is raised. ``watch`` is told of the turns as they happen.
+    ``images`` and ``views`` are the descriptions and pixels of the question's pictures. Without ``tools`` no operations are
+    offered, and a call gets an ``unknown_op`` observation. A call in the last allowed turn is not executed (over_turn). An
+    observation that does not fit is not appended (over_context, over_images). A prompt that does not fit gives an episode
+    without turns or images. Engine failures end the episode with ``error`` or ``deadline`` and their code in ``unscored``; only
+    cancellation is raised.
     """
     trajectory = Trajectory(
         id=trajectory_id or new_id("traj"),
@@ -98,7 +98,7 @@ async def run_episode(
     episode = Episode(trajectory, list(views))
     started = time.perf_counter()
     try:
-        trajectory.stop_reason = await _play(session, renderer, question, episode, tools, limits, sampling, watch)
+        trajectory.stop_reason = await _play(session, renderer, question, episode, tools, limits, sampling, on_turn)
         _check_views(renderer, episode)
     except (TimeoutError, DeadlineExceeded):
         trajectory.stop_reason, trajectory.unscored = StopReason.DEADLINE, "deadline_exceeded"
@@ -127,7 +127,7 @@ async def _play(
     tools: Tools | None,
     limits: Limits,
     sampling: SamplingParams,
-    watch: Watch | None,
+    on_turn: TurnCallback | None,
 ) -> StopReason:
     trajectory = episode.trajectory
     if len(trajectory.images) > limits.max_images:
@@ -147,9 +147,9 @@ async def _play(
         trajectory.turns.append(turn)
         used += len(turn.tokens)
         if turn.error == "bad_token":
-            raise InfraFailure(f"the engine sampled a token it must not: {turn.text[-200:]!r}", code="bad_token")
-        if watch is not None:
-            watch(turn, [])
+            raise InfraFailure(f"the engine sampled a banned token: {turn.text[-200:]!r}", code="bad_token")
+        if on_turn is not None:
+            on_turn(turn, [])
         if completion.finish == "length":
             return StopReason.LENGTH if room == limits.max_turn_tokens else StopReason.OVER_CONTEXT
         if reply.answer is not None:
@@ -167,26 +167,26 @@ async def _play(
             views = []
         if len(trajectory.images) + len(views) > limits.max_images:
             return StopReason.OVER_IMAGES
-        answer = renderer.observation(observation, len(trajectory.images))
-        if used + len(answer.tokens) >= limits.max_context:
+        tool_turn = renderer.observation(observation, len(trajectory.images))
+        if used + len(tool_turn.tokens) >= limits.max_context:
             return StopReason.OVER_CONTEXT
-        trajectory.turns.append(answer)
+        trajectory.turns.append(tool_turn)
         trajectory.images += observation.images
         episode.views += views
-        if watch is not None:
-            watch(answer, views)
-        tokens, used = answer.tokens, used + len(answer.tokens)
+        if on_turn is not None:
+            on_turn(tool_turn, views)
+        tokens, used = tool_turn.tokens, used + len(tool_turn.tokens)
     raise AssertionError("the last turn returns")
 
 
 async def _operate(tools: Tools, action: Action, trajectory: Trajectory) -> tuple[Observation, list[np.ndarray]]:
-    """Run an action; on success give the observation and its images their ids. A failure of the tool is an observation."""
+    """Execute an action and assign ids to the observation and its images. A failure of the tool becomes an observation."""
     try:
         observation, views = await tools.execute(action, list(trajectory.images), trajectory.objects)
         if observation.status == "error":
             return observation.model_copy(update={"id": None, "images": []}), []
         if [view.shape for view in views] != [(i.view_size[1], i.view_size[0], 3) for i in observation.images]:
-            raise ValueError("the views are not those the observation describes")
+            raise ValueError("the views differ from the observation's images")
     except (TimeoutError, DeadlineExceeded):
         return Observation(status="error", code="timeout", text=f"{action.op} took too long"), []
     except Exception as error:
@@ -197,7 +197,7 @@ async def _operate(tools: Tools, action: Action, trajectory: Trajectory) -> tupl
 
 
 def name_observation(observation: Observation, successes: int) -> Observation:
-    """The observation with its id (obs1, obs2, ... after ``successes`` earlier ones) on itself and its images."""
+    """Assign the id (obs1, obs2, ... after ``successes`` earlier ones) to the observation and its images."""
     name = f"obs{successes + 1}"
     ids = [name] if len(observation.images) == 1 else [f"{name}.{i}" for i in range(len(observation.images))]
     images = [image.model_copy(update={"id": i}) for image, i in zip(observation.images, ids, strict=True)]
@@ -205,10 +205,10 @@ def name_observation(observation: Observation, successes: int) -> Observation:
 
 
 def _check_completion(completion: Completion, renderer: Renderer, room: int) -> None:
-    """InfraFailure when an engine breaks its word: wrong counts, non-finite log-probs, a stop without the stop token."""
+    """Raise InfraFailure for an invalid completion: wrong counts, non-finite log-probs, a stop without the stop token."""
     tokens, log_probs = completion.tokens, completion.log_probs
     if len(tokens) != len(log_probs) or len(tokens) > room:
-        problem = f"{len(log_probs)} log-probs and room {room} for {len(tokens)} tokens"
+        problem = f"{len(tokens)} tokens with {len(log_probs)} log-probs, at most {room} allowed"
     elif not all(math.isfinite(p) for p in log_probs):
         problem = "log-probs that are not finite"
     elif completion.finish == "stop" and tokens and tokens[-1] != renderer.spec.stop:
@@ -219,11 +219,11 @@ def _check_completion(completion: Completion, renderer: Renderer, room: int) -> 
 
 
 def _check_views(renderer: Renderer, episode: Episode) -> None:
-    """InfraFailure unless views, their descriptions and the image tokens of the turns agree: a mismatch would break training."""
+    """Raise InfraFailure unless views, image descriptions and image tokens agree: a mismatch would break training."""
     trajectory = episode.trajectory
     described = [(image.view_size[1], image.view_size[0], 3) for image in trajectory.images]
     if [view.shape for view in episode.views] != described:
-        raise InfraFailure("views and images of the episode differ", code="bad_views")
+        raise InfraFailure("the views and images of the episode differ", code="bad_views")
     expected = sum(renderer.spec.image_tokens(*view.shape[:2]) for view in episode.views)
     pads = sum(turn.tokens.count(renderer.spec.image_token) for turn in trajectory.turns)
     if trajectory.turns and pads != expected:

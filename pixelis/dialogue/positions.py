@@ -1,7 +1,7 @@
 """Three-dimensional rotary positions (M-RoPE) of one sample, for Qwen2.5-VL and Qwen3-VL with images.
 
-Text counts on all three axes at once; an image stands at one time and spreads its tokens over rows and columns; the text after it
-goes on behind the image's longer side. Both families agree as long as there are only images (frames of a video enter as images).
+Text advances all three axes together. An image has one time, and its tokens extend over rows and columns; the following text
+continues after the image's longer side. Both families agree for images (video frames are passed as images).
 Source: Qwen2-VL (arXiv 2409.12191), section 2.1; equal to `get_rope_index` of transformers.
 """
 
@@ -21,11 +21,11 @@ def mrope_positions(
     merge: int,
     start: int = 0,
 ) -> tuple[np.ndarray, int]:
-    """Positions of one sample or of its next piece.
+    """Positions of a sample, or of its next piece.
 
-    token_ids: [n], image tokens expanded; grids: [images, 3] (1, rows, columns in patches), in order of appearance;
-    start: the first free position (what the previous piece returned). Returns int64 [3, n] (time, row, column) and the first
-    free position after the piece. Raises BadInput when image tokens and grids disagree.
+    token_ids: [n], image tokens expanded. grids: [images, 3] (1, rows, columns in patches), in order of appearance. start: the
+    first free position, as returned for the previous piece. Returns int64 [3, n] (time, row, column) and the first free position
+    after the piece. Raises BadInput if image tokens and grids disagree.
     """
     ids = np.asarray(token_ids, dtype=np.int64)
     positions = np.empty((3, len(ids)), dtype=np.int64)
@@ -34,12 +34,12 @@ def mrope_positions(
     for grid in grids:
         frames, rows, columns = int(grid[0]), int(grid[1]) // merge, int(grid[2]) // merge
         if frames != 1:
-            raise BadInput(f"a grid of {frames} frames: frames of a video enter as separate images")
-        ahead = np.flatnonzero(is_image[place:])
+            raise BadInput(f"a grid of {frames} frames: pass video frames as separate images")
+        offsets = np.flatnonzero(is_image[place:])
         size = rows * columns
-        if not len(ahead) or not is_image[place + ahead[0] : place + ahead[0] + size].all() or len(ahead) < size:
-            raise BadInput(f"{len(grids)} images need more image tokens than the {int(is_image.sum())} that the sample has")
-        first = place + int(ahead[0])
+        if len(offsets) < size or not is_image[place + offsets[0] : place + offsets[0] + size].all():
+            raise BadInput(f"{len(grids)} images need more image tokens than the sample's {int(is_image.sum())}")
+        first = place + int(offsets[0])
         positions[:, place:first] = np.arange(free, free + first - place)
         free += first - place
         positions[0, first : first + size] = free
@@ -48,6 +48,6 @@ def mrope_positions(
         free += max(rows, columns)
         place = first + size
     if is_image[place:].any():
-        raise BadInput(f"the sample has {int(is_image[place:].sum())} image tokens that no image explains")
+        raise BadInput(f"the sample has {int(is_image[place:].sum())} image tokens without an image")
     positions[:, place:] = np.arange(free, free + len(ids) - place)
     return positions, free + len(ids) - place

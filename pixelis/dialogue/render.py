@@ -1,7 +1,7 @@
-"""Chat turns as exact tokens, and policy tokens back as turns.
+"""Renders chat turns as exact tokens, and parses policy tokens to turns.
 
-Tags and special tokens come only from this module and the dialect; text of users, demonstrations and observations is encoded so
-that it can never become one, whatever it spells. Image pads are expanded here and nowhere else.
+Only this module and the dialect produce tags and special tokens: text of users, demonstrations and observations never becomes
+one, whatever it spells. Image pads are expanded only here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Renderer:
-    """Turns of one model: its tokenizer, its facts, its dialect and the operations offered to it.
+    """Renders and parses the turns of one model with its tokenizer, dialect and operations.
 
-    ``operations`` are those of the given ones that the dialect has a form for. Raises BadInput when the tokenizer lacks a token
-    the chat format needs, BadConfig for a dialect with operations that has a form for none of those given.
+    ``operations`` are the given ones that the dialect supports. Raises BadInput if the tokenizer lacks a token of the chat
+    format, BadConfig if a dialect with operations supports none of the given ones.
     """
 
     def __init__(
@@ -41,12 +41,14 @@ class Renderer:
         self.operations = {operation.name: operation for operation in operations if self.dialect.offers(operation)}
         if operations and self.dialect.call and not self.operations:
             names = ", ".join(operation.name for operation in operations)
-            raise BadConfig(f"dialogue.dialect {config.dialect} has no form for {names}", fix="add zoom_in to toolbox.operations")
-        given = spec.coordinates if config.coordinates == "auto" else config.coordinates
-        self.coordinates = self.dialect.scale or given
+            raise BadConfig(
+                f"dialogue.dialect {config.dialect} does not support {names}", fix="add zoom_in to toolbox.operations"
+            )
+        configured = spec.coordinates if config.coordinates == "auto" else config.coordinates
+        self.coordinates = self.dialect.scale or configured
         self.system = config.system == "auto" and not spec.embedded
-        self._memory: dict[tuple[str, bool], list[int]] = {}
-        # Ids the policy can never have sampled; a turn that holds one did not come from a sound engine.
+        self._token_cache: dict[tuple[str, bool], list[int]] = {}
+        # A turn with one of these ids was not sampled by a working engine.
         self._banned = frozenset(spec.banned)
         added = tokenizer.added_tokens_decoder.values()
         controls = {token.content for token in added if is_control(token.content, bool(token.special))}
@@ -55,7 +57,7 @@ class Renderer:
         self._control = re.compile("|".join(re.escape(text) for text in sorted(controls, key=len, reverse=True)))
 
     def prompt(self, question: Question, views: Sequence[ImageView], operations: bool = True) -> list[Turn]:
-        """The turns before the first policy token: [system,] user. Tokens end with the assistant's opener.
+        """The turns before the first policy token: [system,] user. The tokens end with the assistant's opener.
 
         ``views`` are the question's pictures in order; ``operations`` False offers no tools.
         """
@@ -64,87 +66,85 @@ class Renderer:
         if self.system and (system := self.dialect.system(views, offered, self.coordinates)):
             text = "".join(piece for piece in system if isinstance(piece, str))
             turns.append(Turn(role="system", text=text, tokens=self._encode([START, "system\n", *system, END, "\n"])))
-        said = self.dialect.question(question.question, views, bool(offered), self.system)
-        text = _clean("".join(piece for piece in said if isinstance(piece, str)))
-        tokens = self._encode([START, "user\n", *said, END, "\n", START, "assistant\n"])
+        pieces = self.dialect.question(question.question, views, bool(offered), self.system)
+        text = _clean("".join(piece for piece in pieces if isinstance(piece, str)))
+        tokens = self._encode([START, "user\n", *pieces, END, "\n", START, "assistant\n"])
         return [*turns, Turn(role="user", text=text, tokens=tokens, images=[view.id for view in views])]
 
-    def observation(self, observation: Observation, seen: int = 0) -> Turn:
-        """The turn that shows an observation: from the line break after the policy's turn to the assistant's next opener.
+    def observation(self, observation: Observation, images_so_far: int = 0) -> Turn:
+        """The turn that shows an observation, from the line break after the policy's turn to the assistant's next opener.
 
-        ``seen`` is how many images came before, for dialects that number them. How it reads is the dialect's matter.
+        ``images_so_far``: number of earlier images, for dialects that number them.
         """
-        said = self.dialect.observation(observation, seen, self.system)
-        text = _clean("".join(piece for piece in said if isinstance(piece, str) and not isinstance(piece, Tag)))
-        tokens = self._encode(["\n", START, "user\n", *said, END, "\n", START, "assistant\n"])
+        pieces = self.dialect.observation(observation, images_so_far, self.system)
+        text = _clean("".join(piece for piece in pieces if isinstance(piece, str) and not isinstance(piece, Tag)))
+        tokens = self._encode(["\n", START, "user\n", *pieces, END, "\n", START, "assistant\n"])
         images = [view.id for view in observation.images]
         return Turn(role="tool", text=text, tokens=tokens, images=images, observation=observation)
 
     def read(
         self, tokens: Sequence[int], log_probs: Sequence[float], images: Sequence[ImageView] = (), operations: bool = True
     ) -> tuple[Turn, Reply]:
-        """A policy turn and what it says. The tokens are kept exactly; ``images`` are the views so far (targets and sizes).
+        """Parse a policy turn; the tokens are stored exactly. ``images`` are the views so far (targets and sizes).
 
-        A turn that holds a banned id, an id outside the vocabulary, or the stop token before its end has ``error``
-        ``bad_token`` and no tokens: its text stays for the log, and it can poison no batch. Raises BadInput when tokens and
-        log-probs differ in number.
+        A turn with a banned id, an id outside the vocabulary, or the stop token before its end has ``error`` ``bad_token`` and no
+        tokens: its text is for the log, and it never enters a batch. Raises BadInput if tokens and log-probs differ in number.
         """
         tokens, log_probs = [int(t) for t in tokens], [float(p) for p in log_probs]
         if len(tokens) != len(log_probs):
             raise BadInput(f"{len(log_probs)} log-probs for {len(tokens)} tokens", code="bad_completion")
         stopped = bool(tokens) and tokens[-1] == self.spec.stop
-        said = tokens[:-1] if stopped else tokens
-        inside = [t for t in said if 0 <= t < self.spec.vocab]
-        text = str(self.tokenizer.decode(inside, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        if len(inside) < len(said) or self.spec.stop in said or not self._banned.isdisjoint(said):
+        content = tokens[:-1] if stopped else tokens
+        valid = [t for t in content if 0 <= t < self.spec.vocab]
+        text = str(self.tokenizer.decode(valid, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        if len(valid) < len(content) or self.spec.stop in content or not self._banned.isdisjoint(content):
             return Turn(role="assistant", text=text, error="bad_token"), Reply()
         scale = Scale.of(self.coordinates, images, slack=self.spec.multiple)
         reply = self.dialect.parse(text, self.operations if operations else {}, scale)
         error = reply.error.code if reply.error else None
         return Turn(role="assistant", text=text, tokens=tokens, log_probs=log_probs, action=reply.action, error=error), reply
 
-    def assistant(self, said: Action | str, think: str | None = None, images: Sequence[ImageView] = ()) -> Turn:
-        """A demonstration's turn: an Action or the text of an answer. Ends with the stop token; no log-probs.
+    def assistant(self, content: Action | str, think: str | None = None, images: Sequence[ImageView] = ()) -> Turn:
+        """A demonstration's turn: an Action or the text of an answer. Ends with the stop token; has no log-probs.
 
-        ``images`` are the views so far; models that write pixels need them. The turn's action is what the dialect makes of the
-        given one. Raises OperationError for one that the dialect has no form for, or whose box has no place on the grid of
-        coordinates.
+        ``images`` are the views so far, which models with pixel coordinates need. The turn's action is the dialect's version of
+        the given one. Raises OperationError if the dialect cannot express it, or if its box is below the resolution of the scale.
         """
-        parts = self.dialect.render(said, Scale.of(self.coordinates, images, slack=self.spec.multiple), think)
-        action = self.dialect.adapt(said) if isinstance(said, Action) else None
+        parts = self.dialect.render(content, Scale.of(self.coordinates, images, slack=self.spec.multiple), think)
+        action = self.dialect.adapt(content) if isinstance(content, Action) else None
         text = _clean("".join(parts))
         return Turn(role="assistant", text=text, tokens=self._encode([*parts, END]), action=action)
 
     def _encode(self, pieces: Sequence[Piece]) -> list[int]:
-        """Tokens of pieces: images as pads, Tags with the control tokens they spell, all other text as plain text."""
+        """Encode pieces: images as pads, Tags with their control tokens, other text as plain text."""
         out: list[int] = []
         pending = ""
         for piece in pieces:
             if isinstance(piece, str) and not (isinstance(piece, Tag) and self._control.search(piece)):
                 pending += piece
                 continue
-            out += self._remembered(pending)
+            out += self._encode_text(pending)
             pending = ""
-            out += self._remembered(piece) if isinstance(piece, str) else self._pads(piece)
-        return out + self._remembered(pending)
+            out += self._encode_text(piece) if isinstance(piece, str) else self._pads(piece)
+        return out + self._encode_text(pending)
 
     def _pads(self, view: ImageView) -> list[int]:
         width, height = view.view_size
         pads = [self.spec.image_token] * self.spec.image_tokens(height, width)
         return [self.spec.vision_start, *pads, self.spec.vision_end]
 
-    def _remembered(self, text: str) -> list[int]:
-        """Tokens of a piece; short ones are kept, since every episode of a group repeats them."""
+    def _encode_text(self, text: str) -> list[int]:
+        """Encode a piece of text; short ones are cached, because every episode of a group repeats them."""
         key = (text, isinstance(text, Tag))
-        tokens = self._memory.get(key)
+        tokens = self._token_cache.get(key)
         if tokens is None:
             tokens = self.tokenizer.encode(str(text), add_special_tokens=False) if key[1] else self._plain(text)
-            if len(text) <= 4096 and len(self._memory) < 1024:
-                self._memory[key] = tokens
+            if len(text) <= 4096 and len(self._token_cache) < 1024:
+                self._token_cache[key] = tokens
         return tokens
 
     def _plain(self, text: str) -> list[int]:
-        """Tokens of text that must not become a control token: such spellings are cut after their first character."""
+        """Encode text so that it gives no control tokens: their spellings are split after the first character."""
         text = _clean(text)
         pieces, start, position = [], 0, 0
         while (match := self._control.search(text, position)) is not None:
@@ -155,5 +155,5 @@ class Renderer:
 
 
 def _clean(text: str) -> str:
-    """Text that any tokenizer and JSON take: unpaired surrogates become U+FFFD."""
+    """Replace lone surrogates by U+FFFD, so that any tokenizer and JSON accept the text."""
     return _SURROGATES.sub("\ufffd", text)

@@ -1,6 +1,6 @@
-"""The session protocol: what the agent loop asks of a generation engine, and the turn it gets back.
+"""The session protocol between the agent loop and a generation engine.
 
-A session is one episode. It holds the keys and values of what was already read, so each call brings only what is new.
+A session is one episode. It keeps the keys and values of all earlier tokens, so each call passes only new tokens.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from pixelis.errors import BadInput
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one session draws its tokens.
+    """Sampling settings of a session.
 
-    temperature 0 is greedy; top_p keeps the smallest set of tokens with at least that probability; max_tokens counts the tokens
-    of one `generate` call, the stop token included; seed: with the first prompt and the version it decides the session's stream
-    of random numbers (sessions that share a prefix_key draw differently even with equal seeds). Raises BadInput for values
-    outside their ranges.
+    temperature: 0 is greedy. top_p: keeps the smallest set of tokens with at least this probability. max_tokens: limit of one
+    `generate` call, the stop token included. seed: determines the session's random numbers together with the first prompt and
+    the version; sessions that share a prefix_key differ even with equal seeds. Raises BadInput for values out of range.
     """
 
     temperature: float = 1.0
@@ -35,16 +34,16 @@ class SamplingParams:
         if not 0 < self.top_p <= 1:
             raise BadInput(f"top_p {self.top_p} is outside (0, 1]")
         if self.max_tokens < 1:
-            raise BadInput(f"max_tokens {self.max_tokens}: an answer has at least one token")
+            raise BadInput(f"max_tokens {self.max_tokens} must be at least 1")
 
 
 @dataclass(slots=True)
 class Completion:
-    """What the policy wrote in one turn.
+    """One generated turn.
 
-    tokens: ids, the stop token included; log_probs: one natural logarithm per token, of the distribution that was sampled from
-    (banned ids masked, temperature and top_p applied; at temperature 0 the masked distribution at temperature 1);
-    finish: `stop` when the policy ended its turn, `length` when max_tokens did.
+    tokens: ids, the stop token included. log_probs: natural log-probability of each token under the sampling distribution
+    (banned ids masked, temperature and top_p applied; at temperature 0 the masked distribution at temperature 1).
+    finish: `stop` after the stop token, `length` at max_tokens.
     """
 
     tokens: list[int]
@@ -54,16 +53,16 @@ class Completion:
 
 @runtime_checkable
 class Session(Protocol):
-    """One episode inside an engine. Calls follow each other; they never overlap."""
+    """One episode in an engine. Calls must not overlap."""
 
     async def generate(self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams) -> Completion:
-        """Read the tokens and views that are new since the last call (the whole prompt at first), then write one turn.
+        """Append the new tokens and views (at first the whole prompt), then generate one turn.
 
-        tokens: ids with image pads expanded; views: uint8 [h, w, 3], one per run of image pads, in order. Raises BadInput for
-        tokens and views that disagree, InfraFailure when the engine failed. Cancelling the call abandons the session.
+        tokens: ids with image pads expanded. views: uint8 [h, w, 3], one per run of image pads, in order. Raises BadInput if
+        tokens and views disagree, InfraFailure if the engine fails. Cancelling the call closes the session.
         """
         ...
 
     def close(self) -> None:
-        """Forget the episode and free its memory; may be called twice."""
+        """Release the episode's memory. Idempotent."""
         ...

@@ -1,4 +1,4 @@
-"""What the dialogue must know about a model: image geometry, special tokens, how it writes coordinates."""
+"""Model facts for the dialogue: image geometry, special tokens, coordinate scale."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class Family(NamedTuple):
-    """The coordinates an architecture writes, and what its folders may leave unsaid."""
+    """Defaults of an architecture, for values that its configuration files may omit."""
 
     coordinates: Coordinates
     image_mean: tuple[float, ...]
@@ -40,15 +40,15 @@ FAMILIES = {
 SPEAKABLE = frozenset(
     f"<{slash}{tag}>" for tag in ("think", "tool_call", "grounding", "answer", "tool_response") for slash in ("", "/")
 )
-"""Tags that the policy may write, whatever the tokenizer marks as special."""
+"""Tags that the policy may write, even if the tokenizer marks them as special."""
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """Facts about one model folder. Token fields are ids; ``vocab`` is the width of the logits.
 
-    ``banned`` are ids that may never be sampled: image and video pads, vision delimiters, turn openers, padding, every other
-    special token but ``stop``, and rows of the logits that the tokenizer has no text for.
+    ``banned``: ids that must never be sampled: all special tokens except ``stop`` (image and video pads, vision delimiters, turn
+    openers, padding), and rows of the logits without a token.
     """
 
     family: str
@@ -74,23 +74,25 @@ class ModelSpec:
         return self.patch * self.merge
 
     def grid(self, height: int, width: int) -> tuple[int, int, int]:
-        """Patches of a view as (frames, rows, columns); height and width in pixels, multiples of ``multiple``."""
+        """Patch grid of a view (frames, rows, columns). Raises BadInput unless the sides are multiples of ``multiple``."""
         if height < 1 or width < 1 or height % self.multiple or width % self.multiple:
-            raise BadInput(f"a view of {width}x{height} is not in steps of {self.multiple} pixels", fix="resize it with fit()")
+            raise BadInput(
+                f"a view of {width}x{height} pixels: the sides must be multiples of {self.multiple}", fix="resize it with fit()"
+            )
         return 1, height // self.patch, width // self.patch
 
     def image_tokens(self, view_height: int, view_width: int) -> int:
-        """Number of image tokens of a view of that many pixels."""
+        """Number of image tokens of a view of this size in pixels."""
         frames, rows, columns = self.grid(view_height, view_width)
         return frames * rows * columns // self.merge**2
 
     @classmethod
     def load(cls, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> ModelSpec:
-        """Read a Hugging Face model folder (config.json, tokenizer; preprocessor_config.json when there).
+        """Read a Hugging Face model folder: config.json, the tokenizer, and preprocessor_config.json if present.
 
         Raises MissingFile without config.json, BadConfig for another architecture, BadInput for a tokenizer of another model.
         """
-        # Read as it is written: transformers' own configuration classes load torch first, which takes longer than all else here.
+        # Plain JSON: the configuration classes of transformers import torch, which takes longer than the rest of this function.
         folder, raw = Path(folder), model_config(folder)
         name = raw["model_type"]
         family, tokenizer = FAMILIES[name], tokenizer or load_tokenizer(folder)
@@ -121,20 +123,22 @@ class ModelSpec:
 
 
 def model_config(folder: str | Path) -> dict[str, Any]:
-    """A folder's config.json. Raises MissingFile without one, BadConfig for an architecture that is not of the families known."""
+    """Read a folder's config.json. Raises MissingFile without it, BadConfig for an unsupported architecture."""
     raw = _read_json(Path(folder) / "config.json")
     if raw is None:
-        raise MissingFile(f"no config.json in {folder}", fix="give the folder of a Hugging Face Qwen2.5-VL or Qwen3-VL model")
+        raise MissingFile(f"no config.json in {folder}", fix="use the folder of a Hugging Face Qwen2.5-VL or Qwen3-VL model")
     if (family := raw.get("model_type")) not in FAMILIES:
-        raise BadConfig(f"policy.model: {Path(folder).name} is a {family}", fix="use a Qwen2.5-VL or Qwen3-VL folder")
+        raise BadConfig(
+            f"policy.model: {Path(folder).name} is a model of type {family}", fix="use a Qwen2.5-VL or Qwen3-VL folder"
+        )
     return raw
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a model folder; MissingFile when there is none. Never goes to the network."""
+    """Load the tokenizer of a model folder, offline. Raises MissingFile without one."""
     folder = Path(folder)
     if (folder / "tokenizer.json").is_file():
-        # It says everything itself; AutoTokenizer would load torch and every model's configuration first.
+        # The file is complete; AutoTokenizer would import torch and all model configurations.
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
@@ -146,26 +150,26 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
-    """Id of a token that must exist; BadInput when the tokenizer does not know it."""
-    found = tokenizer.get_vocab().get(text)
-    if found is None:
+    """Id of a required token. Raises BadInput if the tokenizer lacks it."""
+    token = tokenizer.get_vocab().get(text)
+    if token is None:
         raise BadInput(f"the tokenizer has no token {text}", fix="use the tokenizer that belongs to the model")
-    return int(found)
+    return int(token)
 
 
 def is_control(text: str, special: bool) -> bool:
-    """True for tokens that structure a conversation (marked special, ``<|...|>``, ``<tag>``): plain text never becomes one."""
+    """True for tokens that structure a conversation: marked special, ``<|...|>`` or ``<tag>``. Plain text never becomes one."""
     return special or (text.startswith("<") and text.endswith(">"))
 
 
 def _check_tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, placeholders: dict[str, int]) -> None:
-    """BadInput unless the tokenizer belongs to config.json: its ids fit the vocabulary and its placeholders have the same ids."""
+    """Raise BadInput unless the tokenizer matches config.json: ids fit the vocabulary, and placeholder ids are equal."""
     fix = "use the tokenizer and the config.json of one model"
     for key, number in placeholders.items():
         token = f"<|{key.partition('_')[0]}_pad|>"
-        if (own := tokenizer.get_vocab().get(token, number)) != number:
+        if (actual := tokenizer.get_vocab().get(token, number)) != number:
             raise BadInput(
-                f"config.json has {key} {number}, but {token} is {own} in the tokenizer", code="bad_tokenizer", fix=fix
+                f"config.json has {key} {number}, but {token} is {actual} in the tokenizer", code="bad_tokenizer", fix=fix
             )
     largest = max(*placeholders.values(), *tokenizer.get_vocab().values())
     if largest >= vocab:
@@ -173,13 +177,12 @@ def _check_tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, placeholders: 
         raise BadInput(message, code="bad_tokenizer", fix=fix)
 
 
-def _banned(tokenizer: PreTrainedTokenizerBase, stop: int, vocab: int, more: set[int]) -> tuple[int, ...]:
-    out = set(more)
+def _banned(tokenizer: PreTrainedTokenizerBase, stop: int, vocab: int, placeholders: set[int]) -> tuple[int, ...]:
+    out = set(placeholders)
     for index, token in tokenizer.added_tokens_decoder.items():
         if (token.special or token.content.startswith("<|")) and token.content not in SPEAKABLE:
             out.add(int(index))
-    known = max(tokenizer.get_vocab().values()) + 1
-    out.update(range(known, vocab))
+    out.update(range(max(tokenizer.get_vocab().values()) + 1, vocab))
     out.discard(stop)
     return tuple(sorted(out))
 
@@ -192,5 +195,5 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (ValueError, OSError) as error:
         raise BadInput(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise BadInput(f"{path} holds {type(value).__name__}, not an object")
+        raise BadInput(f"{path} contains {type(value).__name__}, not an object")
     return value

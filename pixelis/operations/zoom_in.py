@@ -25,9 +25,9 @@ class ZoomInArguments(OperationArguments):
     """
 
     box: BoxArgument | None = Field(None, description="the region")
-    center: PointArgument | None = Field(None, description="instead of a region its middle, with factor")
-    factor: Factor | None = Field(None, description="with center: how many times closer, above 1")
-    padding: Padding | None = Field(None, description="share of the image to add on each side, 0 to 0.5")
+    center: PointArgument | None = Field(None, description="center of the region, with factor instead of a box")
+    factor: Factor | None = Field(None, description="magnification above 1, with center")
+    padding: Padding | None = Field(None, description="fraction of the image to add on each side, 0 to 0.5")
 
     @model_validator(mode="after")
     def _one_way(self) -> ZoomInArguments:
@@ -68,7 +68,7 @@ class ZoomIn(Operation):
 
     name = "zoom_in"
     description = (
-        "Look closer at a region of an image, in full resolution and enlarged. Give the region, or its center and a factor; "
+        "Zoom in on a region of an image, in full resolution and enlarged. Give the region, or its center and a factor; "
         "padding adds some surroundings."
     )
     Arguments = ZoomInArguments

@@ -62,7 +62,7 @@ def play(lines, tools="real", limits=LIMITS, name=NANO, sampling=None, images=No
     sampling = sampling or SamplingParams(seed=5)
     told: list[tuple[Turn, list[np.ndarray]]] = []
     playing = run_episode(
-        session, renderer(name), QUESTION, images, views, tools, limits, sampling, "g", 3, watch=lambda *news: told.append(news)
+        session, renderer(name), QUESTION, images, views, tools, limits, sampling, "g", 3, on_turn=lambda *turn: told.append(turn)
     )
     episode = asyncio.run(playing)
     # Whoever watches is told every turn after the prompt, in order, with its views; but none that the engine broke.

@@ -133,7 +133,7 @@ def test_pads_are_as_many_as_the_view_has_tokens_and_views_off_the_grid_are_refu
     assert turn.tokens.count(r.spec.image_token) == 3 * 2 + 1 * 5
     assert turn.images == ["img0", "img1"]
     odd = views[0].model_copy(update={"view_size": (r.spec.multiple + 1, r.spec.multiple)})
-    with pytest.raises(BadInput, match="steps of"):
+    with pytest.raises(BadInput, match="multiples of"):
         r.prompt(ask("x"), [odd])
 
 

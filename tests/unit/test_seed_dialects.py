@@ -290,7 +290,7 @@ def test_offered_is_what_the_dialect_has_a_form_for() -> None:
         "plain": [],
     }
     large = renderer("large")
-    with pytest.raises(BadConfig, match="mini_o3 has no form for read_text"):
+    with pytest.raises(BadConfig, match="mini_o3 does not support read_text"):
         Renderer(large.tokenizer, large.spec, DialogueConfig(dialect="mini_o3"), [OPERATIONS["read_text"]])
     with pytest.raises(ValidationError, match="has its own"):
         DialogueConfig(dialect="mini_o3", coordinates="pixels")

@@ -1,4 +1,4 @@
-"""How actions and answers are written: one dialect per wire format, between text and the canonical Action."""
+"""Dialects: the wire formats of actions and answers, and their conversion to and from the canonical Action."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pixelis.operations import Operation, select
 __all__ = ["DIALECTS", "Dialect", "Piece", "Reply", "Tag", "default_target", "offered", "strict_json"]
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (Qwen(), MiniO3(), PixelReasoner(), DeepEyes(), Plain())}
-"""Dialects by the name a trajectory carries."""
+"""Dialects by name, as stored in trajectories."""
 
 
 def offered(config: Config) -> list[type[Operation]]:
-    """The operations of toolbox.operations that dialogue.dialect has a form for; BadConfig for names that do not exist."""
+    """The operations of toolbox.operations that dialogue.dialect supports. Raises BadConfig for unknown names."""
     dialect = DIALECTS[config.dialogue.dialect]
     return [operation for operation in select(config.toolbox.operations) if dialect.offers(operation)]

@@ -1,7 +1,7 @@
-"""What a dialect is: how a policy writes thoughts, calls and answers, and how prompts and observations are worded for it.
+"""Base class of dialects: the syntax of thoughts, calls and answers, and the wording of prompts and observations.
 
-Calls are JSON and nothing else. What is wrong with a call is an error with a code that the model can read. Coordinates are in one
-scale per episode; a box in another scale is refused, never guessed.
+Calls are strict JSON. An invalid call becomes an error with a code that the model reads. Coordinates use one scale per episode; a
+box in another scale is refused, never guessed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BOXED = re.compile(r"\\boxed\s*\{")
 
 
 class Tag(str):
-    """Text written by the dialect itself, which may become one special token; other text never does."""
+    """Text of the dialect itself, which may become special tokens; other text never does."""
 
     __slots__ = ()
 
@@ -45,12 +45,12 @@ class Tag(str):
 RESPONSE, RESPONSE_END = Tag("<tool_response>"), Tag("</tool_response>")
 
 Piece = str | ImageView
-"""A piece of a turn: our own text (Tag), text of others (str), or an image in its place."""
+"""A piece of a turn: the dialect's own text (Tag), other text (str), or an image."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a policy turn says. At most one of ``action``, ``answer`` and ``error`` is set; none of them is idle talk."""
+    """A parsed policy turn. At most one of ``action``, ``answer`` and ``error`` is set, or none of them."""
 
     think: str | None = None
     action: Action | None = None
@@ -59,10 +59,10 @@ class Reply:
 
 
 class Dialect(ABC):
-    """Thoughts and answers in tags, calls as JSON between the tags of ``call``; None for a dialect without operations.
+    """Thoughts and answers in tags, calls as JSON in the tag ``call``; None for a dialect without operations.
 
-    ``thinks``: a turn without a thought is not well-formed. ``scale``: the numbers in which it writes places, None when that is
-    the model's matter. ``boxes``: without an answer in tags one in ``\\boxed{}`` counts, as sets of mathematics ask for it.
+    ``thinks``: a well-formed turn needs a thought. ``scale``: the dialect's coordinate scale; None for the model's own.
+    ``boxes``: ``\\boxed{}`` counts as an answer when there is none in tags, as in mathematics data sets.
     """
 
     name: ClassVar[str]
@@ -81,30 +81,30 @@ class Dialect(ABC):
 
     @abstractmethod
     def offers(self, operation: type[Operation]) -> bool:
-        """Whether the dialect has a form for calls of this operation."""
+        """True if the dialect can express calls of this operation."""
 
     def adapt(self, action: Action) -> Action:
-        """The action as the dialect can say it; OperationError when it cannot: ``unknown_op``, ``bad_arguments``."""
+        """Convert an action to what the dialect can express. Raises OperationError ``unknown_op`` or ``bad_arguments``."""
         return action
 
-    def render(self, said: Action | str, scale: Scale, think: str | None = None) -> list[str]:
-        """A policy turn that calls an operation or answers, in pieces; pieces of type Tag may become special tokens.
+    def render(self, content: Action | str, scale: Scale, think: str | None = None) -> list[str]:
+        """Render a policy turn with a call (Action) or an answer (str), in pieces; Tags may become special tokens.
 
-        OperationError when the dialect has no form for the action, or its box no place on the grid of coordinates.
+        Raises OperationError when the dialect cannot express the action or its box is below the resolution of the scale.
         """
-        if isinstance(said, str):
-            return [*self._thought(think), *self._said(said)]
+        if isinstance(content, str):
+            return [*self._render_thought(think), *self._render_answer(content)]
         if not self.call:
             raise OperationError("answer without operations", code="unknown_op")
-        call = self._write(self.adapt(said), self._scaled(scale))
+        call = self._write_call(self.adapt(content), self._scaled(scale))
         text = json.dumps(call, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        return [*self._thought(think), Tag(f"<{self.call}>"), text, Tag(f"</{self.call}>")]
+        return [*self._render_thought(think), Tag(f"<{self.call}>"), text, Tag(f"</{self.call}>")]
 
     def parse(self, text: str, operations: Mapping[str, type[Operation]], scale: Scale) -> Reply:
-        """Read a policy turn. Never raises: a broken call is a Reply with ``error``.
+        """Parse a policy turn. Never raises: an invalid call is a Reply with ``error``.
 
         Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, out_of_range, limit (several calls, or a call and an
-        answer). Tags inside the thought are not looked at; of several answers the last one counts.
+        answer). Tags inside the thought are ignored; the last of several answers counts.
         """
         think, body = self._split(text)
         answers = self._answers(self._call.sub("", body))
@@ -119,12 +119,12 @@ class Dialect(ABC):
                 raise OperationError("the call is not closed" if opened else "the call is not opened", code="bad_json")
             if answers:
                 raise OperationError("call or answer, not both", code="limit")
-            return Reply(think=think, action=self._read(strict_json(call[1]), operations, self._scaled(scale)))
+            return Reply(think=think, action=self._read_call(strict_json(call[1]), operations, self._scaled(scale)))
         except OperationError as error:
             return Reply(think=think, error=error)
 
     def well_formed(self, text: str) -> bool:
-        """True for a thought (which some dialects may leave out) and then exactly one call or one answer, nothing around them."""
+        """True for a thought (optional in some dialects) followed by exactly one call or answer, and no other text."""
         think, body = self._split(text)
         body = body.strip()
         match = self._call.fullmatch(body) or self._answer.fullmatch(body)
@@ -135,17 +135,17 @@ class Dialect(ABC):
         return "</think>" not in text or text.lstrip().startswith("<think>")
 
     @abstractmethod
-    def _write(self, action: Action, scale: Scale) -> dict[str, Any]:
+    def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
         """The JSON of a call."""
 
     @abstractmethod
-    def _read(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
-        """The inverse of ``_write`` for whatever JSON a policy may write; OperationError."""
+    def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
+        """The inverse of ``_write_call``, for any JSON. Raises OperationError."""
 
-    def _thought(self, think: str | None) -> list[str]:
+    def _render_thought(self, think: str | None) -> list[str]:
         return [Tag("<think>"), think, Tag("</think>")] if think else []
 
-    def _said(self, answer: str) -> list[str]:
+    def _render_answer(self, answer: str) -> list[str]:
         return [Tag("<answer>"), answer, Tag("</answer>")]
 
     def _answers(self, body: str) -> list[str]:
@@ -153,10 +153,8 @@ class Dialect(ABC):
         return matches or [body[start:end] for start, end in boxed(body)] if self.boxes else matches
 
     def _split(self, text: str) -> tuple[str | None, str]:
-        before, closing, after = text.partition("</think>")
-        if not closing:
-            return None, text
-        return before.lstrip().removeprefix("<think>"), after
+        thought, closing, body = text.partition("</think>")
+        return (thought.lstrip().removeprefix("<think>"), body) if closing else (None, text)
 
     def _scaled(self, scale: Scale) -> Scale:
         return dataclasses.replace(scale, kind=self.scale) if self.scale else scale
@@ -166,20 +164,20 @@ class Dialect(ABC):
     def system(
         self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
     ) -> list[Piece]:
-        """The system turn for a question with these pictures and operations; empty when the dialect has none."""
+        """The system turn for a question with these views and operations; empty if the dialect has none."""
         return []
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
-        """The user's turn: pictures and text; ``instruct`` adds what the dialect tells the model about how to reply."""
+        """The user turn: pictures and text; ``instruct`` adds the dialect's reply instructions."""
         return [*views, text]
 
-    def observation(self, observation: Observation, seen: int, instruct: bool) -> list[Piece]:
-        """The turn that shows an observation after ``seen`` earlier images.
+    def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
+        """The turn that shows an observation after ``images_so_far`` earlier images.
 
-        A success reads ``obs1 = zoom_in(img0)`` (op and target from ``data``) and its text, an error ``error bad_box: message``.
+        A success is ``obs1 = zoom_in(img0)`` (op and target from ``data``) and its text, an error ``error bad_box: message``.
         """
         if observation.status == "error":
-            text = f"error {observation.code}" + (f": {observation.text}" if observation.text else "")
+            text = error_text(observation)
         else:
             op, target = observation.data.get("op"), observation.data.get("target", "")
             text = f"{observation.id} = {op}({target})" if op else f"{observation.id}"
@@ -187,18 +185,23 @@ class Dialect(ABC):
         return [RESPONSE, text, *observation.images, RESPONSE_END]
 
 
+def error_text(observation: Observation) -> str:
+    """Code and message of an error observation: ``error bad_box: message``."""
+    return f"error {observation.code}" + (f": {observation.text}" if observation.text else "")
+
+
 def default_target(sizes: Mapping[str, Any] | None) -> str:
-    """What a call without a target is about: the first picture, or the first clip of a question without pictures."""
+    """The target of a call without one: the first picture, or the first clip of a question without pictures."""
     return DEFAULT_TARGET if not sizes or DEFAULT_TARGET in sizes else next(iter(sizes))
 
 
 def first_image(scale: Scale) -> str:
-    """The first image that the model saw: a picture, or a frame when the question is about a clip alone."""
+    """The first image shown: a picture, or a frame when the question has only clips."""
     return next(iter(scale.images), DEFAULT_TARGET)
 
 
 def region(action: Action) -> list[float]:
-    """The region that a zoom asks for as a plain box, padding included, for dialects that know boxes only."""
+    """The region of a zoom as a plain box, padding included, for dialects that know only boxes."""
     if set(action.arguments) == {"box"}:
         return list(action.arguments["box"])
     try:
@@ -209,7 +212,7 @@ def region(action: Action) -> list[float]:
 
 
 def boxed(text: str) -> list[tuple[int, int]]:
-    r"""Begin and end of the content of every ``\boxed{}`` whose braces match."""
+    r"""Start and end of the content of every ``\boxed{}`` whose braces match."""
     out, position = [], 0
     while (opened := BOXED.search(text, position)) is not None:
         depth, position = 1, opened.end()
@@ -224,20 +227,20 @@ def boxed(text: str) -> list[tuple[int, int]]:
     return out
 
 
-def named(view: ImageView) -> str:
-    """A view's id, and for a frame of a clip what it is a frame of."""
+def describe_view(view: ImageView) -> str:
+    """A view's id; for a frame also its number, clip and time."""
     if view.frame is None:
         return view.id
-    when = f" at {view.time:.2f} s" if view.time is not None else ""
-    return f"{view.id} (frame {view.frame} of the video {view.parent}{when})"
+    time = f" at {view.time:.2f} s" if view.time is not None else ""
+    return f"{view.id} (frame {view.frame} of the video {view.parent}{time})"
 
 
 def function(name: str, description: str, properties: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:
-    """The JSON schema of a call, as tool prompts want it."""
+    """The JSON schema of a call in the format of tool prompts."""
     parameters = {"type": "object", "properties": dict(properties), "required": list(required)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 def signatures(schemas: Sequence[dict[str, Any]]) -> Tag:
-    """The part of a system prompt that lists functions and says how they are called."""
+    """The part of a system prompt that lists functions and explains how to call them."""
     return Tag(SIGNATURES.format(schemas="\n".join(json.dumps(schema) for schema in schemas)))

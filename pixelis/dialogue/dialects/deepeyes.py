@@ -11,6 +11,7 @@ from pixelis.dialogue.dialects.base import (
     Dialect,
     Piece,
     Tag,
+    error_text,
     first_image,
     function,
     region,
@@ -23,11 +24,11 @@ from pixelis.operations.scale import Scale
 from pixelis.records import Action, Coordinates, ImageView, Observation
 
 TOOLS = {"zoom_in": "image_zoom_in_tool", "rotate": "image_rotate_tool"}
-"""Operations with a form, and their names on the wire; ``rotate`` is there when toolbox.operations names one of that name."""
+"""Supported operations and their names in calls; ``rotate`` is supported if toolbox.operations has one of that name."""
 SCHEMAS = {
     "zoom_in": function(
         TOOLS["zoom_in"],
-        "Look closer at a region of the image of the question.",
+        "Zoom in on a region of the question's image.",
         {
             "bbox_2d": {
                 "type": "array",
@@ -36,13 +37,13 @@ SCHEMAS = {
                 "maxItems": 4,
                 "description": "left, top, right, bottom in pixels of the image as shown",
             },
-            "label": {"type": "string", "description": "what is in the region, if you like"},
+            "label": {"type": "string", "description": "optional description of the region"},
         },
         ["bbox_2d"],
     ),
     "rotate": function(
         TOOLS["rotate"],
-        "Show the image of the question turned.",
+        "Rotate the question's image.",
         {"angle": {"type": "integer", "description": "90, 180 or 270 degrees clockwise; -90 is counter-clockwise"}},
         ["angle"],
     ),
@@ -55,8 +56,8 @@ CALL = "call a function inside <tool_call>...</tool_call> if you need to see mor
 class DeepEyes(Dialect):
     """A thought, then ``<tool_call>{"name":"image_zoom_in_tool","arguments":{"bbox_2d":[..]}}</tool_call>`` or an answer in tags.
 
-    Boxes are pixels of the first picture as shown and are mapped to full resolution. There is no crop of a crop, and no name for
-    further pictures. A ``label`` may stand beside the box and is read over. Angles count clockwise, as the tool says of itself.
+    Boxes are pixels of the first picture as shown and are mapped to full resolution. Crops of crops and other pictures cannot be
+    named. A ``label`` beside the box is ignored. Angles are clockwise.
     """
 
     name = "deepeyes"
@@ -64,42 +65,42 @@ class DeepEyes(Dialect):
     boxes = True
 
     def offers(self, operation: type[Operation]) -> bool:
-        """Zooming in, and an operation called ``rotate``."""
+        """True for zooming in and for an operation called ``rotate``."""
         return operation.name in TOOLS
 
     def adapt(self, action: Action) -> Action:
-        """Any zoom as a box, a rotation of the whole picture; ``unknown_op``, ``bad_arguments``."""
+        """Convert any zoom to a box; rotations apply to the whole picture. Raises ``unknown_op``, ``bad_arguments``."""
         if action.op not in TOOLS:
             raise OperationError(f"deepeyes has no form for {action.op[:30]}", code="unknown_op")
         if action.op == "zoom_in":
             return action.model_copy(update={"arguments": {"box": region(action)}})
         if set(action.arguments) != {"angle"}:
-            raise OperationError("deepeyes turns whole pictures only", code="bad_arguments")
+            raise OperationError("deepeyes rotates whole pictures only", code="bad_arguments")
         return action
 
     def system(
         self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
     ) -> list[Piece]:
-        """The functions."""
+        """The function signatures."""
         return [Tag(SYSTEM), signatures([SCHEMAS[name] for name in operations])] if operations else []
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
-        """Pictures, question, and the rule of calling and answering."""
+        """Pictures, question, and the reply instructions."""
         return [*views, text, *self._rule(tools, instruct)]
 
-    def observation(self, observation: Observation, seen: int, instruct: bool) -> list[Piece]:
-        """What was asked for, or why it cannot be shown, and the rule again."""
-        told: list[Piece] = [*observation.images]
+    def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
+        """The images, text or error, and the reply instructions again."""
+        pieces: list[Piece] = [*observation.images]
         if observation.status == "error":
-            told = [f"error {observation.code}" + (f": {observation.text}" if observation.text else "")]
-        elif not told:
-            told = [observation.text]
-        return [RESPONSE, *told, RESPONSE_END, *self._rule(True, instruct)]
+            pieces = [error_text(observation)]
+        elif not pieces:
+            pieces = [observation.text]
+        return [RESPONSE, *pieces, RESPONSE_END, *self._rule(True, instruct)]
 
     def _rule(self, tools: bool, instruct: bool) -> list[Piece]:
         return [Tag(RULE.format(call=CALL if tools else ""))] if instruct else []
 
-    def _write(self, action: Action, scale: Scale) -> dict[str, Any]:
+    def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
         if action.target != first_image(scale):
             raise OperationError(f"deepeyes has no name for {action.target[:20]}", code="bad_target")
         arguments = dict(action.arguments)
@@ -107,7 +108,7 @@ class DeepEyes(Dialect):
             arguments = {"bbox_2d": scale.write(arguments["box"], action.target)}
         return {"name": TOOLS[action.op], "arguments": arguments}
 
-    def _read(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
+    def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
         forms = {TOOLS[name]: name for name in operations if name in TOOLS}
         name, arguments = named_call(call, list(forms))
         op, target = forms[name], first_image(scale)
@@ -115,12 +116,12 @@ class DeepEyes(Dialect):
             only(arguments, ("bbox_2d",), ("label",))
             if not isinstance(arguments.get("label", ""), str):
                 raise OperationError("label is text", code="bad_arguments")
-            said: dict[str, Any] = {"box": scale.read("bbox_2d", arguments["bbox_2d"], target)}
+            canonical: dict[str, Any] = {"box": scale.read("bbox_2d", arguments["bbox_2d"], target)}
         else:
             only(arguments, ("angle",))
             angle = arguments["angle"]
             if type(angle) is not int or angle % 360 not in (90, 180, 270):
                 raise OperationError("angle is 90, 180 or 270", code="bad_arguments")
-            said = {"angle": angle % 360}
-        checked = operations[op].check(said)
+            canonical = {"angle": angle % 360}
+        checked = operations[op].check(canonical)
         return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))

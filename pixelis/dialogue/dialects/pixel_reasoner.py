@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pixelis.dialogue.dialects.base import BOXED, Dialect, Piece, Tag, boxed, function, region, signatures
+from pixelis.dialogue.dialects.base import BOXED, Dialect, Piece, Tag, boxed, error_text, function, region, signatures
 from pixelis.dialogue.dialects.strict import named_call, only
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
@@ -15,22 +15,22 @@ from pixelis.operations.scale import Scale
 from pixelis.records import Action, Coordinates, ImageView, Observation
 
 TOOLS = {"zoom_in": "crop_image_normalized", "select_frames": "select_frames"}
-"""Operations with a form, and their names on the wire."""
+"""Supported operations and their names in calls."""
 SCHEMAS = {
     "zoom_in": function(
         TOOLS["zoom_in"],
-        "Look closer at a region of an image when something in it is too small to be seen.",
+        "Zoom in on a region of an image to see small details.",
         {
             "bbox_2d": {
                 "type": "array",
                 "items": {"type": "number"},
                 "minItems": 4,
                 "maxItems": 4,
-                "description": "left, top, right, bottom as shares 0 to 1 of the image",
+                "description": "left, top, right, bottom as fractions 0 to 1 of the image",
             },
             "target_image": {
                 "type": "integer",
-                "description": "number of the image, counted from 1 in the order shown: 1 is the first image of the question",
+                "description": "number of the image in the order shown: 1 is the first image of the question",
             },
         },
         ["bbox_2d", "target_image"],
@@ -42,7 +42,7 @@ SCHEMAS = {
             "target_frames": {
                 "type": "array",
                 "items": {"type": "integer"},
-                "description": "numbers of the frames, counted from 1",
+                "description": "frame numbers, starting at 1",
             }
         },
         ["target_frames"],
@@ -50,18 +50,18 @@ SCHEMAS = {
 }
 SYSTEM = "You are a helpful assistant.\n\n# Tools\n\nYou may call one function per turn to look closer before you answer.\n\n"
 RULE = "\nReason step by step{call}, and put the final answer in \\boxed{{}}."
-CALL = " and call functions where you need to see more"
+CALL = " and call functions when you need to see more"
 _END_OF_THOUGHT = re.compile(rf"<tool_call>|{BOXED.pattern}")
 _END = re.compile(r"[\s.$*\])]*")
 
 
 class PixelReasoner(Dialect):
-    r"""Free text that ends with ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or holds the answer in ``\boxed{}``.
+    r"""Free text that ends with ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or contains the answer in ``\boxed{}``.
 
-    ``target_image`` counts the images from 1 in the order shown, those of the question and of observations alike;
-    ``target_frames`` counts the frames of the (first) clip from 1. A box of numbers 0..1 is in shares of the image, one of whole
-    numbers beyond in pixels of the image as shown; a mixture is refused. Written boxes are shares, in thousandths.
-    ``padding``: the share of width and height that every crop gets on each side.
+    ``target_image`` numbers all images from 1 in the order shown; ``target_frames`` numbers the frames of the first clip from 1.
+    A box of numbers 0..1 is in fractions of the image, a box of larger whole numbers in pixels of the image as shown; a mixture
+    is refused. Rendered boxes are fractions in steps of 0.001. ``padding``: fraction of width and height added on each side of
+    every crop.
     """
 
     name = "pixel_reasoner"
@@ -73,16 +73,16 @@ class PixelReasoner(Dialect):
         self.padding = padding
 
     def offers(self, operation: type[Operation]) -> bool:
-        """Cropping and choosing frames."""
+        """True for zooming in and selecting frames."""
         return operation.name in TOOLS
 
     def adapt(self, action: Action) -> Action:
-        """A zoom as a box with this dialect's padding, frames by number; ``unknown_op``, ``bad_arguments``."""
+        """Convert a zoom to a box with this dialect's padding. Raises ``unknown_op``, ``bad_arguments``."""
         if action.op not in TOOLS:
             raise OperationError(f"pixel_reasoner has no form for {action.op[:30]}", code="unknown_op")
         if action.op == "select_frames":
             if set(action.arguments) != {"frames"}:
-                raise OperationError("pixel_reasoner names frames by number", code="bad_arguments")
+                raise OperationError("pixel_reasoner selects frames by number only", code="bad_arguments")
             return action
         if action.arguments.get("padding") == self.padding and "box" in action.arguments:
             return action
@@ -100,35 +100,35 @@ class PixelReasoner(Dialect):
     def system(
         self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
     ) -> list[Piece]:
-        """The functions."""
+        """The function signatures."""
         return [Tag(SYSTEM), signatures([SCHEMAS[name] for name in operations])] if operations else []
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
-        """Pictures, question, for frames of a clip their numbers, and the rule of answering."""
+        """Pictures, question, the numbers of shown frames, and the reply instructions."""
         if not instruct:
             return [*views, text]
         frames = ", ".join(str(view.frame + 1) for view in views if view.frame is not None)
-        shown = f"\nThe images are frames {frames} of the video." if frames else ""
-        return [*views, text, Tag(shown + RULE.format(call=CALL if tools else ""))]
+        note = f"\nThe images are frames {frames} of the video." if frames else ""
+        return [*views, text, Tag(note + RULE.format(call=CALL if tools else ""))]
 
-    def observation(self, observation: Observation, seen: int, instruct: bool) -> list[Piece]:
-        """A line with number and size of what follows, or why there is nothing."""
+    def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
+        """A line with the number and size of the images, and the images; or the text; or the error."""
         if observation.status == "error":
-            return [f"Execution error {observation.code}" + (f": {observation.text}" if observation.text else "")]
+            return [f"Execution {error_text(observation)}"]
         images = observation.images
         if not images:
             return [observation.text]
         size = "{}x{}".format(*images[0].view_size)
         if images[0].frame is None:
-            return [f"Image {seen + 1}, the region asked for ({size}): ", *images]
-        numbers = str(seen + 1) if len(images) == 1 else f"{seen + 1} to {seen + len(images)}"
+            return [f"Image {images_so_far + 1}, the region asked for ({size}): ", *images]
+        numbers = str(images_so_far + 1) if len(images) == 1 else f"{images_so_far + 1} to {images_so_far + len(images)}"
         frames = ", ".join(str(image.frame + 1) for image in images if image.frame is not None)
         return [f"Images {numbers}, frames {frames} ({size}): ", *images]
 
-    def _thought(self, think: str | None) -> list[str]:
+    def _render_thought(self, think: str | None) -> list[str]:
         return [think, "\n"] if think else []
 
-    def _said(self, answer: str) -> list[str]:
+    def _render_answer(self, answer: str) -> list[str]:
         if not _balanced(answer):
             raise OperationError("the braces of the answer do not match", code="bad_answer")
         return [Tag("\\boxed{"), answer, Tag("}")]
@@ -137,14 +137,14 @@ class PixelReasoner(Dialect):
         return [body[start:end] for start, end in boxed(body)]
 
     def _split(self, text: str) -> tuple[str | None, str]:
-        """The thought is what stands before the call or the first box, or in think tags if the model uses them."""
+        """The thought is the text before the call or the first box, or in think tags if there are any."""
         think, body = super()._split(text)
         if think is None:
             end = _END_OF_THOUGHT.search(body)
             think = body[: end.start()].strip() if end else None
         return think or None, body
 
-    def _write(self, action: Action, scale: Scale) -> dict[str, Any]:
+    def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
         if action.op == "select_frames":
             if action.target != _clip(scale):
                 raise OperationError(f"pixel_reasoner has no name for {action.target[:20]}", code="bad_target")
@@ -154,34 +154,34 @@ class PixelReasoner(Dialect):
             arguments = {"bbox_2d": scale.write(action.arguments["box"], action.target), "target_image": number}
         return {"name": TOOLS[action.op], "arguments": arguments}
 
-    def _read(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
+    def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
         forms = {TOOLS[name]: name for name in operations if name in TOOLS}
         name, arguments = named_call(call, list(forms))
         op = forms[name]
         if op == "select_frames":
             only(arguments, ("target_frames",))
             target = _clip(scale)
-            said: dict[str, Any] = {"frames": _frames(arguments["target_frames"])}
+            canonical: dict[str, Any] = {"frames": _frames(arguments["target_frames"])}
         else:
             only(arguments, ("bbox_2d", "target_image"))
             target = _image(arguments["target_image"], scale)
-            said = {"box": _box(arguments["bbox_2d"], target, scale), "padding": self.padding}
-        checked = operations[op].check(said)
+            canonical = {"box": _box(arguments["bbox_2d"], target, scale), "padding": self.padding}
+        checked = operations[op].check(canonical)
         return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
 
 
 def _box(value: Any, target: str, scale: Scale) -> Any:
-    """A box in shares, or in whole pixels of the image as shown; ``bad_box`` for a mixture."""
+    """A box in fractions, or in whole pixels of the image as shown. Raises ``bad_box`` for a mixture."""
     numbers = isinstance(value, list) and all(type(v) in (int, float) for v in value)
     if not numbers or all(v <= 1 for v in value):
         return scale.read("bbox_2d", value, target)
     if any(v != int(v) for v in value):
-        raise OperationError("bbox_2d is four shares 0..1, or four whole pixels", code="bad_box")
+        raise OperationError("bbox_2d is four fractions 0..1, or four whole pixels", code="bad_box")
     return dataclasses.replace(scale, kind="pixels").read("bbox_2d", [int(v) for v in value], target)
 
 
 def _image(number: Any, scale: Scale) -> str:
-    """The id of the image with a number; without knowledge of the episode one picture and single crops are taken for granted."""
+    """The id of an image by number; when the images are unknown, assumes one picture and single crops."""
     if type(number) is not int or number < 1:
         raise OperationError("target_image is a number from 1", code="bad_target")
     if not scale.images:
@@ -203,7 +203,7 @@ def _number(target: str, scale: Scale) -> int:
 
 
 def _clip(scale: Scale) -> str:
-    """The clip that frames are chosen from: the first; of a question without clips the picture, which then is refused."""
+    """The first clip; without clips the first picture, which the operation then refuses."""
     return scale.clips[0] if scale.clips else next(iter(scale.images), "vid0")
 
 

@@ -15,22 +15,22 @@ RULE = "\nFirst think inside <think> </think> tags, then give the final answer i
 
 
 class Plain(Dialect):
-    """``<think>..</think><answer>..</answer>``, asked for at the end of the question; there is no system turn."""
+    """``<think>..</think><answer>..</answer>``, requested at the end of the question; no system turn."""
 
     name = "plain"
     call = None
     boxes = True
 
     def offers(self, operation: type[Operation]) -> bool:
-        """None has a form."""
+        """Always false."""
         return False
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
-        """Pictures, question, and the rule of answering."""
+        """Pictures, question, and the reply instructions."""
         return [*views, text, *([Tag(RULE)] if instruct else [])]
 
-    def _write(self, action: Action, scale: Scale) -> dict[str, Any]:
+    def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
         raise OperationError("answer without operations", code="unknown_op")
 
-    def _read(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
+    def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
         raise OperationError("answer without operations", code="unknown_op")

@@ -1,4 +1,4 @@
-"""Qwen's agents: any operation as ``{"name":..,"arguments":{..}}``, images by id, the model's own coordinates."""
+"""Qwen: any operation as ``{"name":..,"arguments":{..}}``, images by id, the model's own coordinates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pixelis.dialogue.dialects.base import (
     Piece,
     Tag,
     default_target,
+    describe_view,
     function,
-    named,
     signatures,
 )
 from pixelis.dialogue.dialects.strict import named_call
@@ -26,26 +26,26 @@ TOOLS = f"""{ANSWER_RULE}
 # Tools
 
 You may call one function per turn to look closer before you answer. Every result has its own id. \
-The pictures of the question are: """
+The images of the question are: """
 UNITS = {"thousand": "0 to 1000 of the image", "pixels": "pixels of the image as shown", "unit": "0 to 1 of the image"}
 
 
 class Qwen(Dialect):
     """``<think>..</think>`` then ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or ``<answer>..</answer>``.
 
-    An optional ``target`` argument names the image, ``img0`` when it is left out; a canonical ``box``, ``point`` or ``center`` is
-    written ``bbox_2d``, ``point_2d`` or ``center_2d``. The thought may be left out.
+    The optional ``target`` argument names the image; the default is ``img0``. Canonical ``box``, ``point`` and ``center`` are
+    written ``bbox_2d``, ``point_2d`` and ``center_2d``. The thought is optional.
     """
 
     name = "qwen"
     thinks = False
 
     def offers(self, operation: type[Operation]) -> bool:
-        """Every operation has a form, those of users too."""
+        """Always true, also for users' own operations."""
         return True
 
     def schema(self, operation: type[Operation], kind: Coordinates) -> dict[str, Any]:
-        """The JSON schema of a call, as Qwen's tool prompt wants it."""
+        """The JSON schema of a call in the format of Qwen's tool prompt."""
         schema = operation.Arguments.model_json_schema()
         properties = {}
         for name, described in schema.get("properties", {}).items():
@@ -63,14 +63,14 @@ class Qwen(Dialect):
     def system(
         self, views: Sequence[ImageView], operations: Mapping[str, type[Operation]], coordinates: Coordinates
     ) -> list[Piece]:
-        """The rule of answering, the pictures of the question, and the operations."""
+        """The reply instructions, the question's images, and the operations."""
         if not operations:
             return [Tag(ANSWER_RULE)]
         schemas = [self.schema(operation, coordinates) for operation in operations.values()]
-        # Ids come with the question, so they are plain text between our own.
-        return [Tag(TOOLS), ", ".join(named(view) for view in views) or "none", Tag("\n\n" + signatures(schemas))]
+        # Ids are part of the question, so they are plain text.
+        return [Tag(TOOLS), ", ".join(describe_view(view) for view in views) or "none", Tag("\n\n" + signatures(schemas))]
 
-    def _write(self, action: Action, scale: Scale) -> dict[str, Any]:
+    def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
         for key, value in action.arguments.items():
             if key in WIRE:
@@ -81,7 +81,7 @@ class Qwen(Dialect):
             arguments["target"] = action.target
         return {"name": action.op, "arguments": arguments}
 
-    def _read(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
+    def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
         name, arguments = named_call(call, list(operations))
         target = arguments.pop("target", default_target(scale.sizes))
         if not isinstance(target, str):
@@ -102,17 +102,17 @@ class Qwen(Dialect):
 
 
 def _place_schema(name: str, kind: Coordinates) -> dict[str, Any] | None:
-    """The wire schema of an argument that is a place, None for others."""
+    """The schema of a coordinate argument in calls; None for other arguments."""
     if name not in WIRE:
         return None
-    count, what = (4, "left, top, right, bottom") if name == "box" else (2, "x, y")
+    count, names = (4, "left, top, right, bottom") if name == "box" else (2, "x, y")
     items = {"type": "number" if kind == "unit" else "integer"}
     shape = {"type": "array", "items": items, "minItems": count, "maxItems": count}
-    return {**shape, "description": f"{what} in {UNITS[kind]}"}
+    return {**shape, "description": f"{names} in {UNITS[kind]}"}
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    """A property without what tells the policy nothing: titles, and the null of an optional argument."""
+    """Remove titles and the null of optional arguments from a property."""
     schema = {key: value for key, value in schema.items() if key != "title"}
     kinds = [kind for kind in schema.get("anyOf", []) if kind.get("type") != "null"]
     if len(kinds) == 1 and len(kinds) < len(schema["anyOf"]):

@@ -1,4 +1,4 @@
-"""Strict JSON: what a policy may write, and nothing that only some parsers would take."""
+"""Strict parsing of JSON calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pixelis.errors import OperationError
 
 
 def strict_json(text: str) -> Any:
-    """JSON and nothing more: ``bad_json`` for duplicate keys, NaN, infinities, huge numbers, half characters, deep nesting."""
+    """Parse JSON. Raises ``bad_json`` for duplicate keys, NaN, infinities, huge numbers, lone surrogates and deep nesting."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(items)
