@@ -1,7 +1,7 @@
-"""The Toolbox actor: opens media and runs pixel operations in a process that ends itself rather than hang.
+"""The Toolbox actor: opens media and runs pixel operations in a process with limits on time and memory.
 
-An alarm of the system ends a call that takes too long, even one that never gives the interpreter back, and a limit of the system
-turns exhausted memory into an error. What happens when the process is gone is the business of the pool in front of it.
+A SIGALRM timer ends the process when a call takes too long, even if the call never releases the GIL. RLIMIT_DATA turns exhausted
+memory into an error. The pool (`toolbox_pool`) handles the death of the process.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Media, Observation
 
 Pictures = dict[str, np.ndarray | Clip]
-"""Full-resolution uint8 [H, W, 3] pictures and clips by media id."""
+"""Images, uint8 [H, W, 3] at full resolution, and clips by media id."""
 Objects = dict[str, dict[str, Any]]
-"""What earlier operations of an episode found, by id."""
-Look = tuple[list[ImageView], list[np.ndarray]]
-"""The views of a question's media at first: described, and as uint8 arrays."""
+"""Objects found by earlier operations of an episode, by id."""
+InitialViews = tuple[list[ImageView], list[np.ndarray]]
+"""Records and uint8 arrays of the views that a question starts with."""
 Outcome = tuple[Observation, list[np.ndarray]]
+"""Observation and uint8 views of an operation."""
 
 RESULT_BYTES = 128_000_000
-"""Most bytes of what one call may give back."""
+"""Limit on the size of an operation's result."""
 LINUX = sys.platform == "linux"
 
 
 @dataclass(slots=True)
 class Call:
-    """One operation of one episode; ``group`` says which of the pictures passed along it is about."""
+    """An operation of an episode. group: index of its images among the arguments of `Toolbox.execute`."""
 
     action: Action
     images: list[ImageView]
@@ -58,7 +59,7 @@ class Call:
 
 @ray.remote(max_restarts=-1, max_task_retries=0)
 class Toolbox:
-    """Stateless between calls; pictures come and go by reference."""
+    """Opens media and runs operations. Stateless between calls; images are passed by reference."""
 
     def __init__(self, config: Config, multiple: int, kind: str):
         self.config, self.multiple, self.kind = config, multiple, kind
@@ -68,51 +69,50 @@ class Toolbox:
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
         for operation in self.operations.values():
             operation.ready(config.toolbox)
-        # The alarm writes where the call hangs to the worker's log and then does what it does by default: it ends the process.
+        # On SIGALRM, write the stack to the worker's log, then end the process (the default action).
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         faulthandler.register(signal.SIGALRM, chain=True)
         if LINUX:
-            # A forked child holds this process's sockets: while it lives, Ray does not see that we died.
+            # A forked child inherits the sockets and would hide the death of this process from Ray: let it die too.
             os.register_at_fork(after_in_child=lambda: ctypes.CDLL(None).prctl(1, 9))
         freeze_gc()
-        self.idle = _data_bytes()
+        self.idle_bytes = _data_bytes()
 
     def health(self) -> tuple[int, str]:
-        """Process id and node; answers when alive."""
+        """Process id and node."""
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
-    def open(self, questions: Sequence[list[Media]], limit_s: float) -> tuple[Any, ...]:
-        """One return for each question, its full-resolution pictures by id, and one more for all.
+    def open(self, questions: Sequence[list[Media]], timeout_s: float) -> tuple[Any, ...]:
+        """The full-resolution images of each question as a separate return value, and a list as the last one.
 
-        That holds what the policy sees of each question at first and the content hashes of its media by id, or the BadImage that
-        says why they cannot be decoded under the caps.
+        The list has (initial views, content hash of each medium by id) for each question, or a BadImage if it cannot be decoded.
         """
-        with self._guarded(limit_s):
-            opened, told = zip(*(self._open(media) for media in questions), strict=True)
-        return *opened, list(told)
+        with self._limits(timeout_s):
+            opened, results = zip(*(self._open(media) for media in questions), strict=True)
+        return *opened, list(results)
 
-    def _open(self, media: list[Media]) -> tuple[Pictures | None, tuple[Look, dict[str, str]] | PixelisError]:
+    def _open(self, media: list[Media]) -> tuple[Pictures | None, tuple[InitialViews, dict[str, str]] | PixelisError]:
         try:
             opened = {item.id: open_media(item, self.config.toolbox) for item in media}
-            look = first_look(opened, self.config.dialogue, self.multiple)
-            return opened, (look, {item.id: _identity(item, opened[item.id]) for item in media})
+            initial = first_look(opened, self.config.dialogue, self.multiple)
+            return opened, (initial, {item.id: _content_hash(item, opened[item.id]) for item in media})
         except MemoryError:
-            return None, unopened(media, "takes too much memory to decode", "out_of_memory")
+            return None, decode_error(media, "takes too much memory to decode", "out_of_memory")
         except PixelisError as error:
             return None, error
-        except Exception as error:  # the others of the batch are not to blame
-            return None, unopened(media, f"failed: {type(error).__name__}", "crashed")
+        except Exception as error:  # must not fail the other questions of the batch
+            return None, decode_error(media, f"failed: {type(error).__name__}", "crashed")
 
-    def execute(self, calls: Sequence[Call], limit_s: float, *groups: Pictures) -> tuple[list[tuple[Outcome, int]], bool]:
-        """Run calls one after another; an outcome (errors included) and its bytes for each.
+    def execute(self, calls: Sequence[Call], timeout_s: float, *groups: Pictures) -> tuple[list[tuple[Outcome, int]], bool]:
+        """Run calls in order. Returns (outcome, size in bytes) of each, and whether this process should end.
 
-        Beside them: whether calls left so much memory or so many threads behind that this process should end.
+        Errors are outcomes. The process should end if the calls left much memory or many threads behind.
         """
-        with self._guarded(limit_s):
-            done = [self._one(call, groups[call.group]) for call in calls]
-        return done, _data_bytes() > self.idle + self.config.toolbox.memory_bytes // 2
+        with self._limits(timeout_s):
+            results = [self._execute(call, groups[call.group]) for call in calls]
+        return results, _data_bytes() > self.idle_bytes + self.config.toolbox.memory_bytes // 2
 
-    def _one(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
+    def _execute(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
         start, name = time.perf_counter(), call.action.op[:30]
         scene = Scene(
             media=pictures,
@@ -126,25 +126,25 @@ class Toolbox:
         )
         try:
             observation, views = execute(call.action, scene, self.operations)
-            # Data that are not plain are found here, where their operation is known.
+            # Serialising here assigns data that are not JSON to their operation.
             size = sum(view.nbytes for view in views) + len(observation.model_dump_json())
             if size > RESULT_BYTES:
-                observation, views = failed("limit", f"{name} gave {size} bytes, more than {RESULT_BYTES}")
+                observation, views = error_outcome("limit", f"{name} returned {size} bytes, the limit is {RESULT_BYTES}")
         except MemoryError:
-            observation, views = failed("out_of_memory", f"{name} needs too much memory")
-        except BaseException as error:  # an operation that exits must not take the process along
-            observation, views = failed("crashed", f"{name} failed: {type(error).__name__}")
+            observation, views = error_outcome("out_of_memory", f"{name} needs too much memory")
+        except BaseException as error:  # an operation that raises SystemExit must not end the process
+            observation, views = error_outcome("crashed", f"{name} failed: {type(error).__name__}")
         if observation.status == "error":
             size = len(observation.text)
         observation.seconds = time.perf_counter() - start
         return (observation, views), size
 
     @contextmanager
-    def _guarded(self, limit_s: float) -> Iterator[None]:
+    def _limits(self, timeout_s: float) -> Iterator[None]:
         before = resource.getrlimit(resource.RLIMIT_DATA)
         if LINUX:
-            resource.setrlimit(resource.RLIMIT_DATA, (self.idle + self.config.toolbox.memory_bytes, before[1]))
-        signal.setitimer(signal.ITIMER_REAL, limit_s)
+            resource.setrlimit(resource.RLIMIT_DATA, (self.idle_bytes + self.config.toolbox.memory_bytes, before[1]))
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
         try:
             yield
         finally:
@@ -153,12 +153,12 @@ class Toolbox:
 
 
 def _data_bytes() -> int:
-    """Writable private memory of this process, what RLIMIT_DATA counts; 0 where the system does not tell."""
+    """Writable private memory of this process, which RLIMIT_DATA limits; 0 on systems other than Linux."""
     return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize() if LINUX else 0
 
 
-def _identity(media: Media, opened: np.ndarray | Clip) -> str:
-    """What tells the content of one picture or clip from that of another: a hash of its encoded source."""
+def _content_hash(media: Media, opened: np.ndarray | Clip) -> str:
+    """Hash of the encoded source of an image or clip."""
     if isinstance(opened, Clip):
         return opened.sha256
     if media.uri.startswith(("data:", "cards:")):
@@ -167,11 +167,13 @@ def _identity(media: Media, opened: np.ndarray | Clip) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def failed(code: str, text: str) -> Outcome:
+def error_outcome(code: str, text: str) -> Outcome:
+    """Outcome of a failed operation."""
     return Observation(status="error", code=code, text=text), []
 
 
-def unopened(media: Sequence[Media], problem: str, code: str) -> BadImage:
+def decode_error(media: Sequence[Media], problem: str, code: str) -> BadImage:
+    """Error of media that cannot be decoded."""
     kind = "video" if any(item.kind == "video" for item in media) else "image"
     names = ", ".join(item.id for item in media)
     return BadImage(f"{names} {problem}", code=f"{kind}_{code}", fix="check the file, or raise the limits of `toolbox`")

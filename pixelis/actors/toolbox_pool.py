@@ -1,8 +1,8 @@
-"""The pool of Toolbox actors behind a generator: survives every bad call and runs equal calls once.
+"""A generator's pool of Toolbox actors: survives calls that hang, crash or exhaust memory, and runs equal calls once.
 
-A worker runs one task at a time, so a death names its culprit. Quick calls travel together, and so do pictures to open; when
-such a batch fails, its parts are tried one by one, so that only the culprit does. A full batch of quick calls may wait in the
-worker behind another one; it did not run when that one fails, and goes to the next worker as it is.
+A worker runs one task at a time, so a dead worker identifies the call that killed it. Quick calls are batched, and so are images
+to open. The jobs of a failed batch are retried one by one. A full batch of quick calls may be queued on a worker behind its
+running batch; if that one fails, the queued batch has not run and goes to another worker unchanged.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections.abc import Coroutine, Hashable, Iterator, Mapping
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayActorError, RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.actors.toolbox import Call, Look, Objects, Outcome, Toolbox
+from pixelis.actors.toolbox import Call, InitialViews, Objects, Outcome, Toolbox
 from pixelis.actors.toolbox_work import Job, Opened, Worker
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure, OperationError, PixelisError
@@ -27,91 +28,94 @@ from pixelis.operations.media import first_look
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Media
 
-QUICK_CALLS = 64
-"""Most quick calls that travel together."""
-OPENED_TOGETHER = 16
-"""Most questions whose pictures are opened together."""
-QUICK_SHARE = 0.25
-"""Share of the deadline that such a batch gets; when it fails its calls are tried one by one in what is left."""
+QUICK_BATCH = 64
+"""Maximum number of quick calls in a batch."""
+OPEN_BATCH = 16
+"""Maximum number of questions whose images are opened in a batch."""
+BATCH_SHARE = 0.25
+"""Share of the timeout that a batch gets. The rest is left to retry its jobs one by one."""
 GRACE_S = 0.5
-"""Seconds after a call's limit in which the alarm must have ended its process."""
+"""Seconds after a task's timeout by which the alarm must have ended its process."""
 PING_S = 0.1
-"""Seconds between questions to a starting worker whether it is alive."""
+"""Seconds between pings to a starting worker."""
 
 
 class ToolboxPool:
-    """Runs calls on ``toolbox.workers`` processes of its own, from one event loop; every call is answered exactly once.
+    """Runs calls on `toolbox.workers` processes, from one event loop; answers each call exactly once.
 
-    ``multiple`` is what both sides of a view are divisible by (patch x merge), ``kind`` the scale of the policy's numbers. Calls
-    that hang, crash or exhaust memory are error observations within ``toolbox.timeout_s`` + 1 seconds of being given to a
-    worker. Equal calls on equal pictures are run once, as long as their results fit ``toolbox.cache_bytes``.
+    multiple: divisor of the sides of views (patch * merge); kind: scale of the policy's coordinates. A call that hangs, crashes
+    or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds after a worker got it. Equal calls on
+    equal images run once, as long as their results fit in `toolbox.cache_bytes`.
     """
 
     def __init__(self, config: Config, multiple: int, kind: str, **options: Any):
         self.config, self.timeout_s, self.multiple, self.kind = config, config.toolbox.timeout_s, multiple, kind
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
-        self.make = lambda: Toolbox.options(num_cpus=config.toolbox.cpus, **options).remote(config, multiple, kind)  # type: ignore[attr-defined]
-        self.workers = [Worker(self.make()) for _ in range(config.toolbox.workers)]
+        self.options = {"num_cpus": config.toolbox.cpus, **options}
+        self.workers = [Worker(self._create_toolbox()) for _ in range(config.toolbox.workers)]
         self.node = ray.get_runtime_context().get_node_id()
         self.idle: deque[Worker] = deque()
         self.quick: deque[Job] = deque()
         self.slow: deque[Job] = deque()
-        self.flights: dict[Hashable, Job] = {}
+        self.in_flight: dict[Hashable, Job] = {}
         self.cache: OrderedDict[Hashable, tuple[Outcome, int]] = OrderedDict()
-        self.cached_bytes, self.number = 0, 0
+        self.cached_bytes, self.submitted = 0, 0
         self.counts, self.failures = Counter[str](), Counter[str]()
         self.tasks: set[asyncio.Task] = set()
-        self.joins: list[asyncio.Task] = []
-        self.scheduled = False
-        self.broken: PixelisError | None = None
+        self.starts: list[asyncio.Task] = []
+        self.is_dispatch_scheduled = False
+        self.error: PixelisError | None = None
 
-    # -- what callers use ------------------------------------------------------------------------------------------------
+    def _create_toolbox(self) -> ActorHandle:
+        return Toolbox.options(**self.options).remote(self.config, self.multiple, self.kind)  # type: ignore[attr-defined]
+
+    # -- calls -------------------------------------------------------------------------------------------------------------
 
     async def ready(self) -> None:
-        """Return once every worker answers; raises what keeps one from starting."""
-        self._start()
-        await asyncio.gather(*self.joins)
+        """Return once every worker answers. Raises BadInput if toolboxes cannot be constructed."""
+        self._ensure_started()
+        await asyncio.gather(*self.starts)
 
-    async def open(self, media: list[Media], decoded: ray.ObjectRef | None = None) -> tuple[Opened, Look]:
-        """The opened media by reference, and what the policy sees of them at first; BadImage, InfraFailure.
+    async def open(self, media: list[Media], decoded: ray.ObjectRef | None = None) -> tuple[Opened, InitialViews]:
+        """Open the media of a question. Raises BadImage, InfraFailure.
 
-        Of pictures that somebody has decoded already, uint8 [H, W, 3] by id, ``decoded`` is the reference; the URIs of ``media``
-        then only tell their contents apart.
+        decoded: the reference to images that are decoded already, uint8 [H, W, 3] by id; the URIs of `media` then serve only as
+        their content hashes.
         """
         if decoded is not None:
-            look = await asyncio.to_thread(first_look, await _result(decoded), self.config.dialogue, self.multiple)
-            return Opened(decoded, {item.id: item.uri for item in media}), look
-        ref, (look, identity) = await self._wait(self._submit(media))
-        return Opened(ref, identity), look
+            initial = await asyncio.to_thread(first_look, await _value(decoded), self.config.dialogue, self.multiple)
+            return Opened(decoded, {item.id: item.uri for item in media}), initial
+        ref, (initial, hashes) = await self._wait(self._submit(media))
+        return Opened(ref, hashes), initial
 
     def bound(self, opened: Opened) -> BoundTools:
-        """The tools of one group of episodes."""
+        """Tools of a group of episodes."""
         return BoundTools(self, opened)
 
     async def execute(self, action: Action, images: list[ImageView], objects: Objects, opened: Opened) -> Outcome:
-        """Run one operation. What goes wrong with it is an error observation; InfraFailure when no worker can be had.
+        """Run an operation; failures of the operation are error observations. Raises InfraFailure if no worker is available.
 
         The views are read-only and may be shared with other callers.
         """
         self.counts["calls"] += 1
-        key = self._key(action, images, objects, opened) if self.config.toolbox.cache_bytes else None
-        if key is not None and (kept := self.cache.get(key)):
+        key = self._cache_key(action, images, objects, opened) if self.config.toolbox.cache_bytes else None
+        if key is not None and (cached := self.cache.get(key)):
             self.cache.move_to_end(key)
             self.counts["hits"] += 1
-            return kept[0]
-        job = self.flights.get(key) if key is not None else None
+            return cached[0]
+        job = self.in_flight.get(key) if key is not None else None
         if job is None:
             operation = self.operations.get(action.op)
             quick = operation is None or operation.quick
             job = self._submit(Call(action, images, objects), opened=opened, key=key, quick=quick)
             if key is not None:
-                self.flights[key] = job
+                self.in_flight[key] = job
         else:
             self.counts["hits"] += 1
         return await self._wait(job)
 
     def health(self) -> dict[str, Any]:
-        """Workers, calls, failures by code, restarts and the cache."""
+        """Number and process ids of workers, calls, failures by code, restarts and cache size."""
         return {
             "size": len(self.workers),
             "alive": sum(worker.alive for worker in self.workers),
@@ -123,290 +127,286 @@ class ToolboxPool:
         }
 
     def close(self) -> None:
-        """End the workers; for owners that outlive the pool."""
+        """End the workers. Only needed if the owner lives longer than the pool."""
         for task in self.tasks:
             task.cancel()
         for worker in self.workers:
             ray.kill(worker.handle)
 
-    # -- the queue ---------------------------------------------------------------------------------------------------------
+    # -- queue -------------------------------------------------------------------------------------------------------------
 
     def _submit(self, work: list[Media] | Call, **details: Any) -> Job:
-        self._start()
-        if self.broken is not None:
-            raise self.broken
+        self._ensure_started()
+        if self.error is not None:
+            raise self.error
         loop = asyncio.get_running_loop()
-        self.number += 1
-        job = Job(self.number, loop.create_future(), work, **details)
-        job.done.add_done_callback(_heard)
+        self.submitted += 1
+        job = Job(self.submitted, loop.create_future(), work, **details)
+        job.future.add_done_callback(_retrieve_exception)
         (self.quick if job.quick else self.slow).append(job)
-        if not self.scheduled:  # calls of the same tick of the event loop can then travel together
-            self.scheduled = True
+        if not self.is_dispatch_scheduled:  # batches the calls of one iteration of the event loop
+            self.is_dispatch_scheduled = True
             loop.call_soon(self._dispatch)
         return job
 
     async def _wait(self, job: Job) -> Any:
         job.waiters += 1
-        if len(self.quick) >= QUICK_CALLS:  # workers run these while the episodes that follow are read
+        if len(self.quick) >= QUICK_BATCH:  # workers can run a full batch while the event loop handles more episodes
             self._dispatch()
         try:
-            return await asyncio.shield(job.done)
+            return await asyncio.shield(job.future)
         finally:
             job.waiters -= 1
 
     def _dispatch(self) -> None:
-        self.scheduled = False
-        while self.idle and (jobs := self._take()):
-            self._give(self.idle.popleft(), jobs)
+        self.is_dispatch_scheduled = False
+        while self.idle and (jobs := self._next_jobs()):
+            self._assign(self.idle.popleft(), jobs)
         for worker in self.workers:
-            if worker.batch and len(worker.line) == 1 and len(self.quick) >= QUICK_CALLS and not self.slow:
-                self._give(worker, [self.quick.popleft() for _ in range(QUICK_CALLS)])
+            if worker.has_batch and len(worker.tasks) == 1 and len(self.quick) >= QUICK_BATCH and not self.slow:
+                self._assign(worker, [self.quick.popleft() for _ in range(QUICK_BATCH)])
 
-    def _give(self, worker: Worker, jobs: list[Job]) -> None:
+    def _assign(self, worker: Worker, jobs: list[Job]) -> None:
         start = time.monotonic()
-        limit = self._limit(jobs, start)
+        timeout_s = self._timeout(jobs, start)
         try:
-            refs = self._send(worker, jobs, limit)
-        except Exception as error:  # arguments that cannot be sent
-            if not worker.line:
+            refs = self._send(worker, jobs, timeout_s)
+        except Exception as error:  # arguments that cannot be serialised
+            if not worker.tasks:
                 self.idle.append(worker)
             for job in jobs:
-                self._refuse(job, error)
+                self._reject(job, error)
             return
-        before = worker.line[-1] if worker.line else None
-        worker.batch = jobs[0].quick and len(jobs) > 1
-        worker.line.append(self._run(self._serve(worker, jobs, refs, start, limit, before)))
+        previous = worker.tasks[-1] if worker.tasks else None
+        worker.has_batch = jobs[0].quick and len(jobs) > 1
+        worker.tasks.append(self._spawn(self._complete(worker, jobs, refs, start, timeout_s, previous)))
 
-    def _take(self) -> list[Job]:
-        """The next task: what has waited longest, quick calls together with other quick ones."""
+    def _next_jobs(self) -> list[Job]:
+        """Jobs of the next task: the oldest job, batched with others of its kind. An even share for each idle worker."""
         for queue in (self.quick, self.slow):
-            while queue and not queue[0].waiters:  # nobody wants it any more
-                self._forget(queue.popleft()).done.cancel()
+            while queue and not queue[0].waiters:  # cancelled
+                self._unregister(queue.popleft()).future.cancel()
         if self.quick and (not self.slow or self.quick[0].number < self.slow[0].number):
-            share = min(QUICK_CALLS, -(-len(self.quick) // len(self.idle)))
+            share = min(QUICK_BATCH, -(-len(self.quick) // len(self.idle)))
             return [self.quick.popleft() for _ in range(share)]
-        together = 0
-        while together < min(OPENED_TOGETHER, len(self.slow)) and self.slow[together].opens_pictures:
-            together += 1
-        share = max(1, -(-together // len(self.idle)))
+        openings = 0
+        while openings < min(OPEN_BATCH, len(self.slow)) and self.slow[openings].opens_images:
+            openings += 1
+        share = max(1, -(-openings // len(self.idle)))
         return [self.slow.popleft() for _ in range(min(share, len(self.slow)))]
 
-    def _forget(self, job: Job) -> Job:
-        if job.key is not None and self.flights.get(job.key) is job:
-            del self.flights[job.key]
+    def _unregister(self, job: Job) -> Job:
+        if job.key is not None and self.in_flight.get(job.key) is job:
+            del self.in_flight[job.key]
         return job
 
-    # -- the workers -------------------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        if not self.joins:
-            self.joins = [self._run(self._join(worker)) for worker in self.workers]
+    def _ensure_started(self) -> None:
+        if not self.starts:
+            self.starts = [self._spawn(self._start(worker)) for worker in self.workers]
 
-    def _run(self, work: Coroutine) -> asyncio.Task:
+    def _spawn(self, work: Coroutine) -> asyncio.Task:
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-        task.add_done_callback(_heard)
+        task.add_done_callback(_retrieve_exception)
         return task
 
-    async def _join(self, worker: Worker) -> None:
-        """Bring a worker (back) into the pool: it has to answer, and from another process than the one that failed."""
-        patience = self.config.cluster.placement_timeout_s
-        give_up, cause = time.monotonic() + patience, "it does not start"
+    async def _start(self, worker: Worker) -> None:
+        """Start or restart a worker and make it idle once a new process answers."""
+        timeout_s = self.config.cluster.placement_timeout_s
+        deadline, cause = time.monotonic() + timeout_s, "it does not start"
         if worker.pid:
             worker.alive = False
             self.counts["restarts"] += 1
-            worker.end()
+            worker.terminate()
         pings: set[asyncio.Task] = set()
         answer = None
         while answer is None:
-            # One that arrives while Ray restarts the process fails only seconds later, so several are on their way.
-            pings.add(self._run(_result(worker.handle.health.remote())))
+            # A ping that arrives while Ray restarts the process fails only seconds later, so send several.
+            pings.add(self._spawn(_value(worker.handle.health.remote())))
             await asyncio.sleep(PING_S)
             for ping in [ping for ping in pings if ping.done()]:
                 pings.discard(ping)
                 try:
                     if ping.result()[0] != worker.pid:
                         answer = ping.result()
-                except ActorDiedError as error:  # for good: it could not be made, or somebody else ended it
-                    told = unwrap_ray_error(error)
-                    if isinstance(told, BadInput):
-                        self._break(told)
-                        raise told from None
-                    cause, worker.handle, pings = str(told), self.make(), set()
+                except ActorDiedError as error:  # permanently: its construction failed, or it was killed from outside
+                    reason = unwrap_ray_error(error)
+                    if isinstance(reason, BadInput):
+                        self.error = reason
+                        self._fail_all(reason)
+                        raise reason from None
+                    cause, worker.handle, pings = str(reason), self._create_toolbox(), set()
                     break
                 except RayError as error:
                     cause = type(error).__name__
-            if time.monotonic() > give_up and not any(other.alive for other in self.workers):
-                self._fail_all(InfraFailure(f"no toolbox for {patience:g} s: {cause}", fix="look at `ray status`"))
+            if time.monotonic() > deadline and not any(other.alive for other in self.workers):
+                self._fail_all(InfraFailure(f"no toolbox for {timeout_s:g} s: {cause}", fix="look at `ray status`"))
         for ping in pings:
             ping.cancel()
         pid, node = answer
-        worker.joined(pid, node, here=node == self.node)
+        worker.mark_alive(pid, node, is_local=node == self.node)
         self.idle.append(worker)
         self._dispatch()
 
-    def _break(self, error: PixelisError) -> None:
-        self.broken = error
-        self._fail_all(error)
-
     def _fail_all(self, error: PixelisError) -> None:
         for job in [*self.quick, *self.slow]:
-            self._forget(job).done.set_exception(error)
+            self._unregister(job).future.set_exception(error)
         self.quick.clear()
         self.slow.clear()
 
-    async def _serve(
+    async def _complete(
         self,
         worker: Worker,
         jobs: list[Job],
         refs: list[ray.ObjectRef],
         start: float,
-        limit: float,
-        before: asyncio.Task[bool] | None,
+        timeout_s: float,
+        previous: asyncio.Task[bool] | None,
     ) -> bool:
-        """Wait for a worker to do these jobs, and see to it that every one is answered or waits again; whether it lived.
+        """Wait for a task of a worker; answer its jobs or queue them again. Returns whether the worker survived.
 
-        ``before`` is the task that it runs first.
+        previous: the task that the worker runs first.
         """
         outcomes: list[tuple[Any, int]] = []
-        worn, code, refusal = False, None, None
-        reply = self._run(self._reply(jobs, refs))
-        if before is not None:
-            if not await before:
+        should_end, code, refusal = False, None, None
+        reply = self._spawn(self._reply(jobs, refs))
+        if previous is not None:
+            if not await previous:
                 self.quick.extendleft(reversed(jobs))
                 self._dispatch()
                 return False
             start = time.monotonic()
-        await asyncio.wait({reply, worker.gone or reply}, timeout=limit + GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({reply, worker.exited or reply}, timeout=timeout_s + GRACE_S, return_when=asyncio.FIRST_COMPLETED)
         try:
             if not reply.done():
                 reply.cancel()
                 raise TimeoutError
-            outcomes, worn = reply.result()
+            outcomes, should_end = reply.result()
         except (TimeoutError, RayActorError):
-            code = "timeout" if time.monotonic() - start >= limit else "crashed"
-        except Exception as error:  # by the method, or lost pictures
+            code = "timeout" if time.monotonic() - start >= timeout_s else "crashed"
+        except Exception as error:  # raised by the method, or lost images
             refusal = unwrap_ray_error(error) or error
-        del worker.line[0]
-        if code is not None or (worn and not worker.line):
-            worker.line.clear()
-            self._run(self._join(worker))
-        elif not worker.line:
+        del worker.tasks[0]
+        if code is not None or (should_end and not worker.tasks):
+            worker.tasks.clear()
+            self._spawn(self._start(worker))
+        elif not worker.tasks:
             self.idle.append(worker)
         if code is not None:
-            self._failed(jobs, code, start, here=worker.node == self.node)
-        self._dispatch()  # before the answers: the worker has its next task while the episodes go on
+            self._retry_or_fail(jobs, code, start, is_local=worker.node == self.node)
+        self._dispatch()  # before answering, so that the worker runs its next task while episodes continue
         if refusal is not None:
             for job in jobs:
-                self._refuse(job, refusal)
+                self._reject(job, refusal)
         for job, (outcome, size) in zip(jobs, outcomes, strict=bool(outcomes)):
             if isinstance(outcome, PixelisError):
-                self._refuse(job, outcome)
+                self._reject(job, outcome)
             else:
-                self._answer(job, outcome, size, shared=len(jobs) > 1)
+                self._resolve(job, outcome, size, is_batch=len(jobs) > 1)
         return code is None
 
-    def _failed(self, jobs: list[Job], code: str, start: float, here: bool) -> None:
-        """Answer for a worker that died, or queue its jobs to be tried one by one.
+    def _retry_or_fail(self, jobs: list[Job], code: str, start: float, is_local: bool) -> None:
+        """Queue the jobs of a failed batch to run one by one; answer a single job with an error.
 
-        On our own node a death is the call's doing; elsewhere the node may be gone, so a call on its own is tried once more.
+        A crash on another node may be a lost node, so a single job is retried once.
         """
-        again = len(jobs) > 1 or (code == "crashed" and not here and not jobs[0].retried)
+        retry = len(jobs) > 1 or (code == "crashed" and not is_local and not jobs[0].retried)
         for job in reversed(jobs):
-            if again:
-                job.until, job.quick, job.retried = job.until or start + self.timeout_s, False, len(jobs) == 1
+            if retry:
+                job.deadline, job.quick, job.retried = job.deadline or start + self.timeout_s, False, len(jobs) == 1
                 self.slow.appendleft(job)
             else:
                 self.failures[code] += 1
-                self._forget(job).fail(code, self.timeout_s)
+                self._unregister(job).fail(code, self.timeout_s)
 
-    def _limit(self, jobs: list[Job], now: float) -> float:
-        """Seconds for a task: a batch gets a share of the deadline, a call from a failed batch what is left but not nothing."""
-        short = QUICK_SHARE * self.timeout_s
+    def _timeout(self, jobs: list[Job], now: float) -> float:
+        """Seconds for a task: a share for a batch, the remaining time (at least that share) for a job of a failed batch."""
+        share = BATCH_SHARE * self.timeout_s
         if len(jobs) > 1:
-            return short
-        return self.timeout_s if jobs[0].until is None else max(short, jobs[0].until - now)
+            return share
+        return self.timeout_s if jobs[0].deadline is None else max(share, jobs[0].deadline - now)
 
-    def _send(self, worker: Worker, jobs: list[Job], limit_s: float) -> list[ray.ObjectRef]:
-        """Give a worker its task; the references to what it returns, the reply last."""
+    def _send(self, worker: Worker, jobs: list[Job], timeout_s: float) -> list[ray.ObjectRef]:
+        """Call the worker's actor. Returns references to its results; the last is the reply."""
         if isinstance(jobs[0].work, list):
-            return worker.handle.open.options(num_returns=len(jobs) + 1).remote([job.work for job in jobs], limit_s)
+            return worker.handle.open.options(num_returns=len(jobs) + 1).remote([job.work for job in jobs], timeout_s)
         groups: dict[ray.ObjectRef, int] = {}
         for job in jobs:
             assert isinstance(job.work, Call)
             assert job.opened is not None
             job.work.group = groups.setdefault(job.opened.ref, len(groups))
-        return [worker.handle.execute.remote([job.work for job in jobs], limit_s, *groups)]
+        return [worker.handle.execute.remote([job.work for job in jobs], timeout_s, *groups)]
 
     async def _reply(self, jobs: list[Job], refs: list[ray.ObjectRef]) -> tuple[list[tuple[Any, int]], bool]:
-        """An outcome and its bytes for each job, and whether the worker should end."""
+        """(outcome, size in bytes) of each job, and whether the worker should end."""
         *opened, reply = refs
         if isinstance(jobs[0].work, Call):
             return await reply
         try:
-            looks = await reply
+            results = await reply
         except RayError:
             for ref in opened:
                 with contextlib.suppress(RayError):
-                    await ref  # or Ray logs it as an error that nobody saw
+                    await ref  # otherwise Ray logs an unretrieved error
             raise
-        return [(one if isinstance(one, PixelisError) else (ref, one), 0) for ref, one in zip(opened, looks, strict=True)], False
+        outcomes = [
+            result if isinstance(result, PixelisError) else (ref, result) for ref, result in zip(opened, results, strict=True)
+        ]
+        return [(outcome, 0) for outcome in outcomes], False
 
-    # -- what is kept --------------------------------------------------------------------------------------------------------
+    # -- answers and cache ---------------------------------------------------------------------------------------------------
 
-    def _answer(self, job: Job, outcome: Any, size: int, shared: bool) -> None:
-        self._forget(job)
+    def _resolve(self, job: Job, outcome: Any, size: int, is_batch: bool) -> None:
+        self._unregister(job)
         if isinstance(job.work, Call):
             observation, views = outcome
             if observation.status == "error":
                 self.failures[observation.code or "error"] += 1
-            if shared and job.key is not None:
-                views = [view.copy() for view in views]  # a view that is kept must not hold the whole batch
+            if is_batch and job.key is not None:
+                views = [view.copy() for view in views]  # a cached view must not keep the batch's buffer in memory
             for view in views:
                 view.flags.writeable = False
             outcome = observation, views
             if job.key is not None and observation.code not in ("out_of_memory", "crashed"):
-                self._keep(job.key, outcome, size)
-        job.done.set_result(outcome)
+                self.cache[job.key] = outcome, size
+                self.cached_bytes += size
+                while self.cached_bytes > self.config.toolbox.cache_bytes:
+                    self.cached_bytes -= self.cache.popitem(last=False)[1][1]
+        job.future.set_result(outcome)
 
-    def _refuse(self, job: Job, error: Exception) -> None:
+    def _reject(self, job: Job, error: Exception) -> None:
         self.failures[getattr(error, "code", type(error).__name__)] += 1
-        self._forget(job).done.set_exception(error)
+        self._unregister(job).future.set_exception(error)
 
-    def _keep(self, key: Hashable, outcome: Outcome, size: int) -> None:
-        self.cache[key] = outcome, size
-        self.cached_bytes += size
-        while self.cached_bytes > self.config.toolbox.cache_bytes:
-            self.cached_bytes -= self.cache.popitem(last=False)[1][1]
+    def _cache_key(self, action: Action, images: list[ImageView], objects: Objects, opened: Opened) -> Hashable:
+        """Everything that a result depends on: media, operation, arguments, and the views and objects named in these.
 
-    def _key(self, action: Action, images: list[ImageView], objects: Objects, opened: Opened) -> Hashable:
-        """What a result depends on: pictures, operation, arguments, and the views and objects that these name.
-
-        None when the call cannot be carried out anyway.
+        None for a call with invalid arguments.
         """
         if (operation := self.operations.get(action.op)) is None:
             return None
         try:
             arguments = operation.check(action.arguments)
             scale = Scale.of(self.kind, images)  # type: ignore[arg-type]
-            places: list[tuple] = []
-            found: list[str] = []
-            known = {image.id for image in images}
+            regions: list[tuple] = []
+            named_objects: list[str] = []
+            view_ids = {image.id for image in images}
             for name in (action.target, *_strings(action.arguments)):
-                if name in known:
+                if name in view_ids:
                     links = geometry.chain(images, name)
-                    places.append(
-                        (name, links[0].id, links[0].parent, links[0].frame, geometry.to_root(links), scale.extent(name))
-                    )
-                elif name in opened.identity:
-                    places.append((name, *(image.view_size for image in images if image.parent == name)))
+                    root = links[0]
+                    regions.append((name, root.id, root.parent, root.frame, geometry.to_root(links), scale.extent(name)))
+                elif name in opened.hashes:
+                    regions.append((name, *(image.view_size for image in images if image.parent == name)))
                 if name in objects:
-                    found.append(repr(objects[name]))
+                    named_objects.append(repr(objects[name]))
         except OperationError:
             return None
-        media = tuple(opened.identity.items())
-        return action.op, action.target, arguments.model_dump_json(), media, tuple(places), tuple(found)
+        media = tuple(opened.hashes.items())
+        return action.op, action.target, arguments.model_dump_json(), media, tuple(regions), tuple(named_objects)
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -418,21 +418,21 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 class BoundTools:
-    """What an episode sees as its tools: the operations on its own pictures."""
+    """Operations on the images of a question, as `dialogue.agent` calls them."""
 
     def __init__(self, pool: ToolboxPool, opened: Opened):
         self.pool, self.opened = pool, opened
 
     async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> Outcome:
-        """Run one operation on the pool."""
+        """Run an operation on the pool."""
         return await self.pool.execute(action, images, objects, self.opened)
 
 
-async def _result(ref: ray.ObjectRef) -> Any:
+async def _value(ref: ray.ObjectRef) -> Any:
     return await ref
 
 
-def _heard(done: asyncio.Future) -> None:
-    """Take note of a failure that nobody may be waiting for."""
-    if not done.cancelled():
-        done.exception()
+def _retrieve_exception(future: asyncio.Future) -> None:
+    """Mark the exception as retrieved, so that asyncio does not log it if no caller waits any more."""
+    if not future.cancelled():
+        future.exception()

@@ -1,4 +1,4 @@
-"""Bookkeeping of a toolbox pool: opened media, queued jobs, worker processes."""
+"""State of a toolbox pool: opened media, queued jobs and worker processes."""
 
 from __future__ import annotations
 
@@ -12,81 +12,86 @@ from dataclasses import dataclass, field
 import ray
 from ray.actor import ActorHandle
 
-from pixelis.actors.toolbox import Call, failed, unopened
+from pixelis.actors.toolbox import Call, decode_error, error_outcome
 from pixelis.records import Media
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A question's media in the object store, and their content hashes by id."""
+    """Media of a question in the object store, and the content hash of each by id."""
 
     ref: ray.ObjectRef
-    identity: Mapping[str, str]
+    hashes: Mapping[str, str]
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Work that waits for a worker: media to open, or a call on opened ones."""
+    """Queued work: media to open, or a call on opened media.
+
+    waiters: callers that await `future`; deadline: monotonic time, set when a batch with this job has failed; retried: whether
+    the job alone has crashed a worker on another node.
+    """
 
     number: int
-    done: asyncio.Future
+    future: asyncio.Future
     work: list[Media] | Call
     opened: Opened | None = None
     key: Hashable = None
     quick: bool = False
     waiters: int = 0
-    until: float | None = None
+    deadline: float | None = None
     retried: bool = False
 
     @property
-    def opens_pictures(self) -> bool:
-        """Whether it opens still pictures, and has not failed among others before."""
-        return isinstance(self.work, list) and self.until is None and all(item.kind == "image" for item in self.work)
+    def opens_images(self) -> bool:
+        """Whether it opens only images and has not been in a failed batch."""
+        return isinstance(self.work, list) and self.deadline is None and all(item.kind == "image" for item in self.work)
 
     def fail(self, code: str, seconds: float) -> None:
-        """Answer that it hung (``timeout``) or ended its process (``crashed``)."""
+        """Answer with an error. code: `timeout` or `crashed`."""
         if isinstance(self.work, Call):
-            words = {"timeout": f"took longer than {seconds:g} s", "crashed": "crashed"}
-            self.done.set_result(failed(code, f"{self.work.action.op[:30]} {words[code]}"))
+            problems = {"timeout": f"took longer than {seconds:g} s", "crashed": "crashed"}
+            self.future.set_result(error_outcome(code, f"{self.work.action.op[:30]} {problems[code]}"))
         else:
-            words = {"timeout": f"could not be decoded in {seconds:g} s", "crashed": "crashed the decoder"}
-            self.done.set_exception(unopened(self.work, words[code], code))
+            problems = {"timeout": f"could not be decoded in {seconds:g} s", "crashed": "crashed the decoder"}
+            self.future.set_exception(decode_error(self.work, problems[code], code))
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A toolbox and what is known of its process."""
+    """A toolbox and the state of its process.
+
+    tasks: running and queued on it, in order; has_batch: whether its last task is a batch of quick calls; exited: done as soon as
+    the process has ended, None where only Ray can detect that (after two seconds).
+    """
 
     handle: ActorHandle
     pid: int = 0
     node: str = ""
     alive: bool = False
     fd: int = -1
-    line: list[asyncio.Task[bool]] = field(default_factory=list)
-    """Its tasks: what it runs and what waits in it."""
-    batch: bool = False
-    """Whether these are quick calls that travel together."""
-    gone: asyncio.Future | None = None
-    """Done as soon as the process has ended; None where only Ray can tell, which takes it two seconds."""
+    tasks: list[asyncio.Task[bool]] = field(default_factory=list)
+    has_batch: bool = False
+    exited: asyncio.Future | None = None
 
-    def joined(self, pid: int, node: str, here: bool) -> None:
-        """It answers, as process ``pid``. On our own node the system can tell when that ends."""
-        self.pid, self.node, self.alive, self.gone = pid, node, True, None
-        if here:
-            with contextlib.suppress(AttributeError, OSError):  # other systems, processes of other containers
+    def mark_alive(self, pid: int, node: str, is_local: bool) -> None:
+        """Record that the toolbox answers as process `pid`. On the local node, watch for the end of the process."""
+        self.pid, self.node, self.alive, self.exited = pid, node, True, None
+        if is_local:
+            with contextlib.suppress(AttributeError, OSError):  # other operating systems, processes in other containers
                 self.fd, loop = os.pidfd_open(pid), asyncio.get_running_loop()
-                self.gone = loop.create_future()
-                loop.add_reader(self.fd, _ended, loop, self.fd, self.gone)
+                self.exited = loop.create_future()
+                loop.add_reader(self.fd, _on_exit, loop, self.fd, self.exited)
 
-    def end(self) -> None:
-        """End the process, if it still lives, for Ray to start another."""
-        if self.gone is None:
+    def terminate(self) -> None:
+        """End the process if it is running. Ray starts another."""
+        if self.exited is None:
             ray.kill(self.handle, no_restart=False)
-        elif not self.gone.done():
+        elif not self.exited.done():
             signal.pidfd_send_signal(self.fd, signal.SIGKILL)
 
 
-def _ended(loop: asyncio.AbstractEventLoop, fd: int, gone: asyncio.Future) -> None:
+def _on_exit(loop: asyncio.AbstractEventLoop, fd: int, exited: asyncio.Future) -> None:
     loop.remove_reader(fd)
     os.close(fd)
-    gone.set_result(None)
+    exited.set_result(None)

@@ -66,8 +66,8 @@ class Bench:
 
     def check_zoom(self, result: tuple[Observation, list[np.ndarray]], box: Box) -> None:
         observation, views = result
-        wanted, pixels = self.expected(box)
-        assert (observation.status, observation.data) == ("ok", wanted.data)
+        expected, pixels = self.expected(box)
+        assert (observation.status, observation.data) == ("ok", expected.data)
         assert np.array_equal(views[0], pixels[0])
 
     def wait_whole(self, timeout_s: float = 60.0) -> None:
@@ -143,7 +143,7 @@ def test_a_hostile_call_is_named_in_time_and_the_next_call_is_right(bench: Bench
     bench.wait_whole()
 
 
-def test_what_is_left_behind_ends_the_process_and_not_the_next_call(bench: Bench) -> None:
+def test_leaked_memory_ends_the_process_but_not_the_next_call(bench: Bench) -> None:
     """A leak of 30 MB fits the limit; the process is renewed before many add up to it."""
     before = bench.pool.health()["restarts"]
     codes = Counter(bench.run(bench.call("leak", tag=i + 1))[0].code for i in range(20))
@@ -153,16 +153,16 @@ def test_what_is_left_behind_ends_the_process_and_not_the_next_call(bench: Bench
 
 @pytest.mark.parametrize(("count", "leaves", "sleeps"), [(24, 7, 15), (230, 7, 150), (230, 100, 101)])
 def test_neighbours_of_a_culprit_get_their_own_results(bench: Bench, count: int, leaves: int, sleeps: int) -> None:
-    """In its batch, in the one that waits behind it in the worker, and in those after."""
+    """In its batch, in the batch queued behind it on the worker, and in later ones."""
     bench.wait_whole()
-    wanted = boxes(count, seed=leaves + sleeps)
-    calls: list[tuple[str, dict[str, Any]]] = [("zoom_in", {"box": box}) for box in wanted]
+    zooms = boxes(count, seed=leaves + sleeps)
+    calls: list[tuple[str, dict[str, Any]]] = [("zoom_in", {"box": box}) for box in zooms]
     calls.insert(leaves, ("quick_leave", {"tag": count + leaves}))
     calls.insert(sleeps, ("quick_sleep", {"tag": count + sleeps}))
     results = bench.run(bench.all(calls))
     assert results.pop(sleeps)[0].code == "timeout"
     assert results.pop(leaves)[0].code == "crashed"
-    for result, box in zip(results, wanted, strict=True):
+    for result, box in zip(results, zooms, strict=True):
         bench.check_zoom(result, box)
 
 
@@ -196,7 +196,7 @@ def test_results_are_shared_only_where_everything_they_depend_on_is_equal(bench:
     mirrored = tmp_path / "mirrored.png"
     Image.fromarray(bench.pixels[:, ::-1]).save(mirrored)
     opened, (images, _) = bench.run(bench.pool.open([Media(id="img0", uri=str(mirrored))]))
-    assert opened.identity != bench.opened.identity
+    assert opened.hashes != bench.opened.hashes
 
     def on(target: str, views: list[ImageView], where: Opened) -> int:
         hits = bench.pool.health()["hits"]
@@ -244,7 +244,7 @@ def stored_bytes() -> int:
     return int(get_memory_info_reply(state).store_stats.cumulative_created_bytes)
 
 
-def test_media_that_cannot_be_decoded_cost_their_question_alone(make: Make, tmp_path: Path) -> None:
+def test_media_that_cannot_be_decoded_fail_only_their_own_question(make: Make, tmp_path: Path) -> None:
     bench = make(workers=1, env={"HOSTILE_OPEN": "1"})
     torn = tmp_path / "torn.png"
     torn.write_bytes(Path(bench.uri).read_bytes()[:5000])
@@ -263,24 +263,23 @@ def test_media_that_cannot_be_decoded_cost_their_question_alone(make: Make, tmp_
         assert caught.value.code == code
         box = boxes(1, seed=len(code))[0]
         bench.check_zoom(bench.run(bench.call("zoom_in", box=box)), box)
-    # The same at once, as a generator asks: they travel together, and each is told its own.
+    # All at once, as a generator opens them: they are batched, and each question gets its own result.
     uris = [bench.uri, *endings, bench.uri]
-    asked = [bench.pool.open([Media(id="img0", uri=uri)]) for uri in uris]
-    ended = bench.run(_all(asked))
-    for uri, end in zip(uris, ended, strict=True):
+    results = bench.run(_gather([bench.pool.open([Media(id="img0", uri=uri)]) for uri in uris]))
+    for uri, result in zip(uris, results, strict=True):
         if uri == bench.uri:
-            opened, (images, _) = end
-            assert opened.identity == bench.opened.identity
+            opened, (images, _) = result
+            assert opened.hashes == bench.opened.hashes
             assert images[0].source_size == bench.images[0].source_size
         else:
-            assert end.code == endings[uri]
+            assert result.code == endings[uri]
 
 
-async def _all(asked: list) -> list:
-    return await asyncio.gather(*asked, return_exceptions=True)
+async def _gather(calls: list) -> list:
+    return await asyncio.gather(*calls, return_exceptions=True)
 
 
-def test_a_call_that_nobody_waits_for_is_not_run(bench: Bench) -> None:
+def test_a_cancelled_call_is_not_run(bench: Bench) -> None:
     async def abandon() -> None:
         busy = asyncio.create_task(bench.call("where", tag=100))
         await asyncio.sleep(0.01)
@@ -291,12 +290,12 @@ def test_a_call_that_nobody_waits_for_is_not_run(bench: Bench) -> None:
         await busy
         await bench.call("where", tag=102)
         assert not any(key[2] == '{"tag":101}' for key in bench.pool.cache)  # type: ignore[index]
-        assert bench.pool.flights == {}
+        assert bench.pool.in_flight == {}
 
     bench.run(abandon())
 
 
-def test_what_keeps_a_pool_from_starting_is_told(make: Make) -> None:
+def test_a_pool_that_cannot_start_raises_the_reason(make: Make) -> None:
     good = make(workers=1)
     with pytest.raises(BadConfig):
         ToolboxPool(parse({"toolbox": {"operations": ["nowhere:Class"]}}), 32, "thousand")
@@ -380,4 +379,4 @@ def test_a_thousand_mixed_calls(make: Make) -> None:
     assert health["waiting"] == 0
     assert health["failures"]["timeout"] == 9
     assert max(resident(worker.pid) for worker in bench.pool.workers) < fresh + 250_000_000
-    assert bench.pool.flights == {}
+    assert bench.pool.in_flight == {}
