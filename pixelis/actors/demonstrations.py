@@ -1,7 +1,7 @@
-"""SFT's source of batches: demonstrations by Ray Data, evaluation during training, the mixture of the curriculum.
+"""SFT's batch source: demonstrations by Ray Data, evaluation during training, and the mixture of the curriculum.
 
-The learner evaluates, the Schedule decides, and whoever prepares the batches after it waits for the decision: a batch depends on
-the seed, its step and the mixture in force alone, so that a resumed run sees the same ones.
+The learner evaluates, and the Schedule chooses the mixture of the following batches, whose preparation waits for the choice. A
+batch depends only on the seed, its step and the mixture, so a resumed run gets the same batches.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from pixelis.actors.placement import Actors
     from pixelis.policy.train_step import Trainer
 
-NAMED = 5
-"""Demonstrations that an error about too many unusable ones names."""
+EXAMPLES = 5
+"""Number of unusable demonstrations listed in the error about too many of them."""
 
 
 @ray.remote(num_cpus=0, max_concurrency=64)
 class Schedule:
-    """The curriculum of a run and the mixtures that were in force, by evaluation."""
+    """The curriculum of a run, and the mixture after each evaluation."""
 
     def __init__(self, config: Config):
         self.settings, self.every = config.sft.curriculum, config.sft.evaluate_every
@@ -48,7 +48,7 @@ class Schedule:
         self.changed = asyncio.Condition()
 
     async def begin(self, step: int, state: dict[str, Any]) -> dict[str, float]:
-        """(Re)start at ``step`` from the state of a checkpoint, empty for a new run."""
+        """Start or restart at `step` from the state of a checkpoint (empty for a new run). Returns metrics."""
         self.curriculum = Curriculum(self.settings)
         self.curriculum.load_state_dict(state)
         async with self.changed:
@@ -58,14 +58,14 @@ class Schedule:
         return self.curriculum.metrics()
 
     async def mixture(self, step: int) -> Mixture:
-        """The mixture of batch ``step``, as soon as the evaluation that decides it is done."""
+        """Mixture of batch `step`. Waits for the evaluation that determines it."""
         number = step // self.every
         async with self.changed:
             await self.changed.wait_for(lambda: number in self.mixtures)
             return self.mixtures[number]
 
     async def evaluated(self, step: int, loss: float, accuracy: float | None) -> tuple[Event | None, dict[str, float]]:
-        """An evaluation after ``step`` steps: what follows from it, and the metrics."""
+        """Record an evaluation after `step` steps. Returns the resulting event, if any, and metrics."""
         event = self.curriculum.evaluated(step, loss, accuracy)
         async with self.changed:
             self.mixtures[step // self.every] = self.curriculum.mixture
@@ -73,14 +73,14 @@ class Schedule:
         return event, self.curriculum.metrics(event)
 
     async def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         return self.curriculum.state_dict()
 
 
 class DemonstrationSource(BatchSource):
-    """Batches of demonstrations by Ray Data, whose dataset begins with step ``start``.
+    """Batches of demonstrations by Ray Data.
 
-    ``evaluation`` looks at the policy every ``sft.evaluate_every`` steps; ``schedule`` decides the mixture after each look.
+    start: step of the dataset's first batch; schedule: Schedule actor of a curriculum; actors: for episodes during evaluation.
     """
 
     kind: Literal["sft", "policy"] = "sft"
@@ -94,21 +94,21 @@ class DemonstrationSource(BatchSource):
         self.unusable = 0
 
     def prepare(self, step: int) -> None:
-        """Let this worker's first batch be prepared; one restarted within a run passes over what its checkpoint has learnt."""
+        """Start preparing this worker's first batch. A worker restarted within a run skips the batches before `step`."""
         import ray.train
 
         context = ray.train.get_context()
         batches = ray.train.get_dataset_shard(f"train-{context.get_world_rank()}").iter_batches(
             batch_size=self.config.sft.batch // context.get_world_size(),
             batch_format="numpy",
-            # What is fetched ahead is waited for, and after the last batch before an evaluation there is nothing yet.
+            # With a schedule, prefetching would wait for a batch whose mixture depends on an evaluation after the current batch.
             prefetch_batches=0 if self.schedule is not None else 1,
         )
         self.batches = itertools.islice(batches, step - self.start, None)
         self.first: Future | None = ThreadPoolExecutor(1).submit(next, self.batches, None)
 
     def begin(self, state: dict[str, Any]) -> None:
-        """Tell the schedule where it stands, and publish the weights that episodes are answered with."""
+        """Restore the schedule and publish the first weights for evaluation."""
         self.unusable = state.get("unusable", 0)
         if self.schedule is not None and self.rank == 0:
             self.curriculum = ray.get(self.schedule.begin.remote(self.trainer.batches, state.get("curriculum", {})))
@@ -119,7 +119,7 @@ class DemonstrationSource(BatchSource):
             self.evaluation.load(self.rank, self.world)
 
     def next(self) -> LearnerBatch | None:
-        """The demonstrations of this batch; DataFailure when more than ``data.max_bad_rows`` could not be played."""
+        """The next batch, None at the end. Raises DataFailure if more than `data.max_bad_rows` demonstrations are unusable."""
         from pixelis.datasets.demonstration_stream import samples_of
 
         if (step := self.trainer.batches) >= self.steps:
@@ -140,31 +140,31 @@ class DemonstrationSource(BatchSource):
         return LearnerBatch(step, samples_of(rows), "sft", metrics, {"unusable": self.unusable})
 
     def _check(self, errors: list[str]) -> None:
-        most = self.config.data.max_bad_rows
-        allowed = most if most >= 1 else most * self.steps * self.config.sft.batch
+        limit = self.config.data.max_bad_rows
+        allowed = limit if limit >= 1 else limit * self.steps * self.config.sft.batch
         if self.unusable > allowed:
-            examples = "; ".join(text.partition("\n")[2] for text in errors[:NAMED]) or "on another learner"
+            examples = "; ".join(text.partition("\n")[2] for text in errors[:EXAMPLES]) or "on another learner"
             raise DataFailure(
-                f"{self.unusable} demonstrations cannot be played, more than data.max_bad_rows={most:g}: {examples}",
+                f"{self.unusable} demonstrations cannot be played, more than data.max_bad_rows={limit:g}: {examples}",
                 code=errors[0].partition("\n")[0] if errors else "unusable",
-                fix="mend or remove them, or raise data.max_bad_rows",
+                fix="correct or remove them, or raise data.max_bad_rows",
             )
 
     def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
-        """Evaluate when it is due and let the schedule decide what comes next, which the batches after it wait for."""
-        done, every = batch.step + 1, self.config.sft.evaluate_every
-        if not every or done % every:
+        """Evaluate if it is due, and report the result to the schedule."""
+        steps, every = batch.step + 1, self.config.sft.evaluate_every
+        if not every or steps % every:
             return StepResult()
         results = self.evaluation.loss(self.trainer)
         if self.rank:
             return StepResult()
         if version is not None:
-            results |= self.evaluation.episodes(done, ray.get(version), last=done == self.steps)
+            results |= self.evaluation.episodes(steps, ray.get(version), last=steps == self.steps)
         if self.schedule is not None:
-            decision = self.schedule.evaluated.remote(done, results["evaluate/loss"], results.get("evaluate/accuracy"))
-            event, now = ray.get(decision)
-            self.curriculum = {**now, "curriculum/event": 0.0}
-            results |= {"curriculum/event": now["curriculum/event"]} if event else {}
+            loss, accuracy = results["evaluate/loss"], results.get("evaluate/accuracy")
+            event, curriculum = ray.get(self.schedule.evaluated.remote(steps, loss, accuracy))
+            self.curriculum = {**curriculum, "curriculum/event": 0.0}
+            results |= {"curriculum/event": curriculum["curriculum/event"]} if event else {}
         return StepResult(results)
 
     def state(self) -> dict[str, Any]:
@@ -173,14 +173,14 @@ class DemonstrationSource(BatchSource):
 
 
 class HeldOut:
-    """Evaluations during SFT: loss on held-out demonstrations, and with a Coordinator the accuracy of real episodes."""
+    """Evaluation during SFT: loss on held-out demonstrations and, with a Coordinator, accuracy of episodes."""
 
     def __init__(self, config: Config, coordinator: ActorHandle | None):
         self.config, self.coordinator = config, coordinator
         self.samples: list[tuple[str, TrainSample]] = []
 
     def load(self, rank: int, world: int) -> None:
-        """Read this worker's share of the validation demonstrations with their levels, of the kinds that are learnt."""
+        """Read this worker's share of the validation demonstrations of the kinds in `sft.kinds`."""
         from pixelis.datasets.demonstration_stream import demonstrations, played
         from pixelis.datasets.demonstrations import Player
 
@@ -190,7 +190,7 @@ class HeldOut:
         self.samples = [(row.level or "", played(player, row)) for row in itertools.islice(rows, rank, None, world)]
 
     def loss(self, trainer: Trainer) -> dict[str, float]:
-        """Mean negative log-likelihood of the held-out tokens, of all and by level; called on all workers together."""
+        """Mean negative log-likelihood of the held-out tokens, over all and by level. All workers must call it together."""
         sums = dict.fromkeys(["", *LEVELS], (0.0, 0))
         for (level, _), values in zip(self.samples, trainer.log_probs([sample for _, sample in self.samples]), strict=True):
             for name in {"", level}:
@@ -202,7 +202,7 @@ class HeldOut:
         return {f"evaluate/loss{'_' + name if name else ''}": mean for name, mean in means.items()}
 
     def episodes(self, step: int, version: int, last: bool) -> dict[str, float]:
-        """Held-out questions answered by ``version``, operations executed: accuracy of all and by level."""
+        """Accuracy of `version` on held-out questions, answered in episodes, over all and by level."""
         config = self.config
         if self.coordinator is None:
             return {}
@@ -211,7 +211,7 @@ class HeldOut:
         summary = summarise(groups)
         page = report.sample(config, step, summary, groups, views)
         if page is not None and last:
-            ray.wait([page])  # a task ends with the process that started it
+            ray.wait([page])  # Ray cancels the task when this process ends
         metrics = {f"evaluate/{key}": summary[key] for key in ("accuracy", "rapr", "tool_error_rate", "turns")}
         for level in LEVELS:
             of_level = summarise([group for group in groups if group.question.meta.get("level") == level])

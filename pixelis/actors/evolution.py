@@ -22,7 +22,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis.actors.canary import Canary
-from pixelis.actors.cluster import named
+from pixelis.actors.cluster import actor_handle
 from pixelis.actors.evolution_monitor import EvolutionMonitor, log_failures, repeat
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 from pixelis.actors.memory import Memory
@@ -70,9 +70,9 @@ class Evolution:
         self.review_queue = AsyncReviewQueue(config)
         if e.canary.enabled and canary is None:
             raise BadConfig("the canary has no generator", fix="place one, or set evolution.canary.enabled=false")
-        judge = Canary(config, named(canary)) if e.canary.enabled and canary is not None else None
-        router = GeneratorRouter([named(g) for g in generators], RouterTimeouts.serving(config))
-        self.promotion = Promotion(config, named(store), router, judge, self.monitor.note)
+        judge = Canary(config, actor_handle(canary)) if e.canary.enabled and canary is not None else None
+        router = GeneratorRouter([actor_handle(g) for g in generators], RouterTimeouts.serving(config))
+        self.promotion = Promotion(config, actor_handle(store), router, judge, self.monitor.note)
         self.counts: Counter[str] = Counter()
         self.queue = UpdateQueue(config, self.counts)
         self.rate, self.beta, self.collapse = RateLimit(e.per_minute), AdaptiveKLController(e.guard), Collapse(e.vote)

@@ -19,16 +19,16 @@ from pixelis.telemetry import events
 from pixelis.telemetry.events import EventLog
 
 FAILURE = "learner/failure"
-"""Kind of the event that a failed worker leaves; `watch` of the jobs shows it at once."""
+"""Event that a failing worker writes. The drivers show it immediately."""
 PERMANENT = (LookupError, TypeError, ValueError, AttributeError, NameError, AssertionError, ImportError, NotImplementedError)
-"""Errors of code or data, which a restart from the last checkpoint would only repeat."""
+"""Errors of code or data, which would occur again after a restart from the last checkpoint."""
 
 
 def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
-    """Run a learner to the end of its source; returns the last checkpoint of the run, None when there is no step in it.
+    """Train until the source ends; returns the last checkpoint of the run, or None if it took no step.
 
-    A worker that fails leaves a ``learner/failure`` event with its cause. Failures of machines are retried
-    ``learner.max_failures`` times; errors of code or data are not. Raises the error that stopped the run.
+    A failing worker writes a `learner/failure` event with its cause. Failures of machines are retried `learner.max_failures`
+    times; errors of code or data are not. Raises the error that stopped the run.
     """
     import ray.train
     from ray.data import ExecutionOptions
@@ -36,9 +36,9 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     run_dir, learner = job.config.run.dir, job.config.learner
-    done = checkpoint.latest(run_dir)
-    if done is not None and checkpoint.step_of(done) >= job.source.steps:
-        return done
+    latest = checkpoint.latest(run_dir)
+    if latest is not None and checkpoint.step_of(latest) >= job.source.steps:
+        return latest
     attempt = uuid.uuid4().hex
     trainer = TorchTrainer(
         functools.partial(_guarded, train_loop, job, attempt),
@@ -54,8 +54,8 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
         ),
         torch_config=TorchConfig(backend="nccl" if learner.gpus else "gloo"),
         datasets=datasets or {},
-        # Each worker has a dataset of its own, which is not split. Train does not take the options that it was made with;
-        # resuming by number needs its order.
+        # Each worker has its own dataset, so none is split. Train ignores the dataset's own options, and resuming at a step needs
+        # the order preserved.
         dataset_config=DataConfig([], ExecutionOptions(preserve_order=True)),
     )
     try:
@@ -72,7 +72,7 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
 
 
 def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> None:
-    """Run ``loop``; after a permanent failure in this ``attempt``, a restarted worker ends at once instead."""
+    """Run the loop, unless it is a restart after a permanent failure in this attempt. Write failures as events."""
     run_dir = job.config.run.dir
     if _permanent_failure(run_dir, attempt):
         return
@@ -97,7 +97,7 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
 
 
 def _permanent_failure(run_dir: str, attempt: str) -> PixelisError | None:
-    """The error of this attempt that no restart heals."""
+    """The permanent error of this attempt, if any."""
     event = events.last(run_dir, FAILURE)
     if event is None or event["attempt"] != attempt or not event["permanent"]:
         return None

@@ -1,4 +1,4 @@
-"""Places the actors of a job within a time limit, or names the bundle that does not fit."""
+"""Places the actors of a job within a timeout, or reports the bundle that does not fit the cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pixelis.telemetry.progress import stage
 
 @dataclass
 class Actors:
-    """The actors that one job placed, by role; ``names`` are those of the generators."""
+    """Actors of a job by role. names: of the generators."""
 
     store: Any = None
     generators: list[ActorHandle] = field(default_factory=list)
@@ -37,16 +37,13 @@ class Actors:
     store_name: str = ""
 
     def all(self) -> list[ActorHandle]:
-        """Every actor placed."""
+        """All actors."""
         single = [a for a in (self.coordinator, self.embedder, self.store) if a is not None]
         return [*self.generators, *self.scorers, *single]
 
 
 def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> None:
-    """Compare what the job asks for with what the cluster has; InfraFailure naming the bundle that cannot fit.
-
-    ``online``: with what serving takes beside.
-    """
+    """Raise InfraFailure with the bundles of the job if it needs more resources than the cluster has. online: include serving."""
     bundles: list[tuple[str, int, float, float]] = []
     if rollouts:
         bundles += [
@@ -63,23 +60,23 @@ def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = F
         bundles.append(("toolboxes (of the canary)", config.toolbox.workers, config.toolbox.cpus, 0))
     if learner:
         bundles.append(("learner", config.learner.workers, config.learner.cpus, config.learner.gpus))
-    have = ray.cluster_resources()
+    available = ray.cluster_resources()
     for resource, column in (("CPU", 2), ("GPU", 3)):
         total = sum(row[1] * float(row[column]) for row in bundles)
-        if total > have.get(resource, 0) and not config.cluster.autoscaling:
+        if total > available.get(resource, 0) and not config.cluster.autoscaling:
             parts = ", ".join(f"{row[0]} {row[1]} x {row[column]:g}" for row in bundles if row[1] and row[column])
             raise InfraFailure(
-                f"the job wants {total:g} {resource} ({parts}) but the cluster has {have.get(resource, 0):g}",
+                f"the job needs {total:g} {resource} ({parts}) but the cluster has {available.get(resource, 0):g}",
                 fix="lower the workers or their cpus/gpus in the configuration, add nodes, or set cluster.autoscaling=true",
             )
 
 
 @contextmanager
 def placed(config: Config, *, learner: bool = True, initial: str | None = None, job: str | None = None) -> Iterator[Actors]:
-    """Place store, scorers, generators (with their toolboxes) and coordinator; end exactly these on the way out.
+    """Place store, scorers, generators with their toolboxes, and coordinator; kill these on exit.
 
-    ``initial`` is a checkpoint folder with the adapter to publish as the first version; ``job`` makes the names.
-    Raises InfraFailure when an actor is not ready within ``cluster.placement_timeout_s``.
+    initial: checkpoint folder with the adapter of the first version; job: part of the actors' names. Raises InfraFailure if an
+    actor is not ready within `cluster.placement_timeout_s`.
     """
     connect(config)
     preflight(config, learner=learner, rollouts=True)
@@ -106,11 +103,11 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
         (embedder,) = names("states", 1)
         if config.rewards.needs_states:
             actors.embedder = spawn(Embedder, config, name=embedder, **engine)
-        # Names, not handles: a handle among its arguments would live in the object store and could make a restart impossible.
-        stated = embedder if actors.embedder is not None else None
-        actors.coordinator = spawn(Coordinator, config, actors.names, scorers, stated, num_cpus=0)
+        # Names, because handle arguments are kept in the object store, where their loss can make a restart impossible.
+        states = embedder if actors.embedder is not None else None
+        actors.coordinator = spawn(Coordinator, config, actors.names, scorers, states, num_cpus=0)
         if learner:
-            # The learner's trainer takes seconds to import, and meanwhile this process only waits.
+            # The import takes seconds, during which this process would only wait.
             threading.Thread(target=importlib.import_module, args=("ray.train.torch",), daemon=True).start()
         ready = {
             "policy store": [actors.store.promoted.remote()],

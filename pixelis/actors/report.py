@@ -1,4 +1,4 @@
-"""Ray tasks that write reports on the node of the pixels, so that drivers never load them."""
+"""Ray tasks that write HTML reports with images, so that drivers never load pixels."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from pixelis.telemetry.html.report import write_report
 log = logging.getLogger(__name__)
 
 FRAME_PIXELS = 1280
-"""Longest side of a clip's frame on a page: an episode may show dozens."""
+"""Longest side of a clip's frame on a page. An episode may show dozens of frames."""
 
 
 def choose(arm: str, groups: list[Group], views: list[ray.ObjectRef], count: int) -> list[tuple[str, Group, ray.ObjectRef]]:
-    """The first right and the first wrong episodes, up to ``count`` in all and half of each where there are enough."""
+    """Up to `count` episodes as (arm, group, views): the first right and the first wrong ones, half of each if possible."""
     pairs = list(zip(groups, views, strict=True))
     right = [p for p in pairs if (p[0].trajectories[0].rewards.get("accuracy") or 0) > 0]
     wrong = [p for p in pairs if (p[0].trajectories[0].rewards.get("accuracy") or 0) <= 0]
@@ -37,16 +37,16 @@ def choose(arm: str, groups: list[Group], views: list[ray.ObjectRef], count: int
 
 @ray.remote(num_cpus=0)
 def write(config: Config, folder: str, summary: dict[str, Any], curves: list[dict[str, Any]], chosen: list[Any]) -> str:
-    """Write report.html with the chosen episodes and return its path."""
+    """Write report.html with the chosen episodes; returns its path."""
     return str(write_report(Path(folder), summary, curves, _pages(config, chosen)))
 
 
 def sample(
     config: Config, step: int, summary: dict[str, Any], groups: list[Group], views: list[ray.ObjectRef]
 ) -> ray.ObjectRef | None:
-    """Start writing `run.dir/trajectories/step_NNNNNNNN.html` with `telemetry.trajectories` episodes of an evaluation.
+    """Start a task that writes `run.dir/trajectories/step_NNNNNNNN.html` with `telemetry.trajectories` episodes of an evaluation.
 
-    Returns None when that number is 0. The task never raises: a page that cannot be written gives a warning.
+    Returns None if that number is 0. The task logs a warning if the page cannot be written, and never raises.
     """
     name = f"step {step}"
     chosen = choose(name, groups, views, config.telemetry.trajectories)
@@ -59,12 +59,11 @@ def _write_sample(config: Config, step: int, summary: dict[str, Any], chosen: li
     try:
         return str(write_report(folder, summary, [], _pages(config, chosen), title, f"step_{step:08d}.html"))
     except Exception:  # a missing page must not end the run
-        log.warning("cannot write the page of the episodes after step %d", step, exc_info=True)
+        log.warning("cannot write the page with episodes after step %d", step, exc_info=True)
         return None
 
 
 def _pages(config: Config, chosen: list[Any]) -> list[EpisodePage]:
-    """The chosen episodes with their pixels."""
     episodes = []
     for title, group, ref in chosen:
         trajectory = group.trajectories[0]
@@ -77,7 +76,7 @@ def _pages(config: Config, chosen: list[Any]) -> list[EpisodePage]:
 
 
 def _load(media: Media, trajectory: Trajectory, settings: ToolboxConfig) -> dict[str, np.ndarray]:
-    """A picture, or the frames of a clip that the page shows; empty when the source is missing."""
+    """An image, or the frames of a clip that the page shows, by key; empty if the source cannot be opened."""
     frames = required_frames(trajectory).get(media.id, [])
     if media.kind == "video" and not frames:
         return {}

@@ -1,4 +1,4 @@
-"""Makes demonstrations with Ray Data: attempts in, demonstrations out in order, by a pool of actors."""
+"""Synthesizes demonstrations with Ray Data: a pool of actors turns attempts into demonstrations, in order."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from pixelis.errors import BadConfig, PixelisError
 from pixelis.records import Demonstration, Question
 
 BATCH = 8
-"""Attempts that an actor takes at a time, about."""
+"""Approximate number of attempts in a batch."""
 AHEAD_BYTES = 64 << 20
-"""Samples that may wait for the driver, in the object store."""
+"""Limit on samples in the object store that the driver has not read yet."""
 
 
-def maker(config: Config) -> SampleBuilder:
-    """The maker of a job; BadConfig or MissingFile for what cannot be used: a driver asks before it starts a cluster."""
-    s, shown = config.synthesis, list[Demonstration]()
+def sample_builder(config: Config) -> SampleBuilder:
+    """SampleBuilder of a job. Raises BadConfig and MissingFile, so that a driver can check a job before starting a cluster."""
+    s, examples = config.synthesis, list[Demonstration]()
     if s.method == "imitation" and s.imitation.demonstrations:
-        shown = read_demonstrations(s.imitation.demonstrations, s.imitation.shots, config.run.seed, 0.0)
+        examples = read_demonstrations(s.imitation.demonstrations, s.imitation.shots, config.run.seed, 0.0)
     folder = Path(config.run.dir)
-    return SampleBuilder(s, config.run.seed, config.toolbox, config.dialogue, config.rewards, shown, folder)
+    return SampleBuilder(s, config.run.seed, config.toolbox, config.dialogue, config.rewards, examples, folder)
 
 
-class Make:
-    """Columns attempt and question (JSON) to sample (JSON, empty for none) and cause."""
+class BuildSamples:
+    """Maps columns attempt and question (JSON) to sample (JSON, empty if rejected) and cause (empty for a sample)."""
 
     def __init__(self, config: Config):
-        self.maker = maker(config)
+        self.builder = sample_builder(config)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         samples, causes = [], []
         for attempt, question in zip(batch["attempt"], batch["question"], strict=True):
             try:
-                made = self.maker.build(Attempt(*json.loads(attempt)), Question.model_validate_json(question))
-                samples.append(made.model_dump_json())
+                sample = self.builder.build(Attempt(*json.loads(attempt)), Question.model_validate_json(question))
+                samples.append(sample.model_dump_json())
                 causes.append("")
-            except BadConfig:  # a wrong key or address: nothing that follows would fare better
+            except BadConfig:  # would fail for every attempt
                 raise
             except PixelisError as error:
                 samples.append("")
@@ -55,7 +55,7 @@ class Make:
 
 
 def outcomes(config: Config, attempts: Sequence[Attempt], rows: SourceRows) -> Iterator[tuple[Demonstration | None, str]]:
-    """What comes of the attempts, in their order, as it is made; an actor that dies is replaced and its batch done again."""
+    """(demonstration or None, cause of the rejection) of each attempt, in order. Ray Data repeats the batch of a dead actor."""
     items = [
         {"attempt": json.dumps([a.task, a.kind, a.source, a.row, a.draw]), "question": rows.get(a.source, a.row)}
         for a in attempts
@@ -68,13 +68,13 @@ def outcomes(config: Config, attempts: Sequence[Attempt], rows: SourceRows) -> I
     context.execution_options.resource_limits = ray.data.ExecutionResources.for_limits(object_store_memory=AHEAD_BYTES)
     with ray.data.DataContext.current(context):
         blocks = max(min(config.synthesis.workers, len(items)), len(items) // BATCH)
-        made = ray.data.from_items(items, override_num_blocks=blocks).map_batches(
-            Make,
+        samples = ray.data.from_items(items, override_num_blocks=blocks).map_batches(
+            BuildSamples,
             fn_constructor_args=(config,),
             batch_size=None,
             compute=ray.data.ActorPoolStrategy(size=config.synthesis.workers),
             num_cpus=config.synthesis.cpus,
         )
-    for batch in made.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+    for batch in samples.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
         for sample, cause in zip(batch["sample"].to_pylist(), batch["cause"].to_pylist(), strict=True):
             yield (Demonstration.model_validate_json(sample) if sample else None), cause

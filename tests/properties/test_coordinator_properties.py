@@ -105,7 +105,7 @@ def without_ray_data() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coordinators, "question_stream", plain)
-        patch.setattr(coordinators, "named", lambda actor: actor)
+        patch.setattr(coordinators, "actor_handle", lambda actor: actor)
         patch.setattr(generator_router, "_cancel", lambda call: call.cancel())
         yield
 
