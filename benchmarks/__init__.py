@@ -1,4 +1,4 @@
-"""Measurements: every figure the project states comes from a command here. `python -m benchmarks.NAME --help`."""
+"""Benchmarks behind every figure that the project states. Usage: `python -m benchmarks.NAME --help`."""
 
 import atexit
 import os
@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # Ray reads it when it is imported: each run has a token of its own
+if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # set before Ray is imported, which reads it; each run has its own token
     _private = tempfile.mkdtemp(prefix="pixelis-benchmarks-")
     atexit.register(shutil.rmtree, _private, True)
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{_private}/ray-token"}

@@ -1,10 +1,11 @@
-"""Generation beside training: seconds of a step against the ideal, the larger of the two alone.
+"""Overlap of generation and training: seconds of a step against the longer of the two.
 
     python -m benchmarks.async_overlap
 
-The Coordinator with its router and buffer and the PolicyStore are the real ones, each in its actor; generators take the time that
-they are told for a group, the learner for a step. Goal: <= 1.10 with staleness >= 1; staleness 0 takes the sum of both. With a
-long tail one group in a hundred takes eight times the median; new weights wait for it (drain) or do not (keep).
+The Coordinator, with its router and rollout buffer, and the PolicyStore are the real actors. Generators sleep for a set time per
+group, the learner for a set time per step. Goal: at most 1.10 with a staleness of 1 or more; a staleness of 0 takes their sum. With a
+long tail, one group in a hundred takes eight times the median; a weight update waits for running groups (`drain`) or does
+not (`keep`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from benchmarks.harness import Report, arguments
+from benchmarks.harness import Report, parse_args
 from pixelis.actors.coordinator import Coordinator
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import parse
@@ -30,17 +31,17 @@ from pixelis.records import Group, Question, Trajectory
 
 GENERATORS, QUESTIONS, GROUP = 2, 16, 2
 SLOTS = 4
-"""Groups that a generator rolls out beside each other; more of them wait."""
+"""Groups that a generator rolls out concurrently."""
 LONGER = 1.6
-"""Seconds of the longer of the two sides: long beside what Ray takes for a message."""
+"""Seconds of the longer of generation and training; far above the latency of a Ray message."""
 
 
 @ray.remote(num_cpus=0, max_concurrency=256)
-class Timed:
-    """A generator whose groups take given times; it switches weights when no episode is open (drain) or at once (keep)."""
+class TimedGenerator:
+    """A generator that sleeps instead of generating. It loads weights when no group runs (drain) or at once (keep)."""
 
-    def __init__(self, seconds: float, tail: bool, on_update: str):
-        self.seconds, self.tail, self.drains, self.version = seconds, tail, on_update == "drain", -1
+    def __init__(self, seconds: float, long_tail: bool, on_update: str):
+        self.seconds, self.long_tail, self.drains, self.version = seconds, long_tail, on_update == "drain", -1
         self.slots, self.open, self.idle, self.may_open = asyncio.Semaphore(SLOTS), 0, asyncio.Event(), asyncio.Event()
         self.idle.set()
         self.may_open.set()
@@ -64,27 +65,27 @@ class Timed:
         try:
             version = self.version
             async with self.slots:
-                await asyncio.sleep(length(question.id, self.seconds, self.tail))
+                await asyncio.sleep(group_seconds(question.id, self.seconds, self.long_tail))
         finally:
             self.open -= 1
             if not self.open:
                 self.idle.set()
-        made = [Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)]
-        return Group(id=group_id, question=question, trajectories=made, policy_version=version), {}
+        trajectories = [Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)]
+        return Group(id=group_id, question=question, trajectories=trajectories, policy_version=version), {}
 
 
-def length(name: str, mean: float, tail: bool) -> float:
-    """Seconds of the group of a question: all alike, or log-normal with p99 = 8 x median and this mean."""
-    if not tail:
+def group_seconds(question_id: str, mean: float, long_tail: bool) -> float:
+    """Return ``mean``, or with a long tail a log-normal sample with this mean and p99 = 8 x median."""
+    if not long_tail:
         return mean
     sigma = np.log(8) / 2.326
-    rng = np.random.default_rng(list(name.encode()))
+    rng = np.random.default_rng(list(question_id.encode()))
     return float(mean * rng.lognormal(-(sigma**2) / 2, sigma))
 
 
 @ray.remote(num_cpus=0, max_concurrency=16)
-class Half:
-    """A scorer: every second rollout is right."""
+class AlternatingScorer:
+    """A scorer that rates every second rollout as correct."""
 
     async def score(self, group: Group, step: int | None = None, *_: Any, **__: Any) -> Group:
         scored = [
@@ -94,7 +95,7 @@ class Half:
         return group.model_copy(update={"trajectories": scored})
 
     async def load(self, state: bytes | None) -> None:
-        """No state."""
+        """Do nothing: this scorer has no state."""
 
     async def advance(self, step: int) -> Any:
         from pixelis.rewards.grader import Advance
@@ -106,76 +107,75 @@ class Half:
 
 
 @dataclass
-class Run:
-    """Seconds of each step after the first ones, the largest age of what was learnt from, share of groups that came too late."""
+class Result:
+    """Seconds of each step after the warm-up, the largest staleness of a batch, and the share of groups dropped as too old."""
 
     steps: list[float]
     staleness: float
-    stale: float
+    dropped: float
 
 
-def run(generate: float, train: float, staleness: int, steps: int, tail: bool = False, on_update: str = "drain") -> Run:
-    """``generate`` seconds for a batch when nothing else runs, ``train`` for a step of the learner."""
-    share = generate * GENERATORS * SLOTS / QUESTIONS
+def run(generate: float, train: float, staleness: int, steps: int, long_tail: bool = False, on_update: str = "drain") -> Result:
+    """Train with ``generate`` seconds for a batch of rollouts and ``train`` seconds for a step of the learner."""
+    seconds = generate * GENERATORS * SLOTS / QUESTIONS
     adapter = Adapter({"layer.A": np.zeros((4, 64), np.float32), "layer.B": np.zeros((64, 4), np.float32)}, 8, 4, "benchmark")
     with tempfile.TemporaryDirectory() as folder:
         rft = {"steps": steps, "prompts_per_step": QUESTIONS, "group_size": GROUP, "max_off_policy_steps": staleness}
-        settings = parse({"policy": {"model": "nano"}, "run": {"dir": folder}, "rft": rft, "telemetry": {"rollouts": 0}})
+        config = parse({"policy": {"model": "nano"}, "run": {"dir": folder}, "rft": rft, "telemetry": {"rollouts": 0}})
         store = PolicyStore.remote(folder, None)  # type: ignore[attr-defined]
-        generators = [Timed.remote(share, tail, on_update) for _ in range(GENERATORS)]  # type: ignore[attr-defined]
-        scorer = Half.remote()  # type: ignore[attr-defined]
-        coordinator = Coordinator.options(num_cpus=0).remote(settings, generators, [scorer])  # type: ignore[attr-defined]
+        generators = [TimedGenerator.remote(seconds, long_tail, on_update) for _ in range(GENERATORS)]  # type: ignore[attr-defined]
+        scorer = AlternatingScorer.remote()  # type: ignore[attr-defined]
+        coordinator = Coordinator.options(num_cpus=0).remote(config, generators, [scorer])  # type: ignore[attr-defined]
         ray.get(coordinator.begin.remote(0, {}, 0))
-        ends, oldest, stale = [], 0.0, 0.0
+        ends, oldest, dropped = [], 0.0, 0.0
         for step in range(steps):
             batch = ray.get(coordinator.next_batch.remote(0, 1, step))
             oldest = max(oldest, batch.metrics["rollout/staleness"])
-            stale += batch.metrics["rollout/stale_groups"]
+            dropped += batch.metrics["rollout/stale_groups"]
             time.sleep(train)
-            adapter.tensors["layer.A"][0, 0] = step + 1  # as other weights
-            done = coordinator.step_done.remote(step, store.publish.remote(adapter, "rft", step + 1))
+            adapter.tensors["layer.A"][0, 0] = step + 1  # the store publishes only changed weights
+            published = coordinator.step_done.remote(step, store.publish.remote(adapter, "rft", step + 1))
             if not staleness:  # as batch_sources.RolloutSource does
-                ray.get(done)
+                ray.get(published)
             ends.append(time.monotonic())
-        ray.get(done)  # the store writes into the folder until then
+        ray.get(published)  # the store writes into the folder until then
         for actor in (coordinator, scorer, store, *generators):
             ray.kill(actor)
-    return Run([b - a for a, b in itertools.pairwise(ends[1:])], oldest, stale / (steps * QUESTIONS))
+    return Result([b - a for a, b in itertools.pairwise(ends[1:])], oldest, dropped / (steps * QUESTIONS))
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="steps of each run; the first two are not counted")
     parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--longer", type=float, default=LONGER, help="seconds of the longer of the two")
-    given = arguments(parser, steps=3, staleness=[1], longer=0.1)
-    longer = given.longer
+    parser.add_argument("--longer", type=float, default=LONGER, help="seconds of the longer of generation and training")
+    args = parse_args(parser, steps=3, staleness=[1], longer=0.1)
+    longer = args.longer
     report = Report("async_overlap")
-    shared = ray.is_initialized()
-    if not shared:
+    connected = ray.is_initialized()
+    if not connected:
         ray.init(address="local", num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False)
     mixes = {"1:4": (longer / 4, longer), "1:1": (longer, longer), "4:1": (longer, longer / 4)}
-    for name, (generate, train) in list(mixes.items())[: 1 if given.smoke else None]:
-        for staleness in given.staleness:
-            done = run(generate, train, staleness, given.steps)
-            ratio = statistics.median(done.steps) / max(generate, train)
-            whole = sum(done.steps) / len(done.steps) / max(generate, train)
-            assert done.staleness <= staleness
-            ideal = (generate + train) / max(generate, train)
-            goal = "<= 1.10" if staleness else f"sum: {ideal:.2f}"
-            report.row(f"generate:train {name}, staleness {staleness}", ratio, goal, f"mean {whole:.3f}")
-    alone = longer
-    for staleness, on_update in [(0, "drain"), *((s, u) for s in given.staleness if s for u in ("drain", "keep"))]:
-        done = run(longer, longer, staleness, given.steps, tail=True, on_update=on_update)
-        mean = statistics.mean(done.steps)
-        if not staleness:  # one after the other: a step takes the longest of its groups, then the training
-            alone = max(longer, mean - longer)
+    for name, (generate, train) in list(mixes.items())[: 1 if args.smoke else None]:
+        for staleness in args.staleness:
+            result = run(generate, train, staleness, args.steps)
+            ratio = statistics.median(result.steps) / max(generate, train)
+            mean = statistics.mean(result.steps) / max(generate, train)
+            assert result.staleness <= staleness
+            goal = "<= 1.10" if staleness else f"sum: {(generate + train) / max(generate, train):.2f}"
+            report.row(f"generate:train {name}, staleness {staleness}", ratio, goal, f"mean {mean:.3f}")
+    generation = longer
+    for staleness, on_update in [(0, "drain"), *((s, u) for s in args.staleness if s for u in ("drain", "keep"))]:
+        result = run(longer, longer, staleness, args.steps, long_tail=True, on_update=on_update)
+        mean = statistics.mean(result.steps)
+        if not staleness:  # without overlap a step is its slowest group, then the training
+            generation = max(longer, mean - longer)
         name = f"1:1 and a long tail (p99 = 8 x median), staleness {staleness}, {on_update}"
-        late = f"{100 * done.stale:.1f} % of groups too late"
-        about = f"{mean / longer:.2f} of the mean work; generation alone {alone:.2f} s; {late}"
-        report.row(name, mean / alone, "<= 1.10" if staleness else "", about)
-    if not shared:
+        dropped = f"{100 * result.dropped:.1f} % of groups dropped as too old"
+        note = f"{mean / longer:.2f} of the mean work; generation alone {generation:.2f} s; {dropped}"
+        report.row(name, mean / generation, "<= 1.10" if staleness else "", note)
+    if not connected:
         ray.shutdown()
     report.close()
 

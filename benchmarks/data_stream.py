@@ -1,11 +1,11 @@
-"""What streaming by Ray Data costs over a plain loop that does the same, and whether memory stays flat.
+"""Cost of streaming by Ray Data over a plain loop that does the same work, and memory use over time.
 
     python -m benchmarks.data_stream [--quick]
 
-Demonstrations: crops of photographs that ship in packages, each zoomed into once, are decoded, fitted and tokenised by
-`demonstration_stream` and by a loop over `Player.play`; one process decodes in either. The cap is Ray's object store, and twenty
-times as many bytes of prepared views go through it. Questions: JSON-lines rows by `question_stream` and by `read_questions`.
-Memory is the private memory of this process and of all processes of its Ray, and what the object store holds.
+Demonstrations: crops of photographs that ship in packages, each with one zoom, are decoded, resized and tokenised by
+`demonstration_stream` and by a loop over `Player.play`; one process decodes in both. Twenty times the bytes of Ray's object store
+pass through it as prepared views. Questions: JSON-lines rows are read by `question_stream` and by `read_questions`. Memory is the
+private memory of this process, of all Ray processes, and the content of the object store.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ import numpy as np
 from PIL import Image
 
 from benchmarks import operation_sets as sets
-from benchmarks.harness import Ratio, Report, arguments, local_ray
+from benchmarks.harness import Ratio, Report, local_ray, parse_args
 from pixelis.config import Config, parse
 
 CAP = 80_000_000
-"""Bytes of the object store: Ray's least."""
+"""Bytes of the object store: the minimum that Ray accepts."""
 TIMES = 20
+"""Bytes streamed, in units of the cap."""
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket")
 SIDE = 448
-"""Pixels of a view's side; each demonstration shows two."""
+"""Pixels of a view's side. A demonstration has two views."""
 BATCH = 8
 
 
 def write_demonstrations(folder: Path, count: int) -> str:
-    """Rows about ``count`` cuts of photographs, JPEG files of 640 x 480 pixels."""
+    """Write ``count`` crops of photographs as 640 x 480 JPEG files; return the path of the rows about them."""
     rng = np.random.default_rng(0)
     photographs = [Image.fromarray(sets.photo(name)).resize((1280, 960)) for name in PHOTOGRAPHS]
     rows = []
@@ -59,8 +60,8 @@ def write_demonstrations(folder: Path, count: int) -> str:
     return str(source)
 
 
-def settings(source: str, steps: int) -> Config:
-    """The embedded model with pictures as large as a real one sees."""
+def make_config(source: str, steps: int) -> Config:
+    """Return a configuration of the embedded model with views as large as those of a full-size model."""
     pixels = {"min_pixels": SIDE * SIDE, "max_pixels": SIDE * SIDE}
     return parse(
         {
@@ -74,7 +75,7 @@ def settings(source: str, steps: int) -> Config:
 
 
 def streamed(config: Config, store: Path, steps: int) -> Iterator[int]:
-    """Bytes of views of each batch, and the batch dropped, as a learner does it."""
+    """Yield the bytes of the views of each batch from Ray Data; batches are not kept, as in a learner."""
     from pixelis.datasets.demonstration_stream import demonstration_stream, samples_of
 
     dataset = demonstration_stream(config, store, 0, steps)
@@ -83,7 +84,7 @@ def streamed(config: Config, store: Path, steps: int) -> Iterator[int]:
 
 
 def looped(config: Config, store: Path, steps: int) -> Iterator[int]:
-    """The same samples by a plain loop."""
+    """Yield the same from a plain loop over the same samples."""
     from pixelis.datasets.demonstration_store import DemonstrationStore
     from pixelis.datasets.demonstration_stream import batch_sampler, played
     from pixelis.datasets.demonstrations import Player
@@ -96,21 +97,21 @@ def looped(config: Config, store: Path, steps: int) -> Iterator[int]:
 
 
 def timed(batches: Iterator[int]) -> tuple[float, int]:
-    """Seconds and bytes of all batches after the first, with which processes have started and files have been read."""
+    """Return the seconds and bytes of all batches but the first, which includes the start of processes."""
     next(batches)
     start = time.perf_counter()
-    moved = sum(batches)
-    return time.perf_counter() - start, moved
+    size = sum(batches)
+    return time.perf_counter() - start, size
 
 
-class Memory:
-    """Samples private memory by process of this program's tree, and the object store, while it is open."""
+class MemorySampler:
+    """Context manager that samples the memory of this process, of its descendants, and of the object store."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[float, float, float]] = []
         self.stop = threading.Event()
 
-    def __enter__(self) -> Memory:
+    def __enter__(self) -> MemorySampler:
         self.thread = threading.Thread(target=self._sample, daemon=True)
         self.thread.start()
         return self
@@ -120,7 +121,7 @@ class Memory:
         self.thread.join()
 
     def peaks(self) -> list[str]:
-        """MB in the second fifth and in the last fifth of the time: this process, all others together, the object store."""
+        """Return the peak MB in the second and the last fifth of the time: this process, its descendants, object store."""
         n = len(self.rows)
         parts = [self.rows[n // 5 : 2 * n // 5 + 1], self.rows[4 * n // 5 :]]
         return [" -> ".join(f"{max(row[i] for row in part) / 1e6:.0f}" for part in parts) for i in range(3)]
@@ -131,42 +132,40 @@ class Memory:
 
         address = ray.get_runtime_context().gcs_address
         while not self.stop.wait(0.5):
-            told = re.search(r"Plasma memory usage (\d+) MiB", memory_summary(address, stats_only=True))
-            own, others = private()
-            self.rows.append((own, others, float(told[1]) * 2**20 if told else float("nan")))
+            usage = re.search(r"Plasma memory usage (\d+) MiB", memory_summary(address, stats_only=True))
+            own, descendants = private_memory()
+            self.rows.append((own, descendants, float(usage[1]) * 2**20 if usage else float("nan")))
 
 
-def private() -> tuple[int, int]:
-    """Bytes of private memory of this process and of its descendants together."""
+def private_memory() -> tuple[int, int]:
+    """Return the bytes of private memory of this process, and of its descendants together."""
     parents, sizes = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
                 status = (entry / "status").read_text()
-            except OSError:  # it has just ended
+            except OSError:  # the process has ended
                 continue
             parents[int(entry.name)] = int(re.search(r"PPid:\s+(\d+)", status)[1])  # type: ignore[index]
             size = re.search(r"RssAnon:\s+(\d+)", status)
             sizes[int(entry.name)] = 1024 * int(size[1]) if size else 0
-    me, below = os.getpid(), set()
-    while more := {child for child, parent in parents.items() if parent in {me, *below}} - below:
-        below |= more
-    return sizes[me], sum(sizes[child] for child in below)
+    own, descendants = os.getpid(), set()
+    while children := {child for child, parent in parents.items() if parent in {own, *descendants}} - descendants:
+        descendants |= children
+    return sizes[own], sum(sizes[pid] for pid in descendants)
 
 
-def ratio(ours: Callable[[], Iterator[int]], anchor: Callable[[], Iterator[int]], repeats: int) -> tuple[Ratio, float]:
-    """Of whole passes in turns, and bytes per second of the anchor."""
-    pairs = [(timed(ours()), timed(anchor())) for _ in range(repeats)]
+def compare_passes(ours: Callable[[], Iterator[int]], baseline: Callable[[], Iterator[int]], repeats: int) -> tuple[Ratio, float]:
+    """Time whole passes alternately; return the ratio with its range, and the bytes per second of the baseline."""
+    pairs = [(timed(ours()), timed(baseline())) for _ in range(repeats)]
     ratios = sorted(a[0] / b[0] for a, b in pairs)
-    middle = statistics.median(ratios)
-    shown = Ratio(
-        statistics.median(a[0] for a, _ in pairs), statistics.median(b[0] for _, b in pairs), middle, ratios[0], ratios[-1]
-    )
-    return shown, pairs[0][1][1] / pairs[0][1][0]
+    ours_s, baseline_s = statistics.median(a[0] for a, _ in pairs), statistics.median(b[0] for _, b in pairs)
+    baseline_seconds, baseline_bytes = pairs[0][1]
+    return Ratio(ours_s, baseline_s, statistics.median(ratios), ratios[0], ratios[-1]), baseline_bytes / baseline_seconds
 
 
-def questions(report: Report, folder: Path, count: int, repeats: int) -> None:
-    """JSON-lines rows by Ray Data and by a loop."""
+def question_rows(report: Report, folder: Path, count: int, repeats: int) -> None:
+    """Report JSON-lines rows read by Ray Data against a loop."""
     from pixelis.config import DataConfig
     from pixelis.datasets.questions import read_questions
     from pixelis.datasets.stream import question_stream
@@ -183,49 +182,50 @@ def questions(report: Report, folder: Path, count: int, repeats: int) -> None:
         yield from (len(question.id) for question in itertools.islice(stream, count))
         stream.close()  # type: ignore[attr-defined]
 
-    def anchor() -> Iterator[int]:
+    def baseline() -> Iterator[int]:
         plain = read_questions(data.train, seed=0, shuffle_rows=1000)
         return (len(question.id) for question in itertools.islice(plain, count))
 
-    found, _ = ratio(ours, anchor, repeats)
-    report.row(
-        "questions: stream / loop, time", found, note=f"{count / found.ours_s:.0f} against {count / found.anchor_s:.0f} /s"
-    )
+    ratio, _ = compare_passes(ours, baseline, repeats)
+    note = f"{count / ratio.ours_s:.0f} against {count / ratio.baseline_s:.0f} /s"
+    report.row("questions: stream / loop, time", ratio, note=note)
 
 
 def run(report: Report, quick: bool) -> None:
-    """On a Ray of this machine."""
+    """Measure on a local Ray."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        each = 2 * SIDE * SIDE * 3 * BATCH
-        steps, long = (8, 16) if quick else (40, 1 + TIMES * CAP // each)
-        config = settings(write_demonstrations(folder, 64 if quick else 400), long)
+        batch_bytes = 2 * SIDE * SIDE * 3 * BATCH
+        steps, memory_steps = (8, 16) if quick else (40, 1 + TIMES * CAP // batch_bytes)
+        config = make_config(write_demonstrations(folder, 64 if quick else 400), memory_steps)
         with local_ray(config):
             from pixelis.datasets.demonstration_stream import fill_store
 
-            fill_store(config, folder / "shelf")
-            store = folder / "shelf"
-            found, rate = ratio(lambda: streamed(config, store, steps), lambda: looped(config, store, steps), 1 if quick else 5)
-            samples = (steps - 1) * BATCH
-            report.row(
-                "demonstrations: stream / loop, time", found, goal="<= 1.1", note=f"{samples / found.ours_s:.0f} samples/s"
+            store = folder / "demonstrations"
+            fill_store(config, store)
+            ratio, rate = compare_passes(
+                lambda: streamed(config, store, steps), lambda: looped(config, store, steps), 1 if quick else 5
             )
-            report.row("demonstrations: decode limit of one process", f"{samples / found.anchor_s:.0f} samples/s")
+            samples = (steps - 1) * BATCH
+            note = f"{samples / ratio.ours_s:.0f} samples/s"
+            report.row("demonstrations: stream / loop, time", ratio, goal="<= 1.1", note=note)
+            report.row("demonstrations: decode limit of one process", f"{samples / ratio.baseline_s:.0f} samples/s")
             report.row("demonstrations: the same in pixels", f"{rate / 1e6:.0f} MB/s")
-            with Memory() as memory:
-                moved = sum(streamed(config, store, long))
-            report.row("memory: bytes streamed / cap", moved / CAP, goal=f">= {TIMES}")
-            for what, told in zip(("this process", "Ray's processes", "object store"), memory.peaks(), strict=True):
-                report.row(f"memory: {what}, MB early -> late", told, goal="flat")
-            questions(report, folder, 2_000 if quick else 30_000, 1 if quick else 3)
+            with MemorySampler() as sampler:
+                size = sum(streamed(config, store, memory_steps))
+            report.row("memory: bytes streamed / cap", size / CAP, goal=f">= {TIMES}")
+            for owner, peaks in zip(("this process", "Ray's processes", "object store"), sampler.peaks(), strict=True):
+                report.row(f"memory: {owner}, MB early -> late", peaks, goal="flat")
+            question_rows(report, folder, 2_000 if quick else 30_000, 1 if quick else 3)
 
 
 def main() -> None:
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="less of everything: whether it runs, not how fast")
-    given = arguments(parser, quick=True)
+    parser.add_argument("--quick", action="store_true", help="a small run that shows whether it works, not how fast")
+    args = parse_args(parser, quick=True)
     report = Report("Streaming by Ray Data")
-    run(report, given.quick)
+    run(report, args.quick)
     report.close()
 
 

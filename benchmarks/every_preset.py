@@ -1,9 +1,9 @@
-"""Every named algorithm and every named reward on the embedded model: three steps each, with all terms logged.
+"""Every algorithm preset and every reward preset on the embedded model: three steps each, with all terms logged.
 
     python -m benchmarks.every_preset [--dir runs/presets] [--adapter runs/nano/sft/checkpoints/step_00000150]
 
-Algorithms and reward presets run in pairs, so that each is seen at least once. Fails when a run makes no step, logs a value that
-is not finite, or lacks a term that its preset weighs. Presets that want a judge run without one: rules alone decide on digits.
+Algorithms and rewards run in pairs, so that each occurs at least once. Fails when a run makes no step, logs a value that is not
+finite, or does not log a reward term that has a weight. Presets with a judge run without it: rules decide about digits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import math
 from pathlib import Path
 
-from benchmarks.harness import arguments
+from benchmarks.harness import parse_args
 from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.config.presets.algorithms import ALGORITHMS
@@ -26,7 +26,7 @@ STEPS = 3
 
 
 def config_of(folder: Path, algorithm: str, preset: str, adapter: str | None) -> Config:
-    """The nano run of a pair."""
+    """Return the configuration of one pair's run."""
     overrides = [
         f"run.dir={folder}",
         f"rft.algorithm={algorithm}",
@@ -42,25 +42,25 @@ def config_of(folder: Path, algorithm: str, preset: str, adapter: str | None) ->
     return absolute(load("configs/nano/base.yaml", overrides))
 
 
-def check(config: Config) -> str:
-    """What is wrong with the run's log, empty when nothing is."""
+def problems(config: Config) -> str:
+    """Describe what is wrong with the run's log; empty when nothing is."""
     rows = events.read(config.run.dir, "step/policy")
     if len(rows) != STEPS:
-        return f"{len(rows)} steps"
-    bad = [name for row in rows for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-    weighed = [name for name, weight in config.rewards.weights.model_dump().items() if weight]
+        return f"{len(rows)} of {STEPS} steps"
+    infinite = [name for row in rows for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+    weighted = [name for name, weight in config.rewards.weights.model_dump().items() if weight]
     logged = set().union(*rows)
-    lacking = [name for name in weighed if f"reward/{name}" not in logged]
-    return ", ".join([*(f"{name} is not finite" for name in bad), *(f"no reward/{name}" for name in lacking)])
+    missing = [name for name in weighted if f"reward/{name}" not in logged]
+    return ", ".join([*(f"{name} is not finite" for name in infinite), *(f"no reward/{name}" for name in missing)])
 
 
 def main() -> None:
-    """Entry point of `python -m benchmarks.every_preset`."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, default=Path("runs/presets"))
     parser.add_argument("--adapter", default=None)
     parser.add_argument("--pairs", type=int, default=max(len(ALGORITHMS), len(REWARD_PRESETS)))
-    args = arguments(parser, pairs=1)
+    args = parse_args(parser, pairs=1)
     pairs = itertools.islice(zip(itertools.cycle(ALGORITHMS), itertools.cycle(REWARD_PRESETS), strict=False), args.pairs)
     failed = []
     with driver("every_preset"):
@@ -68,7 +68,7 @@ def main() -> None:
             config = config_of(args.dir.absolute() / f"{algorithm}-{preset}", algorithm, preset, args.adapter)
             with run_folder(config), placement.placed(config, initial=config.policy.adapter) as actors:
                 rft.run(config, actors)
-            problem = check(config)
+            problem = problems(config)
             failed += [algorithm] if problem else []
             last = events.read(config.run.dir, "step/policy")[-1]
             terms = " ".join(f"{k.removeprefix('reward/')}={v:.3g}" for k, v in last.items() if k.startswith("reward/"))

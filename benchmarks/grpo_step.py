@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.harness import CLOCKS, Report, arguments, compare, seconds
+from benchmarks.harness import CLOCKS, Report, compare, parse_args, time_call
 from pixelis import config
 from pixelis.dialogue.session import SamplingParams
 from pixelis.engines.hf import HfEngine
@@ -261,19 +261,19 @@ def gemm_rate(clock: str) -> float:
     """FLOP per second of one large fp32 product on this machine."""
     a, b = torch.randn(2048, 768), torch.randn(768, 768)
     torch.mm(a, b)
-    return 2 * 2048 * 768 * 768 / min(seconds(lambda: torch.mm(a, b), CLOCKS[clock]) for _ in range(20))
+    return 2 * 2048 * 768 * 768 / min(time_call(lambda: torch.mm(a, b), CLOCKS[clock]) for _ in range(20))
 
 
-def learner_rows(report: Report, folder: Path, given: argparse.Namespace, lora: config.LoraConfig | None) -> None:
+def learner_rows(report: Report, folder: Path, args: argparse.Namespace, lora: config.LoraConfig | None) -> None:
     """Uniform and Zipf lengths, learner part only."""
     name = "lora" if lora else "full"
-    words = np.arange(300, given.vocab)
-    count = given.groups * GROUP
-    trl = Trl(folder, [f"<word{i}>" for i in range(given.groups) for _ in range(GROUP)], given.micro, lora, 1)
-    trainer = make_ours(folder, lora, given.longest + 128)
-    for kind in given.lengths:
-        rng = np.random.default_rng(given.seed)
-        drawn = draw(kind, given.groups, given.longest, words, rng)
+    words = np.arange(300, args.vocab)
+    count = args.groups * GROUP
+    trl = Trl(folder, [f"<word{i}>" for i in range(args.groups) for _ in range(GROUP)], args.micro, lora, 1)
+    trainer = make_ours(folder, lora, args.longest + 128)
+    for kind in args.lengths:
+        rng = np.random.default_rng(args.seed)
+        drawn = draw(kind, args.groups, args.longest, words, rng)
         now = trainer.log_probs(drawn.samples())
         old = [(p + rng.normal(0, 0.15, len(p))).astype(np.float32) for p in now]
         rollouts = Rollouts(drawn.prompts, drawn.completions, old, drawn.advantages)
@@ -286,10 +286,10 @@ def learner_rows(report: Report, folder: Path, given: argparse.Namespace, lora: 
         if not (loss <= 1e-5 and gradient <= 1e-5):
             raise AssertionError(f"{name} {kind}: loss differs by {loss:.1e}, gradients by {gradient:.1e}")
         samples = rollouts.samples()
-        ratio = compare(partial(trainer.update, samples, "policy", old), trl.step, given.repeats, clock=CLOCKS[given.clock])
+        ratio = compare(partial(trainer.update, samples, "policy", old), trl.step, args.repeats, clock=CLOCKS[args.clock])
         report.row(f"{name} {kind}: step, ours / TRL", ratio, f"<= {GOALS[kind]}")
         work = flops(trainer, rollouts, lora is not None)
-        floor = work / gemm_rate(given.clock)
+        floor = work / gemm_rate(args.clock)
         note = f"{real} tokens, TRL computes {computed}; ours is {ratio.ours_s / floor:.2f}x the floor"
         report.row(f"{name} {kind}: floor (FLOPs / GEMM rate), ms", 1e3 * floor, "", note)
     trainer.close()
@@ -313,18 +313,18 @@ async def roll(engine: HfEngine, trainer: Trainer, prompts: list[list[int]], rng
     trainer.update(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
 
 
-def whole_row(report: Report, folder: Path, given: argparse.Namespace) -> None:
+def whole_row(report: Report, folder: Path, args: argparse.Namespace) -> None:
     """Generation with transformers' `generate` in TRL and with the embedded engine in ours, then the step."""
-    texts = ["".join(f"<word{100 * i + j}>" for j in range(48)) for i in range(given.groups) for _ in range(GROUP)]
-    max_tokens = given.longest // 4
-    trl = Trl(folder, texts, given.micro, None, max_tokens)
-    trainer = make_ours(folder, None, given.longest + 128)
+    texts = ["".join(f"<word{100 * i + j}>" for j in range(48)) for i in range(args.groups) for _ in range(GROUP)]
+    max_tokens = args.longest // 4
+    trl = Trl(folder, texts, args.micro, None, max_tokens)
+    trainer = make_ours(folder, None, args.longest + 128)
     prompts = [trl.trainer.processing_class(t)["input_ids"] for t in texts]
     engine = HfEngine(folder, trainer.policy, config.EngineConfig(max_num_seqs=len(texts), threads=1))
-    rng = np.random.default_rng(given.seed)
+    rng = np.random.default_rng(args.seed)
     with asyncio.Runner() as runner:
         ours = lambda: runner.run(roll(engine, trainer, prompts, rng, max_tokens))  # noqa: E731
-        ratio = compare(ours, trl.step, given.repeats, clock=CLOCKS[given.clock])
+        ratio = compare(ours, trl.step, args.repeats, clock=CLOCKS[args.clock])
         runner.run(engine.aclose())
     report.row("full uniform: generation and step, ours / TRL", ratio, "<= 1.0", f"{len(texts)} x up to {max_tokens} tokens")
     trainer.close()
@@ -342,14 +342,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lengths", nargs="+", choices=list(GOALS), default=list(GOALS))
     parser.add_argument("--only", choices=PARTS, help="one part of the table")
-    given = arguments(parser, groups=1, longest=64, vocab=1024, repeats=2)
+    args = parse_args(parser, groups=1, longest=64, vocab=1024, repeats=2)
     try:
         import trl
     except ImportError:
         raise MissingDependency(
             "this compares with TRL, which is not installed", fix="pip install trl==1.16.* datasets"
         ) from None
-    if given.only is None:
+    if args.only is None:
         # Our learner begins torch.distributed, for which TRL would then wrap its model: each part has a process of its own.
         for part in PARTS:
             subprocess.run([sys.executable, "-m", "benchmarks.grpo_step", *sys.argv[1:], "--only", part], check=True)
@@ -359,12 +359,12 @@ def main() -> None:
     report = Report(f"GRPO step against TRL {trl.__version__}")
     with tempfile.TemporaryDirectory(prefix="pixelis-grpo-") as scratch:
         folder = Path(scratch)
-        make_model(folder, given.vocab)
-        report.row("GEMM, GFLOP/s", gemm_rate(given.clock) / 1e9)
-        if given.only == "whole":
-            whole_row(report, folder, given)
+        make_model(folder, args.vocab)
+        report.row("GEMM, GFLOP/s", gemm_rate(args.clock) / 1e9)
+        if args.only == "whole":
+            whole_row(report, folder, args)
         else:
-            learner_rows(report, folder, given, LORA if given.only == "lora" else None)
+            learner_rows(report, folder, given, LORA if args.only == "lora" else None)
     report.close()
 
 

@@ -1,4 +1,4 @@
-"""One way to measure: A and B in turns in one run, the ratio's median and spread, and the physical floor beside it."""
+"""Shared measurement code: alternating timings of two implementations, ratios with quartiles, and reports."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from pixelis.config import Config
+    from pixelis.datasets.demonstrations import Player
+    from pixelis.records import Action, ImageView
 
 REPEATS = 7
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -28,10 +30,10 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 @dataclass(frozen=True)
 class Ratio:
-    """Seconds of ours and of the anchor, measured in turns; ``low`` and ``high`` are the quartiles of the ratio."""
+    """Median seconds of ours and of a baseline, with the median ratio and its quartiles ``low`` and ``high``."""
 
     ours_s: float
-    anchor_s: float
+    baseline_s: float
     median: float
     low: float
     high: float
@@ -39,49 +41,47 @@ class Ratio:
     def __str__(self) -> str:
         return (
             f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}] "
-            f"(ours {1e3 * self.ours_s:.2f} ms, anchor {1e3 * self.anchor_s:.2f} ms)"
+            f"(ours {1e3 * self.ours_s:.2f} ms, baseline {1e3 * self.baseline_s:.2f} ms)"
         )
 
 
-def seconds(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of one call, by the wall clock unless ``clock`` is another (``time.process_time`` on a busy machine)."""
+def time_call(function: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds of one call. Pass ``time.process_time`` as ``clock`` on a busy machine."""
     start = clock()
-    work()
+    function()
     return clock() - start
 
 
 def compare(
     ours: Callable[[], object],
-    anchor: Callable[[], object],
+    baseline: Callable[[], object],
     repeats: int = REPEATS,
-    warm: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Ratio:
-    """Time both in turns (ours, anchor, ours, anchor, ...): what disturbs the machine then disturbs both."""
-    for _ in range(warm):
-        ours()
-        anchor()
-    pairs = [(seconds(ours, clock), seconds(anchor, clock)) for _ in range(repeats)]
+    """Time both alternately, after one warm-up call of each, so that other load on the machine affects both."""
+    ours()
+    baseline()
+    pairs = [(time_call(ours, clock), time_call(baseline, clock)) for _ in range(repeats)]
     ratios = [a / b for a, b in pairs]
     low, median, high = statistics.quantiles(ratios, n=4)
     return Ratio(statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs), median, low, high)
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value that ``share`` (0..1) of the values do not exceed."""
+    """Return the quantile ``share`` (0..1) of the values."""
     return float(np.quantile(np.asarray(values), share))
 
 
 def copy_rate() -> float:
-    """Bytes per second of one thread's memory copy on this machine: the floor under anything that moves pixels."""
+    """Return the bytes per second that one thread copies in memory: the lower bound for moving pixels."""
     source = np.ones(1 << 26, np.uint8)
     target = np.empty_like(source)
     np.copyto(target, source)
-    return source.nbytes / min(seconds(lambda: np.copyto(target, source)) for _ in range(5))
+    return source.nbytes / min(time_call(lambda: np.copyto(target, source)) for _ in range(5))
 
 
 def machine() -> str:
-    """What ran this, for the head of every report."""
+    """Describe the processor, its cores and the thread limit, for the head of a report."""
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
@@ -91,12 +91,12 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} cores, {os.environ.get('OMP_NUM_THREADS', 'all')} thread(s) per process"
 
 
-def arguments(parser: argparse.ArgumentParser, **smoke: Any) -> argparse.Namespace:
-    """Parse the command line. With `--smoke` the values of ``smoke`` are the defaults: it shows that all runs, and no speed.
+def parse_args(parser: argparse.ArgumentParser, **smoke: Any) -> argparse.Namespace:
+    """Parse the command line. With `--smoke`, the values of ``smoke`` become the defaults.
 
-    The gate runs every benchmark that way, see tests/ray/test_benchmarks.py.
+    tests/ray/test_benchmarks.py runs every benchmark with `--smoke`.
     """
-    parser.add_argument("--smoke", action="store_true", help="a run of seconds that shows whether the benchmark works")
+    parser.add_argument("--smoke", action="store_true", help="check in seconds that the benchmark works; figures mean nothing")
     if "--smoke" in sys.argv[1:]:
         parser.set_defaults(**smoke)
     return parser.parse_args()
@@ -104,13 +104,13 @@ def arguments(parser: argparse.ArgumentParser, **smoke: Any) -> argparse.Namespa
 
 @contextmanager
 def local_ray(config: Config) -> Iterator[None]:
-    """A local Ray with the slots and the memory of ``config.cluster`` and a token of its own; one that is connected is shared."""
+    """Start a local Ray by ``config.cluster`` with its own token and stop it afterwards; reuse a connected Ray."""
     connected = "ray" in sys.modules and sys.modules["ray"].is_initialized()
     with tempfile.TemporaryDirectory() as folder:
         if not connected:
             token = Path(folder) / "token"
             token.write_text(secrets.token_hex(32))
-            # Ray reads both when it is imported.
+            # Set before Ray is imported, which reads them.
             os.environ.setdefault("RAY_AUTH_MODE", "token")
             os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(token))
         import ray
@@ -125,19 +125,32 @@ def local_ray(config: Config) -> Iterator[None]:
                 ray.shutdown()
 
 
+class LocalTools:
+    """Tools of one question's media that run operations in this process; see `dialogue.agent.Tools`."""
+
+    def __init__(self, player: Player, media: dict[str, Any]):
+        self.player, self.media = player, media
+
+    async def execute(self, action: Action, images: list[ImageView], objects: dict[str, dict[str, Any]]) -> Any:
+        """Execute one action of the policy."""
+        from pixelis.operations import execute
+
+        return execute(action, self.player.scene(self.media, objects, images), self.player.renderer.operations)
+
+
 class Report:
-    """Prints rows as they are measured and ends with one JSON line on standard output."""
+    """Prints rows to stderr as they are measured and all of them as one JSON line to stdout at the end."""
 
     def __init__(self, title: str):
         self.rows: dict[str, object] = {}
         print(f"{title}\n{machine()}, memory copy {copy_rate() / 1e9:.1f} GB/s\n", file=sys.stderr)
 
     def row(self, name: str, value: object, goal: str = "", note: str = "") -> None:
-        """One figure; ``goal`` is what it is held against."""
+        """Print and record one figure, with its goal and a remark."""
         shown = f"{value:.3f}" if isinstance(value, float) else str(value)
         print(f"  {name:46} {shown:>40}  {goal:14} {note}".rstrip(), file=sys.stderr, flush=True)
         self.rows[name] = value.__dict__ if isinstance(value, Ratio) else value
 
     def close(self) -> None:
-        """The JSON line, for a file or another program."""
+        """Print the JSON line."""
         print(json.dumps({"machine": machine(), **self.rows}))

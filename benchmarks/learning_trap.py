@@ -1,12 +1,12 @@
-"""The learning trap: does reinforcement find out that looking closer pays, when the first zooms do not?
+"""The learning trap: does reinforcement learning discover that zooming helps when the first zooms do not?
 
     python -m benchmarks.learning_trap [--steps 25] [--seeds 42 1337 2024] [--dir runs/trap]
 
-Two starting policies, both from demonstrations of which 70 % answer at once: `precise` ones zoom in on the asked card,
-`imprecise` ones up to 0.15 of the picture beside it. From each, GRPO with three rewards: plain (accuracy and format),
-Pixel-Reasoner (arXiv 2505.15966) and Pixelis (curiosity by a trained dynamics model, coherence, penalties of misuse). Prints
-held-out accuracy and rate of pixel reasoning (RaPR) of every run, writes the curves to DIR/trap.html and everything to
-DIR/trap.json. Finished runs are taken from DIR, so it may be stopped and started again.
+Two initial policies are trained on demonstrations of which 70 % answer without an operation. The others zoom in on the card in
+question (`precise`) or miss it by up to 0.15 of the picture (`imprecise`). From each policy, GRPO runs with three rewards: plain
+(accuracy and format), Pixel-Reasoner (arXiv 2505.15966) and Pixelis (curiosity by a trained dynamics model, coherence, penalties
+for misuse). Prints held-out accuracy and the rate of pixel reasoning (RaPR) of every run. Writes the curves to DIR/trap.html and
+all results to DIR/trap.json. Runs that are already finished in DIR are not repeated, so an interrupted benchmark can be restarted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import arguments, machine
+from benchmarks.harness import machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.jobs import evaluate, rft, sft
@@ -37,13 +37,13 @@ CURVES = ("train/accuracy", "rollout/rapr")
 
 
 def config_of(folder: Path, seed: int, *overrides: str) -> Config:
-    """A nano configuration in its own folder."""
+    """Return a configuration of the embedded model with its own folder."""
     shared = [f"run.dir={folder}", f"run.seed={seed}", "telemetry.rollouts=0"]
     return absolute(load("configs/nano/base.yaml", [*shared, *overrides]))
 
 
-def start(folder: Path, aim: str, seed: int, args: argparse.Namespace) -> Path:
-    """The SFT policy that runs begin with."""
+def initial_policy(folder: Path, aim: str, seed: int, args: argparse.Namespace) -> Path:
+    """Return the checkpoint of the SFT policy that the runs start from; train it unless it exists."""
     config = config_of(
         folder,
         seed,
@@ -56,10 +56,10 @@ def start(folder: Path, aim: str, seed: int, args: argparse.Namespace) -> Path:
 
 
 def train(folder: Path, reward: str, seed: int, args: argparse.Namespace, adapter: Path) -> dict[str, Any]:
-    """One run from ``adapter``: held-out summaries before and after, and the curves of training."""
-    done = folder / "result.json"
-    if done.exists():
-        return json.loads(done.read_text(encoding="utf-8"))
+    """Train one run from ``adapter``; return held-out summaries before and after, and the training curves."""
+    path = folder / "result.json"
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
     config = config_of(
         folder,
         seed,
@@ -78,22 +78,22 @@ def train(folder: Path, reward: str, seed: int, args: argparse.Namespace, adapte
         after = evaluate.measure(config, actors, "after", newest(actors, "rft")).summary
     rows = events.read(config.run.dir, "step/policy")
     result = {"before": before, "after": after, "curves": {name: [row.get(name) for row in rows] for name in CURVES}}
-    done.write_text(json.dumps(result), encoding="utf-8")
+    path.write_text(json.dumps(result), encoding="utf-8")
     return result
 
 
 def report(folder: Path, results: dict[str, dict[str, list[dict[str, Any]]]], args: argparse.Namespace) -> None:
-    """Print the table, write the JSON and a page with the mean curves."""
-    asked = f"{args.questions} held-out questions, greedy"
-    print(f"\n{machine()}; {args.steps} steps of 16 questions x 8 rollouts, seeds {args.seeds}, {asked}\n")
+    """Print the table; write the JSON file and the page with the mean curves."""
+    evaluation = f"{args.questions} held-out questions, greedy"
+    print(f"\n{machine()}; {args.steps} steps of 16 questions x 8 rollouts, seeds {args.seeds}, {evaluation}\n")
     print(f"{'start':10} {'reward':15} {'accuracy before':>16} {'accuracy after (each seed)':>34} {'RaPR after':>22}")
     for aim, rewards in results.items():
         for reward, runs in rewards.items():
             before = statistics.mean(run["before"]["accuracy"] for run in runs)
             after = [run["after"]["accuracy"] for run in runs]
             rapr = " ".join(f"{run['after']['rapr']:.2f}" for run in runs)
-            each = " ".join(f"{value:.3f}" for value in after)
-            print(f"{aim:10} {reward:15} {before:16.3f} {statistics.mean(after):12.3f} ({each}) {rapr:>22}")
+            by_seed = " ".join(f"{value:.3f}" for value in after)
+            print(f"{aim:10} {reward:15} {before:16.3f} {statistics.mean(after):12.3f} ({by_seed}) {rapr:>22}")
     (folder / "trap.json").write_text(
         json.dumps({"machine": machine(), "seeds": args.seeds, "results": results}), encoding="utf-8"
     )
@@ -111,23 +111,23 @@ def report(folder: Path, results: dict[str, dict[str, list[dict[str, Any]]]], ar
 
 
 def main() -> None:
-    """Entry point of `python -m benchmarks.learning_trap`."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1337, 2024])
-    parser.add_argument("--aims", nargs="+", choices=list(AIMS), default=list(AIMS), help="starting policies")
+    parser.add_argument("--aims", nargs="+", choices=list(AIMS), default=list(AIMS), help="initial policies")
     parser.add_argument("--rewards", nargs="+", choices=list(REWARDS), default=list(REWARDS))
-    parser.add_argument("--adapter", type=Path, help="start from this checkpoint instead of making a policy for each aim")
-    parser.add_argument("--questions", type=int, default=300, help="held-out questions of each measurement")
+    parser.add_argument("--adapter", type=Path, help="start from this checkpoint instead of training an initial policy")
+    parser.add_argument("--questions", type=int, default=300, help="held-out questions of each evaluation")
     parser.add_argument("--dir", type=Path, default=Path("runs/trap"))
     smoke = {"steps": 1, "questions": 4, "seeds": [42], "aims": ["precise"], "rewards": ["pixelis"]}
-    args = arguments(parser, **smoke)
+    args = parse_args(parser, **smoke)
     folder = args.dir.absolute()
     results: dict[str, dict[str, list[dict[str, Any]]]] = {a: {r: [] for r in args.rewards} for a in args.aims}
     with driver("learning_trap"):
         for seed in args.seeds:
             for aim in args.aims:
-                adapter = start(folder / f"{aim}-{seed}" / "sft", aim, seed, args)
+                adapter = initial_policy(folder / f"{aim}-{seed}" / "sft", aim, seed, args)
                 for reward in args.rewards:
                     run = folder / f"{aim}-{seed}" / reward
                     results[aim][reward].append(train(run, reward, seed, args, adapter))

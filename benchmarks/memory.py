@@ -31,7 +31,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from benchmarks.harness import Report, arguments, compare, percentile, seconds
+from benchmarks.harness import Report, compare, parse_args, percentile, time_call
 from pixelis.config import MemoryConfig, load
 from pixelis.memory import Entry, Shard
 from pixelis.records import Experience, ImageView, Question, Trajectory, Turn, Verdict, Vote
@@ -138,7 +138,7 @@ def search_in(report: Report, folder: Path, shards: int, vectors: np.ndarray, qu
         return loop.run_until_complete(client.nearest(queries[start : start + count], K))[0]
 
     def beyond_raw(start: int) -> tuple[float, float]:
-        return seconds(lambda: near(start, 1)), seconds(lambda: raw.search(queries[start : start + 1], K))
+        return time_call(lambda: near(start, 1)), time_call(lambda: raw.search(queries[start : start + 1], K))
 
     said = f"{shards} shard(s)"
     report.row(f"{said}: ids equal to brute force", recalled(near(0, BATCH), raw.search(queries[:BATCH], K)[1]), "1")
@@ -150,7 +150,7 @@ def search_in(report: Report, folder: Path, shards: int, vectors: np.ndarray, qu
     more = [1e3 * (a - b) for a, b in pairs]
     report.row(f"{said}: one query, ms more than raw", percentile(more, 0.5), "<= 3", f"p90 {percentile(more, 0.9):.2f}")
     report.row(f"{said}: raw one query, ms", 1e3 * percentile([b for _, b in pairs], 0.5))
-    whole = [1e3 * seconds(lambda: loop.run_until_complete(client.search(queries[7], 5, track=False))) for _ in range(40)]
+    whole = [1e3 * time_call(lambda: loop.run_until_complete(client.search(queries[7], 5, track=False))) for _ in range(40)]
     report.row(f"{said}: 5 neighbours with their records, ms", percentile(whole[5:], 0.5))
     for actor in actors:
         ray.get(actor.close.remote())
@@ -213,7 +213,7 @@ def recover(report: Report, folder: Path, records: int, width: int) -> None:
     ratio = compare(lambda: opened(flat), lambda: faiss.read_index(str(folder / "raw.faiss")).search(query, 10), repeats=5)
     report.row(f"flat, {records} records: open and search / FAISS reading its file", ratio)
     report.row(f"flat, {records} records: s to open and search", ratio.ours_s, "<= 10")
-    report.row(f"hnsw, {records} records: s to open without a built graph", seconds(lambda: opened(graph)), "<= 10")
+    report.row(f"hnsw, {records} records: s to open without a built graph", time_call(lambda: opened(graph)), "<= 10")
     shard = opened(graph, close=False)
     report.row(f"hnsw, {records} records: s to build the graph meanwhile", settled(shard))
     shard.close()
@@ -349,15 +349,15 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--dir", help="folder to work in; it is emptied afterwards (default: a temporary one)")
-    given = arguments(parser, records=1500, width=32, kills=2)
+    args = parse_args(parser, records=1500, width=32, kills=2)
     faiss.omp_set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     report = Report("memory")
-    root = Path(tempfile.mkdtemp(prefix="pixelis-memory-", dir=given.dir))
+    root = Path(tempfile.mkdtemp(prefix="pixelis-memory-", dir=args.dir))
     try:
         # A fork has to come before Ray and its threads.
-        for part in sorted(given.part, key=["kill", "recover", "recall", "add", "search"].index):
-            more = (given.kills,) if part == "kill" else ()
-            globals()[part](report, root / part, given.records, given.width, *more)
+        for part in sorted(args.part, key=["kill", "recover", "recall", "add", "search"].index):
+            more = (args.kills,) if part == "kill" else ()
+            globals()[part](report, root / part, args.records, args.width, *more)
             shutil.rmtree(root / part, ignore_errors=True)
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.harness import Report, arguments
+from benchmarks.harness import Report, parse_args
 
 PARTS = ("quality", "speed", "pool")
 
@@ -17,23 +17,23 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a part of each set, about two minutes in all")
     parser.add_argument("--photos", type=Path, help="folder with the examples of Debian's opencv-doc: more real pictures")
     parser.add_argument("--sam", metavar="FOLDER", help="a SAM or SAM 2 checkpoint of transformers, measured beside grabcut")
-    given = arguments(parser, quick=True)
-    if unknown := set(given.parts) - set(PARTS):
+    args = parse_args(parser, quick=True)
+    if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
     report = Report("Pixel operations")
-    for part in given.parts or PARTS:
+    for part in args.parts or PARTS:
         if part == "quality":
             from benchmarks import operation_quality
 
-            operation_quality.run(report, given.photos, given.sam, 20 if given.smoke else 4 if given.quick else 1)
+            operation_quality.run(report, args.photos, args.sam, 20 if args.smoke else 4 if args.quick else 1)
         elif part == "speed":
             from benchmarks import operation_speed
 
-            operation_speed.run(report, 2 if given.smoke else 5 if given.quick else 11)
+            operation_speed.run(report, 2 if args.smoke else 5 if args.quick else 11)
         else:
             from benchmarks import operation_pool
 
-            operation_pool.run(report, 20 if given.smoke else 200 if given.quick else 1000)
+            operation_pool.run(report, 20 if args.smoke else 200 if args.quick else 1000)
     report.close()
 
 

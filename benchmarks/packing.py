@@ -21,7 +21,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import numpy as np
 import torch
 
-from benchmarks.harness import CLOCKS, Report, arguments, compare
+from benchmarks.harness import CLOCKS, Report, compare, parse_args
 from pixelis import config
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
@@ -119,7 +119,7 @@ class Learner:
         return float(loss.detach())
 
 
-def measure(report: Report, name: str, learner: Learner, samples: list[TrainSample], given: argparse.Namespace) -> None:
+def measure(report: Report, name: str, learner: Learner, samples: list[TrainSample], args: argparse.Namespace) -> None:
     """All rows about one mix of lengths."""
     lengths = [len(s.tokens) for s in samples]
     real = sum(lengths)
@@ -127,7 +127,7 @@ def measure(report: Report, name: str, learner: Learner, samples: list[TrainSamp
         f"{name}: lengths", f"{min(lengths)} .. {max(lengths)}, mean {real / len(lengths):.0f}", "", f"{len(samples)} samples"
     )
     for rows, goal in ((1, ""), (ROWS, "<= 1.02")):
-        capacity = rows * given.row_tokens
+        capacity = rows * args.row_tokens
         bins, bound = len(pack(lengths, capacity)), math.ceil(real / capacity)
         report.row(f"{name}: bins of {capacity} / lower bound", bins / bound, goal, f"{bins} / {bound}")
     batches = [collate([samples[i] for i in members], learner.spec) for members in pack(lengths, capacity)]
@@ -140,7 +140,7 @@ def measure(report: Report, name: str, learner: Learner, samples: list[TrainSamp
     report.row(f"{name}: real / computed tokens, right padding", share, "", f"micro-batches of {PADDED_ROWS}")
 
     losses, gradients = [], []
-    single = [(collate([s], learner.spec), torch.tensor([len(s.tokens)])) for s in samples[: given.checked]]
+    single = [(collate([s], learner.spec), torch.tensor([len(s.tokens)])) for s in samples[: args.checked]]
     part = [samples[i] for i in range(len(single))]
     together = [collate([part[i] for i in m], learner.spec) for m in pack([len(s.tokens) for s in part], capacity)]
     written = sum(s.policy_tokens for s in part)
@@ -162,7 +162,7 @@ def measure(report: Report, name: str, learner: Learner, samples: list[TrainSamp
         learner.padded(padded)
         learner.gradient()
 
-    ratio = compare(ours, anchor, given.repeats, clock=CLOCKS[given.clock])
+    ratio = compare(ours, anchor, args.repeats, clock=CLOCKS[args.clock])
     report.row(f"{name}: forward and backward, packed / padded", ratio, "", f"padding alone would give {share:.3f}")
 
 
@@ -175,13 +175,13 @@ def main() -> None:
     parser.add_argument("--checked", type=int, default=64, help="samples whose loss and gradient are compared")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: seconds of this process, for a busy machine")
-    given = arguments(parser, traces=8, texts=6, row_tokens=256, checked=2, repeats=2)
+    args = parse_args(parser, traces=8, texts=6, row_tokens=256, checked=2, repeats=2)
     torch.set_num_threads(1)
     report = Report("Packing against right padding")
     learner = Learner()
     settings = config.load("configs/nano/base.yaml", [])
-    measure(report, "nano", learner, nano_traces(settings, given.traces), given)
-    measure(report, "zipf", learner, zipf_texts(learner.spec, given.texts, given.row_tokens), given)
+    measure(report, "nano", learner, nano_traces(settings, args.traces), args)
+    measure(report, "zipf", learner, zipf_texts(learner.spec, args.texts, args.row_tokens), args)
     report.close()
 
 

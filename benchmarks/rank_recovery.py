@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import arguments, machine
+from benchmarks.harness import machine, parse_args
 from pixelis.config import Config, EngineConfig, absolute, load
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.media import open_media
@@ -34,14 +34,13 @@ from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.session import SamplingParams
 from pixelis.engines.hf import HfEngine
 from pixelis.jobs import ranks
-from pixelis.operations import execute
 from pixelis.operations.media import first_look
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model_path import resolve
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer
-from pixelis.records import Action, ImageView, Question
+from pixelis.records import Question
 
 GOAL = 0.95
 ARMS = ("base", "full", "ranks", "uniform", "one")
@@ -77,18 +76,6 @@ def learn(config: Config, data: Sequence[TrainSample], held_out: Sequence[TrainS
     trainer.close()
     loss = -float(np.concatenate(said).mean())
     return {"loss": loss, "parameters": trained if steps else 0, "train_seconds": seconds}
-
-
-class Direct:
-    """Operations of one question's media, run where they are called."""
-
-    def __init__(self, player: Player, media: dict[str, Any]):
-        self.player, self.media = player, media
-
-    async def execute(self, action: Action, images: list[ImageView], objects: dict[str, dict[str, Any]]) -> Any:
-        """See `dialogue.agent.Tools`."""
-        scene = self.player.scene(self.media, objects, images)
-        return execute(action, scene, self.player.renderer.operations)
 
 
 async def accuracy(config: Config, player: Player, questions: Sequence[Question]) -> dict[str, float]:
@@ -170,7 +157,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=128, help="demonstrations that the loss is measured on")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1337, 2024])
     parser.add_argument("--dir", type=Path, default=Path("runs/rank_recovery"))
-    args = arguments(parser, steps=2, batch=2, questions=2, held_out=4, seeds=[42])
+    args = parse_args(parser, steps=2, batch=2, questions=2, held_out=4, seeds=[42])
     root = args.dir.absolute()
     print(f"{machine()}; {args.steps} steps of {args.batch} demonstrations\n")
     results = {seed: experiment(root / str(seed), seed, args) for seed in args.seeds}

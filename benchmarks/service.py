@@ -35,7 +35,7 @@ import psutil
 import ray
 from PIL import Image
 
-from benchmarks.harness import Ratio, Report, arguments, local_ray, percentile, seconds
+from benchmarks.harness import Ratio, Report, local_ray, parse_args, percentile, time_call
 from pixelis.actors import placement
 from pixelis.actors.serving import ServingActors
 from pixelis.config import Config, load
@@ -97,11 +97,11 @@ def overhead(service: Service, report: Report, repeats: int, what: str) -> None:
 
         def by_http(number: int) -> float:
             sent = service.body(number, temperature=0.0, operations=False, max_turns=1)
-            return seconds(lambda: client.post("/v1/agent", **sent).raise_for_status())
+            return time_call(lambda: client.post("/v1/agent", **sent).raise_for_status())
 
         def by_actor(number: int) -> float:
             question, name = service.questions[number % len(service.questions)][0], new_id("group")
-            return seconds(lambda: ray.get(generator.rollout.remote(question, name, 1, greedy, False, 1)[0]))
+            return time_call(lambda: ray.get(generator.rollout.remote(question, name, 1, greedy, False, 1)[0]))
 
         pairs = []
         for number in range(repeats + 5):
@@ -261,25 +261,25 @@ def main() -> None:
     parser.add_argument("--format", choices=("jpeg", "png"), default="jpeg", help="how pictures are sent")
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
-    given = arguments(parser, part=["overhead", "stream", "load"], repeats=2, seconds=1.0)
-    parts = given.part or PARTS
+    args = parse_args(parser, part=["overhead", "stream", "load"], repeats=2, seconds=1.0)
+    parts = args.part or PARTS
     report = Report("service")
     with tempfile.TemporaryDirectory() as folder, local_ray(load("configs/nano/serve.yaml", ["cluster.cpus=8"])):
         voting = ["evolution.enabled=true", "evolution.cold_start=0", "evolution.canary.enabled=false"]
-        if "overhead" in parts and not given.smoke:
-            with running(given.adapter, f"{folder}/voting", voting, given.format) as service:
-                overhead(service, report, given.repeats, "memory searched")
-        with running(given.adapter, f"{folder}/bare", ["memory.enabled=false"], given.format) as service:
+        if "overhead" in parts and not args.smoke:
+            with running(args.adapter, f"{folder}/voting", voting, args.format) as service:
+                overhead(service, report, args.repeats, "memory searched")
+        with running(args.adapter, f"{folder}/bare", ["memory.enabled=false"], args.format) as service:
             if "overhead" in parts:
-                overhead(service, report, given.repeats, "no memory")
+                overhead(service, report, args.repeats, "no memory")
             if "stream" in parts:
-                stream(service, report, given.repeats // 2)
+                stream(service, report, args.repeats // 2)
             if "load" in parts:
-                load_part(service, report, given.seconds)
+                load_part(service, report, args.seconds)
         if "kills" in parts:
             wide = ["engine.workers=2", "memory.shards=2", "serve.replicas=2", "evolution.enabled=true", "evolution.cold_start=0"]
-            with running(given.adapter, f"{folder}/kills", wide, given.format) as service:
-                kills(service, report, 2 * given.seconds)
+            with running(args.adapter, f"{folder}/kills", wide, args.format) as service:
+                kills(service, report, 2 * args.seconds)
     report.close()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import ray
 import torch
 
-from benchmarks.harness import Report, arguments, compare, local_ray, seconds
+from benchmarks.harness import Report, compare, local_ray, parse_args, time_call
 from pixelis import config
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.policy.adapters import Adapter, adapter_bytes, save_tensors
@@ -78,11 +78,11 @@ def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--adapters", nargs="+", default=["7B:16", "7B:64", "nano:32"], help="MODEL:RANK; the first is published")
-    given = arguments(parser, adapters=["nano:32"])
+    args = parse_args(parser, adapters=["nano:32"])
     report = Report("weight_bytes")
     targets = config.LoraConfig().targets
     found = {}
-    for name, rank in ((name, int(rank)) for name, _, rank in (shape.partition(":") for shape in given.adapters)):
+    for name, rank in ((name, int(rank)) for name, _, rank in (shape.partition(":") for shape in args.adapters)):
         model = seven_billion() if name == "7B" else load_model(config.PolicyConfig(model=name), "cpu")[0]
         shapes = {n: (m.out_features, m.in_features) for n, m in adapted_layers(model, targets).items()}
         formula = adapter_bytes(shapes, rank, WIDTH)
@@ -110,7 +110,7 @@ def main() -> None:
         store: Any = PolicyStore.remote(run, None, 2)  # type: ignore[attr-defined]
         readers = [Reader.remote(store) for _ in range(READERS)]  # type: ignore[attr-defined]
         ray.get([r.read.remote(0) for r in readers])
-        took = seconds(lambda: ray.get(store.publish.remote(adapter, "rft", 1)))
+        took = time_call(lambda: ray.get(store.publish.remote(adapter, "rft", 1)))
         read = ray.get([r.read.remote(1) for r in readers])
         report.row(f"publish of {published}: seconds", took, note="hashed, written, flushed to disk, put")
         report.row("objects read by 4 readers", len({i for i, _, _ in read}), "1")

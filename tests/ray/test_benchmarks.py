@@ -51,7 +51,7 @@ def test_a_benchmark_runs(
     name: str, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
-    assert "arguments(parser" in source, "it has no smoke run: parse its options with harness.arguments"
+    X in source, "it has no smoke run: parse its options with harness.parse_args"
     options = {"--adapter": str(adapter), "--dir": str(tmp_path)}
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"{name} needs {NEEDS[name]}, which is not installed")
