@@ -3,9 +3,9 @@
     python -m benchmarks.async_overlap
 
 The Coordinator, with its router and rollout buffer, and the PolicyStore are the real actors. Generators sleep for a set time per
-group, the learner for a set time per step. Goal: at most 1.10 with a staleness of 1 or more; a staleness of 0 takes their sum. With a
-long tail, one group in a hundred takes eight times the median; a weight update waits for running groups (`drain`) or does
-not (`keep`).
+group, the learner for a set time per step. Goal: at most 1.10 with a staleness of 1 or more; a staleness of 0 takes their sum. In
+a long tail, one group in a hundred takes eight times the median; a weight update waits for running groups (`drain`) or does not
+(`keep`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """One GRPO step of the learner against TRL's `GRPOTrainer`: same model, tokens, old log-probabilities, advantages and settings.
 
-`python -m benchmarks.grpo_step` needs TRL, which Pixelis does not depend on: `pip install trl==1.16.* datasets`.
+`python -m benchmarks.grpo_step` needs TRL, which is not a dependency of Pixelis: `pip install trl==1.16.* datasets`.
 
-One JSON line for each part. TRL runs its own code from the prepared batch on (`training_step`, clipping, AdamW); only its
-generation is replaced by the given completions, padded as it pads them. Ours runs `Trainer.step`. No gradient
-checkpointing on either side, fp32, one thread. Before anything is timed, loss and gradients of both are compared. On a CPU TRL
-projects every position through the LM head (on GPUs with Triton only the completions), ours what the policy wrote.
+Prints one JSON line per part. TRL runs its own code (`training_step`, clipping, AdamW) on a prepared batch; only its generation
+is replaced by fixed completions, padded as TRL pads them. Pixelis runs `Trainer.update`. Both run in fp32 with one thread and
+without gradient checkpointing. Loss and gradients of both are compared before timing. On a CPU, TRL projects every position
+through the LM head (on GPUs with Triton only the completions); Pixelis projects only the tokens that the policy wrote.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ LORA = config.LoraConfig(rank=16, alpha=32, targets=["q_proj", "k_proj", "v_proj
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Given completions: the learners' common input. old: of each completion's tokens."""
+    """The common input of both learners: one entry per rollout. old: log-probabilities of the completion's tokens."""
 
     prompts: list[np.ndarray]
     completions: list[np.ndarray]
@@ -57,21 +57,21 @@ class Rollouts:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each sequence."""
+        """Tokens of each prompt with its completion."""
         return [len(p) + len(c) for p, c in zip(self.prompts, self.completions, strict=True)]
 
     def samples(self) -> list[TrainSample]:
-        """As our learner takes them."""
-        out = []
+        """Return the input of the Pixelis learner."""
+        samples = []
         for prompt, completion, old, advantage in zip(self.prompts, self.completions, self.old, self.advantages, strict=True):
             mask = np.arange(len(prompt) + len(completion)) >= len(prompt)
             log_probs = np.zeros(len(mask), np.float32)
             log_probs[mask] = old
-            out.append(TrainSample(np.concatenate([prompt, completion]), mask, log_probs, float(advantage), []))
-        return out
+            samples.append(TrainSample(np.concatenate([prompt, completion]), mask, log_probs, float(advantage), []))
+        return samples
 
     def padded(self, pad: int) -> dict[str, torch.Tensor]:
-        """As TRL's `_generate_and_score_completions` returns them: prompts padded at the left, completions at the right."""
+        """Return what TRL's `_generate_and_score_completions` returns: prompts padded left, completions padded right."""
         from trl.trainer.utils import pad as stack
 
         def rows(values: list[np.ndarray], filler: float, side: str) -> torch.Tensor:
@@ -90,14 +90,14 @@ class Rollouts:
 
 
 def make_model(folder: Path, vocab: int) -> None:
-    """A random Qwen2.5-VL in a folder that both sides load."""
+    """Save a randomly initialised Qwen2.5-VL in a folder that both sides load."""
     tokenizer = build_tokenizer()
     tokenizer.add_tokens([f"<word{i}>" for i in range(vocab - len(tokenizer))])
     save(build(tokenizer, "qwen2_5_vl", seed=0, **SIZES), tokenizer, folder)
 
 
 def completion_lengths(kind: str, count: int, longest: int, rng: np.random.Generator) -> np.ndarray:
-    """`uniform`: all equal (a quarter of the longest). `zipf`: P(n) ~ 1/n up to the longest, which occurs at least once."""
+    """Return lengths. `uniform`: all a quarter of the longest. `zipf`: P(n) ~ 1/n; the longest occurs at least once."""
     if kind == "uniform":
         return np.full(count, longest // 4)
     sizes = np.arange(longest // 32, longest + 1)
@@ -106,8 +106,8 @@ def completion_lengths(kind: str, count: int, longest: int, rng: np.random.Gener
     return lengths
 
 
-def draw(kind: str, groups: int, longest: int, words: np.ndarray, rng: np.random.Generator) -> Rollouts:
-    """Random prompts and completions; advantages normalised in each group from random rewards; no old log-probs yet."""
+def random_rollouts(kind: str, groups: int, longest: int, words: np.ndarray, rng: np.random.Generator) -> Rollouts:
+    """Return random prompts, completions and rewards, as group-normalised advantages; old log-probabilities are 0."""
     lengths = completion_lengths(kind, groups * GROUP, longest, rng)
     sizes = np.full(groups, 48) if kind == "uniform" else rng.integers(24, 72, groups)
     prompts = [prompt for n in sizes for prompt in [rng.choice(words, n)] * GROUP]
@@ -117,8 +117,8 @@ def draw(kind: str, groups: int, longest: int, words: np.ndarray, rng: np.random
     return Rollouts(prompts, completions, [np.zeros(n, np.float32) for n in lengths], advantages.ravel().astype(np.float32))
 
 
-class Trl:
-    """`GRPOTrainer` around a prepared batch."""
+class TrlLearner:
+    """TRL's `GRPOTrainer`, which trains on a prepared batch."""
 
     def __init__(self, folder: Path, prompts: list[str], micro: int, lora: config.LoraConfig | None, max_tokens: int):
         from datasets import Dataset
@@ -149,10 +149,10 @@ class Trl:
             disable_tqdm=True,
         )
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-        settings = None
+        peft_config = None
         if lora is not None:
             pattern = rf".*language_model.*\.({'|'.join(lora.targets)})"
-            settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=pattern, bias="none")
+            peft_config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=pattern, bias="none")
         self.rows = [{"prompt": p} for p in prompts]
         self.trainer = GRPOTrainer(
             model=model,
@@ -160,7 +160,7 @@ class Trl:
             args=arguments,
             train_dataset=Dataset.from_list(self.rows),
             processing_class=AutoTokenizer.from_pretrained(folder),
-            peft_config=settings,
+            peft_config=peft_config,
         )
         self.trainer.create_optimizer()
         self.model, self.trainer.optimizer = self.trainer.accelerator.prepare(self.trainer.model, self.trainer.optimizer)
@@ -168,83 +168,83 @@ class Trl:
         self.trainer.current_gradient_accumulation_steps = self.steps
         self.model.train()
 
-    def give(self, batch: dict[str, torch.Tensor]) -> None:
-        """Train on this batch from now on, instead of generating."""
+    def use_batch(self, batch: dict[str, torch.Tensor]) -> None:
+        """Train on this batch instead of generating."""
         self.trainer._generate_and_score_completions = lambda _: dict(batch)
 
     def backward(self) -> float:
-        """All micro-batches of one batch; returns the loss."""
+        """Run all micro-batches of the batch; return the loss."""
         return sum(float(self.trainer.training_step(self.model, self.rows, None)) for _ in range(self.steps))
 
     def step(self) -> None:
-        """As in `Trainer._inner_training_loop`: backward passes, clipping, the optimizer's step."""
+        """Run backward passes, clipping and the optimizer step, as transformers' `Trainer._inner_training_loop` does."""
         self.backward()
         self.trainer.accelerator.clip_grad_norm_(self.model.parameters(), self.trainer.args.max_grad_norm)
         self.trainer.optimizer.step()
         self.model.zero_grad()
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The trainable ones under our names."""
-        out = {}
+        """Return the trainable parameters by the names that Pixelis gives them."""
+        parameters = {}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 name = name.removeprefix("base_model.model.")
-                out[name.replace(".lora_A.default.weight", ".A").replace(".lora_B.default.weight", ".B")] = parameter
-        return out
+                parameters[name.replace(".lora_A.default.weight", ".A").replace(".lora_B.default.weight", ".B")] = parameter
+        return parameters
 
 
-def make_ours(folder: Path, lora: config.LoraConfig | None, longest: int) -> Trainer:
-    """Our learner with TRL's settings."""
+def make_trainer(folder: Path, lora: config.LoraConfig | None, longest: int) -> Trainer:
+    """Return the Pixelis learner with TRL's settings."""
     policy = config.PolicyConfig(
         model=str(folder), dtype="float32", full=lora is None, gradient_checkpointing=False, lora=lora or LORA
     )
     learner = config.LearnerConfig(lr=LR, warmup=0.0, row_tokens=max(1024, longest), zero_stage=0)
     loss = config.LossConfig(aggregate="token", clip_low=0.2, clip_high=0.2, importance="none")
     trainer = Trainer(policy, learner, loss, total_steps=10**6, device="cpu")
-    # TRL does not know ids that may not be sampled; the mask is still added, so the work is the same.
+    # TRL has no banned ids. The zeroed mask is still added, so the work stays the same.
     trainer.zero.engine.module.banned.zero_()
     return trainer
 
 
 def gradients(trainer: Trainer, samples: list[TrainSample], old: list[np.ndarray]) -> tuple[float, dict[str, torch.Tensor]]:
-    """(loss, gradients before clipping) of one step of ours, which is taken."""
-    found: dict[str, torch.Tensor] = {}
+    """Train one step of Pixelis; return its loss and its gradients before clipping."""
+    gradients: dict[str, torch.Tensor] = {}
     apply = trainer.zero.apply
 
-    def keep(lr: float) -> float | None:
-        found.update({n: p.grad.clone() for n, p in trainer.zero.parameters.items() if p.grad is not None})
+    def record_and_apply(lr: float) -> float | None:
+        gradients.update({n: p.grad.clone() for n, p in trainer.zero.parameters.items() if p.grad is not None})
         return apply(lr)
 
-    trainer.zero.apply = keep  # type: ignore[method-assign]
+    trainer.zero.apply = record_and_apply  # type: ignore[method-assign]
     loss = trainer.update(samples, "policy", old)["policy/loss"]
     trainer.zero.apply = apply  # type: ignore[method-assign]
-    return loss, found
+    return loss, gradients
 
 
-def difference(trainer: Trainer, trl: Trl, rollouts: Rollouts) -> tuple[float, float]:
-    """(of the losses, largest of the gradients in units of the largest gradient).
+def differences(trainer: Trainer, trl: TrlLearner, rollouts: Rollouts) -> tuple[float, float]:
+    """Return the difference of the losses and the largest difference of the gradients, relative to the largest gradient.
 
-    A parameter without a gradient counts as one with zeros: ours passes a blank view through a vision tower that is trained, so
-    that all workers take part in the same reductions; TRL leaves the tower out of a batch without pictures.
+    A missing gradient counts as zeros: Pixelis passes a blank view through a trained vision tower, so that all workers take part
+    in the same reductions; TRL skips the tower in a batch without pictures.
     """
     with torch.no_grad():
-        theirs = trl.parameters()
+        trl_parameters = trl.parameters()
         for name, value in trainer.zero.weights().items():
-            theirs[name].copy_(torch.from_numpy(value))
-    expected = trl.backward()
-    loss, own = gradients(trainer, rollouts.samples(), rollouts.old)
-    wanted = {n: p.grad for n, p in theirs.items() if p.grad is not None}
+            trl_parameters[name].copy_(torch.from_numpy(value))
+    trl_loss = trl.backward()
+    loss, ours = gradients(trainer, rollouts.samples(), rollouts.old)
+    theirs = {n: p.grad for n, p in trl_parameters.items() if p.grad is not None}
     zero = torch.zeros(())
-    off = max(float((wanted.get(n, zero) - own.get(n, zero)).abs().max()) for n in wanted.keys() | own.keys())
+    largest = max(float((theirs.get(n, zero) - ours.get(n, zero)).abs().max()) for n in theirs.keys() | ours.keys())
     trl.model.zero_grad()
-    return abs(loss - expected), off / max(float(g.abs().max()) for g in wanted.values())
+    return abs(loss - trl_loss), largest / max(float(g.abs().max()) for g in theirs.values())
 
 
 def flops(trainer: Trainer, rollouts: Rollouts, lora: bool) -> float:
-    """Multiply-adds x 2 of forward and backward on unpadded tokens; the LM head on completion tokens; attention causal.
+    """Return the FLOPs (2 x multiply-adds) of forward and backward on unpadded tokens, with causal attention.
 
-    A prompt counts in each of its rollouts, although one pass is enough for all of a group.
-    Backward costs twice the forward, but once where weights are frozen (the adapters' own work is left out).
+    The LM head counts for completion tokens only. A prompt counts in each of its rollouts, although one pass per group is enough.
+    Backward costs twice the forward, or once where weights are frozen; the adapters' own work is left out.
     """
     model: Any = trainer.model
     linear = [m for m in model.model.language_model.modules() if isinstance(m, torch.nn.Linear)]
@@ -258,28 +258,27 @@ def flops(trainer: Trainer, rollouts: Rollouts, lora: bool) -> float:
 
 
 def gemm_rate(clock: str) -> float:
-    """FLOP per second of one large fp32 product on this machine."""
+    """Return the FLOP per second of one large fp32 matrix product on this machine."""
     a, b = torch.randn(2048, 768), torch.randn(768, 768)
     torch.mm(a, b)
     return 2 * 2048 * 768 * 768 / min(time_call(lambda: torch.mm(a, b), CLOCKS[clock]) for _ in range(20))
 
 
 def learner_rows(report: Report, folder: Path, args: argparse.Namespace, lora: config.LoraConfig | None) -> None:
-    """Uniform and Zipf lengths, learner part only."""
+    """Report the learner's step with uniform and Zipf lengths."""
     name = "lora" if lora else "full"
     words = np.arange(300, args.vocab)
     count = args.groups * GROUP
-    trl = Trl(folder, [f"<word{i}>" for i in range(args.groups) for _ in range(GROUP)], args.micro, lora, 1)
-    trainer = make_ours(folder, lora, args.longest + 128)
+    trl = TrlLearner(folder, [f"<word{i}>" for i in range(args.groups) for _ in range(GROUP)], args.micro, lora, 1)
+    trainer = make_trainer(folder, lora, args.longest + 128)
     for kind in args.lengths:
         rng = np.random.default_rng(args.seed)
-        drawn = draw(kind, args.groups, args.longest, words, rng)
-        now = trainer.log_probs(drawn.samples())
-        old = [(p + rng.normal(0, 0.15, len(p))).astype(np.float32) for p in now]
-        rollouts = Rollouts(drawn.prompts, drawn.completions, old, drawn.advantages)
+        rollouts = random_rollouts(kind, args.groups, args.longest, words, rng)
+        old = [(p + rng.normal(0, 0.15, len(p))).astype(np.float32) for p in trainer.log_probs(rollouts.samples())]
+        rollouts = replace(rollouts, old=old)
         batch = rollouts.padded(trl.trainer.processing_class.pad_token_id)
-        trl.give(batch)
-        loss, gradient = difference(trainer, trl, rollouts)
+        trl.use_batch(batch)
+        loss, gradient = differences(trainer, trl, rollouts)
         real, computed = sum(rollouts.lengths), count * (batch["prompt_ids"].shape[1] + batch["completion_ids"].shape[1])
         report.row(f"{name} {kind}: |loss difference|", f"{loss:.1e}", "<= 1e-5")
         report.row(f"{name} {kind}: largest gradient difference", f"{gradient:.1e}", "<= 1e-5", "of the largest gradient")
@@ -295,35 +294,38 @@ def learner_rows(report: Report, folder: Path, args: argparse.Namespace, lora: c
     trainer.close()
 
 
-async def roll(engine: HfEngine, trainer: Trainer, prompts: list[list[int]], rng: np.random.Generator, max_tokens: int) -> None:
-    """One whole step of ours: publish, generate, score, train."""
+async def step(engine: HfEngine, trainer: Trainer, prompts: list[list[int]], rng: np.random.Generator, max_tokens: int) -> None:
+    """Run one whole Pixelis step: publish, generate, score, train."""
     await engine.load(engine.version + 1, trainer.adapter())
     sampling = SamplingParams(temperature=1.0, top_p=1.0, max_tokens=max_tokens, seed=engine.version)
 
-    async def one(place: int) -> TrainSample:
-        session = await engine.open(str(place // GROUP))
-        prompt = prompts[place]
-        done = await session.generate(prompt, [], sampling)
+    async def rollout(number: int) -> TrainSample:
+        session = await engine.open(str(number // GROUP))
+        prompt = prompts[number]
+        completion = await session.generate(prompt, [], sampling)
         session.close()
-        mask = np.arange(len(prompt) + len(done.tokens)) >= len(prompt)
+        mask = np.arange(len(prompt) + len(completion.tokens)) >= len(prompt)
         log_probs = np.zeros(len(mask), np.float32)
-        log_probs[mask] = done.log_probs
-        return TrainSample(np.asarray([*prompt, *done.tokens]), mask, log_probs, float(rng.normal()), [])
+        log_probs[mask] = completion.log_probs
+        return TrainSample(np.asarray([*prompt, *completion.tokens]), mask, log_probs, float(rng.normal()), [])
 
-    trainer.update(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
+    trainer.update(await asyncio.gather(*(rollout(i) for i in range(len(prompts)))))
 
 
 def whole_row(report: Report, folder: Path, args: argparse.Namespace) -> None:
-    """Generation with transformers' `generate` in TRL and with the embedded engine in ours, then the step."""
+    """Report generation (transformers' `generate` in TRL, the embedded engine in Pixelis) and the step together."""
     texts = ["".join(f"<word{100 * i + j}>" for j in range(48)) for i in range(args.groups) for _ in range(GROUP)]
     max_tokens = args.longest // 4
-    trl = Trl(folder, texts, args.micro, None, max_tokens)
-    trainer = make_ours(folder, None, args.longest + 128)
+    trl = TrlLearner(folder, texts, args.micro, None, max_tokens)
+    trainer = make_trainer(folder, None, args.longest + 128)
     prompts = [trl.trainer.processing_class(t)["input_ids"] for t in texts]
     engine = HfEngine(folder, trainer.policy, config.EngineConfig(max_num_seqs=len(texts), threads=1))
     rng = np.random.default_rng(args.seed)
     with asyncio.Runner() as runner:
-        ours = lambda: runner.run(roll(engine, trainer, prompts, rng, max_tokens))  # noqa: E731
+
+        def ours() -> None:
+            runner.run(step(engine, trainer, prompts, rng, max_tokens))
+
         ratio = compare(ours, trl.step, args.repeats, clock=CLOCKS[args.clock])
         runner.run(engine.aclose())
     report.row("full uniform: generation and step, ours / TRL", ratio, "<= 1.0", f"{len(texts)} x up to {max_tokens} tokens")
@@ -331,7 +333,7 @@ def whole_row(report: Report, folder: Path, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Print the table."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description="GRPO step of Pixelis against trl.GRPOTrainer")
     parser.add_argument("--groups", type=int, default=4, help="prompts in a batch, 8 completions each")
     parser.add_argument("--longest", type=int, default=384, help="tokens of the longest completion")
@@ -350,7 +352,7 @@ def main() -> None:
             "this compares with TRL, which is not installed", fix="pip install trl==1.16.* datasets"
         ) from None
     if args.only is None:
-        # Our learner begins torch.distributed, for which TRL would then wrap its model: each part has a process of its own.
+        # The Pixelis learner initialises torch.distributed, for which TRL would wrap its model: run each part in its own process.
         for part in PARTS:
             subprocess.run([sys.executable, "-m", "benchmarks.grpo_step", *sys.argv[1:], "--only", part], check=True)
         return
@@ -364,7 +366,7 @@ def main() -> None:
         if args.only == "whole":
             whole_row(report, folder, args)
         else:
-            learner_rows(report, folder, given, LORA if args.only == "lora" else None)
+            learner_rows(report, folder, args, LORA if args.only == "lora" else None)
     report.close()
 
 

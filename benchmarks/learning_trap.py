@@ -6,7 +6,8 @@ Two initial policies are trained on demonstrations of which 70 % answer without 
 question (`precise`) or miss it by up to 0.15 of the picture (`imprecise`). From each policy, GRPO runs with three rewards: plain
 (accuracy and format), Pixel-Reasoner (arXiv 2505.15966) and Pixelis (curiosity by a trained dynamics model, coherence, penalties
 for misuse). Prints held-out accuracy and the rate of pixel reasoning (RaPR) of every run. Writes the curves to DIR/trap.html and
-all results to DIR/trap.json. Runs that are already finished in DIR are not repeated, so an interrupted benchmark can be restarted.
+all results to DIR/trap.json. Runs that are already finished in DIR are not repeated, so an interrupted benchmark can be
+restarted.
 """
 
 from __future__ import annotations

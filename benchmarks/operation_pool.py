@@ -1,4 +1,4 @@
-"""What the pool of toolboxes adds to a direct call, on a local Ray: time, bytes stored, restarts."""
+"""Overhead of the toolbox pool over a direct call, on a local Ray: latency, bytes stored, restarts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from PIL import Image
 
 from benchmarks import operation_sets as sets
 from benchmarks.harness import Report, local_ray, percentile
-from pixelis.config import parse
+from pixelis.config import Config, parse
 from pixelis.operations import Scene, execute
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.records import Action, Media
 
-MANY = 256
-"""Calls at once."""
+CONCURRENT = 256
+"""Concurrent calls."""
 
 
 def run(report: Report, count: int) -> None:
-    """On a Ray cluster of this machine."""
+    """Measure on a local Ray with ``count`` calls."""
     with tempfile.TemporaryDirectory() as folder:
         photo = Path(folder) / "photo.png"
         Image.fromarray(sets.photo("astronaut")).resize((1920, 1080)).save(photo)
@@ -38,7 +38,7 @@ def run(report: Report, count: int) -> None:
             asyncio.run(_measure(report, config, str(photo), count))
 
 
-async def _measure(report: Report, config: Any, photo: str, count: int) -> None:
+async def _measure(report: Report, config: Config, photo: str, count: int) -> None:
     from pixelis.actors.toolbox_pool import ToolboxPool
 
     env = {"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))}
@@ -47,24 +47,24 @@ async def _measure(report: Report, config: Any, photo: str, count: int) -> None:
         start = time.perf_counter()
         await pool.ready()
         report.row("pool: first worker ready, s", time.perf_counter() - start)
-        before = _stored()
-        opened, (images, _) = await pool.open([Media(id="img0", uri=photo)])
+        initial_bytes = _stored_bytes()
+        media, (images, _) = await pool.open([Media(id="img0", uri=photo)])
         pixels = np.asarray(Image.open(photo))
-        one = _stored() - before
-        dice = np.random.default_rng(0)
-        boxes = [(x, y, x + 0.1 + w, y + 0.1 + h) for x, y, w, h in dice.uniform(0, 0.4, (count + MANY, 4)).tolist()]
+        picture_bytes = _stored_bytes() - initial_bytes
+        rng = np.random.default_rng(0)
+        boxes = [(x, y, x + 0.1 + w, y + 0.1 + h) for x, y, w, h in rng.uniform(0, 0.4, (count + CONCURRENT, 4)).tolist()]
         actions = [Action(op="zoom_in", arguments={"box": box}) for box in boxes]
         crop = config.dialogue.crop
         scene = Scene({"img0": pixels}, images, budget=PixelBudget(crop.min_pixels, crop.max_pixels), multiple=32)
         for action in actions[:20]:
-            await pool.execute(action, images, {}, opened)
-        # In turns: a busy machine slows both.
+            await pool.execute(action, images, {}, media)
+        # Alternate, so that other load on the machine slows both.
         direct, pooled = [], []
         for action in actions[:count]:
             start = time.perf_counter()
             execute(action, scene)
             middle = time.perf_counter()
-            observation, _ = await pool.execute(action, images, {}, opened)
+            observation, _ = await pool.execute(action, images, {}, media)
             pooled.append(1e3 * (time.perf_counter() - middle))
             direct.append(1e3 * (middle - start))
             assert observation.status == "ok"
@@ -72,40 +72,38 @@ async def _measure(report: Report, config: Any, photo: str, count: int) -> None:
             added = percentile([a - b for a, b in zip(pooled, direct, strict=True)], share)
             note = f"wall clock, 1080p; direct {percentile(direct, share):.2f} ms, pool {percentile(pooled, share):.2f} ms"
             report.row(f"pool: added to a zoom, p{100 * share:.0f}, ms", added, "<= 3" if share == 0.5 else "", note)
-        views = _stored() - before - one
-        report.row(
-            "pool: bytes stored of a picture / its pixels", one / pixels.nbytes, "1", f"then {views} bytes of {count} calls"
-        )
-        many = actions[count : count + MANY]
+        note = f"then {_stored_bytes() - initial_bytes - picture_bytes} bytes of {count} calls"
+        report.row("pool: bytes stored of a picture / its pixels", picture_bytes / pixels.nbytes, "1", note)
+        concurrent = actions[count : count + CONCURRENT]
         start = time.perf_counter()
-        for action in many:
-            await pool.execute(action, images, {}, opened)
-        alone = time.perf_counter() - start
+        for action in concurrent:
+            await pool.execute(action, images, {}, media)
+        sequential_s = time.perf_counter() - start
         start = time.perf_counter()
-        await asyncio.gather(*(pool.execute(action, images, {}, opened) for action in many))
-        together = time.perf_counter() - start
-        note = f"{1e3 * alone:.0f} ms one by one, {1e3 * together:.0f} ms at once"
-        report.row(f"pool: {MANY} quick calls at once / one by one", together / alone, "< 1", note)
-        await _restart(report, pool, actions[0], images, opened)
+        await asyncio.gather(*(pool.execute(action, images, {}, media) for action in concurrent))
+        concurrent_s = time.perf_counter() - start
+        note = f"{1e3 * sequential_s:.0f} ms one by one, {1e3 * concurrent_s:.0f} ms at once"
+        report.row(f"pool: {CONCURRENT} quick calls at once / one by one", concurrent_s / sequential_s, "< 1", note)
+        await _restart(report, pool, actions[0], images, media)
     finally:
         pool.close()
 
 
-async def _restart(report: Report, pool: Any, action: Action, images: Any, opened: Any) -> None:
-    """Kill the only worker's process and wait for the next answer."""
+async def _restart(report: Report, pool: Any, action: Action, images: Any, media: Any) -> None:
+    """Kill the process of the only worker; report the time to the next successful result."""
     os.kill(pool.workers[0].pid, 9)
     start = time.perf_counter()
-    observation, _ = await pool.execute(action, images, {}, opened)
-    answered = time.perf_counter() - start
+    observation, _ = await pool.execute(action, images, {}, media)
+    first_s = time.perf_counter() - start
     if observation.status == "error":
-        observation, _ = await pool.execute(action, images, {}, opened)
+        observation, _ = await pool.execute(action, images, {}, media)
     assert observation.status == "ok", observation.text
-    note = f"the call that met the dead process was answered after {answered:.2f} s"
-    report.row("pool: kill to next good answer, s", time.perf_counter() - start, "", note)
+    note = f"the first call after the kill returned after {first_s:.2f} s"
+    report.row("pool: kill to next good result, s", time.perf_counter() - start, "", note)
 
 
-def _stored() -> int:
-    """All bytes ever put into the object store of this node."""
+def _stored_bytes() -> int:
+    """Return all bytes that were ever put into the object store of this node."""
     import ray
     from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 

@@ -1,4 +1,4 @@
-"""How right the operations are: on real pictures, on drawn ones with exact truth, on clips with a known motion."""
+"""Accuracy of the operations on real pictures, on rendered pictures with exact truth, and on clips with a known motion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pixelis.records import Action, ImageView, Observation
 
 
 def call(op: str, media: Any, target: str = "img0", settings: ToolboxConfig | None = None, **arguments: Any) -> Observation:
-    """One operation on a picture (uint8 [H, W, 3]) or a clip, whole."""
+    """Execute one operation on a picture (uint8 [H, W, 3]) or a clip."""
     views = []
     if isinstance(media, np.ndarray):
         size = (media.shape[1], media.shape[0])
@@ -34,8 +34,8 @@ def call(op: str, media: Any, target: str = "img0", settings: ToolboxConfig | No
     return execute(Action(op=op, target=target, arguments=arguments), scene)[0]
 
 
-def shares(edges: tuple[float, float, float, float], picture: np.ndarray) -> list[float]:
-    """Pixels as 0..1 of the picture, held inside it."""
+def normalized(edges: tuple[float, float, float, float], picture: np.ndarray) -> list[float]:
+    """Convert pixel edges to 0..1 of the picture, clipped to it."""
     height, width = picture.shape[:2]
     return [min(1.0, max(0.0, v)) for v in (edges[0] / width, edges[1] / height, edges[2] / width, edges[3] / height)]
 
@@ -48,35 +48,34 @@ def _share(good: float, count: int) -> str:
 
 
 def text(report: Report, photos: Path | None, thin: int) -> None:
-    """Word recall of whole pictures, of each word cut out alone, and of its box within the picture."""
-    _written(report, photos, thin)
-    _rendered(report, thin)
-    grounds = list(sets.false_text(max(1, 15 // thin), seed=1))
-    seen = [said for picture in grounds if (said := _said(picture))]
-    report.row("read_text: textures that read as letters", _share(len(seen), len(grounds)), "few", " ".join(seen)[:60])
+    """Report the word recall of whole pictures, of each word as a crop, and of the box of each word."""
+    _real_text(report, photos, thin)
+    _rendered_text(report, thin)
+    textures = list(sets.textures(max(1, 15 // thin), seed=1))
+    misread = [text for picture in textures if (text := _read(picture))]
+    report.row("read_text: textures that read as letters", _share(len(misread), len(textures)), "few", " ".join(misread)[:60])
 
 
-def _said(picture: np.ndarray, box: list[float] | None = None) -> str:
+def _read(picture: np.ndarray, box: list[float] | None = None) -> str:
     observation = call("read_text", np.ascontiguousarray(picture), **({} if box is None else {"box": box}))
     return " ".join(line["text"] for line in observation.data.get("lines", []))
 
 
-def _written(report: Report, photos: Path | None, thin: int) -> None:
-    whole: Counter[str] = Counter()
-    pictures = {name: words for name in sets.WRITTEN if (words := sets.WRITTEN[name].split())}
-    for name, words in pictures.items():
+def _real_text(report: Report, photos: Path | None, thin: int) -> None:
+    counts: Counter[str] = Counter()
+    for name, text in sets.TEXTS.items():
         picture = sets.photo(name, photos)
         if picture is None:
             continue
-        words = [word for word in words if sets.plain(word)]
+        words = [word for word in text.split() if sets.plain(word)]
         observation = call("read_text", picture)
         lines = observation.data["lines"]
-        whole["pictures"] += 1
-        whole["words"] += len(words)
-        whole["read"] += sets.recall(words, " ".join(line["text"] for line in lines))
-        wanted = Counter(map(sets.plain, words))
-        found = [word for line in lines for word in line["words"] if wanted[sets.plain(word["text"])] > 0]
-        for word in found[:: thin if len(found) > 20 else 1]:
+        counts["pictures"] += 1
+        counts["words"] += len(words)
+        counts["read"] += sets.recall(words, " ".join(line["text"] for line in lines))
+        true_words = set(map(sets.plain, words))
+        correct = [word for line in lines for word in line["words"] if sets.plain(word["text"]) in true_words]
+        for word in correct[:: thin if len(correct) > 20 else 1]:
             key, box = sets.plain(word["text"]), word["box"]
             if not key:
                 continue
@@ -84,44 +83,46 @@ def _written(report: Report, photos: Path | None, thin: int) -> None:
             crop = picture[round(box[1] * height) : round(box[3] * height), round(box[0] * width) : round(box[2] * width)]
             if min(crop.shape[:2]) < 4:
                 continue
-            whole["cut"] += 1
-            whole["alone"] += key in sets.plain(_said(crop))
-            whole["boxed"] += key in sets.plain(_said(picture, box))
-    note = f"{whole['pictures']} pictures" + ("" if photos else "; more with --photos")
-    report.row("read_text: real pictures, whole", _share(whole["read"], whole["words"]), ">= 0.9", note)
-    report.row("read_text: real words cut out alone", _share(whole["alone"], whole["cut"]), ">= 0.9", "words found above")
-    report.row("read_text: real words, tight box", _share(whole["boxed"], whole["cut"]), ">= 0.9")
+            counts["crops"] += 1
+            counts["in_crop"] += key in sets.plain(_read(crop))
+            counts["in_box"] += key in sets.plain(_read(picture, box))
+    note = f"{counts['pictures']} pictures" + ("" if photos else "; more with --photos")
+    report.row("read_text: real pictures, whole", _share(counts["read"], counts["words"]), ">= 0.9", note)
+    report.row("read_text: real words, cropped", _share(counts["in_crop"], counts["crops"]), ">= 0.9", "words read above")
+    report.row("read_text: real words, tight box", _share(counts["in_box"], counts["crops"]), ">= 0.9")
 
 
-def _rendered(report: Report, thin: int) -> None:
-    got: Counter[str] = Counter()
+def _rendered_text(report: Report, thin: int) -> None:
+    counts: Counter[str] = Counter()
     seconds: list[float] = []
-    for seed, name in enumerate(sets.GROUNDS[::thin]):
+    for seed, name in enumerate(sets.BACKGROUNDS[::thin]):
         picture, words = sets.rendered(name, seed)
         start = time.process_time()
-        said = _said(picture)
+        text = _read(picture)
         seconds.append(time.process_time() - start)
-        got["words"] += len(words)
-        got["read"] += sets.recall([word for word, _ in words], said)
+        counts["words"] += len(words)
+        counts["read"] += sets.recall([word for word, _ in words], text)
         for word, (x0, y0, x1, y1) in words[::thin]:
-            got["cut"] += 1
+            counts["crops"] += 1
             crop = picture[max(0, y0 - 1) : y1 + 1, max(0, x0 - 1) : x1 + 1]
-            got["alone"] += sets.plain(word) in sets.plain(_said(crop))
-            got["boxed"] += sets.plain(word) == sets.plain(_said(picture, shares((x0, y0, x1, y1), picture)))
+            counts["in_crop"] += sets.plain(word) in sets.plain(_read(crop))
+            counts["in_box"] += sets.plain(word) == sets.plain(_read(picture, normalized((x0, y0, x1, y1), picture)))
     note = f"{len(seconds)} photos, {np.mean(seconds):.2f} s of CPU each"
-    report.row("read_text: words over photos, whole", _share(got["read"], got["words"]), ">= 0.9", note)
-    report.row("read_text: words over photos, cut out alone", _share(got["alone"], got["cut"]), ">= 0.9")
-    report.row("read_text: words over photos, tight box", _share(got["boxed"], got["cut"]), ">= 0.9", "nothing else read")
+    report.row("read_text: words over photos, whole", _share(counts["read"], counts["words"]), ">= 0.9", note)
+    report.row("read_text: words over photos, cropped", _share(counts["in_crop"], counts["crops"]), ">= 0.9")
+    report.row(
+        "read_text: words over photos, tight box", _share(counts["in_box"], counts["crops"]), ">= 0.9", "nothing else read"
+    )
 
 
 # --- track_object ---------------------------------------------------------------------------------------------------------------
 
 
 def track(report: Report, thin: int) -> None:
-    """Mean overlap with the true box over all frames after the first that show the object; a frame without a box counts 0."""
+    """Report the mean IoU with the true box over all later frames that show the object; a missing box counts as 0."""
     import clips
 
-    total = []
+    means = []
     for name in list(sets.MOTIONS)[::thin]:
         data, truth = sets.moving(name, max(12, 110 // thin))
         clip = open_clip(data, ToolboxConfig())
@@ -130,24 +131,24 @@ def track(report: Report, thin: int) -> None:
         box = [first[0] / clip.width, first[1] / clip.height, first[2] / clip.width, first[3] / clip.height]
         start = time.process_time()
         observation = call("track_object", clip, "vid0", box=box)
-        spent = time.process_time() - start
+        seconds = time.process_time() - start
         entry = observation.data["tracks"][0]
         size = np.array([clip.width, clip.height] * 2)
-        found = {number: np.array(b) * size for number, b in zip(entry["frames"], entry["boxes"], strict=True)}
-        shown = [(number, b) for number, b in enumerate(truth) if b is not None and number]
-        overlaps = [clips.overlap(found[number], b) if number in found else 0.0 for number, b in shown]
-        total.append(float(np.mean(overlaps)))
-        note = f"{entry['status']}, {1e3 * spent / len(entry['frames']):.0f} ms of CPU a frame, {clip.width}x{clip.height}"
-        report.row(f"track_object: {name}, mean IoU", total[-1], ">= 0.65", note)
-    report.row("track_object: mean over clips", float(np.mean(total)), ">= 0.65")
+        boxes = {number: np.array(b) * size for number, b in zip(entry["frames"], entry["boxes"], strict=True)}
+        visible = [(number, b) for number, b in enumerate(truth) if b is not None and number]
+        overlaps = [clips.overlap(boxes[number], b) if number in boxes else 0.0 for number, b in visible]
+        means.append(float(np.mean(overlaps)))
+        note = f"{entry['status']}, {1e3 * seconds / len(entry['frames']):.0f} ms of CPU a frame, {clip.width}x{clip.height}"
+        report.row(f"track_object: {name}, mean IoU", means[-1], ">= 0.65", note)
+    report.row("track_object: mean over clips", float(np.mean(means)), ">= 0.65")
 
 
 # --- segment_object_at ----------------------------------------------------------------------------------------------------------
 
 
 def segment(report: Report, photos: Path | None, sam: str | None, thin: int) -> None:
-    """Mean IoU by point and by box of each method."""
-    objects = {
+    """Report the mean IoU of each method by point and by box."""
+    groups = {
         "hand outlines, in-sample": sets.outlined(sets.IN_SAMPLE, photos)[::thin],
         "hand outlines, held out": sets.outlined(sets.HELD_OUT, photos)[::thin],
         "coins, in-sample": sets.coins()[::thin],
@@ -156,17 +157,15 @@ def segment(report: Report, photos: Path | None, sam: str | None, thin: int) -> 
     }
     for method in filter(None, ("grabcut", sam)):
         settings, name = ToolboxConfig(segmenter=method), "grabcut" if method == "grabcut" else "sam"
-        for group, things in objects.items():
-            for way in ("point", "box"):
-                scores, spent = [], time.process_time()
-                for thing in things:
-                    scores.append(_overlap(thing, way, settings))
-                spent = (time.process_time() - spent) / max(1, len(things))
-                worst = ", ".join(
-                    f"{t.name} {s:.2f}" for s, t in sorted(zip(scores, things, strict=True), key=lambda p: p[0])[:3]
-                )
-                note = f"{len(things)} objects, {1e3 * spent:.0f} ms of CPU each; worst {worst}"
-                report.row(f"segment {name} by {way}: {group}, mIoU", float(np.mean(scores)), "", note)
+        for group, objects in groups.items():
+            for prompt in ("point", "box"):
+                start = time.process_time()
+                scores = [_iou(item, prompt, settings) for item in objects]
+                seconds = (time.process_time() - start) / max(1, len(objects))
+                ranked = sorted(zip(scores, objects, strict=True), key=lambda pair: pair[0])
+                worst = ", ".join(f"{item.name} {score:.2f}" for score, item in ranked[:3])
+                note = f"{len(objects)} objects, {1e3 * seconds:.0f} ms of CPU each; worst {worst}"
+                report.row(f"segment {name} by {prompt}: {group}, mIoU", float(np.mean(scores)), "", note)
 
 
 def _drawings(count: int) -> list[sets.Outlined]:
@@ -176,26 +175,26 @@ def _drawings(count: int) -> list[sets.Outlined]:
         return []
 
 
-def _overlap(thing: sets.Outlined, way: str, settings: ToolboxConfig) -> float:
-    height, width = thing.mask.shape
-    place = (
-        {"point": [(thing.point[0] + 0.5) / width, (thing.point[1] + 0.5) / height]}
-        if way == "point"
-        else {"box": shares(thing.box, thing.picture)}
+def _iou(item: sets.Outlined, prompt: str, settings: ToolboxConfig) -> float:
+    height, width = item.mask.shape
+    arguments = (
+        {"point": [(item.point[0] + 0.5) / width, (item.point[1] + 0.5) / height]}
+        if prompt == "point"
+        else {"box": normalized(item.box, item.picture)}
     )
-    observation = call("segment_object_at", thing.picture, settings=settings, **place)
+    observation = call("segment_object_at", item.picture, settings=settings, **arguments)
     if observation.status != "ok":
         return 0.0
-    found = masks.decode(observation.data["objects"][0]["mask"]).full()
-    return float((found & thing.mask).sum() / (found | thing.mask).sum())
+    mask = masks.decode(observation.data["objects"][0]["mask"]).full()
+    return float((mask & item.mask).sum() / (mask | item.mask).sum())
 
 
 # --- get_properties -------------------------------------------------------------------------------------------------------------
 
 
 def properties(report: Report) -> None:
-    """Largest relative error against closed forms over discs, ellipses and rectangles at many sizes and angles."""
-    # Of small shapes it is mostly the pixels' own rounding: 35 x 50 at 45 degrees is off by 1 % once it is drawn.
+    """Report the largest relative error against closed forms for discs, ellipses and rectangles of several sizes and angles."""
+    # The error of small shapes is mostly due to rasterisation: 35 x 50 at 45 degrees differs by 1 % once it is drawn.
     for name, sizes in (
         ("", ((40, 40), (120, 120), (240, 240), (200, 80), (100, 40), (150, 90))),
         ("small: ", ((12, 12), (40, 25), (30, 15))),
@@ -209,11 +208,11 @@ def _errors(report: Report, group: str, sizes: tuple[tuple[int, int], ...]) -> N
     for inside, truth in _shapes(sizes):
         picture = np.where(inside[..., None], np.uint8(200), np.uint8(30)).repeat(3, 2)
         observation = call("get_properties", picture, mask=masks.encode(inside), groups=["shape", "size"])
-        groups = observation.data["properties"]
-        found = {name: entry["value"] for group in groups.values() for name, entry in group.items()}
+        properties = observation.data["properties"].values()
+        measured = {name: entry["value"] for entries in properties for name, entry in entries.items()}
         count += 1
         for name, value in truth.items():
-            error = abs(found[name] - value) / value if value else abs(found[name])
+            error = abs(measured[name] - value) / value if value else abs(measured[name])
             worst[name] = max(worst.get(name, 0.0), error)
     for name, error in worst.items():
         goal = "" if group else "<= 1 %"
@@ -225,9 +224,9 @@ def _shapes(sizes: tuple[tuple[int, int], ...]) -> Iterator[tuple[np.ndarray, di
     rows, columns = np.mgrid[:side, :side] + 0.5
     for a, b in sizes:
         for degrees in (0,) if a == b else (0, 17, 45, 117):
-            turn = math.radians(degrees)
-            u = (columns - 250.2) * math.cos(turn) + (249.7 - rows) * math.sin(turn)
-            v = (249.7 - rows) * math.cos(turn) - (columns - 250.2) * math.sin(turn)
+            angle = math.radians(degrees)
+            u = (columns - 250.2) * math.cos(angle) + (249.7 - rows) * math.sin(angle)
+            v = (249.7 - rows) * math.cos(angle) - (columns - 250.2) * math.sin(angle)
             h = ((a - b) / (a + b)) ** 2
             length = math.pi * (a + b) * (1 + 3 * h / (10 + math.sqrt(4 - 3 * h)))  # Ramanujan
             truth = {
@@ -260,49 +259,48 @@ def _shapes(sizes: tuple[tuple[int, int], ...]) -> Iterator[tuple[np.ndarray, di
 
 
 def frames(report: Report, thin: int) -> None:
-    """Every frame in a shuffled order against one straight decode, and against decord in both orders."""
+    """Report frames read in shuffled order against one sequential decode, and decord's frames in both orders."""
     import clips
 
     from pixelis.operations import video
 
     names = list(clips.CONTAINERS)[::thin]
-    exact, straight, sequential, wrong = 0, 0, [], {}
+    exact, frame_count, sequential, shuffled = 0, 0, {}, {}
     for name in names:
         data = clips.CONTAINERS[name]()
         with av.open(io.BytesIO(data)) as container:
             expected = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
         clip = open_clip(data, ToolboxConfig())
         order = [int(i) for i in np.random.default_rng(0).permutation(len(expected))]
-        video._FRAMES.__init__()  # type: ignore[misc]  # what is remembered must not answer
+        video._FRAMES.__init__()  # type: ignore[misc]  # clears the cache of frames
         exact += len(clip.times) == len(expected) and all(np.array_equal(clip.frame(i), expected[i]) for i in order)
-        straight += len(expected)
-        first, shuffled = _decord(data, expected, order)
-        if first:
-            sequential.append(f"{name} {first}")
-        if shuffled:
-            wrong[name] = shuffled
-    report.row("select_frames: containers bit-equal to straight decoding", _share(exact, len(names)), "1", f"{straight} frames")
+        frame_count += len(expected)
+        for wrong, count in zip((sequential, shuffled), _decord_errors(data, expected, order), strict=True):
+            if count:
+                wrong[name] = count
+    name = "select_frames: containers bit-equal to sequential decoding"
+    report.row(name, _share(exact, len(names)), "1", f"{frame_count} frames")
+    note = "unequal frames: " + "; ".join(f"{name} {count}" for name, count in sequential.items())
     equal = len(names) - len(sequential)
-    note = "unequal frames: " + "; ".join(sequential)
     report.row("select_frames: bit-equal to decord's sequential read", _share(equal, len(names)), "", note)
-    lost = sum(wrong.values())
-    note = "why PyAV alone decodes: " + "; ".join(f"{name} {count}" for name, count in wrong.items())
-    report.row("decord: wrong frames on random access", f"{lost} in {len(wrong)} of {len(names)}", "", note)
+    note = "the reason to decode with PyAV only: " + "; ".join(f"{name} {count}" for name, count in shuffled.items())
+    total = f"{sum(shuffled.values())} in {len(shuffled)} of {len(names)}"
+    report.row("decord: wrong frames on random access", total, "", note)
 
 
-def _decord(data: bytes, expected: list[np.ndarray], order: list[int]) -> tuple[int, int]:
-    """Frames that decord gives otherwise, first to last and shuffled; all of them where it cannot open the clip."""
+def _decord_errors(data: bytes, expected: list[np.ndarray], order: list[int]) -> tuple[int, int]:
+    """Count the frames that decord reads wrongly in sequence and in ``order``; all frames if it cannot open the clip."""
     try:
         import decord
     except ImportError:
         return 0, 0
     counts = []
     for numbers in (range(len(expected)), order):
-        with _quiet():
+        with _silent_stderr():
             try:
                 reader = decord.VideoReader(io.BytesIO(data), num_threads=1)
                 counts.append(sum(not _equal(reader, i, expected[i]) for i in numbers))
-            except Exception:  # decord's own error type, and whatever its callbacks raise
+            except Exception:  # decord raises its own type and the errors of its callbacks
                 counts.append(len(expected))
     return counts[0], counts[1]
 
@@ -315,20 +313,20 @@ def _equal(reader: Any, number: int, expected: np.ndarray) -> bool:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """FFmpeg inside decord writes to the process's own stderr."""
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+def _silent_stderr() -> Iterator[None]:
+    """Redirect the process's stderr, to which FFmpeg inside decord writes."""
+    stderr = os.dup(2)
+    with open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def run(report: Report, photos: Path | None, sam: str | None, thin: int) -> None:
-    """All of them; on every ``thin``-th part of each set."""
+    """Measure all operations on every ``thin``-th item of each set."""
     cv2.setNumThreads(1)
     text(report, photos, thin)
     track(report, thin)

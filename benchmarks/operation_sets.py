@@ -1,7 +1,7 @@
-"""Pictures, clips and truths that the operations are measured on, all from installed packages or a folder of Debian's opencv-doc.
+"""Pictures and clips with ground truth for the operations, from installed packages or a folder of Debian's opencv-doc.
 
-Outlines were drawn by hand, to a few pixels. Those of IN_SAMPLE were known while the weights of grabcut's choice were set; those
-of HELD_OUT were drawn afterwards and nothing was changed for them.
+Outlines were drawn by hand, to a few pixels. The outlines of IN_SAMPLE were known when the weights that choose among grabcut
+masks were set. Those of HELD_OUT were drawn afterwards, and nothing was tuned to them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from pixelis.datasets import pasting
 from pixelis.datasets.pasting import Edges
 from pixelis.operations.image import load_image
 
-# The makers of clips belong to the tests: both must speak of the same containers and motions.
+# The tests' clip generators are used, so that tests and benchmarks cover the same containers and motions.
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "unit"))
 
 SHIPPED = Path(skimage.data.__file__).parent
 
 
 def photo(name: str, folder: Path | None = None) -> np.ndarray | None:
-    """uint8 [H, W, 3] by name: of scikit-image, ``china`` and ``flower`` of scikit-learn, else a file under ``folder``."""
+    """Return a picture, uint8 [H, W, 3], of scikit-image, of scikit-learn (``china``, ``flower``) or of a file in ``folder``."""
     if name in ("china", "flower"):
         return load_sample_images().images[name == "flower"]
     if "." not in name:
         pixels = getattr(skimage.data, name)()
         return np.ascontiguousarray(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, 2))
     for root in (SHIPPED, folder):
-        if root is not None and (found := sorted(root.rglob(name))):
-            return load_image(found[0], 10**9, 10**9)
+        if root is not None and (paths := sorted(root.rglob(name))):
+            return load_image(paths[0], 10**9, 10**9)
     return None
 
 
@@ -62,7 +62,7 @@ PROSE = (
     "complexity of real-world imagery. In formulating and solving computer vision problems, I have often found it "
     "useful to draw inspiration from three high-level approaches:"
 )
-WRITTEN = {
+TEXTS = {
     "page.png": PAGE,
     "imageTextN.png": PROSE,
     "imageTextR.png": PROSE,
@@ -82,29 +82,29 @@ WRITTEN = {
     "scenetext_word03.jpg": "riser",
     "scenetext_word04.jpg": "Produkt",
 }
-"""What stands on real pictures; all but the first are of opencv-doc."""
+"""The text on real pictures. All but the first are in opencv-doc."""
 
-GROUNDS = ("astronaut", "coffee", "chelsea", "rocket", "retina", "brick", "grass", "camera", "immunohistochemistry")
+BACKGROUNDS = ("astronaut", "coffee", "chelsea", "rocket", "retina", "brick", "grass", "camera", "immunohistochemistry")
 
 
 def plain(text: str) -> str:
-    """Letters and digits only, small."""
+    """Reduce text to lower-case letters and digits."""
     return re.sub(r"[^0-9a-z]", "", text.lower())
 
 
 def recall(words: list[str], text: str) -> int:
-    """How many of the words stand in the text, each place used up by one word."""
-    text, found = plain(text), 0
+    """Count the words that occur in the text; each occurrence counts once."""
+    text, count = plain(text), 0
     for word in words:
         key = plain(word)
         if key and key in text:
-            text, found = text.replace(key, "|", 1), found + 1
-    return found
+            text, count = text.replace(key, "|", 1), count + 1
+    return count
 
 
-def rendered(name: str, seed: int, most: int = 30) -> tuple[np.ndarray, list[tuple[str, Edges]]]:
-    """A photo with words of 12 to 64 pixels drawn over it at random places, and the words with their edges in pixels."""
-    picture, phrases = pasting.write_words(photo(name), random.Random(seed), most=most)
+def rendered(name: str, seed: int) -> tuple[np.ndarray, list[tuple[str, Edges]]]:
+    """Return a photo with words of 12 to 64 pixels at random places, and the words with their edges in pixels."""
+    picture, phrases = pasting.write_words(photo(name), random.Random(seed), most=30)
     return picture, [word for phrase in phrases for word in phrase]
 
 
@@ -113,7 +113,7 @@ def rendered(name: str, seed: int, most: int = 30) -> tuple[np.ndarray, list[tup
 
 @dataclass(frozen=True)
 class Outlined:
-    """An object with its true mask, bool [H, W], and a point on it as a person would click, x and y in pixels."""
+    """An object with its true mask, bool [H, W], and a point on it that a person would click, x and y in pixels."""
 
     name: str
     picture: np.ndarray
@@ -122,7 +122,7 @@ class Outlined:
 
     @property
     def box(self) -> Edges:
-        """Left, top, right, bottom."""
+        """Return left, top, right and bottom in pixels."""
         x, y, width, height = cv2.boundingRect(self.mask.astype(np.uint8))
         return x, y, x + width, y + height
 
@@ -203,8 +203,8 @@ HELD_OUT = {
 
 
 def outlined(objects: dict[str, tuple[str, str, tuple[int, int]]], folder: Path | None) -> list[Outlined]:
-    """Objects with hand outlines whose photo is there."""
-    found = []
+    """Return the objects with hand-drawn outlines; skip those whose photo is not installed."""
+    available = []
     for name, (picture, shape, point) in objects.items():
         pixels = photo(picture, folder)
         if pixels is None:
@@ -213,25 +213,25 @@ def outlined(objects: dict[str, tuple[str, str, tuple[int, int]]], folder: Path 
         mask = pasting.outlined(shape, *size)
         if name == "saucer":
             mask |= pasting.outlined(IN_SAMPLE["cup"][1], *size)
-        found.append(Outlined(name, pixels, mask, point))
-    return found
+        available.append(Outlined(name, pixels, mask, point))
+    return available
 
 
 def coins() -> list[Outlined]:
-    """The coins of scikit-image; masks by the watershed of its manual."""
-    picture, found = photo("coins"), []
+    """Return the coins of scikit-image, with masks by the watershed of its documentation."""
+    picture, coins = photo("coins"), []
     for i, mask in enumerate(pasting.coin_masks(), 1):
         y, x = ndimage.center_of_mass(mask)
-        found.append(Outlined(f"coin {i}", picture, mask, (round(x), round(y))))
-    return found
+        coins.append(Outlined(f"coin {i}", picture, mask, (round(x), round(y))))
+    return coins
 
 
 def composites(count: int = 24, seed: int = 5) -> list[Outlined]:
-    """Photos cut out as discs, horses, flowers and rectangles and laid on other photos: the mask is exact."""
-    dice = np.random.default_rng(seed)
-    grounds = [photo(name) for name in ("astronaut", "coffee", "chelsea", "rocket", "china", "flower", "brick", "grass")]
+    """Return photos cut out as discs, horses, flowers and rectangles, pasted on other photos; masks are exact."""
+    rng = np.random.default_rng(seed)
+    backgrounds = [photo(name) for name in ("astronaut", "coffee", "chelsea", "rocket", "china", "flower", "brick", "grass")]
     coffee, face, flower, retina = photo("coffee"), photo("astronaut"), photo("flower"), photo("retina")
-    looks = [
+    fillings = [
         photo("gravel"),
         photo("immunohistochemistry"),
         photo("hubble_deep_field")[:512, :512],
@@ -242,55 +242,56 @@ def composites(count: int = 24, seed: int = 5) -> list[Outlined]:
         flower[90:350, 180:440],
         photo("chelsea"),
     ]
-    found = []
+    cutouts = []
     for i in range(count):
-        picture = grounds[i % len(grounds)].copy()
+        picture = backgrounds[i % len(backgrounds)].copy()
         height, width = picture.shape[:2]
-        side = int(min(height, width) * dice.uniform(0.2, 0.6))
-        shape = _cutting(i % 4, side, dice)
-        look = cv2.resize(looks[i % len(looks)], (side, side), interpolation=cv2.INTER_AREA)
-        x, y = dice.integers(0, width - side + 1), dice.integers(0, height - side + 1)
-        cover = cv2.GaussianBlur(shape.astype(np.float32), (0, 0), 0.7)[..., None]
+        side = int(min(height, width) * rng.uniform(0.2, 0.6))
+        shape = _shape(i % 4, side, rng)
+        filling = cv2.resize(fillings[i % len(fillings)], (side, side), interpolation=cv2.INTER_AREA)
+        x, y = rng.integers(0, width - side + 1), rng.integers(0, height - side + 1)
+        alpha = cv2.GaussianBlur(shape.astype(np.float32), (0, 0), 0.7)[..., None]
         part = picture[y : y + side, x : x + side]
-        part[:] = (look * cover + part * (1 - cover)).astype(np.uint8)
+        part[:] = (filling * alpha + part * (1 - alpha)).astype(np.uint8)
         mask = np.zeros((height, width), bool)
         mask[y : y + side, x : x + side] = shape > 0
         row, column = np.unravel_index(ndimage.distance_transform_edt(mask).argmax(), mask.shape)
-        found.append(Outlined(f"cut-out {i}", picture, mask, (int(column), int(row))))
-    return found
+        cutouts.append(Outlined(f"cut-out {i}", picture, mask, (int(column), int(row))))
+    return cutouts
 
 
-def _cutting(kind: int, side: int, dice: np.random.Generator) -> np.ndarray:
+def _shape(kind: int, side: int, rng: np.random.Generator) -> np.ndarray:
+    """Return a mask, uint8 [side, side]: an ellipse, a horse, a flower or a rectangle."""
     shape = np.zeros((side, side), np.uint8)
     if kind == 0:
-        axes = int(side * 0.45), int(side * dice.uniform(0.25, 0.45))
-        cv2.ellipse(shape, (side // 2, side // 2), axes, float(dice.uniform(0, 180)), 0, 360, 1, -1)
+        axes = int(side * 0.45), int(side * rng.uniform(0.25, 0.45))
+        cv2.ellipse(shape, (side // 2, side // 2), axes, float(rng.uniform(0, 180)), 0, 360, 1, -1)
     elif kind == 1:
         horse = (~skimage.data.horse().astype(bool)).astype(np.uint8)
         shape = cv2.resize(horse, (side, side), interpolation=cv2.INTER_NEAREST)
     elif kind == 2:
         angle = np.linspace(0, 2 * np.pi, 120)
-        radius = side * (0.35 + 0.1 * np.sin(3 * angle + dice.uniform(0, 6)) * dice.uniform(0.3, 1))
+        radius = side * (0.35 + 0.1 * np.sin(3 * angle + rng.uniform(0, 6)) * rng.uniform(0.3, 1))
         points = np.stack([side / 2 + radius * np.cos(angle), side / 2 + radius * np.sin(angle)], 1)
         cv2.fillPoly(shape, [points.astype(np.int32)], 1)
     else:
-        size = side * 0.6, side * dice.uniform(0.3, 0.6)
-        cv2.fillPoly(shape, [np.int32(cv2.boxPoints(((side / 2, side / 2), size, float(dice.uniform(0, 90)))))], 1)
+        size = side * 0.6, side * rng.uniform(0.3, 0.6)
+        cv2.fillPoly(shape, [np.int32(cv2.boxPoints(((side / 2, side / 2), size, float(rng.uniform(0, 90)))))], 1)
     return shape
 
 
 def vqa(count: int = 30) -> list[Outlined]:
-    """The 64 x 64 drawings of easy-vqa: the one flat shape that is not the ground."""
+    """Return the 64 x 64 drawings of easy-vqa, each with one flat shape on a background."""
     import easy_vqa
 
     folder = Path(easy_vqa.__file__).parent / "data" / "train" / "images"
-    found = []
+    drawings = []
     for i in range(count):
         picture = load_image(folder / f"{i}.png", 10**9, 10**9)
         mask, _ = pasting.flat_mask(picture)
         y, x = ndimage.center_of_mass(mask)
-        found.append(Outlined(f"drawing {i}", picture, mask, (round(x), round(y))))
-    return found
+        drawings.append(Outlined(f"drawing {i}", picture, mask, (round(x), round(y))))
+    return drawings
 
 
 # --- motion ---------------------------------------------------------------------------------------------------------------------
@@ -319,33 +320,35 @@ MOTIONS: dict[str, Motion] = {
     ),
     "growing flower": ("BUNNY", (640, 360), "flower", lambda t: (0.6 - 0.2 * t, 0.45 + 0.1 * sin(8 * t)), lambda t: 60 + 90 * t),
 }
-"""name: (clip, size of a frame, what is pasted, where its centre is and its height in pixels at t in 0..1). The last two were
-made after the tracker's constants were set, the others are those of its tests."""
+"""name: (clip, frame size, pasted object, its centre and its height in pixels at t in 0..1).
+
+The last two were added after the tracker's constants were set. The others are also used by its tests.
+"""
 
 
 def moving(name: str, count: int) -> tuple[bytes, list[Edges | None]]:
-    """A clip (mp4) of real footage over which a photo moves as told, and its true box in each frame."""
+    """Return a clip (mp4) of real footage with a moving photo pasted on it, and the photo's true box in each frame."""
     import clips
 
-    clip, size, what, path, height = MOTIONS[name]
+    clip, size, subject, path, height = MOTIONS[name]
     pasted = {
         "face": lambda: photo("astronaut")[60:230, 150:300],
         "cat": lambda: photo("chelsea")[20:260, 80:330],
         "cup": lambda: photo("coffee")[15:285, 165:405],
         "flower": lambda: photo("flower")[90:360, 170:446],
-    }[what]()
+    }[subject]()
     frames, truth = pasting.paste(clips.footage(getattr(clips, clip), count, *size), pasted, path, height)
     return clips.encode(frames, options={"crf": "20", "preset": "veryfast"}), truth
 
 
-def false_text(count: int = 15, seed: int = 0) -> Iterator[np.ndarray]:
-    """Random small parts of photos without any text."""
-    dice = np.random.default_rng(seed)
+def textures(count: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield small random parts of photos without text."""
+    rng = np.random.default_rng(seed)
     for name in ("chelsea", "coffee", "retina", "brick", "grass", "gravel", "moon", "immunohistochemistry", "hubble_deep_field"):
         picture = photo(name)
         for _ in range(count):
-            width = int(dice.integers(16, 200))
-            height = int(width * dice.choice([0.25, 0.4, 0.7, 1, 2]))
+            width = int(rng.integers(16, 200))
+            height = int(width * rng.choice([0.25, 0.4, 0.7, 1, 2]))
             if 5 <= height < picture.shape[0] and width < picture.shape[1]:
-                y, x = dice.integers(0, picture.shape[0] - height), dice.integers(0, picture.shape[1] - width)
+                y, x = rng.integers(0, picture.shape[0] - height), rng.integers(0, picture.shape[1] - width)
                 yield np.ascontiguousarray(picture[y : y + height, x : x + width])

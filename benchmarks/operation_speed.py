@@ -1,4 +1,4 @@
-"""How fast the operations are beside the bare call of their library on the same pixels, in turns, in CPU time of one thread."""
+"""CPU time of the operations against direct calls of their libraries on the same pixels, with one thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VIEW = (640, 360)
 
 
 def run(report: Report, turns: int) -> None:
-    """Each ratio is ours / bare: 1 is the library's limit."""
+    """Report the ratio of each operation to the direct call of its library. 1 means no overhead."""
     cv2.setNumThreads(1)
     zoom(report, turns)
     read(report, turns)
@@ -39,7 +39,7 @@ def _row(report: Report, name: str, ours: Callable[[], object], bare: Callable[[
 
 
 def zoom(report: Report, turns: int) -> None:
-    """A quarter of a 1080p photo to 640 x 360, as a whole call with checks and description."""
+    """Report `zoom_in` from a quarter of a 1080p photo to 640 x 360, with checks and description."""
     picture = np.asarray(Image.fromarray(sets.photo("astronaut")).resize((1920, 1080)))
     image, box = Image.fromarray(picture), [0.25, 0.25, 0.75, 0.75]
     size = (picture.shape[1], picture.shape[0])
@@ -61,7 +61,7 @@ def zoom(report: Report, turns: int) -> None:
 
 
 def read(report: Report, turns: int) -> None:
-    """A page, a photo with words, and one cut-out word, beside rapidocr's own pipeline on the same array and models."""
+    """Report `read_text` on a page, a photo with words and one cropped word against rapidocr's own pipeline."""
     import rapidocr
 
     threads = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")}
@@ -75,14 +75,14 @@ def read(report: Report, turns: int) -> None:
         (f"cut-out {word}", np.ascontiguousarray(photo[y0:y1, x0:x1])),
     ):
         bgr = np.ascontiguousarray(picture[..., ::-1])
-        said = engine(bgr).txts or ()
-        ours_said = call("read_text", picture).data["lines"]
-        note = f"{len(ours_said)} lines, bare {len(said)}; {picture.shape[1]}x{picture.shape[0]}"
+        bare_lines = engine(bgr).txts or ()
+        lines = call("read_text", picture).data["lines"]
+        note = f"{len(lines)} lines, bare {len(bare_lines)}; {picture.shape[1]}x{picture.shape[0]}"
         _row(report, f"read_text {name}", lambda p=picture: call("read_text", p), lambda b=bgr: engine(b), turns, note)
 
 
 def track(report: Report, turns: int) -> None:
-    """Forty frames beside a bare CSRT loop that decodes the same frames and shrinks them alike."""
+    """Report `track_object` over forty frames against a CSRT loop that decodes the same frames."""
     data, truth = sets.moving("shrinking cat", 41)
     clip = open_clip(data, ToolboxConfig())
     first = truth[0]
@@ -107,26 +107,26 @@ def track(report: Report, turns: int) -> None:
 
 
 def properties(report: Report, turns: int) -> None:
-    """Shape, size and position of a mask beside regionprops asked for the same figures."""
+    """Report `get_properties` (shape, size, position) against regionprops with the same properties."""
     from skimage.measure import label, regionprops
 
-    thing = sets.outlined(sets.IN_SAMPLE, None)[4]
-    code = masks.encode(thing.mask)
-    wanted = ("area", "perimeter", "solidity", "eccentricity", "orientation", "centroid", "bbox", "equivalent_diameter_area")
+    outlined = sets.outlined(sets.IN_SAMPLE, None)[4]
+    mask = masks.encode(outlined.mask)
+    names = ("area", "perimeter", "solidity", "eccentricity", "orientation", "centroid", "bbox", "equivalent_diameter_area")
 
     def ours() -> None:
-        call("get_properties", thing.picture, mask=code, groups=["shape", "size", "position"])
+        call("get_properties", outlined.picture, mask=mask, groups=["shape", "size", "position"])
 
     def bare() -> None:
-        found = regionprops(label(thing.mask), intensity_image=thing.picture)[0]
-        for name in wanted:
-            getattr(found, name)
+        region = regionprops(label(outlined.mask), intensity_image=outlined.picture)[0]
+        for name in names:
+            getattr(region, name)
 
-    _row(report, "get_properties shape, size, position", ours, bare, turns, "bare: skimage label + regionprops, same figures")
+    _row(report, "get_properties shape, size, position", ours, bare, turns, "bare: skimage label + regionprops")
 
 
 def frames(report: Report, turns: int) -> None:
-    """Eight frames spread over a 720p clip, in an opened clip, beside a bare PyAV decode up to the last of them."""
+    """Report `select_frames` for eight frames of an open 720p clip against PyAV decoding up to the last, and opening a clip."""
     import clips
 
     data = clips.BUNNY.read_bytes()
@@ -139,18 +139,17 @@ def frames(report: Report, turns: int) -> None:
 
     def bare() -> None:
         with av.open(io.BytesIO(data)) as container:
-            wanted = set(numbers)
             for number, frame in enumerate(container.decode(video=0)):
-                if number in wanted:
+                if number in numbers:
                     frame.to_ndarray(format="rgb24")
 
-    _row(report, f"select_frames 8 of {len(clip.times)} frames 720p", ours, bare, turns, "bare: PyAV decodes all, keeps 8")
+    _row(report, f"select_frames 8 of {len(clip.times)} frames 720p", ours, bare, turns, "bare: PyAV decodes all, converts 8")
 
-    def index() -> None:
+    def open_data() -> None:
         open_clip(data, ToolboxConfig())
 
     def demux() -> None:
         with av.open(io.BytesIO(data)) as container:
             sum(1 for _ in container.demux(video=0))
 
-    _row(report, "opening a clip", index, demux, turns, f"{len(data) / 1e6:.1f} MB; bare: PyAV demux without decoding")
+    _row(report, "opening a clip", open_data, demux, turns, f"{len(data) / 1e6:.1f} MB; bare: PyAV demux without decoding")

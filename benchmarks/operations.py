@@ -1,4 +1,4 @@
-"""The six pixel operations: how right, how fast, and what the pool costs. See benchmarks/README.md."""
+"""The six pixel operations: quality, speed, and overhead of the toolbox pool. See benchmarks/README.md."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ PARTS = ("quality", "speed", "pool")
 
 
 def main() -> None:
-    """Rows on stderr as they are measured, one JSON line on stdout."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operations", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help="quality, speed, pool; default all")
-    parser.add_argument("--quick", action="store_true", help="a part of each set, about two minutes in all")
+    parser.add_argument("--quick", action="store_true", help="measure a part of each set, about two minutes in all")
     parser.add_argument("--photos", type=Path, help="folder with the examples of Debian's opencv-doc: more real pictures")
     parser.add_argument("--sam", metavar="FOLDER", help="a SAM or SAM 2 checkpoint of transformers, measured beside grabcut")
     args = parse_args(parser, quick=True)

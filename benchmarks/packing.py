@@ -1,11 +1,12 @@
-"""How much of what the learner computes is real: packed rows against right padding, on multi-turn traces with pictures.
+"""Packed rows against right padding: the share of real tokens in what the learner computes, and the time.
 
     python -m benchmarks.packing [--clock cpu]
 
-`nano`: trajectories of the nano world, made by playing demonstrations (half of them zoom in). `zipf`: a synthetic mix of texts
-with P(length) ~ 1/length up to a whole row. Packing computes its linear layers on real tokens alone; inside attention samples of
-similar length share a bucket, padded to the longest of it. The anchor is transformers' attention on micro-batches in order of
-arrival, padded at the right to the longest of each, with the same features of the views: only the padding differs.
+`nano`: multi-turn trajectories with pictures, played from demonstrations of the embedded data, half of which zoom in. `zipf`: a
+synthetic mix of texts with P(length) ~ 1/length up to a whole row. Packing computes linear layers on real tokens only; in
+attention, samples of similar length share a bucket, padded to the longest of the bucket. The baseline is transformers' attention
+on micro-batches in order of arrival, padded right to the longest of each. It uses the same view features, so only the padding
+differs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PADDED_ROWS = 8
 
 
 def nano_traces(settings: config.Config, count: int) -> list[TrainSample]:
-    """Played demonstrations of the nano world."""
+    """Return samples from played demonstrations of the embedded data."""
     player = Player(settings, str(resolve("nano")))
     rows = read_demonstrations("cards:?split=train", count, seed=0, direct_share=0.5)
     return [
@@ -48,19 +49,19 @@ def nano_traces(settings: config.Config, count: int) -> list[TrainSample]:
 
 
 def zipf_texts(spec: ModelSpec, count: int, longest: int) -> list[TrainSample]:
-    """Random texts, half of each written by the policy."""
+    """Return random texts; the policy wrote the second half of each."""
     rng = np.random.default_rng(0)
     words = np.setdiff1d(np.arange(7, spec.vocab), [*spec.banned, spec.image_token])
     sizes = np.arange(16, longest + 1)
-    out = []
+    samples = []
     for n in rng.choice(sizes, count, p=1 / sizes / (1 / sizes).sum()):
         mask = np.arange(n) >= n // 2
-        out.append(TrainSample(rng.choice(words, n), mask, np.zeros(n, np.float32), 1.0, []))
-    return out
+        samples.append(TrainSample(rng.choice(words, n), mask, np.zeros(n, np.float32), 1.0, []))
+    return samples
 
 
 class Learner:
-    """The nano with adapters, once with packed and once with stock attention on the same parameters."""
+    """The embedded model with adapters; the same parameters run with packed or with stock attention."""
 
     def __init__(self) -> None:
         policy = config.PolicyConfig(dtype="float32")
@@ -72,41 +73,41 @@ class Learner:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
 
     def packed(self, batches: Sequence[PackedBatch]) -> float:
-        """Negative log-likelihood of all policy tokens, with backward; packed rows."""
+        """Run forward and backward on packed rows; return the negative log-likelihood of all policy tokens."""
         use_packed_attention(self.model)
         total = 0.0
         for batch in batches:
-            seen = self._view_features(batch)
-            log_probs, _ = token_log_probs(self.model, batch, seen, self.spec.image_token, self.banned)
+            features = self._view_features(batch)
+            log_probs, _ = token_log_probs(self.model, batch, features, self.spec.image_token, self.banned)
             total += self._backward(log_probs)
         return total
 
     def padded(self, batches: Sequence[tuple[PackedBatch, torch.Tensor]]) -> float:
-        """The same by transformers' attention. batches: with the lengths of their samples; padding is made here."""
+        """Run the same with transformers' attention. batches: each with the lengths of its samples; padded here."""
         self.text._attn_implementation = "sdpa"
         total = 0.0
         for batch, lengths in batches:
-            inside = torch.arange(int(lengths.max()))[None] < lengths[:, None]
-            tokens = torch.full(inside.shape, self.spec.pad)
-            tokens[inside] = batch.tokens
-            positions = torch.zeros(4, *inside.shape, dtype=torch.int64)
-            positions[:, inside] = batch.positions
-            mask = torch.zeros_like(inside)
-            mask[inside] = batch.mask
-            seen = self._view_features(batch)
-            rows = seen.rows(batch.image_rows) if seen is not None else None
+            real = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+            tokens = torch.full(real.shape, self.spec.pad)
+            tokens[real] = batch.tokens
+            positions = torch.zeros(4, *real.shape, dtype=torch.int64)
+            positions[:, real] = batch.positions
+            mask = torch.zeros_like(real)
+            mask[real] = batch.mask
+            features = self._view_features(batch)
+            rows = features.rows(batch.image_rows) if features is not None else None
             image = self.spec.image_token
-            hidden = hidden_states(self.model, tokens, positions, rows, image, attention_mask=inside.long(), use_cache=False)
-            before = hidden[:, :-1][mask[:, 1:]]
-            total += self._backward(project(self.model.lm_head, before, tokens[mask], self.banned)[0])
+            hidden = hidden_states(self.model, tokens, positions, rows, image, attention_mask=real.long(), use_cache=False)
+            predecessors = hidden[:, :-1][mask[:, 1:]]
+            total += self._backward(project(self.model.lm_head, predecessors, tokens[mask], self.banned)[0])
         return total
 
-    def gradient(self) -> torch.Tensor:
-        """All gradients in one vector; they are cleared."""
-        gradients = torch.cat([p.grad.ravel() for p in self.parameters if p.grad is not None])
+    def take_gradient(self) -> torch.Tensor:
+        """Return all gradients in one vector and clear them."""
+        gradient = torch.cat([p.grad.ravel() for p in self.parameters if p.grad is not None])
         for parameter in self.parameters:
             parameter.grad = None
-        return gradients
+        return gradient
 
     def _view_features(self, batch: PackedBatch) -> Features | None:
         if not batch.views:
@@ -120,7 +121,7 @@ class Learner:
 
 
 def measure(report: Report, name: str, learner: Learner, samples: list[TrainSample], args: argparse.Namespace) -> None:
-    """All rows about one mix of lengths."""
+    """Report all rows about one mix of lengths."""
     lengths = [len(s.tokens) for s in samples]
     real = sum(lengths)
     report.row(
@@ -132,8 +133,8 @@ def measure(report: Report, name: str, learner: Learner, samples: list[TrainSamp
         report.row(f"{name}: bins of {capacity} / lower bound", bins / bound, goal, f"{bins} / {bound}")
     batches = [collate([samples[i] for i in members], learner.spec) for members in pack(lengths, capacity)]
     report.row(f"{name}: real / computed tokens, packed", real / sum(len(b.tokens) for b in batches), ">= 0.95", "linear layers")
-    inside = sum(bucket.numel() for batch in batches for bucket in batch.segments.buckets)
-    report.row(f"{name}: real / computed tokens in attention", real / inside, "", "buckets of similar length")
+    in_buckets = sum(bucket.numel() for batch in batches for bucket in batch.segments.buckets)
+    report.row(f"{name}: real / computed tokens in attention", real / in_buckets, "", "buckets of similar length")
     groups = [samples[i : i + PADDED_ROWS] for i in range(0, len(samples), PADDED_ROWS)]
     padded = [(collate(g, learner.spec), torch.tensor([len(s.tokens) for s in g])) for g in groups]
     share = real / sum(len(sizes) * int(sizes.max()) for _, sizes in padded)
@@ -141,12 +142,12 @@ def measure(report: Report, name: str, learner: Learner, samples: list[TrainSamp
 
     losses, gradients = [], []
     single = [(collate([s], learner.spec), torch.tensor([len(s.tokens)])) for s in samples[: args.checked]]
-    part = [samples[i] for i in range(len(single))]
-    together = [collate([part[i] for i in m], learner.spec) for m in pack([len(s.tokens) for s in part], capacity)]
-    written = sum(s.policy_tokens for s in part)
-    for work in (lambda: learner.packed(together), lambda: learner.padded(single)):
-        losses.append(work() / written)
-        gradients.append(learner.gradient())
+    checked = samples[: len(single)]
+    packed = [collate([checked[i] for i in m], learner.spec) for m in pack([len(s.tokens) for s in checked], capacity)]
+    policy_tokens = sum(s.policy_tokens for s in checked)
+    for run in (lambda: learner.packed(packed), lambda: learner.padded(single)):
+        losses.append(run() / policy_tokens)
+        gradients.append(learner.take_gradient())
     loss = abs(losses[0] - losses[1])
     gradient = float((gradients[0] - gradients[1]).abs().max() / gradients[1].abs().max())
     report.row(f"{name}: |packed - unpadded| loss per token", f"{loss:.1e}", "<= 1e-5", "transformers, one sample at a time")
@@ -156,20 +157,20 @@ def measure(report: Report, name: str, learner: Learner, samples: list[TrainSamp
 
     def ours() -> None:
         learner.packed(batches)
-        learner.gradient()
+        learner.take_gradient()
 
-    def anchor() -> None:
+    def baseline() -> None:
         learner.padded(padded)
-        learner.gradient()
+        learner.take_gradient()
 
-    ratio = compare(ours, anchor, args.repeats, clock=CLOCKS[args.clock])
+    ratio = compare(ours, baseline, args.repeats, clock=CLOCKS[args.clock])
     report.row(f"{name}: forward and backward, packed / padded", ratio, "", f"padding alone would give {share:.3f}")
 
 
 def main() -> None:
-    """Print the table."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description="Packed rows against right padding")
-    parser.add_argument("--traces", type=int, default=512, help="trajectories of the nano world")
+    parser.add_argument("--traces", type=int, default=512, help="trajectories of the embedded data")
     parser.add_argument("--texts", type=int, default=128, help="texts of the synthetic mix")
     parser.add_argument("--row-tokens", type=int, default=1024)
     parser.add_argument("--checked", type=int, default=64, help="samples whose loss and gradient are compared")

@@ -1,12 +1,12 @@
-"""What HTTP adds to a generator, and how the service behaves near and far beyond its capacity.
+"""Latency that HTTP adds to a generator, and behaviour of the service near and far beyond its capacity.
 
     python -m benchmarks.service --adapter runs/quickstart/rft/checkpoints/step_00000040
 
-`overhead`: the same greedy question through `/v1/agent` and straight to the Generator actor, in turns; without a memory, and
-with one that is searched before every vote and added to after every reply. `stream`: time to the first event of a streamed
-reply. `load`: requests at 80 % of the measured capacity, then at ten times of it. `kills`: a gateway replica, a generator, a
-memory shard and the learner are killed under load. The embedded model on real pictures; whoever asks takes a share of the same
-cores, so figures of load are pessimistic.
+`overhead`: the same greedy question through `/v1/agent` and directly to the Generator actor, alternately; without a memory, and
+with a memory that is searched before every vote and extended after every reply. `stream`: time to the first event of a streamed
+reply. `load`: requests at 80 % of the measured capacity, then at ten times the capacity. `kills`: a gateway replica, a generator,
+a memory shard and the learner are killed under load. The service runs the embedded model. Clients share its cores, so figures
+under load are pessimistic.
 """
 
 from __future__ import annotations
@@ -51,33 +51,33 @@ PARTS = ("overhead", "stream", "load", "kills")
 
 @dataclass
 class Service:
-    """The running service and what asks it."""
+    """The running service and the questions for it."""
 
     config: Config
     url: str
     actors: placement.Actors
-    behind: ServingActors
+    serving_actors: ServingActors
     questions: list[tuple[Question, dict[str, Any]]]
 
-    def body(self, number: int, **more: Any) -> dict[str, Any]:
-        """Arguments of a request; encoded before the clock runs, which is the caller's own work."""
-        asked = self.questions[number % len(self.questions)][1]
-        return {"content": json.dumps({**asked, **more}).encode(), "headers": {"Content-Type": "application/json"}}
+    def request(self, number: int, **fields: Any) -> dict[str, Any]:
+        """Return the httpx arguments of a request, encoded in advance because encoding is the client's work."""
+        body = self.questions[number % len(self.questions)][1]
+        return {"content": json.dumps({**body, **fields}).encode(), "headers": {"Content-Type": "application/json"}}
 
 
 @contextmanager
 def running(adapter: str, folder: str, overrides: list[str], format: str) -> Iterator[Service]:
-    """A service of the embedded model with memory and without a learner, and twenty questions with their request bodies."""
+    """Serve the embedded model, by default with memory and without a learner, and prepare twenty requests."""
     settings = {"policy.adapter": adapter, "run.dir": folder, "evolution.enabled": "false", "serve.cache": "0"}
     settings |= dict(override.split("=", 1) for override in overrides)
     config = load("configs/nano/serve.yaml", [f"{key}={value}" for key, value in settings.items()])
-    asked = read_questions("cards:?split=train&seed=5", limit=20, epochs=1)
-    questions = [_request(question, format) for question in asked]
-    with placement.placed(config, learner=False, initial=adapter) as actors, serving(config, actors) as (url, behind):
-        yield Service(config, url, actors, behind, questions)
+    questions = [_encode(question, format) for question in read_questions("cards:?split=train&seed=5", limit=20, epochs=1)]
+    with placement.placed(config, learner=False, initial=adapter) as actors, serving(config, actors) as (url, serving_actors):
+        yield Service(config, url, actors, serving_actors, questions)
 
 
-def _request(question: Question, format: str) -> tuple[Question, dict[str, Any]]:
+def _encode(question: Question, format: str) -> tuple[Question, dict[str, Any]]:
+    """Return the question with its picture as a data URL, and the body of its request."""
     buffer = io.BytesIO()
     picture = Image.fromarray(cards.render(question.media[0].uri))
     picture.save(buffer, format=format, **({"quality": 92} if format == "jpeg" else {"compress_level": 1}))
@@ -86,18 +86,19 @@ def _request(question: Question, format: str) -> tuple[Question, dict[str, Any]]
     return question.model_copy(update={"media": media}), {"question": question.question, "image": url}
 
 
-def overhead(service: Service, report: Report, repeats: int, what: str) -> None:
-    """One request at a time, each after a pause in which what follows a reply is done; HTTP or the actor first by lot.
+def overhead(service: Service, report: Report, repeats: int, variant: str) -> None:
+    """Report the latency that HTTP adds to one request at a time; the order of HTTP and actor is random.
 
-    Answered at once, without operations: the model's own time varies least.
+    The pause before each request lets background work after a reply finish. Replies have one turn without operations, because
+    their duration varies least.
     """
-    d, generator, lot = service.config.dialogue, service.actors.generators[0], random.Random(5)
+    d, generator, rng = service.config.dialogue, service.actors.generators[0], random.Random(5)
     greedy = SamplingParams(0.0, 1.0, d.max_turn_tokens, 1)
     with httpx.Client(base_url=service.url, timeout=60) as client:
 
         def by_http(number: int) -> float:
-            sent = service.body(number, temperature=0.0, operations=False, max_turns=1)
-            return time_call(lambda: client.post("/v1/agent", **sent).raise_for_status())
+            request = service.request(number, temperature=0.0, operations=False, max_turns=1)
+            return time_call(lambda: client.post("/v1/agent", **request).raise_for_status())
 
         def by_actor(number: int) -> float:
             question, name = service.questions[number % len(service.questions)][0], new_id("group")
@@ -105,95 +106,90 @@ def overhead(service: Service, report: Report, repeats: int, what: str) -> None:
 
         pairs = []
         for number in range(repeats + 5):
-            took = {}
-            for way in lot.sample([by_http, by_actor], 2):
+            times = {}
+            for call in rng.sample([by_http, by_actor], 2):
                 time.sleep(PAUSE_S)
-                took[way] = way(number)
-            pairs.append((took[by_http], took[by_actor]))
-    http, direct = zip(*pairs[5:], strict=True)  # the first warm both up
+                times[call] = call(number)
+            pairs.append((times[by_http], times[by_actor]))
+    http, direct = zip(*pairs[5:], strict=True)  # the first five are the warm-up
     added = sorted(a - b for a, b in zip(http, direct, strict=True))
     ratio = sorted(a / b for a, b in zip(http, direct, strict=True))
     spread = Ratio(
         percentile(list(http), 0.5), percentile(list(direct), 0.5), *(percentile(ratio, share) for share in (0.5, 0.25, 0.75))
     )
-    report.row(f"{what}: seconds of a greedy request, HTTP / actor", spread)
-    half, middle = 0.98 * math.sqrt(repeats), repeats / 2  # ranks of the median's 95 % interval, whatever the distribution
+    report.row(f"{variant}: seconds of a greedy request, HTTP / actor", spread)
+    half, middle = 0.98 * math.sqrt(repeats), repeats / 2  # ranks of the median's 95 % interval for any distribution
     low, high = (1e3 * added[min(repeats - 1, max(0, round(rank)))] for rank in (middle - half - 1, middle + half))
-    report.row(f"{what}: added ms, p50", 1e3 * percentile(added, 0.5), "<= 5", f"[{low:.1f}, {high:.1f}]")
-    report.row(f"{what}: added ms, p99", 1e3 * percentile(added, 0.99), "<= 20")
+    report.row(f"{variant}: added ms, p50", 1e3 * percentile(added, 0.5), "<= 5", f"[{low:.1f}, {high:.1f}]")
+    report.row(f"{variant}: added ms, p99", 1e3 * percentile(added, 0.99), "<= 20")
 
 
 def stream(service: Service, report: Report, repeats: int) -> None:
-    """Seconds to the first event of a stream, beside those to a whole reply."""
+    """Report the seconds to the first event of a stream and to the whole reply."""
     first, whole = [], []
     with httpx.Client(base_url=service.url, timeout=60) as client:
         for number in range(repeats):
-            sent = service.body(number, temperature=0.0, stream=True)
-            began = time.perf_counter()
-            with client.stream("POST", "/v1/agent", **sent) as reply:
+            request = service.request(number, temperature=0.0, stream=True)
+            start = time.perf_counter()
+            with client.stream("POST", "/v1/agent", **request) as reply:
                 lines = (line for line in reply.iter_lines() if line.startswith("event: "))
                 next(lines)
-                first.append(time.perf_counter() - began)
+                first.append(time.perf_counter() - start)
                 for _ in lines:
                     pass
-            whole.append(time.perf_counter() - began)
+            whole.append(time.perf_counter() - start)
     report.row("first event of a stream, ms (p50)", 1e3 * percentile(first, 0.5))
     report.row("whole streamed reply, ms (p50)", 1e3 * percentile(whole, 0.5))
 
 
 def capacity(service: Service, seconds: float) -> float:
-    """Requests answered in a second when as many clients ask as can be served at once."""
+    """Return the requests answered per second with as many clients as the service runs requests at once (at most 16)."""
     from pixelis.serve.limits import running_limit
 
-    done, stop = [0], time.monotonic() + seconds
-    lock = threading.Lock()
+    stop = time.monotonic() + seconds
 
-    def ask(number: int) -> None:
+    def count_answers(number: int) -> int:
+        answered = 0
         with httpx.Client(base_url=service.url, timeout=60) as client:
             while time.monotonic() < stop:
-                if client.post("/v1/agent", **service.body(number)).status_code == 200:
-                    with lock:
-                        done[0] += 1
+                answered += client.post("/v1/agent", **service.request(number)).status_code == 200
+        return answered
 
-    clients = [threading.Thread(target=ask, args=(i,)) for i in range(min(16, running_limit(service.config)))]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
-    return done[0] / seconds
+    clients = min(16, running_limit(service.config))
+    with ThreadPoolExecutor(clients) as pool:
+        return sum(pool.map(count_answers, range(clients))) / seconds
 
 
 def load_part(service: Service, report: Report, seconds: float) -> None:
-    """Callers in a process of their own: 80 % of capacity, then ten times of it."""
+    """Report the service under 80 % of its capacity, then under ten times its capacity."""
     limit = capacity(service, min(10.0, seconds))
     report.row("capacity, requests a second", limit)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as bodies:
         json.dump([body for _, body in service.questions], bodies)
         bodies.flush()
-        calm = _callers(service, bodies.name, 0.8 * limit, seconds)
+        normal = _run_load(service, bodies.name, 0.8 * limit, seconds)
         before = _gateway_bytes()
-        flood = _callers(service, bodies.name, 10 * limit, seconds)
+        overload = _run_load(service, bodies.name, 10 * limit, seconds)
         after = _gateway_bytes()
-    report.row("80 % load: answered / sent", calm["ok"] / max(1, calm["sent"]), ">= 0.99", f"{calm['sent']} requests")
-    report.row("80 % load: p50, p99 ms", calm["ok_p50"], "", f"p99 {calm['ok_p99']:.0f}")
-    report.row(
-        "10 x: shed", flood["shed"] / max(1, flood["sent"]), "", f"{flood['sent']} requests, {flood['failed']} failed otherwise"
-    )
-    report.row("10 x: shed p50, p99 ms", flood["shed_p50"], "p99 <= 50", f"p99 {flood['shed_p99']:.0f}")
-    report.row("10 x: accepted p99 / p99 at 80 %", flood["ok_p99"] / max(1e-9, calm["ok_p99"]), "<= 2")
+    report.row("80 % load: answered / sent", normal["ok"] / max(1, normal["sent"]), ">= 0.99", f"{normal['sent']} requests")
+    report.row("80 % load: p50, p99 ms", normal["ok_p50"], "", f"p99 {normal['ok_p99']:.0f}")
+    note = f"{overload['sent']} requests, {overload['failed']} failed otherwise"
+    report.row("10 x: shed", overload["shed"] / max(1, overload["sent"]), "", note)
+    report.row("10 x: shed p50, p99 ms", overload["shed_p50"], "p99 <= 50", f"p99 {overload['shed_p99']:.0f}")
+    report.row("10 x: accepted p99 / p99 at 80 %", overload["ok_p99"] / max(1e-9, normal["ok_p99"]), "<= 2")
     report.row("10 x: gateway's memory, after / before", after / before, "<= 1.05")
 
 
-def _callers(service: Service, bodies: str, rate: float, seconds: float) -> dict[str, float]:
-    # Ray's workers run at niceness 15: a caller on the same cores that ran at 0 would take them all.
+def _run_load(service: Service, bodies: str, rate: float, seconds: float) -> dict[str, float]:
+    # Ray's workers run at niceness 15: a client with niceness 0 would take all of their cores.
     script = str(Path(__file__).with_name("service_load.py"))
     command = ["nice", "-n", "15", sys.executable, script, service.url, bodies, str(rate), str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(process.stdout.strip().splitlines()[-1])
 
 
 def _gateway_bytes() -> int:
-    """Resident bytes of the gateway replicas of this machine."""
+    """Return the resident bytes of the gateway replicas on this machine."""
     return sum(p.memory_info().rss for p in psutil.process_iter(["cmdline"]) if "Gateway" in " ".join(p.info["cmdline"] or []))
 
 
@@ -206,31 +202,31 @@ VICTIMS = {
 
 
 def kills(service: Service, report: Report, seconds: float) -> None:
-    """One client a quarter second, each request tried once more when it fails; a kill every quarter of ``seconds``."""
+    """Report the replies to four requests a second, each retried once, while a process of each kind is killed."""
     from pixelis.jobs.serve import Learning
 
     answers: list[tuple[float, float, bool, bool]] = []
     stop, client = threading.Event(), httpx.Client(base_url=service.url, timeout=60)
 
     def ask(number: int) -> None:
-        began = time.monotonic()
-        tries = 0
+        start = time.monotonic()
+        attempts = 0
         ok = False
-        while tries < 2 and not ok:
-            tries += 1
+        while attempts < 2 and not ok:
+            attempts += 1
             with contextlib.suppress(httpx.HTTPError):
-                ok = client.post("/v1/agent", **service.body(number)).status_code == 200
-        answers.append((began, time.monotonic() - began, ok, tries == 1))
+                ok = client.post("/v1/agent", **service.request(number)).status_code == 200
+        answers.append((start, time.monotonic() - start, ok, attempts == 1))
 
-    def load() -> None:
+    def send_requests() -> None:
         with ThreadPoolExecutor(32) as pool:
             number = 0
             while not stop.wait(0.25):
                 pool.submit(ask, number)
                 number += 1
 
-    learning = Learning(service.config, service.actors, service.behind)
-    thread = threading.Thread(target=load)
+    learning = Learning(service.config, service.actors, service.serving_actors)
+    thread = threading.Thread(target=send_requests)
     thread.start()
     deaths = []
     for name, title in VICTIMS.items():
@@ -244,23 +240,22 @@ def kills(service: Service, report: Report, seconds: float) -> None:
     thread.join()
     learning.stop()
     report.row("kills", ", ".join(name for name, _ in deaths))
-    report.row(
-        "answered with one retry at most", sum(a[2] for a in answers) / len(answers), ">= 0.99", f"{len(answers)} requests"
-    )
-    report.row("answered at the first try", sum(a[3] and a[2] for a in answers) / len(answers))
-    after = [seconds for at, seconds, *_ in answers if any(0 <= at - death < 5 for _, death in deaths)]
-    steady = [seconds for at, seconds, *_ in answers if not any(-1 <= at - death < 8 for _, death in deaths)]
-    report.row("p99 within 5 s of a kill / p99 else", percentile(after, 0.99) / percentile(steady, 0.99), "<= 3")
+    answered = sum(ok for _, _, ok, _ in answers) / len(answers)
+    report.row("answered with one retry at most", answered, ">= 0.99", f"{len(answers)} requests")
+    report.row("answered at the first attempt", sum(first and ok for _, _, ok, first in answers) / len(answers))
+    after = [seconds for start, seconds, *_ in answers if any(0 <= start - death < 5 for _, death in deaths)]
+    steady = [seconds for start, seconds, *_ in answers if not any(-1 <= start - death < 8 for _, death in deaths)]
+    report.row("p99 within 5 s of a kill / p99 otherwise", percentile(after, 0.99) / percentile(steady, 0.99), "<= 3")
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--adapter", required=True, help="checkpoint of `rft`")
-    parser.add_argument("--part", choices=PARTS, action="append", help="only this part (again for more)")
-    parser.add_argument("--format", choices=("jpeg", "png"), default="jpeg", help="how pictures are sent")
+    parser.add_argument("--part", choices=PARTS, action="append", help="run only this part; may be repeated")
+    parser.add_argument("--format", choices=("jpeg", "png"), default="jpeg", help="encoding of the pictures")
     parser.add_argument("--repeats", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of each load")
     args = parse_args(parser, part=["overhead", "stream", "load"], repeats=2, seconds=1.0)
     parts = args.part or PARTS
     report = Report("service")
@@ -277,8 +272,9 @@ def main() -> None:
             if "load" in parts:
                 load_part(service, report, args.seconds)
         if "kills" in parts:
-            wide = ["engine.workers=2", "memory.shards=2", "serve.replicas=2", "evolution.enabled=true", "evolution.cold_start=0"]
-            with running(args.adapter, f"{folder}/kills", wide, args.format) as service:
+            replicated = ["engine.workers=2", "memory.shards=2", "serve.replicas=2"]
+            learning = ["evolution.enabled=true", "evolution.cold_start=0"]
+            with running(args.adapter, f"{folder}/kills", [*replicated, *learning], args.format) as service:
                 kills(service, report, 2 * args.seconds)
     report.close()
 
