@@ -1,4 +1,4 @@
-"""Every benchmark runs. What it measures says nothing here; see benchmarks/README.md for the figures."""
+"""Smoke run of every benchmark. The measured values mean nothing here; see benchmarks/README.md for the figures."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from pixelis.policy.model_path import fingerprint, resolve
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py") if "def main" in p.read_text(encoding="utf-8"))
-CALLERS = "service_load"
-"""The clients of `service`, which starts them."""
-NEEDS = {"grpo_step": "trl"}
+NAMES.remove("service_load")  # the load generator, which `service` starts
+REQUIREMENTS = {"grpo_step": "trl"}
 OWN_PROCESS = {"memory"}
-"""It forks, which a process with Ray's threads must not."""
+"""Benchmarks that fork, which is unsafe in a process with Ray's threads."""
 
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the embedded model's adapters that change nothing."""
+    """A checkpoint of adapters that do not change the embedded model."""
     folder, policy = tmp_path_factory.mktemp("adapter"), load(ROOT / "configs/nano/base.yaml").policy
     lora, tensors = policy.lora, {}
     for name, layer in adapted_layers(load_model(policy, "cpu")[0], lora.targets).items():
@@ -43,30 +42,30 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_readme_lists_every_benchmark() -> None:
     readme = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    assert [name for name in NAMES if name != CALLERS and f"| `{name}" not in readme] == []
+    assert [name for name in NAMES if f"| `{name}" not in readme] == []
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != CALLERS])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_runs(
     name: str, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
-    X in source, "it has no smoke run: parse its options with harness.parse_args"
+    assert "parse_args(parser" in source, "no smoke run: parse the options with harness.parse_args"
     options = {"--adapter": str(adapter), "--dir": str(tmp_path)}
-    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
-        pytest.skip(f"{name} needs {NEEDS[name]}, which is not installed")
-    given = ["--smoke", *(part for option, value in options.items() if f'"{option}"' in source for part in (option, value))]
+    if name in REQUIREMENTS and importlib.util.find_spec(REQUIREMENTS[name]) is None:
+        pytest.skip(f"{name} requires {REQUIREMENTS[name]}, which is not installed")
+    arguments = ["--smoke", *(part for option, value in options.items() if f'"{option}"' in source for part in (option, value))]
     if name in OWN_PROCESS:
         environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-        command = [sys.executable, "-m", f"benchmarks.{name}", *given]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stderr
+        command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+        process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        assert process.returncode == 0, process.stderr
         return
-    monkeypatch.setattr(sys, "argv", [name, *given])
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
     code = None
     try:
         importlib.import_module(f"benchmarks.{name}").main()
-    except SystemExit as ended:
-        code = ended.code
+    except SystemExit as error:
+        code = error.code
     assert not code, capfd.readouterr().err
-    assert ray.is_initialized(), "the cluster belongs to all"
+    assert ray.is_initialized(), "the benchmark stopped the shared Ray cluster"
