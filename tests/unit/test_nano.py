@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nano_lessons import Heads, Lessons, Views, _answer, examine, lesson_loss
+from nano_lessons import Lessons, Views
+from nano_losses import Heads, answer, evaluate, lesson_loss
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from pixelis.datasets import cards
@@ -130,10 +131,10 @@ def test_the_base_is_small_untied_and_stock(base):
 
 @pytest.mark.slow
 def test_the_base_sees_unseen_digits_on_unseen_photographs(base):
-    figures = examine(base, TOKENIZER, "test", count=200, seed=3)
-    assert figures["read"] > 0.9
-    assert figures["point"] > 0.85
-    assert figures["both"] > 0.8
+    scores = evaluate(base, TOKENIZER, "test", count=200, seed=3)
+    assert scores["read"] > 0.9
+    assert scores["point"] > 0.85
+    assert scores["both"] > 0.8
 
 
 def test_the_base_knows_no_protocol(base):
@@ -141,5 +142,5 @@ def test_the_base_knows_no_protocol(base):
     world = Views(cards.world("test").backgrounds)
     views = [world.overview(scene) for scene in scenes]
     questions = [f"Which digit is in the {scene.target.colour} frame?" for scene in scenes]
-    said = _answer(base, TOKENIZER, views, questions, 20)
-    assert not any(re.search(r"<answer>\d</answer>|<tool_call>\{", text) for text in said)
+    answers = answer(base, TOKENIZER, views, questions, 20)
+    assert not any(re.search(r"<answer>\d</answer>|<tool_call>\{", text) for text in answers)
