@@ -127,7 +127,7 @@ def test_turns_arrive_one_after_another_and_are_drawn(deployed: Deployed, opened
     assert page.locator(".sample .status").all_text_contents() == ["answers 7", "answers 8", "answers 7", "answers 7"]
     assert "majority" in page.locator(".verdict .facts").first.inner_text()
     winner = page.locator(".sample.winner")
-    assert winner.locator(".deed").first.inner_text() == "Turn 1 calls zoom_in on img0"
+    assert winner.locator(".action").first.inner_text() == "Turn 1 calls zoom_in on img0"
     assert "[0.25, 0.25, 0.75, 0.75]" in winner.locator(".arguments").inner_text()
     assert page.evaluate("document.querySelector('.winner .crop img').naturalWidth") == 8
     # After the vote only the winner's box is drawn; each sample's can be chosen, and all.
@@ -149,27 +149,27 @@ def test_feedback_reaches_the_experience(deployed: Deployed, opened: Opened) -> 
     with page.expect_response("**/v1/feedback") as told:
         page.keyboard.press("Enter")
     assert told.value.status == 200
-    expect(page.locator(".feedback")).to_have_text("Thank you: noted as wrong.")
+    expect(page.locator(".feedback")).to_have_text("Thank you. Marked as wrong.")
     name = told.value.request.post_data_json["experience_id"]
     with deployed.client() as client:
         feedback = client.get(f"/v1/experiences/{name}").json()["experience"]["feedback"]
     assert [(f["correct"], f["answer"]) for f in feedback] == [(False, "Käse 8")]
     ask(page, "say 9")
     expect(page.locator(".final")).to_have_text("9")
-    page.get_by_role("button", name="Right", exact=True).click()
-    expect(page.locator(".feedback")).to_have_text("Thank you: noted as right.")
+    page.get_by_role("button", name="Correct", exact=True).click()
+    expect(page.locator(".feedback")).to_have_text("Thank you. Marked as correct.")
 
 
 def test_who_knows_the_answer_that_nobody_found_can_tell_it(opened: Opened) -> None:
     page = opened()
     ask(page, "say none")
     expect(page.locator(".final")).to_have_text("No answer")
-    assert "a turn grew too long" in page.locator(".verdict").inner_text()
+    assert "a turn was too long" in page.locator(".verdict").inner_text()
     assert page.locator(".voted").all_text_contents() == ["no answer"]
-    page.get_by_role("button", name="Tell the answer").click()
+    page.get_by_role("button", name="Enter the answer").click()
     page.keyboard.type("7")
     page.keyboard.press("Enter")
-    expect(page.locator(".feedback")).to_have_text("Thank you: noted.")
+    expect(page.locator(".feedback")).to_have_text("Thank you. Saved.")
 
 
 def test_settings_are_kept_to(opened: Opened) -> None:
@@ -187,7 +187,7 @@ def test_settings_are_kept_to(opened: Opened) -> None:
     assert page.locator(".sample").count() == 3
     assert page.locator(".arguments").count() == 0
     assert page.locator(".feedback").count() == 0
-    assert "Nothing of this is remembered" in page.locator(".verdict").inner_text()
+    assert "not stored" in page.locator(".verdict").inner_text()
 
 
 def test_cancel_stops_the_work(deployed: Deployed, opened: Opened) -> None:
@@ -196,7 +196,7 @@ def test_cancel_stops_the_work(deployed: Deployed, opened: Opened) -> None:
     ask(page, "say 7 pause 0.6")
     page.wait_for_selector(".turns li")
     page.click("#cancel")
-    expect(page.locator("#trouble")).to_contain_text("Cancelled.")
+    expect(page.locator("#error")).to_contain_text("Cancelled.")
     assert page.is_enabled("#send")
     assert page.locator(".verdict").count() == 0
     assert until(lambda: deployed.counters()["closed"] > before["closed"])
@@ -215,35 +215,35 @@ def test_a_picture_can_be_pasted_and_a_large_one_is_made_smaller(opened: Opened)
     )
     expect(page.locator("#picture-note")).to_contain_text("1154 × 866 pixels, made smaller")  # a million pixels are taken here
     page.set_input_files("#choose", {"name": "x.png", "mimeType": "image/png", "buffer": b"no picture"})
-    expect(page.locator("#trouble")).to_contain_text("save it as PNG or JPEG")
+    expect(page.locator("#error")).to_contain_text("save it as PNG or JPEG")
     page.set_input_files("#choose", {"name": "x.pdf", "mimeType": "application/pdf", "buffer": b"%PDF"})
-    expect(page.locator("#trouble")).to_contain_text("This is no picture")
+    expect(page.locator("#error")).to_contain_text("This is not a picture")
 
 
 def test_failures_say_what_to_do(opened: Opened) -> None:
     page = opened(key="wrong")
     ask(page, "say 7")
-    expect(page.locator("#trouble")).to_contain_text("does not take this key")
+    expect(page.locator("#error")).to_contain_text("does not accept this key")
     page.fill("#key", KEY)
     page.keyboard.press("Enter")
     assert page.evaluate("Object.keys(localStorage).length") == 0
     page.click("#send")
     expect(page.locator(".final")).to_have_text("7")
     ask(page, "say <|im_start|>")
-    expect(page.locator("#trouble")).to_contain_text("spells the control token")
+    expect(page.locator("#error")).to_contain_text("spells the control token")
     told = {429: "Try again in 7 s", 413: "too large", 504: "no answer in time", 500: "failed (500)", 503: "Try again in 7 s"}
     for status, words in told.items():
         refusal = {"status": status, "headers": {"Retry-After": "7"}, "json": {"error": {"message": "m", "code": "c"}}}
         page.route("**/v1/agent", functools.partial(refuse, **refusal))
         page.click("#send")
-        expect(page.locator("#trouble")).to_contain_text(words)
+        expect(page.locator("#error")).to_contain_text(words)
     page.route("**/v1/agent", lambda route: route.abort())
     page.click("#send")
-    expect(page.locator("#trouble")).to_contain_text("cannot be reached")
+    expect(page.locator("#error")).to_contain_text("cannot be reached")
     broken = 'event: error\ndata: {"error": {"message": "no answer within 3 s", "code": "timeout"}}\n\n'
     page.route("**/v1/agent", lambda route: route.fulfill(content_type="text/event-stream", body=broken))
     page.click("#send")
-    expect(page.locator("#trouble")).to_contain_text("no answer in time")
+    expect(page.locator("#error")).to_contain_text("no answer in time")
 
 
 def test_markup_in_question_and_answer_stays_text(opened: Opened) -> None:
@@ -313,7 +313,7 @@ def test_a_person_approves_and_rejects_updates(deployed: Deployed, opened: Opene
     page = opened("evolution")
     cards = [page.locator(".review", has_text=question) for question in questions]
     for card in cards:
-        expect(card.locator(".shots img")).to_have_js_property("naturalWidth", 8)
+        expect(card.locator(".thumbnails img")).to_have_js_property("naturalWidth", 8)
         assert card.locator(".voted").all_text_contents() == ["7", "1"]
     page.fill("#reviewer", "Ada")
     cards[0].locator("[name=answer]").fill("1")
@@ -349,17 +349,17 @@ def test_the_evolution_is_shown_and_steered(deployed: Deployed, opened: Opened) 
     page = opened("evolution")
     expect(page.locator("#evolution-versions .served th")).to_have_text("v0")
     page.click("text=Pause learning")
-    expect(page.locator("#evolution-told")).to_contain_text("Learning is paused.")
+    expect(page.locator("#evolution-result")).to_contain_text("Learning is paused.")
     expect(page.locator(".state .pill")).to_have_text("paused")
     assert ray.get(deployed.evolution.status.remote())["paused"]
     page.click("text=Resume learning")
-    expect(page.locator("#evolution-told")).to_contain_text("Learning goes on.")
+    expect(page.locator("#evolution-result")).to_contain_text("Learning has resumed.")
     page.get_by_role("button", name="Roll back").click()
     assert page.evaluate("document.activeElement.id") == "confirm-no"
     page.click("#confirm-no")
     page.get_by_role("button", name="Roll back").click()
     page.click("#confirm-yes")
-    expect(page.locator("#evolution-told [role=alert]")).to_be_visible()  # there is nothing to go back to
+    expect(page.locator("#evolution-result [role=alert]")).to_be_visible()  # there is nothing to go back to
     assert ray.get(deployed.evolution.status.remote())["served"] == 0
 
 
@@ -419,10 +419,10 @@ def test_all_parts_of_an_evolution_are_drawn(opened: Opened) -> None:
     expect(page.locator(".chart .good")).to_have_count(1)
     expect(page.locator(".chart path.bad")).to_have_count(2)
     assert "the last, version 3: 60 %, reference 80 %" in str(page.get_attribute(".chart", "aria-label"))
-    assert page.locator(".versions .deeds").all_text_contents() == ["Promote", "", "", "Roll back to it"]
+    assert page.locator(".versions .actions").all_text_contents() == ["Promote", "", "", "Roll back to this"]
     expect(page.locator("#evolution-alerts .critical")).to_contain_text(MARKUP)
-    expect(page.locator("#reviews")).to_contain_text("keeps no review queue")
+    expect(page.locator("#reviews")).to_contain_text("has no review queue")
     page.get_by_role("button", name="Promote").click()
     page.click("#confirm-yes")
-    expect(page.locator("#evolution-told")).to_contain_text("The canary refused it: fell (accuracy 60 %, reference 85 %)")
+    expect(page.locator("#evolution-result")).to_contain_text("The canary refused it: fell (accuracy 60 %, reference 85 %)")
     assert page.title() == "Pixelis · Evolution"

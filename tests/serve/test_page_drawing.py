@@ -62,7 +62,7 @@ def test_masks_and_places_are_those_of_the_operations(opened: Opened) -> None:
             views.append(ImageView(id=f"obs{depth}", parent=views[-1].id, box=box))
         found = page.evaluate(
             """async (views) => { const { Scene } = await import("/page/marks.js"); const scene = new Scene();
-                scene.learn(views); return scene.place("obs4"); }""",
+                scene.addViews(views); return scene.locate("obs4"); }""",
             [view.model_dump(mode="json") for view in views],
         )
         assert found["root"] == "img0"
@@ -123,7 +123,7 @@ def test_turns_are_read_as_their_dialect_writes_them(opened: Opened) -> None:
         if dialect.call:
             call = Action(op="zoom_in", arguments={"box": (0.1, 0.1, 0.5, 0.5)})
             written.append(("".join(dialect.render(call, scale, "Closer.")), None, "Closer."))
-    script = """async (texts) => { const { read } = await import("/page/samples.js"); return texts.map(read); }"""
+    script = """async (texts) => { const { parseTurn } = await import("/page/samples.js"); return texts.map(parseTurn); }"""
     for found, (_, answer, part) in zip(opened().evaluate(script, [w[0] for w in written]), written, strict=True):
         assert found["answer"] == answer
         assert part in found["thought"]

@@ -1,11 +1,11 @@
-// Talking to the service: the key of this tab, JSON, streams of events, and failures in words.
+// Requests to the service: the API key of this tab, JSON, event streams, and explanations of failures.
 
-const STORED = "pixelis-key";
-let memory = ""; // where the browser keeps nothing for us
+const STORAGE_KEY = "pixelis-key";
+let memory = ""; // used where the browser allows no session storage
 
 export function key() {
   try {
-    return sessionStorage.getItem(STORED) ?? memory;
+    return sessionStorage.getItem(STORAGE_KEY) ?? memory;
   } catch {
     return memory;
   }
@@ -14,18 +14,18 @@ export function key() {
 export function setKey(value) {
   memory = value;
   try {
-    if (value) sessionStorage.setItem(STORED, value);
-    else sessionStorage.removeItem(STORED);
+    if (value) sessionStorage.setItem(STORAGE_KEY, value);
+    else sessionStorage.removeItem(STORAGE_KEY);
   } catch {
-    // private mode: the key lives as long as the page
+    // private mode: the key lasts as long as the page
   }
 }
 
-/** What the service refused, or why it could not be asked. `status` 0: no reply at all. */
+/** A refused or failed request. `status` is 0 without a reply; `retryAfter` is in seconds or null. */
 export class Failure extends Error {
-  constructor(status, message, code = "", wait = null) {
+  constructor(status, message, code = "", retryAfter = null) {
     super(message);
-    Object.assign(this, { status, code, wait });
+    Object.assign(this, { status, code, retryAfter });
   }
 }
 
@@ -33,7 +33,7 @@ export const aborted = (error) => error instanceof DOMException && error.name ==
 
 async function send(path, { method = "GET", body, signal } = {}) {
   const headers = {};
-  // Header values are latin-1: another key cannot be right, and fetch would refuse to send it.
+  // Header values are latin-1. fetch would refuse other characters, and no valid key has them.
   if (key()) headers.Authorization = `Bearer ${key().replace(/[^\x21-\xff]/g, "?")}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
@@ -44,14 +44,14 @@ async function send(path, { method = "GET", body, signal } = {}) {
     throw new Failure(0, "");
   }
   if (response.ok) return response;
-  let told = {};
+  let detail = {};
   try {
-    told = (await response.json()).error ?? {};
+    detail = (await response.json()).error ?? {};
   } catch {
-    // a proxy's page: the status says enough
+    // a proxy's error page: the status is enough
   }
-  const wait = Number.parseFloat(response.headers.get("retry-after") ?? "");
-  throw new Failure(response.status, String(told.message ?? ""), String(told.code ?? ""), Number.isFinite(wait) ? wait : null);
+  const retryAfter = Number.parseFloat(response.headers.get("retry-after") ?? "");
+  throw new Failure(response.status, String(detail.message ?? ""), String(detail.code ?? ""), Number.isFinite(retryAfter) ? retryAfter : null);
 }
 
 export async function request(path, options) {
@@ -60,11 +60,11 @@ export async function request(path, options) {
     return await response.json();
   } catch (error) {
     if (aborted(error)) throw error;
-    throw new Failure(0, "the reply broke off");
+    throw new Failure(0, "the connection ended before the reply did");
   }
 }
 
-/** POST, and call `onEvent(name, data)` for every event as it arrives; a plain JSON reply counts as one `answer`. */
+/** POST, and call `onEvent(name, data)` for every event. A plain JSON reply counts as one `answer`. */
 export async function stream(path, body, signal, onEvent) {
   const response = await send(path, { method: "POST", body, signal });
   if (!(response.headers.get("content-type") ?? "").includes("event-stream")) {
@@ -85,25 +85,25 @@ export async function stream(path, body, signal, onEvent) {
     }
   } catch (error) {
     if (aborted(error) || error instanceof Failure) throw error;
-    throw new Failure(0, "the reply broke off");
+    throw new Failure(0, "the connection ended before the reply did");
   } finally {
     reader.cancel().catch(() => {});
   }
 }
 
-/** Server-sent events out of pieces of text, wherever they are cut. */
+/** Parses server-sent events from chunks of text that may be cut anywhere. */
 export class Events {
   constructor(onEvent) {
-    Object.assign(this, { onEvent, rest: [], name: "", data: [] });
+    Object.assign(this, { onEvent, chunks: [], name: "", data: [] });
   }
 
   push(text) {
-    // Pieces are joined once a line ends: a line with a picture comes in many pieces.
+    // Joined once per line: a line with a picture arrives in many chunks.
     const lines = text.split("\n");
-    this.rest.push(lines[0]);
+    this.chunks.push(lines[0]);
     for (const next of lines.slice(1)) {
-      this.line(this.rest.join("").replace(/\r$/, ""));
-      this.rest = [next];
+      this.line(this.chunks.join("").replace(/\r$/, ""));
+      this.chunks = [next];
     }
   }
 
@@ -119,36 +119,36 @@ export class Events {
   }
 }
 
-/** A failure as two sentences: what happened and what to do. */
+/** Two sentences about a failure: what happened, and what to do. */
 export function explain(error) {
-  if (!(error instanceof Failure)) return ["Something on this page went wrong.", `Reload it and try again. (${error})`];
-  const told = error.message ? `The service says: ${error.message}.` : "";
-  const wait = error.wait ? `Try again in ${Math.ceil(error.wait)} s.` : "Try again in a moment.";
+  if (!(error instanceof Failure)) return ["This page has failed.", `Reload it and try again. (${error})`];
+  const reason = error.message ? `The service says: ${error.message}.` : "";
+  const wait = error.retryAfter ? `Try again in ${Math.ceil(error.retryAfter)} s.` : "Try again in a moment.";
   switch (error.status) {
     case 0:
       return [error.message ? `No complete reply: ${error.message}.` : "The service cannot be reached.", "Check that it runs and that you are online, then try again."];
     case 400:
     case 422:
-      return ["The service cannot work with this.", told || "Change the question or the picture."];
+      return ["The service cannot use this request.", reason || "Change the question or the picture."];
     case 401:
-      return [key() ? "The service does not take this key." : "The service asks for a key.", "Enter the key that whoever runs it gave you, at the top of this page."];
+      return [key() ? "The service does not accept this key." : "The service requires a key.", "Enter the key from the operator of the service at the top of this page."];
     case 403:
-      return ["This is not allowed here.", told];
+      return ["This is not allowed.", reason];
     case 404:
-      return ["The service does not know this.", told];
+      return ["The service cannot find this.", reason];
     case 408:
       return ["The upload took too long.", "Use a smaller picture or a faster connection."];
     case 409:
-      return ["This was decided already, or is not possible now.", told];
+      return ["This has already been decided, or is not possible now.", reason];
     case 413:
-      return ["The picture is too large for this service.", `Use a smaller one. ${told}`];
+      return ["The picture is too large for this service.", `Use a smaller one. ${reason}`];
     case 429:
-      return ["The service has more questions than it can answer.", wait];
+      return ["The service has too many questions to answer.", wait];
     case 503:
       return ["The service cannot answer at the moment.", wait];
     case 504:
       return ["There was no answer in time.", "Try again, with fewer samples if it happens again."];
     default:
-      return [`The service failed (${error.status}).`, `${told} Try again; whoever runs it finds the reason in its log.`];
+      return [`The service failed (${error.status}).`, `${reason} Try again. The service's log has the cause.`];
   }
 }

@@ -1,14 +1,14 @@
-// The Ask view: a picture, a question, and what comes back while it comes back.
+// The Ask view: a picture, a question, and the turns and answer as they arrive.
 
 import { aborted, explain, Failure, stream } from "./api.js";
 import { $, h } from "./dom.js";
 import { Stage } from "./marks.js";
-import { BadPicture, open } from "./picture.js";
+import { BadPicture, openPicture } from "./picture.js";
 import { Samples } from "./samples.js";
 import { verdictCard } from "./verdict.js";
 
-/** Set up the view. `settings` as /page/settings.json; `needKey()` brings the reader to the field of the key. */
-export function setUp(settings, needKey) {
+/** Set up the view. `settings` is /page/settings.json; `requestKey()` opens the field of the API key. */
+export function setUp(settings, requestKey) {
   const stage = new Stage($("stage"));
   let picture = null;
   let running = null;
@@ -22,58 +22,58 @@ export function setUp(settings, needKey) {
   }
   if (!matchMedia("(pointer: coarse)").matches) $("photo-label").hidden = true;
 
-  const trouble = (words, advice) => $("trouble").replaceChildren(h("div", { class: "card trouble" }, h("p", {}, h("b", {}, words)), advice ? h("p", {}, advice) : null));
-  const forget = () => {
-    $("trouble").replaceChildren();
+  const showError = (message, advice) => $("error").replaceChildren(h("div", { class: "card error" }, h("p", {}, h("b", {}, message)), advice ? h("p", {}, advice) : null));
+  const clearResults = () => {
+    $("error").replaceChildren();
     $("answer").replaceChildren();
     new Samples(stage);
   };
 
-  async function take(file) {
+  async function usePicture(file) {
     if (!file || running) return;
     $("picture-note").textContent = "Reading the picture…";
     try {
-      const taken = await open(file, settings);
-      forget();
-      picture = taken;
+      const opened = await openPicture(file, settings);
+      clearResults();
+      picture = opened;
       stage.show(picture.element);
       $("empty").hidden = true;
       $("picture-note").textContent = picture.note;
       if (matchMedia("(pointer: fine)").matches) $("question").focus({ preventScroll: true });
     } catch (error) {
       $("picture-note").textContent = "";
-      trouble("The picture cannot be used.", error instanceof BadPicture ? error.message : String(error));
+      showError("The picture cannot be used.", error instanceof BadPicture ? error.message : String(error));
     }
   }
 
   for (const id of ["choose", "photo"]) {
     $(id).addEventListener("change", (event) => {
-      take(event.target.files[0]);
-      event.target.value = ""; // the same file may be chosen again
+      usePicture(event.target.files[0]);
+      event.target.value = ""; // so that choosing the same file again is a change
     });
   }
-  const over = (event) => {
+  const onDrag = (event) => {
     if (![...(event.dataTransfer?.types ?? [])].includes("Files") || $("ask").hidden) return;
     event.preventDefault();
     $("drop").classList.toggle("over", event.type === "dragover");
-    if (event.type === "drop") take(event.dataTransfer.files[0]);
+    if (event.type === "drop") usePicture(event.dataTransfer.files[0]);
   };
-  for (const name of ["dragover", "dragleave", "drop"]) window.addEventListener(name, over);
+  for (const name of ["dragover", "dragleave", "drop"]) window.addEventListener(name, onDrag);
   window.addEventListener("paste", (event) => {
     const file = [...(event.clipboardData?.files ?? [])].find((item) => item.type.startsWith("image/"));
     if (!file || $("ask").hidden) return;
     event.preventDefault();
-    take(file);
+    usePicture(file);
   });
   if (settings.example) {
     $("example").hidden = false;
     $("example").addEventListener("click", async () => {
       try {
         const [name, question] = settings.example;
-        await take(await (await fetch(`/page/${name}`)).blob());
+        await usePicture(await (await fetch(`/page/${name}`)).blob());
         $("question").value = question;
       } catch {
-        trouble("The example cannot be loaded.", "Check that you are online, or choose a picture of your own.");
+        showError("The example cannot be loaded.", "Check your connection, or choose a picture of your own.");
       }
     });
   }
@@ -93,10 +93,10 @@ export function setUp(settings, needKey) {
     if (running) return;
     const question = $("question").value.trim();
     if (!picture) {
-      trouble("There is no picture yet.", "Choose one, drop it, or paste it.");
+      showError("There is no picture yet.", "Choose one, drop it, or paste it.");
       $("choose").focus();
     } else if (!question) {
-      trouble("There is no question yet.", "Write what you want to know about the picture.");
+      showError("There is no question yet.", "Write what you want to know about the picture.");
       $("question").focus();
     } else {
       ask(question);
@@ -104,7 +104,7 @@ export function setUp(settings, needKey) {
   });
   $("cancel").addEventListener("click", () => running?.abort());
 
-  function busy(controller) {
+  function setRunning(controller) {
     running = controller;
     $("send").disabled = controller !== null;
     $("cancel").hidden = controller === null;
@@ -120,64 +120,63 @@ export function setUp(settings, needKey) {
   }
 
   async function ask(question) {
-    forget();
+    clearResults();
     $("hint").hidden = true;
     const controller = new AbortController();
     const samples = new Samples(stage);
-    const wanted = Math.min(settings.samples, Math.max(1, Math.floor(Number($("samples").value)) || settings.samples));
+    const count = Math.min(settings.samples, Math.max(1, Math.floor(Number($("samples").value)) || settings.samples));
     const started = performance.now();
-    samples.expect(wanted);
-    busy(controller);
+    samples.ensure(count);
+    setRunning(controller);
     let reply = null;
     const onEvent = (name, data) => {
       if (name === "turn") samples.turn(data);
       else if (name === "answer") reply = data;
-      else if (name === "error") throw failure(data);
+      else if (name === "error") throw streamFailure(data);
     };
-    const body = { question, image: picture.url, samples: wanted, operations: $("operations").checked, learn: $("learn").checked,
+    const body = { question, image: picture.url, samples: count, operations: $("operations").checked, learn: $("learn").checked,
       remember: $("remember").checked, stream: true };
     try {
       await stream("/v1/agent", body, controller.signal, onEvent);
-      if (reply === null) throw new Failure(0, "the reply broke off");
-      settle(samples, reply);
+      if (reply === null) throw new Failure(0, "the connection ended before the reply did");
+      showVote(samples, reply);
       $("answer").replaceChildren(verdictCard(reply, (performance.now() - started) / 1000, settings.read_only));
-      // On a phone the answer may lie below what is seen of the page.
+      // On a phone the answer may be below the visible part of the page.
       if (innerWidth <= 820) $("answer").scrollIntoView({ block: "nearest", behavior: "smooth" });
     } catch (error) {
       samples.stop("stopped");
       if (aborted(error) || controller.signal.aborted) {
-        trouble("Cancelled.", "The service was told to stop; nothing of it is kept.");
+        showError("Cancelled.", "The service has stopped working on it and stores nothing.");
       } else {
         controller.abort();
-        trouble(...explain(error));
-        if (error instanceof Failure && error.status === 401) needKey();
+        showError(...explain(error));
+        if (error instanceof Failure && error.status === 401) requestKey();
       }
     } finally {
-      busy(null);
+      setRunning(null);
     }
   }
 }
 
-function settle(samples, reply) {
+/** After the vote: mark the winner and each sample's answer. */
+function showVote(samples, reply) {
   const votes = (reply.verdict?.votes ?? []).filter((vote) => vote.source !== "neighbour");
-  const place = votes.findIndex((vote) => vote.id && vote.id === reply.trajectory?.id);
-  let winner = place < 0 ? null : place;
+  const index = votes.findIndex((vote) => vote.id && vote.id === reply.trajectory?.id);
   if (!samples.list.some((sample) => sample.count) && reply.trajectory) {
-    // Kept replies come without their turns: show those of the sample that stands for the answer.
-    winner = 0;
+    // A cached reply has no turn events: show the turns of its trajectory.
     samples.clear();
-    samples.trajectory(0, reply.trajectory);
-    samples.settle(0, [reply.trajectory.answer]);
+    samples.showTrajectory(0, reply.trajectory);
+    samples.finish(0, [reply.trajectory.answer]);
     return;
   }
-  samples.settle(winner, votes.length === samples.list.length ? votes.map((vote) => vote.answer) : []);
+  samples.finish(index < 0 ? null : index, votes.length === samples.list.length ? votes.map((vote) => vote.answer) : []);
 }
 
-/** The failure inside a stream, in the shape of all errors: {error: {message, code, ...}}, with the status it would have had. */
-function failure(data) {
-  const told = data?.error ?? data ?? {};
-  const status = Number(told.status ?? data?.status) || { timeout: 504, overloaded: 429, rate_limit_exceeded: 429, unavailable: 503, internal_error: 500, invalid_api_key: 401 }[told.code]
-    || (told.type === "invalid_request_error" ? 400 : 500);
-  const wait = Number(told.retry_after_s ?? data?.retry_after_s);
-  return new Failure(status, String(told.message ?? ""), String(told.code ?? ""), Number.isFinite(wait) && wait > 0 ? wait : null);
+/** The Failure of a stream's error event, {error: {message, code, ...}}, with the HTTP status of the same error without a stream. */
+function streamFailure(data) {
+  const error = data?.error ?? data ?? {};
+  const status = Number(error.status ?? data?.status) || { timeout: 504, overloaded: 429, rate_limit_exceeded: 429, unavailable: 503, internal_error: 500, invalid_api_key: 401 }[error.code]
+    || (error.type === "invalid_request_error" ? 400 : 500);
+  const retryAfter = Number(error.retry_after_s ?? data?.retry_after_s);
+  return new Failure(status, String(error.message ?? ""), String(error.code ?? ""), Number.isFinite(retryAfter) && retryAfter > 0 ? retryAfter : null);
 }

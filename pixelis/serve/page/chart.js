@@ -1,42 +1,42 @@
-// The canary curve: accuracy of every version that was judged, beside the version it was held against.
+// The canary chart: accuracy of every judged version and of its reference version.
 
-import { h, isNumber, percent, spaced, svg, when } from "./dom.js";
+import { h, isNumber, percent, asWords, svg, timeAgo } from "./dom.js";
 
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [240, 46, 18, 14, 34];
 
 const WORDS = { promote: "promoted", refuse: "refused", keep: "kept", roll_back: "rolled back" };
 
-/** What became of a judgement, as { good, words }. */
-export function judged(entry) {
-  const words = WORDS[entry.decision] ?? spaced(entry.decision ?? "");
-  return { good: entry.decision === "promote" || entry.decision === "keep", words: entry.reason ? `${words} (${spaced(entry.reason)})` : words };
+/** The outcome of a judgement as { good, words }. */
+export function outcome(entry) {
+  const words = WORDS[entry.decision] ?? asWords(entry.decision ?? "");
+  return { good: entry.decision === "promote" || entry.decision === "keep", words: entry.reason ? `${words} (${asWords(entry.reason)})` : words };
 }
 
-/** `width` in pixels of the screen, so that letters keep their size on a phone. */
-export function curve(entries, width) {
-  const wide = Math.min(900, Math.max(260, Math.round(width)));
+/** The chart and its table. `width` is in CSS pixels, so that text keeps its size on a phone. */
+export function canaryChart(entries, width) {
+  const chartWidth = Math.min(900, Math.max(260, Math.round(width)));
   const points = entries.filter((entry) => isNumber(entry.accuracy)).slice(-200);
-  if (!points.length) return h("p", { class: "missing" }, "No version was judged yet.");
+  if (!points.length) return h("p", { class: "missing" }, "No version has been judged yet.");
   const values = points.flatMap((p) => [p.accuracy, p.reference_accuracy]).filter(isNumber);
   const low = Math.max(0, Math.floor((Math.min(...values) - 0.05) * 10) / 10);
   const high = Math.min(1, Math.max(low + 0.2, Math.ceil((Math.max(...values) + 0.02) * 10) / 10));
-  const x = (i) => (points.length === 1 ? (LEFT + wide - RIGHT) / 2 : LEFT + (i * (wide - LEFT - RIGHT)) / (points.length - 1));
+  const x = (i) => (points.length === 1 ? (LEFT + chartWidth - RIGHT) / 2 : LEFT + (i * (chartWidth - LEFT - RIGHT)) / (points.length - 1));
   const y = (v) => TOP + ((high - v) / (high - low)) * (HEIGHT - TOP - BOTTOM);
   const steps = Math.max(1, Math.round((high - low) * 10));
   const every = Math.ceil(steps / 5);
   const grid = [];
   for (let i = 0; i <= steps; i += every) {
     const v = low + i / 10;
-    grid.push(svg("line", { class: "grid", x1: LEFT, x2: wide - RIGHT, y1: y(v), y2: y(v) }),
+    grid.push(svg("line", { class: "grid", x1: LEFT, x2: chartWidth - RIGHT, y1: y(v), y2: y(v) }),
       svg("text", { x: LEFT - 8, y: y(v) + 4, "text-anchor": "end" }, percent(v)));
   }
-  const skip = Math.ceil(points.length / (wide / 70));
+  const skip = Math.ceil(points.length / (chartWidth / 70));
   const names = points.map((p, i) => (i % skip ? null : svg("text", { x: x(i), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, `v${p.version}`)));
   const line = (key, kind) => svg("polyline", { class: kind, points: points.map((p, i) => (isNumber(p[key]) ? `${x(i).toFixed(1)},${y(p[key]).toFixed(1)}` : "")).join(" ") });
   const dots = points.map((p, i) => {
-    const { good, words } = judged(p);
+    const { good, words } = outcome(p);
     const title = svg("title", {}, `v${p.version}: ${percent(p.accuracy)}, reference ${percent(p.reference_accuracy)}${words ? `, ${words}` : ""}`);
-    // Shape as well as colour: a cross was not promoted.
+    // The shape repeats what the colour says: a cross is a refusal or rollback.
     const [a, b] = [x(i), y(p.accuracy)];
     return good ? svg("circle", { class: "good", cx: a, cy: b, r: 5 }, title)
       : svg("path", { class: "bad", d: `M${a - 5} ${b - 5}l10 10m0-10l-10 10` }, title);
@@ -44,11 +44,11 @@ export function curve(entries, width) {
   const last = points.at(-1);
   const label = `Accuracy on the canary questions of ${points.length} judgements; the last, version ${last.version}: ${percent(last.accuracy)}, reference ${percent(last.reference_accuracy)}`;
   const rows = points.slice().reverse().map((p) => h("tr", {}, h("td", { "data-label": "Version" }, `v${p.version}`), h("td", { "data-label": "Accuracy" }, percent(p.accuracy)),
-    h("td", { "data-label": "Reference" }, percent(p.reference_accuracy)), h("td", { "data-label": "Decision", class: judged(p).good ? "right" : "wrong" }, judged(p).words), h("td", { "data-label": "When" }, when(p.time))));
+    h("td", { "data-label": "Reference" }, percent(p.reference_accuracy)), h("td", { "data-label": "Decision", class: outcome(p).good ? "right" : "wrong" }, outcome(p).words), h("td", { "data-label": "When" }, timeAgo(p.time))));
   return h("figure", { class: "curve" },
-    svg("svg", { class: "chart", viewBox: `0 0 ${wide} ${HEIGHT}`, role: "img", "aria-label": label }, grid, names, line("reference_accuracy", "reference"), line("accuracy", "accuracy"), dots),
-    h("figcaption", {}, h("span", { class: "k" }, h("i", { class: "key line" }), "accuracy of the version"), h("span", { class: "k" }, h("i", { class: "key dashed" }), "of the one it was held against"),
-      h("span", { class: "k right" }, "● taken"), h("span", { class: "k wrong" }, "× refused or rolled back")),
+    svg("svg", { class: "chart", viewBox: `0 0 ${chartWidth} ${HEIGHT}`, role: "img", "aria-label": label }, grid, names, line("reference_accuracy", "reference"), line("accuracy", "accuracy"), dots),
+    h("figcaption", {}, h("span", { class: "k" }, h("i", { class: "key line" }), "accuracy of the version"), h("span", { class: "k" }, h("i", { class: "key dashed" }), "accuracy of its reference"),
+      h("span", { class: "k right" }, "● accepted"), h("span", { class: "k wrong" }, "× refused or rolled back")),
     h("details", {}, h("summary", {}, "As a table"), h("div", { class: "wide" }, h("table", {},
       h("thead", {}, h("tr", {}, ["Version", "Accuracy", "Reference", "Decision", "When"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows)))));
 }

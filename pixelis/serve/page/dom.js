@@ -1,14 +1,14 @@
-// Elements and words. What comes from a model, a caller or the service is text, never markup: nodes only, no HTML strings.
+// Builds elements and formats values. Text of models, callers and the service becomes text nodes, never markup.
 
 const INVISIBLE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]|\p{Surrogate}/gu;
 const MAX_TEXT = 20000;
 
-/** An element with properties (on*: listeners, class, data-*, aria-*) and children: nodes, strings, lists, or nothing. */
+/** An HTML element. Attributes named on* are listeners; children are nodes, strings, nested lists, null or false. */
 export function h(tag, attributes = {}, ...children) {
   return build(document.createElement(tag), attributes, children);
 }
 
-/** The same for SVG. */
+/** The same for an SVG element. */
 export function svg(tag, attributes = {}, ...children) {
   return build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
@@ -26,15 +26,15 @@ function build(element, attributes, children) {
 
 export const $ = (id) => document.getElementById(id);
 
-/** Text with control characters and marks that turn its direction made visible, and cut. */
+/** The value as text, at most `limit` characters, with control and direction characters replaced by U+FFFD. */
 export function clean(value, limit = MAX_TEXT) {
   const raw = typeof value === "string" ? value : value === undefined ? "" : JSON.stringify(value);
-  const cut = raw.length > limit ? ` … (${raw.length - limit} more characters)` : "";
-  return raw.slice(0, limit).replace(INVISIBLE, "\ufffd") + cut;
+  const rest = raw.length > limit ? ` … (${raw.length - limit} more characters)` : "";
+  return raw.slice(0, limit).replace(INVISIBLE, "\ufffd") + rest;
 }
 
-/** Foreign text in an element that keeps its direction to itself. */
-export const said = (value, limit) => h("bdi", {}, clean(value, limit));
+/** Text of others in an element that isolates its direction. */
+export const foreignText = (value, limit) => h("bdi", {}, clean(value, limit));
 
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
@@ -67,23 +67,23 @@ export function ago(time, now = Date.now() / 1000) {
   return `${Math.round(s / 86400)} days ago`;
 }
 
-/** A point in time as an element with the whole date as its title. */
-export function when(time) {
+/** The age of a point in time, with its date as the title. */
+export function timeAgo(time) {
   if (!isNumber(time) || time <= 0) return "";
   const date = new Date(time * 1000);
   return Number.isNaN(date.getTime()) ? "" : h("time", { datetime: date.toISOString(), title: date.toLocaleString() }, ago(time));
 }
 
-/** A name of the service such as `insufficient_votes` as words. */
-export const spaced = (name) => clean(name, 80).replaceAll("_", " ");
+/** The words of an identifier such as `insufficient_votes`. */
+export const asWords = (name) => clean(name, 80).replaceAll("_", " ");
 
-/** A list of term and value, without those that have none. */
+/** A list of terms and values, without those that have no value. */
 export function facts(...pairs) {
-  const known = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "" && value !== false);
-  return h("dl", { class: "facts" }, known.map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value))));
+  const present = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "" && value !== false);
+  return h("dl", { class: "facts" }, present.map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value))));
 }
 
-/** Ask before something that others will notice; resolves to true or false. */
+/** Ask for confirmation of an action that affects others. Resolves to true or false. */
 export function confirm(question, yes) {
   const dialog = $("confirm");
   $("confirm-text").replaceChildren(question);

@@ -1,4 +1,4 @@
-// The frame of the page: views by hash, the key of this tab, and the settings of the service.
+// The page's frame: views selected by the URL's hash, the API key, and the settings of the service.
 
 import * as ask from "./ask.js";
 import { key, setKey } from "./api.js";
@@ -8,8 +8,8 @@ import * as evolution from "./evolution.js";
 const VIEWS = ["ask", "evolution"];
 
 function route() {
-  const wanted = location.hash.replace(/^#\/?/, "");
-  const view = VIEWS.includes(wanted) ? wanted : "ask";
+  const name = location.hash.replace(/^#\/?/, "");
+  const view = VIEWS.includes(name) ? name : "ask";
   for (const name of VIEWS) $(name).hidden = name !== view;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.getAttribute("href") === `#/${view}`) link.setAttribute("aria-current", "page");
@@ -19,29 +19,29 @@ function route() {
   evolution.show(view === "evolution");
 }
 
-function showKey(open) {
+function showKeyPanel(open) {
   $("key-panel").hidden = !open;
   $("key-button").setAttribute("aria-expanded", String(open));
   if (open) $("key").focus();
 }
 
-function setUpKey(needed) {
-  $("key-button").hidden = !needed;
+function setUpKey(required) {
+  $("key-button").hidden = !required;
   $("key").value = key();
-  $("key-button").addEventListener("click", () => showKey($("key-panel").hidden));
+  $("key-button").addEventListener("click", () => showKeyPanel($("key-panel").hidden));
   $("key-panel").addEventListener("submit", (event) => {
     event.preventDefault();
     setKey($("key").value.trim());
     $("key-note").textContent = "";
-    showKey(false);
+    showKeyPanel(false);
     evolution.refresh();
   });
   $("key-forget").addEventListener("click", () => {
     setKey("");
     $("key").value = "";
-    $("key-note").textContent = "Forgotten.";
+    $("key-note").textContent = "The key has been removed.";
   });
-  if (needed && !key()) $("key-panel").hidden = false;
+  if (required && !key()) $("key-panel").hidden = false;
 }
 
 async function start() {
@@ -49,18 +49,18 @@ async function start() {
   try {
     settings = await (await fetch("/page/settings.json", { cache: "no-store" })).json();
   } catch {
-    $("view").prepend(h("p", { class: "card trouble" }, "The service cannot be reached. Check that it runs, then reload this page."));
+    $("view").prepend(h("p", { class: "card error" }, "The service cannot be reached. Check that it runs, then reload this page."));
     return;
   }
-  const needKey = () => {
+  const requestKey = () => {
     $("key-button").hidden = false;
-    $("key-note").textContent = key() ? "This key is not taken." : "A key is needed.";
-    showKey(true);
+    $("key-note").textContent = key() ? "This key is not accepted." : "A key is required.";
+    showKeyPanel(true);
   };
   $("model").textContent = settings.model ?? "";
   setUpKey(settings.needs_key);
-  ask.setUp(settings, needKey);
-  evolution.setUp(settings, needKey);
+  ask.setUp(settings, requestKey);
+  evolution.setUp(settings, requestKey);
   window.addEventListener("hashchange", route);
   route();
 }

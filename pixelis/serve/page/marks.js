@@ -1,4 +1,4 @@
-// What an operation looked at and found, as marks on the question's own picture: boxes, masks, points, lines, tracks.
+// Draws the results of operations on the question's picture: boxes, masks, points, text lines, tracks.
 
 import { decode } from "./masks.js";
 import { isNumber, plural } from "./dom.js";
@@ -6,7 +6,7 @@ import { isNumber, plural } from "./dom.js";
 const WHOLE = [0, 0, 1, 1];
 const MAX_MARKS = 300;
 
-/** Four numbers in order, or null: this data was written by a model or an operation of the user's own. */
+/** A valid box or null. The data comes from a model or a custom operation and may be anything. */
 export function asBox(value) {
   if (!Array.isArray(value) || value.length !== 4 || !value.every((v) => isNumber(v) && Math.abs(v) < 1e4)) return null;
   return value[0] < value[2] && value[1] < value[3] ? value : null;
@@ -21,7 +21,7 @@ const compose = (outer, inner) => {
 
 const records = (values) => (Array.isArray(values) ? values.filter((v) => v && typeof v === "object").slice(0, MAX_MARKS) : []);
 
-/** One sample's views and objects so far; `marks` reads the next observation. */
+/** The views and objects of one sample. */
 export class Scene {
   constructor() {
     this.views = new Map([["img0", { id: "img0" }]]);
@@ -29,12 +29,12 @@ export class Scene {
     this.number = 0;
   }
 
-  learn(images) {
+  addViews(images) {
     for (const view of images ?? []) this.views.set(view.id, view);
   }
 
-  /** Where a view lies: the question's picture and a box of it; null when its chain is broken or it is of a clip. */
-  place(id) {
+  /** The location of a view: its root picture and a box in that; null for a video frame or a broken chain of parents. */
+  locate(id) {
     let box = WHOLE;
     for (let depth = 0; depth < 64; depth++) {
       const view = this.views.get(id);
@@ -48,62 +48,62 @@ export class Scene {
     return null;
   }
 
-  /** Marks of a successful observation, and its number in this sample (only what can be drawn gets one). */
+  /** The marks of a successful observation. Observations with marks are numbered. */
   marks(action, observation) {
-    this.learn(observation.images);
+    this.addViews(observation.images);
     const data = observation.data ?? {};
-    const target = this.place(action?.target ?? data.target ?? "img0");
-    const found = [];
-    const put = (kind, root, values) => root !== null && found.push({ kind, root, ...values });
+    const target = this.locate(action?.target ?? data.target ?? "img0");
+    const marks = [];
+    const add = (kind, root, values) => root !== null && marks.push({ kind, root, ...values });
     const root = target?.root ?? null;
-    for (const thing of records(data.objects)) {
-      if (typeof thing.id === "string") this.objects.set(thing.id, thing);
-      if (thing.kind === "track" || isNumber(thing.frame)) continue;
-      const mask = thing.mask && typeof thing.mask === "object" ? thing.mask : null;
-      const box = asBox(thing.box);
-      if (box || mask) put(mask ? "mask" : "box", thing.root ?? root, { box, mask });
+    for (const object of records(data.objects)) {
+      if (typeof object.id === "string") this.objects.set(object.id, object);
+      if (object.kind === "track" || isNumber(object.frame)) continue;
+      const mask = object.mask && typeof object.mask === "object" ? object.mask : null;
+      const box = asBox(object.box);
+      if (box || mask) add(mask ? "mask" : "box", object.root ?? root, { box, mask });
     }
-    for (const thing of Array.isArray(data.boxes) ? data.boxes.slice(0, MAX_MARKS) : []) {
-      const box = asBox(Array.isArray(thing) ? thing : thing?.box);
-      if (box) put("box", root, { box });
+    for (const item of Array.isArray(data.boxes) ? data.boxes.slice(0, MAX_MARKS) : []) {
+      const box = asBox(Array.isArray(item) ? item : item?.box);
+      if (box) add("box", root, { box });
     }
     for (const line of records(data.lines)) {
-      if (asBox(line.box)) put("line", root, { box: line.box });
+      if (asBox(line.box)) add("line", root, { box: line.box });
     }
     for (const track of records(data.tracks)) {
       const boxes = (Array.isArray(track.boxes) ? track.boxes : []).map(asBox).filter(Boolean);
-      if (boxes.length) put("track", track.root ?? root, { box: boxes.at(-1), boxes });
+      if (boxes.length) add("track", track.root ?? root, { box: boxes.at(-1), boxes });
     }
     const point = asPoint(action?.arguments?.point);
-    if (point && target) put("point", root, { at: compose(target.box, point).slice(0, 2) });
-    if (!found.some((mark) => mark.kind !== "line")) {
-      // Nothing with an outline was found: the region that was looked at says where this happened.
-      const looked = (observation.images ?? []).map((view) => this.place(view.id)).filter((spot) => spot && spot.box !== WHOLE);
-      for (const spot of looked) put("box", spot.root, { box: spot.box });
-      const asked = this.objects.get(action?.arguments?.object);
+    if (point && target) add("point", root, { at: compose(target.box, point).slice(0, 2) });
+    if (!marks.some((mark) => mark.kind !== "line")) {
+      // Without an outline, mark the region that the operation used.
+      const regions = (observation.images ?? []).map((view) => this.locate(view.id)).filter((region) => region && region.box !== WHOLE);
+      for (const region of regions) add("box", region.root, { box: region.box });
+      const object = this.objects.get(action?.arguments?.object);
       const box = asBox(action?.arguments?.box);
-      if (!looked.length && asked && asBox(asked.box)) put("box", asked.root ?? root, { box: asked.box });
-      else if (!looked.length && target && box) put("box", root, { box: compose(target.box, box) });
+      if (!regions.length && object && asBox(object.box)) add("box", object.root ?? root, { box: object.box });
+      else if (!regions.length && target && box) add("box", root, { box: compose(target.box, box) });
     }
-    if (found.length) this.number += 1;
-    return found;
+    if (marks.length) this.number += 1;
+    return marks;
   }
 }
 
 export const COLOURS = ["#ff2d7a", "#00b3ff", "#ffb700", "#39d353", "#b180ff", "#ff7043", "#00d8c8", "#d7ff3e"];
-const SMALLEST = 720;
-const LARGEST = 1600;
+const MIN_SIDE = 720;
+const MAX_SIDE = 1600;
 
-/** The picture with marks on it. A mark has `sample`, `name` (its label) and `turn` (what it belongs to) besides its place. */
+/** The picture with marks. A mark has a kind, a location, its `sample`, its `turn` and its label `name`. */
 export class Stage {
   constructor(canvas) {
-    Object.assign(this, { canvas, picture: null, list: [], only: null, lit: null, tints: new Map(), asked: false });
-    new ResizeObserver(() => this.later()).observe(canvas);
+    Object.assign(this, { canvas, picture: null, list: [], selected: null, highlighted: null, tints: new Map(), scheduled: false });
+    new ResizeObserver(() => this.scheduleDraw()).observe(canvas);
   }
 
   show(picture) {
     const longest = Math.max(picture.naturalWidth, picture.naturalHeight);
-    const scale = Math.min(LARGEST, Math.max(SMALLEST, longest)) / longest;
+    const scale = Math.min(MAX_SIDE, Math.max(MIN_SIDE, longest)) / longest;
     this.picture = picture;
     this.canvas.width = Math.max(1, Math.round(picture.naturalWidth * scale));
     this.canvas.height = Math.max(1, Math.round(picture.naturalHeight * scale));
@@ -112,73 +112,73 @@ export class Stage {
   }
 
   clear() {
-    Object.assign(this, { list: [], only: null, lit: null, tints: new Map() });
-    this.later();
+    Object.assign(this, { list: [], selected: null, highlighted: null, tints: new Map() });
+    this.scheduleDraw();
   }
 
   add(marks) {
     this.list.push(...marks.filter((mark) => mark.root === "img0"));
-    this.later();
+    this.scheduleDraw();
   }
 
-  /** Draw one sample's marks only; null: all. */
-  choose(sample) {
-    this.only = sample;
-    this.later();
+  /** Draw only this sample's marks; null: all. */
+  select(sample) {
+    this.selected = sample;
+    this.scheduleDraw();
   }
 
-  /** Bring out the marks of one turn; null: none. */
-  light(turn) {
-    if (this.lit === turn) return;
-    this.lit = turn;
-    this.later();
+  /** Dim the marks of all other turns; null: none. */
+  highlight(turn) {
+    if (this.highlighted === turn) return;
+    this.highlighted = turn;
+    this.scheduleDraw();
   }
 
-  later() {
-    if (this.asked || !this.picture) return;
-    this.asked = true;
+  scheduleDraw() {
+    if (this.scheduled || !this.picture) return;
+    this.scheduled = true;
     requestAnimationFrame(() => {
-      this.asked = false;
+      this.scheduled = false;
       this.draw();
     });
   }
 
   draw() {
     const { canvas, picture } = this;
-    const pen = canvas.getContext("2d");
+    const context = canvas.getContext("2d");
     const { width, height } = canvas;
-    // Canvas pixels of one pixel on the screen, so that lines and labels have one size on every device.
+    // Canvas pixels per CSS pixel, so that lines and labels have the same size on every device.
     const unit = Math.max(width / (canvas.clientWidth || width), height / (canvas.clientHeight || height));
-    pen.imageSmoothingEnabled = Math.max(picture.naturalWidth, picture.naturalHeight) > 200;
-    pen.globalAlpha = 1;
-    pen.drawImage(picture, 0, 0, width, height);
-    const shown = this.list.filter((mark) => this.lit === mark.turn || this.only === null || this.only === mark.sample);
-    const dim = (mark) => (this.lit !== null && this.lit !== mark.turn ? 0.25 : 1);
-    for (const mark of shown) {
-      pen.globalAlpha = dim(mark);
-      if (mark.mask) this.tint(pen, mark);
+    context.imageSmoothingEnabled = Math.max(picture.naturalWidth, picture.naturalHeight) > 200;
+    context.globalAlpha = 1;
+    context.drawImage(picture, 0, 0, width, height);
+    const visible = this.list.filter((mark) => this.highlighted === mark.turn || this.selected === null || this.selected === mark.sample);
+    const dim = (mark) => (this.highlighted !== null && this.highlighted !== mark.turn ? 0.25 : 1);
+    for (const mark of visible) {
+      context.globalAlpha = dim(mark);
+      if (mark.mask) this.tint(context, mark);
     }
-    for (const mark of shown) {
-      pen.globalAlpha = dim(mark);
-      this.outline(pen, mark, unit);
+    for (const mark of visible) {
+      context.globalAlpha = dim(mark);
+      this.outline(context, mark, unit);
     }
-    const taken = [];
-    const named = new Set();
-    for (const mark of shown) {
+    const occupied = [];
+    const labelled = new Set();
+    for (const mark of visible) {
       const anchor = mark.at ? [...mark.at, ...mark.at] : mark.box;
-      if (!anchor || named.has(mark.turn)) continue;
-      named.add(mark.turn);
-      pen.globalAlpha = dim(mark);
-      this.label(pen, mark, anchor, unit, taken);
+      if (!anchor || labelled.has(mark.turn)) continue;
+      labelled.add(mark.turn);
+      context.globalAlpha = dim(mark);
+      this.label(context, mark, anchor, unit, occupied);
     }
-    pen.globalAlpha = 1;
-    const places = shown.filter((mark) => mark.kind !== "line").length;
-    const lines = shown.length - places;
+    context.globalAlpha = 1;
+    const places = visible.filter((mark) => mark.kind !== "line").length;
+    const lines = visible.length - places;
     canvas.setAttribute("aria-label", `the picture${places ? `, ${plural(places, "marked place")}` : ""}${lines ? `, ${plural(lines, "line")} of text` : ""}`);
-    canvas.dataset.marks = String(shown.length);
+    canvas.dataset.marks = String(visible.length);
   }
 
-  tint(pen, mark) {
+  tint(context, mark) {
     const { width, height } = this.canvas;
     let layer = this.tints.get(mark);
     if (layer === undefined) {
@@ -202,58 +202,58 @@ export class Stage {
       }
       this.tints.set(mark, layer);
     }
-    if (layer) pen.drawImage(layer, 0, 0);
+    if (layer) context.drawImage(layer, 0, 0);
   }
 
-  outline(pen, mark, unit) {
+  outline(context, mark, unit) {
     const { width, height } = this.canvas;
     const colour = COLOURS[mark.sample % COLOURS.length];
-    // A dark line below the coloured one: seen on any ground.
-    const strokes = (path, thick) => {
-      for (const [style, wide] of [["rgb(0 0 0 / 0.75)", thick + 2], [colour, thick]]) {
-        pen.strokeStyle = style;
-        pen.lineWidth = wide * unit;
-        pen.beginPath();
+    // A dark line below the coloured one stays visible on any background.
+    const strokes = (path, thickness) => {
+      for (const [style, lineWidth] of [["rgb(0 0 0 / 0.75)", thickness + 2], [colour, thickness]]) {
+        context.strokeStyle = style;
+        context.lineWidth = lineWidth * unit;
+        context.beginPath();
         path();
-        pen.stroke();
+        context.stroke();
       }
     };
-    pen.lineJoin = "round";
+    context.lineJoin = "round";
     if (mark.kind === "track") {
       strokes(() => {
-        mark.boxes.forEach(([x0, y0, x1, y1], i) => pen[i ? "lineTo" : "moveTo"](((x0 + x1) / 2) * width, ((y0 + y1) / 2) * height));
+        mark.boxes.forEach(([x0, y0, x1, y1], i) => context[i ? "lineTo" : "moveTo"](((x0 + x1) / 2) * width, ((y0 + y1) / 2) * height));
       }, 2);
     }
     if (mark.at) {
       const [x, y] = [mark.at[0] * width, mark.at[1] * height];
       strokes(() => {
-        pen.moveTo(x - 9 * unit, y);
-        pen.lineTo(x + 9 * unit, y);
-        pen.moveTo(x, y - 9 * unit);
-        pen.lineTo(x, y + 9 * unit);
+        context.moveTo(x - 9 * unit, y);
+        context.lineTo(x + 9 * unit, y);
+        context.moveTo(x, y - 9 * unit);
+        context.lineTo(x, y + 9 * unit);
       }, 3);
     }
     if (mark.box) {
       const [x0, y0, x1, y1] = mark.box;
-      strokes(() => pen.rect(x0 * width, y0 * height, (x1 - x0) * width, (y1 - y0) * height), mark.kind === "line" || mark.mask ? 1.25 : 3);
+      strokes(() => context.rect(x0 * width, y0 * height, (x1 - x0) * width, (y1 - y0) * height), mark.kind === "line" || mark.mask ? 1.25 : 3);
     }
   }
 
-  label(pen, mark, [x0, y0], unit, taken) {
+  label(context, mark, [x0, y0], unit, occupied) {
     const { width, height } = this.canvas;
-    pen.font = `700 ${12 * unit}px system-ui, sans-serif`;
-    const [wide, tall] = [pen.measureText(mark.name).width + 9 * unit, 18 * unit];
-    const left = Math.min(Math.max(0, x0 * width - 1.5 * unit), width - wide);
-    let top = y0 * height - tall;
+    context.font = `700 ${12 * unit}px system-ui, sans-serif`;
+    const [labelWidth, labelHeight] = [context.measureText(mark.name).width + 9 * unit, 18 * unit];
+    const left = Math.min(Math.max(0, x0 * width - 1.5 * unit), width - labelWidth);
+    let top = y0 * height - labelHeight;
     if (top < 0) top = y0 * height;
-    const free = (y) => !taken.some(([l, t, w]) => l < left + wide && left < l + w && t < y + tall && y < t + tall);
-    for (let i = 0; i < 12 && !free(top); i++) top += tall;
-    top = Math.min(top, height - tall);
-    taken.push([left, top, wide]);
-    pen.fillStyle = COLOURS[mark.sample % COLOURS.length];
-    pen.fillRect(left, top, wide, tall);
-    pen.fillStyle = "#000";
-    pen.textBaseline = "middle";
-    pen.fillText(mark.name, left + 4.5 * unit, top + tall / 2 + unit);
+    const free = (y) => !occupied.some(([l, t, w]) => l < left + labelWidth && left < l + w && t < y + labelHeight && y < t + labelHeight);
+    for (let i = 0; i < 12 && !free(top); i++) top += labelHeight;
+    top = Math.min(top, height - labelHeight);
+    occupied.push([left, top, labelWidth]);
+    context.fillStyle = COLOURS[mark.sample % COLOURS.length];
+    context.fillRect(left, top, labelWidth, labelHeight);
+    context.fillStyle = "#000";
+    context.textBaseline = "middle";
+    context.fillText(mark.name, left + 4.5 * unit, top + labelHeight / 2 + unit);
   }
 }

@@ -1,49 +1,49 @@
-// The caller's picture: read, shown as the policy will get it, and made smaller where the service would refuse it.
+// Opens the caller's picture, and shrinks it if the service would refuse it.
 
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 
-/** A picture that cannot be used, with what to do. */
+/** A picture that cannot be used. The message says what to do. */
 export class BadPicture extends Error {}
 
-/** { url, element, note } of a file of an image; `limits` are the service's `max_body_bytes` and `max_image_pixels`. */
-export async function open(file, limits) {
-  if (file.type && !file.type.startsWith("image/")) throw new BadPicture("This is no picture: choose a PNG, JPEG, WebP, GIF or BMP file.");
-  const address = URL.createObjectURL(file);
+/** { url, element, note } of an image file. `limits` has the service's `max_body_bytes` and `max_image_pixels`. */
+export async function openPicture(file, limits) {
+  if (file.type && !file.type.startsWith("image/")) throw new BadPicture("This is not a picture: choose a PNG, JPEG, WebP, GIF or BMP file.");
+  const objectUrl = URL.createObjectURL(file);
   try {
-    const image = await decoded(address);
+    const image = await loadImage(objectUrl);
     const pixels = image.naturalWidth * image.naturalHeight;
-    const room = limits.max_body_bytes - 8192; // for the question and the JSON around it
-    if (TYPES.includes(file.type) && pixels <= limits.max_image_pixels && (file.size * 4) / 3 < room) {
+    const maxLength = limits.max_body_bytes - 8192; // for the question and the JSON around it
+    if (TYPES.includes(file.type) && pixels <= limits.max_image_pixels && (file.size * 4) / 3 < maxLength) {
       const url = await dataUrl(file);
-      return { url, element: await decoded(url), note: `${image.naturalWidth} × ${image.naturalHeight} pixels` };
+      return { url, element: await loadImage(url), note: `${image.naturalWidth} × ${image.naturalHeight} pixels` };
     }
-    return await smaller(image, Math.min(1, Math.sqrt(limits.max_image_pixels / pixels)), room, file.type);
+    return await shrink(image, Math.min(1, Math.sqrt(limits.max_image_pixels / pixels)), maxLength, file.type);
   } finally {
-    URL.revokeObjectURL(address);
+    URL.revokeObjectURL(objectUrl);
   }
 }
 
-async function smaller(image, scale, room, type) {
+async function shrink(image, scale, maxLength, type) {
   const canvas = document.createElement("canvas");
   for (let i = 0; i < 12; i++, scale *= 0.8) {
     canvas.width = Math.max(1, Math.floor(image.naturalWidth * scale));
     canvas.height = Math.max(1, Math.floor(image.naturalHeight * scale));
-    const pen = canvas.getContext("2d");
-    pen.imageSmoothingQuality = "high";
-    pen.fillStyle = "#fff";
-    pen.fillRect(0, 0, canvas.width, canvas.height);
-    pen.drawImage(image, 0, 0, canvas.width, canvas.height);
+    const context = canvas.getContext("2d");
+    context.imageSmoothingQuality = "high";
+    context.fillStyle = "#fff";
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(image, 0, 0, canvas.width, canvas.height);
     for (const url of type === "image/png" ? [canvas.toDataURL("image/png"), canvas.toDataURL("image/jpeg", 0.92)] : [canvas.toDataURL("image/jpeg", 0.92)]) {
-      if (url.length > 100 && url.length < room) {
-        const why = scale < 1 ? ", made smaller to fit this service" : "";
-        return { url, element: await decoded(url), note: `${canvas.width} × ${canvas.height} pixels${why}` };
+      if (url.length > 100 && url.length < maxLength) {
+        const remark = scale < 1 ? ", made smaller to fit this service" : "";
+        return { url, element: await loadImage(url), note: `${canvas.width} × ${canvas.height} pixels${remark}` };
       }
     }
   }
   throw new BadPicture("This picture is too large for the browser and the service: make it smaller first.");
 }
 
-async function decoded(url) {
+async function loadImage(url) {
   const image = new Image();
   image.src = url;
   try {

@@ -1,6 +1,6 @@
-// Samples as they work: their turns one after another, with thoughts, calls, crops and what was found.
+// The samples of a question: their turns with thoughts, calls, crops and results.
 
-import { $, clean, facts, h, isNumber, number, percent, plural, said, spaced } from "./dom.js";
+import { $, clean, facts, h, isNumber, number, percent, plural, foreignText, asWords } from "./dom.js";
 import { COLOURS, Scene } from "./marks.js";
 
 const PADS = /(?:<\|(?:image|video)_pad\|>)+/g;
@@ -9,7 +9,7 @@ const CALL = /<(tool_call|grounding|code)>[\s\S]*?(?:<\/\1>|$)/g;
 const ANSWER = /<answer>([\s\S]*?)(?:<\/answer>|$)/g;
 const MAX_LINES = 60;
 
-/** The samples of one question, their places on the stage and in the page. */
+/** The samples of one question in the page, and their marks on the stage. */
 export class Samples {
   constructor(stage) {
     Object.assign(this, { stage, attempt: 0, box: $("samples-list"), legend: $("legend") });
@@ -24,13 +24,13 @@ export class Samples {
     this.legend.hidden = true;
   }
 
-  /** Make room for `count` samples. */
-  expect(count) {
-    while (this.list.length < Math.min(count, 64)) this.list.push(this.make(this.list.length));
-    this.chips();
+  /** Create samples up to `count`. */
+  ensure(count) {
+    while (this.list.length < Math.min(count, 64)) this.list.push(this.createSample(this.list.length));
+    this.drawLegend();
   }
 
-  make(index) {
+  createSample(index) {
     const status = h("span", { class: "status" }, "waiting");
     const turns = h("ol", { class: "turns" });
     const badge = h("b", { class: `mark s${index % COLOURS.length}` }, String(index + 1));
@@ -40,124 +40,124 @@ export class Samples {
     return { index, element, status, turns, scene: new Scene(), action: null, count: 0, policyTurns: 0 };
   }
 
-  /** Buttons that choose whose marks are drawn; they are the legend of the colours, too. */
-  chips() {
-    const chip = (label, index, mark) => h("button", { type: "button", class: "chip", "aria-pressed": String(this.stage.only === index),
-      onclick: () => this.choose(index) }, mark, label);
+  /** The legend of the samples' colours; its buttons select the samples whose marks are drawn. */
+  drawLegend() {
+    const chip = (label, index, mark) => h("button", { type: "button", class: "chip", "aria-pressed": String(this.stage.selected === index),
+      onclick: () => this.select(index) }, mark, label);
     this.legend.replaceChildren(chip("All", null), ...this.list.map((s) =>
       chip("", s.index, h("b", { class: `mark s${s.index % COLOURS.length}`, "aria-label": `Sample ${s.index + 1}` }, String(s.index + 1)))));
     this.legend.hidden = this.list.length < 2;
   }
 
-  choose(index) {
-    this.stage.choose(index);
+  select(index) {
+    this.stage.select(index);
     [...this.legend.children].forEach((chip, i) => chip.setAttribute("aria-pressed", String((i === 0 ? null : i - 1) === index)));
   }
 
-  /** One event: a turn of a sample, and the pictures that became visible with it. */
+  /** Add the turn of a TurnEvent. */
   turn(event) {
     if (!Number.isInteger(event.sample) || event.sample < 0 || event.sample >= 64 || !event.turn) return;
     if ((event.attempt ?? 0) < this.attempt) return;
     if ((event.attempt ?? 0) > this.attempt) {
-      // Another generator began again: what the lost one did counts no more.
+      // The generator was lost and another one started over.
       const { length } = this.list;
       this.attempt = event.attempt;
       this.clear();
-      this.expect(length);
+      this.ensure(length);
     }
-    this.expect(Math.max(event.samples ?? 0, event.sample + 1));
+    this.ensure(Math.max(event.samples ?? 0, event.sample + 1));
     const sample = this.list[event.sample];
     const { turn } = event;
-    sample.scene.learn(event.images);
+    sample.scene.addViews(event.images);
     sample.count += 1;
-    const item = turn.role === "assistant" ? this.policy(sample, turn) : turn.role === "tool" ? this.reply(sample, turn, event.images ?? []) : prompt(turn);
+    const item = turn.role === "assistant" ? this.policyTurn(sample, turn) : turn.role === "tool" ? this.toolTurn(sample, turn, event.images ?? []) : prompt(turn);
     if (item) sample.turns.append(item);
   }
 
-  policy(sample, turn) {
+  policyTurn(sample, turn) {
     sample.policyTurns += 1;
     sample.action = turn.action ?? null;
-    const { thought, answer } = read(turn.text ?? "");
-    let deed = "says";
+    const { thought, answer } = parseTurn(turn.text ?? "");
+    let action = "says";
     let detail = null;
     if (turn.action) {
-      deed = ["calls ", h("b", {}, said(turn.action.op, 80)), " on ", said(turn.action.target, 80)];
+      action = ["calls ", h("b", {}, foreignText(turn.action.op, 80)), " on ", foreignText(turn.action.target, 80)];
       detail = parameters(turn.action.arguments);
-      sample.status.replaceChildren(doing(turn.action.op));
+      sample.status.replaceChildren(activity(turn.action.op));
     } else if (turn.error) {
-      deed = `makes a call that cannot be read (${spaced(turn.error)})`;
-      sample.status.replaceChildren("made a broken call");
+      action = `makes an invalid call (${asWords(turn.error)})`;
+      sample.status.replaceChildren("made an invalid call");
     } else if (answer !== null) {
-      deed = ["answers ", h("b", {}, said(answer, 500))];
-      sample.status.replaceChildren("answers ", h("b", {}, said(answer, 80)));
+      action = ["answers ", h("b", {}, foreignText(answer, 500))];
+      sample.status.replaceChildren("answers ", h("b", {}, foreignText(answer, 80)));
     }
     return h("li", { class: turn.error ? "policy failed" : "policy" },
-      h("p", { class: "deed" }, h("small", {}, `Turn ${sample.policyTurns} `), deed),
-      thought ? h("p", { class: "thought" }, said(thought)) : null, detail, folded("The turn as it was written", turn.text));
+      h("p", { class: "action" }, h("small", {}, `Turn ${sample.policyTurns} `), action),
+      thought ? h("p", { class: "thought" }, foreignText(thought)) : null, detail, collapsible("Raw turn", turn.text));
   }
 
-  reply(sample, turn, images) {
-    const seen = turn.observation;
-    if (!seen) return h("li", { class: "tool" }, h("p", { class: "deed" }, "The operation replies"), folded("The reply", turn.text));
-    if (seen.status === "error") {
+  toolTurn(sample, turn, images) {
+    const observation = turn.observation;
+    if (!observation) return h("li", { class: "tool" }, h("p", { class: "action" }, "The operation replies"), collapsible("Raw reply", turn.text));
+    if (observation.status === "error") {
       sample.status.replaceChildren("a call failed");
-      return h("li", { class: "tool failed" }, h("p", { class: "deed" }, `The call fails: ${spaced(seen.code ?? "error")}`),
-        h("p", {}, said(seen.text)), folded("The reply as it was read", turn.text));
+      return h("li", { class: "tool failed" }, h("p", { class: "action" }, `The call fails: ${asWords(observation.code ?? "error")}`),
+        h("p", {}, foreignText(observation.text)), collapsible("Raw reply", turn.text));
     }
-    const marks = sample.scene.marks(sample.action, seen);
+    const marks = sample.scene.marks(sample.action, observation);
     const name = `${sample.index + 1}.${sample.scene.number}`;
     const id = `${sample.index}:${sample.count}`;
     this.stage.add(marks.map((mark) => ({ ...mark, sample: sample.index, name, turn: id })));
-    const button = marks.length ? h("button", { type: "button", class: `mark s${sample.index % COLOURS.length}`, title: "show this place on the picture",
-      "aria-label": `Show place ${name} on the picture`, onfocus: () => this.stage.light(id), onblur: () => this.stage.light(null),
+    const button = marks.length ? h("button", { type: "button", class: `mark s${sample.index % COLOURS.length}`, title: "show on the picture",
+      "aria-label": `Show place ${name} on the picture`, onfocus: () => this.stage.highlight(id), onblur: () => this.stage.highlight(null),
       onclick: () => this.stage.canvas.scrollIntoView({ block: "nearest", behavior: "smooth" }) }, name) : null;
-    const views = new Map([...(seen.images ?? []), ...images].map((view) => [view.id, view]));
-    const pictures = [...views.values()].filter((view) => shown(view.uri)).map((view) => crop(view));
-    return h("li", { class: "tool", onmouseenter: () => marks.length && this.stage.light(id), onmouseleave: () => this.stage.light(null) },
-      h("p", { class: "deed" }, button, " The operation replies"), pictures, found(seen.data ?? {}), folded("The reply as it was read", turn.text || seen.text));
+    const views = new Map([...(observation.images ?? []), ...images].map((view) => [view.id, view]));
+    const pictures = [...views.values()].filter((view) => isDataUrl(view.uri)).map((view) => crop(view));
+    return h("li", { class: "tool", onmouseenter: () => marks.length && this.stage.highlight(id), onmouseleave: () => this.stage.highlight(null) },
+      h("p", { class: "action" }, button, " The operation replies"), pictures, observationDetails(observation.data ?? {}), collapsible("Raw reply", turn.text || observation.text));
   }
 
-  /** The whole of a sample whose turns were not streamed. */
-  trajectory(index, trajectory) {
-    this.expect(index + 1);
+  /** Show all turns of a trajectory that was not streamed. */
+  showTrajectory(index, trajectory) {
+    this.ensure(index + 1);
     const images = trajectory.images ?? [];
     const byId = new Map(images.map((view) => [view.id, view]));
-    this.list[index].scene.learn(images);
+    this.list[index].scene.addViews(images);
     for (const turn of trajectory.turns ?? []) {
       this.turn({ sample: index, samples: 0, turn, images: (turn.images ?? []).map((id) => byId.get(id)).filter(Boolean) });
     }
   }
 
-  /** After the vote: what each sample said, and the winner open and alone on the stage. */
-  settle(winner, answers) {
+  /** Show the samples' answers; open the winner and draw only its marks. */
+  finish(winner, answers) {
     this.list.forEach((sample, i) => {
-      if (answers[i] !== undefined) sample.status.replaceChildren(...(answers[i] === null ? ["no answer"] : ["answers ", h("b", {}, said(answers[i], 80))]));
+      if (answers[i] !== undefined) sample.status.replaceChildren(...(answers[i] === null ? ["no answer"] : ["answers ", h("b", {}, foreignText(answers[i], 80))]));
       sample.element.classList.toggle("winner", i === winner);
     });
     if (winner === null || !this.list[winner]) return;
     for (const sample of this.list) sample.element.open = sample.index === winner;
-    const badge = h("span", { class: "pill" }, "shown as the reason");
+    const badge = h("span", { class: "pill" }, "winner");
     this.list[winner].status.before(badge);
-    if (this.list.length > 1) this.choose(winner);
+    if (this.list.length > 1) this.select(winner);
   }
 
-  /** The stream ended early. */
-  stop(word) {
-    for (const sample of this.list) if (!/^(answers|no answer)/.test(sample.status.textContent)) sample.status.replaceChildren(word);
+  /** Set the status of samples without an answer, when the stream ends early. */
+  stop(status) {
+    for (const sample of this.list) if (!/^(answers|no answer)/.test(sample.status.textContent)) sample.status.replaceChildren(status);
   }
 }
 
-/** Thought and answer out of a policy turn's text, whatever tags its dialect writes; tags inside the thought are not looked at. */
-export function read(text) {
-  const cut = text.indexOf("</think>");
-  const body = cut < 0 ? text : text.slice(cut + 8);
+/** Thought and answer of a policy turn's text, in any dialect. Tags inside the thought are ignored. */
+export function parseTurn(text) {
+  const thoughtEnd = text.indexOf("</think>");
+  const body = thoughtEnd < 0 ? text : text.slice(thoughtEnd + 8);
   const answer = [...body.matchAll(ANSWER)].at(-1)?.[1].trim() ?? boxed(body);
   const rest = body.replace(CALL, " ").replace(ANSWER, " ");
-  const thought = `${cut < 0 ? "" : text.slice(0, cut)} ${rest}`.replace(/^\s*<think>/, "").replace(PADS, " ").replace(CONTROL, " ").trim();
+  const thought = `${thoughtEnd < 0 ? "" : text.slice(0, thoughtEnd)} ${rest}`.replace(/^\s*<think>/, "").replace(PADS, " ").replace(CONTROL, " ").trim();
   return { thought, answer };
 }
 
-/** What stands in the last \boxed{...}; null for none. */
+/** The content of the last \boxed{...}; null for none. */
 function boxed(text) {
   const last = [...text.matchAll(/\\boxed\s*\{/g)].at(-1);
   if (!last) return null;
@@ -167,32 +167,32 @@ function boxed(text) {
   return text.slice(start, end - 1).trim();
 }
 
-const DOING = { zoom_in: "looks closer", read_text: "reads", segment_object_at: "outlines an object", track_object: "follows an object",
+const ACTIVITIES = { zoom_in: "zooms in", read_text: "reads text", segment_object_at: "outlines an object", track_object: "follows an object",
   get_properties: "measures", select_frames: "picks frames" };
-const doing = (op) => DOING[op] ?? clean(op, 40);
+const activity = (op) => ACTIVITIES[op] ?? clean(op, 40);
 
-const shown = (uri) => typeof uri === "string" && /^data:image\/(png|jpeg|webp|gif);base64,/.test(uri);
+const isDataUrl = (uri) => typeof uri === "string" && /^data:image\/(png|jpeg|webp|gif);base64,/.test(uri);
 
 function crop(view) {
   const [width, height] = Array.isArray(view.source_size) ? view.source_size : [];
   const [w, h_] = Array.isArray(view.view_size) ? view.view_size : [];
-  const caption = [said(view.id, 40), width ? `: ${width} × ${height} pixels of the picture` : "", w ? `, seen at ${w} × ${h_}` : ""];
-  const image = h("img", { class: Math.max(w ?? 0, h_ ?? 0) <= 200 ? "pixels" : "", alt: `what ${clean(view.id, 40)} shows`, src: view.uri });
+  const caption = [foreignText(view.id, 40), width ? `: ${width} × ${height} pixels of the picture` : "", w ? `, shown at ${w} × ${h_}` : ""];
+  const image = h("img", { class: Math.max(w ?? 0, h_ ?? 0) <= 200 ? "pixels" : "", alt: `view ${clean(view.id, 40)}`, src: view.uri });
   return h("figure", { class: "crop" }, image, h("figcaption", {}, caption));
 }
 
-const prompt = (turn) => (turn.text ? h("li", { class: "prompt" }, folded(`The prompt (${clean(turn.role, 20)})`, turn.text)) : null);
+const prompt = (turn) => (turn.text ? h("li", { class: "prompt" }, collapsible(`The prompt (${clean(turn.role, 20)})`, turn.text)) : null);
 
-function folded(title, text) {
+function collapsible(title, text) {
   if (!text) return null;
-  const tidy = text.replace(PADS, (run) => `[picture: ${run.split("_pad|>").length - 1} tokens]`).trim();
-  return h("details", { class: "raw" }, h("summary", {}, title), h("pre", {}, said(tidy)));
+  const compact = text.replace(PADS, (run) => `[picture: ${run.split("_pad|>").length - 1} tokens]`).trim();
+  return h("details", { class: "raw" }, h("summary", {}, title), h("pre", {}, foreignText(compact)));
 }
 
 function parameters(values) {
   const entries = Object.entries(values ?? {}).slice(0, 20);
   if (!entries.length) return null;
-  return h("p", { class: "arguments" }, entries.map(([name, value]) => [h("code", {}, said(name, 40), " = ", said(plain(value), 200)), " "]));
+  return h("p", { class: "arguments" }, entries.map(([name, value]) => [h("code", {}, foreignText(name, 40), " = ", foreignText(plain(value), 200)), " "]));
 }
 
 function plain(value) {
@@ -201,25 +201,25 @@ function plain(value) {
   return value && typeof value === "object" ? clean(value, 200) : String(value);
 }
 
-/** What an observation found, as words. */
-function found(data) {
-  const out = [];
+/** The results of an observation as elements. */
+function observationDetails(data) {
+  const elements = [];
   const list = (value) => (Array.isArray(value) ? value.filter((v) => v && typeof v === "object") : []);
-  for (const thing of list(data.objects).slice(0, 12)) {
-    const parts = [["object ", h("b", {}, said(thing.id, 40))], isNumber(thing.area) && plural(thing.area, "pixel"), isNumber(thing.score) && `score ${number(thing.score)}`];
-    out.push(h("p", {}, parts.filter(Boolean).map((part, i) => [i ? ", " : "", part])));
+  for (const object of list(data.objects).slice(0, 12)) {
+    const parts = [["object ", h("b", {}, foreignText(object.id, 40))], isNumber(object.area) && plural(object.area, "pixel"), isNumber(object.score) && `score ${number(object.score)}`];
+    elements.push(h("p", {}, parts.filter(Boolean).map((part, i) => [i ? ", " : "", part])));
   }
   const lines = list(data.lines);
   if (lines.length) {
-    out.push(h("ol", { class: "read" }, lines.slice(0, MAX_LINES).map((line) => h("li", {}, said(line.text, 500), isNumber(line.confidence) && h("small", {}, ` ${percent(line.confidence)}`)))));
-    if (lines.length > MAX_LINES) out.push(h("p", {}, h("small", {}, `and ${plural(lines.length - MAX_LINES, "more line", "more lines")}`)));
+    elements.push(h("ol", { class: "read" }, lines.slice(0, MAX_LINES).map((line) => h("li", {}, foreignText(line.text, 500), isNumber(line.confidence) && h("small", {}, ` ${percent(line.confidence)}`)))));
+    if (lines.length > MAX_LINES) elements.push(h("p", {}, h("small", {}, `and ${plural(lines.length - MAX_LINES, "more line", "more lines")}`)));
   }
-  for (const track of list(data.tracks)) out.push(h("p", {}, "track ", h("b", {}, said(track.id, 40)), `: ${spaced(track.status ?? "")}`));
+  for (const track of list(data.tracks)) elements.push(h("p", {}, "track ", h("b", {}, foreignText(track.id, 40)), `: ${asWords(track.status ?? "")}`));
   for (const [group, values] of Object.entries(data.properties ?? {})) {
     if (!values || typeof values !== "object") continue;
-    out.push(h("p", {}, h("b", {}, spaced(group))), facts(...Object.entries(values).slice(0, 40).map(([name, value]) => [spaced(name), property(value)])));
+    elements.push(h("p", {}, h("b", {}, asWords(group))), facts(...Object.entries(values).slice(0, 40).map(([name, value]) => [asWords(name), property(value)])));
   }
-  return out;
+  return elements;
 }
 
 function property(value) {
@@ -229,9 +229,9 @@ function property(value) {
     value = value.value;
   }
   if (typeof value === "boolean") return value ? "yes" : "no";
-  const words = said(Array.isArray(value) && value.every((v) => typeof v !== "object") ? value.slice(0, 8).map(plain).join(", ") : plain(value), 200);
-  if (!/0\.\.255/.test(unit) || !Array.isArray(value) || value.length !== 3 || !value.every(isNumber)) return [words, h("small", {}, unit)];
-  const patch = h("i", { class: "swatch" });
-  patch.style.background = `rgb(${value.map(Math.round).join(" ")})`; // through the object model: a style attribute would break the policy
-  return [patch, words];
+  const content = foreignText(Array.isArray(value) && value.every((v) => typeof v !== "object") ? value.slice(0, 8).map(plain).join(", ") : plain(value), 200);
+  if (!/0\.\.255/.test(unit) || !Array.isArray(value) || value.length !== 3 || !value.every(isNumber)) return [content, h("small", {}, unit)];
+  const swatch = h("i", { class: "swatch" });
+  swatch.style.background = `rgb(${value.map(Math.round).join(" ")})`; // a style attribute would violate the content security policy
+  return [swatch, content];
 }
