@@ -85,4 +85,4 @@ class Scorer:
 
     def counts(self) -> dict[str, int]:
         """Causes and statuses so far, by name."""
-        return dict(self.grader.tools.counts)
+        return dict(self.grader.services.counts)

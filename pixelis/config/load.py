@@ -13,7 +13,7 @@ from pixelis.config.base import accepts_null, leaf_keys, merge, unknown_keys
 from pixelis.config.root import RECIPES, Config, shipped
 from pixelis.errors import BadConfig, MissingFile
 
-KEPT_BELOW_PRESET = ("own", "own_limit_s", "own_children", "scorer", "math", "judge", "workers", "cpus")
+KEPT_BELOW_PRESET = ("own", "own_timeout_s", "own_workers", "scorer", "math", "judge", "workers", "cpus")
 """Keys of `rewards` that say how to score. A preset named above them replaces all others: weights and shapes."""
 ALTERNATIVES = {"sft.steps": "sft.epochs", "rft.steps": "rft.epochs"}
 """Two ways to say one thing. The command line's replaces the file's; both on the command line contradict each other."""

@@ -115,8 +115,8 @@ class CurriculumConfig(Section):
 
 
 class MathScorerConfig(Section):
-    children: int = Field(2, ge=1, description="processes that compare formulas, for each scorer actor")
-    limit_s: float = Field(5.0, gt=0, description="seconds a comparison may take before its process is killed")
+    workers: int = Field(2, ge=1, description="processes that compare formulas, for each scorer actor")
+    timeout_s: float = Field(5.0, gt=0, description="seconds after which a comparison fails and its process is killed")
     memory_bytes: int = Field(2_000_000_000, ge=500_000_000, description="address space of such a process")
 
 
@@ -143,8 +143,8 @@ class RewardsConfig(Section):
     own: dict[str, float] = Field(
         {}, description="own rewards, `package.module:function`, and their weights; a list weighs each 1"
     )
-    own_limit_s: float = Field(10.0, gt=0, description="seconds a call of an own reward may take before its process is killed")
-    own_children: int = Field(2, ge=1, description="processes that run own rewards, for each scorer actor")
+    own_timeout_s: float = Field(10.0, gt=0, description="seconds after which an own reward fails and its process is killed")
+    own_workers: int = Field(2, ge=1, description="processes that run own rewards, for each scorer actor")
     scorer: str | None = Field(None, description="scorer of every question, in place of the one it names")
     format: FormatKind = Field("dialect", description="what well-formed means")
     curiosity: CuriosityConfig = CuriosityConfig()
@@ -181,10 +181,14 @@ class RewardsConfig(Section):
         return self.curriculum.kind != "none" or any(w.curiosity_dynamics or w.coherence for w in self.mixtures)
 
     @property
+    def learns_dynamics(self) -> bool:
+        """True when a dynamics model is part of the reward, now or in a later phase of the curriculum."""
+        return self.curriculum.kind != "none" or any(w.curiosity_dynamics for w in self.mixtures)
+
+    @property
     def stateful(self) -> bool:
-        """True when scoring depends on what was scored before."""
-        learns = any(w.curiosity_dynamics for w in self.mixtures)
-        return bool(self.normalise.terms) or self.curriculum.kind != "none" or learns
+        """True when scores depend on earlier ones."""
+        return bool(self.normalise.terms) or self.learns_dynamics
 
     @model_validator(mode="after")
     def _possible(self) -> RewardsConfig:

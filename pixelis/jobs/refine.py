@@ -27,7 +27,7 @@ from pixelis.datasets.refinement.episodes import Episodes
 from pixelis.datasets.refinement.pipeline import Refinery
 from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder, watch
-from pixelis.rewards.services import Tools
+from pixelis.rewards.services import Services
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import StepProgress
 
@@ -43,16 +43,16 @@ def run(config: Config) -> dict[str, Any]:
     with run_folder(config, **{role: source for role, source in inputs.items() if source}) as folder:
         for name in (*sets.FILES, "summary.json"):  # results of another configuration must not remain
             (folder / name).unlink(missing_ok=True)
-        tools, steps = Tools(config.rewards, folder), StepProgress("refine", config.telemetry.progress)
+        services, steps = Services(config.rewards, folder), StepProgress("refine", config.telemetry.progress)
         try:
-            refinery = Refinery(config, folder, tools, steps)
+            refinery = Refinery(config, folder, services, steps)
             refinery.prepare()
             steps.close()
             refinery.finish(play(config, folder, refinery) if s.pass_rate.episodes else None)
             return save(config, folder, refinery)
         finally:
             steps.close()
-            tools.close()
+            services.close()
 
 
 def play(config: Config, folder: Path, refinery: Refinery) -> dict[str, filters.Outcomes]:

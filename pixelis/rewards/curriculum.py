@@ -1,59 +1,59 @@
-"""The reward curriculum: a state machine that advances by progress or by step. Source: Pixelis, arXiv 2603.25091.
+"""The reward curriculum: weights that change by progress or by step. Source: Pixelis, arXiv 2603.25091.
 
-By progress: first the task alone; when it goes well, coherence joins; when that improves no more, curiosity. Each boundary has a
-name, under which a checkpoint is kept: `base`, `coherence` and, at the end of the run, `full` are the arms of the ablation.
+By progress: accuracy alone; coherence joins when the success rate is high enough; curiosity when coherence no longer improves. A
+checkpoint is kept at the end of each phase: `base`, `coherence` and, at the end of the run, `full` are the arms of the ablation.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from pixelis import config
+from pixelis.config import CurriculumConfig
 
-MIXED = ("accuracy", "curiosity_dynamics", "coherence")
-"""The terms whose weights the curriculum sets, in the order of its tuples."""
+TERMS = ("accuracy", "curiosity_dynamics", "coherence")
+"""Terms with weights of the curriculum, in the order of the configured tuples."""
 BOUNDARIES = ("base", "coherence", "full")
-"""What the weights at the end of phase 1, 2 and 3 are called."""
-LOOKS = 5
-"""Evaluations that the slope of coherence is drawn through."""
+"""Names of the checkpoints at the end of phases 1 to 3."""
+SLOPE_CHECKS = 5
+"""Checks over which the slope of coherence is fitted."""
 
 
 class Curriculum:
-    """Feed it one ``advance`` a step; ``mixture`` are the weights in force, empty for a curriculum of kind none."""
+    """Call ``advance`` once a step; ``mixture`` are the current weights."""
 
-    def __init__(self, settings: config.CurriculumConfig):
+    def __init__(self, settings: CurriculumConfig):
         self.settings = settings
         self.step = -1
         self.phase = 0
         self.samples = 0
         self.success: deque[float] = deque(maxlen=settings.window)
         self.coherence: deque[float] = deque(maxlen=settings.window)
-        self.looks: deque[float] = deque(maxlen=LOOKS)
+        self.checks: deque[float] = deque(maxlen=SLOPE_CHECKS)
         self.flat = 0
         self.history: list[tuple[int, str]] = []
 
     @property
     def mixture(self) -> dict[str, float]:
-        """Weights by term name."""
+        """Current weights by term; empty for kind none."""
         s = self.settings
         if s.kind == "none":
             return {}
         weights = s.trigger[self.phase] if s.kind == "trigger" else s.steps[self.phase][1:]
-        return dict(zip(MIXED, weights, strict=True))
+        return dict(zip(TERMS, weights, strict=True))
 
     @property
     def name(self) -> str:
-        """What the weights of this phase are called once it ends."""
+        """Checkpoint name of the end of this phase."""
         return BOUNDARIES[self.phase] if self.phase < len(BOUNDARIES) else f"phase{self.phase + 1}"
 
     def advance(self, step: int, success: float | None, coherence: float | None, samples: int) -> str | None:
-        """Step number ``step`` (from 0) is done: its success rate and mean coherence (None: none scored) and scored rollouts.
+        """Record step ``step`` (from 0): success rate, mean coherence (None: nothing scored), number of scored rollouts.
 
-        Returns the name of the boundary when the phase ends here: keep a checkpoint under it. A step that was advanced before
-        changes nothing.
+        Returns the checkpoint's name when the phase ends with this step. Idempotent.
         """
         if step <= self.step or self.settings.kind == "none":
             return None
@@ -69,16 +69,16 @@ class Curriculum:
         name = self.name
         self.history.append((done, name))
         self.phase += 1
-        self.looks.clear()
+        self.checks.clear()
         self.flat = 0
         return name
 
     def rollback(self) -> None:
-        """Back to the phase before, with its weights."""
+        """Return to the previous phase and its weights."""
         if self.phase:
             self.phase -= 1
             self.history.pop()
-            self.looks.clear()
+            self.checks.clear()
             self.flat = 0
 
     def _stepped(self, done: int) -> bool:
@@ -93,35 +93,35 @@ class Curriculum:
         if self.phase == 0:
             ready = success > s.success or done > s.first_steps
             return ready and self.samples >= s.min_samples
-        self.looks.append(coherence)
-        slope = _slope(self.looks) if len(self.looks) == LOOKS else None
-        self.flat = self.flat + 1 if slope is not None and slope < s.slope else 0
+        self.checks.append(coherence)
+        full = len(self.checks) == SLOPE_CHECKS
+        slope = statistics.linear_regression(range(SLOPE_CHECKS), self.checks).slope if full else math.inf
+        self.flat = self.flat + 1 if slope < s.slope else 0
         return self.flat >= s.patience or success * coherence > s.combined or done > s.second_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """State as JSON takes it."""
         return {
             "step": self.step,
             "phase": self.phase,
             "samples": self.samples,
             "success": list(self.success),
             "coherence": list(self.coherence),
-            "looks": list(self.looks),
+            "looks": list(self.checks),
             "flat": self.flat,
             "history": [list(item) for item in self.history],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``."""
+        """Load a ``state_dict``."""
         self.step, self.phase, self.samples, self.flat = (int(state[k]) for k in ("step", "phase", "samples", "flat"))
-        for name in ("success", "coherence", "looks"):
-            queue: deque[float] = getattr(self, name)
-            queue.clear()
-            queue.extend(float(v) for v in state[name])
+        for values, name in ((self.success, "success"), (self.coherence, "coherence"), (self.checks, "looks")):
+            values.clear()
+            values.extend(float(v) for v in state[name])
         self.history = [(int(step), str(name)) for step, name in state["history"]]
 
     def metrics(self) -> dict[str, float]:
-        """Phase (from 1), moving averages and the weights in force."""
+        """Phase (from 1), moving averages and current weights."""
         if self.settings.kind == "none":
             return {}
         weights = {f"curriculum/weight_{name}": weight for name, weight in self.mixture.items()}
@@ -129,12 +129,5 @@ class Curriculum:
         return {"curriculum/phase": float(self.phase + 1), **averages, **weights}
 
 
-def _mean(values: Sequence[float] | deque[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
-
-
-def _slope(values: deque[float]) -> float:
-    """Least-squares slope over equal distances of 1."""
-    middle, mean = (len(values) - 1) / 2, _mean(values)
-    spread = sum((i - middle) ** 2 for i in range(len(values)))
-    return sum((i - middle) * (value - mean) for i, value in enumerate(values)) / spread
+def _mean(values: deque[float]) -> float:
+    return statistics.fmean(values) if values else 0.0

@@ -1,4 +1,4 @@
-"""Curiosity as surprise: a small model of what an operation will show, trained on what operations did show.
+"""Curiosity reward: the prediction error of a small model of the state after an operation.
 
 Source: Pixelis, arXiv 2603.25091, after the intrinsic curiosity module, arXiv 1705.05363. Imports torch: import it late.
 """
@@ -12,28 +12,29 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pixelis import config
+from pixelis.config import DynamicsConfig
 from pixelis.errors import DataFailure
 from pixelis.records import Action, Trajectory
 
 OPERATIONS = ("zoom_in", "segment_object_at", "read_text", "get_properties", "track_object", "select_frames", "answer")
-"""Places 0..6 of an action vector; 7 is any other operation, 8 a turn that does nothing."""
-PLACE, TEXT = 10, 20
-"""First places of coordinates (box, point, center) and of the digest of the other arguments."""
+"""Elements 0..6 of an action vector; 7 is any other operation, 8 a turn without one."""
+COORDINATES, HASHED = 10, 20
+"""First elements of the coordinates (box, point, center) and of the hashed other arguments."""
 
 States = Sequence[Sequence[float]]
 
 
 class Dynamics(nn.Module):
-    """Encoder phi, forward model f and inverse model g over states of an embedder, with their optimiser.
+    """Encoder phi, forward model f and inverse model g over an embedder's states, with their optimiser; thread-safe.
 
     A trajectory with T policy turns has T + 1 states: before the first turn, and after each turn and its observation.
     """
 
-    def __init__(self, settings: config.DynamicsConfig, seed: int = 0):
+    def __init__(self, settings: DynamicsConfig, seed: int = 0):
         super().__init__()
         s = self.settings = settings
         with torch.random.fork_rng(devices=[]):
@@ -56,42 +57,42 @@ class Dynamics(nn.Module):
 
     @torch.no_grad()
     def curiosity(self, trajectory: Trajectory, states: States) -> float:
-        """Mean over the transitions of scale * eta * mean squared error of the foreseen state, 0..1; 0 without transitions."""
+        """scale * eta * mean squared error of the predicted states, 0..1; 0 without transitions."""
         before, actions, after = self._transitions([(trajectory, states)])
         if not len(before):
             return 0.0
         with self.lock:
-            errors = (self._foreseen(before, actions) - self.encoder(after)).square().mean(dim=-1)
+            errors = (self._predict(before, actions) - self.encoder(after)).square().mean(dim=-1)
         return min(1.0, self.settings.scale * self.settings.eta * float(errors.mean()))
 
     def update(self, batch: Sequence[tuple[Trajectory, States]]) -> dict[str, float]:
-        """Learn from the transitions of a step: beta * forward + (1 - beta) * inverse loss; returns the losses, first and last.
+        """Learn from the transitions of a step by beta * forward + (1 - beta) * inverse loss; returns the losses.
 
-        The same batches in the same order give the same weights. Without transitions nothing happens.
+        Deterministic for the same batches in the same order. Does nothing without transitions.
         """
         before, actions, after = self._transitions(batch)
         if not len(before):
             return {}
-        seen: list[tuple[float, float]] = []
+        losses: list[tuple[float, float]] = []
         with self.lock, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed * 1_000_003 + self.updates)
             self.train()
             for _ in range(self.settings.epochs):
                 target = self.encoder(after)
-                # A target that learned along would be easiest to foresee when it said nothing.
-                forward = functional.mse_loss(self._foreseen(before, actions), target.detach())
-                known = self.inverse_model(torch.cat([self.encoder(before), target], dim=-1))
-                inverse = functional.mse_loss(known, actions)
+                # Detached: a trained target would become constant, which is easiest to predict.
+                forward = functional.mse_loss(self._predict(before, actions), target.detach())
+                inferred = self.inverse_model(torch.cat([self.encoder(before), target], dim=-1))
+                inverse = functional.mse_loss(inferred, actions)
                 loss = self.settings.beta * forward + (1 - self.settings.beta) * inverse
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 norm = nn.utils.clip_grad_norm_(self.parameters(), 1.0)
                 if torch.isfinite(norm):
                     self.optimizer.step()
-                seen.append((forward.item(), inverse.item()))
+                losses.append((forward.item(), inverse.item()))
             self.eval()
         self.updates += 1
-        first, last = seen[0], seen[-1]
+        first, last = losses[0], losses[-1]
         return {
             "dynamics/forward_loss": last[0],
             "dynamics/inverse_loss": last[1],
@@ -100,16 +101,16 @@ class Dynamics(nn.Module):
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and the optimiser's moments by name, for safetensors."""
-        out = {f"model.{name}": tensor.contiguous() for name, tensor in self.state_dict().items()}
+        """Weights and optimiser moments by name, for safetensors."""
+        tensors = {f"model.{name}": tensor.contiguous() for name, tensor in self.state_dict().items()}
         for index, moments in self.optimizer.state_dict()["state"].items():
             for name, tensor in moments.items():
-                out[f"optimizer.{index}.{name}"] = tensor.contiguous()
-        out["updates"] = torch.tensor(self.updates)
-        return out
+                tensors[f"optimizer.{index}.{name}"] = tensor.contiguous()
+        tensors["updates"] = torch.tensor(self.updates)
+        return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from ``tensors``."""
+        """Load ``tensors``."""
         self.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
@@ -119,10 +120,14 @@ class Dynamics(nn.Module):
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         self.updates = int(tensors["updates"])
 
-    def _foreseen(self, before: Tensor, actions: Tensor) -> Tensor:
+    def _predict(
+        self, before: Float[Tensor, "transitions state"], actions: Float[Tensor, "transitions action"]
+    ) -> Float[Tensor, "transitions state"]:
         return self.forward_model(torch.cat([self.encoder(before), actions], dim=-1))
 
-    def _transitions(self, batch: Sequence[tuple[Trajectory, States]]) -> tuple[Tensor, Tensor, Tensor]:
+    def _transitions(
+        self, batch: Sequence[tuple[Trajectory, States]]
+    ) -> tuple[Float[Tensor, "transitions state"], Float[Tensor, "transitions action"], Float[Tensor, "transitions state"]]:
         before: list[Sequence[float]] = []
         after: list[Sequence[float]] = []
         actions: list[list[float]] = []
@@ -141,7 +146,7 @@ class Dynamics(nn.Module):
 
 
 def check_states(trajectory: Trajectory, states: States, size: int) -> None:
-    """DataFailure ``bad_states`` unless there is one finite vector of ``size`` numbers more than policy turns."""
+    """DataFailure ``bad_states`` unless there are finite vectors of ``size`` numbers, one more than policy turns."""
     if len(states) != trajectory.policy_turns + 1:
         raise DataFailure(f"{len(states)} states for {trajectory.policy_turns} turns", code="bad_states")
     if any(len(state) != size for state in states):
@@ -151,22 +156,22 @@ def check_states(trajectory: Trajectory, states: States, size: int) -> None:
 
 
 def encode_action(action: Action | None, answer: str | None, size: int) -> list[float]:
-    """A turn as a vector: one place for its operation, its coordinates (0..1), and a digest of its other arguments.
+    """A turn as a vector: one-hot operation, coordinates (0..1), hashed other arguments. Equal calls have equal vectors.
 
-    The same call always gives the same vector. Without an action it is an answer, or a turn that does nothing.
+    Without an action, the turn is an answer or does nothing.
     """
-    out = [0.0] * size
+    vector = [0.0] * size
     if action is None:
-        out[OPERATIONS.index("answer") if answer is not None else 8] = 1.0
-        return out
-    out[OPERATIONS.index(action.op) if action.op in OPERATIONS else 7] = 1.0
-    at = PLACE
+        vector[OPERATIONS.index("answer") if answer is not None else 8] = 1.0
+        return vector
+    vector[OPERATIONS.index(action.op) if action.op in OPERATIONS else 7] = 1.0
+    offset = COORDINATES
     for name, length in (("box", 4), ("point", 2), ("center", 2)):
-        place = action.arguments.get(name)
-        if isinstance(place, (list, tuple)) and len(place) == length:
-            out[at : at + length] = [float(v) for v in place]
-        at += length
+        values = action.arguments.get(name)
+        if isinstance(values, (list, tuple)) and len(values) == length:
+            vector[offset : offset + length] = [float(v) for v in values]
+        offset += length
     for name, value in sorted(action.arguments.items()):
         if name not in ("box", "point", "center"):
-            out[TEXT + zlib.crc32(json.dumps([name, value], sort_keys=True).encode()) % (size - TEXT)] += 1.0
-    return out
+            vector[HASHED + zlib.crc32(json.dumps([name, value], sort_keys=True).encode()) % (size - HASHED)] += 1.0
+    return vector

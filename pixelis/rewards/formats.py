@@ -1,4 +1,4 @@
-"""Format checks: one small function of an episode's text for each convention."""
+"""Format checks of the generated text, one function for each convention."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _TAGS = re.compile(r"</?(?:think|tool_call|grounding|answer)>")
 
 
 def completion(trajectory: Trajectory) -> str:
-    """All that the policy wrote, turn after turn."""
+    """The generated text of all policy turns."""
     return "".join(turn.text for turn in trajectory.turns if turn.is_policy)
 
 
 def dialect(trajectory: Trajectory) -> float:
-    """1.0 when the episode ended with an answer and every turn of the policy is well-formed in its dialect, else 0.0."""
+    """1.0 when the episode ended with an answer and every policy turn is well-formed in its dialect, else 0.0."""
     if trajectory.dialect not in DIALECTS:
         raise DataFailure(f"no dialect {trajectory.dialect}", code="unknown_dialect")
-    spoken = DIALECTS[trajectory.dialect]
+    parser = DIALECTS[trajectory.dialect]
     turns = [turn for turn in trajectory.turns if turn.is_policy]
-    fine = all(turn.error is None and spoken.well_formed(turn.text) for turn in turns)
-    return float(bool(turns) and fine and trajectory.stop_reason is StopReason.ANSWER)
+    valid = all(turn.error is None and parser.well_formed(turn.text) for turn in turns)
+    return float(bool(turns) and valid and trajectory.stop_reason is StopReason.ANSWER)
 
 
 def think_answer(trajectory: Trajectory) -> float:
-    """1.0 for a think block, white space, an answer block, and nothing around them (R1-V, Reason-RFT, EasyR1's r1v)."""
+    """1.0 for a think block, white space and an answer block, nothing else (R1-V, Reason-RFT, EasyR1's r1v)."""
     return float(_THINK_ANSWER.fullmatch(completion(trajectory)) is not None)
 
 
 def caption(trajectory: Trajectory) -> float:
-    """1.0 for summary, caption, think and answer blocks in this order and nothing around them (Reason-RFT)."""
+    """1.0 for summary, caption, think and answer blocks in this order, nothing else (Reason-RFT)."""
     return float(_CAPTION.fullmatch(completion(trajectory)) is not None)
 
 
 def turns(trajectory: Trajectory) -> float:
-    """1.0 when each turn but the last is one thought and one call, and the last one thought and an answer (Mini-o3)."""
+    """1.0 when the last turn is one thought and an answer, and each earlier turn one thought and one call (Mini-o3)."""
     texts = [turn.text for turn in trajectory.turns if turn.is_policy]
     if not texts:
         return 0.0
@@ -59,18 +59,18 @@ def think_boxed(trajectory: Trajectory) -> float:
 
 
 def balanced(trajectory: Trajectory) -> float:
-    """0.0 when think tags, and answer tags after the last thought, are opened as often as closed, else -1.0 (DeepEyes)."""
+    """0.0 when think tags, and answer tags after the last thought, are balanced, else -1.0 (DeepEyes)."""
     text = completion(trajectory)
     rest = text.rpartition("</think>")[2]
-    fine = text.count("<think>") == text.count("</think>") and rest.count("<answer>") == rest.count("</answer>")
-    return 0.0 if fine else -1.0
+    valid = text.count("<think>") == text.count("</think>") and rest.count("<answer>") == rest.count("</answer>")
+    return 0.0 if valid else -1.0
 
 
 def boxed_once(trajectory: Trajectory) -> float:
     r"""0.0 when think tags are balanced and exactly one ``\boxed{}`` follows the last thought, else -1.0 (DeepEyes' math)."""
     text = completion(trajectory)
-    fine = text.count("<think>") == text.count("</think>") and len(_BOX.findall(text.rpartition("</think>")[2])) == 1
-    return 0.0 if fine else -1.0
+    valid = text.count("<think>") == text.count("</think>") and len(_BOX.findall(text.rpartition("</think>")[2])) == 1
+    return 0.0 if valid else -1.0
 
 
 FORMATS: dict[str, Callable[[Trajectory], float]] = {
@@ -82,6 +82,6 @@ FORMATS: dict[str, Callable[[Trajectory], float]] = {
     "balanced": balanced,
     "boxed_once": boxed_once,
 }
-"""Formats by the name that ``rewards.format`` asks for."""
+"""Formats by name, see ``rewards.format``."""
 PUNISHING = frozenset({"balanced", "boxed_once"})
-"""Formats that take away for errors and give nothing for order: -1 or 0."""
+"""Formats with the values 0 and -1 instead of 1 and 0."""

@@ -1,4 +1,4 @@
-"""A language model that says whether an answer is right. The verdict is read strictly; what could not be had is never a 0."""
+"""The judge: a language model that grades answers. Verdicts are parsed strictly; a missing verdict is a failure, never a 0."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-from pixelis import config
+from pixelis.config import JudgeConfig
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.rewards.llm_client import LlmClient, json_object
 
@@ -20,10 +20,9 @@ MAX_TOKENS = 200
 
 
 class JudgeClient(LlmClient):
-    """The client of ``rewards.judge``. A wrong key costs the verdict and not the run, whose other rewards go on."""
+    """The client of ``rewards.judge``. A wrong key fails the verdict, not the run, whose other rewards continue."""
 
-    def __init__(self, settings: config.JudgeConfig, cache: str | Path | None = None, calls_per_minute: float | None = None):
-        fix = "set rewards.judge.required=false to do without"
+    def __init__(self, settings: JudgeConfig, cache: str | Path | None = None, calls_per_minute: float | None = None):
         super().__init__(
             settings,
             "rewards.judge",
@@ -31,7 +30,7 @@ class JudgeClient(LlmClient):
             code="judge",
             calls_per_minute=calls_per_minute,
             concurrency=settings.concurrency,
-            fix=fix,
+            fix="set rewards.judge.required=false to run without a judge",
         )
 
     def _refusal(self, status: int, text: str) -> DataFailure | BadConfig:
@@ -39,39 +38,29 @@ class JudgeClient(LlmClient):
 
 
 class Judge:
-    """Asks for verdicts; safe to use from many threads. BadConfig when url, model or key are missing.
+    """Requests verdicts; thread-safe. BadConfig when url, model or key are missing.
 
-    ``cache`` is the SQLite file of replies, None for memory only. Another kind of verdict is a subclass with its own ``system``
-    prompt, ``scores`` and first ``temperature``.
+    ``cache`` is a SQLite file, None for memory only. Subclasses may replace the ``system`` prompt, the valid ``scores`` and the
+    initial ``temperature``.
     """
 
     system, temperature = SYSTEM, 0.0
     scores: Container[float] = (0, 1)
 
-    def __init__(self, settings: config.JudgeConfig, cache: str | Path | None = None, calls_per_minute: float | None = None):
+    def __init__(self, settings: JudgeConfig, cache: str | Path | None = None, calls_per_minute: float | None = None):
         self.settings, self.client = settings, JudgeClient(settings, cache, calls_per_minute)
-
-    @property
-    def asked(self) -> int:
-        """Requests so far."""
-        return self.client.counts["asked"]
-
-    @property
-    def cached(self) -> int:
-        """Verdicts that needed no request."""
-        return self.client.counts["cached"]
 
     def score(self, question: str, truths: Sequence[str], answer: str) -> float:
         """1.0 for a right answer, 0.0 for a wrong one.
 
-        DataFailure ``judge_timeout``, ``judge_busy``, ``judge_error``, ``judge_garbage`` (of the last try) or ``judge_refused``
-        (a reply that no other try can change, such as a wrong key).
+        DataFailure of the last try ``judge_timeout``, ``judge_busy``, ``judge_error``, ``judge_garbage``, or ``judge_refused``
+        for a reply that another try cannot change, such as a wrong key.
         """
         inputs = {"question": question, "accepted": list(truths), "student": answer}
         return self.verdict(json.dumps(inputs, ensure_ascii=True, sort_keys=True))
 
     def verdict(self, body: str, draw: int = 0) -> float:
-        """The score that the judge gives for ``body``, cached for each number of ``draw``; raises as ``score``."""
+        """The judge's score for ``body``; each ``draw`` is cached separately. Raises as ``score``."""
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": body}]
         try:
             return self.client.ask(
@@ -92,13 +81,10 @@ class Judge:
 
 
 def read_verdict(text: str, scores: Container[float] = (0, 1)) -> tuple[float, str]:
-    """(score, why) of a reply that is ``{"score": 0 or 1, "why": text}`` and nothing else; ValueError.
-
-    Thoughts before ``</think>`` and a code fence around the object are cut off.
-    """
+    """(score, why) of a reply that is exactly ``{"score": 0 or 1, "why": text}`` after ``json_object``; else ValueError."""
     verdict = json_object(text)
     if set(verdict) - {"score", "why"} or "score" not in verdict:
-        raise ValueError(f"{text[:80]!r} is not a score and why")
+        raise ValueError(f"{text[:80]!r} has other keys than score and why")
     score, why = verdict["score"], verdict.get("why", "")
     if isinstance(score, bool) or not isinstance(score, (int, float)) or score not in scores or not isinstance(why, str):
         raise ValueError(f"{text[:80]!r} has no score of {scores}")

@@ -1,6 +1,6 @@
-"""The one client of language-model services: OpenAI-compatible, with a cache, a rate limit, and tries with growing temperature.
+"""The client of OpenAI-compatible language-model services: cache, rate limit, retries with rising temperature.
 
-What could not be had within the tries and the budget is a DataFailure that names why, never an invented reply.
+A request without a valid reply within its tries and its time budget raises a DataFailure with the cause.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pixelis.errors import BadConfig, DataFailure
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-STEP = 0.2
-"""Temperature added with each try: a model that talked nonsense once would do so again at 0."""
-PATIENT = (408, 409, 425, 429)
-"""Replies of the 4xx family that another try may change."""
-WRONG = (401, 403, 404)
-"""Replies that say that key, model or address are wrong: no other request would fare better."""
-LONGEST_WAIT_S = 60.0
+TEMPERATURE_STEP = 0.2
+"""Temperature added with each try: at temperature 0 an invalid reply would repeat."""
+RETRIED = (408, 409, 425, 429)
+"""4xx status codes that are retried."""
+MISCONFIGURED = (401, 403, 404)
+"""Status codes of a wrong key, model or address, which every request would get."""
+MAX_WAIT_S = 60.0
 
 
 class LlmSettings(Protocol):
-    """The keys that every section about a language-model service has."""
+    """Keys that every configuration section of a language-model service has."""
 
     @property
     def url(self) -> str | None: ...
@@ -52,11 +52,11 @@ class LlmSettings(Protocol):
 
 
 class LlmClient:
-    """Asks for replies; safe to use from many threads. ``counts``: asked, cached, and causes of failed tries by name.
+    """Requests replies; thread-safe. ``counts``: ``asked``, ``cached``, and failed tries by code.
 
-    ``section`` is the configuration section in messages, ``code`` the prefix of failure codes. ``cache`` is a SQLite file, None
-    for memory only. ``calls_per_minute`` spaces the starts of requests evenly, ``concurrency`` bounds those in flight. BadConfig
-    when url, model or key are missing; ``fix`` says what else would do.
+    ``section`` is the configuration section for messages, ``code`` the prefix of failure codes. ``cache`` is a SQLite file, None
+    for memory only. ``calls_per_minute`` spaces the starts of requests evenly, ``concurrency`` bounds the requests in flight.
+    BadConfig when url, model or key are missing; ``fix`` names an alternative.
     """
 
     def __init__(
@@ -72,19 +72,18 @@ class LlmClient:
     ):
         self.settings, self.section, self.code, self.calls_per_minute = settings, section, code, calls_per_minute
         if not settings.url or not settings.model:
-            wanted = "name an OpenAI-compatible server and its model"
-            raise BadConfig(f"{section}.url and {section}.model are needed", fix=f"{wanted}, or {fix}" if fix else wanted)
+            required = "name an OpenAI-compatible server and its model"
+            raise BadConfig(f"{section}.url and {section}.model are needed", fix=f"{required}, or {fix}" if fix else required)
         key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
         if settings.api_key_env and not key:
             raise BadConfig(
-                f"the key of {section} is not in the environment variable {settings.api_key_env}",
+                f"the environment variable {settings.api_key_env} with the key of {section} is not set",
                 fix=f"export {settings.api_key_env}=..., or set {section}.api_key_env='' for a server that needs none",
             )
-        # Half a second, which only those pay who ask a model.
-        import httpx2
+        import httpx2  # importing both takes half a second
         import openai
 
-        # Nothing of the user's OpenAI account goes to another server, and no redirect is followed to one.
+        # Another server must get nothing of the user's OpenAI account, and redirects are not followed.
         self._headers: dict[str, Any] = {name: openai.Omit() for name in ("OpenAI-Organization", "OpenAI-Project")}
         self._headers["Authorization"] = f"Bearer {key}" if key else openai.Omit()
         self.openai, self.response = openai, httpx2.Response
@@ -98,8 +97,7 @@ class LlmClient:
         self._slots = threading.Semaphore(concurrency or 2**20)
         self._lock = threading.Lock()
         self._next_start = 0.0
-        self._replies: dict[str, str] = {}
-        self._store = _open(cache) if cache is not None and settings.cache else None
+        self._store = _open_cache(cache if cache is not None and settings.cache else ":memory:")
 
     def ask(
         self,
@@ -110,10 +108,10 @@ class LlmClient:
         temperature: float = 0.0,
         max_tokens: int = 1024,
     ) -> T:
-        """``read`` of the reply's text; its ValueError is another try. ``draw`` tells requests apart that ask the same.
+        """The value of ``read`` for the reply's text; a ValueError of it is retried. ``draw`` distinguishes equal requests.
 
         DataFailure ``CODE_timeout``, ``CODE_busy``, ``CODE_error``, ``CODE_refused``, ``CODE_garbage`` (no chat completion), or
-        ``CODE_rejected`` when ``read`` accepted none of the replies. Only a reply that ``read`` accepted is cached.
+        ``CODE_rejected`` (``read`` accepted no reply). Only accepted replies are cached.
         """
         body = {"model": self.settings.model, "messages": messages, "max_tokens": max_tokens}
         return self.post("chat/completions", body, completion, read, draw, temperature)
@@ -127,7 +125,7 @@ class LlmClient:
         draw: int = 0,
         temperature: float = 0.0,
     ) -> T:
-        """``ask`` for any endpoint below the url; ``extract`` takes what is cached from a reply, ValueError for garbage."""
+        """``ask`` for any endpoint below the url; ``extract`` gets the text from a reply's body, ValueError for garbage."""
         s = self.settings
         key = hashlib.sha256(json.dumps([path, temperature, body, draw], sort_keys=True).encode()).hexdigest()
         if (cached := self._cached(key)) is not None:
@@ -136,24 +134,24 @@ class LlmClient:
                 self._count("cached")
                 return value
             except ValueError:
-                pass  # what counts as a usable reply has changed since
-        failure = DataFailure(f"{self.section} was not asked", code=f"{self.code}_timeout")
+                pass  # `read` accepts other replies than when this one was cached
+        failure = DataFailure(f"{self.section}: no time for a request", code=f"{self.code}_timeout")
         with self._slots:
-            deadline = time.monotonic() + s.budget_s  # waiting for a slot is not charged to the request
+            deadline = time.monotonic() + s.budget_s  # excludes the wait for a slot
             for attempt in range(s.tries):
-                if not self._wait_for_turn(deadline) or (left := deadline - time.monotonic()) <= 0:
+                if not self._wait_for_rate(deadline) or (left := deadline - time.monotonic()) <= 0:
                     break
                 wait = min(0.25 * 2**attempt, 8.0) * random.uniform(0.75, 1.25)
-                request = {**body, "temperature": round(min(2.0, temperature + STEP * attempt), 3)}
+                request = {**body, "temperature": round(min(2.0, temperature + TEMPERATURE_STEP * attempt), 3)}
                 try:
                     text = self._reply(path, request, extract, min(s.timeout_s, left), wait)
                     value = read(text)
                 except ValueError as error:
                     failure, wait = DataFailure(f"{self.section}: {error}", code=f"{self.code}_rejected"), 0.0
-                except _Again as again:
-                    failure, wait = again.failure, again.wait
+                except _Retry as retry:
+                    failure, wait = retry.failure, retry.wait
                 else:
-                    self._keep(key, text)
+                    self._store_reply(key, text)
                     return value
                 self._count(failure.code)
                 if attempt + 1 < s.tries:
@@ -163,36 +161,35 @@ class LlmClient:
     def close(self) -> None:
         """Close connections and the cache."""
         self.client.close()
-        if self._store is not None:
-            self._store.close()
+        self._store.close()
 
     def _reply(self, path: str, request: dict[str, Any], extract: Callable[[bytes], str], timeout: float, wait: float) -> str:
-        def again(what: str, message: str, seconds: float) -> _Again:
-            return _Again(DataFailure(f"{self.section} {message}", code=f"{self.code}_{what}"), seconds)
+        def retry(cause: str, message: str, seconds: float) -> _Retry:
+            return _Retry(DataFailure(f"{self.section} {message}", code=f"{self.code}_{cause}"), seconds)
 
         self._count("asked")
         try:
             options: Any = {"timeout": timeout, "headers": self._headers}
             reply = self.client.post(f"/{path}", cast_to=self.response, body=request, options=options)
         except self.openai.APITimeoutError:
-            raise again("timeout", f"took longer than {timeout:g} s", wait) from None
+            raise retry("timeout", f"took longer than {timeout:g} s", wait) from None
         except self.openai.APIConnectionError as error:
-            raise again("error", f"cannot be reached: {type(error.__cause__ or error).__name__}", wait) from None
+            raise retry("error", f"cannot be reached: {type(error.__cause__ or error).__name__}", wait) from None
         except self.openai.APIStatusError as error:
             status, text = error.status_code, error.response.text[:200]
-            if status not in PATIENT and status < 500:
+            if status not in RETRIED and status < 500:
                 raise self._refusal(status, text) from None
-            what = "busy" if status == 429 else "error"
-            raise again(what, f"replied {status}", retry_after(error.response.headers.get("Retry-After"), wait)) from None
+            cause = "busy" if status == 429 else "error"
+            raise retry(cause, f"replied {status}", _retry_after(error.response.headers.get("Retry-After"), wait)) from None
         try:
             return extract(reply.content)
         except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-            raise again("garbage", f"gave a reply that is not one of {path}", 0.0) from None
+            raise retry("garbage", f"sent a reply that is not one of {path}", 0.0) from None
 
     def _refusal(self, status: int, text: str) -> DataFailure | BadConfig:
-        """What a reply that no other try can change becomes: it ends the job when key, model or address are wrong."""
+        """The error for a reply that is not retried; a wrong key, model or address ends the job."""
         message = f"{self.section} replied {status}: {text}"
-        if status in WRONG:
+        if status in MISCONFIGURED:
             return BadConfig(message, fix=f"correct {self.section}.url, .model or .api_key_env")
         return DataFailure(message, code=f"{self.code}_refused")
 
@@ -200,8 +197,8 @@ class LlmClient:
         with self._lock:
             self.counts[name] += 1
 
-    def _wait_for_turn(self, deadline: float) -> bool:
-        """Wait for the rate limit; False when the turn would come after ``deadline``."""
+    def _wait_for_rate(self, deadline: float) -> bool:
+        """Wait for the rate limit; False when that would take beyond ``deadline``."""
         if self.calls_per_minute is None:
             return True
         with self._lock:
@@ -214,25 +211,19 @@ class LlmClient:
 
     def _cached(self, key: str) -> str | None:
         with self._lock:
-            if key not in self._replies and self._store is not None:
-                row = self._store.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
-                if row is not None:
-                    self._replies[key] = str(row[0])
-            return self._replies.get(key)
+            row = self._store.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+        return row[0] if row is not None else None
 
-    def _keep(self, key: str, text: str) -> None:
-        with self._lock:
-            self._replies[key] = text
-            if self._store is not None:
-                try:
-                    with self._store:
-                        self._store.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, text))
-                except sqlite3.Error as error:  # a full disk costs the cache, not the run
-                    log.warning("a reply of %s was not cached: %s", self.section, error)
+    def _store_reply(self, key: str, text: str) -> None:
+        try:
+            with self._lock, self._store:
+                self._store.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, text))
+        except sqlite3.Error as error:  # the run continues without the cache
+            log.warning("a reply of %s was not cached: %s", self.section, error)
 
 
-class _Again(Exception):
-    """A try that failed in a way that another may not."""
+class _Retry(Exception):
+    """A failed try and the seconds to wait before the next."""
 
     def __init__(self, failure: DataFailure, wait: float):
         super().__init__(failure.message)
@@ -240,18 +231,18 @@ class _Again(Exception):
 
 
 def completion(body: bytes) -> str:
-    """The text of a chat completion; ValueError for anything else."""
+    """The text of a chat completion's body; ValueError for anything else."""
     try:
         message = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-        raise ValueError("the reply is no chat completion") from None
+        raise ValueError("the reply is not a chat completion") from None
     if not isinstance(message, str):
         raise ValueError("the reply has no text")
     return message
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The one JSON object of a reply; thoughts before ``</think>`` and a code fence are cut off. ValueError."""
+    """The JSON object of a reply, without thoughts before ``</think>`` and a code fence; ValueError."""
     plain = text.strip()
     plain = plain if plain.startswith("{") else plain.rpartition("</think>")[2].strip()
     if plain.startswith("```") and plain.endswith("```"):
@@ -265,16 +256,17 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def retry_after(text: str | None, otherwise: float) -> float:
-    """Seconds that a ``Retry-After`` header asks for, a minute at most; ``otherwise`` without a number."""
+def _retry_after(text: str | None, default: float) -> float:
+    """Seconds of a ``Retry-After`` header, at most MAX_WAIT_S; ``default`` without a number."""
     try:
-        return min(max(float(text or ""), 0.0), LONGEST_WAIT_S)
+        return min(max(float(text or ""), 0.0), MAX_WAIT_S)
     except ValueError:
-        return otherwise
+        return default
 
 
-def _open(path: str | Path) -> sqlite3.Connection:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+def _open_cache(path: str | Path) -> sqlite3.Connection:
+    if path != ":memory:":
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
     store = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
     store.execute("PRAGMA journal_mode=WAL")
     with store:

@@ -1,4 +1,4 @@
-"""Running statistics of reward terms, to weigh a term by how unusual it is. Source: Pixelis, arXiv 2603.25091."""
+"""Normalises reward terms by running statistics. Source: Pixelis, arXiv 2603.25091."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pixelis import config
 
 
 class Normaliser:
-    """z-scores by Welford's running mean and deviation. What is observed counts from the next ``commit`` on.
+    """z-scores by Welford's running mean and deviation, which change only in ``commit``.
 
-    So all rollouts of a step are measured alike, whatever the order they came in, and a group scored twice counts once.
+    The scores of a step therefore do not depend on the order of its groups, and a group scored twice counts once.
     """
 
     def __init__(self, settings: config.NormaliseConfig):
@@ -21,7 +21,7 @@ class Normaliser:
         self.pending: dict[str, dict[str, list[float]]] = {}
 
     def __call__(self, name: str, value: float) -> float:
-        """(value - mean) / deviation, clipped; the value itself for other terms and before ``min_samples`` were seen."""
+        """(value - mean) / deviation, clipped; unchanged for other terms and before ``min_samples`` values."""
         count, mean, squares = self.statistics.get(name, (0, 0.0, 0.0))
         if count < self.settings.min_samples:
             return value
@@ -29,18 +29,18 @@ class Normaliser:
         return max(-self.settings.clip, min(self.settings.clip, (value - mean) / deviation))
 
     def observe(self, group: str, values: Mapping[str, Sequence[float]]) -> None:
-        """Remember the raw values of a group's terms."""
+        """Store the raw values of a group's terms for the next ``commit``."""
         self.pending[group] = {name: list(values.get(name, ())) for name in self.statistics}
 
     def commit(self) -> None:
-        """Count what was observed, in the order of the groups' names: the same groups give the same statistics, bit by bit."""
+        """Add the observed values in the order of group ids, so that the same groups give the same statistics bit by bit."""
         for _, values in sorted(self.pending.items()):
-            for name, seen in values.items():
-                for value in seen:
-                    self.statistics[name] = self._counted(*self.statistics[name], value)
+            for name, observed in values.items():
+                for value in observed:
+                    self.statistics[name] = self._updated(*self.statistics[name], value)
         self.pending.clear()
 
-    def _counted(self, count: int, mean: float, squares: float, value: float) -> tuple[int, float, float]:
+    def _updated(self, count: int, mean: float, squares: float, value: float) -> tuple[int, float, float]:
         if self.settings.freeze_after and count >= self.settings.freeze_after:
             return count, mean, squares
         count += 1
@@ -48,11 +48,11 @@ class Normaliser:
         return count, mean, squares + (value - before) * (value - mean)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; what was not committed is not part of it."""
+        """Statistics as JSON takes them, without uncommitted values."""
         return {name: list(values) for name, values in self.statistics.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``; terms that it does not know start anew."""
+        """Load a ``state_dict``; terms that it lacks start from nothing."""
         for name in self.statistics:
             if name in state:
                 count, mean, squares = state[name]
@@ -61,8 +61,8 @@ class Normaliser:
 
     def metrics(self) -> dict[str, float]:
         """Mean and deviation of each term."""
-        out = {}
+        metrics = {}
         for name, (count, mean, squares) in self.statistics.items():
-            out[f"normalise/{name}_mean"] = mean
-            out[f"normalise/{name}_std"] = math.sqrt(squares / count) if count else 0.0
-        return out
+            metrics[f"normalise/{name}_mean"] = mean
+            metrics[f"normalise/{name}_std"] = math.sqrt(squares / count) if count else 0.0
+        return metrics

@@ -1,7 +1,7 @@
-"""How an answer is compared with accepted truths: pure functions of text, and a registry by the name a question asks for.
+"""Scorers: compare an answer with accepted truths; a registry by the scorer name of a question.
 
-A score is 0..1. What cannot be compared raises DataFailure and leaves the rollout unscored; an answer that says nothing the
-scorer can read is wrong, scores 0 and is counted as ``parse_fail``.
+Scores are 0..1. Truths that a scorer cannot read raise DataFailure, which leaves the trajectory unscored; an answer that it
+cannot read is wrong, scores 0 and is counted as ``parse_fail``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Question
 
 
-class Tools(Protocol):
-    """What slow scorers need; ``pixelis.rewards.services.Tools`` in the product."""
+class Services(Protocol):
+    """Services for slow scorers; implemented by ``pixelis.rewards.services.Services``."""
 
     def math(self, answer: str, truths: Sequence[str]) -> float:
         """1.0 when the formulas are equal."""
         ...
 
     def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """1.0 when a language model takes the answer as right."""
+        """1.0 when a language model accepts the answer."""
         ...
 
     def note(self, status: str) -> None:
@@ -39,7 +39,7 @@ class Tools(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. ``answer`` is what the policy gave, None for nothing; ``options`` are the choices in order, if any."""
+    """One comparison. ``answer`` None: the policy gave none. ``options`` are the choices in order, if any."""
 
     answer: str | None
     truths: tuple[str, ...]
@@ -47,11 +47,11 @@ class Case:
     options: tuple[str, ...] = ()
 
 
-Scorer = Callable[[Case, Tools], float]
+Scorer = Callable[[Case, Services], float]
 
 
 def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Case:
-    """The comparison of an answer to a question; options come from ``meta['options']`` or from lines ``A. text``."""
+    """The case of an answer to a question; options come from ``meta['options']`` or from lines ``A. text``."""
     options = question.meta.get("options")
     if isinstance(options, dict):
         options = list(options.values())
@@ -61,7 +61,7 @@ def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Ca
 
 
 def find_scorer(name: str) -> Scorer:
-    """The scorer of this name; BadInput ``unknown_scorer`` tells the nearest known one."""
+    """The scorer of this name; BadInput ``unknown_scorer`` suggests the nearest."""
     if name not in SCORERS:
         near = difflib.get_close_matches(name, SCORERS, n=1)
         fix = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(SCORERS)}"
@@ -73,19 +73,19 @@ def find_scorer(name: str) -> Scorer:
 
 
 def canonical(text: str) -> str:
-    """Text as it is compared: Unicode NFC, stripped, runs of white space as one blank, case folded."""
+    """Text for comparison: Unicode NFC, stripped, runs of white space as one blank, case folded."""
     return " ".join(unicodedata.normalize("NFC", text).split()).casefold()
 
 
 def exact(answer: str | None, truths: Sequence[str]) -> float:
-    """1.0 when the answer equals any truth after ``canonical``, else 0.0; no answer is a wrong answer."""
+    """1.0 when the answer equals any truth after ``canonical``, else 0.0."""
     if answer is None:
         return 0.0
     return float(canonical(answer) in {canonical(truth) for truth in truths})
 
 
 def partial(answer: str | None, truths: Sequence[str]) -> float:
-    """1 for the same text, else half its similarity (1 - insertions and deletions / characters of both), best of the truths.
+    """1 for equal text, else half the similarity (1 - insertions and deletions / characters of both), best of the truths.
 
     Pixelis' task reward with partial credit, arXiv 2603.25091.
     """
@@ -110,11 +110,11 @@ def cer(answer: str | None, truths: Sequence[str]) -> float:
     """1 - character error rate (edits / length of the truth), at least 0, best of the truths; case matters."""
     if answer is None:
         return 0.0
-    said, best = " ".join(unicodedata.normalize("NFC", answer).split()), 0.0
+    text, best = " ".join(unicodedata.normalize("NFC", answer).split()), 0.0
     for truth in truths:
-        wanted = " ".join(unicodedata.normalize("NFC", truth).split())
-        edits = Levenshtein.distance(said, wanted)
-        best = max(best, 1.0 - edits / len(wanted) if wanted else float(not said))
+        expected = " ".join(unicodedata.normalize("NFC", truth).split())
+        edits = Levenshtein.distance(text, expected)
+        best = max(best, 1.0 - edits / len(expected) if expected else float(not text))
     return best
 
 
@@ -128,16 +128,16 @@ _INSIDE = re.compile(r"\(([A-Za-z])\)|(?<![A-Za-z])([A-Z])(?:\.(?=\s|$)|$)")
 
 
 def letter(text: str, options: Sequence[str] = ()) -> str | None:
-    """The choice a text names, as an upper-case letter; None when it names none.
+    """The choice that a text names, as an upper-case letter; None when it names none.
 
-    The last answer tag counts, else the last box, else all of the text: a lone letter or ``(B) text`` or ``B. text``, the text of
-    an option, else the last ``(X)`` or ``X.``. With options known, letters beyond them name nothing.
+    Read from the last answer tag, else the last box, else the whole text: a single letter, ``(B) text`` or ``B. text``; else the
+    text of an option; else the last ``(X)`` or ``X.``. Letters beyond the known options are ignored.
     """
     inner = (_ANSWER.findall(text) or _BOX.findall(text) or [text])[-1].strip()
     last = chr(ord("A") + len(options) - 1) if options else "Z"
 
-    def known(found: str) -> str | None:
-        return found.upper() if found.upper() <= last else None
+    def known(choice: str) -> str | None:
+        return choice.upper() if choice.upper() <= last else None
 
     if (leading := _LEADING.match(inner)) and (first := known(leading[1])):
         return first
@@ -145,34 +145,34 @@ def letter(text: str, options: Sequence[str] = ()) -> str | None:
     if canonical(inner) in plain:
         return chr(ord("A") + plain.index(canonical(inner)))
     named = [known(a or b) for a, b in _INSIDE.findall(inner)]
-    return next((found for found in reversed(named) if found), None)
+    return next((choice for choice in reversed(named) if choice), None)
 
 
-def mc_letter(case: Case, tools: Tools) -> float:
-    """1.0 when the answer names the letter of a truth; a truth may be the letter or the text of the option.
+def mc_letter(case: Case, services: Services) -> float:
+    """1.0 when the answer names the option of a truth; a truth is the letter or the text of an option.
 
     DataFailure ``truth_unparsable`` when no truth names an option.
     """
-    wanted = {found for truth in case.truths if (found := letter(truth, case.options))}
-    if not wanted:
+    letters = {choice for truth in case.truths if (choice := letter(truth, case.options))}
+    if not letters:
         raise DataFailure(f"no truth of {list(case.truths)!r:.100} names an option", code="truth_unparsable")
     if case.answer is None:
         return 0.0
     chosen = letter(case.answer, case.options)
     if chosen is None:
-        tools.note("parse_fail")
-    return float(chosen in wanted)
+        services.note("parse_fail")
+    return float(chosen in letters)
 
 
 # -- numbers --------------------------------------------------------------------------------------------------------
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][-+]?\d+)?")
 LOW, HIGH = 0.05, 0.20
-"""Relative errors up to which a number is right, and from which on it is wrong."""
+"""Relative error up to which a number scores 1, and from which on it scores 0."""
 
 
 def number(text: str) -> float | None:
-    """A text that is one finite number (thousands commas, a currency or a percent sign around it allowed), else None."""
+    """The value of a text that is one finite number, with thousands commas, currency or percent sign; else None."""
     plain = text.strip().strip("$€£").removesuffix("%").strip()
     if not any(c.isdigit() for c in plain) or not _NUMBER.fullmatch(plain):
         return None
@@ -184,19 +184,19 @@ def number(text: str) -> float | None:
 
 
 def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
-    """1 within 5 % of the truth, 0 beyond 20 %, a half cosine between; best of the truths. Not numbers: ``exact``.
+    """1 within 5 % of the truth, 0 beyond 20 %, a half cosine in between; best of the truths. ``exact`` for other text.
 
     A truth of 0 has the bands as absolute errors, 0.05 and 0.20. Source: Reason-RFT, arXiv 2503.20752, its math accuracy reward.
     """
     if answer is None:
         return 0.0
     best = exact(answer, truths)
-    said = number(answer)
+    value = number(answer)
     for truth in truths:
-        wanted = number(truth)
-        if said is None or wanted is None:
+        expected = number(truth)
+        if value is None or expected is None:
             continue
-        error = abs(said - wanted) / (abs(wanted) or 1.0)
+        error = abs(value - expected) / (abs(expected) or 1.0)
         if error <= LOW:
             return 1.0
         if error < HIGH:
@@ -204,17 +204,17 @@ def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
     return best
 
 
-def count(case: Case, tools: Tools) -> float:
-    """1.0 when the answer is the whole number that a truth is (7, 7.0 and 1,000 are whole numbers)."""
-    wanted = {value for truth in case.truths if (value := number(truth)) is not None and value.is_integer()}
-    if not wanted:
+def count(case: Case, services: Services) -> float:
+    """1.0 when the answer equals a truth as a whole number (7, 7.0 and 1,000 are whole numbers)."""
+    numbers = {value for truth in case.truths if (value := number(truth)) is not None and value.is_integer()}
+    if not numbers:
         raise DataFailure(f"no truth of {list(case.truths)!r:.100} is a whole number", code="truth_unparsable")
     if case.answer is None:
         return 0.0
-    said = number(case.answer)
-    if said is None:
-        tools.note("parse_fail")
-    return float(said in wanted)
+    value = number(case.answer)
+    if value is None:
+        services.note("parse_fail")
+    return float(value in numbers)
 
 
 # -- sequences of functions -----------------------------------------------------------------------------------------
@@ -229,25 +229,25 @@ PENALTY = (1.0, -0.25, -0.25, -0.5)
 def func_seq(
     answer: str | None, truths: Sequence[str], credit: tuple[float, float, float, float] = PARTIAL, unique: bool = True
 ) -> float:
-    """Score of a set of triples ``func(object, value)``, -0.5..1 with PENALTY, else 0..1; the order says nothing.
+    """Score of an unordered set of triples ``func(object, value)``: -0.5..1 with PENALTY, else 0..1; best of the truths.
 
-    Pairs are matched greedily and removed in four passes: equal, same function and object, same function and value, same
-    function; ``credit`` is what a pair of each earns. The sum is divided by the larger set and, with ``unique``, multiplied by
-    the share of triples that are not repetitions. Best of the truths; DataFailure ``truth_unparsable`` for truths without
-    triples. Source: Reason-RFT, arXiv 2503.20752, its reward for spatial transformation.
+    Triples are matched greedily in four passes: equal; same function and object; same function and value; same function.
+    ``credit`` is the value of a match in each pass. The sum is divided by the size of the larger set and, with ``unique``,
+    multiplied by the share of triples that are no repetitions. DataFailure ``truth_unparsable`` for truths without triples.
+    Source: spatial transformation reward of Reason-RFT, arXiv 2503.20752.
     """
     sequences = [triples for truth in truths if (triples := _TRIPLE.findall(truth))]
     if not sequences:
         raise DataFailure(f"no truth of {list(truths)!r:.100} has a func(object, value)", code="truth_unparsable")
-    said = _TRIPLE.findall(answer or "")
-    if not said:
+    triples = _TRIPLE.findall(answer or "")
+    if not triples:
         return 0.0
-    share = len(set(said)) / len(said) if unique else 1.0
-    return max(share * _matched(said, wanted, credit) for wanted in sequences)
+    share = len(set(triples)) / len(triples) if unique else 1.0
+    return max(share * _match(triples, expected, credit) for expected in sequences)
 
 
-def _matched(said: list[Triple], wanted: list[Triple], credit: Sequence[float]) -> float:
-    left, right = list(dict.fromkeys(said)), list(dict.fromkeys(wanted))
+def _match(triples: list[Triple], expected: list[Triple], credit: Sequence[float]) -> float:
+    left, right = list(dict.fromkeys(triples)), list(dict.fromkeys(expected))
     larger = max(len(left), len(right))
     keys: list[Callable[[Triple], tuple[str, ...]]] = [lambda t: t, lambda t: t[:2], lambda t: (t[0], t[2]), lambda t: t[:1]]
     total = 0.0
@@ -265,7 +265,7 @@ def _matched(said: list[Triple], wanted: list[Triple], credit: Sequence[float]) 
 
 
 def read_box(text: str) -> tuple[float, float, float, float] | None:
-    """A text that is four finite numbers ``[x0, y0, x1, y1]`` with x0 < x1 and y0 < y1, else None."""
+    """The box of a text ``[x0, y0, x1, y1]`` with x0 < x1 and y0 < y1, else None."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -279,83 +279,83 @@ def read_box(text: str) -> tuple[float, float, float, float] | None:
 
 
 def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Area of the overlap of two boxes over the area of their union, 0..1; both in the same scale."""
+    """Intersection over union of two boxes in the same scale, 0..1."""
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     overlap = max(width, 0.0) * max(height, 0.0)
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - overlap
     return overlap / union
 
 
-def iou(case: Case, tools: Tools) -> float:
-    """IoU of a box ``[x0, y0, x1, y1]`` with the best of the truths, both written in the scale of the question."""
-    wanted = [box for truth in case.truths if (box := read_box(truth))]
-    if not wanted:
+def iou(case: Case, services: Services) -> float:
+    """IoU of a box ``[x0, y0, x1, y1]`` with the best of the truths, in the scale of the question."""
+    boxes = [box for truth in case.truths if (box := read_box(truth))]
+    if not boxes:
         raise DataFailure(f"no truth of {list(case.truths)!r:.100} is a box", code="truth_unparsable")
     if case.answer is None:
         return 0.0
-    said = read_box(case.answer)
-    if said is None:
-        tools.note("parse_fail")
+    answer = read_box(case.answer)
+    if answer is None:
+        services.note("parse_fail")
         return 0.0
-    return max(box_iou(said, box) for box in wanted)
+    return max(box_iou(answer, box) for box in boxes)
 
 
-# -- slow ones ------------------------------------------------------------------------------------------------------
+# -- slow scorers ------------------------------------------------------------------------------------------------------
 
 
-def math_equal(case: Case, tools: Tools) -> float:
-    """1.0 when the answer and a truth are the same text or the same mathematics (math-verify, both ways, in a child process)."""
+def math_equal(case: Case, services: Services) -> float:
+    """1.0 when the answer equals a truth as text or as mathematics (math-verify in a worker process)."""
     if case.answer is None or not case.answer.strip():
         return 0.0
-    return exact(case.answer, case.truths) or tools.math(case.answer, case.truths)
+    return exact(case.answer, case.truths) or services.math(case.answer, case.truths)
 
 
-LONGEST = 1000
-"""Characters from which on no judge is asked: long answers talk judges into anything (DeepEyes)."""
+MAX_JUDGED_CHARS = 1000
+"""Answers of this length or more are wrong without asking the judge, which long answers mislead (DeepEyes)."""
 
 
-def judged(case: Case, tools: Tools) -> float:
-    """The rule first: the same text, or the same option. Else a language model says whether the answer is right."""
-    if case.answer is None or not case.answer.strip() or len(case.answer) >= LONGEST:
+def judged(case: Case, services: Services) -> float:
+    """1.0 for equal text or the same option; for other text the verdict of a language model."""
+    if case.answer is None or not case.answer.strip() or len(case.answer) >= MAX_JUDGED_CHARS:
         return 0.0
     if exact(case.answer, case.truths):
         return 1.0
     if case.options and (chosen := letter(case.answer, case.options)):
-        wanted = {letter(truth, case.options) for truth in case.truths} - {None}
-        if wanted:
-            return float(chosen in wanted)
-    return tools.judge(case.question, case.truths, case.answer)
+        letters = {letter(truth, case.options) for truth in case.truths} - {None}
+        if letters:
+            return float(chosen in letters)
+    return services.judge(case.question, case.truths, case.answer)
 
 
-def math_judged(case: Case, tools: Tools) -> float:
-    """``math``, and a judge where that says no or fails."""
+def math_judged(case: Case, services: Services) -> float:
+    """``math_equal``, and ``judged`` when that is 0 or fails."""
     try:
-        if math_equal(case, tools):
+        if math_equal(case, services):
             return 1.0
     except DataFailure as failure:
-        tools.note(f"math_{failure.code}")
-    return judged(case, tools)
+        services.note(f"math_{failure.code}")
+    return judged(case, services)
 
 
 SCORERS: dict[str, Scorer] = {
-    "exact": lambda case, tools: exact(case.answer, case.truths),
-    "partial": lambda case, tools: partial(case.answer, case.truths),
+    "exact": lambda case, services: exact(case.answer, case.truths),
+    "partial": lambda case, services: partial(case.answer, case.truths),
     "mc_letter": mc_letter,
     "math": math_equal,
-    "numeric_band": lambda case, tools: numeric_band(case.answer, case.truths),
+    "numeric_band": lambda case, services: numeric_band(case.answer, case.truths),
     "count": count,
-    "func_seq": lambda case, tools: func_seq(case.answer, case.truths),
-    "func_seq_eval": lambda case, tools: func_seq(case.answer, case.truths, unique=False),
-    "func_seq_full": lambda case, tools: func_seq(case.answer, case.truths, FULL_ONLY),
-    "func_seq_penalty": lambda case, tools: func_seq(case.answer, case.truths, PENALTY),
-    "anls": lambda case, tools: anls(case.answer, case.truths),
+    "func_seq": lambda case, services: func_seq(case.answer, case.truths),
+    "func_seq_eval": lambda case, services: func_seq(case.answer, case.truths, unique=False),
+    "func_seq_full": lambda case, services: func_seq(case.answer, case.truths, FULL_ONLY),
+    "func_seq_penalty": lambda case, services: func_seq(case.answer, case.truths, PENALTY),
+    "anls": lambda case, services: anls(case.answer, case.truths),
     "iou": iou,
-    "cer": lambda case, tools: cer(case.answer, case.truths),
+    "cer": lambda case, services: cer(case.answer, case.truths),
     "judge": judged,
     "math_judge": math_judged,
 }
-"""Scorers by the name a question asks for."""
+"""Scorers by name."""
 LOWEST = {"func_seq_penalty": -0.5}
-"""Least score where it is not 0."""
+"""Smallest score of scorers that may be negative."""
 SLOW = frozenset({"math", "judge", "math_judge"})
-"""Scorers that wait for another process: those of a group run beside each other."""
+"""Scorers that wait for another process; a group's answers are scored in parallel."""

@@ -1,4 +1,4 @@
-"""Services that scoring needs: worker processes for formulas and users' functions, the judge, threads, counters."""
+"""Services of scoring: worker processes for formulas and users' functions, the judge, threads, counters."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from pixelis.config import RewardsConfig
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.records import Question, Trajectory
 from pixelis.rewards.judge import Judge
-from pixelis.rewards.worker_pool import Children
+from pixelis.rewards.worker_pool import WorkerPool
 
 PUBLIC = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Variables that the processes for formulas get: they read what a policy wrote and need no keys."""
+"""Environment variables of the workers for formulas, which parse the policy's text and need no keys."""
 
 
-class Tools:
-    """Everything is opened when first needed and closed by ``close``; all methods may be called from many threads.
+class Services:
+    """Opens each service on first use and closes all in ``close``; thread-safe.
 
-    ``counts`` counts causes and statuses by name; ``seconds`` are calls, total and longest of each scorer
-    and own reward. ``run_dir`` is where the judge's verdicts are kept, None for memory only.
+    ``counts`` are causes and statuses by name, ``seconds`` the (calls, total, longest) of each scorer and own reward. The judge's
+    verdicts are cached in ``run_dir``; None: in memory.
     """
 
     def __init__(self, settings: RewardsConfig, run_dir: str | Path | None = None):
@@ -40,7 +40,7 @@ class Tools:
         self._lock = threading.RLock()
 
     def check(self) -> None:
-        """BadConfig for what can be known before anything is scored: a judge without a key, own rewards that cannot be called."""
+        """Raise BadConfig for a judge that cannot be reached for lack of settings, and for own rewards that cannot be called."""
         if self.settings.judge.required or self.settings.judge.url:
             _ = self.judge_client
         if self.settings.own:
@@ -53,109 +53,110 @@ class Tools:
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to ``seconds``."""
+        """Add the duration of the block to ``seconds``."""
         started = time.monotonic()
         try:
             yield
         finally:
-            spent = time.monotonic() - started
+            duration = time.monotonic() - started
             with self._lock:
                 calls, total, longest = self.seconds.get(name, (0, 0.0, 0.0))
-                self.seconds[name] = (calls + 1, total + spent, max(longest, spent))
+                self.seconds[name] = (calls + 1, total + duration, max(longest, duration))
 
     def metrics(self) -> dict[str, float]:
-        """Counts, mean and longest seconds of scorers and own rewards, and how many processes were replaced."""
+        """Counts, mean and longest seconds of scorers and own rewards, and numbers of replaced workers."""
         with self._lock:
-            out = {f"scorer/{name}": float(count) for name, count in sorted(self.counts.items())}
+            metrics = {f"scorer/{name}": float(count) for name, count in sorted(self.counts.items())}
             for name, (calls, total, longest) in sorted(self.seconds.items()):
-                out[f"scorer_seconds/{name}_mean"] = total / calls
-                out[f"scorer_seconds/{name}_max"] = longest
+                metrics[f"scorer_seconds/{name}_mean"] = total / calls
+                metrics[f"scorer_seconds/{name}_max"] = longest
             for name in ("math", "own"):
                 if name in self._opened:
-                    out[f"scorer/{name}_replaced"] = float(self._opened[name].replaced)
-        return out
+                    metrics[f"scorer/{name}_replaced"] = float(self._opened[name].replaced)
+        return metrics
 
     def math(self, answer: str, truths: Sequence[str]) -> float:
         """1.0 when the formulas are equal; DataFailure ``timeout``, ``crashed``, ``truth_unparsable``, ``raised``."""
-        return float(self.math_children.call({"do": "math", "answer": answer, "truths": list(truths)}))
+        return float(self.math_workers.call({"task": "math", "answer": answer, "truths": list(truths)}))
 
     def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """1.0 when the judge takes the answer as right; BadInput ``no_judge`` when none is configured."""
+        """1.0 when the judge accepts the answer; BadInput ``no_judge`` when none is configured."""
         if not self.settings.judge.url:
             raise BadInput(
-                "a question asks for a judge and none is configured",
+                "a question needs a judge and none is configured",
                 code="no_judge",
-                fix="set rewards.judge.url and rewards.judge.model, or rewards.scorer to a rule",
+                fix="set rewards.judge.url and rewards.judge.model, or another rewards.scorer",
             )
         return self.judge_client.score(question, truths, answer)
 
     def own(self, name: str, trajectories: Sequence[Trajectory], question: Question, step: int) -> list[float | DataFailure]:
-        """What a user's function says of each rollout, or why that is unknown."""
+        """Value of a user's function for each rollout, or the failure."""
         rows = [t.model_dump(mode="json") for t in trajectories]
         row = question.model_dump(mode="json")
 
-        def ask(part: list[dict[str, Any]]) -> list[float | DataFailure]:
+        def call(part: list[dict[str, Any]]) -> list[float | DataFailure]:
             try:
                 with self.timed(name):
-                    value = self.own_reward_children.call(
-                        {"do": "own", "name": name, "trajectories": part, "question": row, "step": step}
+                    value = self.own_workers.call(
+                        {"task": "own", "name": name, "trajectories": part, "question": row, "step": step}
                     )
             except DataFailure as failure:
                 return [failure] * len(part)
             values = value if self.takes_group[name] else [value]
             if not isinstance(values, list):
-                return [DataFailure(f"{name} gave no list", code="wrong_type")] * len(part)
+                return [DataFailure(f"{name} returned no list", code="wrong_type")] * len(part)
             if len(values) != len(part):
-                return [DataFailure(f"{name} gave {len(values)} values for {len(part)}", code="wrong_length")] * len(part)
+                return [
+                    DataFailure(f"{name} returned {len(values)} values for {len(part)} trajectories", code="wrong_length")
+                ] * len(part)
             return [finite(v) for v in values]
 
         if self.takes_group[name]:
-            return ask(rows)
-        return [value for values in self.threads.map(ask, [[r] for r in rows]) for value in values]
+            return call(rows)
+        return [value for values in self.threads.map(call, [[r] for r in rows]) for value in values]
 
     @property
     def threads(self) -> ThreadPoolExecutor:
         """Threads that wait for slow scorers."""
         s = self.settings
-        return self._once("threads", lambda: ThreadPoolExecutor(s.math.children + s.own_children + s.judge.concurrency, "scorer"))
+        return self._once("threads", lambda: ThreadPoolExecutor(s.math.workers + s.own_workers + s.judge.concurrency, "scorer"))
 
     @property
     def judge_client(self) -> Judge:
-        """The judge; BadConfig when it cannot be asked."""
-        keep = self.settings.judge.cache and self.run_dir is not None
-        path = Path(str(self.run_dir)) / "judge.sqlite" if keep else None
+        """The judge; BadConfig when url, model or key are missing."""
+        path = Path(self.run_dir) / "judge.sqlite" if self.settings.judge.cache and self.run_dir is not None else None
         return self._once("judge", lambda: Judge(self.settings.judge, path))
 
     @property
     def takes_group(self) -> dict[str, bool]:
-        """For each own reward whether it wants the whole group; BadConfig for one that cannot be called."""
+        """Whether each own reward takes a whole group; BadConfig for one that cannot be called."""
         return self._once("takes_group", lambda: {name: self._takes_group(name) for name in self.settings.own})
 
     @property
-    def math_children(self) -> Children:
-        """The processes for formulas."""
+    def math_workers(self) -> WorkerPool:
+        """The workers for formulas."""
         m = self.settings.math
         environment = {key: os.environ[key] for key in PUBLIC if key in os.environ}
-        return self._once("math", lambda: Children(m.children, m.limit_s, m.memory_bytes, environment, warm="warm_math"))
+        return self._once("math", lambda: WorkerPool(m.workers, m.timeout_s, m.memory_bytes, environment, warm="warm_math"))
 
     @property
-    def own_reward_children(self) -> Children:
-        """The processes for users' functions."""
-        return self._once("own", lambda: Children(self.settings.own_children, self.settings.own_limit_s))
+    def own_workers(self) -> WorkerPool:
+        """The workers for users' functions."""
+        return self._once("own", lambda: WorkerPool(self.settings.own_workers, self.settings.own_timeout_s))
 
     def _takes_group(self, name: str) -> bool:
         try:
-            return bool(self.own_reward_children.call({"do": "check_own", "name": name}, limit_s=60.0))
+            return bool(self.own_workers.call({"task": "check_own", "name": name}, timeout_s=60.0))
         except DataFailure as failure:
             raise BadConfig(
                 f"rewards.own `{name}`: {failure.message}",
-                fix="a function of (trajectory, question, step) that Python can import as package.module:function",
+                fix="name an importable package.module:function of (trajectory, question, step)",
             ) from None
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+    def _once(self, name: str, factory: Callable[[], Any]) -> Any:
         with self._lock:
             if name not in self._opened:
-                self._opened[name] = make()
+                self._opened[name] = factory()
             return self._opened[name]
 
     def close(self) -> None:
@@ -170,25 +171,25 @@ class Tools:
 
 
 def finite(value: Any) -> float | DataFailure:
-    """A real number as a float, or the failure ``wrong_type`` or ``not_finite``."""
+    """A finite number as a float, or the failure ``wrong_type`` or ``not_finite``."""
     if not isinstance(value, (int, float)):
-        return DataFailure(f"{type(value).__name__} is no number", code="wrong_type")
+        return DataFailure(f"{type(value).__name__} is not a number", code="wrong_type")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    return number if math.isfinite(number) else DataFailure(f"{value} is no reward", code="not_finite")
+    return number if math.isfinite(number) else DataFailure(f"{value} is not finite", code="not_finite")
 
 
-_shared: dict[str, Tools] = {}
+_shared: dict[str, Services] = {}
 _shared_lock = threading.Lock()
 
 
-def shared_tools(settings: RewardsConfig) -> Tools:
-    """The tools of this process for these settings, closed at its end: for callers that score now and then."""
+def shared_services(settings: RewardsConfig) -> Services:
+    """This process's services for these settings, closed at exit; for callers that score occasionally."""
     key = json.dumps(settings.model_dump(mode="json"), sort_keys=True)
     with _shared_lock:
         if key not in _shared:
-            _shared[key] = Tools(settings)
+            _shared[key] = Services(settings)
             atexit.register(_shared[key].close)
         return _shared[key]

@@ -1,7 +1,7 @@
 """Reward terms of a group of rollouts, and their weighted sum.
 
-Every term is kept raw under its name, and what it adds to the reward beside it. A rollout whose reward cannot be known is marked
-``unscored`` with the cause and has none: a failure is never a 0 that the learner would learn from.
+Each trajectory records its raw and weighted terms by name. When a reward cannot be computed, the trajectory is ``unscored`` with
+the cause and has no reward: a failure is never a 0 to learn from.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import coherence as sequences
 from pixelis.rewards.formats import FORMATS, PUNISHING, completion
 from pixelis.rewards.scorers import LOWEST, SLOW, canonical, case_of, find_scorer, letter
-from pixelis.rewards.services import Tools, finite, shared_tools
+from pixelis.rewards.services import Services, finite, shared_services
 
 if TYPE_CHECKING:
     from pixelis.rewards.dynamics import Dynamics, States
@@ -30,26 +30,26 @@ log = logging.getLogger(__name__)
 
 _MARKERS = re.compile(r"(Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,)")
 BROKEN = (StopReason.ERROR, StopReason.DEADLINE)
-"""Episodes that the system, not the policy, ended: excluded from rewards and from the group's statistics."""
+"""Stop reasons caused by the system: such episodes have no reward and do not count in group statistics."""
 ALWAYS = ("accuracy", "format", "curiosity")
-"""Terms that are logged whatever they weigh."""
+"""Terms that are computed and logged even with weight 0."""
 
 
-# -- what an episode did --------------------------------------------------------------------------------------------
+# -- operation calls ------------------------------------------------------------------------------------------------
 
 
 def tries_call(turn: Turn) -> bool:
-    """True for a policy turn that calls an operation or tries to."""
+    """True for a policy turn with a call of an operation, also an unreadable one."""
     return turn.is_policy and (turn.action is not None or turn.error not in (None, "bad_token"))
 
 
 def calls(trajectory: Trajectory, counts: str) -> int:
-    """Operations that ``executed``, or that were ``requested``: failed, unreadable and cut-off calls too."""
+    """Number of operations that were ``executed``, or ``requested``: failed, unreadable and truncated calls included."""
     return trajectory.operations_ok if counts == "executed" else sum(tries_call(turn) for turn in trajectory.turns)
 
 
 def ends_in_error(trajectory: Trajectory) -> bool:
-    """True when the last call of the episode failed and no later one repaired it."""
+    """True when the last call of the episode failed."""
     for i in reversed(range(len(trajectory.turns))):
         turn = trajectory.turns[i]
         if tries_call(turn):
@@ -59,24 +59,24 @@ def ends_in_error(trajectory: Trajectory) -> bool:
 
 
 def pixel_reasoning_rate(trajectories: Sequence[Trajectory], counts: str = "executed") -> float:
-    """RaPR: share of the trajectories with at least one operation; 0.0 for none."""
+    """RaPR: share of trajectories with at least one operation; 0.0 without trajectories."""
     return sum(calls(t, counts) > 0 for t in trajectories) / len(trajectories) if trajectories else 0.0
 
 
-# -- what a term may look at ----------------------------------------------------------------------------------------
+# -- context of a term --------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Context:
-    """The group around a trajectory, and what scoring depends on beyond it.
+    """The group of a trajectory and everything else that its terms depend on.
 
-    ``states`` are an embedder's vectors by trajectory id, see ``pixelis.rewards.dynamics.Dynamics``. ``mixture`` are weights by
-    term that replace the configured ones, and ``normalise`` turns (term, raw value) into what is weighed.
+    ``states`` are an embedder's vectors by trajectory id, see ``pixelis.rewards.dynamics.Dynamics``. ``mixture`` replaces
+    configured weights by term; ``normalise`` maps (term, raw value) to the value that is weighted.
     """
 
     group: Group
     settings: RewardsConfig
-    tools: Tools
+    services: Services
     truths: Sequence[str]
     step: int = 0
     states: Mapping[str, States] = field(default_factory=dict)
@@ -86,12 +86,12 @@ class Context:
 
     @property
     def question(self) -> Question:
-        """What the group is about."""
+        """The group's question."""
         return self.group.question
 
     @cached_property
     def whole(self) -> list[Trajectory]:
-        """Episodes that the system did not break: those that group statistics are about."""
+        """Trajectories of the group statistics: those that the system did not end."""
         return [t for t in self.group.trajectories if t.stop_reason not in BROKEN]
 
     @cached_property
@@ -107,30 +107,30 @@ class Context:
 
     @cached_property
     def format_kind(self) -> str:
-        """What well-formed means for this question."""
+        """Format for this question."""
         return (self.settings.tasks.get(self.question.task) or self.settings).format
 
     @cached_property
     def lengths(self) -> dict[str, int]:
-        """Characters that the policy wrote, by trajectory."""
+        """Number of generated characters by trajectory."""
         return {t.id: len(completion(t)) for t in self.whole}
 
     @cached_property
     def scores(self) -> dict[str, float | DataFailure]:
-        """Score of each answer against the truths, or why it is unknown."""
+        """Score of each answer against the truths, or the failure, by trajectory."""
         if not self.truths:
             return dict.fromkeys((t.id for t in self.whole), DataFailure("the question has no truth", code="no_truth"))
         return self._grade(self.truths)
 
     @cached_property
     def agreement(self) -> dict[str, float | DataFailure]:
-        """Score of each answer against the answer of the majority; nothing looks at a truth."""
+        """Score of each answer against the majority answer, or the failure; truths are not used."""
         vote, votes, first = self.settings.vote, Counter[str](), dict[str, str]()
         for trajectory in self.whole:
-            if trajectory.answer is not None and (key := self._ballot(trajectory.answer)):
+            if trajectory.answer is not None and (key := self._vote_key(trajectory.answer)):
                 votes[key] += 1
                 first.setdefault(key, trajectory.answer)
-        ranked = votes.most_common(2)  # stable: the first of equal counts is the first seen
+        ranked = votes.most_common(2)  # of equal counts the first voted
         cause = None
         if not ranked:
             cause = "no_majority"
@@ -143,50 +143,50 @@ class Context:
         return self._grade([first[ranked[0][0]]])
 
     def score(self, trajectory: Trajectory) -> float:
-        """Score of the answer; DataFailure when it is unknown."""
-        return _known(self.scores[trajectory.id])
+        """Score of the answer; raises its DataFailure."""
+        return _value_or_raise(self.scores[trajectory.id])
 
     def _scorer(self) -> str:
         return self.settings.scorer or self.question.scorer
 
-    def _ballot(self, answer: str) -> str:
+    def _vote_key(self, answer: str) -> str:
         if self._scorer() == "mc_letter":
             options = case_of(self.question, answer, ()).options
             return letter(answer, options) or canonical(answer)
         return canonical(answer)
 
     def too_long(self, trajectory: Trajectory) -> bool:
-        """True for an answer beyond ``rewards.max_answer_chars``."""
+        """True for an answer of ``rewards.max_answer_chars`` or more."""
         limit = self.settings.max_answer_chars
         return bool(limit) and len(trajectory.answer or "") >= limit
 
     def _grade(self, truths: Sequence[str]) -> dict[str, float | DataFailure]:
-        """Every different answer once; those of slow scorers beside each other."""
+        """Score each distinct answer once, those of slow scorers in parallel."""
         name = self._scorer()
         scorer = find_scorer(name)
 
         def grade(answer: str | None) -> float | DataFailure:
             try:
-                with self.tools.timed(name):
-                    value = finite(scorer(case_of(self.question, answer, truths), self.tools))
+                with self.services.timed(name):
+                    value = finite(scorer(case_of(self.question, answer, truths), self.services))
             except DataFailure as failure:
                 return failure
             except PixelisError:
                 raise
-            except Exception as error:  # whatever a scorer trips over is a cause to count, not a reward
+            except Exception as error:  # counted as a cause
                 log.exception("scorer %s failed on question %s", name, self.question.id)
                 return DataFailure(f"{type(error).__name__}: {error}", code="scorer_failed")
             if isinstance(value, float) and not LOWEST.get(name, 0.0) - 1e-9 <= value <= 1.0 + 1e-9:
-                return DataFailure(f"scorer {name} gave {value}", code="out_of_range")
+                return DataFailure(f"scorer {name} returned {value}", code="out_of_range")
             return value
 
         answers = list(dict.fromkeys(t.answer for t in self.whole if not self.too_long(t)))
-        run = self.tools.threads.map if name in SLOW and len(answers) > 1 else map
-        found = dict(zip(answers, run(grade, answers), strict=True))
-        return {t.id: 0.0 if self.too_long(t) else found[t.answer] for t in self.whole}
+        run = self.services.threads.map if name in SLOW and len(answers) > 1 else map
+        scores = dict(zip(answers, run(grade, answers), strict=True))
+        return {t.id: 0.0 if self.too_long(t) else scores[t.answer] for t in self.whole}
 
 
-def _known(value: float | DataFailure) -> float:
+def _value_or_raise(value: float | DataFailure) -> float:
     if isinstance(value, DataFailure):
         raise value
     return value
@@ -196,24 +196,24 @@ def _known(value: float | DataFailure) -> float:
 
 
 def accuracy(trajectory: Trajectory, context: Context) -> float:
-    """Score of the answer by the question's scorer; 0 when the policy gave no answer."""
+    """Score of the answer by the question's scorer; 0 without an answer."""
     return context.score(trajectory)
 
 
 def wrong(trajectory: Trajectory, context: Context) -> float:
-    """The score less 1: what is missing to a right answer (with accuracy, DAPO's +1 and -1)."""
+    """The score minus 1; together with accuracy, DAPO's +1 and -1."""
     return context.score(trajectory) - 1.0
 
 
 def well_formed(trajectory: Trajectory, context: Context) -> float:
-    """What ``rewards.format`` says; an answer that is too long is badly formed."""
+    """Value of ``rewards.format``; an answer that is too long is badly formed."""
     if context.too_long(trajectory):
         return -1.0 if context.format_kind in PUNISHING else 0.0
     return FORMATS[context.format_kind](trajectory)
 
 
 def bonus(trajectory: Trajectory, rate: float, settings: CuriosityConfig, video: bool = False) -> float:
-    """What a call earns while the group's RaPR, ``rate``, is below H; 0 for an episode without one.
+    """Bonus of an episode with calls while the group's RaPR, ``rate``, is below H; else 0.
 
     paper: alpha * max(H - RaPR, 0), Pixel-Reasoner, arXiv 2505.15966 (H 0.3, alpha 0.5).
     repo: max(H - RaPR, 0) / k / RaPR * 0.25 with k = 2 for pictures and 1.5 for videos, its code.
@@ -227,28 +227,28 @@ def bonus(trajectory: Trajectory, rate: float, settings: CuriosityConfig, video:
 
 
 def cost(trajectory: Trajectory, settings: CuriosityConfig) -> float:
-    """beta * min(N - n, 0): each call beyond the free ones costs (Pixel-Reasoner: N 1, beta 0.05)."""
+    """beta * min(N - n, 0): cost of the n calls beyond N free ones (Pixel-Reasoner: N 1, beta 0.05)."""
     return settings.beta * min(settings.free_calls - calls(trajectory, settings.counts), 0)
 
 
 def curiosity(trajectory: Trajectory, context: Context) -> float:
-    """Bonus and cost of Pixel-Reasoner."""
+    """Bonus plus cost of Pixel-Reasoner."""
     return curiosity_bonus(trajectory, context) + efficiency(trajectory, context)
 
 
 def curiosity_bonus(trajectory: Trajectory, context: Context) -> float:
-    """The bonus alone."""
+    """Bonus of Pixel-Reasoner."""
     video = any(media.kind == "video" for media in context.question.media)
     return bonus(trajectory, context.rate, context.settings.curiosity, video)
 
 
 def efficiency(trajectory: Trajectory, context: Context) -> float:
-    """The cost alone."""
+    """Cost of Pixel-Reasoner."""
     return cost(trajectory, context.settings.curiosity)
 
 
 def tool_if_correct(trajectory: Trajectory, context: Context) -> float:
-    """1.0 for an executed operation and a score above ``rewards.tool_above`` (DeepEyes, arXiv 2505.14362)."""
+    """1.0 with an executed operation and a score above ``rewards.tool_above`` (DeepEyes, arXiv 2505.14362)."""
     return float(context.score(trajectory) > context.settings.tool_above and trajectory.operations_ok > 0)
 
 
@@ -263,14 +263,14 @@ def unrepaired_error_zero(trajectory: Trajectory, context: Context) -> float:
 
 
 def overlong(trajectory: Trajectory, context: Context) -> float:
-    """0 up to max - buffer generated tokens, then down to -1 at max and beyond (DAPO, arXiv 2503.14476)."""
+    """0 up to max - buffer generated tokens, then linearly down to -1 at max (DAPO, arXiv 2503.14476)."""
     settings = context.settings.overlong
     tokens = sum(len(turn.tokens) for turn in trajectory.turns if turn.is_policy)
     return -min(max(tokens - (settings.max_tokens - settings.buffer), 0) / settings.buffer, 1.0)
 
 
 def length(trajectory: Trajectory, context: Context) -> float:
-    """0.5 - (characters - least) / (most - least) of the group, at most 0 for a wrong answer; 0 before ``length_start``.
+    """0.5 - (characters - min) / (max - min) within the group, at most 0 for a wrong answer; 0 before ``length_start``.
 
     Kimi k1.5, arXiv 2501.12599, as Reason-RFT uses it. A score of 0.5 or less is a wrong answer.
     """
@@ -283,25 +283,25 @@ def length(trajectory: Trajectory, context: Context) -> float:
 
 
 def step_markers(trajectory: Trajectory, context: Context) -> float:
-    """A third for each visible step ("Step 1:", "1.", bullets, "First,"), at most 1 (Reason-RFT)."""
+    """A third for each step marker ("Step 1:", "1.", bullets, "First,"), at most 1 (Reason-RFT)."""
     return min(1.0, len(_MARKERS.findall(completion(trajectory))) / 3)
 
 
 def majority_vote(trajectory: Trajectory, context: Context) -> float:
-    """Score of the answer against that of the majority (TTRL, arXiv 2504.16084); truths are not looked at."""
-    return _known(context.agreement[trajectory.id])
+    """Score of the answer against the majority answer, without truths (TTRL, arXiv 2504.16084)."""
+    return _value_or_raise(context.agreement[trajectory.id])
 
 
 def coherence(trajectory: Trajectory, context: Context) -> float:
-    """Whether operations follow each other sensibly (Pixelis); states add how far each step moves."""
+    """Coherence of the sequence of operations (Pixelis); states add the distance of each step."""
     states = context.states.get(trajectory.id)
     return sequences.coherence(trajectory, states[1:] if states else None)[0]
 
 
 def curiosity_dynamics(trajectory: Trajectory, context: Context) -> float:
-    """What the dynamics model did not foresee (Pixelis); DataFailure ``no_states`` without an embedder's vectors."""
+    """Prediction error of the dynamics model (Pixelis); DataFailure ``no_states`` without an embedder's vectors."""
     if context.dynamics is None or trajectory.id not in context.states:
-        raise DataFailure("no states came with the group", code="no_states")
+        raise DataFailure("the group has no states", code="no_states")
     return context.dynamics.curiosity(trajectory, context.states[trajectory.id])
 
 
@@ -312,7 +312,7 @@ def tool_misuse(trajectory: Trajectory, context: Context) -> float:
 
 @dataclass(frozen=True)
 class Term:
-    """A function and the range its values must lie in."""
+    """A function of a trajectory and the valid range of its values."""
 
     value: Callable[[Trajectory, Context], float]
     low: float
@@ -338,30 +338,32 @@ TERMS: dict[str, Term] = {
     "curiosity_dynamics": Term(curiosity_dynamics, 0.0, 1.0),
     "tool_misuse": Term(tool_misuse, -INFINITE, 0.0),
 }
-"""Terms by the name that ``rewards.weights`` weighs them under."""
+"""Terms by their name in ``rewards.weights``."""
 
 
 def measured(settings: RewardsConfig, mixture: Mapping[str, float] | None = None) -> list[str]:
-    """Names of the terms that are computed: those that weigh something anywhere, and a few that are always logged."""
-    weighed = {name for weights in settings.mixtures for name, weight in weights.model_dump().items() if weight}
-    return [name for name in RewardWeightsConfig.model_fields if name in weighed or name in ALWAYS or name in (mixture or {})]
+    """Names of the terms to compute: those with a weight for any question, and ALWAYS."""
+    weighted = {name for weights in settings.mixtures for name, weight in weights.model_dump().items() if weight}
+    return [name for name in RewardWeightsConfig.model_fields if name in weighted or name in ALWAYS or name in (mixture or {})]
 
 
 # -- groups ---------------------------------------------------------------------------------------------------------
 
 
-def score_group(group: Group, settings: RewardsConfig, truths: Sequence[str] | None = None, tools: Tools | None = None) -> Group:
+def score_group(
+    group: Group, settings: RewardsConfig, truths: Sequence[str] | None = None, services: Services | None = None
+) -> Group:
     """A copy of a complete group with ``rewards``, ``weighted``, and ``reward`` or ``unscored`` on each trajectory.
 
-    ``truths`` replaces the question's answers (a pseudo-label): then the question's own are not looked at. BadInput
-    ``unknown_scorer`` for a question whose scorer does not exist, ``no_judge`` for one that needs a judge when there is none.
+    ``truths`` (a pseudo-label) replaces the question's answers. Raises BadInput ``unknown_scorer``, and ``no_judge`` when the
+    question needs a judge and none is configured.
     """
     accepted = list(truths if truths is not None else group.question.answers or [])
-    return score_in(Context(group, settings, tools or shared_tools(settings), accepted))
+    return score_in(Context(group, settings, services or shared_services(settings), accepted))
 
 
 def score_in(context: Context) -> Group:
-    """The scored copy of the context's group."""
+    """A scored copy of the context's group; see ``score_group``."""
     find_scorer(context.settings.scorer or context.group.question.scorer)
     own = _own_rewards(context)
     scored = []
@@ -372,11 +374,13 @@ def score_in(context: Context) -> Group:
             cause: str | None = trajectory.unscored or trajectory.stop_reason.value
         else:
             cause = _measure(trajectory, context, own, raw, weighted)
-        reward = None if cause else _clipped(math.fsum(weighted.values()), context.settings.clip)
+        reward, clip = None if cause else math.fsum(weighted.values()), context.settings.clip
+        if reward is not None and clip:
+            reward = max(-clip, min(clip, reward))
         if reward is not None and not math.isfinite(reward):
             reward, cause = None, "not_finite"
         if cause:
-            context.tools.note(cause)
+            context.services.note(cause)
             weighted = {}
         update = {"rewards": raw, "weighted": weighted, "reward": reward, "unscored": cause, "advantage": None}
         scored.append(trajectory.model_copy(update=update))
@@ -390,12 +394,12 @@ def _measure(
     raw: dict[str, float],
     weighted: dict[str, float],
 ) -> str | None:
-    """Fill in the terms that can be computed and what they add; returns the cause when one that weighs something cannot."""
+    """Fill in raw and weighted terms; returns the cause when a term with a weight cannot be computed."""
     cause = None
     for name in measured(context.settings, context.mixture):
         term, weight = TERMS[name], context.weights[name]
         try:
-            value = _known(finite(term.value(trajectory, context)))
+            value = _value_or_raise(finite(term.value(trajectory, context)))
             if not term.low - 1e-9 <= value <= term.high + 1e-9:
                 raise DataFailure(f"{name} is {value}", code="out_of_range")
         except DataFailure as failure:
@@ -406,13 +410,13 @@ def _measure(
         if weight:
             weighted[name] = weight * context.normalise(name, value)
     for name, values in own.items():
-        found = values[trajectory.id]
-        if isinstance(found, DataFailure):
+        own_value = values[trajectory.id]
+        if isinstance(own_value, DataFailure):
             if context.settings.own[name]:
-                cause = cause or f"own_reward:{found.code}"
+                cause = cause or f"own_reward:{own_value.code}"
             continue
-        raw[name] = found
-        weighted[name] = context.settings.own[name] * found
+        raw[name] = own_value
+        weighted[name] = context.settings.own[name] * own_value
     return cause
 
 
@@ -421,37 +425,33 @@ def _own_rewards(context: Context) -> dict[str, dict[str, float | DataFailure]]:
     whole = context.whole
     if not whole:
         return {}
-    out = {}
+    result = {}
     for name in context.settings.own:
-        values = context.tools.own(name, whole, context.question, context.step)
-        out[name] = {t.id: value for t, value in zip(whole, values, strict=True)}
-    return out
-
-
-def _clipped(value: float, limit: float) -> float:
-    return max(-limit, min(limit, value)) if limit else value
+        values = context.services.own(name, whole, context.question, context.step)
+        result[name] = {t.id: value for t, value in zip(whole, values, strict=True)}
+    return result
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What to log: ``reward/TERM`` raw, ``reward_weighted/TERM``, shares ``unscored/CAUSE``, counts ``misuse/NAME``.
+    """Metrics: means ``reward/TERM`` (raw) and ``reward_weighted/TERM``, shares ``unscored/CAUSE``, counts ``misuse/NAME``.
 
-    Means are over the trajectories that have the value, so that questions of many kinds may share a batch.
+    A mean is over the trajectories that have the term, because terms differ by the question's task.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     if not trajectories:
         return {}
-    seen: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for trajectory in trajectories:
         if trajectory.reward is not None:
-            seen.setdefault("reward/total", []).append(trajectory.reward)
+            values.setdefault("reward/total", []).append(trajectory.reward)
         for name, value in trajectory.rewards.items():
-            seen.setdefault(f"reward/{name}", []).append(value)
+            values.setdefault(f"reward/{name}", []).append(value)
         for name, value in trajectory.weighted.items():
-            seen.setdefault(f"reward_weighted/{name}", []).append(value)
-    out = {name: math.fsum(values) / len(values) for name, values in seen.items()}
+            values.setdefault(f"reward_weighted/{name}", []).append(value)
+    metrics = {name: math.fsum(terms) / len(terms) for name, terms in values.items()}
     for cause, count in Counter(t.unscored for t in trajectories if t.unscored).items():
-        out[f"unscored/{cause}"] = count / len(trajectories)
-    if "reward/tool_misuse" in out:
-        found = sum((sequences.violations(t, g.question) for g in groups for t in g.trajectories), Counter[str]())
-        out.update({f"misuse/{name}": float(count) for name, count in found.items()})
-    return out
+        metrics[f"unscored/{cause}"] = count / len(trajectories)
+    if "reward/tool_misuse" in metrics:
+        violations = sum((sequences.violations(t, g.question) for g in groups for t in g.trajectories), Counter[str]())
+        metrics.update({f"misuse/{name}": float(count) for name, count in violations.items()})
+    return metrics

@@ -1,7 +1,7 @@
-"""A worker process for what may hang, exhaust memory or crash: compares formulas, runs users' reward functions.
+"""A worker process for code that may hang, exhaust memory or crash: formula comparison and users' reward functions.
 
-``python -m pixelis.rewards.worker PARENT_PID MEMORY_BYTES`` reads requests and writes replies on standard input and output,
-each a frame of 4 bytes of length followed by JSON. Only plain JSON crosses, so neither side can make the other run what it sends.
+``python -m pixelis.rewards.worker PARENT_PID MEMORY_BYTES`` reads requests from standard input and writes replies to standard
+output, as frames of a 4-byte length and JSON. Neither side unpickles data of the other.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 
 HEADER = struct.Struct(">I")
 SPARE_S = 5.0
-"""CPU seconds beyond its limit that a request may burn when nobody is left to kill this process."""
+"""CPU seconds beyond its timeout that a request may use when the parent is gone and cannot kill this process."""
 
 
 class Refused(Exception):
-    """A request that has no answer; the message is the cause."""
+    """The request cannot be answered; the message is the code of the cause."""
 
 
 def main() -> None:
@@ -36,52 +36,46 @@ def main() -> None:
     parent, memory = int(sys.argv[1]), int(sys.argv[2])
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what a user's function prints must not end up among the frames
+    os.dup2(2, 1)  # output of a user's function must not mix with the frames
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
-    send(target, {"ready": True})
-    while (request := receive(source)) is not None:
-        # A formula can hold the interpreter for ever, and then no thread of ours runs: only the kernel can end it.
-        signal.setitimer(signal.ITIMER_PROF, float(request["limit_s"]) + SPARE_S)
-        reply = answer(request)
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+    _send(target, {"ready": True})
+    while len(head := source.read(HEADER.size)) == HEADER.size:
+        request = json.loads(source.read(*HEADER.unpack(head)))
+        # A formula can hold the interpreter forever, so that no thread here runs: only the kernel can end the process then.
+        signal.setitimer(signal.ITIMER_PROF, float(request["timeout_s"]) + SPARE_S)
+        reply = _answer(request)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        send(target, reply)
+        _send(target, reply)
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """The reply to a request: ``value``, or ``error`` with its ``message``."""
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """``value``, or ``error`` with its ``message``."""
     try:
-        return {"value": DUTIES[request["do"]](request)}
+        return {"value": TASKS[request["task"]](request)}
     except Refused as refusal:
         return {"error": str(refusal), "message": str(refusal)}
     except MemoryError:
         return {"error": "out_of_memory", "message": "out of memory"}
-    except BaseException as error:  # a user's function may exit, too
+    except BaseException as error:  # SystemExit of a user's function too
         return {"error": "raised", "message": f"{type(error).__name__}: {error}"[:500]}
 
 
-def send(target: Any, message: dict[str, Any]) -> None:
-    """Write one frame."""
+def _send(target: Any, message: dict[str, Any]) -> None:
     body = json.dumps(message).encode()
     target.write(HEADER.pack(len(body)) + body)
     target.flush()
 
 
-def receive(source: Any) -> dict[str, Any] | None:
-    """Read one frame; None at the end of the input."""
-    head = source.read(HEADER.size)
-    return json.loads(source.read(*HEADER.unpack(head))) if len(head) == HEADER.size else None
-
-
-def _follow(parent: int) -> None:
+def _exit_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
-# -- duties ---------------------------------------------------------------------------------------------------------
+# -- tasks ----------------------------------------------------------------------------------------------------------
 
 
 def _warm_math(request: dict[str, Any]) -> bool:
@@ -92,7 +86,7 @@ def _warm_math(request: dict[str, Any]) -> bool:
 
 
 def _formula(text: str) -> list[Any]:
-    """What math-verify reads in a text; one without LaTeX marks is read as prose with a number, or as a bare formula."""
+    """The text as math-verify parses it; text without LaTeX delimiters as prose with a number or as a bare formula."""
     from math_verify import parse
 
     texts = [text]
@@ -100,20 +94,20 @@ def _formula(text: str) -> list[Any]:
         letters = re.sub(r"\\[A-Za-z]+", " ", text)
         bare = re.search(r"[A-Za-z(\[{]", letters) and not re.search(r"[A-Za-z]{3}", letters)
         texts = [f"${text}$", text] if bare else [text, f"${text}$"]
-    return next((found for t in texts if (found := parse(t, parsing_timeout=None, raise_on_error=True))), [])
+    return next((parsed for t in texts if (parsed := parse(t, parsing_timeout=None, raise_on_error=True))), [])
 
 
 def _math(request: dict[str, Any]) -> float:
-    """1.0 when the answer equals a truth, by math-verify both ways, as its comparison is not symmetric."""
+    """1.0 when the answer equals a truth by math-verify, in either direction, because its comparison is not symmetric."""
     from math_verify import verify
 
-    said = _formula(request["answer"])
-    wanted = [formula for truth in request["truths"] if (formula := _formula(truth))]
-    if not wanted:
+    answer = _formula(request["answer"])
+    truths = [formula for truth in request["truths"] if (formula := _formula(truth))]
+    if not truths:
         raise Refused("truth_unparsable")
     failure = None
-    for truth in wanted if said else []:
-        for gold, target in ((truth, said), (said, truth)):
+    for truth in truths if answer else []:
+        for gold, target in ((truth, answer), (answer, truth)):
             try:
                 if verify(gold, target, timeout_seconds=None, raise_on_error=True):
                     return 1.0
@@ -124,52 +118,46 @@ def _math(request: dict[str, Any]) -> float:
     return 0.0
 
 
-def _function(name: str) -> Callable[..., Any]:
+def _function(name: str) -> tuple[Callable[..., Any], bool]:
+    """The user's function, and whether it takes a whole group: its first parameter is named ``trajectories``."""
     module, _, attribute = name.partition(":")
     function = getattr(importlib.import_module(module), attribute)
     if not callable(function):
         raise TypeError(f"{name} is no function")
-    return function
-
-
-def _takes_group(function: Callable[..., Any]) -> bool:
-    return next(iter(inspect.signature(function).parameters), "") == "trajectories"
+    return function, next(iter(inspect.signature(function).parameters), "") == "trajectories"
 
 
 def _check_own(request: dict[str, Any]) -> bool:
-    """True when the function takes all rollouts of a group at once: its first parameter is called ``trajectories``."""
-    function = _function(request["name"])
+    """True when the function takes a whole group; TypeError when its signature does not fit."""
+    function, takes_group = _function(request["name"])
     if len(inspect.signature(function).parameters) != 3:
         raise TypeError(f"{request['name']} does not take (trajectory, question, step)")
-    return _takes_group(function)
+    return takes_group
 
 
 def _own(request: dict[str, Any]) -> Any:
     from pixelis.records import Question, Trajectory
 
-    function = _function(request["name"])
+    function, takes_group = _function(request["name"])
     trajectories = [Trajectory.model_validate(t) for t in request["trajectories"]]
     question = Question.model_validate(request["question"])
-    given = trajectories if _takes_group(function) else trajectories[0]
-    value = function(given, question, request["step"])
+    value = function(trajectories if takes_group else trajectories[0], question, request["step"])
     if inspect.isawaitable(value):
-        value = asyncio.run(_awaited(value))
-    if hasattr(value, "tolist"):
-        value = value.tolist()  # arrays and tensors
-    return value
+
+        async def result() -> Any:
+            return await value
+
+        value = asyncio.run(result())
+    return value.tolist() if hasattr(value, "tolist") else value  # arrays and tensors
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
-
-
-DUTIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+TASKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "warm_math": _warm_math,
     "math": _math,
     "check_own": _check_own,
     "own": _own,
 }
-"""What a child can be asked to do."""
+"""Functions by the ``task`` of a request."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small pool of worker processes: one that hangs is killed and replaced, and only its task fails."""
+"""A pool of killable worker processes: a worker that hangs or crashes is replaced, and only its task fails."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from typing import Any
 from pixelis.errors import DataFailure, InfraFailure
 from pixelis.rewards.worker import HEADER
 
-START_S = 120.0
-"""Seconds a child may take to start, on a machine that is busy."""
-LARGEST = 64_000_000
-"""Bytes of a reply beyond which a child is taken for mad."""
+START_TIMEOUT_S = 120.0
+"""Seconds that a worker may take to start on a busy machine."""
+MAX_REPLY_BYTES = 64_000_000
 
 
-class _Dead(Exception):
-    """The child ended or talks nonsense."""
+class _WorkerEnded(Exception):
+    """The worker ended or sent an invalid reply."""
 
 
-class _Child:
-    """One process and its pipes. It is waited for at its first request only, so that replacing one takes no time."""
+class _Worker:
+    """One process and its pipes. Only the first request waits for its start, so that replacing a worker takes no time."""
 
     def __init__(self, memory_bytes: int, environment: Mapping[str, str], warm: str | None):
         self.process = subprocess.Popen(
@@ -47,27 +46,23 @@ class _Child:
         os.set_blocking(self.output, False)
         self.warm, self.ready = warm, False
 
-    def ask(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """The reply; TimeoutError after ``limit_s`` seconds, which do not count the start. _Dead when the child ended."""
+    def request(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The reply. Raises TimeoutError after ``timeout_s``, which excludes the start, and _WorkerEnded."""
         if not self.ready:
             try:
-                self._read(time.monotonic() + START_S)
+                self._read(time.monotonic() + START_TIMEOUT_S)
                 if self.warm:
-                    self._exchange({"do": self.warm, "limit_s": START_S}, START_S)
-            except (TimeoutError, _Dead) as error:
+                    self._exchange({"task": self.warm}, START_TIMEOUT_S)
+            except (TimeoutError, _WorkerEnded) as error:
                 raise InfraFailure(
-                    f"a scoring process did not start: {error!r}", code="scorer_start", fix="see the lines above in its log"
+                    f"a scoring process did not start: {error!r}", code="scorer_start", fix="see its output in the log above"
                 ) from None
             self.ready = True
-        return self._exchange({**message, "limit_s": limit_s}, limit_s)
+        return self._exchange(message, timeout_s)
 
-    def _exchange(self, message: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        body, deadline = json.dumps(message).encode(), time.monotonic() + limit_s
-        self._write(HEADER.pack(len(body)) + body, deadline)
-        return self._read(deadline)
-
-    def _write(self, data: bytes, deadline: float) -> None:
-        view = memoryview(data)
+    def _exchange(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        body, deadline = json.dumps({**message, "timeout_s": timeout_s}).encode(), time.monotonic() + timeout_s
+        view = memoryview(HEADER.pack(len(body)) + body)
         while view:
             self._wait(self.input, select.POLLOUT, deadline)
             try:
@@ -75,33 +70,33 @@ class _Child:
             except BlockingIOError:
                 continue
             except OSError as error:
-                raise _Dead(str(error)) from None
+                raise _WorkerEnded(str(error)) from None
+        return self._read(deadline)
 
     def _read(self, deadline: float) -> dict[str, Any]:
-        (length,) = HEADER.unpack(self._take(HEADER.size, deadline))
-        if length > LARGEST:
-            raise _Dead(f"a reply of {length} bytes")
+        (length,) = HEADER.unpack(self._read_bytes(HEADER.size, deadline))
+        if length > MAX_REPLY_BYTES:
+            raise _WorkerEnded(f"a reply of {length} bytes")
         try:
-            reply = json.loads(self._take(length, deadline))
+            reply = json.loads(self._read_bytes(length, deadline))
         except ValueError as error:
-            raise _Dead(str(error)) from None
+            raise _WorkerEnded(str(error)) from None
         if not isinstance(reply, dict):
-            raise _Dead("a reply that is no object")
+            raise _WorkerEnded("a reply that is no object")
         return reply
 
-    def _take(self, size: int, deadline: float) -> bytes:
-        parts: list[bytes] = []
-        while size:
+    def _read_bytes(self, size: int, deadline: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
             self._wait(self.output, select.POLLIN, deadline)
             try:
-                part = os.read(self.output, min(size, 1 << 20))
+                part = os.read(self.output, min(size - len(data), 1 << 20))
             except BlockingIOError:
                 continue
             if not part:
-                raise _Dead(f"exit status {self.process.poll()}")
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+                raise _WorkerEnded(f"exit status {self.process.poll()}")
+            data += part
+        return bytes(data)
 
     def _wait(self, file: int, event: int, deadline: float) -> None:
         poll = select.poll()
@@ -110,7 +105,7 @@ class _Child:
             raise TimeoutError
 
     def kill(self) -> None:
-        """End the process and whatever it started."""
+        """End the process and the processes that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -119,27 +114,27 @@ class _Child:
                 pipe.close()
 
 
-class Children:
-    """``size`` child processes that answer one request at a time each. Calls from many threads wait for a free one.
+class WorkerPool:
+    """``size`` worker processes with one request each at a time; calls from many threads wait for a free worker.
 
-    ``memory_bytes`` caps the address space of a child, 0 does not. ``environment`` is all that they get to know of ours; the
-    duty ``warm`` is done once before the first request.
+    ``memory_bytes`` caps the address space of a worker, 0 is no cap. ``environment`` replaces this process's variables; the task
+    ``warm`` is run once before the first request.
     """
 
     def __init__(
         self,
         size: int,
-        limit_s: float,
+        timeout_s: float,
         memory_bytes: int = 0,
         environment: Mapping[str, str] | None = None,
         warm: str | None = None,
     ):
-        self.size, self.limit_s = size, limit_s
+        self.size, self.timeout_s = size, timeout_s
         environment = os.environ if environment is None else environment
-        # A child finds the modules that its parent finds: a job's own folder need not be on PYTHONPATH.
+        # Workers must find the modules that this process finds: a job's folder need not be on PYTHONPATH.
         path = os.pathsep.join(p for p in sys.path if p)
-        self._spawn = lambda: _Child(memory_bytes, {**environment, "PYTHONPATH": path}, warm)
-        self._idle: queue.Queue[_Child | None] = queue.Queue()
+        self._spawn = lambda: _Worker(memory_bytes, {**environment, "PYTHONPATH": path}, warm)
+        self._idle: queue.Queue[_Worker | None] = queue.Queue()
         self._lock = threading.Lock()
         self._closed = False
         self.replaced = 0
@@ -148,54 +143,47 @@ class Children:
 
     @property
     def idle(self) -> int:
-        """Children that wait for work; all of them when nothing is asked."""
+        """Number of idle workers."""
         return self._idle.qsize()
 
-    def call(self, message: Mapping[str, Any], limit_s: float | None = None) -> Any:
-        """The value of a duty of ``pixelis.rewards.worker``.
+    def call(self, message: Mapping[str, Any], timeout_s: float | None = None) -> Any:
+        """The value of a task of ``pixelis.rewards.worker``.
 
-        DataFailure with the child's own code, ``timeout`` (the child is killed and replaced), or ``crashed``. InfraFailure when
-        children do not start or the pool is closed.
+        Raises DataFailure with the worker's code, ``timeout`` (the worker is killed and replaced) or ``crashed``; InfraFailure
+        when workers do not start or the pool is closed.
         """
-        child = self._idle.get()
-        if child is None:
+        timeout_s = timeout_s or self.timeout_s
+        worker = self._idle.get()
+        if worker is None:
             self._idle.put(None)
             raise InfraFailure("the pool of scoring processes is closed", code="closed")
-        whole = False
+        usable = False
         try:
-            reply = child.ask(message, limit_s or self.limit_s)
-            whole = True
+            reply = worker.request(message, timeout_s)
+            usable = True
         except TimeoutError:
-            raise DataFailure(f"no result in {limit_s or self.limit_s:g} s", code="timeout") from None
-        except _Dead as error:
+            raise DataFailure(f"no result in {timeout_s:g} s", code="timeout") from None
+        except _WorkerEnded as error:
             raise DataFailure(f"the scoring process ended: {error}", code="crashed") from None
         finally:
-            self._give_back(child, whole)
+            if not usable:
+                worker.kill()
+            with self._lock:
+                if self._closed:
+                    worker.kill()
+                else:
+                    self.replaced += not usable
+                    self._idle.put(worker if usable else self._spawn())
         if "error" in reply:
             raise DataFailure(str(reply.get("message", "")), code=str(reply["error"]))
         return reply.get("value")
 
-    def _give_back(self, child: _Child, whole: bool) -> None:
-        if not whole:
-            child.kill()
-        with self._lock:
-            if self._closed:
-                child.kill()
-                return
-            if not whole:
-                child = self._spawn()
-                self.replaced += 1
-            self._idle.put(child)
-
     def close(self) -> None:
-        """End all children; calls that wait raise InfraFailure."""
+        """End all workers; waiting calls raise InfraFailure."""
         with self._lock:
             self._closed = True
-        while True:
-            try:
-                child = self._idle.get_nowait()
-            except queue.Empty:
-                break
-            if child is not None:
-                child.kill()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (worker := self._idle.get_nowait()) is not None:
+                    worker.kill()
         self._idle.put(None)

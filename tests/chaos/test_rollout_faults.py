@@ -218,7 +218,7 @@ def test_f06_rewards_that_misbehave_cost_their_samples_only(placed: Placed, reac
     Goal: 0 stalls, a hung call reclaimed within its limit + 1 s, no such reward in an advantage, each counted by cause, the
     batch full to 90 % or refilled.
     """
-    own = {"own": {"chaos_rewards:misbehaves": 1.0}, "own_limit_s": LIMIT_S, "own_children": 4, "cpus": 0}
+    own = {"own": {"chaos_rewards:misbehaves": 1.0}, "own_timeout_s": LIMIT_S, "own_workers": 4, "cpus": 0}
     rewards = parse({**placed.config.model_dump(), "rewards": own}).rewards
     config = placed.config.model_copy(update={"rewards": rewards})
     here = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}

@@ -7,9 +7,9 @@ from typing import Any
 from pixelis.config import RewardsConfig
 from pixelis.datasets.refinement.quality import scorer
 from pixelis.records import Demonstration, ImageView, Observation, Provenance, Step
-from pixelis.rewards.services import Tools
+from pixelis.rewards.services import Services
 
-SCORE = scorer(Tools(RewardsConfig()))
+SCORE = scorer(Services(RewardsConfig()))
 TASKS = ("geometric_comparison", "text_extraction", "object_counting", "spatial_reasoning")
 
 

@@ -1,4 +1,4 @@
-"""The judge against a real HTTP server that answers, stalls, refuses and talks nonsense."""
+"""The judge against a real HTTP server that answers, stalls, refuses and sends invalid replies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pixelis.config import RewardsConfig
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.rewards.judge import Judge, read_verdict
 from pixelis.rewards.llm_client import completion
-from pixelis.rewards.services import Tools
+from pixelis.rewards.services import Services
 from pixelis.rewards.terms import score_group
 
 KEY = "TEST_JUDGE_KEY"
@@ -50,9 +50,9 @@ def judge(server, monkeypatch):
 
 
 def code_of(judge: Judge, answer: str = "crimson") -> str:
-    with pytest.raises(DataFailure) as caught:
+    with pytest.raises(DataFailure) as error:
         judge.score("Which colour?", ["red"], answer)
-    return caught.value.code
+    return error.value.code
 
 
 def test_a_verdict(server, judge, monkeypatch):
@@ -70,7 +70,7 @@ def test_a_verdict(server, judge, monkeypatch):
     assert not {"openai-organization", "openai-project"} & set(sent), "nothing of the user's account goes to another server"
 
 
-def test_busy_and_broken_servers_are_asked_again(server, judge):
+def test_requests_to_busy_and_broken_servers_are_retried(server, judge):
     started = time.monotonic()
     answers = [(429, {"Retry-After": "0.2"}), (500, {}), b"<html>", verdict(0)]
     assert judge(*answers).score("Which colour?", ["red"], "blue") == 0.0
@@ -83,14 +83,14 @@ def test_waiting_for_a_free_slot_is_not_charged_to_a_request(judge):
         time.sleep(1.0)
         return verdict(1)
 
-    asked = judge(slow, concurrency=1, budget_s=1.5)
+    client = judge(slow, concurrency=1, budget_s=1.5)
     with ThreadPoolExecutor(3) as threads:
-        scores = list(threads.map(lambda answer: asked.score("Which colour?", ["red"], answer), ["a", "b", "c"]))
+        scores = list(threads.map(lambda answer: client.score("Which colour?", ["red"], answer), ["a", "b", "c"]))
     assert scores == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
-    "nonsense",
+    "reply",
     [
         *[
             "1",
@@ -106,15 +106,15 @@ def test_waiting_for_a_free_slot_is_not_charged_to_a_request(judge):
         *['{"score": 1, "why": "x", "more": 1}', 'Sure! {"score": 1, "why": "x"}', '{"score": 0.5, "why": ""}'],
     ],
 )
-def test_nonsense_is_no_verdict(server, judge, nonsense):
+def test_invalid_verdicts_are_rejected(reply):
     with pytest.raises(ValueError):
-        read_verdict(nonsense)
+        read_verdict(reply)
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"null", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', b"[" * 99999]
 )
-def test_no_completion_is_no_verdict(body):
+def test_invalid_completions_are_rejected(body):
     with pytest.raises(ValueError):
         completion(body)
 
@@ -124,7 +124,7 @@ def test_thoughts_and_fences_around_a_verdict_are_cut_off():
         assert read_verdict(text) == (1.0, "x")
 
 
-def test_what_never_gets_better_is_a_named_failure(server, judge):
+def test_persistent_failures_have_a_code(server, judge):
     assert code_of(judge("nonsense", tries=3)) == "judge_garbage"
     assert len(server.requests) == 3
     assert code_of(judge((500, {}), tries=2)) == "judge_error"
@@ -134,7 +134,7 @@ def test_what_never_gets_better_is_a_named_failure(server, judge):
     assert len(server.requests) == 1
 
 
-def test_a_stalling_judge_costs_its_time_and_no_more(server, judge):
+def test_a_stalling_judge_times_out(server, judge):
     started = time.monotonic()
     assert code_of(judge(30.0, timeout_s=0.3, tries=2)) == "judge_timeout"
     assert code_of(judge(30.0, timeout_s=20, budget_s=0.5, tries=5)) == "judge_timeout"
@@ -151,24 +151,24 @@ def test_no_redirect_is_followed_and_no_key_is_sent_without_one(server, judge, m
     assert "authorization" not in {name.lower() for name in server.headers[0]}
 
 
-def test_a_server_that_is_not_there(judge):
+def test_an_unreachable_server(judge):
     assert code_of(judge(url="http://127.0.0.1:9/v1", tries=2)) == "judge_error"
 
 
-def test_verdicts_are_kept_in_memory_and_on_disk(server, judge, tmp_path):
+def test_verdicts_are_cached_in_memory_and_on_disk(server, judge, tmp_path):
     cache = tmp_path / "run" / "judge.sqlite"
     first = judge(verdict(1), cache=cache)
     assert [first.score("?", ["red"], "crimson") for _ in range(3)] == [1.0] * 3
-    assert (first.asked, first.cached, len(server.requests)) == (1, 2, 1)
-    again = judge(verdict(0), cache=cache)
-    assert again.score("?", ["red"], "crimson") == 1.0
+    assert (first.client.counts, len(server.requests)) == ({"asked": 1, "cached": 2}, 1)
+    restarted = judge(verdict(0), cache=cache)
+    assert restarted.score("?", ["red"], "crimson") == 1.0
     assert len(server.requests) == 1
-    assert again.score("?", ["red"], "blue") == 0.0
+    assert restarted.score("?", ["red"], "blue") == 0.0
     other = judge(verdict(0), cache=cache, model="larger")
     assert other.score("?", ["red"], "crimson") == 0.0
 
 
-def test_a_failure_is_not_kept(server, judge):
+def test_a_failure_is_not_cached(server, judge):
     one = judge("nonsense", verdict(1), tries=1)
     assert code_of(one) == "judge_garbage"
     assert one.score("Which colour?", ["red"], "crimson") == 1.0
@@ -178,10 +178,10 @@ def test_a_group_is_judged_by_rule_first_and_each_answer_once(server, monkeypatc
     monkeypatch.setenv(KEY, "sesame")
     server.replies = [verdict(1)]
     settings = RewardsConfig(judge={"url": server.url, "model": "tiny", "api_key_env": KEY})
-    tools = Tools(settings)
+    services = Services(settings)
     answers = ["Red", "crimson", "crimson", None, "x" * 1000]
-    scored = score_group(group(*[episode(a) for a in answers], answers=["red"], scorer="judge"), settings, tools=tools)
-    tools.close()
+    scored = score_group(group(*[episode(a) for a in answers], answers=["red"], scorer="judge"), settings, services=services)
+    services.close()
     assert [t.reward for t in scored.trajectories] == [1.0, 1.0, 1.0, 0.0, 0.0]
     assert len(server.requests) == 1
 
@@ -190,19 +190,19 @@ def test_an_unknown_verdict_is_unscored(server, monkeypatch):
     monkeypatch.setenv(KEY, "sesame")
     server.replies = ["nonsense"]
     settings = RewardsConfig(judge={"url": server.url, "model": "tiny", "api_key_env": KEY, "tries": 2})
-    tools = Tools(settings)
-    scored = score_group(group(episode("red"), episode("crimson"), answers=["red"], scorer="judge"), settings, tools=tools)
-    tools.close()
+    services = Services(settings)
+    scored = score_group(group(episode("red"), episode("crimson"), answers=["red"], scorer="judge"), settings, services=services)
+    services.close()
     assert [(t.reward, t.unscored) for t in scored.trajectories] == [(1.0, None), (None, "judge_garbage")]
 
 
-def test_a_judge_that_is_needed_and_absent_stops_the_run_at_its_start(monkeypatch):
+def test_a_required_judge_without_settings_stops_the_run(monkeypatch):
     monkeypatch.delenv(KEY, raising=False)
     url = {"url": "http://judge:8000/v1", "model": "tiny", "api_key_env": KEY}
     with pytest.raises(BadConfig, match=KEY):
-        Tools(RewardsConfig(judge=url)).check()
+        Services(RewardsConfig(judge=url)).check()
     with pytest.raises(BadConfig, match=r"rewards\.judge\.url"):
-        Tools(RewardsConfig(preset="mini-o3")).check()
-    Tools(RewardsConfig(judge={**url, "api_key_env": ""})).check()
-    Tools(RewardsConfig(preset="mini-o3", judge={"required": False})).check()
-    Tools(RewardsConfig(preset="r1v")).check()
+        Services(RewardsConfig(preset="mini-o3")).check()
+    Services(RewardsConfig(judge={**url, "api_key_env": ""})).check()
+    Services(RewardsConfig(preset="mini-o3", judge={"required": False})).check()
+    Services(RewardsConfig(preset="r1v")).check()

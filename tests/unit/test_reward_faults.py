@@ -1,4 +1,4 @@
-"""Formulas that hang: nothing stalls, each call is reclaimed within its limit and a second (own rewards: tests/chaos, F6)."""
+"""Formulas that hang: nothing stalls, each call ends soon after its timeout (own rewards: tests/chaos, F6)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pixelis.records import Group, Question
 from pixelis.rewards import worker_pool
 from pixelis.rewards.grader import Grader
 
-LIMIT_S = 4.0
+TIMEOUT_S = 4.0
 SIZE = 8
 
 
@@ -31,20 +31,20 @@ def groups(kinds: list[str], scorer: str = "exact") -> list[Group]:
 
 @pytest.fixture
 def longest(monkeypatch):
-    """Seconds of the longest call of a child, once it had started."""
-    seen = [0.0]
-    exchange = worker_pool._Child._exchange
+    """Seconds of the longest call of a started worker."""
+    seconds = [0.0]
+    exchange = worker_pool._Worker._exchange
 
-    def timed(self, message, limit_s):
+    def timed(self, message, timeout_s):
         started = time.monotonic()
         try:
-            return exchange(self, message, limit_s)
+            return exchange(self, message, timeout_s)
         finally:
-            if "warm" not in message["do"]:
-                seen[0] = max(seen[0], time.monotonic() - started)
+            if "warm" not in message["task"]:
+                seconds[0] = max(seconds[0], time.monotonic() - started)
 
-    monkeypatch.setattr(worker_pool._Child, "_exchange", timed)
-    return seen
+    monkeypatch.setattr(worker_pool._Worker, "_exchange", timed)
+    return seconds
 
 
 @pytest.mark.slow
@@ -53,19 +53,19 @@ def test_formulas_that_hang_stall_nobody(longest):
     kinds = [ENDLESS if rng.random() < 0.05 else str(rng.choice([1, 2, 3])) for _ in range(10 * SIZE)]
     hangs = kinds.count(ENDLESS)
     assert hangs >= 3
-    grader = Grader(RewardsConfig(math={"limit_s": LIMIT_S}))
+    grader = Grader(RewardsConfig(math={"timeout_s": TIMEOUT_S}))
     try:
-        made = [
+        labelled = [
             g.model_copy(update={"question": g.question.model_copy(update={"answers": ["4/2"]})}) for g in groups(kinds, "math")
         ]
         with ThreadPoolExecutor(4) as actor:
-            scored = list(actor.map(grader.score, made))
+            scored = list(actor.map(grader.score, labelled))
         rewards = [(t.answer, t.reward, t.unscored) for g in scored for t in g.trajectories]
         assert sum(cause in ("timeout", "out_of_memory") for _, _, cause in rewards) >= hangs
         settled = [(answer, reward) for answer, reward, cause in rewards if cause is None]
         assert all(reward == float(answer == "2") for answer, reward in settled)
         assert len(settled) >= 0.9 * len(rewards) - hangs
-        assert grader.tools.math_children.idle == grader.tools.math_children.size
-        assert longest[0] < LIMIT_S + 10.0  # on a machine with other work; a formula alone takes for ever
+        assert grader.services.math_workers.idle == grader.services.math_workers.size
+        assert longest[0] < TIMEOUT_S + 10.0  # on a machine with other work; a formula alone takes for ever
     finally:
         grader.close()

@@ -17,7 +17,7 @@ ABC = ("a red car", "a dog", "Cat")
 
 
 class Noting:
-    """Tools that only count; the slow scorers have tests of their own."""
+    """Services that only count; the slow scorers have tests of their own."""
 
     def __init__(self, verdict: float = 0.0):
         self.noted: list[str] = []

@@ -1,4 +1,4 @@
-"""Processes for formulas and users' functions: right answers, and hangs, crashes and nonsense that cost one sample each."""
+"""Processes for formulas and users' functions: right answers, and hangs, crashes and invalid values cost one sample each."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from test_rewards import episode, group
 from pixelis.config import MathScorerConfig, RewardsConfig
 from pixelis.errors import BadConfig, DataFailure, InfraFailure
 from pixelis.records import Question
-from pixelis.rewards.services import Tools
+from pixelis.rewards.services import Services
 from pixelis.rewards.terms import score_group
-from pixelis.rewards.worker_pool import Children
+from pixelis.rewards.worker_pool import WorkerPool
 
 HERE = str(Path(__file__).parent)
-LIMIT_S = 3.0
+TIMEOUT_S = 3.0
 MOMENT_S = 10.0
-"""What a machine with other work may take to notice."""
+"""Spare time on a busy machine."""
 ENDLESS = "$9^{9^{9^{9}}}$"
-"""A formula that holds the interpreter until memory or patience ends."""
+"""A formula that holds the interpreter until memory or time runs out."""
 
 
 @pytest.fixture(scope="module")
-def tools():
-    tools = Tools(RewardsConfig(math=MathScorerConfig(limit_s=20.0)))
-    yield tools
-    tools.close()
+def services():
+    services = Services(RewardsConfig(math=MathScorerConfig(timeout_s=20.0)))
+    yield services
+    services.close()
 
 
 @pytest.fixture(scope="module")
 def hasty():
-    tools = Tools(RewardsConfig(math=MathScorerConfig(limit_s=LIMIT_S)))
-    yield tools
-    tools.close()
+    services = Services(RewardsConfig(math=MathScorerConfig(timeout_s=TIMEOUT_S)))
+    yield services
+    services.close()
 
 
 @pytest.fixture
 def own(monkeypatch):
-    """Builds tools for own rewards; these functions lie beside this file."""
+    """Builds services for own rewards; these functions lie beside this file."""
     monkeypatch.syspath_prepend(HERE)
     opened = []
 
-    def build(**settings) -> tuple[Tools, RewardsConfig]:
+    def build(**settings) -> tuple[Services, RewardsConfig]:
         rewards = RewardsConfig(**settings)
-        opened.append(Tools(rewards))
+        opened.append(Services(rewards))
         return opened[-1], rewards
 
     yield build
-    for tools in opened:
-        tools.close()
+    for services in opened:
+        services.close()
 
 
 @pytest.mark.parametrize(
@@ -85,62 +85,62 @@ def own(monkeypatch):
         ("7" * 50, "5", 0.0),
     ],
 )
-def test_formulas(tools, answer, truth, score):
-    assert tools.math(answer, [truth]) == score
-    assert tools.math(answer, ["17", truth]) == score
+def test_formulas(services, answer, truth, score):
+    assert services.math(answer, [truth]) == score
+    assert services.math(answer, ["17", truth]) == score
 
 
 @pytest.mark.slow
 def test_an_endless_formula_costs_its_sample_and_its_process_is_replaced(hasty):
     assert [hasty.math("0.5", ["1/2"]) for _ in range(2)] == [1.0, 1.0]  # both have started
     started = time.monotonic()
-    with pytest.raises(DataFailure) as caught:
+    with pytest.raises(DataFailure) as error:
         hasty.math(ENDLESS, ["2"])
-    assert time.monotonic() - started < LIMIT_S + MOMENT_S
-    assert caught.value.code in ("timeout", "out_of_memory")
+    assert time.monotonic() - started < TIMEOUT_S + MOMENT_S
+    assert error.value.code in ("timeout", "out_of_memory")
     assert hasty.math("0.5", ["1/2"]) == 1.0
-    assert hasty.math_children.idle == hasty.math_children.size
+    assert hasty.math_workers.idle == hasty.math_workers.size
 
 
 @pytest.mark.slow
 def test_a_formula_in_a_group_is_scored_beside_the_others_and_once(hasty):
     answers = ["0.5", ENDLESS, "0.5", r"$\frac{1}{2}$", "3", "0.5"]
-    scored = score_group(group(*[episode(a) for a in answers], answers=["1/2"], scorer="math"), RewardsConfig(), tools=hasty)
+    scored = score_group(group(*[episode(a) for a in answers], answers=["1/2"], scorer="math"), RewardsConfig(), services=hasty)
     assert [t.reward for t in scored.trajectories] == [1.0, None, 1.0, 1.0, 0.0, 1.0]
     assert scored.trajectories[1].unscored in ("timeout", "out_of_memory")
     assert "accuracy" not in scored.trajectories[1].rewards
 
 
-def test_children_for_formulas_know_no_secrets(tools, monkeypatch):
+def test_workers_for_formulas_get_no_secrets(services, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "secret")
-    with_secrets = Tools(RewardsConfig())
+    with_secrets = Services(RewardsConfig())
     try:
-        child = with_secrets.math_children._idle.get(timeout=5)
-        told = Path(f"/proc/{child.process.pid}/environ").read_bytes()
-        with_secrets.math_children._idle.put(child)
-        assert b"SOME_API_KEY" not in told
-        assert b"PYTHONPATH=" in told
+        worker = with_secrets.math_workers._idle.get(timeout=5)
+        environment = Path(f"/proc/{worker.process.pid}/environ").read_bytes()
+        with_secrets.math_workers._idle.put(worker)
+        assert b"SOME_API_KEY" not in environment
+        assert b"PYTHONPATH=" in environment
     finally:
         with_secrets.close()
 
 
-def test_many_threads_share_the_children_and_closing_ends_them(tools):
+def test_many_threads_share_the_workers_and_closing_ends_them(services):
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda n: tools.math(f"{n}/2", [str(n / 2)]), range(40)))
+        results = list(pool.map(lambda n: services.math(f"{n}/2", [str(n / 2)]), range(40)))
     assert results == [1.0] * 40
-    children = Children(2, 1.0)
-    pids = [children._idle.queue[i].process.pid for i in range(2)]
-    children.close()
+    workers = WorkerPool(2, 1.0)
+    pids = [workers._idle.queue[i].process.pid for i in range(2)]
+    workers.close()
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
     with pytest.raises(InfraFailure):
-        children.call({"do": "math"})
+        workers.call({"task": "math"})
 
 
-def test_a_child_does_not_outlive_a_parent_that_was_killed():
+def test_a_worker_does_not_outlive_a_killed_parent():
     code = (
-        "import sys, os, time; from pixelis.rewards.worker_pool import Children; c = Children(1, 60.0);"
-        "print(c._idle.queue[0].process.pid, flush=True);"
-        "c.call({'do': 'own', 'name': 'time:sleep', 'trajectories': [], 'question': {}, 'step': 0}) if 0 else time.sleep(60)"
+        "import sys, os, time; from pixelis.rewards.worker_pool import WorkerPool; p = WorkerPool(1, 60.0);"
+        "print(p._idle.queue[0].process.pid, flush=True);"
+        "time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -161,52 +161,52 @@ def _runs(pid: int) -> bool:
 
 
 def test_own_rewards_see_the_trajectory_the_row_and_the_step(own):
-    tools, settings = own(own=["own_rewards:columns", "own_rewards:patient"])
+    services, settings = own(own=["own_rewards:columns", "own_rewards:patient"])
     assert settings.own == {"own_rewards:columns": 1.0, "own_rewards:patient": 1.0}
-    assert tools.takes_group == {"own_rewards:columns": False, "own_rewards:patient": False}
+    assert services.takes_group == {"own_rewards:columns": False, "own_rewards:patient": False}
     question = Question(id="q", question="?", answers=["77"], meta={"bonus": 10})
-    assert tools.own("own_rewards:columns", [episode("7"), episode("77")], question, 3) == [13.0, 23.0]
-    assert tools.own("own_rewards:patient", [episode("7"), episode("77")], question, 3) == [0.0, 1.0]
+    assert services.own("own_rewards:columns", [episode("7"), episode("77")], question, 3) == [13.0, 23.0]
+    assert services.own("own_rewards:patient", [episode("7"), episode("77")], question, 3) == [0.0, 1.0]
 
 
 def test_own_rewards_are_terms_with_weights(own):
-    tools, settings = own(own={"own_rewards:ranked": 0.5}, weights={"accuracy": 2.0})
-    scored = score_group(group(episode("7"), episode("1")), settings, tools=tools).trajectories
+    services, settings = own(own={"own_rewards:ranked": 0.5}, weights={"accuracy": 2.0})
+    scored = score_group(group(episode("7"), episode("1")), settings, services=services).trajectories
     assert [t.rewards["own_rewards:ranked"] for t in scored] == [0.5, 0.0]
     assert [t.weighted["own_rewards:ranked"] for t in scored] == [0.25, 0.0]
     assert [t.reward for t in scored] == [2.25, 0.0]
 
 
 @pytest.mark.slow
-def test_what_an_own_reward_does_wrong_is_a_cause(own):
-    tools, settings = own(own={"own_rewards:by_answer": 1.0}, own_limit_s=6.0)
+def test_each_failure_of_an_own_reward_is_a_cause(own):
+    services, settings = own(own={"own_rewards:by_answer": 1.0}, own_timeout_s=6.0)
     kinds = ["fine", "hang", "crash", "exit", "raise", "nan", "inf", "length", "text", "none"]
-    scored = score_group(group(*[episode(kind) for kind in kinds], answers=["fine"]), settings, tools=tools).trajectories
+    scored = score_group(group(*[episode(kind) for kind in kinds], answers=["fine"]), settings, services=services).trajectories
     causes = [None, "timeout", "crashed", "raised", "raised", "not_finite", "not_finite", *["wrong_type"] * 3]
     assert [t.unscored for t in scored] == [cause and f"own_reward:{cause}" for cause in causes]
     assert [t.reward for t in scored] == [2.0] + [None] * 9
-    assert tools.counts == {
+    assert services.counts == {
         "own_reward:timeout": 1,
         "own_reward:crashed": 1,
         "own_reward:raised": 2,
         "own_reward:not_finite": 2,
         "own_reward:wrong_type": 3,
     }
-    assert tools.own_reward_children.idle == 2
+    assert services.own_workers.idle == 2
 
 
 def test_an_own_reward_of_a_group_must_give_one_value_each(own):
-    tools, settings = own(own=["own_rewards:too_few"])
-    assert {t.unscored for t in score_group(group(episode("7"), episode("1")), settings, tools=tools).trajectories} == {
+    services, settings = own(own=["own_rewards:too_few"])
+    assert {t.unscored for t in score_group(group(episode("7"), episode("1")), settings, services=services).trajectories} == {
         "own_reward:wrong_length"
     }
-    tools, settings = own(own=["own_rewards:mostly"])
-    scored = score_group(group(episode("7"), episode("bad")), settings, tools=tools).trajectories
+    services, settings = own(own=["own_rewards:mostly"])
+    scored = score_group(group(episode("7"), episode("bad")), settings, services=services).trajectories
     assert [t.unscored for t in scored] == [None, "own_reward:not_finite"]
 
 
 @pytest.mark.parametrize("name", ["own_rewards:absent", "no_such_module:f", "own_rewards:two_arguments", "os:sep"])
 def test_an_own_reward_that_cannot_be_called_stops_the_run_at_its_start(own, name):
-    tools, _ = own(own=[name])
+    services, _ = own(own=[name])
     with pytest.raises(BadConfig, match=name):
-        tools.check()
+        services.check()

@@ -23,7 +23,7 @@ from pixelis.datasets.synthesis.executor import Executor
 from pixelis.errors import BadInput, DataFailure, PixelisError
 from pixelis.operations import Operation, select
 from pixelis.records import Demonstration, Media, Question
-from pixelis.rewards.services import Tools
+from pixelis.rewards.services import Services
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Refinery:
 
     config: Config
     folder: Path
-    tools: Tools
+    services: Services
     tick: Tick = lambda step, done, total: None
     demonstrations: list[Demonstration] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Refinery:
         self.settings = self.config.refinement
         self.pictures = Pictures(self.config.toolbox, self.folder / "pictures.jsonl")
         self.operations: dict[str, type[Operation]] = {o.name: o for o in select(self.config.toolbox.operations)}
-        self.score = quality.scorer(self.tools)
+        self.score = quality.scorer(self.services)
         self.contents: dict[str, list[str]] = {}
         self.looks: dict[str, tuple] = {}
 

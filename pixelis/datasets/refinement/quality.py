@@ -13,7 +13,7 @@ from pixelis.datasets.refinement.actions import WRONG, actions, signature
 from pixelis.datasets.synthesis import checking
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration, Question, SampleKind
-from pixelis.rewards.scorers import SCORERS, Tools, canonical, case_of, letter
+from pixelis.rewards.scorers import SCORERS, Services, canonical, case_of, letter
 
 LENGTH = (2, 20)
 QUESTION = (10, 500)
@@ -34,10 +34,10 @@ Score = Callable[[Question, str | None], float]
 """How right an answer to a question is, 0..1; DataFailure when that cannot be known."""
 
 
-def scorer(tools: Tools) -> Score:
+def scorer(services: Services) -> Score:
     """Scores answers by the scorer each question names."""
 
-    return lambda question, answer: checking.score(question, answer, tools)
+    return lambda question, answer: checking.score(question, answer, services)
 
 
 def fault(

@@ -13,8 +13,8 @@ from pixelis.config import RewardsConfig
 from pixelis.datasets.synthesis import naming
 from pixelis.errors import DataFailure
 from pixelis.records import Annotations, Demonstration, Question
-from pixelis.rewards.scorers import Tools, box_iou, canonical, case_of, find_scorer, letter, number, read_box
-from pixelis.rewards.services import shared_tools
+from pixelis.rewards.scorers import Services, box_iou, canonical, case_of, find_scorer, letter, number, read_box
+from pixelis.rewards.services import shared_services
 
 T = TypeVar("T")
 
@@ -68,11 +68,11 @@ MISREAD |= {
 _CHOICE = re.compile(r"(?:the |an? )?([\w][\w -]*?),? or (?:the |an? )?([\w][\w -]*?)\s*\?")
 
 
-def score(question: Question, answer: str | None, tools: Tools) -> float:
+def score(question: Question, answer: str | None, services: Services) -> float:
     """The score of the answer by the question's scorer, which may raise; DataFailure ``no_truth`` without an accepted answer."""
     if not question.answers:
         raise DataFailure(f"{question.id} has no accepted answer", code="no_truth")
-    return float(find_scorer(question.scorer)(case_of(question, answer, question.answers), tools))
+    return float(find_scorer(question.scorer)(case_of(question, answer, question.answers), services))
 
 
 def counts_as_right(question: Question, value: float) -> bool:
@@ -87,12 +87,12 @@ def counts_as_wrong(question: Question, value: float) -> bool:
 
 def is_right(question: Question, answer: str | None, rewards: RewardsConfig | None = None) -> bool:
     """True if the scorer accepts the answer."""
-    return counts_as_right(question, score(question, answer, shared_tools(rewards or RewardsConfig())))
+    return counts_as_right(question, score(question, answer, shared_services(rewards or RewardsConfig())))
 
 
 def is_wrong(question: Question, answer: str | None, rewards: RewardsConfig | None = None) -> bool:
     """True if the scorer rejects the answer and it is no accepted one with a synonym of its colour (grey for gray)."""
-    refused = counts_as_wrong(question, score(question, answer, shared_tools(rewards or RewardsConfig())))
+    refused = counts_as_wrong(question, score(question, answer, shared_services(rewards or RewardsConfig())))
     return refused and _meaning(answer or "") not in {_meaning(truth) for truth in question.answers or ()}
 
 
