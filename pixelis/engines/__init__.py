@@ -1,4 +1,4 @@
-"""Generation engines behind one protocol: `hf` (embedded, runs wherever torch runs) and `vllm` (production)."""
+"""Generation engines with one protocol: `hf` (embedded, runs wherever torch runs) and `vllm` (production)."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Engine(Protocol):
-    """Writes turns for many sessions at once, all with one version of the policy."""
+    """Generates turns for concurrent sessions with one version of the policy."""
 
     version: int
     tokenizer: PreTrainedTokenizerBase
     spec: ModelSpec
 
     async def open(self, prefix_key: str | None = None) -> Session:
-        """A new session; waits while a `load` is pending.
+        """Open a session; waits while a `load` is pending.
 
-        Sessions with equal keys promise equal first prompts (tokens and views), which are then read once for all of them.
+        Sessions with equal keys must have equal first prompts (tokens and views), which are then prefilled once.
         """
         ...
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        """Switch to another version (None: the bare model). Raises BadInput for a foreign adapter, and stays as it was.
+        """Switch to another version (None: the base model). Raises BadInput, without a switch, for an adapter of another model.
 
-        With `engine.on_update=drain` once no session is open; with `keep` between two turns (`hf`) or tokens (`vllm`) of
-        open ones: they go on with the new weights over keys and values of the old, and log-probs are of what was sampled.
+        `engine.on_update=drain` waits until no session is open. `keep` switches between two turns (`hf`) or tokens (`vllm`) of
+        open sessions: they continue with the new weights and the old keys and values; log-probs are those at sampling time.
         """
         ...
 
     async def health(self) -> dict[str, object]:
-        """Version, load and counters; answers while the engine is busy."""
+        """Version, load and counters; available while the engine is busy."""
         ...
 
     async def aclose(self) -> None:
-        """Fail what is waiting and free the engine; may be called twice."""
+        """Fail pending requests and release the engine. Idempotent."""
         ...
 
 
 def start_engine(config: Config, folder: str | Path, seed: int = 0) -> Engine:
-    """The engine that `engine.name` asks for, with the model of `folder`; blocks until it can serve.
+    """Start the engine of `engine.name` with the model in `folder`; blocks until it can serve.
 
-    Raises MissingDependency for vllm without vLLM, and what the engines raise.
+    Raises MissingDependency if vLLM is not installed, and the errors of the engines.
     """
     if config.engine.name == "vllm":
         from pixelis.engines.vllm import VllmEngine

@@ -1,7 +1,7 @@
-"""Decoding many rows together: keys and values of a wave, sampling, and the loop. Plain torch, no asyncio.
+"""Batched decoding: the KV cache of a wave, sampling, and the decoding loop. Plain torch, no asyncio.
 
-A wave is a batch of rows, each with its own past. New prompts are read once per distinct prompt; rows that go on bring their keys
-and values from earlier waves; then all rows decode together until each has written its stop token or its last allowed one.
+A wave is a batch of rows (requests). Each distinct new prompt is prefilled once; rows of open episodes bring keys and values from
+earlier waves. Then all rows decode together until each has generated its stop token or reached its limit.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int, Int64
+from torch import Tensor
 
 from pixelis.dialogue.positions import mrope_positions
 from pixelis.dialogue.session import Completion, SamplingParams
@@ -23,24 +25,26 @@ from pixelis.policy.samples import view_digest
 if TYPE_CHECKING:
     from pixelis.dialogue.spec import ModelSpec
 
-SHRINK = 0.5
-"""Decoding goes on with fewer rows once this share of them is left."""
+COMPACT = 0.5
+"""Finished rows are dropped from the batch once at most this share of the rows is unfinished."""
 
 
 class KeyValues:
-    """Keys and values of some rows, [rows, kv heads, columns, width] per layer, written in place.
+    """KV cache of a batch, [rows, kv heads, columns, width] per layer, written in place.
 
-    valid: bool [rows, columns], which columns hold a token of the row; columns between are padding and never attended to.
+    valid: the columns that contain a token of the row; the others are padding and never attended to. used: filled columns.
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device):
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-        self.valid = torch.zeros(rows, columns, dtype=torch.bool, device=device)
+        self.keys: list[Float[Tensor, "rows heads columns width"]] = []
+        self.values: list[Float[Tensor, "rows heads columns width"]] = []
+        self.valid: Bool[Tensor, "rows columns"] = torch.zeros(rows, columns, dtype=torch.bool, device=device)
         self.used = 0
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What transformers' attention calls: store the new columns of a layer and return all columns so far."""
+    def update(
+        self, key: Float[Tensor, "rows heads new width"], value: Float[Tensor, "rows heads new width"], layer: int
+    ) -> tuple[Float[Tensor, "rows heads columns width"], Float[Tensor, "rows heads columns width"]]:
+        """Store the new columns of a layer and return all columns so far; called by the attention of transformers."""
         rows, heads, new, width = key.shape
         if layer == len(self.keys):
             shape = (rows, heads, self.valid.shape[1], width)
@@ -54,9 +58,9 @@ class KeyValues:
 
 @dataclass(slots=True)
 class Past:
-    """What an episode has read: its row of a wave's keys and values; the last sampled token, not read yet, and its position.
+    """The state of an episode between turns: its row in a KV cache, the last sampled token (not in the cache) and its position.
 
-    origin: a hash of the first prompt.
+    origin: hash of the first prompt.
     """
 
     store: KeyValues
@@ -70,9 +74,9 @@ class Past:
 class Row:
     """One request of a wave.
 
-    key groups equal first prompts, None stands alone; stream seeds the row's random numbers. `Decoder.prepare` fills the rest:
-    ids (with the last sampled token in front), their positions [3, n], the next free position, the hash of the first prompt, the
-    digests of the views.
+    key: rows with equal keys and prompts are prefilled once; None is never shared. stream: seed of the row's random numbers.
+    `Decoder.prepare` sets the other fields: ids (starting with the last sampled token), their positions, the next free position,
+    the hash of the first prompt and the digests of the views.
     """
 
     tokens: Sequence[int]
@@ -81,15 +85,15 @@ class Row:
     past: Past | None = None
     key: object = None
     stream: tuple[int, ...] = ()
-    ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    positions: np.ndarray = field(default_factory=lambda: np.empty((3, 0), dtype=np.int64))
+    ids: Int64[np.ndarray, " tokens"] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    positions: Int64[np.ndarray, "3 tokens"] = field(default_factory=lambda: np.empty((3, 0), dtype=np.int64))
     free: int = 0
     origin: int = 0
     digests: list[bytes] = field(default_factory=list)
 
 
 class Decoder:
-    """The model with what decoding needs: banned ids, the stop token, the features of views seen before."""
+    """Runs waves on a model; caches the features of views."""
 
     def __init__(self, model: VisionLanguageModel, spec: ModelSpec):
         self.model, self.spec = model, spec
@@ -99,7 +103,7 @@ class Decoder:
         self.tokens_read = self.tokens_reused = self.tokens_written = 0
 
     def prepare(self, row: Row) -> None:
-        """Positions and view digests of a row. Raises BadInput when its tokens and views disagree."""
+        """Compute the positions and digests of a row. Raises BadInput if its tokens and views disagree."""
         past = row.past
         row.ids = np.asarray(row.tokens if past is None else [past.token, *row.tokens], dtype=np.int64)
         grids = [self.spec.grid(view.shape[0], view.shape[1]) for view in row.views]
@@ -111,61 +115,59 @@ class Decoder:
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Row]) -> list[tuple[Completion, Past]]:
-        """Decode prepared rows together; results in their order. The pasts that came in stay as they were."""
+        """Decode prepared rows together; returns the results in order. The given pasts are not modified."""
         fresh = [i for i, row in enumerate(rows) if row.past is None]
-        going = [i for i, row in enumerate(rows) if row.past is not None]
+        continued = [i for i, row in enumerate(rows) if row.past is not None]
         extra = max(row.sampling.max_tokens for row in rows)
         order, parts, hidden = [], [], []
         if fresh:
             distinct: dict[object, int] = {}
-            place = [distinct.setdefault(self._prompt(rows[i]), len(distinct)) for i in fresh]
-            first = dict(zip(reversed(place), reversed(fresh), strict=True))
+            prompt = [distinct.setdefault(self._prompt_key(rows[i]), len(distinct)) for i in fresh]
+            first = dict(zip(reversed(prompt), reversed(fresh), strict=True))
             members = [rows[first[p]] for p in range(len(distinct))]
             longest = max(len(row.ids) for row in members)
             store = KeyValues(len(members), longest, self.device)
-            last = self._read(members, store)
-            index = torch.tensor(place, device=self.device)
+            last = self._prefill(members, store)
+            index = torch.tensor(prompt, device=self.device)
             order += fresh
             parts.append((store, index))
             hidden.append(last[index])
             self.tokens_reused += sum(len(rows[i].ids) for i in fresh) - sum(len(row.ids) for row in members)
-        if going:
-            members = [rows[i] for i in going]
+        if continued:
+            members = [rows[i] for i in continued]
             longest = max(len(row.ids) for row in members)
             store = self._gather(members, longest + (0 if fresh else extra))
-            hidden.append(self._read(members, store))
-            order += going
+            hidden.append(self._prefill(members, store))
+            order += continued
             parts.append((store, torch.arange(len(members), device=self.device)))
-        state = parts[0][0] if len(parts) == 1 and not fresh else join(parts, extra)
-        results = self._decode([rows[i] for i in order], state, torch.cat(hidden))
-        back = dict(zip(order, results, strict=True))
-        return [back[i] for i in range(len(rows))]
+        store = parts[0][0] if len(parts) == 1 and not fresh else join(parts, extra)
+        results = self._decode([rows[i] for i in order], store, torch.cat(hidden))
+        by_row = dict(zip(order, results, strict=True))
+        return [by_row[i] for i in range(len(rows))]
 
-    def _prompt(self, row: Row) -> object:
-        # The contents are compared too: a wrong key costs time, never a wrong answer.
+    def _prompt_key(self, row: Row) -> object:
+        # Contents are compared too: a wrong key costs time but never gives a wrong answer.
         return object() if row.key is None else (row.key, row.ids.tobytes(), *row.digests)
 
     def _gather(self, rows: Sequence[Row], extra: int) -> KeyValues:
-        """The pasts of rows that go on, from whichever waves they come, as one store in the order of `rows`."""
+        """Copy the pasts of rows from any number of stores into one store, in the order of `rows`."""
         stores: dict[int, tuple[KeyValues, list[int], list[int]]] = {}
         for i, row in enumerate(rows):
             if row.past is None:
-                raise ValueError("a row without a past has nothing to gather")
+                raise ValueError("the row has no past to gather")
             self.tokens_reused += row.past.position
-            _, places, members = stores.setdefault(id(row.past.store), (row.past.store, [], []))
-            places.append(row.past.row)
+            _, store_rows, members = stores.setdefault(id(row.past.store), (row.past.store, [], []))
+            store_rows.append(row.past.row)
             members.append(i)
-        parts = [(store, torch.tensor(places, device=self.device)) for store, places, _ in stores.values()]
+        parts = [(store, torch.tensor(store_rows, device=self.device)) for store, store_rows, _ in stores.values()]
         order = [i for _, _, members in stores.values() for i in members]
         if order != sorted(order):
             joined = join(parts, 0)
-            back = torch.empty(len(order), dtype=torch.int64, device=self.device)
-            back[torch.tensor(order, device=self.device)] = torch.arange(len(order), device=self.device)
-            parts = [(joined, back)]
+            parts = [(joined, torch.argsort(torch.tensor(order, device=self.device)))]
         return join(parts, extra)
 
-    def _read(self, rows: Sequence[Row], store: KeyValues) -> torch.Tensor:
-        """Read the rows' tokens behind what the store holds (padded at the right); the hidden state of each row's last token."""
+    def _prefill(self, rows: Sequence[Row], store: KeyValues) -> Float[Tensor, "rows width"]:
+        """Append the rows' tokens to the store, padded at the right; returns the hidden state of each row's last token."""
         lengths = [len(row.ids) for row in rows]
         longest = max(lengths)
         tokens = np.full((len(rows), longest), self.spec.pad, dtype=np.int64)
@@ -176,22 +178,22 @@ class Decoder:
         self.tokens_read += sum(lengths)
         size = torch.tensor(lengths, device=self.device)
         inside = torch.arange(longest, device=self.device)[None] < size[:, None]
-        before = store.used
-        store.valid[:, before : before + longest] = inside
-        # A token sees all valid columns up to its own.
-        causal = torch.ones(longest, before + longest, dtype=torch.bool, device=self.device).tril(before)
-        # A padding query must see something, or its softmax is NaN and spreads to real rows through masked sums.
-        mask = (store.valid[:, None, : before + longest] & causal) | ~inside[:, :, None]
+        start = store.used
+        store.valid[:, start : start + longest] = inside
+        # A token attends to all valid columns up to its own.
+        causal = torch.ones(longest, start + longest, dtype=torch.bool, device=self.device).tril(start)
+        # A padding query must see something: else its softmax is NaN, which spreads to other rows through masked sums.
+        mask = (store.valid[:, None, : start + longest] & causal) | ~inside[:, :, None]
         hidden = self._forward(
             torch.from_numpy(tokens).to(self.device),
             torch.from_numpy(positions).to(self.device),
             mask[:, None],
             store,
-            self._see(rows),
+            self._features(rows),
         )
         return hidden[torch.arange(len(rows), device=self.device), size - 1]
 
-    def _see(self, rows: Sequence[Row]) -> Features | None:
+    def _features(self, rows: Sequence[Row]) -> Features | None:
         views = [view for row in rows for view in row.views]
         if not views:
             return None
@@ -199,66 +201,80 @@ class Decoder:
         return concatenate(self.features.get(self.model, self.spec, views, digests))
 
     def _forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, store: KeyValues, seen: Features | None = None
-    ) -> torch.Tensor:
+        self,
+        tokens: Int[Tensor, "rows new"],
+        positions: Int[Tensor, "3 rows new"],
+        mask: Bool[Tensor, "rows 1 new columns"],
+        store: KeyValues,
+        features: Features | None = None,
+    ) -> Float[Tensor, "rows new width"]:
         hidden = hidden_states(
-            self.model, tokens, positions, seen, self.spec.image_token, attention_mask=mask, past_key_values=store, use_cache=True
+            self.model,
+            tokens,
+            positions,
+            features,
+            self.spec.image_token,
+            attention_mask=mask,
+            past_key_values=store,
+            use_cache=True,
         )
         store.used += tokens.shape[1]
         return hidden
 
-    def _decode(self, rows: Sequence[Row], store: KeyValues, hidden: torch.Tensor) -> list[tuple[Completion, Past]]:
+    def _decode(
+        self, rows: Sequence[Row], store: KeyValues, hidden: Float[Tensor, "rows width"]
+    ) -> list[tuple[Completion, Past]]:
         count = len(rows)
         limits = [row.sampling.max_tokens for row in rows]
         steps = max(limits)
-        # One seed serves a whole batch of questions: without the prompt in it, all groups would draw the same numbers.
-        draw = Draw([row.sampling for row in rows], [(*row.stream, row.origin) for row in rows], steps, self.device)
+        # A batch of questions shares a seed: without the prompt's hash all groups would draw the same numbers.
+        sampler = Sampler([row.sampling for row in rows], [(*row.stream, row.origin) for row in rows], steps, self.device)
         limit = torch.tensor(limits, device=self.device)
         position = torch.tensor([row.free for row in rows], device=self.device)
-        written = torch.full((count, steps), self.spec.stop, dtype=torch.int64, device=self.device)
+        generated = torch.full((count, steps), self.spec.stop, dtype=torch.int64, device=self.device)
         log_probs = torch.zeros(count, steps, device=self.device)
         length = torch.zeros(count, dtype=torch.int64, device=self.device)
-        # Rows still decoding, as indices into all rows; the store's rows follow the same order.
+        # Indices of the rows in the store; `going` marks the unfinished ones.
         alive = torch.arange(count, device=self.device)
-        home: list[tuple[KeyValues, int]] = [(store, i) for i in range(count)]
+        location: list[tuple[KeyValues, int]] = [(store, i) for i in range(count)]
         going = torch.ones(count, dtype=torch.bool, device=self.device)
         for step in range(steps):
-            chosen, log_prob = draw(self.model.lm_head(hidden).float() + self.banned, alive, step)
+            chosen, log_prob = sampler(self.model.lm_head(hidden).float() + self.banned, alive, step)
             open_rows = alive[going]
-            written[open_rows, step] = chosen[going]
+            generated[open_rows, step] = chosen[going]
             log_probs[open_rows, step] = log_prob[going]
             length[open_rows] = step + 1
             going &= (chosen != self.spec.stop) & (limit[alive] > step + 1)
-            left = int(going.sum())
-            if left == 0:
+            unfinished = int(going.sum())
+            if unfinished == 0:
                 break
-            if left <= SHRINK * len(alive):
-                kept = going.nonzero()[:, 0]
-                alive, chosen, going = alive[kept], chosen[kept], going[kept]
-                store = join([(store, kept)], steps - step - 1)
+            if unfinished <= COMPACT * len(alive):
+                remaining = going.nonzero()[:, 0]
+                alive, chosen, going = alive[remaining], chosen[remaining], going[remaining]
+                store = join([(store, remaining)], steps - step - 1)
                 for new_row, i in enumerate(alive.tolist()):
-                    home[i] = (store, new_row)
+                    location[i] = (store, new_row)
             store.valid[:, store.used] = going
-            now = position[alive]
+            current = position[alive]
             hidden = self._forward(
                 chosen[:, None],
-                now[None, :, None].expand(3, -1, 1),
+                current[None, :, None].expand(3, -1, 1),
                 store.valid[:, None, None, : store.used + 1],
                 store,
             )[:, 0]
-            position[alive] = now + going
+            position[alive] = current + going
         results = []
-        columns = zip(rows, written.tolist(), log_probs.tolist(), length.tolist(), position.tolist(), home, strict=True)
-        for row, tokens, values, size, free, (where, place) in columns:
+        columns = zip(rows, generated.tolist(), log_probs.tolist(), length.tolist(), position.tolist(), location, strict=True)
+        for row, tokens, values, size, free, (row_store, row_index) in columns:
             tokens, values = tokens[:size], values[:size]
             self.tokens_written += size
             completion = Completion(tokens, values, "stop" if tokens[-1] == self.spec.stop else "length")
-            results.append((completion, Past(where, place, tokens[-1], free, row.origin)))
+            results.append((completion, Past(row_store, row_index, tokens[-1], free, row.origin)))
         return results
 
 
-class Draw:
-    """Samples the next token of each row from its own settings and its own stream of random numbers."""
+class Sampler:
+    """Samples the next token of each row with its own settings and random numbers."""
 
     def __init__(self, settings: Sequence[SamplingParams], streams: Sequence[tuple[int, ...]], steps: int, device: torch.device):
         temperature = torch.tensor([s.temperature for s in settings], device=device)
@@ -268,15 +284,17 @@ class Draw:
         self.top_p = torch.tensor([s.top_p for s in settings], device=device)
         self.any_top_p = any(s.top_p < 1 for s in settings)
         self.all_greedy = all(s.temperature == 0 for s in settings)
-        # One draw per row and step, made ahead: a row's stream does not depend on its neighbours.
+        # All numbers are drawn in advance, so that a row's numbers do not depend on the other rows.
         uniform = np.zeros((len(settings), steps), dtype=np.float32)
         for i, (setting, stream) in enumerate(zip(settings, streams, strict=True)):
             if setting.temperature > 0:
                 uniform[i, : setting.max_tokens] = np.random.default_rng(stream).random(setting.max_tokens, dtype=np.float32)
         self.uniform = torch.from_numpy(uniform).to(device)
 
-    def __call__(self, logits: torch.Tensor, alive: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(tokens int64 [n], their log-probabilities [n]) from masked logits float32 [n, vocab] of the rows `alive` [n]."""
+    def __call__(
+        self, logits: Float[Tensor, "alive vocab"], alive: Int[Tensor, " alive"], step: int
+    ) -> tuple[Int[Tensor, " alive"], Float[Tensor, " alive"]]:
+        """Sample a token for each of the rows `alive` from masked logits; returns tokens and their log-probabilities."""
         greedy = self.greedy[alive]
         scaled = logits / self.temperature[alive][:, None]
         if self.any_top_p:
@@ -288,25 +306,25 @@ class Draw:
         else:
             cumulative = probabilities.cumsum(dim=-1)
             total = cumulative[:, -1:]
-            # Strictly below the total, so that the search ends on a token with a probability above 0.
+            # Strictly below the total, so that the search finds a token with a probability above 0.
             target = torch.minimum(self.uniform[alive, step][:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-            drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
-            possible = probabilities.gather(1, drawn[:, None])[:, 0] > 0
-            chosen = torch.where(greedy | ~possible, best, drawn)
+            sampled = torch.searchsorted(cumulative, target, right=True)[:, 0]
+            possible = probabilities.gather(1, sampled[:, None])[:, 0] > 0
+            chosen = torch.where(greedy | ~possible, best, sampled)
         return chosen, probabilities.gather(1, chosen[:, None])[:, 0].log()
 
 
-def nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Logits with everything outside the smallest set of probability >= top_p at -inf; rows with top_p 1 are unchanged."""
+def nucleus(logits: Float[Tensor, "rows vocab"], top_p: Float[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+    """Set logits outside the smallest set of tokens with probability >= top_p to -inf; rows with top_p 1 are unchanged."""
     ranked, index = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True)
     outside = (ranked.cumsum(dim=-1) - ranked >= top_p[:, None]) & (top_p < 1)[:, None]
     return logits.masked_fill(torch.zeros_like(outside).scatter(1, index, outside), float("-inf"))
 
 
-def join(parts: Sequence[tuple[KeyValues, torch.Tensor]], extra: int) -> KeyValues:
-    """One store with the given rows of others one behind the other, their holes closed, and room for `extra` columns.
+def join(parts: Sequence[tuple[KeyValues, Int[Tensor, " rows"]]], extra: int) -> KeyValues:
+    """Copy rows of stores into one store without padding between tokens, and with room for `extra` columns.
 
-    parts: (store, int64 rows of it). The stores are left as they are.
+    parts: (store, indices of its rows). The stores are not modified.
     """
     valid = [store.valid[rows, : store.used] for store, rows in parts]
     widest = max(int(v.sum(dim=1).max()) for v in valid)
@@ -315,9 +333,9 @@ def join(parts: Sequence[tuple[KeyValues, torch.Tensor]], extra: int) -> KeyValu
     out.used = widest
     start = 0
     for source, target in ((parts[0][0].keys, out.keys), (parts[0][0].values, out.values)):
-        for like in source:
-            _, heads, _, width = like.shape
-            target.append(like.new_zeros(count, heads, widest + extra, width))
+        for template in source:
+            _, heads, _, width = template.shape
+            target.append(template.new_zeros(count, heads, widest + extra, width))
     for (store, rows), mask in zip(parts, valid, strict=True):
         sizes = mask.sum(dim=1)
         # Valid columns first, in their order.

@@ -1,7 +1,7 @@
-"""The embedded engine: transformers in one worker thread, sessions on the event loop, waves in between.
+"""The embedded engine: batches of requests (waves) run with transformers in one worker thread.
 
-A wave starts when every open session waits, when `max_num_seqs` wait, or when the oldest has waited for `LINGER_S`. The worker
-thread touches the model and nothing else; sessions, queues and futures belong to the event loop.
+A wave starts when all open sessions are waiting, when `max_num_seqs` are waiting, or when the oldest has waited for `MAX_WAIT_S`.
+The worker thread uses only the model; sessions, queues and futures belong to the event loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pixelis import config
     from pixelis.policy.adapters import Adapter
 
-LINGER_S = 0.25
+MAX_WAIT_S = 0.25
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +44,7 @@ class _Request:
 
 
 class HfSession:
-    """One episode; see `engines.Session`."""
+    """One episode; see `dialogue.session.Session`."""
 
     def __init__(self, engine: HfEngine, prefix_key: str | None, ordinal: int):
         self.engine, self.prefix_key, self.ordinal = engine, prefix_key, ordinal
@@ -54,13 +54,13 @@ class HfSession:
         self.waiting: _Request | None = None
 
     async def generate(self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams) -> Completion:
-        """Read what is new, then write one turn; see `engines.Session.generate`."""
+        """Append the new tokens, then generate one turn; see `Session.generate`."""
         if self.closed:
             raise InfraFailure("the session is closed", code="session_closed")
         if self.waiting is not None:
-            raise BadInput("a session writes one turn at a time: await the last `generate` first")
+            raise BadInput("a session generates one turn at a time: await the last `generate` first")
         check_request(tokens, views, self.engine.spec.vocab)
-        # Sessions of one key are samples of one prompt: equal seeds must not make them equal.
+        # Sessions of one key sample the same prompt: equal seeds must not give equal turns.
         stream = (self.engine.seed, self.engine.version, sampling.seed, self.ordinal, self.turns)
         row = Row(tokens, views, sampling, self.past, self.prefix_key, tuple(s & 0xFFFFFFFFFFFFFFFF for s in stream))
         try:
@@ -70,17 +70,17 @@ class HfSession:
             raise
 
     def close(self) -> None:
-        """Forget the episode; its share of the cache is freed with the last session of the wave."""
+        """Release the episode; the cache of a wave is freed with its last session."""
         if not self.closed:
             self.closed = True
             self.past = None
-            self.engine._closed(self)
+            self.engine._on_close(self)
 
 
 class HfEngine(Sessions[HfSession]):
     """Batched generation with transformers; see `engines.Engine`.
 
-    Raises what `load_model` raises. `seed` is mixed into every session's stream of random numbers.
+    `seed` contributes to the random numbers of every session. Raises the errors of `load_model`.
     """
 
     def __init__(self, model_folder: str | Path, policy: config.PolicyConfig, engine: config.EngineConfig, seed: int = 0):
@@ -91,7 +91,7 @@ class HfEngine(Sessions[HfSession]):
         self.max_num_seqs, self.seed, self.version = engine.max_num_seqs, seed, 0
         self._decoder = Decoder(self.model, self.spec)
         self._base = BaseWeights()
-        # OpenMP keeps the number of threads per thread: it must be set in the one that computes.
+        # OpenMP's number of threads is a setting of each thread: set it in the worker.
         self._worker = ThreadPoolExecutor(1, "hf-engine", initializer=torch.set_num_threads, initargs=(engine.threads,))
         self._pending: list[_Request] = []
         self._wave: asyncio.Task[None] | None = None
@@ -99,19 +99,19 @@ class HfEngine(Sessions[HfSession]):
         self.waves = self.rows_done = self.failures = 0
         self.busy_s = 0.0
 
-    def _session(self, prefix_key: str | None, ordinal: int) -> HfSession:
+    def _new_session(self, prefix_key: str | None, ordinal: int) -> HfSession:
         return HfSession(self, prefix_key, ordinal)
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        """Switch to `version`, see `engines.Engine.load`. On BadInput the engine stays as it was."""
+        """Switch to `version`; see `engines.Engine.load`."""
         async with self._loading(adapter):
             await asyncio.get_running_loop().run_in_executor(self._worker, self._merge, adapter)
             self.version = version
 
     def _merge(self, adapter: Adapter | None) -> None:
-        touched = set(self._base) | set(adapter.tensors if adapter is not None else ())
+        changed = set(self._base) | set(adapter.tensors if adapter is not None else ())
         merge_into(self.model, self._base, adapter)
-        if any(".visual." in name for name in touched):
+        if any(".visual." in name for name in changed):
             self._decoder.features.clear()
 
     async def health(self) -> dict[str, object]:
@@ -134,11 +134,11 @@ class HfEngine(Sessions[HfSession]):
         }
 
     async def aclose(self) -> None:
-        """Fail what waits, close all sessions and stop the worker."""
-        self._shut = True
+        """Fail pending requests, close all sessions and stop the worker. Idempotent."""
+        self._shutdown = True
         pending, self._pending = self._pending, []
         for request in pending:
-            _fail(request, InfraFailure("the engine was shut down", code="engine_closed"))
+            _fail(request, InfraFailure("the engine is shut down", code="engine_closed"))
         if self._wave is not None:
             await asyncio.wait([self._wave])
         for session in list(self._sessions):
@@ -151,41 +151,41 @@ class HfEngine(Sessions[HfSession]):
         request = _Request(session, row, loop.create_future(), loop.time())
         session.waiting = request
         self._pending.append(request)
-        # Everything that becomes ready in this turn of the event loop joins before the wave is decided.
-        loop.call_soon(self._kick)
+        # Requests submitted in the same iteration of the event loop join the wave.
+        loop.call_soon(self._start_wave)
         try:
             return await request.done
         finally:
             session.waiting = None
-            if request in self._pending:  # cancelled: nobody wants it decoded
+            if request in self._pending:  # cancelled
                 self._pending.remove(request)
 
-    def _closed(self, session: HfSession) -> None:
-        super()._closed(session)
+    def _on_close(self, session: HfSession) -> None:
+        super()._on_close(session)
         if session.waiting is not None:
             if session.waiting in self._pending:
                 self._pending.remove(session.waiting)
             _fail(session.waiting, InfraFailure("the session was closed", code="session_closed"))
-        self._kick()
+        self._start_wave()
 
-    def _kick(self) -> None:
-        """Start a wave if its time has come, else make sure somebody looks again."""
-        if self._wave is not None or not self._pending or self._shut:
+    def _start_wave(self) -> None:
+        """Start a wave if it is due, else set a timer."""
+        if self._wave is not None or not self._pending or self._shutdown:
             return
         loop = asyncio.get_running_loop()
         waited = loop.time() - self._pending[0].since
-        if len(self._pending) >= min(self.max_num_seqs, len(self._sessions)) or waited >= LINGER_S:
+        if len(self._pending) >= min(self.max_num_seqs, len(self._sessions)) or waited >= MAX_WAIT_S:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
             batch, self._pending = self._pending[: self.max_num_seqs], self._pending[self.max_num_seqs :]
             self._wave = loop.create_task(self._run(batch))
         elif self._timer is None:
-            self._timer = loop.call_later(LINGER_S - waited + 1e-3, self._look_again)
+            self._timer = loop.call_later(MAX_WAIT_S - waited + 1e-3, self._on_timer)
 
-    def _look_again(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._kick()
+        self._start_wave()
 
     async def _run(self, batch: list[_Request]) -> None:
         loop = asyncio.get_running_loop()
@@ -207,23 +207,23 @@ class HfEngine(Sessions[HfSession]):
                 self.rows_done += 1
                 request.done.set_result(completion)
         self._wave = None
-        # The sessions just answered get the chance to ask again before the next wave is decided.
-        loop.call_soon(self._kick)
+        # The sessions of this wave may submit their next request before the next wave starts.
+        loop.call_soon(self._start_wave)
 
     def _compute(self, rows: list[Row]) -> list[tuple[Completion, Past] | PixelisError]:
-        """In the worker thread: every row's result or its own error."""
+        """Runs in the worker thread; returns the result or error of each row."""
         outcomes: list[tuple[Completion, Past] | PixelisError | None] = [None] * len(rows)
-        good = []
+        prepared = []
         for i, row in enumerate(rows):
             try:
                 self._decoder.prepare(row)
-                good.append(i)
+                prepared.append(i)
             except PixelisError as error:
                 outcomes[i] = error
             except Exception as error:
                 log.exception("a request could not be prepared")
                 outcomes[i] = InfraFailure(f"the request could not be prepared: {error!r}")
-        self._decode(rows, good, outcomes)
+        self._decode(rows, prepared, outcomes)
         return [o if o is not None else InfraFailure("no result") for o in outcomes]
 
     def _decode(self, rows: list[Row], members: list[int], outcomes: list[tuple[Completion, Past] | PixelisError | None]) -> None:
@@ -237,8 +237,8 @@ class HfEngine(Sessions[HfSession]):
                 log.exception("a request failed")
                 outcomes[members[0]] = InfraFailure(f"generation failed: {error!r}")
                 return
-            # Out of memory, or one bad row: halves are smaller, and in the end the culprit fails alone.
-            log.warning("a wave of %d failed (%r): trying its halves", len(members), error)
+            # Out of memory, or one bad row: smaller waves fit, and a bad row finally fails alone.
+            log.warning("a wave of %d failed (%r): retrying in halves", len(members), error)
             half = len(members) // 2
             self._decode(rows, members[:half], outcomes)
             self._decode(rows, members[half:], outcomes)

@@ -1,6 +1,6 @@
-"""What all engines share: checks of a request, and the open sessions of an engine.
+"""Request validation and session bookkeeping of all engines.
 
-Sessions are numbered by their key; new ones wait while another version is loaded.
+Sessions are numbered per key; new sessions wait while another version is loaded.
 """
 
 from __future__ import annotations
@@ -20,60 +20,60 @@ if TYPE_CHECKING:
 
 
 def check_request(tokens: Sequence[int], views: Sequence[np.ndarray], vocab: int) -> None:
-    """BadInput unless there are tokens, all of the vocabulary, and the views are pictures."""
+    """Raise BadInput unless there are tokens, all in the vocabulary, and the views are uint8 [h, w, 3]."""
     if not len(tokens):
-        raise BadInput("no new tokens: the policy would speak twice in a row")
+        raise BadInput("no new tokens: the policy would generate two turns in a row")
     if min(tokens) < 0 or max(tokens) >= vocab:
         raise BadInput(f"token {min(tokens) if min(tokens) < 0 else max(tokens)} is not in the vocabulary")
     for view in views:
         if view.ndim != 3 or view.shape[2] != 3 or view.dtype != np.uint8:
-            raise BadInput(f"a view is uint8 [h, w, 3], not {view.dtype} {list(view.shape)}")
+            raise BadInput(f"a view must be uint8 [h, w, 3], not {view.dtype} {list(view.shape)}")
 
 
-class Held(Protocol):
-    """What is known of a session here."""
+class _Keyed(Protocol):
+    """A session with a key."""
 
     prefix_key: str | None
 
 
-S = TypeVar("S", bound=Held)
+S = TypeVar("S", bound=_Keyed)
 
 
 class Sessions(ABC, Generic[S]):
-    """The open sessions of an engine. drains: whether a load waits until none is open."""
+    """The open sessions of an engine. drains: a load waits until no session is open."""
 
     def __init__(self, base_sha256: str, drains: bool):
         self.base_sha256, self.drains = base_sha256, drains
         self._sessions: set[S] = set()
-        self._keys: dict[str, list[int]] = {}  # [sessions so far, open ones]
+        self._keys: dict[str, list[int]] = {}  # [sessions so far, open sessions]
         self._may_open, self._idle, self._load_lock = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         self._may_open.set()
         self._idle.set()
-        self._shut = False
+        self._shutdown = False
 
     @abstractmethod
-    def _session(self, prefix_key: str | None, ordinal: int) -> S:
-        """A session, the ``ordinal``-th of its key."""
+    def _new_session(self, prefix_key: str | None, ordinal: int) -> S:
+        """Create the ``ordinal``-th session of its key."""
 
     def _check_alive(self) -> None:
-        """InfraFailure when the engine can serve nobody."""
-        if self._shut:
+        """Raise InfraFailure when the engine cannot serve."""
+        if self._shutdown:
             raise InfraFailure("the engine is shut down", code="engine_closed")
 
     async def open(self, prefix_key: str | None = None) -> S:
-        """A new session; waits while a `load` is pending."""
+        """Open a session; waits while a `load` is pending."""
         while not self._may_open.is_set():
             await self._may_open.wait()
         self._check_alive()
         counts = self._keys.setdefault(prefix_key, [0, 0]) if prefix_key is not None else [0, 0]
-        session = self._session(prefix_key, counts[0])
+        session = self._new_session(prefix_key, counts[0])
         counts[0] += 1
         counts[1] += 1
         self._sessions.add(session)
         self._idle.clear()
         return session
 
-    def _closed(self, session: S) -> None:
+    def _on_close(self, session: S) -> None:
         self._sessions.discard(session)
         if session.prefix_key is not None:
             counts = self._keys[session.prefix_key]
@@ -85,12 +85,14 @@ class Sessions(ABC, Generic[S]):
 
     @asynccontextmanager
     async def _loading(self, adapter: Adapter | None) -> AsyncIterator[None]:
-        """The time in which the weights may change: one load at once, and when it drains no session is open.
+        """Context in which the weights may change: one load at a time, and no open session if the engine drains.
 
         Raises BadInput for an adapter of another base model.
         """
         if adapter is not None and adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
-            raise BadInput("the adapter belongs to another base model", code="foreign_adapter", fix="use the same policy.model")
+            raise BadInput(
+                "the adapter was trained on another base model", code="foreign_adapter", fix="use the same policy.model"
+            )
         async with self._load_lock:
             self._may_open.clear()
             try:

@@ -1,7 +1,7 @@
-"""The production engine: vLLM's AsyncLLM behind the protocol of `engines`.
+"""The production engine: vLLM's AsyncLLM with the protocol of `engines`.
 
-vLLM schedules, batches and caches in a process of its own. A session keeps its whole episode and sends it with every turn; the
-prefix cache makes what was read before cheap, in the same session and in others with the same prompt.
+vLLM schedules, batches and caches in a separate process. A session stores its whole episode and sends it with every turn; the
+prefix cache avoids recomputation, also between sessions with the same prompt.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from pixelis import config
     from pixelis.policy.adapters import Adapter
 
-COOLEST, HOTTEST = 0.01, 2.0
-"""The temperatures above 0 that vLLM samples at."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
+"""Range of temperatures above 0 that vLLM supports."""
 
 _CPU_ENVIRONMENT = {
-    # One child process instead of two; several engines on one machine must not bind themselves to the same cores.
+    # One child process instead of two; several engines on one machine must not bind to the same cores.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCHDYNAMO_DISABLE": "1",
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class VllmSession:
-    """One episode; see `engines.Session`. It holds the episode's ids and pictures, vLLM the keys and values."""
+    """One episode; see `dialogue.session.Session`. Stores the episode's ids and pictures; vLLM stores the keys and values."""
 
     def __init__(self, engine: VllmEngine, prefix_key: str | None, ordinal: int):
         self.engine, self.prefix_key, self.ordinal = engine, prefix_key, ordinal
@@ -67,23 +67,25 @@ class VllmSession:
         self.task: asyncio.Task[Completion] | None = None
 
     async def generate(self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams) -> Completion:
-        """Read what is new, then write one turn; see `engines.Session.generate`.
+        """Append the new tokens, then generate one turn; see `Session.generate`.
 
-        An episode that leaves no room in the engine's context is answered at once: no tokens, `length`.
+        Returns no tokens and `length` at once if the episode fills the engine's context.
         """
         if self.closed:
             raise InfraFailure("the session is closed", code="session_closed")
         if self.task is not None:
-            raise BadInput("a session writes one turn at a time: await the last `generate` first")
+            raise BadInput("a session generates one turn at a time: await the last `generate` first")
         spec = self.engine.spec
         check_request(tokens, views, spec.vocab)
-        if sampling.temperature and not COOLEST <= sampling.temperature <= HOTTEST:
-            raise BadInput(f"vLLM samples at temperatures 0 and {COOLEST} to {HOTTEST}, not at {sampling.temperature:g}")
+        if sampling.temperature and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
+            raise BadInput(
+                f"vLLM supports temperature 0 and {MIN_TEMPERATURE} to {MAX_TEMPERATURE}, not {sampling.temperature:g}"
+            )
         self.engine.check_views(len(self.pictures), views)
         grids = [spec.grid(view.shape[0], view.shape[1]) for view in views]
         _, position = mrope_positions(np.asarray(tokens), grids, spec.image_token, spec.merge, self.position)
-        before = len(self.ids), len(self.short), len(self.pictures)
-        # One pad for each picture: vLLM puts in the others, and what it made of the prompt is compared with ours afterwards.
+        lengths = len(self.ids), len(self.short), len(self.pictures)
+        # One pad per picture: vLLM expands them, and its prompt is compared with ours afterwards.
         self.short += collapse(tokens, [spec.image_tokens(*view.shape[:2]) for view in views], spec.image_token)
         self.ids += (int(token) for token in tokens)
         self.pictures += [Image.fromarray(view) for view in views]
@@ -94,14 +96,14 @@ class VllmSession:
         try:
             completion = await self.task
         except asyncio.CancelledError:
-            self._forget(*before)
+            self._truncate(*lengths)
             current = asyncio.current_task()
             if self.closed and not (current is not None and current.cancelling()):
                 raise InfraFailure("the session was closed", code="session_closed") from None
             self.close()
             raise
         except BaseException:
-            self._forget(*before)
+            self._truncate(*lengths)
             raise
         finally:
             self.task = None
@@ -112,24 +114,24 @@ class VllmSession:
         return completion
 
     def close(self) -> None:
-        """Forget the episode; a turn being written is abandoned."""
+        """Release the episode; cancels a turn in progress. Idempotent."""
         if not self.closed:
             self.closed = True
             if self.task is not None:
                 self.task.cancel()
-            self.engine._closed(self)
+            self.engine._on_close(self)
 
-    def _forget(self, ids: int, short: int, pictures: int) -> None:
-        """Be as before the call that failed, so that it can be made again."""
+    def _truncate(self, ids: int, short: int, pictures: int) -> None:
+        """Restore the state before a failed call, so that it can be repeated."""
         del self.ids[ids:], self.short[short:], self.pictures[pictures:], self.digests[pictures:]
 
 
 class VllmEngine(Sessions[VllmSession]):
     """Generation with vLLM; see `engines.Engine`.
 
-    model_folder: a Hugging Face folder. dialogue: its pixel budgets, number of images and context are the most that the engine
-    takes. seed: mixed into every session's stream of random numbers. Raises MissingDependency without vLLM, BadInput and
-    MissingFile for a model that does not fit, InfraFailure when vLLM does not start.
+    model_folder: a Hugging Face folder. dialogue: its pixel budgets, number of images and context are the engine's limits. seed:
+    contributes to the random numbers of every session. Raises MissingDependency without vLLM, BadInput and MissingFile for an
+    unsupported model, InfraFailure if vLLM does not start.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class VllmEngine(Sessions[VllmSession]):
         seed: int = 0,
     ):
         if importlib.util.find_spec("vllm") is None:
-            raise MissingDependency("engine.name=vllm wants vLLM, which is not installed", fix="pip install 'pixelis[vllm]'")
+            raise MissingDependency("engine.name=vllm requires vLLM, which is not installed", fix="pip install 'pixelis[vllm]'")
         folder = Path(model_folder)
         self.tokenizer = load_tokenizer(folder)
         self.spec = ModelSpec.load(folder, self.tokenizer)
@@ -166,10 +168,13 @@ class VllmEngine(Sessions[VllmSession]):
             raise
 
     def _start(self, folder: Path, policy: config.PolicyConfig, engine: config.EngineConfig) -> Any:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # read when vLLM is imported
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # vLLM reads it on import
         on_gpu = torch.cuda.is_available()
-        ours = {"VLLM_NO_USAGE_STATS": "1", **({} if on_gpu else {**_CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(engine.threads)})}
-        with _environment(ours):
+        environment = {
+            "VLLM_NO_USAGE_STATS": "1",
+            **({} if on_gpu else {**_CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(engine.threads)}),
+        }
+        with _environment(environment):
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -184,7 +189,7 @@ class VllmEngine(Sessions[VllmSession]):
                 "max_model_len": self.max_context,
                 "max_num_seqs": engine.max_num_seqs,
                 "tensor_parallel_size": engine.tensor_parallel,
-                # Never Ray's own: inside an actor it would claim the GPUs that the actor holds already.
+                # Never the Ray backend: in an actor it would reserve the actor's GPUs a second time.
                 "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
                 "gpu_memory_utilization": engine.gpu_memory_utilization,
                 "kv_cache_memory_bytes": engine.kv_cache_bytes or (None if on_gpu else _CPU_CACHE_BYTES),
@@ -197,9 +202,9 @@ class VllmEngine(Sessions[VllmSession]):
                 "additional_config": {vllm_worker.BANNED: list(self.spec.banned)},
             }
             if not on_gpu:
-                # Full blocks only are reused: vLLM's 128 on CPU would be a whole small prompt.
+                # Only full blocks are reused, and vLLM's 128 tokens on CPU exceed a small prompt.
                 arguments["block_size"] = _CPU_BLOCK
-                # For a prompt that it reads in parts vLLM rewinds the random numbers, which torch cannot on CPU: the engine dies.
+                # For chunked prompts vLLM rewinds the random generator, which torch cannot do on CPU: the engine would crash.
                 arguments["enable_chunked_prefill"] = False
             if self.merges:
                 from vllm.config import WeightTransferConfig
@@ -216,29 +221,29 @@ class VllmEngine(Sessions[VllmSession]):
             except Exception as error:
                 raise InfraFailure(f"vLLM did not start: {error}", code="engine_start") from error
 
-    def _session(self, prefix_key: str | None, ordinal: int) -> VllmSession:
+    def _new_session(self, prefix_key: str | None, ordinal: int) -> VllmSession:
         return VllmSession(self, prefix_key, ordinal)
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        """Switch to `version`, see `engines.Engine.load`. On BadInput the engine stays as it was."""
+        """Switch to `version`; see `engines.Engine.load`."""
         if adapter is not None and not self.merges and (adapter.kind == "full" or "lm_head.A" in adapter.tensors):
-            raise BadInput("vLLM swaps adapters of the language model's layers only", fix="set engine.adapters=merge")
+            raise BadInput("vLLM swaps only adapters of the language model's layers", fix="set engine.adapters=merge")
         async with self._loading(adapter):
             if adapter is not None:
                 await asyncio.to_thread(self._base.updates, adapter)
             self._loads += 1
-            await self._guarded(self._merge(adapter) if self.merges else self._swap(version, adapter), "load of a version")
+            await self._guarded(self._merge(adapter) if self.merges else self._swap(version, adapter), "version load")
             self.version = version
 
     async def _swap(self, version: int, adapter: Adapter | None) -> None:
-        """Hand vLLM the adapter as a file in shared memory, under a name it has never seen, and drop the one before."""
+        """Pass vLLM the adapter as a file in shared memory under a new name, and remove the previous adapter."""
         from vllm.lora.request import LoRARequest
 
         old, new = self._lora, None
         if adapter is not None:
             folder = self._scratch.path / f"v{version}-{self._loads}"
             await asyncio.to_thread(write_peft, adapter, folder)
-            # The name is part of the prefix cache's keys: no version reads what another has computed.
+            # The name is part of the prefix cache's keys: versions do not share cached values.
             new = LoRARequest(folder.name, self._loads, str(folder))
             try:
                 await self._llm.add_lora(new)
@@ -254,9 +259,9 @@ class VllmEngine(Sessions[VllmSession]):
         await asyncio.to_thread(_remove, Path(lora.lora_path))
 
     async def _merge(self, adapter: Adapter | None) -> None:
-        """Give vLLM whole weights through its transfer phases, then forget everything computed with the old ones.
+        """Load merged weights into vLLM with its transfer phases, then clear everything computed with the old ones.
 
-        Turns that are kept over it keep what they have computed; nothing else reads that, see the salt of `_ask`.
+        Turns in progress keep their cached values, which no other turn reads (see the salt in `_request`).
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
@@ -277,31 +282,31 @@ class VllmEngine(Sessions[VllmSession]):
             await self._llm.reset_encoder_cache()
             await self._llm.resume_generation()
         except BaseException as error:
-            # Half of the old and half of the new weights: nothing may be generated with them.
-            self._broken = f"an update of the weights failed: {error!r}"
+            # The weights may be a mixture of old and new: nothing may be generated with them.
+            self._broken = f"a weight update failed: {error!r}"
             raise
         finally:
             path.unlink(missing_ok=True)
         self._merged = adapter is not None
 
-    async def _guarded(self, work: Any, what: str) -> None:
-        """Await a command to vLLM for `timeout_s` at most; its failures become InfraFailure."""
+    async def _guarded(self, command: Any, name: str) -> None:
+        """Await a command to vLLM for at most `timeout_s`; failures become InfraFailure."""
         try:
             async with asyncio.timeout(self.timeout_s):
-                await work
+                await command
         except PixelisError:
             raise
         except TimeoutError:
-            raise DeadlineExceeded(f"vLLM did not finish a {what} in {self.timeout_s:g} s") from None
+            raise DeadlineExceeded(f"vLLM did not finish a {name} in {self.timeout_s:g} s") from None
         except Exception as error:
-            raise InfraFailure(f"vLLM failed in a {what}: {error!r}", code="engine_failed") from error
+            raise InfraFailure(f"vLLM failed in a {name}: {error!r}", code="engine_failed") from error
 
     async def health(self) -> dict[str, object]:
-        """Version, load and counters; tokens_reused counts prompt tokens that came from the prefix cache."""
+        """Version, load and counters; tokens_reused counts prompt tokens from the prefix cache."""
         busy = time.perf_counter() - self._since if self._pending else 0.0
         return {
             "engine": "vllm",
-            "alive": self._dead() is None,
+            "alive": self._failure() is None,
             "version": self.version,
             "sessions": len(self._sessions),
             "pending": self._pending,
@@ -316,9 +321,9 @@ class VllmEngine(Sessions[VllmSession]):
         }
 
     async def aclose(self) -> None:
-        """Fail what waits, close all sessions and stop vLLM."""
-        if not self._shut:
-            self._shut = True
+        """Fail pending requests, close all sessions and stop vLLM. Idempotent."""
+        if not self._shutdown:
+            self._shutdown = True
             tasks = [session.task for session in self._sessions if session.task is not None]
             for session in list(self._sessions):
                 session.close()
@@ -328,18 +333,18 @@ class VllmEngine(Sessions[VllmSession]):
             await asyncio.to_thread(llm.shutdown)
             self._scratch.remove()
 
-    def check_views(self, before: int, views: Sequence[np.ndarray]) -> None:
-        """BadInput for views that vLLM would resize or refuse; `before` is the number of earlier ones."""
-        if before + len(views) > self.max_images:
-            raise BadInput(f"{before + len(views)} images in an episode: dialogue.max_images is {self.max_images}")
+    def check_views(self, images: int, views: Sequence[np.ndarray]) -> None:
+        """Raise BadInput for views that vLLM would resize or refuse; `images` is the number of earlier views."""
+        if images + len(views) > self.max_images:
+            raise BadInput(f"{images + len(views)} images in an episode: dialogue.max_images is {self.max_images}")
         for view in views:
             if view.shape[0] * view.shape[1] > max(self.max_pixels, self.spec.multiple**2):
                 raise BadInput(
-                    f"a view of {view.shape[0]} x {view.shape[1]} is above the largest budget, {self.max_pixels} pixels"
+                    f"a view of {view.shape[0]} x {view.shape[1]} exceeds the largest budget, {self.max_pixels} pixels"
                 )
 
     async def complete(self, session: VllmSession, sampling: SamplingParams) -> Completion:
-        """One turn of an episode whose prompt the session holds."""
+        """Generate one turn of the session's episode."""
         self._check_alive()
         room = self.max_context - len(session.ids)
         if room < 1:
@@ -349,19 +354,19 @@ class VllmEngine(Sessions[VllmSession]):
         self._pending += 1
         try:
             async with asyncio.timeout(self.timeout_s):
-                output = await self._ask(session, sampling, min(room, sampling.max_tokens))
+                output = await self._request(session, sampling, min(room, sampling.max_tokens))
             completion = self._read(session, output)
         except asyncio.CancelledError:
             raise
         except TimeoutError:
             self.failures += 1
-            raise DeadlineExceeded(f"a turn took longer than engine.timeout_s, {self.timeout_s:g} s") from None
+            raise DeadlineExceeded(f"a turn took longer than engine.timeout_s = {self.timeout_s:g} s") from None
         except PixelisError:
             self.failures += 1
             raise
         except Exception as error:
             self.failures += 1
-            raise self._translated(error) from error
+            raise self._convert(error) from error
         finally:
             self._pending -= 1
             if not self._pending:
@@ -373,17 +378,17 @@ class VllmEngine(Sessions[VllmSession]):
         self.tokens_read += len(session.ids) - reused
         return completion
 
-    async def _ask(self, session: VllmSession, sampling: SamplingParams, room: int) -> Any:
+    async def _request(self, session: VllmSession, sampling: SamplingParams, room: int) -> Any:
         from vllm import SamplingParams as VllmParams
         from vllm import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        # Versions must not share keys and values, but an episode that is kept over a load goes on with its own.
+        # Versions must not share keys and values; an episode that is open during a load continues with its own.
         prompt: dict[str, Any] = {"prompt_token_ids": list(session.short), "cache_salt": str(session.loads)}
         if session.pictures:
             prompt["multi_modal_data"] = {"image": list(session.pictures)}
             prompt["multi_modal_uuids"] = {"image": list(session.digests)}
-        # Sessions of one key are samples of one prompt: equal seeds must not make them equal.
+        # Sessions of one key sample the same prompt: equal seeds must not give equal turns.
         stream = (self.seed, self.version, sampling.seed, session.ordinal, session.turns, session.origin)
         settings = VllmParams(
             temperature=sampling.temperature,
@@ -408,30 +413,30 @@ class VllmEngine(Sessions[VllmSession]):
             if lora is not None and lora is not self._lora and not self._lora_turns[name]:
                 await self._drop(lora)
         if output is None or not output.finished:
-            raise InfraFailure("vLLM ended a request without an answer", code="engine_failed")
+            raise InfraFailure("vLLM ended a request without an output", code="engine_failed")
         return output
 
     def _read(self, session: VllmSession, output: Any) -> Completion:
-        """vLLM's answer as ours. Raises InfraFailure when it read another prompt than we meant, or broke the answer off."""
+        """Convert vLLM's output. Raises InfraFailure if vLLM's prompt differs from the session's, or the output is incomplete."""
         if list(output.prompt_token_ids) != session.ids:
-            raise InfraFailure("vLLM made another prompt of the episode's tokens and pictures", code="prompt_mismatch")
-        said = output.outputs[0]
-        tokens, values = [int(token) for token in said.token_ids], said.logprobs or []
-        if said.finish_reason not in ("stop", "length") or not tokens or len(values) != len(tokens):
-            message = f"{said.finish_reason!r}, {len(tokens)} tokens and {len(values)} log-probs"
+            raise InfraFailure("vLLM's prompt differs from the episode's tokens and pictures", code="prompt_mismatch")
+        generated = output.outputs[0]
+        tokens, values = [int(token) for token in generated.token_ids], generated.logprobs or []
+        if generated.finish_reason not in ("stop", "length") or not tokens or len(values) != len(tokens):
+            message = f"{generated.finish_reason!r}, {len(tokens)} tokens and {len(values)} log-probs"
             raise InfraFailure(f"vLLM ended a request with {message}", code="engine_failed")
         log_probs = [float(entry[token].logprob) for token, entry in zip(tokens, values, strict=True)]
         return Completion(tokens, log_probs, "stop" if tokens[-1] == self.spec.stop else "length")
 
-    def _translated(self, error: Exception) -> PixelisError:
+    def _convert(self, error: Exception) -> PixelisError:
         from vllm.exceptions import VLLMClientError
 
         if isinstance(error, (ValueError, TypeError, VLLMClientError)):
             return BadInput(f"vLLM refused the request: {error}")
-        return InfraFailure(f"vLLM failed: {self._dead() or repr(error)}", code="engine_failed")
+        return InfraFailure(f"vLLM failed: {self._failure() or repr(error)}", code="engine_failed")
 
-    def _dead(self) -> str | None:
-        if self._shut:
+    def _failure(self) -> str | None:
+        if self._shutdown:
             return "it was shut down"
         if self._broken is not None:
             return self._broken
@@ -439,12 +444,12 @@ class VllmEngine(Sessions[VllmSession]):
 
     def _check_alive(self) -> None:
         super()._check_alive()
-        if (reason := self._dead()) is not None:
-            raise InfraFailure(f"vLLM is gone: {reason}", code="engine_dead", fix="restart the generator")
+        if (reason := self._failure()) is not None:
+            raise InfraFailure(f"vLLM cannot serve: {reason}", code="engine_dead", fix="restart the generator")
 
 
 def collapse(tokens: Sequence[int], sizes: Sequence[int], image_token: int) -> list[int]:
-    """The tokens with each picture's run of image tokens (`sizes`, in order) shortened to one."""
+    """Replace each picture's run of image tokens (of `sizes`, in order) by one token."""
     short, place, images = [], 0, iter(sizes)
     while place < len(tokens):
         short.append(int(tokens[place]))
@@ -462,14 +467,14 @@ def _remove(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """The process environment with these values, for vLLM's child to inherit; afterwards as it was (vLLM adds to it too)."""
-    before = dict(os.environ)
+    """Set environment variables for vLLM's child processes; restores the environment afterwards, which vLLM modifies too."""
+    original = dict(os.environ)
     os.environ.update(values)
     try:
         yield
     finally:
-        for name in set(os.environ) - set(before):
+        for name in set(os.environ) - set(original):
             del os.environ[name]
-        for name, value in before.items():
+        for name, value in original.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value

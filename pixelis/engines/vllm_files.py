@@ -1,7 +1,6 @@
-"""Files between the engine and vLLM's processes: the model folder as we read it, adapters, and changed weights.
+"""Files for vLLM's processes: the model folder, adapters, and changed weights.
 
-vLLM reads the model through a folder of links in which the image processor's settings are ours: a view that `fit` made goes to
-the vision tower as it is, never resized a second time.
+vLLM reads the model from a folder of links with our image processor settings, so that views of `fit` are not resized again.
 """
 
 from __future__ import annotations
@@ -17,9 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
+from torch import Tensor
 
 from pixelis.errors import BadInput
 from pixelis.policy.lora import weight_updates
@@ -33,28 +34,28 @@ _PROCESSORS = {
     "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
     "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
 }
-_OURS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+_PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 
 
 class Scratch:
-    """A folder in shared memory (else in the temporary folder) that goes with this process.
+    """A folder in shared memory, or else in the temporary folder, for the lifetime of this process.
 
-    A lock tells folders in use from those of processes that were killed: the latter are removed here.
+    A lock marks folders in use; folders of killed processes are removed here.
     """
 
     def __init__(self) -> None:
         shared = Path("/dev/shm")
-        where = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-        for old in where.glob(f"{PREFIX}*"):
+        parent = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+        for old in parent.glob(f"{PREFIX}*"):
             _remove_if_orphan(old)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
-        # Locked before it has the name that others look for.
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        # Locked before it gets the name that other processes check.
         self._lock = os.open(self.path / "new", os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.rename(self.path / "new", self.path / "lock")
 
     def remove(self) -> None:
-        """Delete the folder; may be called twice."""
+        """Delete the folder. Idempotent."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -64,7 +65,7 @@ class Scratch:
 def _remove_if_orphan(folder: Path) -> None:
     try:
         lock = os.open(folder / "lock", os.O_RDWR)
-    except OSError:  # another user's, or being made or removed right now
+    except OSError:  # another user's, or just being created or removed
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,13 +77,13 @@ def _remove_if_orphan(folder: Path) -> None:
 
 
 def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max_pixels: int) -> Path:
-    """A folder of links to the model's files with the image processor's settings written from `spec`; returns `target`.
+    """Create a folder of links to the model's files, with image processor settings from `spec`; returns `target`.
 
-    Views with min_pixels to max_pixels pixels and sides in steps of `spec.multiple` pass vLLM's processor unchanged in size.
+    vLLM's processor does not resize views of min_pixels to max_pixels pixels whose sides are multiples of `spec.multiple`.
     """
     target.mkdir(parents=True)
     for file in folder.iterdir():
-        if file.name not in _OURS:
+        if file.name not in _PROCESSOR_FILES:
             (target / file.name).symlink_to(file.resolve())
     processor, video = _PROCESSORS[spec.family]
     settings = {
@@ -107,7 +108,7 @@ def checkpoint_files(path: str | Path) -> list[Path]:
 
 
 def checkpoint_tensors(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of a checkpoint, read as they are asked for."""
+    """Names and tensors of a checkpoint, read lazily."""
     for file in checkpoint_files(path):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (no mapping)
@@ -115,7 +116,7 @@ def checkpoint_tensors(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def parameter_name(name: str) -> str:
-    """The name that transformers gives a parameter whose name in a checkpoint is `name` (older files use shorter ones)."""
+    """The parameter name in transformers for the checkpoint's `name`; older checkpoints use shorter names."""
     if name.startswith("visual."):
         return f"model.{name}"
     if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
@@ -124,47 +125,47 @@ def parameter_name(name: str) -> str:
 
 
 class BaseFile:
-    """The base model's parameters by transformers' names: shapes at once, values when asked for."""
+    """The base model's parameters by their names in transformers; shapes are read on creation, values on demand."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
-        self.where: dict[str, tuple[Path, str]] = {}
+        self.locations: dict[str, tuple[Path, str]] = {}
         self.shapes: dict[str, torch.Tensor] = {}
         for file in checkpoint_files(folder):
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (no mapping)
-                    self.where[parameter_name(name)] = file, name
+                    self.locations[parameter_name(name)] = file, name
                     shape = tensors.get_slice(name).get_shape()
                     self.shapes[parameter_name(name)] = torch.empty(shape, device="meta")
 
-    def read(self, name: str) -> torch.Tensor:
-        """One parameter's value. Raises BadInput when the file has none of this name."""
-        if name not in self.where:
+    def read(self, name: str) -> Float[Tensor, ...]:
+        """Read one parameter. Raises BadInput for an unknown name."""
+        if name not in self.locations:
             raise BadInput(f"{self.folder} has no parameter {name}", code="foreign_model")
-        file, original = self.where[name]
+        file, original = self.locations[name]
         with safe_open(file, framework="pt") as tensors:
             return tensors.get_tensor(original)
 
-    def updates(self, adapter: Adapter) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
-        """What the adapter changes; see `lora.weight_updates`. Raises BadInput for one that does not fit or is not finite."""
+    def updates(self, adapter: Adapter) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
+        """The changes of the adapter; see `lora.weight_updates`. Raises BadInput if it does not fit or is not finite."""
         return weight_updates(self.shapes, adapter)
 
     def write_merged(self, adapter: Adapter, path: Path, dtype: torch.dtype) -> Path:
-        """Write the parameters that the adapter changes, merged in float32 and rounded once to `dtype`, by the file's names."""
+        """Write the changed parameters under the checkpoint's names, merged in float32 and rounded once to `dtype`."""
         merged: dict[str, torch.Tensor] = {}
         for name, (left, right) in self.updates(adapter).items():
             if right is not None:
                 left = self.read(name).to(dtype).float() + left @ right
-            merged[self.where[name][1]] = left.to(dtype).contiguous()
+            merged[self.locations[name][1]] = left.to(dtype).contiguous()
         path.parent.mkdir(parents=True, exist_ok=True)
         save_torch_file(merged, path)
         return path
 
 
 def write_peft(adapter: Adapter, folder: Path) -> Path:
-    """Write a LoRA adapter as peft does, its scale multiplied into B (so vLLM has nothing left to scale); returns the folder.
+    """Write a LoRA adapter in peft's format with its scale multiplied into B; returns the folder.
 
-    Layers may have ranks of their own; the largest is written as the adapter's.
+    Layers may have different ranks; the largest is written as the adapter's.
     """
     folder.mkdir(parents=True)
     arrays: dict[str, np.ndarray] = {}
@@ -172,7 +173,7 @@ def write_peft(adapter: Adapter, folder: Path) -> Path:
     for module in modules:
         stem = f"base_model.model.{module}"
         arrays[f"{stem}.lora_A.weight"] = np.ascontiguousarray(adapter.tensors[f"{module}.A"])
-        # A product is a new array: vLLM changes what it is given in place.
+        # The product is a copy: vLLM modifies its tensors in place.
         arrays[f"{stem}.lora_B.weight"] = np.ascontiguousarray(adapter.tensors[f"{module}.B"] * np.float32(adapter.scale))
     rank = max(adapter.tensors[f"{module}.A"].shape[0] for module in modules)
     settings = {

@@ -1,6 +1,6 @@
-"""What runs inside vLLM's own processes: the ban on tokens that must never be sampled, and taking up new weights from a file.
+"""Code that runs in vLLM's processes: a logits processor that bans tokens, and weight updates from files.
 
-vLLM imports this module by name (logits processor, worker extension); nothing of ours but `vllm_files` is needed there.
+vLLM imports this module by name (logits processor, worker extension). It depends only on `vllm_files`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.v1.sample.logits_processor import LogitsProcessor
@@ -19,41 +21,41 @@ from pixelis.engines.vllm_files import checkpoint_tensors
 
 TRANSFER = "pixelis_file"
 BANNED = "pixelis_banned"
-"""Key of `additional_config` with the ids that may never be sampled."""
+"""Key of `additional_config` with the banned ids."""
 
 
 class Extension:
-    """Mixed into vLLM's worker: nothing in itself, but importing its module makes the transfer below known there."""
+    """An empty worker extension: importing its module registers the transfer engine below."""
 
 
 class _Ban:
-    """Masks the banned ids of every row whatever its request asks for, so that no request can get around it."""
+    """Masks the banned ids in every row, whatever its request says."""
 
-    banned: torch.Tensor
+    banned: Int64[Tensor, " banned"]
 
-    def mask(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, vocab] with the banned columns at -inf, in place."""
+    def mask(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
+        """Set the banned columns to -inf, in place."""
         return logits.index_fill_(1, self.banned.to(logits.device), float("-inf"))
 
 
-def _banned(vllm_config: Any, device: torch.device) -> torch.Tensor:
+def _banned(vllm_config: Any, device: torch.device) -> Int64[Tensor, " banned"]:
     return torch.tensor(vllm_config.additional_config[BANNED], dtype=torch.int64, device=device)
 
 
 class Ban(_Ban, LogitsProcessor):
-    """The ban for vLLM's first model runner (the CPU's, and that of a GPU without Triton)."""
+    """The ban for vLLM's first model runner (CPU, and GPUs without Triton)."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool):
         self.banned = _banned(vllm_config, device)
 
     def is_argmax_invariant(self) -> bool:
-        """False: it decides greedy tokens too, so vLLM applies it before anything else."""
+        """False: the ban also affects greedy tokens."""
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """Nothing depends on the batch."""
+        """Does nothing: the ban does not depend on the batch."""
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def apply(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
         """See `_Ban.mask`."""
         return self.mask(logits)
 
@@ -64,28 +66,28 @@ class BanV2(_Ban, LogitsProcessorV2):
     def __init__(self, vllm_config: Any, req_states: Any):
         self.banned = _banned(vllm_config, req_states.device)
 
-    def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
+    def apply(self, logits: Float[Tensor, "rows vocab"], ctx: Any) -> Float[Tensor, "rows vocab"]:
         """See `_Ban.mask`."""
         return self.mask(logits)
 
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """Nothing to agree on before."""
+    """No initialisation data."""
 
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """base: the model's folder; changes: a safetensors file with the tensors that differ, under the same names, or None."""
+    """base: the model's folder. changes: a safetensors file with the changed tensors under the same names, or None."""
 
     base: str
     changes: str | None = None
 
 
 class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
-    """vLLM's weight transfer through files: works wherever two processes share a folder, on CPU and GPU.
+    """vLLM's weight transfer through files in a shared folder, for CPU and GPU.
 
-    Every tensor is given, changed or not: vLLM fuses layers (q, k and v) and rebuilds a layer only from all its parts.
+    Passes all tensors, because vLLM fuses layers (q, k and v) and rebuilds a layer only from all its parts.
     """
 
     init_info_cls = FileInit
@@ -95,7 +97,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
         """No connection is needed."""
 
     def start_weight_update(self) -> None:
-        """Begin vLLM's reload, layer by layer."""
+        """Begin vLLM's layerwise reload."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
@@ -107,7 +109,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        """Load the base's tensors with the changed ones in their places."""
+        """Load the base's tensors, with the changed tensors replaced."""
         self.model.load_weights(self._weights(update_info))
 
     def _weights(self, update_info: FileUpdate) -> Iterator[tuple[str, torch.Tensor]]:
@@ -116,7 +118,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
             yield name, changes.get(name, tensor)
 
     def finish_weight_update(self) -> None:
-        """End the reload; the output layer of models that share it with the embedding is packed again (on CPU it has a copy)."""
+        """End the reload. An output layer that is tied to the embedding is packed again: on CPU it is a copy."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
@@ -126,7 +128,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
                     module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there are no resources to release."""
 
 
 WeightTransferEngineFactory.register_engine(TRANSFER, FileTransfer)

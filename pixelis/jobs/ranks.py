@@ -78,7 +78,7 @@ def analyse(config: Config, folder: Path) -> RankFile:
 
 def _weight(layer: str, file: BaseFile) -> str:
     """Name of a layer's weight. A missing output layer is tied to the embedding."""
-    tied = layer == "lm_head" and "lm_head.weight" not in file.where
+    tied = layer == "lm_head" and "lm_head.weight" not in file.locations
     return "model.language_model.embed_tokens.weight" if tied else f"{layer}.weight"
 
 
