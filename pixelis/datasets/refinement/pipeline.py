@@ -40,13 +40,8 @@ class Pipeline:
 
     config: Config
     folder: Path
-<<<<<<< HEAD
     services: Services
-    tick: Tick = lambda step, done, total: None
-=======
-    tools: Tools
     report: ProgressCallback = lambda stage, finished, total: None
->>>>>>> ca9b4bc (Refinement: stages, selections and gates named after their content, in plain English)
     demonstrations: list[Demonstration] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     rows: int = 0

@@ -34,16 +34,9 @@ Score = Callable[[Question, str | None], float]
 """The score of an answer to a question, 0..1; DataFailure when it cannot be scored."""
 
 
-<<<<<<< HEAD
 def scorer(services: Services) -> Score:
-    """Scores answers by the scorer each question names."""
-
-    return lambda question, answer: checking.score(question, answer, services)
-=======
-def scorer(tools: Tools) -> Score:
     """Scores answers by the scorer that each question names."""
-    return lambda question, answer: checking.score(question, answer, tools)
->>>>>>> ca9b4bc (Refinement: stages, selections and gates named after their content, in plain English)
+    return lambda question, answer: checking.score(question, answer, services)
 
 
 def rule_violation(
