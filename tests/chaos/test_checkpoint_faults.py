@@ -22,7 +22,7 @@ from pixelis.errors import InfraFailure
 from pixelis.policy import checkpoint, train_step
 from pixelis.policy.samples import TrainSample
 
-Reached = Callable[..., None]
+RecordFigures = Callable[..., None]
 
 WRITER = """
 import builtins, io, os, signal, sys
@@ -75,7 +75,9 @@ for line in sys.stdin:
 """
 
 
-def test_f04_a_writer_killed_at_any_byte_loses_no_more_than_what_it_was_writing(tmp_path: Path, reached: Reached) -> None:
+def test_f04_a_writer_killed_at_any_byte_loses_no_more_than_what_it_was_writing(
+    tmp_path: Path, record_figures: RecordFigures
+) -> None:
     """F4: SIGKILL at 50 random bytes of a checkpoint with weights and optimizer, and around each flush and rename at its end.
 
     Goal: there is always one to load, no older than the last that was acknowledged; a torn one is never picked.
@@ -120,7 +122,7 @@ def test_f04_a_writer_killed_at_any_byte_loses_no_more_than_what_it_was_writing(
     assert kills >= 65
     left = [p.name for p in (tmp_path / "checkpoints").iterdir()]
     assert len(left) <= 2 + 3, f"what dead writers left behind is swept away: {left}"
-    reached(kills=kills, of_bytes=int(size), complete_before_the_kill=newer, acknowledged_lost=0, torn_picked=0)
+    record_figures(kills=kills, of_bytes=int(size), complete_before_the_kill=newer, acknowledged_lost=0, torn_picked=0)
 
 
 def samples(spec: object, seed: int) -> list[TrainSample]:
@@ -187,7 +189,7 @@ def held(learner: train_step.Trainer) -> tuple[dict[str, bytes], float]:
 
 
 def test_f15_a_step_that_is_not_finite_is_skipped_and_three_in_a_row_stop_the_run(
-    learner: train_step.Trainer, broken: Callable[[str | None], None], tmp_path: Path, reached: Reached
+    learner: train_step.Trainer, broken: Callable[[str | None], None], tmp_path: Path, record_figures: RecordFigures
 ) -> None:
     """F15: NaN or inf in the loss or in one number of the gradient.
 
@@ -223,4 +225,4 @@ def test_f15_a_step_that_is_not_finite_is_skipped_and_three_in_a_row_stop_the_ru
     assert checkpoint.latest(tmp_path) == kept
     assert learner.restore(kept) == {"consumed": 1}
     assert held(learner) == good
-    reached(faults=", ".join(FAULTS), skipped=4, bits_changed=0, stopped_after=3)
+    record_figures(faults=", ".join(FAULTS), skipped=4, bits_changed=0, stopped_after=3)

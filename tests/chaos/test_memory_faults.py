@@ -28,10 +28,10 @@ from pixelis.errors import BadInput, InfraFailure
 from pixelis.memory import Entry, Shard
 from pixelis.records import Feedback
 
-Reached = Callable[..., None]
+RecordFigures = Callable[..., None]
 
 
-def test_kill_9_of_a_writer_loses_nothing_acknowledged(tmp_path: Path, reached: Reached) -> None:
+def test_kill_9_of_a_writer_loses_nothing_acknowledged(tmp_path: Path, record_figures: RecordFigures) -> None:
     """Four kills at random moments between acknowledgements, the same folder each time."""
     rng, told = random.Random(5), set()
     command = [sys.executable, str(Path(__file__).with_name("chaos_memory.py"))]
@@ -64,7 +64,7 @@ def test_kill_9_of_a_writer_loses_nothing_acknowledged(tmp_path: Path, reached: 
     assert shard.pictures(names[-1]) == {"img0": PNG + bytes(500)}
     assert len(shard) == shard.stats()["vectors"] == kept
     shard.close()
-    reached(acknowledged=len(told), kept=kept)
+    record_figures(acknowledged=len(told), kept=kept)
 
 
 class Placed:
@@ -94,7 +94,7 @@ def placed(ray_cluster: None, tmp_path: Path, request: pytest.FixtureRequest) ->
     made.loop.close()
 
 
-def test_f07_searches_go_on_without_a_dead_shard_until_it_is_back(placed: Placed, reached: Reached) -> None:
+def test_f07_searches_go_on_without_a_dead_shard_until_it_is_back(placed: Placed, record_figures: RecordFigures) -> None:
     """F7: kill -9 of one of two shards, and one that hangs.
 
     Goal: partial results flagged within 200 ms, top-k over the survivors exact, the shard back within 10 s with everything
@@ -172,7 +172,7 @@ def test_f07_searches_go_on_without_a_dead_shard_until_it_is_back(placed: Placed
     assert all(partial for _, partial, _ in hung)
     assert whole() == nearest({0, 1})
     then = min(seconds for _, _, seconds in hung[1:])
-    reached(first_partial_s=times[0], hung_s=hung[0][2], then_s=then, restored_s=back)
+    record_figures(first_partial_s=times[0], hung_s=hung[0][2], then_s=then, restored_s=back)
     assert times[0] < 5, "0.2 s and what a busy machine adds"
     assert hung[0][2] < 5
     assert then < 0.15, "one that is known to be away is not waited for"
