@@ -95,26 +95,26 @@ def test_f04_a_writer_killed_at_any_byte_loses_no_more_than_what_it_was_writing(
             writer.stdin.flush()
             return writer.stdout.readline().split()
 
-        said, size = ask(0, "-")
-        assert said == "whole"
+        outcome, size = ask(0, "-")
+        assert outcome == "whole"
         chance, acknowledged, kills, newer = random.Random(4), 0, 0, 0
         places = [(chance.randrange(1, int(size) + 1), i % 5 == 4) for i in range(50)]
         places += [(int(size) + i, again) for i in range(-10, 5) for again in (False, True)]
         for attempt, (place, again) in enumerate(places):
             # Some write the newest step a second time, as a run that was stopped and goes on may do.
             step = acknowledged if again else acknowledged + 1
-            said, signal_or_size = ask(step, place)
-            kills += said == "killed" and signal_or_size == "9"
-            found = checkpoint.latest(tmp_path)
-            assert found is not None
-            assert checkpoint.step_of(found) >= acknowledged, "what was acknowledged is never lost"
-            tensors, state = checkpoint.read(found)
-            assert state["step"] == checkpoint.step_of(found)
+            outcome, signal_or_size = ask(step, place)
+            kills += outcome == "killed" and signal_or_size == "9"
+            latest = checkpoint.latest(tmp_path)
+            assert latest is not None
+            assert checkpoint.step_of(latest) >= acknowledged, "what was acknowledged is never lost"
+            tensors, state = checkpoint.read(latest)
+            assert state["step"] == checkpoint.step_of(latest)
             assert all((a == state["step"]).all() for part in tensors.values() for a in part.values())
-            newer += checkpoint.step_of(found) > acknowledged
+            newer += checkpoint.step_of(latest) > acknowledged
             if attempt % 3 == 2:
-                said, _ = ask(checkpoint.step_of(found) + 1, "-")
-                assert said == "whole"
+                outcome, _ = ask(checkpoint.step_of(latest) + 1, "-")
+                assert outcome == "whole"
                 found = checkpoint.latest(tmp_path)
                 assert found is not None
             acknowledged = checkpoint.step_of(found)
