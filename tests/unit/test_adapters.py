@@ -178,7 +178,7 @@ def test_a_missing_model_raises_an_error_with_a_fix(tmp_path: Path):
     with pytest.raises(MissingFile, match=r"set policy\.model"):
         resolve(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
-    with pytest.raises(BadConfig, match="is a llama"):
+    with pytest.raises(BadConfig, match="a model of type llama"):
         load_model(config.PolicyConfig(model=str(tmp_path)), "cpu")
     assert fingerprint(folder("qwen3_vl")) != fingerprint(folder("qwen2_5_vl"))
 
