@@ -1,4 +1,4 @@
-"""Shared fixtures: one local Ray cluster for the whole test session, and a record of the figures that fault tests measure."""
+"""Shared fixtures: one real local Ray cluster for the whole test session, and the figures that fault tests reach."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ os.environ["RAY_AUTH_TOKEN_PATH"] = os.path.join(_private, "ray-token")
 with open(os.environ["RAY_AUTH_TOKEN_PATH"], "w") as _token:
     _token.write(secrets.token_hex(32))
 
-# No deadline: a busy machine makes examples slow.
+# Examples are slow when the machine has other work, and that is no fault of what they check.
 hypothesis.settings.register_profile("pixelis", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=500)
 hypothesis.settings.load_profile(os.environ.get("PIXELIS_HYPOTHESIS", "pixelis"))
@@ -28,7 +28,7 @@ hypothesis.settings.load_profile(os.environ.get("PIXELIS_HYPOTHESIS", "pixelis")
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """A local Ray cluster with token authentication, shared by all tests of the session."""
+    """A local Ray cluster with token authentication, shared by every test that needs one."""
     import ray
 
     from pixelis.actors.cluster import connect
@@ -44,31 +44,31 @@ FIGURES: list[tuple[str, str]] = []
 
 
 @pytest.fixture
-def record_figures(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """A function that records figures of this test for the summary: ``record_figures(detection_s=0.4)``."""
+def reached(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """``reached(detection_s=0.4)`` notes figures of this test."""
 
-    def record(**figures: Any) -> None:
+    def note(**figures: Any) -> None:
         for name, value in figures.items():
             record_property(name, value)
-        text = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items())
-        FIGURES.append((request.node.name, text))
+        shown = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items())
+        FIGURES.append((request.node.name, shown))
 
-    return record
+    return note
 
 
 QUICK_S = 5.0
-"""Seconds after which a test or fixture that is not marked slow is listed in the summary, so that `make test-fast` stays fast."""
+"""A test or fixture that takes longer although it is not marked slow is named at the end, so that `make test-fast` stays fast."""
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the figures of the fault tests, and the tests that should be marked slow."""
+    """The figures of all fault tests that ran, and the tests that belong among the slow ones."""
     if FIGURES:
-        terminalreporter.section("fault tests: measured figures")
-        for name, text in FIGURES:
-            terminalreporter.write_line(f"{name}: {text}")
+        terminalreporter.section("faults: what was reached")
+        for name, shown in FIGURES:
+            terminalreporter.write_line(f"{name}: {shown}")
     phases = [report for kind in ("passed", "") for report in terminalreporter.stats.get(kind, [])]
-    slow = [report for report in phases if report.duration > QUICK_S and "slow" not in report.keywords]
-    if slow:
+    long = [report for report in phases if report.duration > QUICK_S and "slow" not in report.keywords]
+    if long:
         terminalreporter.section("not quick: mark these with pytest.mark.slow or make them faster")
-        for report in slow:
+        for report in long:
             terminalreporter.write_line(f"{report.nodeid}: {report.when} {report.duration:.1f} s")

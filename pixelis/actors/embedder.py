@@ -1,4 +1,4 @@
-"""The Embedder actor: vectors of the frozen base model for episodes (coherence, curiosity) and questions (memory)."""
+"""The Embedder actor: vectors of the frozen base model, of episodes for rewards and of questions for memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pixelis.records import Group, Question
 
 @ray.remote(max_restarts=-1, max_task_retries=2)
 class Embedder:
-    """The policy's base model without any adapter: what it says of an episode does not move while the policy learns."""
+    """The policy's base model without an adapter, so that its vectors stay the same while the policy learns."""
 
     def __init__(self, config: Config):
         import torch
@@ -34,25 +34,25 @@ class Embedder:
         return "ok"
 
     def states(self, group: Group, views: dict[str, list[np.ndarray]]) -> dict[str, list[list[float]]]:
-        """Vectors by trajectory id: one more than its policy turns; those the model cannot take are left out."""
+        """Vectors by trajectory id, one more than policy turns; trajectories that the model cannot process are left out."""
         from pixelis.policy.embed import turn_states
 
-        shown = [views[t.id] for t in group.trajectories]
-        found = turn_states(self.model, self.spec, group.trajectories, shown, self.config.learner.row_tokens)
-        return {t.id: states.tolist() for t, states in zip(group.trajectories, found, strict=True) if states is not None}
+        images = [views[t.id] for t in group.trajectories]
+        vectors = turn_states(self.model, self.spec, group.trajectories, images, self.config.learner.row_tokens)
+        return {t.id: states.tolist() for t, states in zip(group.trajectories, vectors, strict=True) if states is not None}
 
     def question_vector(self, question: Question, views: list[np.ndarray]) -> np.ndarray:
-        """The vector by which memory finds a question, float32 [hidden size]; views uint8 [h, w, 3], fitted if they are not."""
+        """Vector of a question for memory, float32 [hidden size]; views uint8 [h, w, 3] are fitted to the pixel budget."""
         return self.question_vectors([question], [views])[0]
 
     def question_vectors(self, questions: Sequence[Question], views: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
-        """Vectors of several questions with the views of each."""
+        """Vectors of several questions and their views."""
         from pixelis.memory.vectors import combine
         from pixelis.operations.pixel_budget import PixelBudget, fit
         from pixelis.policy.embed import question_vectors
 
         budget = PixelBudget(self.config.dialogue.input.min_pixels, self.config.dialogue.input.max_pixels)
-        views = [[fit(view, budget, self.spec.multiple) for view in shown] for shown in views]
+        views = [[fit(view, budget, self.spec.multiple) for view in images] for images in views]
         texts = [self.tokenizer(q.question, add_special_tokens=False)["input_ids"] for q in questions]
         weights = self.config.memory.visual, self.config.memory.text
         return [combine(*parts, weights) for parts in question_vectors(self.model, self.spec, texts, views)]

@@ -1,4 +1,4 @@
-"""The experience memory as actors: shards by the hash of the id, and the client that presents them as one memory."""
+"""The experience memory: shard actors, sharded by the hash of the id, and the client that combines them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,33 +16,32 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from pixelis import config as configuration
 from pixelis.actors.cluster import freeze_gc
-from pixelis.config import Config
+from pixelis.config import Config, MemoryConfig
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.memory import Entry, Shard
 from pixelis.memory.shard import Place, Row, experience, unknown
 from pixelis.records import Experience, Feedback, Neighbour, new_id
 
-__all__ = ["Entry", "Found", "Memory", "MemoryShard", "place_shards"]
+__all__ = ["Entry", "Memory", "MemoryShard", "SearchResult", "place_shards"]
 
 THREADS = 16
-"""Calls of a shard at once: adds that wait together share a commit."""
-PATIENCE_S = 30.0
-"""Seconds in which a call that may be repeated is repeated while its shard restarts."""
-PAUSE_S = 0.1
-SIZE_S = 1.0
-"""Age at which the known size is asked for again."""
+"""Concurrent calls of a shard; waiting adds share a commit."""
+RETRY_TIMEOUT_S = 30.0
+"""Seconds for which idempotent calls are retried while a shard restarts."""
+RETRY_PAUSE_S = 0.1
+MAX_SIZE_AGE_S = 1.0
+"""Age at which the cached size is refreshed."""
 PRUNE_S = 3600.0
 
 Near = list[tuple[str, float]]
-"""Ids and similarity, best first."""
+"""Ids and similarities, best first."""
 Ids = list[str]
 Experiences = list[Experience]
 
 
 def shard_of(id: str, shards: int) -> int:
-    """The shard that keeps an experience."""
+    """The number of the shard that stores an experience."""
     return int.from_bytes(hashlib.sha256(id.encode()).digest()[:8], "big") % shards
 
 
@@ -53,7 +52,7 @@ def folder_of(config: Config) -> Path:
 
 @ray.remote(max_restarts=-1, max_concurrency=THREADS)
 class MemoryShard:
-    """One shard in the folder ``shard-I-of-N``; after a restart it is what was acknowledged before. Each call in a thread."""
+    """One shard in the folder ``shard-I-of-N``; a restart keeps everything acknowledged. Each call runs in a thread."""
 
     def __init__(self, config: Config, number: int = 0):
         memory = config.memory
@@ -61,9 +60,9 @@ class MemoryShard:
         others = [path.name for path in folder.glob("shard-*-of-*") if not path.name.endswith(f"-of-{memory.shards}")]
         if others:
             raise BadConfig(
-                f"the memory in {folder} was kept by another number of shards ({', '.join(sorted(others))})",
-                fix="set memory.shards as it was, or export each old shard (pixelis.memory.Shard(FOLDER, Memory()).export), move "
-                "the folder away and give the files to Memory.load",
+                f"the memory in {folder} has another number of shards ({', '.join(sorted(others))})",
+                fix="restore memory.shards, or export each old shard (pixelis.memory.Shard(FOLDER, MemoryConfig()).export), "
+                "move the folder away and pass the files to Memory.load",
             )
         share = -(-memory.capacity // memory.shards)
         self.shard = Shard(folder / f"shard-{number}-of-{memory.shards}", memory, share)
@@ -90,7 +89,7 @@ class MemoryShard:
         return self.shard.search(vectors, k)
 
     def find(self, vector: np.ndarray, k: int) -> list[tuple[float, Row]]:
-        """The ``k`` nearest with their records: more than the winners of all shards need, but in one call instead of two."""
+        """The ``k`` nearest with their records; some are not among the best of all shards, but one call suffices."""
         (near,) = self.shard.search(vector[None], k)
         rows = self.shard.rows([id for id, _ in near])
         return [(similarity, row) for (_, similarity), row in zip(near, rows, strict=True) if row is not None]
@@ -132,28 +131,28 @@ class MemoryShard:
         return self.shard.export(path)
 
     def load(self, path: str, number: int, shards: int) -> int:
-        """Add those of a file that this shard keeps."""
+        """Add the experiences of a file that belong to this shard."""
         return self.shard.load(path, lambda id: shard_of(id, shards) == number)
 
     def stats(self) -> dict[str, Any]:
         return self.shard.stats()
 
     def close(self) -> None:
-        """Write what waits and let go of the folder: before the actor is ended on purpose."""
+        """Write pending data and release the folder, before the actor is ended on purpose."""
         self.shard.close()
 
 
 def place_shards(config: Config, prefix: str) -> tuple[list[str], list[ActorHandle]]:
-    """Start all shards under the names ``PREFIX-memory-I``; they are ready when ``health`` answers."""
+    """Start all shards with the names ``PREFIX-memory-I``; returns names and handles. They are ready when ``health`` answers."""
     names = [f"{prefix}-memory-{number}" for number in range(config.memory.shards)]
     kind: Any = MemoryShard
-    made = [kind.options(name=name, num_cpus=config.memory.cpus).remote(config, i) for i, name in enumerate(names)]
-    return names, made
+    actors = [kind.options(name=name, num_cpus=config.memory.cpus).remote(config, i) for i, name in enumerate(names)]
+    return names, actors
 
 
 @dataclass(slots=True)
-class Found:
-    """Neighbours, best first, under a retrieval id by which a success is told; ``partial``: some shard did not answer in time."""
+class SearchResult:
+    """Neighbours, best first; ``retrieval_id`` is for ``Memory.succeeded``; ``partial``: a shard did not answer in time."""
 
     neighbours: list[Neighbour] = field(default_factory=list)
     retrieval_id: str = ""
@@ -161,243 +160,238 @@ class Found:
 
 
 class Memory:
-    """All shards as one memory, for a coroutine of any actor or replica; ``names`` in the order of their numbers."""
+    """Asynchronous client of all shards; ``names`` of the shard actors in the order of their numbers."""
 
-    def __init__(self, names: Sequence[str], namespace: str, config: configuration.MemoryConfig):
+    def __init__(self, names: Sequence[str], namespace: str, config: MemoryConfig):
         self.names, self.namespace, self.config = list(names), namespace, config
         self._handles: dict[int, ActorHandle] = {}
         self._size: tuple[float, list[int]] = (float("-inf"), [0] * len(self.names))
         self._background: set[asyncio.Future] = set()
-        self._away: dict[int, asyncio.Future] = {}
+        self._unavailable: dict[int, asyncio.Future] = {}
         self._withdrawn: list[int] = []
 
     # --- calls --------------------------------------------------------------------------------------------------------------
 
-    def _call(self, number: int, method: str, *arguments: Any) -> Any:
+    async def _call(self, number: int, method: str, *arguments: Any) -> Any:
+        """Call a shard once. After the actor's death its name is looked up again, because a successor may have it."""
         if number not in self._handles:
             try:
                 self._handles[number] = ray.get_actor(self.names[number], self.namespace)
             except ValueError as error:
                 raise InfraFailure(
-                    f"there is no memory shard {self.names[number]}",
+                    f"no memory shard {self.names[number]}",
                     fix="start the service's memory, or set memory.enabled=false",
                 ) from error
-        return getattr(self._handles[number], method).remote(*arguments)
-
-    async def _answer(self, number: int, method: str, *arguments: Any) -> Any:
-        """What one shard answers. Of a dead one the name is looked up anew: a successor may have taken it."""
         try:
-            return await _result(self._call(number, method, *arguments))
+            return await getattr(self._handles[number], method).remote(*arguments)
+        except RayTaskError as error:
+            raise getattr(error, "cause", error) from None
         except RayActorError:
             self._handles.pop(number, None)
             raise
 
-    async def _surely(self, number: int, method: str, *arguments: Any) -> Any:
-        """A call that may be repeated, repeated until its shard answers; InfraFailure after ``PATIENCE_S``."""
-        give_up = time.monotonic() + PATIENCE_S
+    async def _retry(self, number: int, method: str, *arguments: Any) -> Any:
+        """An idempotent call, retried until the shard answers; InfraFailure after RETRY_TIMEOUT_S."""
+        deadline = time.monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
-                async with asyncio.timeout(give_up - time.monotonic()):  # wait_for may swallow a cancellation
-                    return await self._answer(number, method, *arguments)
+                async with asyncio.timeout(deadline - time.monotonic()):  # wait_for may swallow a cancellation
+                    return await self._call(number, method, *arguments)
             except (RayActorError, TimeoutError) as error:
-                if time.monotonic() + PAUSE_S > give_up:
+                if time.monotonic() + RETRY_PAUSE_S > deadline:
                     raise InfraFailure(
-                        f"memory shard {self.names[number]} did not answer for {PATIENCE_S:g} s ({type(error).__name__})",
-                        fix="look at `ray status` and at the worker logs of the Ray session",
+                        f"memory shard {self.names[number]} did not answer for {RETRY_TIMEOUT_S:g} s ({type(error).__name__})",
+                        fix="see `ray status` and the worker logs of the Ray session",
                     ) from error
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
-        return list(await asyncio.gather(*(self._surely(i, method, *arguments) for i in range(len(self.names)))))
+    async def _call_all(self, method: str, *arguments: Any) -> list[Any]:
+        return list(await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names)))))
 
-    async def _in_time(self, calls: dict[int, tuple[Any, ...]], until: float) -> dict[int, Any]:
-        """What the shards answer until then to method and arguments; one dead or late is left out. Errors of ours pass.
+    async def _call_within(self, calls: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
+        """Results by shard of calls (method, arguments) that end before ``deadline``; dead and late shards are left out.
 
-        A shard that was left out is not waited for again until it has answered: a restart must not slow every search.
+        Such a shard is not called again until it answers ``health``, so that a restart does not slow every search. Other errors
+        are raised.
         """
-        waiting: dict[asyncio.Future, int] = {}
-        for number, call in calls.items():
-            if number not in self._away:
-                waiting[asyncio.ensure_future(self._answer(number, *call))] = number
+        waiting = {asyncio.ensure_future(self._call(n, *call)): n for n, call in calls.items() if n not in self._unavailable}
         if not waiting:
             return {}
-        done, late = await asyncio.wait(waiting, timeout=max(0.0, until - time.monotonic()))
+        done, late = await asyncio.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
         for task in late:
             task.cancel()
-            self._left_out(waiting[task])
-        out = {}
+            self._mark_unavailable(waiting[task])
+        results = {}
         for task in done:
             try:
-                out[waiting[task]] = task.result()
+                results[waiting[task]] = task.result()
             except (RayError, InfraFailure):
-                self._left_out(waiting[task])
-        return out
+                self._mark_unavailable(waiting[task])
+        return results
 
-    def _left_out(self, number: int) -> None:
-        async def until_it_answers() -> None:
+    def _mark_unavailable(self, number: int) -> None:
+        async def wait_for_answer() -> None:
             try:
-                await self._surely(number, "health")
+                await self._retry(number, "health")
             except InfraFailure:
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(RETRY_PAUSE_S)
             finally:
-                self._away.pop(number, None)
+                self._unavailable.pop(number, None)
 
-        if number not in self._away:
-            self._away[number] = asyncio.ensure_future(until_it_answers())
+        if number not in self._unavailable:
+            self._unavailable[number] = asyncio.ensure_future(wait_for_answer())
 
-    def _by_shard(self, ids: Sequence[str]) -> dict[int, list[str]]:
-        out: dict[int, list[str]] = {}
+    def _group_by_shard(self, ids: Sequence[str]) -> dict[int, list[str]]:
+        groups: dict[int, list[str]] = {}
         for id in ids:
-            out.setdefault(shard_of(id, len(self.names)), []).append(id)
-        return out
+            groups.setdefault(shard_of(id, len(self.names)), []).append(id)
+        return groups
 
-    # --- adding and finding -------------------------------------------------------------------------------------------------
+    # --- adding and searching -------------------------------------------------------------------------------------------------
 
     async def add(self, entries: Sequence[Entry]) -> list[bool]:
-        """Store entries; True for each that is new. All of them are on the disk on return.
+        """Store entries durably; True for each that is new. Idempotent.
 
-        Safe to repeat. InfraFailure when a shard stays away: then those of the other shards are stored, and none is reported.
+        InfraFailure when a shard does not answer; the entries of the other shards are then stored.
         """
-        parts: dict[int, list[int]] = {}
-        for place, entry in enumerate(entries):
-            parts.setdefault(shard_of(entry.experience.id, len(self.names)), []).append(place)
-        answers = await asyncio.gather(*(self._surely(n, "add", [entries[i] for i in places]) for n, places in parts.items()))
-        out = [False] * len(entries)
-        for places, answer in zip(parts.values(), answers, strict=True):
-            for place, new in zip(places, answer, strict=True):
-                out[place] = new
-        return out
+        groups: dict[int, list[int]] = {}
+        for i, entry in enumerate(entries):
+            groups.setdefault(shard_of(entry.experience.id, len(self.names)), []).append(i)
+        answers = await asyncio.gather(*(self._retry(n, "add", [entries[i] for i in group]) for n, group in groups.items()))
+        new = [False] * len(entries)
+        for group, answer in zip(groups.values(), answers, strict=True):
+            for i, added in zip(group, answer, strict=True):
+                new[i] = added
+        return new
 
     async def nearest(self, vectors: np.ndarray, k: int) -> tuple[list[list[tuple[str, float]]], bool]:
-        """Ids and similarity of the ``k`` nearest of each of ``vectors`` [n, d] over all shards, and whether that is partial."""
-        until = time.monotonic() + self.config.timeout_s
+        """Ids and similarities of the ``k`` nearest of each of ``vectors`` [n, d] over all shards; True when partial."""
+        deadline = time.monotonic() + self.config.timeout_s
         vectors = np.ascontiguousarray(vectors, np.float32)
         numbers = range(len(self.names))
-        passed = ray.put(vectors) if vectors.nbytes > 50_000 and len(self.names) > 1 else vectors
-        answers = await self._in_time(dict.fromkeys(numbers, ("search", passed, k)), until)
+        shared = ray.put(vectors) if vectors.nbytes > 50_000 and len(self.names) > 1 else vectors
+        answers = await self._call_within(dict.fromkeys(numbers, ("search", shared, k)), deadline)
         lists = [answers[n] for n in numbers if n in answers]
-        return [merge([one[i] for one in lists], k) for i in range(len(vectors))], len(lists) < len(self.names)
+        return [merge([results[i] for results in lists], k) for i in range(len(vectors))], len(lists) < len(self.names)
 
-    async def search(self, vector: np.ndarray, k: int, track: bool = True) -> Found:
+    async def search(self, vector: np.ndarray, k: int, track: bool = True) -> SearchResult:
         """The ``k`` nearest experiences of ``vector`` [d] within ``memory.timeout_s``.
 
-        ``partial`` when a shard is away or late; the others' are then exact. ``track`` False counts no retrieval: nothing is
-        written. A neighbour's similarity is the cosine whatever ranked it, for ``manhattan`` the least that it can be.
+        The result is ``partial`` when a shard is dead or late. ``track`` False writes nothing: the retrieval is not counted. The
+        similarity of a neighbour is the cosine for each metric; for ``manhattan`` its lower bound.
         """
-        numbers, until = range(len(self.names)), time.monotonic() + self.config.timeout_s
-        answers = await self._in_time(dict.fromkeys(numbers, ("find", np.asarray(vector, np.float32), k)), until)
+        numbers, deadline = range(len(self.names)), time.monotonic() + self.config.timeout_s
+        answers = await self._call_within(dict.fromkeys(numbers, ("find", np.asarray(vector, np.float32), k)), deadline)
         near = sorted((pair for n in numbers for pair in answers.get(n, ())), key=lambda pair: -pair[0])[:k]
         neighbours = [Neighbour(experience=experience(row), similarity=self._cosine(s)) for s, row in near]
-        result = Found(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
+        result = SearchResult(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
         if track:
-            for number, ids in self._by_shard([n.experience.id for n in result.neighbours]).items():
-                self._later(number, "retrieved", result.retrieval_id, ids)
+            for number, ids in self._group_by_shard([n.experience.id for n in result.neighbours]).items():
+                self._call_in_background(number, "retrieved", result.retrieval_id, ids)
         return result
 
     def _cosine(self, similarity: float) -> float:
-        """Of vectors of length 1 at the negative distance: 1 - d^2/2 of the euclidean d, which manhattan's is never below."""
+        """Cosine of unit vectors from the negative distance d: 1 - d^2/2, exact for euclidean, a lower bound for manhattan."""
         return similarity if self.config.metric == "cosine" else max(-1.0, 1 - similarity**2 / 2)
 
-    def _later(self, number: int, method: str, *arguments: Any) -> None:
-        """A call nobody waits for: a count that a crash may lose."""
+    def _call_in_background(self, number: int, method: str, *arguments: Any) -> None:
+        """Call a shard without waiting, for a count that a crash may lose."""
 
         async def call() -> None:
             try:
-                await self._answer(number, method, *arguments)
+                await self._call(number, method, *arguments)
             except (RayActorError, InfraFailure):
                 return
 
-        self._behind(call())
+        self._run_in_background(call())
 
-    def _behind(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     async def drain(self) -> None:
-        """Wait for the counts that are on their way."""
+        """Wait for the background calls."""
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    # --- the rest -----------------------------------------------------------------------------------------------------------
+    # --- experiences -----------------------------------------------------------------------------------------------------------
 
     async def succeeded(self, retrieval_id: str, ids: Sequence[str]) -> int:
-        """Tell that these neighbours of a retrieval were of use; counted once. Returns how many were new."""
-        parts = self._by_shard(ids)
-        return sum(await asyncio.gather(*(self._surely(n, "succeeded", retrieval_id, some) for n, some in parts.items())))
+        """Count these neighbours of a retrieval as successes, once; returns the number newly counted."""
+        parts = self._group_by_shard(ids)
+        return sum(await asyncio.gather(*(self._retry(n, "succeeded", retrieval_id, part) for n, part in parts.items())))
 
     async def get(self, id: str) -> Experience | None:
-        """An experience, None when it is not (or no longer) there."""
-        (row,) = await self._surely(shard_of(id, len(self.names)), "rows", [id])
+        """The experience of this id; None when there is none."""
+        (row,) = await self._retry(shard_of(id, len(self.names)), "rows", [id])
         return experience(row) if row is not None else None
 
     async def pictures(self, id: str) -> dict[str, bytes]:
         """PNG bytes of an experience's pictures by image id."""
-        return await self._surely(shard_of(id, len(self.names)), "pictures", id)
+        return await self._retry(shard_of(id, len(self.names)), "pictures", id)
 
     async def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
-        """At most ``limit`` experiences, newest first; only those that come after ``after``, or of ``user`` (pseudonym)."""
-        found = [pair for part in await self._everywhere("list_rows", limit, after, user) for pair in part]
-        found.sort(key=lambda pair: (-pair[0], pair[1][0]))
-        return [experience(row) for _, row in found[:limit]]
+        """At most ``limit`` experiences, newest first, after the position ``after`` and of ``user`` (pseudonym), if given."""
+        rows = [pair for part in await self._call_all("list_rows", limit, after, user) for pair in part]
+        rows.sort(key=lambda pair: (-pair[0], pair[1][0]))
+        return [experience(row) for _, row in rows[:limit]]
 
     async def feedback(self, id: str, feedback: Feedback) -> Experience:
-        """Add what somebody said of an answer; BadInput ``unknown_experience``."""
-        await self._surely(shard_of(id, len(self.names)), "feedback", id, feedback)
-        now = await self.get(id)
-        if now is None:
+        """Add feedback and return the updated experience; BadInput ``unknown_experience``."""
+        await self._retry(shard_of(id, len(self.names)), "feedback", id, feedback)
+        updated = await self.get(id)
+        if updated is None:
             raise unknown(id)
-        return now
+        return updated
 
     def withdraw(self, versions: Sequence[int]) -> None:
-        """Let what these policy versions answered vote no more, and what others did vote again: in each shard once it answers."""
+        """Set the withdrawn policy versions, whose experiences do not vote, in the background on each shard once it answers."""
 
-        async def tell(number: int) -> None:
-            while self._withdrawn is wanted:
+        async def send(number: int) -> None:
+            while self._withdrawn is current:  # until a later call replaces the list
                 with contextlib.suppress(InfraFailure):
-                    return await self._surely(number, "withdraw", wanted)
-                await asyncio.sleep(PAUSE_S)  # a disk that refuses does so at once
+                    return await self._retry(number, "withdraw", current)
+                await asyncio.sleep(RETRY_PAUSE_S)  # a full disk fails at once
 
-        wanted = self._withdrawn = list(versions)
+        current = self._withdrawn = list(versions)
         for number in range(len(self.names)):
-            self._behind(tell(number))
+            self._run_in_background(send(number))
 
     async def delete(self, ids: Sequence[str]) -> int:
-        """Delete by id; returns how many there were."""
+        """Delete by id; returns the number deleted."""
         self._size = (float("-inf"), self._size[1])
-        return sum(await asyncio.gather(*(self._surely(n, "delete", some) for n, some in self._by_shard(ids).items())))
+        return sum(await asyncio.gather(*(self._retry(n, "delete", part) for n, part in self._group_by_shard(ids).items())))
 
     async def delete_user(self, user: str) -> Ids:
-        """Delete everything of a user (pseudonym) in every shard; InfraFailure when one stays away. Returns the ids."""
+        """Delete all experiences of a user (pseudonym) and return their ids; InfraFailure when a shard does not answer."""
         self._size = (float("-inf"), self._size[1])
-        return [id for part in await self._everywhere("delete_user", user) for id in part]
+        return [id for part in await self._call_all("delete_user", user) for id in part]
 
     async def prune(self, now: float) -> Ids:
-        """Delete what is older than ``memory.retention_days``; returns the ids. Shards do so by themselves, too."""
-        return [id for part in await self._everywhere("prune", now) for id in part]
+        """Delete experiences older than ``memory.retention_days`` and return their ids; shards also do so periodically."""
+        return [id for part in await self._call_all("prune", now) for id in part]
 
     async def sample(self, n: int, seed: int | None = None) -> Experiences:
-        """At most ``n`` experiences without replacement, by priority and success, over all shards as over one."""
+        """Sample at most ``n`` experiences without replacement, by priority and success, independent of sharding."""
         seeds = np.random.SeedSequence(seed).generate_state(len(self.names), np.uint64)
-        drawn = await asyncio.gather(*(self._surely(i, "draw", n, int(s)) for i, s in enumerate(seeds)))
-        first = [id for _, id in sorted(pair for part in drawn for pair in part)[:n]]
-        found = await asyncio.gather(*(self.get(id) for id in first))
-        return [one for one in found if one is not None]
+        parts = await asyncio.gather(*(self._retry(i, "draw", n, int(s)) for i, s in enumerate(seeds)))
+        ids = [id for _, id in sorted(pair for part in parts for pair in part)[:n]]
+        experiences = await asyncio.gather(*(self.get(id) for id in ids))
+        return [e for e in experiences if e is not None]
 
     async def export(self, folder: str | Path) -> int:
-        """Write ``shard-I.parquet`` files (on the shards' nodes); returns how many experiences."""
+        """Write ``shard-I.parquet`` files on the shards' nodes; returns the number of experiences."""
         paths = [str(Path(folder).absolute() / f"shard-{i}.parquet") for i in range(len(self.names))]
-        return sum(await asyncio.gather(*(self._answer(i, "export", path) for i, path in enumerate(paths))))
+        return sum(await asyncio.gather(*(self._call(i, "export", path) for i, path in enumerate(paths))))
 
     async def load(self, path: str | Path) -> int:
-        """Add what a Parquet file holds, each to its shard; returns how many were new."""
-        where, n = str(Path(path).absolute()), len(self.names)
-        return sum(await asyncio.gather(*(self._answer(i, "load", where, i, n) for i in range(n))))
+        """Add the experiences of a Parquet file; returns the number of new ones."""
+        file, n = str(Path(path).absolute()), len(self.names)
+        return sum(await asyncio.gather(*(self._call(i, "load", file, i, n) for i in range(n))))
 
     async def stats(self) -> dict[str, float]:
-        """``memory/...`` figures of all shards together, those that answer; times only where there are experiences."""
-        until = time.monotonic() + max(1.0, self.config.timeout_s)
-        answers = await self._in_time(dict.fromkeys(range(len(self.names)), ("stats",)), until)
-        parts = list(answers.values())
+        """``memory/...`` metrics of all shards that answer; times only when there are experiences."""
+        parts = list((await self._shard_stats()).values())
         size = sum(p["size"] for p in parts)
         summed = ("size", "capacity", "added", "vectors", "waiting_for_index", "retrievals", "successes", "bytes")
         times = [(p["newest"], p["oldest"]) for p in parts if p["newest"] is not None]
@@ -410,30 +404,25 @@ class Memory:
         }
 
     async def size(self) -> int:
-        """Experiences in all shards, about a second old or two; a shard that is away counts as it was."""
+        """Number of experiences, at most two seconds old; a dead shard counts with its last size."""
         age = time.monotonic() - self._size[0]
         if age == float("inf"):
             await self._count()
-        elif age > SIZE_S:
+        elif age > MAX_SIZE_AGE_S:
             self._size = (time.monotonic(), self._size[1])
-            self._behind(self._count())
+            self._run_in_background(self._count())
         return sum(self._size[1])
 
     async def _count(self) -> None:
-        until = time.monotonic() + max(1.0, self.config.timeout_s)
-        answers = await self._in_time(dict.fromkeys(range(len(self.names)), ("stats",)), until)
-        known = [answers[n]["size"] if n in answers else before for n, before in enumerate(self._size[1])]
-        self._size = (time.monotonic(), known)
+        answers = await self._shard_stats()
+        sizes = [answers[n]["size"] if n in answers else previous for n, previous in enumerate(self._size[1])]
+        self._size = (time.monotonic(), sizes)
+
+    async def _shard_stats(self) -> dict[int, dict[str, Any]]:
+        deadline = time.monotonic() + max(1.0, self.config.timeout_s)
+        return await self._call_within(dict.fromkeys(range(len(self.names)), ("stats",)), deadline)
 
 
 def merge(lists: Sequence[Near], k: int) -> Near:
     """The ``k`` best of several shards' results, best first."""
-    return sorted((pair for one in lists for pair in one), key=lambda pair: -pair[1])[:k]
-
-
-async def _result(ref: Awaitable[Any]) -> Any:
-    """What an actor answered; errors of ours as themselves."""
-    try:
-        return await ref
-    except RayTaskError as error:
-        raise getattr(error, "cause", error) from None
+    return sorted((pair for part in lists for pair in part), key=lambda pair: -pair[1])[:k]

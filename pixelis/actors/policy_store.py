@@ -1,4 +1,4 @@
-"""The PolicyStore actor: owns the policy versions, on disk and as one object that every generator reads."""
+"""The PolicyStore actor: policy versions on disk, and in the object store for all generators."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pixelis.policy.adapters import Adapter, load_adapter, save_adapter
 from pixelis.policy.checkpoint import write_json
 from pixelis.records import PolicyVersion, VersionStatus
 
-WAYS_BACK = 3
-"""Promoted versions whose weights stay."""
+ROLLBACK_VERSIONS = 3
+"""Promoted versions whose weights are kept for rollbacks."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class PolicyStore:
     """Monotone versions of the policy's weights; version 0 is the starting policy.
 
-    The weights of version 0, of the last promoted ones (there must be a way back) and of the newest ``keep`` versions stay; of
-    the others only the record does. A candidate (``promote=False``) is served by nobody until ``promote`` is called.
-    ``initial`` names a checkpoint folder whose adapter becomes version 0; without it version 0 is the bare model.
+    Weights are kept for version 0, the last ROLLBACK_VERSIONS promoted versions and the newest ``keep`` versions; records for
+    all. A candidate (``promote=False``) is not served until ``promote`` is called. ``initial`` is a checkpoint folder with the
+    adapter of version 0; without it version 0 is the bare model.
     """
 
     def __init__(self, run_dir: str, initial: str | None = None, keep: int = 8):
@@ -35,10 +35,10 @@ class PolicyStore:
         self.refs: dict[int, ray.ObjectRef | None] = {}
         index = self.folder / "versions.json"
         first = load_adapter(initial) if initial else None
-        known = [PolicyVersion.model_validate(row) for row in json.loads(index.read_text())] if index.is_file() else []
-        if known and known[0].sha256 == (first.sha256() if first is not None else ""):
-            self.versions = {record.version: record for record in known}
-        else:  # a new run, or one that started from another policy, whose versions are none of this one's
+        records = [PolicyVersion.model_validate(row) for row in json.loads(index.read_text())] if index.is_file() else []
+        if records and records[0].sha256 == (first.sha256() if first is not None else ""):
+            self.versions = {record.version: record for record in records}
+        else:  # a new run, or the records of a run with another starting policy
             self._add(first, PolicyVersion(version=0, status=VersionStatus.PROMOTED, stage="initial"))
 
     def publish(
@@ -50,9 +50,10 @@ class PolicyStore:
         promote: bool = True,
         restart: bool = False,
     ) -> int:
-        """Keep ``adapter`` and return its version number: the next one, or the one these very weights already have.
+        """Store ``adapter`` and return its version: the next number, or the existing version of equal weights.
 
-        So a retried call publishes once. ``restart`` says that the learner begins here: later versions are withdrawn.
+        A retried call therefore publishes once. With ``restart``, the learner restarts from these weights and later versions are
+        rolled back.
         """
         digest = adapter.sha256()
         for record in reversed(self.list()):
@@ -70,10 +71,10 @@ class PolicyStore:
         return record.version
 
     def _add(self, adapter: Adapter | None, record: PolicyVersion) -> None:
-        """Hold the weights and the record; what is there already stays."""
+        """Store weights and record unless they exist."""
         if adapter is not None:
             record.sha256, record.bytes = adapter.sha256(), adapter.nbytes
-            # A folder that no record knows is of another run, or of a life that ended before it wrote the record.
+            # A folder without a record was left by another run, or by a crash before the record was written.
             if record.version not in self.versions or not self._path(record.version).is_dir():
                 save_adapter(adapter, self._path(record.version))
         record.created_at = record.created_at or time.time()
@@ -87,8 +88,8 @@ class PolicyStore:
 
     def _save(self) -> None:
         promoted = [v.version for v in self.list() if v.status is VersionStatus.PROMOTED]
-        kept = {0, *promoted[-WAYS_BACK:], *sorted(self.versions)[-self.keep :]}
-        for version in set(self.versions) - kept:
+        retained = {0, *promoted[-ROLLBACK_VERSIONS:], *sorted(self.versions)[-self.keep :]}
+        for version in set(self.versions) - retained:
             self.refs.pop(version, None)
             shutil.rmtree(self._path(version), ignore_errors=True)
         write_json(self.folder / "versions.json", [v.model_dump(mode="json") for v in self.list()])
@@ -98,13 +99,13 @@ class PolicyStore:
 
     def promoted(self) -> int:
         """The newest promoted version whose weights are kept."""
-        able = (v for v in self.versions.values() if v.status is VersionStatus.PROMOTED and self._has_weights(v))
-        return max((v.version for v in able), default=0)
+        promoted = (v for v in self.versions.values() if v.status is VersionStatus.PROMOTED and self._has_weights(v))
+        return max((v.version for v in promoted), default=0)
 
     def get(self, version: int) -> list[Any]:
-        """``[ref]`` of the version's Adapter (or of None for a bare model), wrapped so that Ray passes the reference.
+        """``[ref]`` of the version's Adapter, or of None for the bare model; in a list, so that Ray passes the reference.
 
-        Raises MissingFile for a version that never was or whose weights are no longer kept.
+        Raises MissingFile for an unknown version or one without weights.
         """
         if version not in self.refs:
             record = self._record(version)
@@ -112,7 +113,7 @@ class PolicyStore:
         return [self.refs[version]]
 
     def promote(self, version: int) -> None:
-        """Make ``version`` the one to serve: what was promoted after it is withdrawn. MissingFile when its weights are gone."""
+        """Promote ``version`` and roll back all later promoted versions. MissingFile when its weights are gone."""
         record = self._record(version)
         for later in self.versions.values():
             if later.version > version and later.status is VersionStatus.PROMOTED:
@@ -121,9 +122,9 @@ class PolicyStore:
         self._save()
 
     def roll_back(self, version: int) -> int:
-        """Withdraw ``version``; returns the version that is promoted now. BadInput for version 0, to which all ways lead back."""
+        """Roll back ``version``; returns the version that is promoted now. BadInput for version 0."""
         if version == 0:
-            raise BadInput("version 0 is the starting policy and cannot be withdrawn", code="no_way_back")
+            raise BadInput("version 0 is the starting policy and cannot be rolled back", code="no_way_back")
         self._record(version, weights=False).status = VersionStatus.ROLLED_BACK
         self._save()
         return self.promoted()

@@ -1,4 +1,4 @@
-"""The Scorer actor: reward terms of whole groups."""
+"""The Scorer actor: rewards of whole groups."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from pixelis.errors import BadInput
 from pixelis.records import Group
 from pixelis.rewards.grader import Advance, Grader
 
-GROUPS_AT_ONCE = 16
-"""Groups that one actor scores beside each other: most of the time they wait for a judge or for processes of formulas."""
+CONCURRENT_GROUPS = 16
+"""Groups that one actor scores concurrently; most of the time they wait for the judge or for worker processes."""
 
 
-@ray.remote(max_restarts=-1, max_task_retries=2, max_concurrency=GROUPS_AT_ONCE)
+@ray.remote(max_restarts=-1, max_task_retries=2, max_concurrency=CONCURRENT_GROUPS)
 class Scorer:
-    """Scores complete groups, because some terms look at the whole group.
+    """Scores complete groups, because some terms depend on the whole group.
 
-    What later scores depend on (statistics, curriculum, dynamics model) is written to ``run.dir/scorers`` after every step, and
-    the groups scored since are written beside it: a restarted scorer goes on as if it had not ended.
+    The state of the rewards (statistics, curriculum, dynamics model) is written to ``run.dir/scorers`` after every step, and the
+    groups scored since to a journal beside it, so that a restarted actor continues exactly.
     """
 
     def __init__(self, config: Config, index: int = 0):
         self.config = config
         self.grader = Grader(config.rewards, config.run.dir, config.run.seed)
-        self.fresh = self.grader.state() if config.rewards.stateful else b""
-        self.stateful, self.writing = config.rewards.stateful, threading.Lock()
+        self.initial = self.grader.state() if config.rewards.stateful else b""
+        self.stateful, self.lock = config.rewards.stateful, threading.Lock()
         self.file = Path(config.run.dir) / "scorers" / f"{index}.safetensors"
         self.journal = self.file.with_suffix(".jsonl")
         if self.stateful and self.file.is_file():
-            with contextlib.suppress(BadInput):  # of other rewards: whoever begins a run sets the state
+            with contextlib.suppress(BadInput):  # the state of other rewards; a new run calls load
                 self.grader.load(self.file.read_bytes())
                 for line in self.journal.read_text(encoding="utf-8").splitlines() if self.journal.is_file() else ():
-                    with contextlib.suppress(ValueError):  # torn by the end of the process: that group is scored again
+                    with contextlib.suppress(ValueError):  # a line cut by a crash: its group is scored again
                         row = json.loads(line)
                         self.grader.observe(Group.model_validate(row["group"]), row["states"])
 
@@ -48,41 +48,41 @@ class Scorer:
         return "ok"
 
     def score(self, group: Group, step: int | None = None, states: dict[str, Sequence[Sequence[float]]] | None = None) -> Group:
-        """The group with raw terms, total reward or the cause it is unscored on each trajectory; see ``Grader.score``."""
+        """The group with terms and reward, or the cause of being unscored, on each trajectory; see ``Grader.score``."""
         scored = self.grader.score(group, step, states=states)
         if self.stateful and step is not None:
-            bare = {"trajectories": {"__all__": {"turns": {"__all__": {"tokens", "log_probs"}}}}}
-            line = json.dumps({"group": scored.model_dump(mode="json", exclude=bare), "states": states})
-            with self.writing, self.journal.open("a", encoding="utf-8") as lines:
+            exclude = {"trajectories": {"__all__": {"turns": {"__all__": {"tokens", "log_probs"}}}}}
+            line = json.dumps({"group": scored.model_dump(mode="json", exclude=exclude), "states": states})
+            with self.lock, self.journal.open("a", encoding="utf-8") as lines:
                 lines.write(line + "\n")
         return scored
 
     def advance(self, step: int) -> Advance:
-        """Training step ``step`` is over; tells the name of the boundary that it crossed, and metrics."""
-        with self.writing:
+        """End training step ``step``; see ``Grader.advance``."""
+        with self.lock:
             advance = self.grader.advance(step)
-            self._keep()
+            self._save()
         return advance
 
     def state(self) -> bytes:
-        """What later scores depend on, for a checkpoint: a safetensors file."""
+        """State of the rewards for a checkpoint, a safetensors file."""
         return self.grader.state()
 
     def load(self, state: bytes | None) -> None:
-        """Go on from the state of a checkpoint; None: from the beginning."""
-        with self.writing:
+        """Load the state of a checkpoint; None: the initial state."""
+        with self.lock:
             if self.stateful:
-                self.grader.load(state or self.fresh)
-            self._keep()
+                self.grader.load(state or self.initial)
+            self._save()
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         if self.stateful:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            aside = self.file.with_suffix(".aside")
-            aside.write_bytes(self.grader.state())
-            os.replace(aside, self.file)
+            temporary = self.file.with_suffix(".aside")
+            temporary.write_bytes(self.grader.state())
+            os.replace(temporary, self.file)
             self.journal.unlink(missing_ok=True)
 
     def counts(self) -> dict[str, int]:
-        """Causes and statuses so far, by name."""
+        """Counts of causes and statuses by name."""
         return dict(self.grader.services.counts)

@@ -16,7 +16,7 @@ from pixelis.config import Config
 
 @dataclass
 class ServingActors:
-    """What a service needs beside its generators; ``names`` by role, for whoever has to find them from elsewhere."""
+    """Actors of a service beside its generators; ``names`` are actor names by role, for other processes."""
 
     evolution: ActorHandle | None = None
     canary: ActorHandle | None = None
@@ -25,16 +25,16 @@ class ServingActors:
     names: dict[str, list[str]] = field(default_factory=dict)
 
     def all(self) -> list[ActorHandle]:
-        """Every actor placed here."""
+        """All of these actors."""
         return [a for a in (self.evolution, self.canary, self.embedder, *self.memory) if a is not None]
 
 
 @contextmanager
 def online(config: Config, actors: placement.Actors, job: str | None = None) -> Iterator[ServingActors]:
-    """Place what ``config`` asks for beside ``actors``, wait until it answers, and end exactly this on the way out.
+    """Place the actors that ``config`` requires beside ``actors``, wait until they are ready, and kill them at exit.
 
-    ``job`` makes the names; the same one gives the same names again. Read-only services learn and remember nothing, so they
-    have none of it. Raises InfraFailure for what is not ready within ``cluster.placement_timeout_s``.
+    Equal ``job`` gives equal actor names. A read-only service has no memory and no Evolution. Raises InfraFailure when an actor
+    is not ready within ``cluster.placement_timeout_s``.
     """
     from pixelis.actors.embedder import Embedder
     from pixelis.actors.evolution import Evolution
@@ -45,7 +45,7 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
     placed, prefix = ServingActors(), f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"
     engine = {"num_cpus": config.engine.cpus, "num_gpus": config.engine.gpus}
     try:
-        if remembers(config):
+        if has_memory(config):
             placed.names["memory"], placed.memory = place_shards(config, prefix)
             placed.names["embedder"] = [f"{prefix}-embedder"]
             placed.embedder = cluster.spawn(Embedder, config, name=f"{prefix}-embedder", **engine)
@@ -58,7 +58,7 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
                     Generator, config, actors.store_name, config.engine.workers, name=name, num_cpus=c.cpus, num_gpus=c.gpus
                 )
             placed.names["evolution"] = [f"{prefix}-evolution"]
-            # Names, not handles: a handle among its arguments would live in the object store and could make a restart impossible.
+            # Names, not handles: arguments with a handle live in the object store, and their loss would prevent a restart.
             evolution = (config, actors.names, actors.store_name, name, placed.names.get("memory", []))
             placed.evolution = cluster.spawn(Evolution, *evolution, name=f"{prefix}-evolution")
         roles = {
@@ -67,14 +67,14 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
             "canary generator": [placed.canary],
             "evolution": [placed.evolution],
         }
-        asked = {role: [a.health.remote() for a in handles if a is not None] for role, handles in roles.items()}
-        cluster.wait_ready(asked, config.cluster.placement_timeout_s)
+        ready = {role: [a.health.remote() for a in handles if a is not None] for role, handles in roles.items()}
+        cluster.wait_ready(ready, config.cluster.placement_timeout_s)
         yield placed
     finally:
         for actor in placed.all():
             ray.kill(actor)
 
 
-def remembers(config: Config) -> bool:
-    """Whether a service of this configuration has a memory."""
+def has_memory(config: Config) -> bool:
+    """True when a service of this configuration has a memory."""
     return config.memory.enabled and not config.serve.read_only

@@ -127,8 +127,8 @@ class AuditLog:
         disk refuses, in which case nothing was appended.
         """
         if event not in EVENTS or result not in RESULTS:
-            known = EVENTS if event not in EVENTS else RESULTS
-            raise BadInput(f"no audit event {event}/{result}", code="unknown_event", fix=f"one of {', '.join(known)}")
+            valid = EVENTS if event not in EVENTS else RESULTS
+            raise BadInput(f"no audit event {event}/{result}", code="unknown_event", fix=f"one of {', '.join(valid)}")
         with self._mutex:
             if self._file is None:
                 raise InfraFailure("the audit log is closed", code="audit_closed", fix="open it again")

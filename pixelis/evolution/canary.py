@@ -126,5 +126,5 @@ class PromotionHistory:
 
 def accuracy(scores: Scores) -> float:
     """Mean of the known scores; 0 when there is none."""
-    known = [score for score in scores.values() if score is not None]
-    return math.fsum(known) / len(known) if known else 0.0
+    scored = [score for score in scores.values() if score is not None]
+    return math.fsum(scored) / len(scored) if scored else 0.0

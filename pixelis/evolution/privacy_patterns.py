@@ -66,8 +66,8 @@ def _card(match: re.Match[str]) -> bool:
     return _ISSUERS.fullmatch(digits) is not None and luhn.is_valid(digits)
 
 
-def _digit_count(least: int, most: int = 100) -> Check:
-    return lambda match: least <= len(_digits(match["value"])) <= most
+def _digit_count(minimum: int, maximum: int = 100) -> Check:
+    return lambda match: minimum <= len(_digits(match["value"])) <= maximum
 
 
 def _ssn(match: re.Match[str]) -> bool:

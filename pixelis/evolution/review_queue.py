@@ -132,8 +132,8 @@ class ReviewQueue:
                 shape = ",".join(map(str, view.shape))
                 parts.append((task.id, "view", trajectory.id, place, _add_blob(blobs, shape, view.tobytes())))
         media = [m.model_copy(update={"uri": f"stored:{m.id}", "frames": None}) for m in question.media]
-        asked = unlabelled(question).model_copy(update={"media": media})
-        records = (record.model_dump_json() for record in (asked, verdict, _shown(task), task))
+        stored_question = unlabelled(question).model_copy(update={"media": media})
+        records = (record.model_dump_json() for record in (stored_question, verdict, _shown(task), task))
         with self._transaction():
             inserted = self.store.execute(
                 "INSERT OR IGNORE INTO reviews (id, state, created_at, experience, question, verdict, shown, task)"

@@ -136,15 +136,15 @@ def letter(text: str, options: Sequence[str] = ()) -> str | None:
     inner = (_ANSWER.findall(text) or _BOX.findall(text) or [text])[-1].strip()
     last = chr(ord("A") + len(options) - 1) if options else "Z"
 
-    def known(choice: str) -> str | None:
+    def valid(choice: str) -> str | None:
         return choice.upper() if choice.upper() <= last else None
 
-    if (leading := _LEADING.match(inner)) and (first := known(leading[1])):
+    if (leading := _LEADING.match(inner)) and (first := valid(leading[1])):
         return first
     plain = [canonical(option) for option in options]
     if canonical(inner) in plain:
         return chr(ord("A") + plain.index(canonical(inner)))
-    named = [known(a or b) for a, b in _INSIDE.findall(inner)]
+    named = [valid(a or b) for a, b in _INSIDE.findall(inner)]
     return next((choice for choice in reversed(named) if choice), None)
 
 

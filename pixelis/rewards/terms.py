@@ -90,14 +90,14 @@ class Context:
         return self.group.question
 
     @cached_property
-    def whole(self) -> list[Trajectory]:
+    def valid(self) -> list[Trajectory]:
         """Trajectories of the group statistics: those that the system did not end."""
         return [t for t in self.group.trajectories if t.stop_reason not in BROKEN]
 
     @cached_property
     def rate(self) -> float:
         """RaPR of the group."""
-        return pixel_reasoning_rate(self.whole, self.settings.curiosity.counts)
+        return pixel_reasoning_rate(self.valid, self.settings.curiosity.counts)
 
     @cached_property
     def weights(self) -> dict[str, float]:
@@ -113,20 +113,20 @@ class Context:
     @cached_property
     def lengths(self) -> dict[str, int]:
         """Number of generated characters by trajectory."""
-        return {t.id: len(completion(t)) for t in self.whole}
+        return {t.id: len(completion(t)) for t in self.valid}
 
     @cached_property
     def scores(self) -> dict[str, float | DataFailure]:
         """Score of each answer against the truths, or the failure, by trajectory."""
         if not self.truths:
-            return dict.fromkeys((t.id for t in self.whole), DataFailure("the question has no truth", code="no_truth"))
+            return dict.fromkeys((t.id for t in self.valid), DataFailure("the question has no truth", code="no_truth"))
         return self._grade(self.truths)
 
     @cached_property
     def agreement(self) -> dict[str, float | DataFailure]:
         """Score of each answer against the majority answer, or the failure; truths are not used."""
         vote, votes, first = self.settings.vote, Counter[str](), dict[str, str]()
-        for trajectory in self.whole:
+        for trajectory in self.valid:
             if trajectory.answer is not None and (key := self._vote_key(trajectory.answer)):
                 votes[key] += 1
                 first.setdefault(key, trajectory.answer)
@@ -136,10 +136,10 @@ class Context:
             cause = "no_majority"
         elif vote.tie == "abstain" and len(ranked) > 1 and ranked[0][1] == ranked[1][1]:
             cause = "tie"
-        elif ranked[0][1] < vote.min_share * len(self.whole):
+        elif ranked[0][1] < vote.min_share * len(self.valid):
             cause = "no_majority"
         if cause:
-            return dict.fromkeys((t.id for t in self.whole), DataFailure("the rollouts do not agree", code=cause))
+            return dict.fromkeys((t.id for t in self.valid), DataFailure("the rollouts do not agree", code=cause))
         return self._grade([first[ranked[0][0]]])
 
     def score(self, trajectory: Trajectory) -> float:
@@ -180,10 +180,10 @@ class Context:
                 return DataFailure(f"scorer {name} returned {value}", code="out_of_range")
             return value
 
-        answers = list(dict.fromkeys(t.answer for t in self.whole if not self.too_long(t)))
+        answers = list(dict.fromkeys(t.answer for t in self.valid if not self.too_long(t)))
         run = self.services.threads.map if name in SLOW and len(answers) > 1 else map
         scores = dict(zip(answers, run(grade, answers), strict=True))
-        return {t.id: 0.0 if self.too_long(t) else scores[t.answer] for t in self.whole}
+        return {t.id: 0.0 if self.too_long(t) else scores[t.answer] for t in self.valid}
 
 
 def _value_or_raise(value: float | DataFailure) -> float:
@@ -422,13 +422,13 @@ def _measure(
 
 def _own_rewards(context: Context) -> dict[str, dict[str, float | DataFailure]]:
     """Values of the user's own functions by name and trajectory."""
-    whole = context.whole
-    if not whole:
+    trajectories = context.valid
+    if not trajectories:
         return {}
     result = {}
     for name in context.settings.own:
-        values = context.services.own(name, whole, context.question, context.step)
-        result[name] = {t.id: value for t, value in zip(whole, values, strict=True)}
+        values = context.services.own(name, trajectories, context.question, context.step)
+        result[name] = {t.id: value for t, value in zip(trajectories, values, strict=True)}
     return result
 
 

@@ -15,7 +15,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from pixelis.actors.memory import Found, Memory
+from pixelis.actors.memory import Memory, SearchResult
 from pixelis.config import Config
 from pixelis.errors import InfraFailure, PixelisError
 from pixelis.evolution import privacy
@@ -24,7 +24,7 @@ from pixelis.serve.backends import Backends
 
 log = logging.getLogger(__name__)
 
-Search = asyncio.Task[tuple[Question, Found]]
+Search = asyncio.Task[tuple[Question, SearchResult]]
 
 
 class Lookup:
@@ -109,7 +109,9 @@ class Retrieval:
             if task is not None:
                 task.cancel()
 
-    async def _search(self, vector: asyncio.Task[np.ndarray], question: Question, k: int, store: bool) -> tuple[Question, Found]:
+    async def _search(
+        self, vector: asyncio.Task[np.ndarray], question: Question, k: int, store: bool
+    ) -> tuple[Question, SearchResult]:
         assert self.memory is not None
         text = await asyncio.to_thread(privacy.redact, question.question)
         result = await self.memory.search(await asyncio.shield(vector), k, track=self.writes and store)

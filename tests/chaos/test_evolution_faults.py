@@ -45,12 +45,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 NANO = Path(__file__).parents[2] / "configs" / "nano" / "base.yaml"
 WATCH_S = 2.0
-RecordFigures = Callable[..., None]
+Reached = Callable[..., None]
 
 
 def some_questions() -> list[Question]:
-    asked = itertools.islice(read_questions("cards:?split=train&seed=1"), 16)
-    return [question.model_copy(update={"answers": ["7"], "annotations": None, "meta": {}}) for question in asked]
+    questions = itertools.islice(read_questions("cards:?split=train&seed=1"), 16)
+    return [question.model_copy(update={"answers": ["7"], "annotations": None, "meta": {}}) for question in questions]
 
 
 def config(folder: Path, *more: str) -> Config:
@@ -62,7 +62,7 @@ def config(folder: Path, *more: str) -> Config:
 
 
 def teach_seven(settings: Config) -> Path:
-    """A checkpoint of a policy that says 7 nearly always."""
+    """A checkpoint of a policy that nearly always answers 7."""
     player = Player(settings, str(resolve(settings.policy.model)))
     samples = [played(player, Demonstration(**q.model_dump(), turns=[Step(answer="7")])) for q in some_questions()[:8]]
     trainer = Trainer(settings.policy, settings.learner.model_copy(update={"lr": 2e-3, "warmup": 0.0}), total_steps=11)
@@ -74,7 +74,7 @@ def teach_seven(settings: Config) -> Path:
 
 
 class Service:
-    """Placed actors, the real agent before them asked all the time, and the learner's side in this process."""
+    """Placed actors, the real agent under constant load, and the learner's side in this process."""
 
     def __init__(self, settings: Config, taught: Path):
         self.config = settings
@@ -132,9 +132,9 @@ class Service:
             ray.kill(actor)
 
 
-def until(what: Callable[[], Any], timeout_s: float = 120) -> None:
+def until(condition: Callable[[], Any], timeout_s: float = 120) -> None:
     give_up = time.monotonic() + timeout_s
-    while not what():
+    while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.05)
 
@@ -143,9 +143,9 @@ def until(what: Callable[[], Any], timeout_s: float = 120) -> None:
 def service(ray_cluster: None, tmp_path: Path) -> Iterator[Service]:
     # The KL guard would not let so bad an update pass to the canary; it has tests of its own.
     settings = config(tmp_path, "evolution.lr=0.03", "evolution.guard.target=1000")
-    made = Service(settings, teach_seven(settings))
-    yield made
-    made.end()
+    running = Service(settings, teach_seven(settings))
+    yield running
+    running.end()
 
 
 def learn(source: UpdateSource, trainer: Trainer) -> dict[str, float]:
@@ -158,7 +158,7 @@ def learn(source: UpdateSource, trainer: Trainer) -> dict[str, float]:
 
 
 def poison(service: Service, count: int) -> None:
-    """A reviewer who wants harm: whatever the minority said is right, says he, until ``count`` such updates are queued."""
+    """A malicious reviewer approves minority answers until ``count`` such updates are queued."""
     done: set[str] = set()
     while len(done) < count:
         for review in service.call("reviews", "waiting", 200):
@@ -169,9 +169,7 @@ def poison(service: Service, count: int) -> None:
         time.sleep(0.2)
 
 
-def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_window(
-    service: Service, record_figures: RecordFigures
-) -> None:
+def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_window(service: Service, reached: Reached) -> None:
     """F13: poisoned feedback. Goal: gate or canary refuses it, 0 requests by an unvetted version, a fall is rolled back."""
     taught = load_adapter(Path(service.config.run.dir) / "taught")
     calm = service.config.learner.model_copy(update={"warmup": 0.0})
@@ -191,8 +189,7 @@ def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_wind
     assert trainer.adapter().sha256() != taught.sha256()
     assert source.next() is not None  # the next batch starts from what is served
     assert trainer.adapter().sha256() == taught.sha256()
-    asked = len(service.answers)
-    assert asked > 10
+    assert len(service.answers) > 10
     assert {answer.group.policy_version for _, answer in service.answers} == {0}
 
     forced_at = time.monotonic()
@@ -206,7 +203,7 @@ def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_wind
     assert all(answer.verdict.answer is not None for _, answer in service.answers[count + 1 :])
     assert any(answer.group.policy_version == bad for _, answer in service.answers)
     until(lambda: service.remembered() == {(0, "pending"), (bad, "failed")})  # its answers vote no more
-    found = [(e["event"], e["actor"], e["result"]) for e in reversed(service.call("recent_audit", 200))]
+    events = [(e["event"], e["actor"], e["result"]) for e in reversed(service.call("recent_audit", 200))]
     for expected in (
         ("review", "mallory", "success"),
         ("update", "learner", "success"),
@@ -217,11 +214,11 @@ def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_wind
         ("rollback", "watch", "success"),
         ("alert", "evolution", "success"),
     ):
-        assert expected in found[: found.index(expected) + 1]
-        found = found[found.index(expected) + 1 :]
+        assert expected in events
+        events = events[events.index(expected) + 1 :]
     assert audit.verify(Path(service.config.run.dir) / audit.FOLDER).ok
     unvetted = sum(answer.group.policy_version not in (0, bad) for _, answer in service.answers)
-    record_figures(
+    reached(
         canary_accuracy=judged["accuracy"],
         served_accuracy=judged["reference_accuracy"],
         unvetted_answers=unvetted,

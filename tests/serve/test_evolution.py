@@ -103,8 +103,8 @@ def place(ray_cluster: None, tmp_path: Path) -> Iterator[Callable[..., Placed]]:
         return placed[-1]
 
     yield make
-    for one in placed:
-        one.end()
+    for actors in placed:
+        actors.end()
 
 
 @pytest.fixture(scope="module")
@@ -133,20 +133,20 @@ class Versioned(Scripted):
 
     def __init__(self, bad: tuple[int, ...]):
         super().__init__(0)
-        self.bad, self.held = bad, list[int]()
+        self.bad, self.loaded = bad, list[int]()
 
     async def load(self, version: int) -> int:
-        self.held.append(version)
+        self.loaded.append(version)
         return await super().load(version)
 
     async def history(self) -> list[int]:
-        return self.held
+        return self.loaded
 
     @ray.method(num_returns=2)
     async def rollout(self, question, group_id, n, sampling, operations=True, max_turns=None, pictures=()):  # type: ignore[no-untyped-def]
         assert question.answers is None
-        said = question.model_copy(update={"question": f"say {8 if self.version in self.bad else 7}"})
-        return await self._play(said, group_id, n, operations)
+        prompt = question.model_copy(update={"question": f"say {8 if self.version in self.bad else 7}"})
+        return await self._play(prompt, group_id, n, operations)
 
 
 def questions(folder: Path, count: int = 8) -> str:
@@ -197,7 +197,7 @@ def test_a_restarted_learner_gets_its_unfinished_batch_again(evolution: ActorHan
     assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)) == names(once)
 
 
-def test_draining_gives_what_is_left_and_then_none(evolution: ActorHandle) -> None:
+def test_draining_hands_out_the_rest_and_then_none(evolution: ActorHandle) -> None:
     submit(evolution, *"abcde")
     ray.get(evolution.drain.remote())
     assert submit(evolution, "late") == [False]
@@ -208,7 +208,7 @@ def test_draining_gives_what_is_left_and_then_none(evolution: ActorHandle) -> No
     assert ray.get(evolution.next_batch.remote(0, 1, 2), timeout=60) is None
 
 
-def test_views_outlive_who_made_them(evolution: ActorHandle) -> None:
+def test_views_outlive_their_gateway(evolution: ActorHandle) -> None:
     @ray.remote(num_cpus=0)
     class Replica:
         def send(self, to: ActorHandle, work: UpdateTask) -> None:
@@ -222,7 +222,7 @@ def test_views_outlive_who_made_them(evolution: ActorHandle) -> None:
     assert ray.get(batch.views, timeout=60) == [{"view": name} for name in "abcd"]
 
 
-def test_too_few_left_for_all_ranks_ends_the_run_for_all(evolution: ActorHandle) -> None:
+def test_too_few_tasks_for_all_ranks_end_the_run(evolution: ActorHandle) -> None:
     submit(evolution, "a")
     ray.get(evolution.drain.remote())
     assert ray.get([evolution.next_batch.remote(rank, 2, 0) for rank in range(2)], timeout=60) == [None, None]
@@ -246,7 +246,7 @@ def test_unscored_groups_are_counted_and_left_out(evolution: ActorHandle) -> Non
     assert ray.get(evolution.stats.remote())["unusable"] == 2
 
 
-def test_waiting_for_traffic_blocks_nobody_else(evolution: ActorHandle) -> None:
+def test_waiting_for_traffic_blocks_no_other_call(evolution: ActorHandle) -> None:
     waiting = evolution.next_batch.remote(0, 1, 0)
     with pytest.raises(GetTimeoutError):
         ray.get(waiting, timeout=0.3)
@@ -254,7 +254,7 @@ def test_waiting_for_traffic_blocks_nobody_else(evolution: ActorHandle) -> None:
     assert ray.get(evolution.health.remote(), timeout=60) == "ok"
 
 
-def test_what_the_canary_refuses_is_not_served_and_the_learner_goes_back(place: Callable[..., Placed], tmp_path: Path) -> None:
+def test_refused_versions_are_not_served_and_the_learner_resets(place: Callable[..., Placed], tmp_path: Path) -> None:
     serving, judging = (Versioned.remote((2, 4)) for _ in range(2))
     ray.get(serving.load.remote(40))  # of another incarnation
     canary = [f"evolution.canary.questions={questions(tmp_path)}", "evolution.canary.count=8", "evolution.canary.watch_s=1000"]
@@ -312,31 +312,31 @@ def test_what_the_canary_refuses_is_not_served_and_the_learner_goes_back(place: 
 
     assert ray.get(serving.history.remote()) == [40, 0, good, better, good, bad, good, 0], "only what was promoted, or forced"
     assert {good, bad, better} <= set(ray.get(judging.history.remote()))
-    found = [(e["event"], e["actor"]) for e in placed.call("recent_audit", 100) if e["event"] in ("promotion", "rollback")]
-    assert found[0] == ("rollback", "ann")
-    assert ("rollback", "watch") in found
+    events = [(e["event"], e["actor"]) for e in placed.call("recent_audit", 100) if e["event"] in ("promotion", "rollback")]
+    assert events[0] == ("rollback", "ann")
+    assert ("rollback", "watch") in events
     assert audit.verify(tmp_path / audit.FOLDER).ok
     for actor in (serving, judging):
         ray.kill(actor)
 
 
 def reviewable(name: str) -> tuple[UpdateTask, dict[str, list[np.ndarray]], Verdict, Question]:
-    made = task(name)
-    for trajectory in made.trajectories:
+    update = task(name)
+    for trajectory in update.trajectories:
         trajectory.images = [ImageView(id="img0", view_size=(8, 8))]
-    views = {t.id: [np.full((8, 8, 3), 9, np.uint8)] for t in made.trajectories}
+    views = {t.id: [np.full((8, 8, 3), 9, np.uint8)] for t in update.trajectories}
     verdict = Verdict(answer="7", confidence=0.75, strategy="majority", votes=[Vote(answer="7"), Vote(answer="8")])
-    return made, views, verdict, Question(id=name, question="how many?")
+    return update, views, verdict, Question(id=name, question="how many?")
 
 
-def test_an_actor_that_starts_again_knows_its_reviews_and_what_is_promoted(place: Callable[..., Placed], tmp_path: Path) -> None:
+def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(place: Callable[..., Placed], tmp_path: Path) -> None:
     placed = place("evolution.review.share=1", "evolution.batch=1")
     version = placed.publish(1.0)
     placed.call("begin", 0, {"base": 0}, 0)
     assert placed.call("candidate", version), "without a canary every candidate serves"
     for name in ("one", "two", "three", "four"):
-        made, views, verdict, question = reviewable(name)
-        assert placed.call("submit", made, [ray.put(views)], verdict, question)
+        update, views, verdict, question = reviewable(name)
+        assert placed.call("submit", update, [ray.put(views)], verdict, question)
     placed.call("pause", "ann")
     ray.kill(placed.actor, no_restart=False)
     waiting = placed.call("reviews")
@@ -393,8 +393,8 @@ def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[...
     own = ["evolution.batch=1", "evolution.per_minute=0.1", "evolution.lr=1e-3", "evolution.lr_by=confidence"]
     placed = place(*own, "evolution.review.share=1", "evolution.review.approve_after_s=0.5", store=bare_store)
     placed.call("begin", 0, {"base": 0}, 0)
-    made, views, verdict, question = reviewable("first")
-    placed.call("submit", made, [ray.put(views)], verdict, question)
+    update, views, verdict, question = reviewable("first")
+    placed.call("submit", update, [ray.put(views)], verdict, question)
     options = placed.call("next_batch", 0, 1, 0).options  # nobody came to review it
     assert placed.call("reviews", "approved")[0]["reviewer"] == "timeout"
     assert (options["lr"], options["kl_weight"], options["kl_limit"]) == pytest.approx((0.25e-3, 0.01, 0.1))

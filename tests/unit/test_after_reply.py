@@ -140,10 +140,10 @@ def test_a_neighbours_similarity_is_a_cosine_whatever_the_metric(metric: Any) ->
     vector = unit(rng.normal(size=64))
     for distance in (0.0, 0.01, 0.1, 2.0):
         other = unit(vector + distance * unit(rng.normal(size=64)))
-        told = {
+        similarity = {
             "cosine": float(vector @ other),
             "euclidean": -float(np.linalg.norm(vector - other)),
             "manhattan": -float(np.abs(vector - other).sum()),
         }[metric]
-        found, cosine = Memory(["m"], "nowhere", Settings(metric=metric))._cosine(told), float(vector @ other)
-        assert found == pytest.approx(cosine, abs=1e-5) if metric != "manhattan" else -1 <= found <= cosine + 1e-6
+        estimate, cosine = Memory(["m"], "nowhere", Settings(metric=metric))._cosine(similarity), float(vector @ other)
+        assert estimate == pytest.approx(cosine, abs=1e-5) if metric != "manhattan" else -1 <= estimate <= cosine + 1e-6

@@ -260,10 +260,10 @@ def test_files_removed_without_retention_are_reported(tmp_path):
 @pytest.mark.parametrize("length", [1, 40, -1])
 def test_a_torn_last_line_is_cut_and_recorded(tmp_path, length):
     log_of(tmp_path, 5)
-    whole = (tmp_path / "audit-00000001.jsonl").read_bytes()
-    last = whole.splitlines(keepends=True)[-1]
+    content = (tmp_path / "audit-00000001.jsonl").read_bytes()
+    last = content.splitlines(keepends=True)[-1]
     torn = last[:length]
-    (tmp_path / "audit-00000001.jsonl").write_bytes(whole[: -len(last)] + torn)
+    (tmp_path / "audit-00000001.jsonl").write_bytes(content[: -len(last)] + torn)
     assert audit.verify(tmp_path).ok
     assert audit.verify(tmp_path).torn
     log_of(tmp_path, 1)

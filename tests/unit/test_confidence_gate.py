@@ -15,7 +15,7 @@ BY_CONFIDENCE = EvolutionConfig(lr=1e-4, lr_min=1e-6, lr_by="confidence")
 
 
 @pytest.mark.parametrize("reason", sorted(CLOSED))
-def test_an_accident_never_teaches(reason: str) -> None:
+def test_accidental_verdicts_never_pass(reason: str) -> None:
     assert gate(Verdict(answer="7", confidence=1.0, strategy="majority"), EvolutionConfig(gate=0.0))
     assert not gate(Verdict(answer="7", confidence=1.0, strategy="majority", reason=reason), EvolutionConfig(gate=0.0))
 
@@ -38,12 +38,12 @@ def test_learning_rate_stays_in_bounds(confidence: float, by: str) -> None:
     assert config.lr_min <= learning_rate(confidence, config) <= config.lr
 
 
-def test_review_draws_the_share_and_decides_by_the_id() -> None:
+def test_the_reviewed_share_is_decided_by_the_id() -> None:
     config = EvolutionConfig(review={"share": 0.02})
     ids = [f"task_{i:016x}" for i in range(1000)]
-    drawn = [needs_review(id, config) for id in ids]
-    assert 10 <= sum(drawn) <= 30
-    assert drawn == [needs_review(id, config) for id in ids]
+    reviewed = [needs_review(id, config) for id in ids]
+    assert 10 <= sum(reviewed) <= 30
+    assert reviewed == [needs_review(id, config) for id in ids]
     assert not any(needs_review(id, EvolutionConfig()) for id in ids)
     assert all(needs_review(id, EvolutionConfig(review={"share": 1.0})) for id in ids)
 

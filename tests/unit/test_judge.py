@@ -45,8 +45,8 @@ def judge(server, monkeypatch):
         return opened[-1]
 
     yield build
-    for one in opened:
-        one.close()
+    for client in opened:
+        client.close()
 
 
 def code_of(judge: Judge, answer: str = "crimson") -> str:
@@ -144,8 +144,8 @@ def test_a_stalling_judge_times_out(server, judge):
 def test_no_redirect_is_followed_and_no_key_is_sent_without_one(server, judge, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "not for this server")
     elsewhere = ChatServer(verdict(1))
-    one = judge((307, {"Location": f"{elsewhere.url}/chat/completions"}), tries=1, api_key_env="")
-    assert code_of(one) == "judge_refused"
+    client = judge((307, {"Location": f"{elsewhere.url}/chat/completions"}), tries=1, api_key_env="")
+    assert code_of(client) == "judge_refused"
     elsewhere.close()
     assert elsewhere.requests == []
     assert "authorization" not in {name.lower() for name in server.headers[0]}
@@ -169,9 +169,9 @@ def test_verdicts_are_cached_in_memory_and_on_disk(server, judge, tmp_path):
 
 
 def test_a_failure_is_not_cached(server, judge):
-    one = judge("nonsense", verdict(1), tries=1)
-    assert code_of(one) == "judge_garbage"
-    assert one.score("Which colour?", ["red"], "crimson") == 1.0
+    client = judge("nonsense", verdict(1), tries=1)
+    assert code_of(client) == "judge_garbage"
+    assert client.score("Which colour?", ["red"], "crimson") == 1.0
 
 
 def test_a_group_is_judged_by_rule_first_and_each_answer_once(server, monkeypatch):

@@ -86,11 +86,11 @@ def test_a_stored_review_reads_back(tmp_path: Path) -> None:
 def test_shared_views_are_stored_once(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "review.db")
     put(queue, 0)
-    one = queue.stats()["picture_bytes"]
-    assert one < 2 * 30 * 40 * 3
+    size = queue.stats()["picture_bytes"]
+    assert size < 2 * 30 * 40 * 3
     task, verdict = update(1)
     queue.put(task, verdict, QUESTION, {"img0": PNG}, views(task, 0))
-    assert queue.stats()["picture_bytes"] == one
+    assert queue.stats()["picture_bytes"] == size
 
 
 @pytest.mark.parametrize(

@@ -106,12 +106,14 @@ def test_mini_o3():
     assert rewards("mini-o3-default", *episodes, BARE) == pytest.approx([2.0, 1.9, 1.0, 0.0, 1.0])
 
 
-def test_mini_o3_leaves_out_what_a_limit_cut_off():
+def test_mini_o3_leaves_out_episodes_over_a_limit():
     over = said(None, "ok", last=T + CALL).model_copy(update={"stop_reason": StopReason.OVER_TURN})
     settings = config.load(None, ["rewards.preset=mini-o3", "rft.algorithm=mini_o3"])
     assert "over_turn" in settings.rft.advantage.exclude
-    kept = [t for t in (RIGHT, WRONG, over) if t.stop_reason.value not in settings.rft.advantage.exclude]
-    assert batch_advantages([rewards("mini-o3", *kept)], settings.rft.advantage)[0] == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    included = [t for t in (RIGHT, WRONG, over) if t.stop_reason.value not in settings.rft.advantage.exclude]
+    assert batch_advantages([rewards("mini-o3", *included)], settings.rft.advantage)[0] == pytest.approx(
+        [0.7071, -0.7071], abs=1e-4
+    )
 
 
 def test_deepeyes_paper():
@@ -155,10 +157,10 @@ def test_pixelis_arms_add_penalties_to_raw_terms_until_statistics_are_known():
     episodes = [sensible, WRONG, said("7", "ok", "ok"), said(None)]
     # zoom -> zoom repeated: mean of -0.5 and -0.3; no answer costs 0.1
     for preset, coherence in (("pixelis-base", 0.0), ("pixelis-coherence", 0.1)):
-        wanted = [1 + coherence * 0.2, 0.0, 1 - coherence * 0.4, -0.1]
-        assert rewards(preset, *episodes) == pytest.approx(wanted)
+        expected = [1 + coherence * 0.2, 0.0, 1 - coherence * 0.4, -0.1]
+        assert rewards(preset, *episodes) == pytest.approx(expected)
     for preset in ("pixelis-curiosity", "pixelis-full"):
-        assert rewards(preset, *episodes) == [None] * 4  # no embedder has given states
+        assert rewards(preset, *episodes) == [None] * 4  # no embedder provides states
 
 
 # -- how a preset is resolved ---------------------------------------------------------------------------------------
@@ -203,7 +205,7 @@ def test_without_a_preset_nothing_changes():
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("rewards.preset=pr-papr", "did you mean `pr-paper`"),
         ("rewards.preset=zzz", "one of pr-paper"),
@@ -214,10 +216,10 @@ def test_without_a_preset_nothing_changes():
         ("rewards.weights.acuracy=1", "did you mean `rewards.weights.accuracy`"),
     ],
 )
-def test_mistakes_are_named(override, told):
+def test_mistakes_are_named(override, message):
     with pytest.raises(BadConfig) as caught:
         config.load(None, [override])
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_running_state_lives_in_one_scorer():

@@ -1,4 +1,4 @@
-"""What scoring remembers: running statistics, the curriculum, the dynamics model, and the grader that holds them."""
+"""State of scoring: running statistics, curriculum, dynamics model, and the grader that holds them."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ QUICK = {"kind": "trigger", "window": 10, "check_every": 10, "min_samples": 100}
 
 
 def run(curriculum: Curriculum, steps: range, success: float, coherence: float = 0.0, samples: int = 16) -> list[tuple[int, str]]:
-    found = [(step, curriculum.advance(step, success, coherence, samples)) for step in steps]
-    return [(step, name) for step, name in found if name]
+    boundaries = [(step, curriculum.advance(step, success, coherence, samples)) for step in steps]
+    return [(step, name) for step, name in boundaries if name]
 
 
 def test_phases_follow_success_and_then_a_flat_coherence():
@@ -87,7 +87,7 @@ def test_phases_follow_success_and_then_a_flat_coherence():
     assert run(curriculum, range(50), 0.7) == []
     assert run(curriculum, range(50, 70), 0.9) == [(59, "base")]
     assert curriculum.mixture == {"accuracy": 1, "curiosity_dynamics": 0, "coherence": 0.1}
-    # The look after 70 steps saw no coherence yet, so the slope over five looks is flat from 120 on: for the fifth time at 160.
+    # The check after 70 steps saw no coherence yet, so the slope over five checks is flat from 120 on: for the fifth time at 160.
     assert run(curriculum, range(70, 200), 0.9, 0.5) == [(159, "coherence")]
     assert curriculum.mixture == {"accuracy": 1, "curiosity_dynamics": 0.05, "coherence": 0.1}
     assert run(curriculum, range(200, 400), 1.0, 1.0) == []
@@ -99,8 +99,8 @@ def test_a_rising_coherence_keeps_its_phase_until_both_are_good():
     curriculum = Curriculum(config.CurriculumConfig(**QUICK))
     run(curriculum, range(10), 0.9)
     assert curriculum.phase == 1
-    for look in range(12):
-        assert run(curriculum, range(10 + 10 * look, 20 + 10 * look), 0.9, 0.05 * look) == []
+    for check in range(12):
+        assert run(curriculum, range(10 + 10 * check, 20 + 10 * check), 0.9, 0.05 * check) == []
     assert run(curriculum, range(130, 140), 0.9, 0.9) == [(139, "coherence")]
 
 
@@ -114,17 +114,17 @@ def test_a_phase_ends_by_step_and_never_before_enough_samples():
 
 def test_the_schedule_by_step_has_its_weights_at_its_steps():
     curriculum = Curriculum(config.CurriculumConfig(kind="steps"))
-    seen = {}
+    weights = {}
     for step in range(10_001):
-        seen[step] = tuple(curriculum.mixture.values())
+        weights[step] = tuple(curriculum.mixture.values())
         curriculum.advance(step, None, None, 0)
-    assert (seen[0], seen[4999]) == ((1, 0, 0), (1, 0, 0))
-    assert (seen[5000], seen[9999]) == ((0.7, 0.2, 0.1), (0.7, 0.2, 0.1))
-    assert seen[10_000] == (0.5, 0.3, 0.2)
+    assert (weights[0], weights[4999]) == ((1, 0, 0), (1, 0, 0))
+    assert (weights[5000], weights[9999]) == ((0.7, 0.2, 0.1), (0.7, 0.2, 0.1))
+    assert weights[10_000] == (0.5, 0.3, 0.2)
     assert curriculum.history == [(5000, "base"), (10_000, "coherence")]
 
 
-def test_a_step_counts_once_and_a_boundary_can_be_taken_back():
+def test_a_step_counts_once_and_a_phase_can_be_rolled_back():
     curriculum = Curriculum(config.CurriculumConfig(**QUICK))
     run(curriculum, range(10), 0.9)
     before = curriculum.state_dict()
@@ -141,13 +141,13 @@ def test_a_curriculum_goes_on_from_its_state(cut):
     def play(curriculum, steps):
         return [curriculum.advance(s, min(1.0, s / 60), 0.4, 16) for s in steps]
 
-    whole, first = Curriculum(config.CurriculumConfig(**QUICK)), Curriculum(config.CurriculumConfig(**QUICK))
-    expected = play(whole, range(200))
-    told = play(first, range(cut))
+    uninterrupted, first = Curriculum(config.CurriculumConfig(**QUICK)), Curriculum(config.CurriculumConfig(**QUICK))
+    expected = play(uninterrupted, range(200))
+    names = play(first, range(cut))
     second = Curriculum(config.CurriculumConfig(**QUICK))
     second.load_state_dict(first.state_dict())
-    assert told + play(second, range(cut, 200)) == expected
-    assert second.state_dict() == whole.state_dict()
+    assert names + play(second, range(cut, 200)) == expected
+    assert second.state_dict() == uninterrupted.state_dict()
 
 
 # -- dynamics -------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def walk(seed: int, ops=("zoom_in", "read_text")) -> tuple[Trajectory, list[list
     return trajectory, [*states, state]
 
 
-def test_surprise_falls_where_the_model_has_learned_and_stays_where_it_has_not():
+def test_curiosity_falls_for_learned_transitions_only():
     dynamics = Dynamics(SMALL.model_copy(update={"hidden": 64}))
     seen, unseen = [walk(i) for i in range(32)], [walk(1000 + i) for i in range(16)]
     rng = random.Random(0)
@@ -182,7 +182,7 @@ def test_surprise_falls_where_the_model_has_learned_and_stays_where_it_has_not()
     assert 0.0 < before <= 1.0
 
 
-def test_learning_goes_on_from_tensors_bit_by_bit_and_leaves_torchs_randomness_alone():
+def test_learning_resumes_exactly_and_does_not_change_torchs_random_state():
     import torch
 
     batches = [[walk(10 * i + j) for j in range(4)] for i in range(6)]
@@ -209,7 +209,7 @@ def test_the_published_sizes():
     assert [tuple(p.shape) for p in dynamics.inverse_model.parameters() if p.dim() == 2] == [(256, 1536), (128, 256)]
 
 
-def test_an_action_is_a_vector_without_chance():
+def test_encode_action_is_deterministic():
     box = Action(op="zoom_in", arguments={"box": [0.1, 0.2, 0.5, 0.75]})
     vector = encode_action(box, None, 128)
     assert vector == encode_action(box, None, 128)
@@ -226,7 +226,7 @@ def test_an_action_is_a_vector_without_chance():
 
 
 @pytest.mark.parametrize("states", [[], [[0.0] * 8] * 3, [[0.0] * 7] * 5, [[0.0] * 7 + [math.nan]] * 5])
-def test_states_that_do_not_fit_are_a_data_failure(states):
+def test_states_of_another_shape_are_a_data_failure(states):
     with pytest.raises(DataFailure) as caught:
         Dynamics(SMALL).curiosity(walk(0)[0], states)
     assert caught.value.code == "bad_states"
@@ -243,11 +243,11 @@ PIXELIS = {
 def staged(step: int, number: int, right: bool = True):
     """A group of step ``step`` with states for each of its episodes."""
     name = f"s{step}-{number}"
-    made = [walk(100 * step + 10 * number + j) for j in range(4)]
+    episodes = [walk(100 * step + 10 * number + j) for j in range(4)]
     question = Question(id="q", question="?", answers=["7" if right else "8"])
-    trajectories = [t.model_copy(update={"id": f"{name}-{j}", "group_id": name}) for j, (t, _) in enumerate(made)]
-    whole = group(answers=["7"]).model_copy(update={"id": name, "question": question, "trajectories": trajectories})
-    return whole, {t.id: states for t, (_, states) in zip(trajectories, made, strict=True)}
+    trajectories = [t.model_copy(update={"id": f"{name}-{j}", "group_id": name}) for j, (t, _) in enumerate(episodes)]
+    staged_group = group(answers=["7"]).model_copy(update={"id": name, "question": question, "trajectories": trajectories})
+    return staged_group, {t.id: states for t, (_, states) in zip(trajectories, episodes, strict=True)}
 
 
 def play(grader: Grader, steps: range, order: int = 1) -> list:
@@ -262,8 +262,8 @@ def play(grader: Grader, steps: range, order: int = 1) -> list:
 
 def test_pixelis_from_end_to_end_and_exactly_resumed():
     settings = RewardsConfig(preset="pixelis", **PIXELIS)
-    whole = Grader(settings)
-    expected = play(whole, range(24))
+    uninterrupted = Grader(settings)
+    expected = play(uninterrupted, range(24))
     boundaries = [(step, name) for step, (_, name) in enumerate(expected) if name]
     assert [name for _, name in boundaries] == ["base", "coherence"]
     assert all(reward is not None and abs(reward) <= 10 for rewards, _ in expected for reward in rewards)
@@ -272,15 +272,15 @@ def test_pixelis_from_end_to_end_and_exactly_resumed():
     second = Grader(settings)
     second.load(first.state())
     assert play(second, range(13, 24)) == expected[13:]
-    assert second.state() == whole.state()
+    assert second.state() == uninterrupted.state()
 
 
-def test_terms_are_logged_raw_and_weighed_as_z_scores():
+def test_terms_are_logged_raw_and_weighted_as_z_scores():
     settings = RewardsConfig(preset="pixelis-full", dynamics=SMALL.model_dump())
     grader = Grader(settings)
     play(grader, range(3))
-    whole, states = staged(9, 0)
-    (trajectory, *_) = grader.score(whole, step=9, states=states).trajectories
+    scored_group, states = staged(9, 0)
+    (trajectory, *_) = grader.score(scored_group, step=9, states=states).trajectories
     for name, weight in (("accuracy", 1.0), ("coherence", 0.1), ("curiosity_dynamics", 0.05)):
         assert trajectory.weighted[name] == pytest.approx(weight * grader.normaliser(name, trajectory.rewards[name]))
     assert trajectory.weighted["tool_misuse"] == trajectory.rewards["tool_misuse"]
@@ -288,16 +288,16 @@ def test_terms_are_logged_raw_and_weighed_as_z_scores():
     assert grader.advance(9).metrics["normalise/accuracy_mean"] == 1.0
 
 
-def test_evaluation_teaches_nothing_and_missing_states_are_a_cause_only_when_they_weigh():
+def test_evaluation_changes_no_state_and_missing_states_are_a_cause_only_with_a_weight():
     grader = Grader(RewardsConfig(preset="pixelis", **PIXELIS))
     before = grader.state()
-    whole, _ = staged(0, 0)
-    scored = grader.score(whole)
+    unscored, _ = staged(0, 0)
+    scored = grader.score(unscored)
     assert [t.unscored for t in scored.trajectories] == [None] * 4  # curiosity weighs nothing yet
     assert "curiosity_dynamics" not in scored.trajectories[0].rewards
     assert grader.state() == before
     always = Grader(RewardsConfig(preset="pixelis-full", dynamics=SMALL.model_dump()))
-    assert {t.unscored for t in always.score(whole, step=0).trajectories} == {"no_states"}
+    assert {t.unscored for t in always.score(unscored, step=0).trajectories} == {"no_states"}
 
 
 def test_a_step_is_advanced_once():
@@ -309,7 +309,7 @@ def test_a_step_is_advanced_once():
 
 
 @pytest.mark.parametrize("state", [b"", b"12345678", b"\x02" + b"\0" * 7 + b"{}", b"\xff" * 64])
-def test_bytes_that_are_no_state_are_refused(state):
+def test_bytes_that_are_not_a_state_are_refused(state):
     with pytest.raises(BadInput):
         Grader(RewardsConfig(preset="pixelis", **PIXELIS)).load(state)
 

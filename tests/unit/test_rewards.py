@@ -75,26 +75,26 @@ def test_the_total_is_clipped():
 
 def test_curiosity_is_the_papers_form_on_the_groups_rate():
     # One caller of eight: 0.5 * (0.3 - 1/8) = 0.0875, the largest bonus the paper can give with G = 8.
-    one = [episode("1", ok=1), *[episode("1") for _ in range(7)]]
-    assert values("curiosity", ALL, *one) == pytest.approx([0.0875] + [0.0] * 7)
+    episodes = [episode("1", ok=1), *[episode("1") for _ in range(7)]]
+    assert values("curiosity", ALL, *episodes) == pytest.approx([0.0875] + [0.0] * 7)
     # Every call beyond the first costs 0.05; a rate above H earns nothing; failed calls neither earn nor cost.
     busy = [episode("1", ok=3), episode("1", ok=1), episode("1", failed=4)]
     assert values("curiosity", ALL, *busy) == pytest.approx([-0.1, 0.0, 0.0])
     other = CuriosityConfig(target=1.0, alpha=2.0, free_calls=0, beta=0.1)
     assert terms.bonus(episode("1", ok=2), 0.5, other) + terms.cost(episode("1", ok=2), other) == pytest.approx(0.8)
     both = RewardsConfig(weights=RewardWeightsConfig(curiosity_bonus=1, efficiency=1))
-    for trajectory in score_group(group(*one, episode("1", ok=4)), both).trajectories:
+    for trajectory in score_group(group(*episodes, episode("1", ok=4)), both).trajectories:
         parts = trajectory.rewards
         assert parts["curiosity"] == pytest.approx(parts["curiosity_bonus"] + parts["efficiency"])
 
 
 def test_the_repositorys_curiosity_divides_by_the_rate_and_counts_failed_calls():
     settings = only("curiosity_bonus", curiosity=CuriosityConfig(form="repo", counts="requested"))
-    one = [episode("1", failed=1), *[episode("1") for _ in range(7)]]
+    episodes = [episode("1", failed=1), *[episode("1") for _ in range(7)]]
     # (0.3 - 0.125) / 2 / 0.125 * 0.25 = 0.175 for a picture, / 1.5 = 0.2333 for a clip.
-    assert values("curiosity_bonus", settings, *one) == pytest.approx([0.175] + [0.0] * 7)
+    assert values("curiosity_bonus", settings, *episodes) == pytest.approx([0.175] + [0.0] * 7)
     clip = [Media(id="vid0", uri="clip.mp4", kind="video")]
-    assert values("curiosity_bonus", settings, *one, media=clip)[0] == pytest.approx(0.7 / 3)
+    assert values("curiosity_bonus", settings, *episodes, media=clip)[0] == pytest.approx(0.7 / 3)
 
 
 def test_tools_pay_only_with_a_right_answer():
@@ -159,13 +159,13 @@ def test_the_majority_scores_without_a_truth_and_the_same_with_a_scrambled_one()
     assert {(t.reward, t.unscored) for t in score_group(silent, settings).trajectories} == {(None, "no_majority")}
 
 
-def test_ballots_for_a_choice_are_letters():
+def test_votes_for_a_choice_are_letters():
     episodes = [episode("B. cat"), episode("(b)"), episode("A"), episode("A"), episode("cat")]
     more = {"answers": None, "scorer": "mc_letter", "meta": {"options": ["dog", "cat"]}}
     assert values("majority_vote", RewardsConfig(preset="ttrl"), *episodes, **more) == [1.0, 1.0, 0.0, 0.0, 1.0]
 
 
-def test_episodes_that_the_system_broke_are_unscored_and_leave_the_groups_rate_alone():
+def test_episodes_that_the_system_ended_are_unscored_and_do_not_count():
     broken = episode(None, ok=1, stop=StopReason.ERROR, unscored="bad_token")
     late = episode(None, ok=1, stop=StopReason.DEADLINE)
     scored = score_group(group(episode("7", ok=1), *[episode("7") for _ in range(7)], broken, late), ALL).trajectories
@@ -210,7 +210,7 @@ def test_a_scorer_that_fails_is_a_cause_not_a_zero(monkeypatch):
     assert (foreign.reward, foreign.unscored) == (None, "unknown_dialect")
 
 
-def test_a_scorer_that_does_not_exist_is_the_callers_mistake():
+def test_an_unknown_scorer_is_bad_input():
     with pytest.raises(BadInput, match=r"did you mean `mc_letter`") as caught:
         score_group(group(episode("7"), scorer="mc_leter"), ALL)
     assert caught.value.code == "unknown_scorer"
@@ -221,7 +221,7 @@ def test_a_scorer_that_does_not_exist_is_the_callers_mistake():
     assert score_group(group(episode("7"), scorer="judge"), forced).trajectories[0].reward == 1.0
 
 
-def test_format_wants_every_turn_well_formed():
+def test_format_requires_every_turn_well_formed():
     good = episode("7", ok=2)
     assert formats.dialect(good) == 1.0
     for change in ({"text": "zoom " + CALL}, {"error": "bad_box"}):
@@ -321,39 +321,39 @@ def test_coherence(trajectory, value):
     ("states", "value"),
     [([[1, 0], [0.5, math.sqrt(0.75)]], 0.3), ([[1, 0], [1, 0.01]], -0.2), ([[1, 0], [0, 1]], -0.3), ([[1, 0], [0.8, 0.6]], 0.0)],
 )
-def test_coherence_looks_at_how_far_a_step_moves(states, value):
+def test_coherence_depends_on_the_similarity_of_states(states, value):
     assert coherence(chain("zoom_in"), states)[0] == pytest.approx(value)
 
 
 def test_misuse_is_counted_by_name():
-    still, clip = Question(id="q", question="?", media=[Media(id="img0", uri="a.png")]), Question(id="q", question="?")
-    assert not violations(chain("zoom_in"), still)
-    assert violations(chain(*["zoom_in"] * 5), still) == {"overuse_zoom_in": 2}
-    found = violations(chain("track_object"), still)
-    assert found == {"missing_prerequisite_track_object": 1, "track_on_static_image": 1}
-    assert misuse(found) == pytest.approx(-0.3)
+    picture, clip = Question(id="q", question="?", media=[Media(id="img0", uri="a.png")]), Question(id="q", question="?")
+    assert not violations(chain("zoom_in"), picture)
+    assert violations(chain(*["zoom_in"] * 5), picture) == {"overuse_zoom_in": 2}
+    counts = violations(chain("track_object"), picture)
+    assert counts == {"missing_prerequisite_track_object": 1, "track_on_static_image": 1}
+    assert misuse(counts) == pytest.approx(-0.3)
     assert violations(chain("get_properties"), clip) == {"missing_prerequisite_get_properties": 1}
     assert not violations(chain(POINT, "get_properties", "track_object"), clip)
     assert violations(chain(POINT, "get_properties", status="error"), clip) == {"missing_prerequisite_get_properties": 1}
     broken = [Turn(role="assistant", error=code) for code in ("out_of_range", "out_of_range", "bad_json", "unknown_op")]
-    found = violations(Trajectory(question_id="q", turns=broken), still)
-    assert found == {"out_of_bounds_coordinates": 2, "invalid_operation": 2, "missing_answer": 1}
-    assert misuse(found) == pytest.approx(-0.05 * 2 - 0.5 * 2 - 0.1)
+    counts = violations(Trajectory(question_id="q", turns=broken), picture)
+    assert counts == {"out_of_bounds_coordinates": 2, "invalid_operation": 2, "missing_answer": 1}
+    assert misuse(counts) == pytest.approx(-0.05 * 2 - 0.5 * 2 - 0.1)
     metrics = reward_metrics([score_group(group(chain(*["zoom_in"] * 5)), only("tool_misuse"))])
     assert metrics["reward/tool_misuse"] == pytest.approx(-0.2)
     assert metrics["misuse/overuse_zoom_in"] == 2.0
 
 
 def test_metrics_hold_raw_and_weighted_terms_and_causes_of_mixed_questions():
-    blind = group(episode("7"), answers=None)
-    seen = reward_metrics([score_group(group(episode("7"), episode("1")), ALL), score_group(blind, ALL)])
-    assert seen["reward/accuracy"] == seen["reward_weighted/accuracy"] == 0.5
-    assert (seen["reward/format"], seen["reward_weighted/format"]) == (1.0, 0.5)
-    assert (seen["reward/total"], seen["unscored/no_truth"]) == (pytest.approx(1.0), pytest.approx(1 / 3))
+    unlabelled = group(episode("7"), answers=None)
+    metrics = reward_metrics([score_group(group(episode("7"), episode("1")), ALL), score_group(unlabelled, ALL)])
+    assert metrics["reward/accuracy"] == metrics["reward_weighted/accuracy"] == 0.5
+    assert (metrics["reward/format"], metrics["reward_weighted/format"]) == (1.0, 0.5)
+    assert (metrics["reward/total"], metrics["unscored/no_truth"]) == (pytest.approx(1.0), pytest.approx(1 / 3))
     assert reward_metrics([]) == {}
 
 
-def test_scoring_leaves_the_given_group_as_it_was():
+def test_scoring_does_not_change_the_group():
     before = group(episode("7", ok=1), episode(None, stop=StopReason.ERROR))
     copy = before.model_copy(deep=True)
     score_group(before, ALL)

@@ -16,25 +16,25 @@ from pixelis.rewards.scorers import SCORERS, Case, anls, case_of, cer, exact, fi
 ABC = ("a red car", "a dog", "Cat")
 
 
-class Noting:
+class RecordingServices:
     """Services that only count; the slow scorers have tests of their own."""
 
     def __init__(self, verdict: float = 0.0):
-        self.noted: list[str] = []
-        self.asked: list[str] = []
+        self.statuses: list[str] = []
+        self.calls: list[str] = []
         self.verdict = verdict
 
     def note(self, status: str) -> None:
-        self.noted.append(status)
+        self.statuses.append(status)
 
     def math(self, answer, truths):
-        self.asked.append("math")
+        self.calls.append("math")
         if self.verdict < 0:
             raise DataFailure("slow", code="timeout")
         return self.verdict
 
     def judge(self, question, truths, answer):
-        self.asked.append("judge")
+        self.calls.append("judge")
         return max(self.verdict, 0.0)
 
 
@@ -57,7 +57,7 @@ def test_exact(answer, truths, score):
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "found"),
+    ("text", "options", "choice"),
     [
         ("B", (), "B"),
         (" b ", (), "B"),
@@ -83,23 +83,23 @@ def test_exact(answer, truths, score):
         ("42", (), None),
     ],
 )
-def test_letter(text, options, found):
-    assert letter(text, options) == found
+def test_letter(text, options, choice):
+    assert letter(text, options) == choice
 
 
 def test_mc_letter():
-    tools = Noting()
+    services = RecordingServices()
     scorer = SCORERS["mc_letter"]
-    assert scorer(Case("b", ("B",)), tools) == 1.0
-    assert scorer(Case("a dog", ("B",), options=ABC), tools) == 1.0
-    assert scorer(Case("(B)", ("a dog",), options=ABC), tools) == 1.0
-    assert scorer(Case("A", ("B",)), tools) == 0.0
-    assert scorer(Case(None, ("B",)), tools) == 0.0
-    assert tools.noted == []
-    assert scorer(Case("no idea at all", ("B",)), tools) == 0.0
-    assert tools.noted == ["parse_fail"]
+    assert scorer(Case("b", ("B",)), services) == 1.0
+    assert scorer(Case("a dog", ("B",), options=ABC), services) == 1.0
+    assert scorer(Case("(B)", ("a dog",), options=ABC), services) == 1.0
+    assert scorer(Case("A", ("B",)), services) == 0.0
+    assert scorer(Case(None, ("B",)), services) == 0.0
+    assert services.statuses == []
+    assert scorer(Case("no idea at all", ("B",)), services) == 0.0
+    assert services.statuses == ["parse_fail"]
     with pytest.raises(DataFailure) as caught:
-        scorer(Case("B", ("a zebra",), options=ABC), tools)
+        scorer(Case("B", ("a zebra",), options=ABC), services)
     assert caught.value.code == "truth_unparsable"
 
 
@@ -144,13 +144,13 @@ def test_numeric_band(answer, truth, score):
 
 
 def test_count():
-    tools, scorer = Noting(), SCORERS["count"]
-    assert [scorer(Case(a, ("7",)), tools) for a in ("7", "7.0", "+7", "8", "7.2", None)] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
-    assert tools.noted == []
-    assert scorer(Case("seven", ("7",)), tools) == 0.0
-    assert tools.noted == ["parse_fail"]
+    services, scorer = RecordingServices(), SCORERS["count"]
+    assert [scorer(Case(a, ("7",)), services) for a in ("7", "7.0", "+7", "8", "7.2", None)] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    assert services.statuses == []
+    assert scorer(Case("seven", ("7",)), services) == 0.0
+    assert services.statuses == ["parse_fail"]
     with pytest.raises(DataFailure):
-        scorer(Case("7", ("many",)), tools)
+        scorer(Case("7", ("many",)), services)
 
 
 TRUTH = "change_size(1, small) change_color(2, 'red')"
@@ -180,19 +180,19 @@ def test_func_seq(answer, score, seen):
 def test_func_seq_variants():
     answer = "change_size(3, large) change_color(2, blue) change_shape(1, cube)"
     truth = "change_size(1, small) change_color(2, red) change_shape(1, cube)"
-    tools, case = Noting(), Case(answer, (truth,))
-    assert SCORERS["func_seq"](case, tools) == pytest.approx((1 + 0.5 + 0.25) / 3)
-    assert SCORERS["func_seq_full"](case, tools) == pytest.approx(1 / 3)
-    assert SCORERS["func_seq_penalty"](case, tools) == pytest.approx((1 - 0.25 - 0.5) / 3)
+    services, case = RecordingServices(), Case(answer, (truth,))
+    assert SCORERS["func_seq"](case, services) == pytest.approx((1 + 0.5 + 0.25) / 3)
+    assert SCORERS["func_seq_full"](case, services) == pytest.approx(1 / 3)
+    assert SCORERS["func_seq_penalty"](case, services) == pytest.approx((1 - 0.25 - 0.5) / 3)
     worst = Case("change_size(3, large)", ("change_size(1, small)",))
-    assert SCORERS["func_seq_penalty"](worst, tools) == scorers.LOWEST["func_seq_penalty"] == -0.5
+    assert SCORERS["func_seq_penalty"](worst, services) == scorers.LOWEST["func_seq_penalty"] == -0.5
     with pytest.raises(DataFailure):
         func_seq(TRUTH, ["no triples"])
 
 
 @pytest.mark.parametrize(("answer", "score"), [("Seven", 1.0), ("seve", 0.5 * 8 / 9), ("xyz", 0.0), ("", 0.0), (None, 0.0)])
 def test_partial(answer, score):
-    assert SCORERS["partial"](Case(answer, ("one", "seven")), Noting()) == pytest.approx(score)
+    assert SCORERS["partial"](Case(answer, ("one", "seven")), RecordingServices()) == pytest.approx(score)
 
 
 @pytest.mark.parametrize(
@@ -229,52 +229,52 @@ def test_cer(answer, truth, score):
 
 
 def test_iou():
-    tools, scorer = Noting(), SCORERS["iou"]
-    assert scorer(Case("[0, 0, 2, 2]", ("[1, 1, 3, 3]",)), tools) == pytest.approx(1 / 7)
-    assert scorer(Case("[0, 0, 2, 2]", ("[5, 5, 6, 6]", "[0,0,2,2]")), tools) == 1.0
-    assert scorer(Case("[0, 0, 1, 1]", ("[2, 2, 3, 3]",)), tools) == 0.0
-    assert tools.noted == []
+    services, scorer = RecordingServices(), SCORERS["iou"]
+    assert scorer(Case("[0, 0, 2, 2]", ("[1, 1, 3, 3]",)), services) == pytest.approx(1 / 7)
+    assert scorer(Case("[0, 0, 2, 2]", ("[5, 5, 6, 6]", "[0,0,2,2]")), services) == 1.0
+    assert scorer(Case("[0, 0, 1, 1]", ("[2, 2, 3, 3]",)), services) == 0.0
+    assert services.statuses == []
     for nonsense in ("here", "[1, 2, 3]", "[3, 3, 1, 1]", "[0, 0, NaN, 1]", "[0, 0, true, 1]", '["0", 0, 1, 1]', "[" * 100_000):
-        assert scorer(Case(nonsense, ("[0, 0, 1, 1]",)), tools) == 0.0
-    assert len(tools.noted) == 7
+        assert scorer(Case(nonsense, ("[0, 0, 1, 1]",)), services) == 0.0
+    assert len(services.statuses) == 7
     with pytest.raises(DataFailure):
-        scorer(Case("[0, 0, 1, 1]", ("the door",)), tools)
+        scorer(Case("[0, 0, 1, 1]", ("the door",)), services)
 
 
-def test_math_asks_only_when_the_text_differs():
-    tools = Noting(verdict=1.0)
-    assert SCORERS["math"](Case(" 1/2", ("1/2",)), tools) == 1.0
-    assert SCORERS["math"](Case(None, ("1/2",)), tools) == SCORERS["math"](Case("  ", ("1/2",)), tools) == 0.0
-    assert tools.asked == []
-    assert SCORERS["math"](Case("0.5", ("1/2",)), tools) == 1.0
-    assert tools.asked == ["math"]
+def test_math_is_called_only_for_different_text():
+    services = RecordingServices(verdict=1.0)
+    assert SCORERS["math"](Case(" 1/2", ("1/2",)), services) == 1.0
+    assert SCORERS["math"](Case(None, ("1/2",)), services) == SCORERS["math"](Case("  ", ("1/2",)), services) == 0.0
+    assert services.calls == []
+    assert SCORERS["math"](Case("0.5", ("1/2",)), services) == 1.0
+    assert services.calls == ["math"]
 
 
-def test_the_judge_is_asked_only_after_the_rules():
-    tools, scorer = Noting(verdict=1.0), SCORERS["judge"]
-    assert scorer(Case("Red", ("red",)), tools) == 1.0
-    assert scorer(Case("B", ("a dog",), options=ABC), tools) == 1.0
-    assert scorer(Case("A", ("a dog",), options=ABC), tools) == 0.0
-    assert scorer(Case(None, ("red",)), tools) == scorer(Case(" ", ("red",)), tools) == 0.0
-    assert scorer(Case("red " * 250, ("red",)), tools) == 0.0
-    assert tools.asked == []
-    assert scorer(Case("crimson", ("red",)), tools) == 1.0
-    assert tools.asked == ["judge"]
+def test_the_judge_is_called_only_after_the_rules():
+    services, scorer = RecordingServices(verdict=1.0), SCORERS["judge"]
+    assert scorer(Case("Red", ("red",)), services) == 1.0
+    assert scorer(Case("B", ("a dog",), options=ABC), services) == 1.0
+    assert scorer(Case("A", ("a dog",), options=ABC), services) == 0.0
+    assert scorer(Case(None, ("red",)), services) == scorer(Case(" ", ("red",)), services) == 0.0
+    assert scorer(Case("red " * 250, ("red",)), services) == 0.0
+    assert services.calls == []
+    assert scorer(Case("crimson", ("red",)), services) == 1.0
+    assert services.calls == ["judge"]
 
 
 def test_math_with_a_judge_behind():
-    tools = Noting(verdict=1.0)
-    assert SCORERS["math_judge"](Case("x", ("y",)), tools) == 1.0
-    assert tools.asked == ["math"]
-    tools = Noting(verdict=-1.0)
-    assert SCORERS["math_judge"](Case("x", ("y",)), tools) == 0.0
-    assert (tools.asked, tools.noted) == (["math", "judge"], ["math_timeout"])
+    services = RecordingServices(verdict=1.0)
+    assert SCORERS["math_judge"](Case("x", ("y",)), services) == 1.0
+    assert services.calls == ["math"]
+    services = RecordingServices(verdict=-1.0)
+    assert SCORERS["math_judge"](Case("x", ("y",)), services) == 0.0
+    assert (services.calls, services.statuses) == (["math", "judge"], ["math_timeout"])
 
 
 @given(st.sampled_from(sorted(set(SCORERS) - scorers.SLOW)), st.text(max_size=60), st.text(min_size=1, max_size=30))
-def test_whatever_is_said_gives_a_score_in_range_or_a_data_failure(name, answer, truth):
+def test_any_answer_gives_a_score_in_range_or_a_data_failure(name, answer, truth):
     try:
-        score = find_scorer(name)(Case(answer, (truth,)), Noting())
+        score = find_scorer(name)(Case(answer, (truth,)), RecordingServices())
     except DataFailure:
         return
     assert isinstance(score, float)

@@ -73,17 +73,17 @@ def test_pass_at_1_is_the_mean_of_the_episodes_and_the_majority_one_answer() -> 
     assert agreement == {"q0": 0.75, "q1": 0.5, "q2": 1.0, "q3": 0.5}
     assert single == {"q0": 0.75, "q1": 0.25, "q2": 1.0, "q3": 0.5}
     assert majority == {"q0": 1.0, "q1": 0.0, "q2": 1.0, "q3": 0.0}  # a tie goes to the answer given first
-    found = ttrl.compare(groups, groups, seed=0)
-    assert found["pass@1"]["before"]["mean"] == pytest.approx(0.625)
-    assert found["pass@1"]["difference"]["ci95"] == [0.0, 0.0]
+    result = ttrl.compare(groups, groups, seed=0)
+    assert result["pass@1"]["before"]["mean"] == pytest.approx(0.625)
+    assert result["pass@1"]["difference"]["ci95"] == [0.0, 0.0]
 
 
 def test_without_truths_only_the_agreement_is_known() -> None:
     groups = scored([None] * 4)
-    found = ttrl.compare(groups, groups, seed=0)
-    assert found["agreement"]["after"]["mean"] == pytest.approx(0.6875)
-    assert found["pass@1"] is None
-    assert found["majority"] is None
+    result = ttrl.compare(groups, groups, seed=0)
+    assert result["agreement"]["after"]["mean"] == pytest.approx(0.6875)
+    assert result["pass@1"] is None
+    assert result["majority"] is None
 
 
 def test_episodes_without_an_answer_do_not_win() -> None:
@@ -107,18 +107,18 @@ def test_a_reward_that_may_look_at_a_truth_is_refused(rewards: dict, named: str)
 
 
 def test_the_preset_with_terms_of_the_form_alone_is_taken() -> None:
-    chosen = config.parse({"rewards": {"preset": "ttrl", "weights": {"format": 0.1}}})
-    assert ttrl.unlabelled(chosen) is chosen
+    settings = config.parse({"rewards": {"preset": "ttrl", "weights": {"format": 0.1}}})
+    assert ttrl.unlabelled(settings) is settings
 
 
 def trained(truths: list[list[str] | None]) -> dict[str, np.ndarray]:
-    """Weights after two steps on the groups, as `rft` makes them: score, choose, advantages, loss."""
+    """Weights after two steps on the groups, as `rft` source them: score, choose, advantages, loss."""
     maker, rng = Maker(seed=4), np.random.default_rng(0)
     groups = [subset(g, 3, "stratified", rng) for g in scored(truths)]
     assign_advantages(groups, config.RftConfig(algorithm="ttrl").advantage)
     samples: list[TrainSample] = []
-    for one in groups:
-        for trajectory in one.trajectories:
+    for group_ in groups:
+        for trajectory in group_.trajectories:
             sample = maker.sample(advantage=0.0)
             if trajectory.advantage is not None:
                 sample.advantage = trajectory.advantage
@@ -135,47 +135,49 @@ def trained(truths: list[list[str] | None]) -> dict[str, np.ndarray]:
 
 
 def test_no_truth_reaches_the_weights() -> None:
-    blind = trained([None] * 4)
-    assert any(np.any(tensor) for name, tensor in blind.items() if name.endswith(".B"))  # it has learnt something
+    unlabelled = trained([None] * 4)
+    assert any(np.any(tensor) for name, tensor in unlabelled.items() if name.endswith(".B"))  # it has learnt something
     for truths in ([["3"], ["7"], ["2"], ["4"]], [["8"], ["0"], ["no"], ["9"]]):
-        told = trained(truths)
-        assert all(np.array_equal(blind[name], told[name]) for name in blind)
+        labelled = trained(truths)
+        assert all(np.array_equal(unlabelled[name], labelled[name]) for name in unlabelled)
 
 
-def batch_of(found: list[Group | str], questions: int, most: float) -> rollouts.RolloutBatch:
+def batch_of(groups: list[Group | str], questions: int, max_oversampling: float) -> rollouts.RolloutBatch:
     """A batch from groups that questions give in this order, instead of from generators."""
-    chosen = config.parse(
+    settings = config.parse(
         {
-            "rft": {"prompts_per_step": questions, "group_size": 4, "filter": {"max_oversampling": most}},
+            "rft": {"prompts_per_step": questions, "group_size": 4, "filter": {"max_oversampling": max_oversampling}},
             "rewards": TTRL.model_dump(),
         }
     )
-    makes = rollouts.Rollouts(chosen, None, [None])  # type: ignore[arg-type, list-item]
-    buffer, numbers = RolloutBuffer(chosen.rft, 0), iter(range(len(found)))
+    source = rollouts.Rollouts(settings, None, [None])  # type: ignore[arg-type, list-item]
+    buffer, numbers = RolloutBuffer(settings.rft, 0), iter(range(len(groups)))
     while (selection := buffer.take(lambda _: 0)) is None:
         for _ in range(buffer.room(0)):
             buffer.admit()
             number = next(numbers)
-            if isinstance(one := found[number], str):
-                buffer.add_failed(number, one)
-            elif rollouts.abstains(one):
-                buffer.add_unusable(ScoredGroup(one, None, number=number), abstained=True)  # type: ignore[arg-type]
+            if isinstance(item := groups[number], str):
+                buffer.add_failed(number, item)
+            elif rollouts.abstains(item):
+                buffer.add_unusable(ScoredGroup(item, None, number=number), abstained=True)  # type: ignore[arg-type]
             else:
-                buffer.add(ScoredGroup(one, None, number=number))  # type: ignore[arg-type]
-    return makes.assemble(0, selection)
+                buffer.add(ScoredGroup(item, None, number=number))  # type: ignore[arg-type]
+    return source.assemble(0, selection)
 
 
 def test_groups_that_abstain_are_replaced_and_counted_and_are_no_failures() -> None:
-    sure, _, _, torn = scored([None] * 4)
-    batch = batch_of([torn, sure, torn, torn, torn, sure, sure], questions=2, most=3.0)
+    agreed, _, _, tied = scored([None] * 4)
+    batch = batch_of([tied, agreed, tied, tied, tied, agreed, agreed], questions=2, max_oversampling=3.0)
     assert [g.id for g in batch.groups] == ["q0", "q0"]
     assert batch.metrics["vote/none"] == pytest.approx(4 / 6)
     assert batch.metrics["rollout/unusable_groups"] == 0.0
-    assert batch_of([torn, sure, torn, sure], questions=2, most=1.0).numbers == [0, 1], "no more questions than allowed"
+    assert batch_of([tied, agreed, tied, agreed], questions=2, max_oversampling=1.0).numbers == [0, 1], (
+        "no more questions than allowed"
+    )
 
 
 def test_a_batch_in_which_all_abstain_says_what_to_do() -> None:
-    torn = scored([None] * 4)[3]
-    with pytest.raises(DataFailure, match="none of the 4 questions") as told:
-        batch_of([torn] * 5, questions=2, most=2.0)
-    assert "min_share" in str(told.value.fix)
+    tied = scored([None] * 4)[3]
+    with pytest.raises(DataFailure, match="none of the 4 questions") as error:
+        batch_of([tied] * 5, questions=2, max_oversampling=2.0)
+    assert "min_share" in str(error.value.fix)

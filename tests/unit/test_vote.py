@@ -167,9 +167,9 @@ def test_scrambled_truths_give_identical_tasks(
 
 def test_options_are_part_of_the_question_not_of_its_truth() -> None:
     served = group(["(B) 7", "B", "b.", "A"])
-    asked = served.question.model_copy(update={"scorer": "mc_letter", "meta": {"options": ["5", "7"], "truth": "A"}})
+    question = served.question.model_copy(update={"scorer": "mc_letter", "meta": {"options": ["5", "7"], "truth": "A"}})
     verdict = Verdict(answer="7", confidence=0.75, strategy="majority")
-    task = make_task(served.model_copy(update={"question": asked}), verdict, EvolutionConfig(), RewardsConfig())
+    task = make_task(served.model_copy(update={"question": question}), verdict, EvolutionConfig(), RewardsConfig())
     assert task is not None
     assert [t.reward for t in task.trajectories] == [1, 1, 1, 0]
 
