@@ -1,6 +1,7 @@
-"""The experience memory: one shard, pure: SQLite is the record of truth, FAISS is derived from it. No Ray."""
+"""The experience memory: a shard with SQLite as the record of truth and a FAISS index derived from it. No Ray."""
 
-from pixelis.memory.shard import Entry, Shard
+from pixelis.memory.portable import Entry
+from pixelis.memory.shard import Shard
 from pixelis.memory.vectors import combine
 
 __all__ = ["Entry", "Shard", "combine"]

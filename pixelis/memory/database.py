@@ -1,7 +1,7 @@
-"""The record of truth of one shard: an SQLite file. What was acknowledged is on disk.
+"""The record of truth of one shard: an SQLite file. Acknowledged writes are on disk.
 
-WAL mode with ``synchronous=FULL``: a commit returns when its frames are synced, and readers never wait for a writer. All writes
-go through one thread that commits whatever waits together, so that many callers share one sync.
+WAL mode with ``synchronous=FULL``: a commit returns when its frames are synced, and readers never wait for a writer. One thread
+commits all pending writes together, so that concurrent callers share one sync.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 from pixelis.errors import BadInput, InfraFailure
 
 SCHEMA = 1
-MOST_TOGETHER = 256
-"""Writes that share one commit at most."""
+MAX_BATCH = 256
+"""Most writes in one commit."""
 
 TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -42,44 +42,44 @@ CREATE TABLE retrievals (
   told_at REAL NOT NULL, PRIMARY KEY (seq, retrieval)) WITHOUT ROWID;
 CREATE INDEX retrievals_by_time ON retrievals (told_at);
 """
-"""``seq`` grows and is never given twice (AUTOINCREMENT), so an index may name rows by it over deletions and restarts."""
+"""``seq`` is never reused (AUTOINCREMENT), so that an index may refer to it across deletions and restarts."""
 
 Change = Callable[[sqlite3.Connection], Any]
-"""Work in a transaction; what it returns goes to the caller after the commit."""
+"""Runs in a transaction; its result is returned to the caller after the commit."""
 
 
 class Database:
-    """One shard's file, opened by one process at a time (a lock in its folder)."""
+    """The file of one shard. A lock in its folder admits one process at a time."""
 
     def __init__(self, folder: Path, wait_s: float = 10.0):
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "shard.sqlite"
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            self._own(wait_s)
+            self._lock_folder(wait_s)
             self._open()
         except BaseException:
             os.close(self._lock)
             raise
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
-        self._waiting: queue.Queue[tuple[Change, Future, Callable[[Any], None] | None] | None] = queue.Queue()
+        self._pending: queue.Queue[tuple[Change, Future, Callable[[Any], None] | None] | None] = queue.Queue()
         self.commits = 0
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="memory-writer", daemon=True)
+        self._thread = threading.Thread(target=self._run_writer, name="memory-writer", daemon=True)
         self._thread.start()
 
-    def _own(self, wait_s: float) -> None:
-        give_up = time.monotonic() + wait_s
+    def _lock_folder(self, wait_s: float) -> None:
+        deadline = time.monotonic() + wait_s
         while True:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if time.monotonic() > give_up:
+                if time.monotonic() > deadline:
                     raise InfraFailure(
-                        f"another process keeps the memory in {self.path.parent}",
+                        f"another process has locked the memory in {self.path.parent}",
                         code="locked",
-                        fix="end the service that uses this memory.dir, or give this one another",
+                        fix="stop the service that uses this memory.dir, or configure another one",
                     ) from None
                 time.sleep(0.05)
 
@@ -87,7 +87,7 @@ class Database:
         try:
             self._writer = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None, timeout=30)
             os.chmod(self.path, 0o600)
-            # A deleted record is overwritten, not only unlinked.
+            # secure_delete overwrites deleted records.
             settings = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"]
             for setting in (*settings, "cache_size=-32000", "journal_size_limit=67108864"):
                 self._writer.execute(f"PRAGMA {setting}")
@@ -109,45 +109,45 @@ class Database:
             ) from error
 
     def write(self, change: Change, applied: Callable[[Any], None] | None = None) -> Any:
-        """Run ``change`` in a transaction and return its result once that is on the disk.
+        """Run ``change`` in a transaction and return its result once it is on disk.
 
-        Callers at the same time share a commit. ``applied`` sees the result after the commit and before the caller does.
-        A change that raises leaves nothing behind and passes its error on. InfraFailure when the disk refuses.
+        Concurrent callers share a commit. ``applied`` is called with the result after the commit and before this method returns.
+        A change that raises is rolled back and its error raised here. Raises InfraFailure when the disk fails.
         """
         if self._closed:
             raise InfraFailure("the memory is closed", code="closed", fix="open it again")
         done: Future = Future()
-        self._waiting.put((change, done, applied))
+        self._pending.put((change, done, applied))
         return done.result()
 
-    def _work(self) -> None:
-        ending = False
-        while not ending:
-            together = [self._waiting.get()]
-            while len(together) < MOST_TOGETHER:
+    def _run_writer(self) -> None:
+        closing = False
+        while not closing:
+            batch = [self._pending.get()]
+            while len(batch) < MAX_BATCH:
                 try:
-                    together.append(self._waiting.get_nowait())
+                    batch.append(self._pending.get_nowait())
                 except queue.Empty:
                     break
-            ending = None in together
-            self._commit([item for item in together if item is not None])
+            closing = None in batch
+            self._commit([item for item in batch if item is not None])
 
-    def _commit(self, together: list[tuple[Change, Future, Callable[[Any], None] | None]]) -> None:
-        if not together:
+    def _commit(self, batch: list[tuple[Change, Future, Callable[[Any], None] | None]]) -> None:
+        if not batch:
             return
         outcomes: list[tuple[Future, Any, Callable[[Any], None] | None]] = []
         try:
             self._writer.execute("BEGIN IMMEDIATE")
-            for change, done, applied in together:
-                self._writer.execute("SAVEPOINT one")
+            for change, done, applied in batch:
+                self._writer.execute("SAVEPOINT change")
                 try:
                     outcomes.append((done, change(self._writer), applied))
                 except sqlite3.OperationalError:
                     raise
                 except Exception as error:
-                    self._writer.execute("ROLLBACK TO one")
+                    self._writer.execute("ROLLBACK TO change")
                     done.set_exception(error)
-                self._writer.execute("RELEASE one")
+                self._writer.execute("RELEASE change")
             self._writer.execute("COMMIT")
             self.commits += 1
         except Exception as error:
@@ -156,9 +156,9 @@ class Database:
             failure = InfraFailure(
                 f"the memory could not write to {self.path}: {error}",
                 code="disk",
-                fix="look at free space and rights of memory.dir",
+                fix="check free space and permissions of memory.dir",
             )
-            for _, done, _ in together:
+            for _, done, _ in batch:
                 if not done.done():
                     done.set_exception(failure)
             return
@@ -172,7 +172,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """A connection that sees what was committed; it waits for no writer."""
+        """A connection that reads committed data without waiting for the writer."""
         try:
             connection = self._readers.get_nowait()
         except queue.Empty:
@@ -183,18 +183,18 @@ class Database:
             self._readers.put(connection)
 
     def fact(self, name: str) -> str | None:
-        """A fact about the shard, such as its name."""
+        """A fact about the shard, such as its name; None if it is not set."""
         with self.read() as rows:
             row = rows.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return row[0] if row else None
 
     def forget(self) -> None:
-        """Empty the log, so that what was deleted is in no file any more."""
+        """Truncate the log, so that no file contains deleted data."""
 
         def truncate() -> None:
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-        # After the commit and in the writer's thread; inside a transaction SQLite would refuse.
+        # Runs in the writer's thread after a commit: SQLite refuses it inside a transaction.
         self.write(lambda _: None, lambda _: truncate())
 
     def nbytes(self) -> int:
@@ -203,16 +203,16 @@ class Database:
         return sum(file.stat().st_size for file in files if file.exists())
 
     def close(self) -> None:
-        """Write what waits and let go of the file."""
+        """Finish pending writes and close the file."""
         if self._closed:
             return
         self._closed = True
-        self._waiting.put(None)
+        self._pending.put(None)
         self._thread.join()
-        while not self._waiting.empty():
-            late = self._waiting.get_nowait()
-            if late is not None:
-                late[1].set_exception(InfraFailure("the memory is closed", code="closed", fix="open it again"))
+        while not self._pending.empty():
+            item = self._pending.get_nowait()
+            if item is not None:
+                item[1].set_exception(InfraFailure("the memory is closed", code="closed", fix="open it again"))
         while not self._readers.empty():
             self._readers.get_nowait().close()
         self._writer.close()

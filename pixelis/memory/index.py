@@ -1,8 +1,8 @@
-"""The vector index of one shard, derived from the database: nearest rows by FAISS.
+"""The vector index of one shard: nearest-neighbour search with FAISS, derived from the database.
 
-``flat`` is exact. ``hnsw`` and ``ivf`` have two parts: what is built, and a flat tail of what is not yet, searched together. So
-no add, restart or rebuild keeps a search waiting: ``maintain`` moves the tail into the built part in small steps, and builds anew
-beside the running one when much of it is gone.
+``flat`` is exact. ``hnsw`` and ``ivf`` consist of a built index and a flat tail of rows not yet in it, searched together, so that
+searches never wait for an insertion, restart or rebuild. ``maintain`` moves the tail to the built index in small steps. When many
+rows were removed it builds a replacement in the background.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ import faiss as _faiss
 import numpy as np
 
 from pixelis.config import MemoryConfig
-from pixelis.memory.vectors import checked, unit
+from pixelis.memory.vectors import unit, validate
 
 faiss: Any = _faiss
-"""Its own type stubs know half of it."""
+"""The type stubs of FAISS are incomplete."""
 METRICS = {"cosine": faiss.METRIC_INNER_PRODUCT, "euclidean": faiss.METRIC_L2, "manhattan": faiss.METRIC_L1}
 TAIL = 1024
-"""Rows of the tail that wait for the built part."""
+"""Rows of the tail at which it is moved to the built index."""
 STEP = 32
-"""Rows that go into the built part under one lock."""
-GONE = 0.25
-"""Share of the built part that may be gone before it is built anew."""
-MOST_ON_GPU = 2048
-"""Neighbours that FAISS finds on a GPU at most."""
-TRAINED_BY = 39
-"""Vectors a list of ``ivf`` at least, as FAISS asks of its clustering."""
+"""Rows added to the built index per lock."""
+MAX_REMOVED = 0.25
+"""Share of removed rows above which the built index is replaced."""
+MAX_GPU_K = 2048
+"""Most neighbours of a GPU search in FAISS."""
+MIN_PER_LIST = 39
+"""Least vectors per list of ``ivf``: FAISS's minimum for its clustering."""
 
-Found = tuple[np.ndarray, np.ndarray]
-"""Similarities float32 [n, k], best first, and rows int64 [n, k]; -1 where there is no more."""
+Neighbours = tuple[np.ndarray, np.ndarray]
+"""Similarities float32 [n, k], best first, and rows int64 [n, k], -1 beyond the last result."""
 
 
 class Flat:
-    """All vectors, compared one by one. A removed row's place is taken by the last one."""
+    """Exhaustive search. The last row moves into the place of a removed one."""
 
     def __init__(self, width: int, metric: int):
         self.width = width
@@ -84,15 +84,15 @@ class Flat:
         """Copies of the vectors of these rows."""
         return self._values()[[self.places[row] for row in rows]] if rows else np.empty((0, self.width), np.float32)
 
-    def search(self, vectors: np.ndarray, k: int) -> Found:
+    def search(self, vectors: np.ndarray, k: int) -> Neighbours:
         if not len(self):
-            return _nothing(len(vectors), k)
+            return _no_results(len(vectors), k)
         scores, places = self.index.search(vectors, k)
         return scores, np.where(places >= 0, self.rows[places], -1)
 
 
-class Mirrored(Flat):
-    """The same with a copy on a GPU that searches; the vectors here stay what counts, as a GPU's index cannot remove."""
+class GpuFlat(Flat):
+    """Exhaustive search on a GPU copy, which is rebuilt after removals: FAISS cannot remove from a GPU index."""
 
     def __init__(self, width: int, metric: int):
         super().__init__(width, metric)
@@ -105,8 +105,8 @@ class Mirrored(Flat):
         self.stale |= removed
         return removed
 
-    def search(self, vectors: np.ndarray, k: int) -> Found:
-        if k > MOST_ON_GPU or not len(self):
+    def search(self, vectors: np.ndarray, k: int) -> Neighbours:
+        if k > MAX_GPU_K or not len(self):
             return super().search(vectors, k)
         if self.stale:
             self.copy.reset()
@@ -118,12 +118,12 @@ class Mirrored(Flat):
 
 
 def flat(width: int, metric: int) -> Flat:
-    """On a GPU when there is one and FAISS was built for it, else on the CPU."""
-    return Mirrored(width, metric) if hasattr(faiss, "GpuIndexFlat") and faiss.get_num_gpus() else Flat(width, metric)
+    """A flat index on the GPU if there is one and FAISS supports it, else on the CPU."""
+    return GpuFlat(width, metric) if hasattr(faiss, "GpuIndexFlat") and faiss.get_num_gpus() else Flat(width, metric)
 
 
 class Built:
-    """A graph (``hnsw``) or inverted lists (``ivf``). Neither lets go of vectors: a removed one is masked out of every search."""
+    """A graph (``hnsw``) or inverted lists (``ivf``). Removed vectors remain in the index and are masked in every search."""
 
     def __init__(self, config: MemoryConfig, index: Any, rows: np.ndarray):
         self.config, self.index, self.rows = config, index, rows
@@ -132,8 +132,8 @@ class Built:
         self.trained_on = max(len(rows), 1)
 
     @classmethod
-    def over(cls, config: MemoryConfig, vectors: np.ndarray) -> Built:
-        """An empty one; ``ivf`` learns its lists from ``vectors``."""
+    def empty(cls, config: MemoryConfig, vectors: np.ndarray) -> Built:
+        """An empty index; ``ivf`` is trained on ``vectors``."""
         width, metric = vectors.shape[1], METRICS[config.metric]
         if config.index == "hnsw":
             index = faiss.IndexHNSWFlat(width, config.hnsw.M, metric)
@@ -149,8 +149,8 @@ class Built:
         return len(self.places)
 
     @property
-    def gone(self) -> int:
-        """Removed rows that still take place."""
+    def removed(self) -> int:
+        """Number of removed rows that remain in the index."""
         return len(self.rows) - len(self.places)
 
     def add(self, rows: np.ndarray, vectors: np.ndarray) -> None:
@@ -158,9 +158,9 @@ class Built:
         self.index.add(vectors)
         self.rows = np.concatenate([self.rows, rows])
         self.places.update(zip(rows.tolist(), range(start, start + len(rows)), strict=True))
-        more = len(self.rows) // 8 + 1 - len(self.bits)
-        if more > 0:
-            self.bits = np.concatenate([self.bits, np.full(more + len(self.bits) // 8, 255, np.uint8)])
+        missing = len(self.rows) // 8 + 1 - len(self.bits)
+        if missing > 0:
+            self.bits = np.concatenate([self.bits, np.full(missing + len(self.bits) // 8, 255, np.uint8)])
 
     def remove(self, row: int, wipe: bool = False) -> bool:
         place = self.places.pop(row, None)
@@ -173,8 +173,8 @@ class Built:
 
     def _values(self) -> np.ndarray:
         if self.config.index == "hnsw":
-            kept = faiss.downcast_index(self.index.storage)
-            return faiss.rev_swig_ptr(kept.get_xb(), kept.ntotal * kept.d).reshape(kept.ntotal, kept.d)
+            storage = faiss.downcast_index(self.index.storage)
+            return faiss.rev_swig_ptr(storage.get_xb(), storage.ntotal * storage.d).reshape(storage.ntotal, storage.d)
         values = np.empty((len(self.rows), self.index.d), np.float32)
         for number in range(self.index.nlist):
             size = self.index.invlists.list_size(number)
@@ -185,55 +185,55 @@ class Built:
         return values
 
     def alive(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that were not removed, and copies of their vectors."""
+        """The remaining rows and copies of their vectors."""
         places = np.fromiter(self.places.values(), np.int64, len(self.places))
         return self.rows[places], self._values()[places]
 
-    def search(self, vectors: np.ndarray, k: int) -> Found:
+    def search(self, vectors: np.ndarray, k: int) -> Neighbours:
         if not len(self):
-            return _nothing(len(vectors), k)
-        chosen = {"sel": faiss.IDSelectorBitmap(self.bits)} if self.gone else {}
+            return _no_results(len(vectors), k)
+        selector = {"sel": faiss.IDSelectorBitmap(self.bits)} if self.removed else {}
         if self.config.index == "hnsw":
-            how = faiss.SearchParametersHNSW(efSearch=max(self.config.hnsw.ef_search, k), **chosen)
+            parameters = faiss.SearchParametersHNSW(efSearch=max(self.config.hnsw.ef_search, k), **selector)
         else:
-            how = faiss.SearchParametersIVF(nprobe=self.config.ivf.nprobe, **chosen)
-        scores, places = self.index.search(vectors, k, params=how)
+            parameters = faiss.SearchParametersIVF(nprobe=self.config.ivf.nprobe, **selector)
+        scores, places = self.index.search(vectors, k, params=parameters)
         return scores, np.where(places >= 0, self.rows[places], -1)
 
 
 class Index:
-    """Vectors of one width by row number; safe to use from several threads."""
+    """Vectors of one width by row number. Thread-safe."""
 
     def __init__(self, config: MemoryConfig, width: int):
         self.config, self.width = config, width
         self.metric = METRICS[config.metric]
-        # A tail is short: a way to the GPU and back would take longer than it.
+        # A short tail is faster on the CPU than the transfer to a GPU.
         self.tail = flat(width, self.metric) if config.index == "flat" else Flat(width, self.metric)
         self.built: Built | None = None
         self._lock = threading.RLock()
         self._draining = self._stale = False
         self._removed: set[int] | None = None
-        """Rows removed while another built part is in the making."""
+        """Rows removed while a replacement is being built."""
         threads = os.environ.get("OMP_NUM_THREADS", "1")
         faiss.omp_set_num_threads(int(threads) if threads.isdigit() else 1)
 
     def __len__(self) -> int:
-        with self._lock:  # a row that is on its way from the tail counts once
+        with self._lock:  # a row that is moving from the tail counts once
             return len(self.tail) + (len(self.built) if self.built is not None else 0)
 
-    def _ready(self, vectors: np.ndarray) -> np.ndarray:
+    def _prepare(self, vectors: np.ndarray) -> np.ndarray:
         cosine = self.config.metric == "cosine"
-        vectors = checked(vectors, self.width, direction=cosine)
+        vectors = validate(vectors, self.width, direction=cosine)
         return unit(vectors) if cosine else vectors
 
     def add(self, rows: Sequence[int], vectors: np.ndarray) -> None:
-        """Add ``vectors`` float32 [n, width] under numbers that were never used here before."""
-        vectors = self._ready(vectors)
+        """Add ``vectors`` float32 [n, width] under row numbers that were never used before."""
+        vectors = self._prepare(vectors)
         with self._lock:
             self.tail.add(np.asarray(rows, np.int64), vectors)
 
     def remove(self, rows: Sequence[int], wipe: bool = False) -> None:
-        """Take rows out of all results; unknown ones are no error. ``wipe``: their values go from memory, too."""
+        """Remove rows from all results; unknown rows are ignored. ``wipe``: also erase their values from memory."""
         with self._lock:
             for row in rows:
                 if not self.tail.remove(row) and self.built is not None and self.built.remove(row, wipe) and wipe:
@@ -241,9 +241,9 @@ class Index:
                 if self._removed is not None:
                     self._removed.add(row)
 
-    def search(self, vectors: np.ndarray, k: int) -> Found:
-        """The ``k`` nearest rows of each of ``vectors`` [n, width], and their similarity: cosine, or a negative distance."""
-        vectors = self._ready(vectors)
+    def search(self, vectors: np.ndarray, k: int) -> Neighbours:
+        """The ``k`` nearest rows of each of ``vectors`` [n, width] and their similarities: cosine or negative distance."""
+        vectors = self._prepare(vectors)
         with self._lock:
             parts = [self.tail.search(vectors, k)] if len(self.tail) or not self.built else []
             if self.built:
@@ -264,28 +264,28 @@ class Index:
             scores = -scores
         return np.where(rows >= 0, scores, -np.inf).astype(np.float32)
 
-    def _due(self) -> bool:
-        """True when the built part has to be made (anew)."""
+    def _needs_build(self) -> bool:
+        """True if the built index must be built or replaced."""
         if self.config.index == "flat":
             return False
         if self.built is None:
-            least = TAIL if self.config.index == "hnsw" else TRAINED_BY * self.config.ivf.nlist
-            return len(self.tail) >= least
+            required = TAIL if self.config.index == "hnsw" else MIN_PER_LIST * self.config.ivf.nlist
+            return len(self.tail) >= required
         outgrown = self.config.index == "ivf" and len(self) > 4 * self.built.trained_on
-        return self._stale or outgrown or self.built.gone > GONE * len(self.built.rows)
+        return self._stale or outgrown or self.built.removed > MAX_REMOVED * len(self.built.rows)
 
     def maintain(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """One step of housekeeping, by one thread at a time; True when there is more to do."""
-        if self._due():
+        """Run one maintenance step, in one thread at a time; returns True if there is more to do."""
+        if self._needs_build():
             return self._build(stop)
         with self._lock:
             if self.built is None:
                 return False
-            waiting = len(self.tail)
-            self._draining = bool(waiting) and (self._draining or waiting >= TAIL)
+            count = len(self.tail)
+            self._draining = bool(count) and (self._draining or count >= TAIL)
             if not self._draining:
                 return False
-            rows = self.tail.rows[max(0, waiting - STEP) : waiting].copy()
+            rows = self.tail.rows[max(0, count - STEP) : count].copy()
             self.built.add(rows, self.tail.take(rows.tolist()))
             for row in rows.tolist():
                 self.tail.remove(row)
@@ -302,42 +302,39 @@ class Index:
                 self.built, self._removed = None, None
             return False
         fresh = None
-        if self._enough(len(rows)):
-            with ThreadPoolExecutor(1, initializer=_behind) as pool:
-                fresh = pool.submit(self._made, rows, vectors, stop).result()
+        if self.config.index == "hnsw" or len(rows) >= MIN_PER_LIST * self.config.ivf.nlist:
+            with ThreadPoolExecutor(1, initializer=_lower_priority) as pool:
+                fresh = pool.submit(self._build_replacement, rows, vectors, stop).result()
             if fresh is None:
                 self._removed = None
                 return False
         with self._lock:
-            kept = fresh.places if fresh is not None else {}
-            later = [row for row in self.tail.places if row not in kept]
-            tail_now = Flat(self.width, self.metric)
-            if later:
-                tail_now.add(np.asarray(later, np.int64), self.tail.take(later))
+            indexed = fresh.places if fresh is not None else {}
+            unindexed = [row for row in self.tail.places if row not in indexed]
+            new_tail = Flat(self.width, self.metric)
+            if unindexed:
+                new_tail.add(np.asarray(unindexed, np.int64), self.tail.take(unindexed))
             if fresh is None:
                 alive = [
-                    place for place, row in enumerate(rows.tolist()) if row not in self._removed and row not in tail_now.places
+                    place for place, row in enumerate(rows.tolist()) if row not in self._removed and row not in new_tail.places
                 ]
-                tail_now.add(rows[alive], vectors[alive])
+                new_tail.add(rows[alive], vectors[alive])
             else:
                 for row in self._removed:
                     fresh.remove(row, wipe=True)
-            self.tail, self.built, self._removed = tail_now, fresh, None
+            self.tail, self.built, self._removed = new_tail, fresh, None
         return True
 
-    def _made(self, rows: np.ndarray, vectors: np.ndarray, stop: Callable[[], bool]) -> Built | None:
-        """Another built part, in steps between which it may be stopped: None then. Nobody waits for it."""
-        fresh = Built.over(self.config, vectors)
+    def _build_replacement(self, rows: np.ndarray, vectors: np.ndarray, stop: Callable[[], bool]) -> Built | None:
+        """Build an index in small steps; returns None if ``stop`` asks to stop."""
+        fresh = Built.empty(self.config, vectors)
         for start in range(0, len(rows), STEP):
             if stop():
                 return None
             fresh.add(rows[start : start + STEP], vectors[start : start + STEP])
         return fresh
 
-    def _enough(self, count: int) -> bool:
-        return self.config.index == "hnsw" or count >= TRAINED_BY * self.config.ivf.nlist
-
-    # --- the built part as a file -------------------------------------------------------------------------------------------
+    # --- the built index as a file ------------------------------------------------------------------------------------------
 
     def _settings(self) -> dict[str, Any]:
         c = self.config
@@ -345,9 +342,9 @@ class Index:
         return {"index": c.index, "metric": c.metric, "width": self.width, "shape": shape, "faiss": faiss.__version__}
 
     def save(self, path: Path, owner: str) -> None:
-        """Write the built part aside and rename it into place; ``owner`` names the database that it belongs to.
+        """Write the built index to a temporary file and rename it into place; ``owner`` is the name of its database.
 
-        Called by the thread that maintains: only that one adds to the built part, and what is masked is not in the file.
+        Only for the maintenance thread, which alone adds to the built index. The mask of removed rows is not saved.
         """
         built = self.built
         if built is None:
@@ -369,9 +366,9 @@ class Index:
         os.replace(aside, path)
 
     def load(self, path: Path, owner: str, present: np.ndarray) -> bool:
-        """Take the built part from ``path`` if it fits; rows that are not among ``present`` (int64) are masked.
+        """Load the built index from ``path``; rows that are not in ``present`` (int64) are masked.
 
-        False when there is none, when it is of other settings or another database, or damaged: it is then built anew.
+        Returns False if the file is missing, damaged, or has other settings or another owner: the index is then rebuilt.
         """
         if self.config.index == "flat" or not path.is_file():
             return False
@@ -398,11 +395,11 @@ class Index:
         return True
 
 
-def _behind() -> None:
-    """Give this thread what processor time others leave."""
+def _lower_priority() -> None:
+    """Lower the scheduling priority of this thread."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
-def _nothing(n: int, k: int) -> Found:
+def _no_results(n: int, k: int) -> Neighbours:
     return np.zeros((n, k), np.float32), np.full((n, k), -1, np.int64)

@@ -1,10 +1,10 @@
-"""Experiences as Parquet: for analysis, cold storage, and to move a memory to other shards."""
+"""Parquet export and import of experiences, for analysis, cold storage and moving between shards."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -35,23 +35,20 @@ SCHEMA = pyarrow.schema(
     ],
     metadata={b"format": FORMAT},
 )
-"""``experience`` is the whole record as JSON and what is read back; the columns beside it are for queries."""
+"""``experience`` is the whole record as JSON and the only column that is read back; the others are for queries."""
 
 
 @dataclass(slots=True)
-class Kept:
-    """An experience with its vector [d] and its pictures (PNG) by image id."""
+class Entry:
+    """An experience with its vector [d] (None: stored but never retrieved) and pictures (PNG) by image id."""
 
     experience: Experience
-    vector: np.ndarray | None
-    pictures: dict[str, bytes]
+    vector: np.ndarray | None = None
+    pictures: dict[str, bytes] = field(default_factory=dict)
 
 
-Chunk = list[Kept]
-
-
-def write(path: str | os.PathLike[str], chunks: Iterable[Chunk]) -> int:
-    """Write all chunks aside and rename the file into place; returns how many experiences."""
+def write(path: str | os.PathLike[str], chunks: Iterable[list[Entry]]) -> int:
+    """Write all chunks to a temporary file and rename it into place; returns the number of experiences."""
     target, count = Path(path), 0
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(target.name + ".aside")
@@ -59,9 +56,9 @@ def write(path: str | os.PathLike[str], chunks: Iterable[Chunk]) -> int:
         with open(aside, "wb") as file:
             os.chmod(aside, 0o600)
             with pyarrow.parquet.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-                for kept in chunks:
-                    writer.write_table(pyarrow.Table.from_pylist([_row(k) for k in kept], schema=SCHEMA))
-                    count += len(kept)
+                for entries in chunks:
+                    writer.write_table(pyarrow.Table.from_pylist([_row(entry) for entry in entries], schema=SCHEMA))
+                    count += len(entries)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, target)
@@ -70,36 +67,34 @@ def write(path: str | os.PathLike[str], chunks: Iterable[Chunk]) -> int:
     return count
 
 
-def _row(kept: Kept) -> dict[str, object]:
-    x = kept.experience
-    same = ("id", "created_at", "user", "status", "priority", "retrievals", "successes", "policy_version")
+def _row(entry: Entry) -> dict[str, object]:
+    x = entry.experience
+    copied = ("id", "created_at", "user", "status", "priority", "retrievals", "successes", "policy_version")
     return {
-        **{name: getattr(x, name) for name in same},
+        **{name: getattr(x, name) for name in copied},
         "question": x.question.question,
         "answer": x.verdict.answer,
         "confidence": x.verdict.confidence,
         "experience": x.model_dump_json(),
-        "vector": None if kept.vector is None else np.asarray(kept.vector, np.float32),
-        "pictures": list(kept.pictures.items()),
+        "vector": None if entry.vector is None else np.asarray(entry.vector, np.float32),
+        "pictures": list(entry.pictures.items()),
     }
 
 
-def read(path: str | os.PathLike[str], rows: int = 500) -> Iterator[Chunk]:
-    """Chunks of at most ``rows``; every record is validated. BadInput for a file that ``write`` did not make."""
+def read(path: str | os.PathLike[str], rows: int = 500) -> Iterator[list[Entry]]:
+    """Read chunks of at most ``rows``; every record is validated. Raises BadInput for a file that ``write`` did not create."""
     if not Path(path).is_file():
-        raise MissingFile(f"there is no file {path}", fix="pass a Parquet file that was exported from a memory")
+        raise MissingFile(f"there is no file {path}", fix="pass a Parquet file exported from a memory")
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             if (file.schema_arrow.metadata or {}).get(b"format") != FORMAT or not file.schema_arrow.equals(SCHEMA):
-                raise BadInput(
-                    f"{path} holds no experiences", code="bad_schema", fix="pass a file that was exported from a memory"
-                )
+                raise BadInput(f"{path} contains no experiences", code="bad_schema", fix="pass a file exported from a memory")
             for batch in file.iter_batches(rows, columns=["experience", "vector", "pictures"]):
-                yield [_kept(row) for row in batch.to_pylist(maps_as_pydicts="strict")]
+                yield [_entry(row) for row in batch.to_pylist(maps_as_pydicts="strict")]
     except (pyarrow.ArrowException, ValidationError, OSError) as error:
         raise BadInput(f"{path} cannot be read: {error}", code="bad_file", fix="export it again") from error
 
 
-def _kept(row: dict) -> Kept:
+def _entry(row: dict) -> Entry:
     vector = None if row["vector"] is None else np.asarray(row["vector"], np.float32)
-    return Kept(Experience.model_validate_json(row["experience"]), vector, row["pictures"] or {})
+    return Entry(Experience.model_validate_json(row["experience"]), vector, row["pictures"] or {})

@@ -1,4 +1,4 @@
-"""Priorities: what a memory samples first and evicts first."""
+"""Priorities for sampling and eviction."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def initial(confidence: float, reward: float = 0.0, recency: float = 0.0) -> flo
 
 
 def weights(priorities: np.ndarray, retrievals: np.ndarray, successes: np.ndarray) -> np.ndarray:
-    """Weights of a draw: priority, times .7 + .3 success rate for what was retrieved before. All [n]."""
+    """Sampling weights: the priority, times .7 + .3 success rate for experiences that were retrieved before. All [n]."""
     rate = successes / np.maximum(retrievals, 1)
     return np.where(retrievals > 0, priorities * (0.7 + 0.3 * rate), priorities)
 
 
 def keys(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Exponential arrival times with these rates, [n]; the ``m`` earliest are a weighted draw of ``m`` without replacement.
+    """Exponential arrival times with rates ``weight``, [n]; the ``m`` smallest are a weighted sample without replacement.
 
-    Times of several shards can be put together and the earliest taken, which is the same draw over all of them.
+    The smallest keys of several shards together are a sample over all shards.
     Source: Efraimidis and Spirakis, Weighted random sampling with a reservoir (2006).
     """
     return rng.exponential(size=len(weight)) / weight

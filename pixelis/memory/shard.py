@@ -1,4 +1,4 @@
-"""One shard of the experience memory: storing, searching, sampling, eviction."""
+"""One shard of the experience memory: storage, search, sampling, eviction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,71 +19,65 @@ from pixelis.errors import BadInput
 from pixelis.memory import portable
 from pixelis.memory.database import Database
 from pixelis.memory.index import TAIL, Index
+from pixelis.memory.portable import Entry
 from pixelis.memory.priority import keys, weights
-from pixelis.memory.vectors import checked
+from pixelis.memory.vectors import validate
 from pixelis.records import Experience, Feedback
 
 log = logging.getLogger(__name__)
 DAY = 86_400.0
 RETRIEVAL_DAYS = 7.0
-"""Age at which a retrieval id is forgotten; a success told later counts as one of a retrieval of its own."""
+"""Age at which a retrieval id is deleted; a success reported later counts as a new retrieval."""
 PNG = b"\x89PNG\r\n\x1a\n"
 COLUMNS = "id, status, priority, retrievals, successes, feedback, record"
 
-Drawn = list[tuple[float, str]]
-"""Keys of a draw and the ids drawn."""
+# Aliases, because the method ``Shard.list`` hides the built-in type.
+KeyedIds = list[tuple[float, str]]
+"""Sampling keys and ids."""
 Ids = list[str]
-Victims = list[tuple[int, str]]
+SeqIds = list[tuple[int, str]]
 Experiences = list[Experience]
+Entries = list[Entry]
 Row = tuple[str, str, float, int, int, str, str]
-"""``COLUMNS`` of an experience: cheap to send; ``experience`` makes the record of it."""
+"""``COLUMNS`` of an experience, cheap to send; ``experience`` converts it to a record."""
 Place = tuple[float, str]
-"""Time and id of an experience: where it stands among all, newest first and by id at equal times."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """An experience to be stored: with its vector [d] (None: it is kept but never found) and pictures (PNG) by image id."""
-
-    experience: Experience
-    vector: np.ndarray | None = None
-    pictures: dict[str, bytes] = field(default_factory=dict)
+"""Time and id: the sort key of listings, newest first, then by id."""
 
 
 def experience(row: Row) -> Experience:
-    """The record of a row: as it was stored, with what the memory knows of it since."""
+    """Convert a row to a record: as stored, with the current status, counts and feedback."""
     _, status, priority, retrievals, successes, feedback, record = row
-    now = {"status": status, "priority": priority, "retrievals": retrievals, "successes": successes}
+    current = {"status": status, "priority": priority, "retrievals": retrievals, "successes": successes}
     stored = Experience.model_validate_json(record)
-    return stored.model_copy(update={**now, "feedback": [Feedback.model_validate(one) for one in json.loads(feedback)]})
+    return stored.model_copy(update={**current, "feedback": [Feedback.model_validate(entry) for entry in json.loads(feedback)]})
 
 
 class Shard:
-    """Experiences in a folder of their own; open in one process at a time, used from any number of threads.
+    """Experiences in one folder, which one process may open at a time. Thread-safe.
 
-    A method that writes returns when the change is on the disk. ``capacity`` is of this shard.
+    Writing methods return when the change is on disk. ``capacity`` is that of this shard.
     """
 
     def __init__(self, folder: str | os.PathLike[str], config: MemoryConfig, capacity: int | None = None):
         self.folder, self.config = Path(folder), config
         self.capacity = config.capacity if capacity is None else capacity
         self.database = Database(self.folder)
-        self.began = time.monotonic()
+        started = time.monotonic()
         self._index: Index | None = None
         self._ids: dict[int, str] = {}
         self._rows: dict[str, int] = {}
         self._since_save = 0
-        self._offered, self._offering = 0, threading.Lock()
-        """Entries that callers are adding: what the shard holds at most beyond what it is known to hold."""
+        self._adding, self._adding_lock = 0, threading.Lock()
+        """Number of entries that callers are adding, an upper bound of rows not yet in ``_ids``."""
         self._wake, self._stop = threading.Event(), threading.Event()
         try:
             self._recover()
         except BaseException:
             self.database.close()
             raise
-        self.recovery_s = time.monotonic() - self.began
-        self._keeper = threading.Thread(target=self._keep, name="memory-keeper", daemon=True)
-        self._keeper.start()
+        self.recovery_s = time.monotonic() - started
+        self._maintainer = threading.Thread(target=self._maintain, name="memory-maintainer", daemon=True)
+        self._maintainer.start()
         self._wake.set()
 
     # --- opening, housekeeping, closing -------------------------------------------------------------------------------------
@@ -104,72 +97,72 @@ class Shard:
             index = self._index = Index(self.config, first[0] // 4)
             present = np.fromiter((seq for (seq,) in rows.execute("SELECT seq FROM vectors")), np.int64)
             index.load(self._index_file, self.name, present)
-            known = index.built.places if index.built is not None else {}
+            indexed = index.built.places if index.built is not None else {}
             cursor = rows.execute("SELECT seq, vector FROM vectors")
             while chunk := cursor.fetchmany(4096):
-                chunk = [(seq, blob) for seq, blob in chunk if seq not in known]
+                chunk = [(seq, blob) for seq, blob in chunk if seq not in indexed]
                 if chunk:
                     values = np.frombuffer(b"".join(blob for _, blob in chunk), "<f4").reshape(len(chunk), -1)
                     index.add([seq for seq, _ in chunk], values)
 
-    def _keep(self) -> None:
-        """The thread that maintains the index and writes its built part."""
+    def _maintain(self) -> None:
+        """Maintain and save the index; runs in a thread."""
         while not self._stop.is_set():
             self._wake.wait()
             self._wake.clear()
             try:
-                self._settle()
+                self._maintain_once()
             except Exception:
-                # What is not built is searched one by one, and what is not saved is built again: nothing is lost.
-                log.exception("the index of %s could not be maintained; the next change tries again", self.folder)
+                # Nothing is lost: rows that are not in the built index are searched in the tail, and an unsaved index is rebuilt.
+                log.exception("the index of %s could not be maintained; retrying at the next change", self.folder)
 
-    def _settle(self) -> None:
+    def _maintain_once(self) -> None:
         index = self._index
         if index is None or self.config.index == "flat":
             return
-        before = index.built
+        initial = index.built
         while not self._stop.is_set() and index.maintain(self._stop.is_set):
             self._since_save += 1
-        if self._since_save and (index.built is not before or not self._index_file.exists() or self._since_save > TAIL // 16):
+        if self._since_save and (index.built is not initial or not self._index_file.exists() or self._since_save > TAIL // 16):
             index.save(self._index_file, self.name)
             self._since_save = 0
 
     def close(self) -> None:
-        """Finish what is being written, keep the built index, let go of the folder."""
+        """Finish pending writes, save the index and unlock the folder."""
         self._stop.set()
         self._wake.set()
-        self._keeper.join()
+        self._maintainer.join()
         if self._index is not None and self._since_save:
             self._index.save(self._index_file, self.name)
         self.database.close()
 
-    # --- adding and finding -------------------------------------------------------------------------------------------------
+    # --- adding and searching -----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def add(self, entries: Sequence[Entry]) -> list[bool]:
-        """Store entries; True for each that is new, False for an id that is known. All are on the disk on return.
+        """Store entries on disk; returns True for each new entry, False for each existing id.
 
-        When the shard is full the oldest (or the least) make room. BadInput, and nothing stored, for a vector that does not fit.
+        A full shard evicts the oldest (or lowest-priority) experiences. Raises BadInput for an invalid vector; nothing is stored.
         """
         if not entries:
             return []
         for entry in entries:
             if entry.vector is not None:
-                checked(np.asarray(entry.vector)[None], direction=self.config.metric == "cosine")
+                validate(np.asarray(entry.vector)[None], direction=self.config.metric == "cosine")
             for name, png in entry.pictures.items():
                 if not png.startswith(PNG):
-                    raise BadInput(f"picture {name!r} is no PNG", code="bad_image", fix="encode it as PNG")
-        made = [(e, e.experience.model_dump_json(exclude={"feedback"})) for e in entries]
+                    raise BadInput(f"picture {name!r} is not a PNG", code="bad_image", fix="encode it as PNG")
+        records = [(e, e.experience.model_dump_json(exclude={"feedback"})) for e in entries]
 
         def change(db: sqlite3.Connection) -> tuple[list[bool], list[tuple[int, Entry]], list[int]]:
-            new, stored, out = [], [], []
+            new, stored, evicted = [], [], []
             count = 0
             withdrawn = _withdrawn(db)
-            if len(self._ids) + self._offered > self.capacity:  # counting takes long, and only a full shard needs it
+            if len(self._ids) + self._adding > self.capacity:  # counting is slow, and needed only for a full shard
                 (count,) = db.execute("SELECT count(*) FROM experiences").fetchone()
-            for entry, record in made:
+            for entry, record in records:
                 x = entry.experience
                 if db.execute("SELECT 1 FROM experiences WHERE id = ?", (x.id,)).fetchone():
                     new.append(False)
@@ -179,11 +172,11 @@ class Shard:
                     order = "priority, seq" if self.config.evict == "priority" else "seq"
                     victims = [seq for (seq,) in db.execute(f"SELECT seq FROM experiences ORDER BY {order} LIMIT ?", (over,))]
                     db.executemany("DELETE FROM experiences WHERE seq = ?", [(seq,) for seq in victims])
-                    out += victims
+                    evicted += victims
                     count -= len(victims)
-                said = json.dumps([f.model_dump(mode="json") for f in x.feedback])
+                feedback = json.dumps([f.model_dump(mode="json") for f in x.feedback])
                 status = "failed" if x.policy_version in withdrawn else x.status
-                state = (status, x.priority, x.retrievals, x.successes, said, record)
+                state = (status, x.priority, x.retrievals, x.successes, feedback, record)
                 row = db.execute(
                     "INSERT INTO experiences (id, created_at, user, status, priority, retrievals, successes, feedback, record) "
                     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -193,25 +186,25 @@ class Shard:
                 if entry.vector is not None:
                     blob = np.ascontiguousarray(entry.vector, "<f4").tobytes()
                     (width,) = db.execute("SELECT length(vector) FROM vectors LIMIT 1").fetchone() or (len(blob),)
-                    checked(np.asarray(entry.vector)[None], width // 4)
+                    validate(np.asarray(entry.vector)[None], width // 4)
                     db.execute("INSERT INTO vectors VALUES (?, ?)", (row, blob))
                 if self.config.pictures:
                     db.executemany("INSERT INTO pictures VALUES (?, ?, ?)", [(row, n, p) for n, p in entry.pictures.items()])
                 new.append(True)
                 stored.append((row, entry))
                 count += 1
-            return new, stored, out
+            return new, stored, evicted
 
-        with self._offering:
-            self._offered += len(entries)
+        with self._adding_lock:
+            self._adding += len(entries)
         try:
-            return self.database.write(change, self._added)[0]
+            return self.database.write(change, self._apply_added)[0]
         finally:
-            with self._offering:
-                self._offered -= len(entries)
+            with self._adding_lock:
+                self._adding -= len(entries)
 
-    def _added(self, result: tuple[list[bool], list[tuple[int, Entry]], list[int]]) -> None:
-        _, stored, out = result
+    def _apply_added(self, result: tuple[list[bool], list[tuple[int, Entry]], list[int]]) -> None:
+        _, stored, evicted = result
         for row, entry in stored:
             self._ids[row] = entry.experience.id
             self._rows[entry.experience.id] = row
@@ -220,10 +213,10 @@ class Shard:
             if self._index is None or (not len(self._index) and self._index.width != len(indexed[0][1])):
                 self._index = Index(self.config, len(indexed[0][1]))
             self._index.add([row for row, _ in indexed], np.stack([vector for _, vector in indexed]))
-        self._gone(out)
+        self._apply_removed(evicted)
         self._wake.set()
 
-    def _gone(self, rows: Sequence[int], wipe: bool = False) -> None:
+    def _apply_removed(self, rows: Sequence[int], wipe: bool = False) -> None:
         for row in rows:
             self._rows.pop(self._ids.pop(row, ""), None)
         if self._index is not None and rows:
@@ -234,16 +227,16 @@ class Shard:
             self._wake.set()
 
     def search(self, vectors: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
-        """Ids and similarity of the nearest of each of ``vectors`` [n, d], best first; all there are when fewer than ``k``.
+        """Ids and similarities of the at most ``k`` nearest neighbours of each of ``vectors`` [n, d], best first.
 
-        Similarity is the cosine, or the negative distance for the other metrics.
+        Similarity is the cosine, or the negative distance for other metrics.
         """
         index = self._index
         if index is None or k < 1 or not len(index):
             return [[] for _ in range(len(vectors))]
-        found, rows = index.search(vectors, min(k, len(index)))
+        scores, rows = index.search(vectors, min(k, len(index)))
         out = []
-        for similarities, line in zip(found.tolist(), rows.tolist(), strict=True):
+        for similarities, line in zip(scores.tolist(), rows.tolist(), strict=True):
             named = ((self._ids.get(row), similarity) for similarity, row in zip(similarities, line, strict=True) if row >= 0)
             out.append([(name, similarity) for name, similarity in named if name is not None])
         return out
@@ -251,57 +244,59 @@ class Shard:
     # --- reading ------------------------------------------------------------------------------------------------------------
 
     def rows(self, ids: Sequence[str]) -> list[Row | None]:
-        """The stored rows of these ids in order; None for an unknown one."""
-        found: dict[str, Row] = {}
+        """The stored rows of these ids in order; None for an unknown id."""
+        by_id: dict[str, Row] = {}
         with self.database.read() as db:
             for start in range(0, len(ids), 500):
-                some = list(ids[start : start + 500])
-                marks = ",".join("?" * len(some))
-                for row in db.execute(f"SELECT {COLUMNS} FROM experiences WHERE id IN ({marks})", some).fetchall():
-                    found[row[0]] = row
-        return [found.get(name) for name in ids]
+                chunk = list(ids[start : start + 500])
+                marks = ",".join("?" * len(chunk))
+                for row in db.execute(f"SELECT {COLUMNS} FROM experiences WHERE id IN ({marks})", chunk).fetchall():
+                    by_id[row[0]] = row
+        return [by_id.get(name) for name in ids]
 
     def get(self, ids: Sequence[str]) -> list[Experience | None]:
-        """The experiences of these ids in order; None for an unknown one."""
+        """The experiences of these ids in order; None for an unknown id."""
         return [experience(row) if row is not None else None for row in self.rows(ids)]
 
     def pictures(self, id: str) -> dict[str, bytes]:
-        """PNG bytes by image id."""
+        """An experience's pictures: PNG bytes by image id."""
         query = "SELECT name, png FROM pictures JOIN experiences USING (seq) WHERE id = ?"
         with self.database.read() as db:
             return dict(db.execute(query, (id,)).fetchall())
 
     def list_rows(self, limit: int, after: Place | None = None, user: str | None = None) -> list[tuple[float, Row]]:
-        """Time and row of at most ``limit`` experiences, newest first; only those that come after ``after``, or of ``user``."""
+        """Times and rows of at most ``limit`` experiences, newest first; optionally after ``after`` or of ``user``."""
         at, id = after or (float("inf"), "")
-        wanted, values = ["(created_at < ? OR created_at = ? AND id > ?)"], [at, at, id]
+        conditions, values = ["(created_at < ? OR created_at = ? AND id > ?)"], [at, at, id]
         if user is not None:
-            wanted.append("user = ?")
+            conditions.append("user = ?")
             values.append(user)
-        query = f"SELECT created_at, {COLUMNS} FROM experiences WHERE {' AND '.join(wanted)} ORDER BY created_at DESC, id LIMIT ?"
+        query = (
+            f"SELECT created_at, {COLUMNS} FROM experiences WHERE {' AND '.join(conditions)} ORDER BY created_at DESC, id LIMIT ?"
+        )
         with self.database.read() as db:
-            found = db.execute(query, [*values, max(0, limit)]).fetchall()
-        return [(row[0], row[1:]) for row in found]
+            rows = db.execute(query, [*values, max(0, limit)]).fetchall()
+        return [(row[0], row[1:]) for row in rows]
 
     def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
-        """At most ``limit`` experiences, newest first; only those that come after ``after``, or of ``user``."""
+        """At most ``limit`` experiences, newest first; optionally only after ``after`` or of ``user``."""
         return [experience(row) for _, row in self.list_rows(limit, after, user)]
 
-    def draw(self, n: int, rng: np.random.Generator) -> Drawn:
-        """Keys and ids of a draw of at most ``n`` without replacement; see ``priority.keys``."""
+    def draw(self, n: int, rng: np.random.Generator) -> KeyedIds:
+        """Keys and ids of a weighted sample of at most ``n`` without replacement; see ``priority.keys``."""
         with self.database.read() as db:
-            found = db.execute("SELECT id, priority, retrievals, successes FROM experiences ORDER BY seq").fetchall()
-        if not found or n < 1:
+            rows = db.execute("SELECT id, priority, retrievals, successes FROM experiences ORDER BY seq").fetchall()
+        if not rows or n < 1:
             return []
-        names, *columns = zip(*found, strict=True)
+        names, *columns = zip(*rows, strict=True)
         times = keys(weights(*(np.asarray(column, float) for column in columns)), rng)
         first = np.argsort(times, kind="stable")[:n]
         return [(float(times[i]), names[i]) for i in first]
 
     def sample(self, n: int, rng: np.random.Generator) -> Experiences:
-        """At most ``n`` experiences without replacement, by priority and success; see ``priority.weights``."""
-        drawn = self.get([name for _, name in self.draw(n, rng)])
-        return [one for one in drawn if one is not None]
+        """A weighted sample of at most ``n`` experiences without replacement; see ``priority.weights``."""
+        sampled = self.get([name for _, name in self.draw(n, rng)])
+        return [item for item in sampled if item is not None]
 
     def stats(self) -> dict[str, Any]:
         """Counts, means and sizes, as plain values."""
@@ -329,24 +324,24 @@ class Shard:
             "recovery_s": self.recovery_s,
         }
 
-    # --- what is learnt about an experience ---------------------------------------------------------------------------------
+    # --- retrievals, feedback, withdrawals ------------------------------------------------------------------------------
 
     def retrieved(self, retrieval: str, ids: Sequence[str]) -> None:
-        """Count a retrieval of these experiences, once for each retrieval id."""
+        """Count a retrieval of these experiences, once per retrieval id."""
 
         def change(db: sqlite3.Connection) -> None:
             for row in filter(None, map(self._rows.get, ids)):
-                _retrieved(db, row, retrieval)
+                _count_retrieval(db, row, retrieval)
 
         self.database.write(change)
 
     def succeeded(self, retrieval: str, ids: Sequence[str]) -> int:
-        """Count that a retrieval of these experiences was of use, once for each retrieval id; returns how many were new."""
+        """Count a successful retrieval of these experiences, once per retrieval id; returns the number counted."""
 
         def change(db: sqlite3.Connection) -> int:
             result = 0
             for row in filter(None, map(self._rows.get, ids)):
-                _retrieved(db, row, retrieval)
+                _count_retrieval(db, row, retrieval)
                 mark = "UPDATE retrievals SET succeeded = 1 WHERE seq = ? AND retrieval = ? AND succeeded = 0"
                 if db.execute(mark, (row, retrieval)).rowcount:
                     db.execute("UPDATE experiences SET successes = successes + 1 WHERE seq = ?", (row,))
@@ -356,109 +351,109 @@ class Shard:
         return self.database.write(change)
 
     def feedback(self, id: str, feedback: Feedback) -> Experience:
-        """Add what somebody said (the same twice counts once); BadInput ``unknown_experience``."""
-        said = feedback.model_dump(mode="json")
+        """Add feedback; exact duplicates are ignored. Raises BadInput ``unknown_experience``."""
+        entry = feedback.model_dump(mode="json")
 
         def change(db: sqlite3.Connection) -> None:
             row = db.execute("SELECT feedback FROM experiences WHERE id = ?", (id,)).fetchone()
             if row is None:
                 raise unknown(id)
-            known = json.loads(row[0])
-            if said not in known:
-                db.execute("UPDATE experiences SET feedback = ? WHERE id = ?", (json.dumps([*known, said]), id))
+            existing = json.loads(row[0])
+            if entry not in existing:
+                db.execute("UPDATE experiences SET feedback = ? WHERE id = ?", (json.dumps([*existing, entry]), id))
 
         self.database.write(change)
-        (now,) = self.get([id])
-        if now is None:
+        (updated,) = self.get([id])
+        if updated is None:
             raise unknown(id)
-        return now
+        return updated
 
     def withdraw(self, versions: Sequence[int]) -> int:
-        """Set the withdrawn policy versions: status ``failed`` for what they answered, or will be found to have answered.
+        """Set the withdrawn policy versions: their experiences, also those added later, get the status ``failed``.
 
-        Such an experience votes no more. What a version answered that is no longer among them is ``pending`` again. Returns
-        how many have failed by this.
+        Failed experiences do not vote. Experiences of versions that are no longer withdrawn become ``pending``. Returns the
+        number of experiences that became failed.
         """
 
         def change(db: sqlite3.Connection) -> int:
-            before = _withdrawn(db)
-            if before == set(versions):
+            previous = _withdrawn(db)
+            if previous == set(versions):
                 return 0
             db.execute("INSERT OR REPLACE INTO facts VALUES ('withdrawn', ?)", (json.dumps(sorted(versions)),))
             mark = (
                 "UPDATE experiences SET status = ? "
                 "WHERE json_extract(record, '$.policy_version') IN (SELECT value FROM json_each(?))"
             )
-            db.execute(mark, ("pending", json.dumps(sorted(before - set(versions)))))
-            return db.execute(mark, ("failed", json.dumps(sorted(set(versions) - before)))).rowcount
+            db.execute(mark, ("pending", json.dumps(sorted(previous - set(versions)))))
+            return db.execute(mark, ("failed", json.dumps(sorted(set(versions) - previous)))).rowcount
 
         return self.database.write(change)
 
     # --- deleting -----------------------------------------------------------------------------------------------------------
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete by id: records, vectors, pictures, and their traces in the files. Returns how many there were."""
+        """Delete experiences with their vectors and pictures, leaving no traces in the files; returns the number deleted."""
         return len(self._delete("id IN (SELECT value FROM json_each(?))", json.dumps(list(ids))))
 
     def delete_user(self, user: str) -> Ids:
-        """Delete everything of a user (the stored pseudonym); returns the ids."""
+        """Delete all experiences of a user (the stored pseudonym); returns their ids."""
         return self._delete("user = ?", user)
 
     def prune(self, now: float) -> Ids:
-        """Delete what is older than ``retention_days``; returns the ids and adds a line to ``pruning.jsonl``."""
-        out = self._delete("created_at < ?", now - self.config.retention_days * DAY)
+        """Delete experiences older than ``retention_days``; returns their ids and adds a line to ``pruning.jsonl``."""
+        pruned = self._delete("created_at < ?", now - self.config.retention_days * DAY)
         self.database.write(lambda db: db.execute("DELETE FROM retrievals WHERE told_at < ?", (now - RETRIEVAL_DAYS * DAY,)))
-        if out:
-            line = {"time": now, "retention_days": self.config.retention_days, "count": len(out), "ids": out}
+        if pruned:
+            line = {"time": now, "retention_days": self.config.retention_days, "count": len(pruned), "ids": pruned}
             with open(self.folder / "pruning.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-        return out
+        return pruned
 
-    def _delete(self, where: str, value: Any) -> Ids:
-        def change(db: sqlite3.Connection) -> Victims:
-            victims = db.execute(f"SELECT seq, id FROM experiences WHERE {where} ORDER BY seq", (value,)).fetchall()
+    def _delete(self, condition: str, value: Any) -> Ids:
+        def change(db: sqlite3.Connection) -> SeqIds:
+            victims = db.execute(f"SELECT seq, id FROM experiences WHERE {condition} ORDER BY seq", (value,)).fetchall()
             db.executemany("DELETE FROM experiences WHERE seq = ?", [(seq,) for seq, _ in victims])
             return victims
 
-        victims = self.database.write(change, lambda victims: self._gone([seq for seq, _ in victims], wipe=True))
+        victims = self.database.write(change, lambda victims: self._apply_removed([seq for seq, _ in victims], wipe=True))
         if victims:
             self.database.forget()
         return [name for _, name in victims]
 
-    # --- moving -------------------------------------------------------------------------------------------------------------
+    # --- export, import -----------------------------------------------------------------------------------------------------
 
     def export(self, path: str | os.PathLike[str]) -> int:
-        """Write everything to a Parquet file; returns how many experiences."""
-        return portable.write(path, self._everything())
+        """Write all experiences to a Parquet file; returns their number."""
+        return portable.write(path, self._chunks())
 
-    def _everything(self) -> Iterator[portable.Chunk]:
+    def _chunks(self) -> Iterator[Entries]:
         query = (
             f"SELECT seq, vector, {COLUMNS} FROM experiences LEFT JOIN vectors USING (seq) WHERE seq > ? ORDER BY seq LIMIT 500"
         )
         last = 0
         while True:
             with self.database.read() as db:
-                found = db.execute(query, (last,)).fetchall()
-                kept = []
-                for seq, blob, *row in found:
+                rows = db.execute(query, (last,)).fetchall()
+                entries = []
+                for seq, blob, *row in rows:
                     pictures = dict(db.execute("SELECT name, png FROM pictures WHERE seq = ?", (seq,)).fetchall())
                     vector = np.frombuffer(blob, "<f4") if blob is not None else None
-                    kept.append(portable.Kept(experience(tuple(row)), vector, pictures))
-            if not kept:
+                    entries.append(Entry(experience(tuple(row)), vector, pictures))
+            if not entries:
                 return
-            last = found[-1][0]
-            yield kept
+            last = rows[-1][0]
+            yield entries
 
-    def load(self, path: str | os.PathLike[str], wanted: Callable[[str], bool] = lambda id: True) -> int:
-        """Add what a Parquet file of ``export`` holds and is not known here; returns how many. BadInput for another file.
+    def load(self, path: str | os.PathLike[str], accepts: Callable[[str], bool] = lambda id: True) -> int:
+        """Add the new experiences of a Parquet file of ``export``; returns their number.
 
-        ``wanted`` says of an id whether it is for this shard.
+        ``accepts`` tells whether an id belongs to this shard. Raises BadInput for another kind of file.
         """
         added = 0
-        for kept in portable.read(path):
-            added += sum(self.add([Entry(k.experience, k.vector, k.pictures) for k in kept if wanted(k.experience.id)]))
+        for entries in portable.read(path):
+            added += sum(self.add([entry for entry in entries if accepts(entry.experience.id)]))
         return added
 
 
@@ -468,12 +463,14 @@ def _withdrawn(db: sqlite3.Connection) -> set[int]:
 
 
 def unknown(id: str) -> BadInput:
-    """The error for an id that is not there."""
+    """The error for an unknown id."""
     return BadInput(
-        f"there is no experience {id!r}", code="unknown_experience", fix="it may have been deleted or pruned; list them"
+        f"there is no experience {id!r}",
+        code="unknown_experience",
+        fix="it may have been deleted or pruned: list the experiences",
     )
 
 
-def _retrieved(db: sqlite3.Connection, row: int, retrieval: str) -> None:
+def _count_retrieval(db: sqlite3.Connection, row: int, retrieval: str) -> None:
     if db.execute("INSERT OR IGNORE INTO retrievals VALUES (?, ?, 0, ?)", (row, retrieval, time.time())).rowcount:
         db.execute("UPDATE experiences SET retrievals = retrievals + 1 WHERE seq = ?", (row,))

@@ -65,8 +65,8 @@ def test_shards_together_are_one_index(count: int, shards: int, k: int, metric: 
 @given(changes=st.lists(CHANGES, max_size=14), evict=st.sampled_from(["fifo", "priority"]), capacity=st.integers(1, 40))
 @settings(max_examples=10)
 def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, capacity: int) -> None:
-    before = index_module.TAIL, index_module.TRAINED_BY
-    index_module.TAIL, index_module.TRAINED_BY = 6, 3
+    before = index_module.TAIL, index_module.MIN_PER_LIST
+    index_module.TAIL, index_module.MIN_PER_LIST = 6, 3
     day = 86_400.0
     config = MemoryConfig(index=kind, evict=evict, ivf={"nlist": 2, "nprobe": 2}, hnsw={"M": 8}, retention_days=1)  # type: ignore[arg-type]
     known = vectors(61, 8)
@@ -111,4 +111,4 @@ def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, cap
                     assert found == names
         finally:
             shard.close()
-            index_module.TAIL, index_module.TRAINED_BY = before
+            index_module.TAIL, index_module.MIN_PER_LIST = before

@@ -23,7 +23,7 @@ METRICS = ("cosine", "euclidean", "manhattan")
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that a few hundred vectors fill."""
     monkeypatch.setattr(index_module, "TAIL", 64)
-    monkeypatch.setattr(index_module, "TRAINED_BY", 20)
+    monkeypatch.setattr(index_module, "MIN_PER_LIST", 20)
 
 
 def config(index: str = "flat", metric: str = "cosine") -> MemoryConfig:
@@ -86,7 +86,7 @@ def test_what_is_removed_never_comes_back(kind: str) -> None:
         more = list(range(0, 400, 3))
         index.remove(more)
         gone |= set(more)
-    assert index.built is None or index.built.gone <= 0.25 * len(index.built.rows), "it is built anew when much is gone"
+    assert index.built is None or index.built.removed <= 0.25 * len(index.built.rows), "it is built anew when much is gone"
 
 
 @pytest.mark.parametrize("kind", KINDS)

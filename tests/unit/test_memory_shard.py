@@ -98,7 +98,7 @@ def test_thirty_writers_at_once_share_commits(tmp_path: Path) -> None:
     first = holding.submit(shard.database.write, lambda db: (held.set(), started.wait(60)))
     assert held.wait(60), "or the writer takes others along with it"
     rest = [holding.submit(shard.add, [entry]) for entry in entries(20, first=100)]
-    wait_for(lambda: shard.database._waiting.qsize() == 20)
+    wait_for(lambda: shard.database._pending.qsize() == 20)
     started.set()
     assert first.result()
     assert [r.result() for r in rest] == [[True]] * 20
