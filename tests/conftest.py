@@ -1,4 +1,4 @@
-"""Shared fixtures: one real local Ray cluster for the whole test session, and the figures that fault tests reach."""
+"""Shared fixtures: one local Ray cluster for the whole test session, and a record of the figures that fault tests measure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ os.environ["RAY_AUTH_TOKEN_PATH"] = os.path.join(_private, "ray-token")
 with open(os.environ["RAY_AUTH_TOKEN_PATH"], "w") as _token:
     _token.write(secrets.token_hex(32))
 
-# Examples are slow when the machine has other work, and that is no fault of what they check.
+# No deadline: a busy machine makes examples slow.
 hypothesis.settings.register_profile("pixelis", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=500)
 hypothesis.settings.load_profile(os.environ.get("PIXELIS_HYPOTHESIS", "pixelis"))
@@ -28,7 +28,7 @@ hypothesis.settings.load_profile(os.environ.get("PIXELIS_HYPOTHESIS", "pixelis")
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """A local Ray cluster with token authentication, shared by every test that needs one."""
+    """A local Ray cluster with token authentication, shared by all tests of the session."""
     import ray
 
     from pixelis.actors.cluster import connect
@@ -44,31 +44,31 @@ FIGURES: list[tuple[str, str]] = []
 
 
 @pytest.fixture
-def reached(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """``reached(detection_s=0.4)`` notes figures of this test."""
+def record_figures(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """A function that records figures of this test for the summary: ``record_figures(detection_s=0.4)``."""
 
-    def note(**figures: Any) -> None:
+    def record(**figures: Any) -> None:
         for name, value in figures.items():
             record_property(name, value)
-        shown = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items())
-        FIGURES.append((request.node.name, shown))
+        text = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items())
+        FIGURES.append((request.node.name, text))
 
-    return note
+    return record
 
 
 QUICK_S = 5.0
-"""A test or fixture that takes longer although it is not marked slow is named at the end, so that `make test-fast` stays fast."""
+"""Seconds after which a test or fixture that is not marked slow is listed in the summary, so that `make test-fast` stays fast."""
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The figures of all fault tests that ran, and the tests that belong among the slow ones."""
+    """Print the figures of the fault tests, and the tests that should be marked slow."""
     if FIGURES:
-        terminalreporter.section("faults: what was reached")
-        for name, shown in FIGURES:
-            terminalreporter.write_line(f"{name}: {shown}")
+        terminalreporter.section("fault tests: measured figures")
+        for name, text in FIGURES:
+            terminalreporter.write_line(f"{name}: {text}")
     phases = [report for kind in ("passed", "") for report in terminalreporter.stats.get(kind, [])]
-    long = [report for report in phases if report.duration > QUICK_S and "slow" not in report.keywords]
-    if long:
+    slow = [report for report in phases if report.duration > QUICK_S and "slow" not in report.keywords]
+    if slow:
         terminalreporter.section("not quick: mark these with pytest.mark.slow or make them faster")
-        for report in long:
+        for report in slow:
             terminalreporter.write_line(f"{report.nodeid}: {report.when} {report.duration:.1f} s")

@@ -1,4 +1,4 @@
-"""Two models' folders for the tests of the dialogue, without weights: the embedded one and one shaped like Qwen2.5-VL."""
+"""Models for the dialogue tests, without weights: the embedded model's folder and one with the layout of Qwen2.5-VL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QWEN_PLAIN = ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|repo_name|>")
 
 @functools.cache
 def nano_folder() -> Path:
-    """The embedded model's tokenizer and architecture."""
+    """Return a folder with the embedded model's tokenizer and configuration."""
     folder = Path(tempfile.mkdtemp(prefix="pixelis-nano-"))
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder)
@@ -50,7 +50,7 @@ def nano_folder() -> Path:
 
 @functools.cache
 def large_folder() -> Path:
-    """Qwen2.5-VL's layout: text settings at the top of config.json, byte-level BPE, no tokens for <think> and <answer>."""
+    """Return a folder like Qwen2.5-VL's: text settings at the top level, byte-level BPE, no <think> and <answer> tokens."""
     folder = Path(tempfile.mkdtemp(prefix="pixelis-large-"))
     tokenizer = Tokenizer(models.BPE())
     split = Regex(r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
@@ -83,35 +83,36 @@ def large_folder() -> Path:
 
 @functools.cache
 def renderer(name: str) -> Renderer:
-    """The renderer of ``nano`` or ``large``, which offers zoom_in: the schemas of all would fill a short context."""
+    """Return the renderer of ``nano`` or ``large`` with zoom_in only; all schemas would fill a short context."""
     folder = {"nano": nano_folder, "large": large_folder}[name]()
     tokenizer = load_tokenizer(folder)
     return Renderer(tokenizer, ModelSpec.load(folder, tokenizer), DialogueConfig(), select(["zoom_in"]))
 
 
-def shown(name: str, image: str = "img0", tiles: tuple[int, int] = (4, 4)) -> ImageView:
-    """A view of ``tiles`` = (columns, rows) image tokens of that model."""
+def image_view(name: str, image: str = "img0", tiles: tuple[int, int] = (4, 4)) -> ImageView:
+    """Return a view of ``tiles`` = (columns, rows) image tokens of the model."""
     step = renderer(name).spec.multiple
     return ImageView(id=image, source_size=(1000, 800), view_size=(tiles[0] * step, tiles[1] * step))
 
 
 def pixels(view: ImageView) -> np.ndarray:
-    """Black pixels of the size that a view is described with."""
+    """Return black pixels of the size of a view."""
     return np.zeros((view.view_size[1], view.view_size[0], 3), np.uint8)
 
 
 @dataclass
-class Script:
-    """An engine session that says what it is told to; texts end with the stop token, token lists are said as they are."""
+class ScriptedSession:
+    """An engine session with scripted replies. A stop token is appended to texts, but not to token lists."""
 
     renderer: Renderer
     lines: Sequence[str | list[int] | Completion | BaseException]
-    heard: list[tuple[list[int], int, SamplingParams]] = field(default_factory=list)
+    calls: list[tuple[list[int], int, SamplingParams]] = field(default_factory=list)
+    """Tokens, number of views and sampling parameters of each `generate`."""
     closed: int = 0
 
     async def generate(self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams) -> Completion:
-        self.heard.append((list(tokens), len(views), sampling))
-        line = self.lines[len(self.heard) - 1]
+        self.calls.append((list(tokens), len(views), sampling))
+        line = self.lines[len(self.calls) - 1]
         if isinstance(line, BaseException):
             raise line
         if isinstance(line, Completion):

@@ -1,4 +1,4 @@
-"""What the tests on real actors share: actors of one job with their configuration, and ways to end one of them."""
+"""Support for tests on real actors: the placed actors of one job, checks of groups, and ways to kill an actor."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from pixelis.records import Group
 
 
 @dataclass
-class Placed:
-    """Actors of one job, and what they were placed with."""
+class PlacedJob:
+    """The actors of one job with its configuration and initial adapter."""
 
     config: Config
     actors: placement.Actors
     adapter: Adapter
 
     def coordinator(self, **rft: Any) -> Any:
-        """A fresh coordinator before the same generators, scorers and store."""
+        """Start another coordinator on the same generators, scorers and store. rft: changed configuration values."""
         config = self.config.model_copy(update={"rft": self.config.rft.model_copy(update=rft)})
         a = self.actors
         return cluster.spawn(Coordinator, config, a.generators, a.scorers, num_cpus=0)
 
 
 def random_adapter(model: str | Path, seed: int, size: float = 0.1) -> Adapter:
+    """Return a random adapter of rank 4 for a model."""
     rng = np.random.default_rng(seed)
     policy = parse({"policy": {"model": str(model)}}).policy
     tensors = {}
@@ -52,7 +53,8 @@ def random_adapter(model: str | Path, seed: int, size: float = 0.1) -> Adapter:
 
 
 @contextmanager
-def alone(actor: Any) -> Iterator[Any]:
+def temporary(actor: Any) -> Iterator[Any]:
+    """Kill the actor at the end of the block."""
     try:
         yield actor
     finally:
@@ -60,7 +62,7 @@ def alone(actor: Any) -> Iterator[Any]:
 
 
 def check_group(group: Group, views: dict[str, list[np.ndarray]], size: int) -> None:
-    """Every trajectory belongs to the group's question; views are those that its images describe; advantages sum to 0."""
+    """Check that trajectories belong to the group's question, views match their images, and advantages sum to 0."""
     assert len(group.trajectories) == size
     assert len({t.id for t in group.trajectories}) == size
     assert set(views) == {t.id for t in group.trajectories}
@@ -76,17 +78,17 @@ def check_group(group: Group, views: dict[str, list[np.ndarray]], size: int) -> 
     assert sum(t.advantage or 0.0 for t in group.trajectories) == pytest.approx(0, abs=1e-4)
 
 
-def until(what: Callable[[], Any], timeout_s: float = 60, every_s: float = 0.02) -> float:
-    """Seconds until ``what()`` is true; an AssertionError when it never is."""
-    began = time.monotonic()
-    while not what():
-        assert time.monotonic() - began < timeout_s, f"not within {timeout_s:g} s"
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60, every_s: float = 0.02) -> float:
+    """Return the seconds until ``condition()`` is true. AssertionError after ``timeout_s``."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < timeout_s, f"not within {timeout_s:g} s"
         time.sleep(every_s)
-    return time.monotonic() - began
+    return time.monotonic() - start
 
 
 def health(generator: Any) -> dict[str, Any] | None:
-    """What a generator says of itself; None while it is dead or starting."""
+    """Return the health of a generator; None while it is dead or starting."""
     try:
         return dict(ray.get(generator.health.remote(), timeout=30))
     except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
@@ -94,14 +96,14 @@ def health(generator: Any) -> dict[str, Any] | None:
 
 
 def kill(generator: Any) -> int:
-    """SIGKILL the process of an actor; its id."""
+    """Send SIGKILL to the process of a generator; return its id."""
     pid = int(ray.get(generator.health.remote(), timeout=60)["pid"])
     os.kill(pid, signal.SIGKILL)
     return pid
 
 
-def said(generator: Any, version: int) -> list[list[int]]:
-    """Greedy tokens of three questions: what the weights of ``version`` write."""
+def greedy_tokens(generator: Any, version: int) -> list[list[int]]:
+    """Return the greedy tokens of three questions with the weights of ``version``."""
     from pixelis.datasets.questions import read_questions
 
     ray.get(generator.load.remote(version), timeout=60)
@@ -113,8 +115,8 @@ def said(generator: Any, version: int) -> list[list[int]]:
 
 
 @ray.remote(num_cpus=0, max_concurrency=16)
-class Asker:
-    """A router with short patience, as the Coordinator holds one, in an actor of its own."""
+class RouterActor:
+    """A GeneratorRouter with short timeouts in its own actor."""
 
     def __init__(self, generators: list, rollout_s: float, load_s: float):
         from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
@@ -128,12 +130,11 @@ class Asker:
     async def stats(self) -> dict[str, float]:
         return self.router.stats()
 
-    async def ask(self, number: int) -> tuple[Group, float]:
-        """A group of two, and the seconds it took."""
-        from pixelis.datasets.questions import read_questions as read
-
-        question, began = next(read("cards:?split=train", start=number)), time.monotonic()
+    async def rollout(self, number: int) -> tuple[Group, float]:
+        """Return a group of two rollouts and its seconds."""
         from pixelis.actors.generator_router import RolloutRequest
+        from pixelis.datasets.questions import read_questions
 
+        question, start = next(read_questions("cards:?split=train", start=number)), time.monotonic()
         request = RolloutRequest(question, f"g{number}", 2, SamplingParams(max_tokens=12), max_turns=2)
-        return (await self.router.rollout(request)).group, time.monotonic() - began
+        return (await self.router.rollout(request)).group, time.monotonic() - start

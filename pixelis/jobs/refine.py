@@ -24,7 +24,7 @@ from typing import Any
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.refinement import data_card, filters, gates, sets
 from pixelis.datasets.refinement.episodes import Episodes
-from pixelis.datasets.refinement.pipeline import Refinery
+from pixelis.datasets.refinement.pipeline import Pipeline
 from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder, watch
 from pixelis.rewards.services import Services
@@ -45,19 +45,19 @@ def run(config: Config) -> dict[str, Any]:
             (folder / name).unlink(missing_ok=True)
         services, steps = Services(config.rewards, folder), StepProgress("refine", config.telemetry.progress)
         try:
-            refinery = Refinery(config, folder, services, steps)
-            refinery.prepare()
+            pipeline = Pipeline(config, folder, services, steps)
+            pipeline.prepare()
             steps.close()
-            refinery.finish(play(config, folder, refinery) if s.pass_rate.episodes else None)
-            return save(config, folder, refinery)
+            pipeline.finish(play(config, folder, pipeline) if s.pass_rate.episodes else None)
+            return save(config, folder, pipeline)
         finally:
             steps.close()
             services.close()
 
 
-def play(config: Config, folder: Path, refinery: Refinery) -> dict[str, filters.Outcomes]:
+def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.Outcomes]:
     """Outcomes of the policy's episodes on the remaining questions. Starts a cluster if episodes are missing."""
-    episodes = Episodes(config, folder, refinery.asked())
+    episodes = Episodes(config, folder, pipeline.questions())
     if missing := episodes.missing():
         from pixelis.actors import placement
 
@@ -66,7 +66,7 @@ def play(config: Config, folder: Path, refinery: Refinery) -> dict[str, filters.
                 run_arm = functools.partial(_evaluate, actors.coordinator, episodes, arm, config.refinement.pass_rate.episodes)
                 poll = functools.partial(_done, actors.coordinator, arm)
                 groups, _ = watch(config, f"episodes {arm}", episodes.count, run_arm, poll)
-                episodes.keep(arm, groups)
+                episodes.store(arm, groups)
     return episodes.outcomes()
 
 
@@ -83,16 +83,16 @@ def _done(coordinator: Any, arm: str) -> tuple[int, dict[str, Any]]:
     return ray.get(coordinator.progress.remote())["evaluated"].get(arm, 0), {}
 
 
-def save(config: Config, folder: Path, refinery: Refinery) -> dict[str, Any]:
+def save(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     """Write the card, and the sets if every gate passes."""
-    files, statistics = sets.fused(refinery, time.time())
-    summary = {**refinery.summary(), "config_sha256": config.sha256, "seed": config.run.seed, "sets": statistics}
-    selected = sets.examples(refinery.demonstrations, config.refinement.examples)
+    files, statistics = sets.build(pipeline, time.time())
+    summary = {**pipeline.summary(), "config_sha256": config.sha256, "seed": config.run.seed, "sets": statistics}
+    selected = sets.examples(pipeline.demonstrations, config.refinement.examples)
     examples = [data_card.example(d, config.toolbox, config.dialogue.frames) for d in selected]
     data_card.write_card(folder, summary, examples, config.run.name)
-    is_rejected = any(not gate.passed for gate in refinery.gates)
+    is_rejected = any(not gate.passed for gate in pipeline.gates)
     sets.write_json(folder / ("rejected.json" if is_rejected else "summary.json"), summary)
-    gates.enforce(refinery.gates)
+    gates.enforce(pipeline.gates)
     (folder / "rejected.json").unlink(missing_ok=True)
     for name, rows in files.items():
         sets.write_rows(folder / name, rows)

@@ -87,7 +87,7 @@ class FeatureCache:
         self.limit = limit
         self.entries: OrderedDict[bytes, Features] = OrderedDict()
         self.nbytes = 0
-        self.hits = self.misses = 0
+        self.misses = 0
 
     def get(
         self, model: VisionLanguageModel, spec: ModelSpec, views: Sequence[np.ndarray], digests: Sequence[bytes]
@@ -96,7 +96,6 @@ class FeatureCache:
         distinct = dict(zip(digests, views, strict=True))
         result = {d: self.entries[d] for d in distinct if d in self.entries}
         missing = [d for d in distinct if d not in result]
-        self.hits += len(digests) - len(missing)
         self.misses += len(missing)
         for digest in result:
             self.entries.move_to_end(digest)

@@ -22,7 +22,7 @@ from pixelis.errors import InfraFailure
 from pixelis.policy import checkpoint, train_step
 from pixelis.policy.samples import TrainSample
 
-Reached = Callable[..., None]
+RecordFigures = Callable[..., None]
 
 WRITER = """
 import builtins, io, os, signal, sys
@@ -75,7 +75,9 @@ for line in sys.stdin:
 """
 
 
-def test_f04_a_writer_killed_at_any_byte_loses_no_more_than_what_it_was_writing(tmp_path: Path, reached: Reached) -> None:
+def test_f04_a_writer_killed_at_any_byte_loses_no_more_than_what_it_was_writing(
+    tmp_path: Path, record_figures: RecordFigures
+) -> None:
     """F4: SIGKILL at 50 random bytes of a checkpoint with weights and optimizer, and around each flush and rename at its end.
 
     Goal: there is always one to load, no older than the last that was acknowledged; a torn one is never picked.
@@ -93,26 +95,26 @@ def test_f04_a_writer_killed_at_any_byte_loses_no_more_than_what_it_was_writing(
             writer.stdin.flush()
             return writer.stdout.readline().split()
 
-        said, size = ask(0, "-")
-        assert said == "whole"
+        outcome, size = ask(0, "-")
+        assert outcome == "whole"
         chance, acknowledged, kills, newer = random.Random(4), 0, 0, 0
         places = [(chance.randrange(1, int(size) + 1), i % 5 == 4) for i in range(50)]
         places += [(int(size) + i, again) for i in range(-10, 5) for again in (False, True)]
         for attempt, (place, again) in enumerate(places):
             # Some write the newest step a second time, as a run that was stopped and goes on may do.
             step = acknowledged if again else acknowledged + 1
-            said, signal_or_size = ask(step, place)
-            kills += said == "killed" and signal_or_size == "9"
-            found = checkpoint.latest(tmp_path)
-            assert found is not None
-            assert checkpoint.step_of(found) >= acknowledged, "what was acknowledged is never lost"
-            tensors, state = checkpoint.read(found)
-            assert state["step"] == checkpoint.step_of(found)
+            outcome, signal_or_size = ask(step, place)
+            kills += outcome == "killed" and signal_or_size == "9"
+            latest = checkpoint.latest(tmp_path)
+            assert latest is not None
+            assert checkpoint.step_of(latest) >= acknowledged, "what was acknowledged is never lost"
+            tensors, state = checkpoint.read(latest)
+            assert state["step"] == checkpoint.step_of(latest)
             assert all((a == state["step"]).all() for part in tensors.values() for a in part.values())
-            newer += checkpoint.step_of(found) > acknowledged
+            newer += checkpoint.step_of(latest) > acknowledged
             if attempt % 3 == 2:
-                said, _ = ask(checkpoint.step_of(found) + 1, "-")
-                assert said == "whole"
+                outcome, _ = ask(checkpoint.step_of(latest) + 1, "-")
+                assert outcome == "whole"
                 found = checkpoint.latest(tmp_path)
                 assert found is not None
             acknowledged = checkpoint.step_of(found)
@@ -120,7 +122,7 @@ def test_f04_a_writer_killed_at_any_byte_loses_no_more_than_what_it_was_writing(
     assert kills >= 65
     left = [p.name for p in (tmp_path / "checkpoints").iterdir()]
     assert len(left) <= 2 + 3, f"what dead writers left behind is swept away: {left}"
-    reached(kills=kills, of_bytes=int(size), complete_before_the_kill=newer, acknowledged_lost=0, torn_picked=0)
+    record_figures(kills=kills, of_bytes=int(size), complete_before_the_kill=newer, acknowledged_lost=0, torn_picked=0)
 
 
 def samples(spec: object, seed: int) -> list[TrainSample]:
@@ -187,7 +189,7 @@ def held(learner: train_step.Trainer) -> tuple[dict[str, bytes], float]:
 
 
 def test_f15_a_step_that_is_not_finite_is_skipped_and_three_in_a_row_stop_the_run(
-    learner: train_step.Trainer, broken: Callable[[str | None], None], tmp_path: Path, reached: Reached
+    learner: train_step.Trainer, broken: Callable[[str | None], None], tmp_path: Path, record_figures: RecordFigures
 ) -> None:
     """F15: NaN or inf in the loss or in one number of the gradient.
 
@@ -223,4 +225,4 @@ def test_f15_a_step_that_is_not_finite_is_skipped_and_three_in_a_row_stop_the_ru
     assert checkpoint.latest(tmp_path) == kept
     assert learner.restore(kept) == {"consumed": 1}
     assert held(learner) == good
-    reached(faults=", ".join(FAULTS), skipped=4, bits_changed=0, stopped_after=3)
+    record_figures(faults=", ".join(FAULTS), skipped=4, bits_changed=0, stopped_after=3)

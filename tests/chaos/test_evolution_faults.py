@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 NANO = Path(__file__).parents[2] / "configs" / "nano" / "base.yaml"
 WATCH_S = 2.0
-Reached = Callable[..., None]
+RecordFigures = Callable[..., None]
 
 
 def some_questions() -> list[Question]:
@@ -169,7 +169,9 @@ def poison(service: Service, count: int) -> None:
         time.sleep(0.2)
 
 
-def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_window(service: Service, reached: Reached) -> None:
+def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_window(
+    service: Service, record_figures: RecordFigures
+) -> None:
     """F13: poisoned feedback. Goal: gate or canary refuses it, 0 requests by an unvetted version, a fall is rolled back."""
     taught = load_adapter(Path(service.config.run.dir) / "taught")
     calm = service.config.learner.model_copy(update={"warmup": 0.0})
@@ -218,7 +220,7 @@ def test_f13_poison_is_refused_and_a_forced_bad_version_goes_within_a_watch_wind
         events = events[events.index(expected) + 1 :]
     assert audit.verify(Path(service.config.run.dir) / audit.FOLDER).ok
     unvetted = sum(answer.group.policy_version not in (0, bad) for _, answer in service.answers)
-    reached(
+    record_figures(
         canary_accuracy=judged["accuracy"],
         served_accuracy=judged["reference_accuracy"],
         unvetted_answers=unvetted,

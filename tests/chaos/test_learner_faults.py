@@ -41,7 +41,7 @@ RUN = [*FEW.split(), "policy.model=nano", "rewards.weights.length=1.0", "learner
 RUN += ["rft.loss.importance=none"]
 # A reward with a running state, which a restarted scorer must not forget.
 RUN += ["rewards.normalise.terms=[length]"]
-Reached = Callable[..., None]
+RecordFigures = Callable[..., None]
 
 
 def config(folder: Path, *more: str) -> Config:
@@ -191,11 +191,15 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return folder, stop(folder, signal.SIGTERM, 4)
 
 
-def test_f16_a_sigterm_leaves_a_checkpoint_and_nothing_else(stopped: tuple[Path, dict[str, Any]], reached: Reached) -> None:
+def test_f16_a_sigterm_leaves_a_checkpoint_and_nothing_else(
+    stopped: tuple[Path, dict[str, Any]], record_figures: RecordFigures
+) -> None:
     """F16: SIGTERM, as at preemption. Goal: checkpoint and clean exit <= 10 s, no process and no shared memory left."""
     folder, ended = stopped
     step = check_clean(ended, folder)
-    reached(exit_s=ended["seconds"], all_processes_gone_s=ended["gone"], stopped_at_step=step, orphans=0, shared_memory_files=0)
+    record_figures(
+        exit_s=ended["seconds"], all_processes_gone_s=ended["gone"], stopped_at_step=step, orphans=0, shared_memory_files=0
+    )
 
 
 # -- killed --------------------------------------------------------------------------------------------------------------------
@@ -227,7 +231,7 @@ class Killed(WeightPublisher):
 
 
 def test_f05_f26_f03_a_stopped_run_goes_on_as_if_it_had_not_been_also_when_its_actors_are_killed(
-    whole: Path, stopped: tuple[Path, dict[str, Any]], reached: Reached
+    whole: Path, stopped: tuple[Path, dict[str, Any]], record_figures: RecordFigures
 ) -> None:
     """F5: 10 steps == 4 + resume + 6 (the stop may come a step late). Goal: same sample ids, losses equal to 1e-6; here bitwise.
 
@@ -270,13 +274,13 @@ def test_f05_f26_f03_a_stopped_run_goes_on_as_if_it_had_not_been_also_when_its_a
     assert drift < 1e-3
     made = [row["time"] for row in events.read(folder, "step/policy")]
     again = [next(time for time in made if time > death) - death for death in died]
-    reached(resumed_after=at, steps_lost=len(made) - 10, back_after_s=max(again), versions=len(numbers))
-    reached(drift_max=drift, loss_difference=worst)
+    record_figures(resumed_after=at, steps_lost=len(made) - 10, back_after_s=max(again), versions=len(numbers))
+    record_figures(drift_max=drift, loss_difference=worst)
 
 
 @pytest.mark.skipif(os.environ.get("PIXELIS_CHAOS") != "full", reason="PIXELIS_CHAOS=full: half a minute like the SIGTERM test")
-def test_f16_a_ctrl_c_leaves_a_checkpoint_and_nothing_else(tmp_path: Path, reached: Reached) -> None:
+def test_f16_a_ctrl_c_leaves_a_checkpoint_and_nothing_else(tmp_path: Path, record_figures: RecordFigures) -> None:
     """F16: Ctrl-C, which the terminal sends to every process of the group. Goal: as for SIGTERM."""
     ended = stop(tmp_path, signal.SIGINT, 1)
     check_clean(ended, tmp_path)
-    reached(exit_s=ended["seconds"], all_processes_gone_s=ended["gone"], orphans=0, shared_memory_files=0)
+    record_figures(exit_s=ended["seconds"], all_processes_gone_s=ended["gone"], orphans=0, shared_memory_files=0)

@@ -28,12 +28,12 @@ from pixelis.errors import BadInput, InfraFailure
 from pixelis.memory import Entry, Shard
 from pixelis.records import Feedback
 
-Reached = Callable[..., None]
+RecordFigures = Callable[..., None]
 
 
-def test_kill_9_of_a_writer_loses_nothing_acknowledged(tmp_path: Path, reached: Reached) -> None:
+def test_kill_9_of_a_writer_loses_nothing_acknowledged(tmp_path: Path, record_figures: RecordFigures) -> None:
     """Four kills at random moments between acknowledgements, the same folder each time."""
-    rng, acknowledged = random.Random(5), set()
+    rng, told = random.Random(5), set()
     command = [sys.executable, str(Path(__file__).with_name("chaos_memory.py"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as writers:
         assert writers.stdin is not None
@@ -46,25 +46,25 @@ def test_kill_9_of_a_writer_loses_nothing_acknowledged(tmp_path: Path, reached: 
             for count, line in enumerate(writers.stdout):
                 if line == "ended\n":
                     break
-                acknowledged.add(line.strip())
+                told.add(line.strip())
                 if count == kill_at:
                     time.sleep(rng.random() * 0.01)
                     os.kill(int(pid), signal.SIGKILL)
         writers.stdin.close()
     graph = Shard(tmp_path, Settings(index="hnsw", capacity=10**6))
-    size = len(graph)
-    assert graph.stats()["vectors"] == size >= len(acknowledged)
+    kept = len(graph)
+    assert graph.stats()["vectors"] == kept >= len(told)
     graph.close()
     shard = Shard(tmp_path, Settings(capacity=10**6))
-    names = sorted(acknowledged)
+    names = sorted(told)
     assert all(shard.rows(names)), "every acknowledged record is there"
     values = np.stack([vector(int(name[1:])) for name in names])
-    nearest = [line[0][0] for line in shard.search(values, 1)]
-    assert nearest == names, "and found"
+    found = [line[0][0] for line in shard.search(values, 1)]
+    assert found == names, "and found"
     assert shard.pictures(names[-1]) == {"img0": PNG + bytes(500)}
-    assert len(shard) == shard.stats()["vectors"] == size
+    assert len(shard) == shard.stats()["vectors"] == kept
     shard.close()
-    reached(acknowledged=len(acknowledged), kept=size)
+    record_figures(acknowledged=len(told), kept=kept)
 
 
 class Placed:
@@ -86,26 +86,26 @@ class Placed:
 
 @pytest.fixture
 def placed(ray_cluster: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Placed]:
-    actors = Placed(tmp_path, request.node.name)
-    yield actors
-    actors.run(asyncio.wait_for(actors.memory.drain(), 60))
-    for shard in actors.shards:
+    made = Placed(tmp_path, request.node.name)
+    yield made
+    made.run(asyncio.wait_for(made.memory.drain(), 60))
+    for shard in made.shards:
         ray.kill(shard)
-    actors.loop.close()
+    made.loop.close()
 
 
-def test_f07_searches_go_on_without_a_dead_shard_until_it_is_back(placed: Placed, reached: Reached) -> None:
+def test_f07_searches_go_on_without_a_dead_shard_until_it_is_back(placed: Placed, record_figures: RecordFigures) -> None:
     """F7: kill -9 of one of two shards, and one that hangs.
 
     Goal: partial results flagged within 200 ms, top-k over the survivors exact, the shard back within 10 s with everything
     acknowledged; an add meanwhile waits for it and is stored once.
     """
-    stored_entries = [Entry(made(i, created_at=time.time()), v) for i, v in enumerate(vectors(120, 64))]
+    given = [Entry(made(i, created_at=time.time()), v) for i, v in enumerate(vectors(120, 64))]
     memory, run = placed.memory, placed.run
-    assert run(memory.add(stored_entries)) == [True] * 120
-    assert run(memory.add(stored_entries[:5])) == [False] * 5
-    names = [e.experience.id for e in stored_entries]
-    stored = np.stack([e.vector for e in stored_entries])
+    assert run(memory.add(given)) == [True] * 120
+    assert run(memory.add(given[:5])) == [False] * 5
+    names = [e.experience.id for e in given]
+    stored = np.stack([e.vector for e in given])
     stored /= np.linalg.norm(stored, axis=1, keepdims=True)
     query = vectors(1, 64, seed=9)[0]
 
@@ -114,51 +114,51 @@ def test_f07_searches_go_on_without_a_dead_shard_until_it_is_back(placed: Placed
         return [names[i] for i in order if shard_of(names[i], 2) in alive][:7]
 
     def search() -> tuple[list[str], bool, float]:
-        started = time.monotonic()
-        result = run(memory.search(query, 7))
-        return [n.experience.id for n in result.neighbours], result.partial, time.monotonic() - started
+        began = time.monotonic()
+        found = run(memory.search(query, 7))
+        return [n.experience.id for n in found.neighbours], found.partial, time.monotonic() - began
 
-    def complete() -> list[str]:
-        started = time.monotonic()
+    def whole() -> list[str]:
+        began = time.monotonic()
         while True:
-            ids, partial, _ = search()
+            found, partial, _ = search()
             if not partial:
-                return ids
-            assert time.monotonic() - started < 30
+                return found
+            assert time.monotonic() - began < 30
             run(asyncio.sleep(0.02))
 
     def exact(results: list[tuple[list[str], bool]], alive: set[int]) -> None:
-        """Complete, or partial with the results of the living shards; a busy machine may leave out one of these too."""
+        """Whole, or partial and that of the survivors; a machine with too much to do leaves out one of those now and then."""
         assert (nearest(alive), True) in results
-        for ids, partial in results:
-            assert ids == nearest({0, 1}) if not partial else ids in (nearest(alive), [])
+        for found, partial in results:
+            assert found == nearest({0, 1}) if not partial else found in (nearest(alive), [])
 
-    complete()
-    assert complete() == nearest({0, 1})
+    whole()
+    assert whole() == nearest({0, 1})
     run(memory.drain())
     assert run(memory.get(nearest({0, 1})[0])).retrievals >= 2
     # Dead.
     os.kill(placed.pids()[0], signal.SIGKILL)
     number = next(i for i in range(500, 600) if shard_of(f"e{i}", 2) == 0)
-    late = Entry(made(number, created_at=time.time()), -query)  # far from the query
+    late = Entry(made(number, created_at=time.time()), -query)  # near to nothing that is looked for
     times = []
 
     async def meanwhile() -> tuple[list[bool], list]:
         adding = asyncio.ensure_future(memory.add([late]))
-        results = []
+        seen = []
         for _ in range(3):
-            started = time.monotonic()
-            results.append(await memory.search(query, 7))
-            times.append(time.monotonic() - started)
-        return await adding, results
+            began = time.monotonic()
+            seen.append(await memory.search(query, 7))
+            times.append(time.monotonic() - began)
+        return await adding, seen
 
-    started = time.monotonic()
-    added, results = run(meanwhile())
+    began = time.monotonic()
+    added, seen = run(meanwhile())
     assert added == [True]
-    assert results[0].partial
-    exact([([n.experience.id for n in r.neighbours], r.partial) for r in results], {1})
-    assert complete() == nearest({0, 1})
-    back = time.monotonic() - started
+    assert seen[0].partial
+    exact([([n.experience.id for n in found.neighbours], found.partial) for found in seen], {1})
+    assert whole() == nearest({0, 1})
+    back = time.monotonic() - began
     assert all(run(asyncio.wait_for(_all(memory, [*names, late.experience.id]), 60)))
     assert run(memory.add([late])) == [False]
     # Hanging.
@@ -168,11 +168,11 @@ def test_f07_searches_go_on_without_a_dead_shard_until_it_is_back(placed: Placed
         hung = [search() for _ in range(10)]
     finally:
         os.kill(pid, signal.SIGCONT)
-    exact([(ids, partial) for ids, partial, _ in hung], {0})
+    exact([(found, partial) for found, partial, _ in hung], {0})
     assert all(partial for _, partial, _ in hung)
-    assert complete() == nearest({0, 1})
+    assert whole() == nearest({0, 1})
     then = min(seconds for _, _, seconds in hung[1:])
-    reached(first_partial_s=times[0], hung_s=hung[0][2], then_s=then, restored_s=back)
+    record_figures(first_partial_s=times[0], hung_s=hung[0][2], then_s=then, restored_s=back)
     assert times[0] < 5, "0.2 s and what a busy machine adds"
     assert hung[0][2] < 5
     assert then < 0.15, "one that is known to be away is not waited for"
@@ -185,21 +185,21 @@ async def _all(memory: Memory, ids: list[str]) -> list:
 
 def test_two_shards_delete_list_draw_and_count_as_one(placed: Placed, tmp_path: Path) -> None:
     memory, run = placed.memory, placed.run
-    stored = entries(30, 16)
-    for number, entry in enumerate(stored):
+    given = entries(30, 16)
+    for number, entry in enumerate(given):
         entry.experience = entry.experience.model_copy(update={"user": f"u{number % 2}", "created_at": time.time() + number})
-    stored[4].pictures = {"img0": PNG}
-    assert run(memory.add(stored)) == [True] * 30
+    given[4].pictures = {"img0": PNG}
+    assert run(memory.add(given)) == [True] * 30
     assert run(memory.size()) == 30
     assert [e.id for e in run(memory.list(4))] == ["e29", "e28", "e27", "e26"]
     assert run(memory.pictures("e4")) == {"img0": PNG}
-    result = run(memory.search(stored[4].vector, 3, track=False))
-    assert run(memory.succeeded(result.retrieval_id, ["e4"])) == 1
-    assert run(memory.succeeded(result.retrieval_id, ["e4"])) == 0
+    found = run(memory.search(given[4].vector, 3, track=False))
+    assert run(memory.succeeded(found.retrieval_id, ["e4"])) == 1
+    assert run(memory.succeeded(found.retrieval_id, ["e4"])) == 0
     assert run(memory.feedback("e4", Feedback(correct=True))).feedback[0].correct
-    sampled = [e.id for e in run(memory.sample(12, seed=1))]
-    assert len(set(sampled)) == 12
-    assert [e.id for e in run(memory.sample(12, seed=1))] == sampled
+    drawn = [e.id for e in run(memory.sample(12, seed=1))]
+    assert len(set(drawn)) == 12
+    assert [e.id for e in run(memory.sample(12, seed=1))] == drawn
     assert run(memory.export(tmp_path / "out")) == 30
     assert run(memory.delete(["e4", "e6", "none"])) == 2
     assert sorted(run(memory.delete_user("u1"))) == sorted(f"e{i}" for i in range(1, 30, 2))
@@ -215,6 +215,6 @@ def test_two_shards_delete_list_draw_and_count_as_one(placed: Placed, tmp_path: 
     with pytest.raises(BadInput):
         run(memory.search(np.ones(7, np.float32), 3))
     lost = Memory([*placed.names[:1], "no-such-shard"], "pixelis", placed.config.memory)
-    assert run(lost.search(stored[0].vector, 3, track=False)).partial
+    assert run(lost.search(given[0].vector, 3, track=False)).partial
     with pytest.raises(InfraFailure):
-        run(lost.add(stored))
+        run(lost.add(given))

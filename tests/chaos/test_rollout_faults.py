@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import ray
 from chaos_rewards import FAULTS, kind
-from placed_actors import Asker, Placed, alone, check_group, health, kill, random_adapter, said, until
+from placed_actors import PlacedJob, RouterActor, check_group, greedy_tokens, health, kill, random_adapter, temporary, wait_until
 
 from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import RolloutBatch
@@ -34,11 +34,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MOMENTS = 20 if os.environ.get("PIXELIS_CHAOS") == "full" else 1
 LIMIT_S = 2.0
-Reached = Callable[..., None]
+RecordFigures = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
-def placed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Placed]:
+def placed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlacedJob]:
     """Two generators of the embedded model, each with its toolbox, and a scorer; what is served is version 1."""
     run = tmp_path_factory.mktemp("run")
     config = parse(
@@ -55,10 +55,10 @@ def placed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     save_adapter(adapter, run / "start" / "step_00000007")
     with placement.placed(config, learner=False, initial=str(run / "start" / "step_00000007")) as actors:
         ray.get(actors.store.publish.remote(random_adapter("nano", seed=1), "rft", 1))
-        yield Placed(config, actors, adapter)
+        yield PlacedJob(config, actors, adapter)
 
 
-def questions(placed: Placed, count: int) -> Counter[str]:
+def questions(placed: PlacedJob, count: int) -> Counter[str]:
     """What a run without any fault would have learnt from."""
     source = read_questions(placed.config.data.train, seed=placed.config.run.seed)
     return Counter(next(source).id for _ in range(count))
@@ -68,7 +68,7 @@ def able(coordinator: Any) -> int:
     return int(ray.get(coordinator.progress.remote(), timeout=60)["generators/able"])
 
 
-def check_batch(placed: Placed, batch: RolloutBatch, size: int) -> None:
+def check_batch(placed: PlacedJob, batch: RolloutBatch, size: int) -> None:
     """Every question of the stream once, in whole groups of the version that is served."""
     assert Counter(g.question.id for g in batch.groups) == questions(placed, len(batch.groups))
     assert {g.policy_version for g in batch.groups} == {1}
@@ -78,25 +78,25 @@ def check_batch(placed: Placed, batch: RolloutBatch, size: int) -> None:
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
 def test_f01_a_killed_generator_costs_no_group_and_its_successor_serves_the_current_version(
-    placed: Placed, reached: Reached, moment: int
+    placed: PlacedJob, record_figures: RecordFigures, moment: int
 ) -> None:
     """F1: SIGKILL while idle or serving. Goal: seen <= 3 s, replaced <= 15 s, 0 groups lost, 0 doubled."""
     chance = random.Random(moment)
     victim = placed.actors.generators[moment % 2]
     idle = moment % 3 == 2
-    with alone(placed.coordinator()) as coordinator:
+    with temporary(placed.coordinator()) as coordinator:
         if idle:
             killed, at = kill(victim), time.monotonic()
         ray.get(coordinator.begin.remote(0, {}, 1), timeout=120)
         if not idle:
-            until(lambda: (health(victim) or {})["sessions"] > 0)
+            wait_until(lambda: (health(victim) or {})["sessions"] > 0)
             # Later its episodes may be over, and nobody misses a generator that has nothing to do.
             time.sleep(chance.random() * 0.1)
             killed, at = kill(victim), time.monotonic()
-            seen = until(lambda: able(coordinator) < 2)
+            seen = wait_until(lambda: able(coordinator) < 2)
         batch = ray.get(coordinator.next_batch.remote(0, 1, 0), timeout=240)
         rolled = time.monotonic() - at
-        until(lambda: able(coordinator) == 2, timeout_s=120)
+        wait_until(lambda: able(coordinator) == 2, timeout_s=120)
         back = health(victim)
         replaced = time.monotonic() - at
         failures = ray.get(coordinator.progress.remote())["generators/failures"]
@@ -108,28 +108,28 @@ def test_f01_a_killed_generator_costs_no_group_and_its_successor_serves_the_curr
     if not idle:
         assert failures >= 1, "the kill hit work in flight"
         assert seen < 10
-        reached(detection_s=seen)
+        record_figures(detection_s=seen)
     assert replaced < 60
-    reached(replaced_s=replaced, batch_s=rolled, groups_lost=0, groups_doubled=0)
+    record_figures(replaced_s=replaced, batch_s=rolled, groups_lost=0, groups_doubled=0)
 
 
-def test_f02_with_all_generators_killed_the_job_waits_for_their_return(placed: Placed, reached: Reached) -> None:
+def test_f02_with_all_generators_killed_the_job_waits_for_their_return(placed: PlacedJob, record_figures: RecordFigures) -> None:
     """F2: SIGKILL all at once. Goal: the job waits and goes on when capacity is back, nothing lost."""
-    with alone(placed.coordinator()) as coordinator:
+    with temporary(placed.coordinator()) as coordinator:
         ray.get(coordinator.begin.remote(0, {}, 1), timeout=120)
-        until(lambda: sum((health(g) or {})["sessions"] for g in placed.actors.generators) > 0)
+        wait_until(lambda: sum((health(g) or {})["sessions"] for g in placed.actors.generators) > 0)
         for generator in placed.actors.generators:
             kill(generator)
         at = time.monotonic()
-        seen = until(lambda: able(coordinator) == 0)
-        back = until(lambda: able(coordinator) > 0, timeout_s=120)
+        seen = wait_until(lambda: able(coordinator) == 0)
+        back = wait_until(lambda: able(coordinator) > 0, timeout_s=120)
         batch = ray.get(coordinator.next_batch.remote(0, 1, 0), timeout=240)
         rolled = time.monotonic() - at
-        until(lambda: able(coordinator) == 2, timeout_s=120)
+        wait_until(lambda: able(coordinator) == 2, timeout_s=120)
     check_batch(placed, batch, 4)
     assert len(batch.groups) == 12
     assert back < 90
-    reached(detection_s=seen, first_back_s=seen + back, batch_s=rolled)
+    record_figures(detection_s=seen, first_back_s=seen + back, batch_s=rolled)
 
 
 @ray.remote(num_cpus=0)
@@ -145,13 +145,15 @@ class Doomed:
         raise AssertionError("it is killed before")
 
 
-def test_f02_with_all_generators_gone_for_good_the_run_fails_in_time_and_says_why(ray_cluster: None, reached: Reached) -> None:
+def test_f02_with_all_generators_gone_for_good_the_run_fails_in_time_and_says_why(
+    ray_cluster: None, record_figures: RecordFigures
+) -> None:
     """F2: no capacity comes back. Goal: after the deadline a one-line cause, never later than the deadline + 5 s."""
     gone = [Doomed.remote(), Doomed.remote()]  # type: ignore[attr-defined]
-    with alone(Asker.remote(gone, rollout_s=4.0, load_s=2.0)) as fleet:  # type: ignore[attr-defined]
+    with temporary(RouterActor.remote(gone, rollout_s=4.0, load_s=2.0)) as fleet:  # type: ignore[attr-defined]
         ray.get(fleet.load.remote(1), timeout=60)
         started = time.monotonic()
-        asked = fleet.ask.remote(0)
+        asked = fleet.rollout.remote(0)
         time.sleep(0.5)
         for actor in gone:
             ray.kill(actor)
@@ -165,18 +167,20 @@ def test_f02_with_all_generators_gone_for_good_the_run_fails_in_time_and_says_wh
     assert "\n" not in told.message
     assert told.fix
     assert late < 5.0
-    reached(after_deadline_s=late)
+    record_figures(after_deadline_s=late)
 
 
-def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loaded(placed: Placed, reached: Reached) -> None:
+def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loaded(
+    placed: PlacedJob, record_figures: RecordFigures
+) -> None:
     """F14: a process stands still (SIGSTOP). Goal: the deadline fires, it serves nothing until synced, others are unaffected."""
     store, (slow, quick) = placed.actors.store, placed.actors.generators
-    until(lambda: health(slow) and health(quick))
+    wait_until(lambda: health(slow) and health(quick))
     other = ray.get(store.publish.remote(random_adapter("nano", seed=5), "rft", 9))
-    fleet = Asker.remote([slow, quick], rollout_s=60.0, load_s=1.5)  # type: ignore[attr-defined]
-    with alone(fleet):
+    fleet = RouterActor.remote([slow, quick], rollout_s=60.0, load_s=1.5)  # type: ignore[attr-defined]
+    with temporary(fleet):
         ray.get(fleet.load.remote(1), timeout=60)
-        ray.get([fleet.ask.remote(i) for i in range(4)], timeout=60)
+        ray.get([fleet.rollout.remote(i) for i in range(4)], timeout=60)
         pid = ray.get(slow.health.remote())["pid"]
         rolled = [ray.get(g.health.remote())["rows"] for g in (slow, quick)]
         os.kill(pid, signal.SIGSTOP)
@@ -185,24 +189,24 @@ def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loade
             stats = ray.get(fleet.load.remote(other), timeout=60)
             fired = time.monotonic() - began
             assert stats["generators/able"] == 1
-            done = ray.get([fleet.ask.remote(i) for i in range(6)], timeout=60)
+            done = ray.get([fleet.rollout.remote(i) for i in range(6)], timeout=60)
         finally:
             os.kill(pid, signal.SIGCONT)
         assert {g.policy_version for g, _ in done} == {other}
         assert ray.get(quick.health.remote())["rows"] > rolled[1]
         assert ray.get(slow.health.remote())["rows"] == rolled[0], "it has not served while it was late"
-        synced = until(lambda: ray.get(fleet.stats.remote())["generators/able"] == 2)
-        ray.get([fleet.ask.remote(i) for i in range(6)], timeout=60)
+        synced = wait_until(lambda: ray.get(fleet.stats.remote())["generators/able"] == 2)
+        ray.get([fleet.rollout.remote(i) for i in range(6)], timeout=60)
         held = ray.get(slow.health.remote())
         assert held["version"] == other
         assert held["rows"] > rolled[0], "once it has loaded it works again"
-    assert said(slow, other) == said(quick, other), "the weights are those of the version, not only its number"
+    assert greedy_tokens(slow, other) == greedy_tokens(quick, other), "the weights are those of the version, not only its number"
     ray.get(store.roll_back.remote(other))
     assert fired < 10
-    reached(deadline_fired_s=fired, slowest_group_of_others_s=max(s for _, s in done), synced_s=synced)
+    record_figures(deadline_fired_s=fired, slowest_group_of_others_s=max(s for _, s in done), synced_s=synced)
 
 
-def rolled(placed: Placed, count: int, size: int) -> list[Group]:
+def rolled(placed: PlacedJob, count: int, size: int) -> list[Group]:
     """Unscored groups of real episodes."""
     source = read_questions(placed.config.data.train, seed=5)
     members = placed.actors.generators
@@ -212,7 +216,7 @@ def rolled(placed: Placed, count: int, size: int) -> list[Group]:
     return list(ray.get(refs, timeout=120))
 
 
-def test_f06_rewards_that_misbehave_cost_their_samples_only(placed: Placed, reached: Reached) -> None:
+def test_f06_rewards_that_misbehave_cost_their_samples_only(placed: PlacedJob, record_figures: RecordFigures) -> None:
     """F6: hang, crash, raise, NaN, inf, wrong length, 5 % each.
 
     Goal: 0 stalls, a hung call reclaimed within its limit + 1 s, no such reward in an advantage, each counted by cause, the
@@ -222,10 +226,10 @@ def test_f06_rewards_that_misbehave_cost_their_samples_only(placed: Placed, reac
     rewards = parse({**placed.config.model_dump(), "rewards": own}).rewards
     config = placed.config.model_copy(update={"rewards": rewards})
     here = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
-    with alone(cluster.spawn(Scorer, config, num_cpus=0, runtime_env=here)) as scorer:
+    with temporary(cluster.spawn(Scorer, config, num_cpus=0, runtime_env=here)) as scorer:
         ray.get(scorer.health.remote(), timeout=60)
-        hostile = Placed(config, placement.Actors(placed.actors.store, placed.actors.generators, [], [scorer]), placed.adapter)
-        with alone(hostile.coordinator(prompts_per_step=20, group_size=8, steps=2)) as coordinator:
+        hostile = PlacedJob(config, placement.Actors(placed.actors.store, placed.actors.generators, [], [scorer]), placed.adapter)
+        with temporary(hostile.coordinator(prompts_per_step=20, group_size=8, steps=2)) as coordinator:
             ray.get(coordinator.begin.remote(0, {}, 1), timeout=60)
             began, batches = time.monotonic(), []
             for step in range(2):
@@ -261,5 +265,5 @@ def test_f06_rewards_that_misbehave_cost_their_samples_only(placed: Placed, reac
     assert min(full) >= 0.9
     assert reclaimed < LIMIT_S + 3.0
     assert spent < 100
-    reached(faults=f"{wanted.total()} of {len(trajectories)}", groups_refilled=refilled)
-    reached(reclaimed_s=reclaimed, batch_full=min(full), two_batches_s=spent)
+    record_figures(faults=f"{wanted.total()} of {len(trajectories)}", groups_refilled=refilled)
+    record_figures(reclaimed_s=reclaimed, batch_full=min(full), two_batches_s=spent)

@@ -1,4 +1,4 @@
-"""Lets tests here use the tiny models of tests/unit, and vLLM's CPU build load (see cpu_build)."""
+"""Makes the tiny models of tests/unit importable and loads the shims of vLLM's CPU build (see cpu_build)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 BUILD = Path(__file__).parent / "cpu_build"
 
 if importlib.util.find_spec("vllm") is not None:
-    # For vLLM's processes by their environment, for this one, which runs already, by hand.
+    # vLLM's processes load it through PYTHONPATH. This process is already running, so it loads it here.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(BUILD), os.environ.get("PYTHONPATH")]))
     _spec = importlib.util.spec_from_file_location("pixelis_cpu_build", BUILD / "sitecustomize.py")
     assert _spec is not None

@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from dialogue_models import Script, pixels, renderer, shown
+from dialogue_models import ScriptedSession, image_view, pixels, renderer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -55,7 +55,7 @@ def boxes(draw) -> tuple[float, float, float, float]:
 def test_parse_of_render_is_the_action_and_rendered_turns_are_well_formed(name, data):
     r = renderer(name)
     tiles = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
-    images = [shown(name, "img0", tiles), shown(name, "obs1", tiles[::-1])]
+    images = [image_view(name, "img0", tiles), image_view(name, "obs1", tiles[::-1])]
     view = data.draw(st.sampled_from(images))
     extent = (1000, 1000) if name == "nano" else view.view_size
     action = Action(op="zoom_in", target=view.id, arguments={"box": data.draw(grid_boxes(*extent))})
@@ -172,12 +172,12 @@ def test_masks_cover_exactly_what_the_policy_generated_however_the_episode_ends(
     r = renderer("nano")
     said: list[Completion] = []
 
-    class Recorder(Script):
+    class Recorder(ScriptedSession):
         async def generate(self, tokens, views, sampling):
             said.append(await super().generate(tokens, views, sampling))
             return said[-1]
 
-    view = shown("nano")
+    view = image_view("nano")
     session = Recorder(r, [*lines, "<answer>7</answer>"])
     run = run_episode(
         session, r, Question(id="q", question="?"), [view], [pixels(view)], _Tools(), limits, SamplingParams(), "g", 0

@@ -1,4 +1,4 @@
-"""Models and placed actors for the tests on a real cluster."""
+"""Fixtures for the tests on a real cluster: random models, jobs as processes, and the documented metrics."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ SMALL = {"hidden": 64, "heads": 4, "kv_heads": 2, "layers": 2, "feedforward": 96
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Folders of random models: ``model()`` is shaped like the embedded one, ``model("qwen2_5_vl", embedded=False)`` is not."""
+    """A function that returns the folder of a random model: ``model()`` or ``model("qwen2_5_vl", embedded=False)``."""
     from pixelis.nano import architecture
     from pixelis.nano.tokenizer import build_tokenizer
 
-    made: dict[tuple[str, bool], Path] = {}
+    folders: dict[tuple[str, bool], Path] = {}
 
     def make(family: str = "qwen3_vl", embedded: bool = True) -> Path:
-        if (family, embedded) not in made:
+        if (family, embedded) not in folders:
             folder = tmp_path_factory.mktemp(family)
             tokenizer = build_tokenizer()
             random = architecture.build(tokenizer, family, seed=1, **SMALL)  # type: ignore[arg-type]
             random.config.pixelis_nano = embedded
             architecture.save(random, tokenizer, folder)
-            made[family, embedded] = folder
-        return made[family, embedded]
+            folders[family, embedded] = folder
+        return folders[family, embedded]
 
     return make
 
@@ -46,14 +46,14 @@ def job() -> Callable[..., subprocess.Popen]:
 
 
 @pytest.fixture(scope="session")
-def documented() -> dict[str, tuple[re.Pattern[str], bool]]:
+def documented_metrics() -> dict[str, tuple[re.Pattern[str], bool]]:
     """Metric of docs/metrics.md -> (pattern of its names, whether every step of rft logs it)."""
-    found = {}
+    metrics = {}
     for line in Path("docs/metrics.md").read_text(encoding="utf-8").splitlines():
         if not line.startswith("| `"):
             continue
         names, _, when = (cell.strip() for cell in line.strip("|").split(" | "))
         for name in re.findall(r"`([^`]+)`", names):
             pattern = "".join(r"[\w.:/]+" if part.isupper() else re.escape(part) for part in re.split(r"([A-Z]{2,})", name))
-            found[name] = re.compile(pattern), when.strip() == "always"
-    return found
+            metrics[name] = re.compile(pattern), when.strip() == "always"
+    return metrics

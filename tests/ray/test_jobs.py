@@ -211,10 +211,10 @@ def test_rollouts_after_sft_are_exactly_on_policy(voted: tuple[Path, str]) -> No
         assert row["rollout/staleness"] == 0
 
 
-def test_every_metric_of_votes_is_documented(voted: tuple[Path, str], documented: MetricTable) -> None:
+def test_every_metric_of_votes_is_documented(voted: tuple[Path, str], documented_metrics: MetricTable) -> None:
     logged = {key for row in events.read(voted[0], "step/policy") for key in row if "/" in key}
     assert any(key.startswith("vote/") for key in logged)
-    assert {key for key in logged if not any(p.fullmatch(key) for p, _ in documented.values())} == set()
+    assert {key for key in logged if not any(p.fullmatch(key) for p, _ in documented_metrics.values())} == set()
 
 
 def test_evaluations_leave_pages_with_pictures(voted: tuple[Path, str]) -> None:

@@ -54,7 +54,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_quickstart_runs_from_a_wheel_in_an_empty_folder(
-    installed: Path, documented: dict[str, tuple[re.Pattern[str], bool]], tmp_path: Path
+    installed: Path, documented_metrics: dict[str, tuple[re.Pattern[str], bool]], tmp_path: Path
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -102,6 +102,6 @@ def test_the_quickstart_runs_from_a_wheel_in_an_empty_folder(
     assert [row["step"] for row in steps] == [1, 2, 3]
     for row in steps:
         logged = {key for key in row if "/" in key}
-        assert {key for key in logged if not any(p.fullmatch(key) for p, _ in documented.values())} == set()
-        assert {name for name, (p, always) in documented.items() if always and not any(map(p.fullmatch, logged))} == set()
+        assert {key for key in logged if not any(p.fullmatch(key) for p, _ in documented_metrics.values())} == set()
+        assert {name for name, (p, always) in documented_metrics.items() if always and not any(map(p.fullmatch, logged))} == set()
     assert (folder / "rft" / "rollouts.jsonl").read_text().count("\n") == 2 * 3

@@ -12,7 +12,7 @@ import pytest
 import ray
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from placed_actors import Placed, alone, check_group, health, kill, random_adapter, said, until
+from placed_actors import PlacedJob, check_group, greedy_tokens, health, kill, random_adapter, temporary, wait_until
 
 from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import RolloutBatch
@@ -28,7 +28,7 @@ FactoryOfModels = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def placed(ray_cluster: None, model: FactoryOfModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Placed]:
+def placed(ray_cluster: None, model: FactoryOfModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlacedJob]:
     """Two generators, one toolbox and one scorer of a random model that starts from a random adapter."""
     folder, run = model(), tmp_path_factory.mktemp("run")
     config = parse(
@@ -44,7 +44,7 @@ def placed(ray_cluster: None, model: FactoryOfModels, tmp_path_factory: pytest.T
     adapter = random_adapter(folder, seed=0)
     save_adapter(adapter, run / "start" / "step_00000007")
     with placement.placed(config, learner=False, initial=str(run / "start" / "step_00000007")) as actors:
-        yield Placed(config, actors, adapter)
+        yield PlacedJob(config, actors, adapter)
 
 
 def learn(
@@ -67,10 +67,10 @@ def learn(
     each=st.integers(1, 2), world=st.integers(1, 3), group=st.integers(2, 4), staleness=st.integers(0, 2), steps=st.integers(1, 3)
 )
 def test_groups_stay_whole_and_questions_are_used_once(
-    placed: Placed, each: int, world: int, group: int, staleness: int, steps: int
+    placed: PlacedJob, each: int, world: int, group: int, staleness: int, steps: int
 ) -> None:
     questions = each * world
-    with alone(
+    with temporary(
         placed.coordinator(prompts_per_step=questions, group_size=group, max_off_policy_steps=staleness, steps=steps)
     ) as coordinator:
         taken = learn(coordinator, steps, world, version=0)
@@ -89,8 +89,8 @@ def test_groups_stay_whole_and_questions_are_used_once(
         assert taken[-1][0].state == {"questions": {"cursor": questions * steps, "ahead": []}}
 
 
-def test_views_of_a_group_are_one_object_and_the_question_picture_one_array(placed: Placed) -> None:
-    with alone(placed.coordinator(prompts_per_step=2, group_size=4, steps=1)) as coordinator:
+def test_views_of_a_group_are_one_object_and_the_question_picture_one_array(placed: PlacedJob) -> None:
+    with temporary(placed.coordinator(prompts_per_step=2, group_size=4, steps=1)) as coordinator:
         ((batch,),) = learn(coordinator, 1, 1, version=0)
     assert len(set(batch.views)) == len(batch.groups) == 2
     for views in ray.get(batch.views):
@@ -99,13 +99,13 @@ def test_views_of_a_group_are_one_object_and_the_question_picture_one_array(plac
         assert all(np.shares_memory(first[0], other) for other in first[1:]), "the overview is kept once, not once a rollout"
 
 
-def test_a_batch_is_rolled_out_with_the_weights_that_the_learner_just_published(placed: Placed) -> None:
+def test_a_batch_is_rolled_out_with_the_weights_that_the_learner_just_published(placed: PlacedJob) -> None:
     adapters = [random_adapter(Path(placed.config.policy.model), seed=i) for i in (1, 2)]
 
     def publish(step: int) -> int:
         return ray.get(placed.actors.store.publish.remote(adapters[step], "rft", step + 1))
 
-    with alone(placed.coordinator(steps=2)) as coordinator:
+    with temporary(placed.coordinator(steps=2)) as coordinator:
         first, second = learn(coordinator, 2, 1, version=0, after=publish)
     assert {g.policy_version for g in first[0].groups} == {0}
     (version,) = {g.policy_version for g in second[0].groups}
@@ -114,21 +114,21 @@ def test_a_batch_is_rolled_out_with_the_weights_that_the_learner_just_published(
     assert {health["version"] for health in held} == {ray.get(placed.actors.store.promoted.remote())}
 
 
-def test_a_version_is_what_its_number_says_on_a_fresh_generator_too(placed: Placed) -> None:
+def test_a_version_is_what_its_number_says_on_a_fresh_generator_too(placed: PlacedJob) -> None:
     """Version 0 is the adapter that the run started from, not the bare model, also after a restart."""
     store, (one, two) = placed.actors.store, placed.actors.generators
     other = ray.get(store.publish.remote(random_adapter(Path(placed.config.policy.model), seed=5), "rft", 9))
-    start = said(one, 0)
-    assert said(one, other) != start
+    start = greedy_tokens(one, 0)
+    assert greedy_tokens(one, other) != start
     kill(two)
-    until(lambda: health(two))
-    assert said(two, 0) == start
+    wait_until(lambda: health(two))
+    assert greedy_tokens(two, 0) == start
     zero = {name: np.zeros_like(values) for name, values in placed.adapter.tensors.items()}
     bare = ray.get(store.publish.remote(Adapter(zero, 8, 4, placed.adapter.base_sha256), "rft", 10))
-    assert said(two, bare) != start, "the adapter changes what the model says"
+    assert greedy_tokens(two, bare) != start, "the adapter changes what the model says"
 
 
-def test_what_is_wrong_with_the_questions_is_told_and_not_retried(placed: Placed, tmp_path: Path) -> None:
+def test_what_is_wrong_with_the_questions_is_told_and_not_retried(placed: PlacedJob, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"id": "a", "question": "?", "answers": ["1"]}\n{"id": "b"}\n')
     broken = tmp_path / "broken.jsonl"
@@ -137,8 +137,8 @@ def test_what_is_wrong_with_the_questions_is_told_and_not_retried(placed: Placed
     (tmp_path / "no.png").write_bytes(b"no picture")
     for source, kind, words in ((bad, BadInput, ("row 2", "column question")), (broken, DataFailure, ("image_undecodable",))):
         data = placed.config.data.model_copy(update={"train": str(source)})
-        other = Placed(placed.config.model_copy(update={"data": data}), placed.actors, placed.adapter)
-        with alone(other.coordinator()) as coordinator:
+        other = PlacedJob(placed.config.model_copy(update={"data": data}), placed.actors, placed.adapter)
+        with temporary(other.coordinator()) as coordinator:
             ray.get(coordinator.begin.remote(0, {}, 0), timeout=60)
             with pytest.raises(kind) as caught:
                 ray.get(coordinator.next_batch.remote(0, 1, 0), timeout=60)
@@ -149,7 +149,7 @@ def test_what_is_wrong_with_the_questions_is_told_and_not_retried(placed: Placed
             assert "Traceback" not in str(told)
 
 
-def test_an_actor_that_cannot_be_made_is_one_clear_error(placed: Placed, tmp_path: Path) -> None:
+def test_an_actor_that_cannot_be_made_is_one_clear_error(placed: PlacedJob, tmp_path: Path) -> None:
     """The driver gets the generator's own words, not a traceback of another process."""
     policy = placed.config.policy.model_copy(update={"model": str(tmp_path)})
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
@@ -164,7 +164,7 @@ def test_an_actor_that_cannot_be_made_is_one_clear_error(placed: Placed, tmp_pat
     assert "Traceback" not in str(caught.value)
 
 
-def test_a_backend_that_is_missing_is_told_when_the_job_starts(placed: Placed, tmp_path: Path) -> None:
+def test_a_backend_that_is_missing_is_told_when_the_job_starts(placed: PlacedJob, tmp_path: Path) -> None:
     toolbox = placed.config.toolbox.model_copy(update={"segmenter": str(tmp_path / "sam")})
     run = placed.config.run.model_copy(update={"dir": str(tmp_path)})
     engine = placed.config.engine.model_copy(update={"workers": 1, "cpus": 0})
@@ -174,14 +174,14 @@ def test_a_backend_that_is_missing_is_told_when_the_job_starts(placed: Placed, t
     assert caught.value.fix
 
 
-def test_a_job_that_does_not_fit_says_which_part(placed: Placed) -> None:
+def test_a_job_that_does_not_fit_says_which_part(placed: PlacedJob) -> None:
     config = placed.config.model_copy(update={"engine": placed.config.engine.model_copy(update={"workers": 40, "cpus": 1})})
     with pytest.raises(InfraFailure) as caught:
         placement.preflight(config, learner=True, rollouts=True)
     assert "engine (generators) 40 x 1" in caught.value.message
 
 
-def test_versions_are_of_the_run_that_made_them(placed: Placed, tmp_path: Path) -> None:
+def test_versions_are_of_the_run_that_made_them(placed: PlacedJob, tmp_path: Path) -> None:
     """The same folder evaluated from another checkpoint is another policy, whatever an older run left there."""
     first, second = (random_adapter(Path(placed.config.policy.model), seed=i) for i in (11, 12))
     save_adapter(first, tmp_path / "a")
@@ -189,7 +189,7 @@ def test_versions_are_of_the_run_that_made_them(placed: Placed, tmp_path: Path) 
 
     def weights(initial: Path) -> tuple[int, str]:
         store = PolicyStore.remote(str(tmp_path / "run"), str(initial))
-        with alone(store):
+        with temporary(store):
             (ref,) = ray.get(store.get.remote(0))
             count = len(ray.get(store.list.remote()))
             digest = ray.get(ref).sha256()

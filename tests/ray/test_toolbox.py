@@ -350,7 +350,7 @@ def test_a_thousand_mixed_calls(make: Make) -> None:
     bench = make(workers=3)
     bench.run(bench.pool.ready())
     fresh = max(resident(worker.pid) for worker in bench.pool.workers)
-    rng, wanted = random.Random(5), boxes(1000, seed=5)
+    rng, zooms = random.Random(5), boxes(1000, seed=5)
     bad = ["sleep", "hold", "quick_sleep", "leave", "quick_leave", "segfault", "eat_numpy", "raise", "strange", "huge"]
     endings = {**ENDINGS, "quick_sleep": "timeout", "quick_leave": "crashed"}
     ops = ["zoom_in"] * 960 + ["where"] * 10 + bad * 3
@@ -359,7 +359,7 @@ def test_a_thousand_mixed_calls(make: Make) -> None:
 
     async def one(i: int, op: str, gate: asyncio.Semaphore) -> None:
         async with gate:
-            result = await bench.call(op, **({"box": wanted[i]} if op == "zoom_in" else {"tag": i}))
+            result = await bench.call(op, **({"box": zooms[i]} if op == "zoom_in" else {"tag": i}))
         assert answers.setdefault(i, result) is result
 
     async def everything() -> None:
@@ -370,7 +370,7 @@ def test_a_thousand_mixed_calls(make: Make) -> None:
     assert sorted(answers) == list(range(1000))
     for i, op in enumerate(ops):
         if op == "zoom_in":
-            bench.check_zoom(answers[i], wanted[i])
+            bench.check_zoom(answers[i], zooms[i])
         else:
             assert answers[i][0].code == endings.get(op), op
     bench.wait_whole()

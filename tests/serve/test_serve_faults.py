@@ -61,7 +61,7 @@ def killed(title: str) -> int:
 
 
 def test_f11_a_replica_a_generator_and_a_shard_killed_under_load_cost_no_answer(
-    service: httpx.Client, reached: Callable[..., None]
+    service: httpx.Client, record_figures: Callable[..., None]
 ) -> None:
     answers: list[tuple[float, float, bool]] = []
     failures: Counter[int | str] = Counter()
@@ -94,14 +94,14 @@ def test_f11_a_replica_a_generator_and_a_shard_killed_under_load_cost_no_answer(
     share = np.mean([ok for *_, ok in answers])
     during = [s for at, s, _ in answers if any(0 <= at - death < 2 for death in deaths)]
     steady = [s for at, s, _ in answers if at < deaths[0]]
-    reached(requests=len(answers), answered=float(share), p99_failover_s=float(np.quantile(during, 0.99)))
-    reached(p99_steady_s=float(np.quantile(steady, 0.99)), failures_before_a_retry=dict(+failures))
+    record_figures(requests=len(answers), answered=float(share), p99_failover_s=float(np.quantile(during, 0.99)))
+    record_figures(p99_steady_s=float(np.quantile(steady, 0.99)), failures_before_a_retry=dict(+failures))
     assert len(deaths) == 3
     assert share >= 0.99, dict(+failures)
 
 
 def test_f12_what_is_beyond_capacity_is_refused_at_once_and_what_is_taken_is_answered(
-    service: httpx.Client, reached: Callable[..., None]
+    service: httpx.Client, record_figures: Callable[..., None]
 ) -> None:
     slow = {**BODY, "question": "wait 0.3 say 7"}
 
@@ -114,8 +114,8 @@ def test_f12_what_is_beyond_capacity_is_refused_at_once_and_what_is_taken_is_ans
         replies = list(pool.map(ask, range(384)))
     taken = [seconds for seconds, reply in replies if reply.status_code == 200]
     refused = [(seconds, reply) for seconds, reply in replies if reply.status_code in (429, 503)]
-    reached(taken=len(taken), refused=len(refused), taken_p99_s=float(np.quantile(taken, 0.99)))
-    reached(refused_p50_s=float(np.median([seconds for seconds, _ in refused])))
+    record_figures(taken=len(taken), refused=len(refused), taken_p99_s=float(np.quantile(taken, 0.99)))
+    record_figures(refused_p50_s=float(np.median([seconds for seconds, _ in refused])))
     assert len(taken) + len(refused) == len(replies)
     assert len(refused) > len(taken) > 0
     assert all(int(reply.headers["Retry-After"]) >= 1 for _, reply in refused)

@@ -81,7 +81,7 @@ def test_merged_weights_compute_what_peft_computes(family: str):
     original = {k: v.clone() for k, v in merged.state_dict().items()}
     with torch.no_grad():
         plain = stock_log_probs(merged, sample)
-        for seed in (1, 2, 3):  # many loads leave no rounding behind
+        for seed in (1, 2, 3):  # rounding errors must not add up over loads
             merge_into(merged, base, random_adapter(family, seed))
         merge_into(merged, base, adapter)
         difference = stock_log_probs(trained, sample) - stock_log_probs(merged, sample)
@@ -98,18 +98,18 @@ def test_an_adapted_layer_has_the_values_and_gradients_of_peft(target: str, dtyp
     set_adapter_state(model, random_adapter("qwen2_5_vl").tensors)
     layer = next(m for n, m in model.named_modules() if n.endswith(target) and isinstance(m, LoraLinear))
     x = torch.randn(2, 9, layer.in_features, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
-    wanted = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    inputs = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
 
     def run(forward: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
         out = forward(layer, x)
         slope = torch.linspace(-1, 1, out.numel()).view_as(out).to(dtype)
-        return [out.detach(), *torch.autograd.grad(out, wanted, slope)]
+        return [out.detach(), *torch.autograd.grad(out, inputs, slope)]
 
-    for found, expected in zip(run(LoraLinear.forward), run(lora.Linear.forward), strict=True):
-        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    for actual, expected in zip(run(LoraLinear.forward), run(lora.Linear.forward), strict=True):
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
         # The input's gradient is rounded once here, where peft rounds each part of it.
-        limit = 1e-5 if found.dtype == torch.float32 else 0.02
-        assert (found - expected).abs().max() <= limit * expected.abs().max()
+        limit = 1e-5 if actual.dtype == torch.float32 else 0.02
+        assert (actual - expected).abs().max() <= limit * expected.abs().max()
 
 
 def test_bytes_follow_the_formula():
@@ -145,7 +145,7 @@ def test_a_broken_adapter_is_refused_and_changes_nothing(change: str):
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_full_parameters_travel_the_same_way():
+def test_full_parameters_are_published_the_same_way():
     model, base, other = stock(), BaseWeights(), stock()
     with torch.no_grad():
         for parameter in other.parameters():
@@ -157,12 +157,12 @@ def test_full_parameters_travel_the_same_way():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), stock().parameters(), strict=True))
 
 
-def test_an_adapter_survives_the_disk_and_damage_is_seen(tmp_path: Path):
+def test_an_adapter_is_saved_and_loaded_and_damage_is_detected(tmp_path: Path):
     adapter = random_adapter()
     save_adapter(adapter, tmp_path / "v1")
-    back = load_adapter(tmp_path / "v1")
-    assert back.sha256() == adapter.sha256()
-    assert (back.alpha, back.rank, back.base_sha256, back.kind) == (8, 4, fingerprint(folder("qwen3_vl")), "lora")
+    loaded = load_adapter(tmp_path / "v1")
+    assert loaded.sha256() == adapter.sha256()
+    assert (loaded.alpha, loaded.rank, loaded.base_sha256, loaded.kind) == (8, 4, fingerprint(folder("qwen3_vl")), "lora")
     assert dataclasses.replace(adapter, alpha=9).sha256() != adapter.sha256()
     path = tmp_path / "v1" / "adapter.safetensors"
     content = bytearray(path.read_bytes())
@@ -174,11 +174,11 @@ def test_an_adapter_survives_the_disk_and_damage_is_seen(tmp_path: Path):
         load_adapter(tmp_path)
 
 
-def test_models_are_found_or_the_fix_is_named(tmp_path: Path):
+def test_a_missing_model_raises_an_error_with_a_fix(tmp_path: Path):
     with pytest.raises(MissingFile, match=r"set policy\.model"):
         resolve(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
-    with pytest.raises(BadConfig, match="is a llama"):
+    with pytest.raises(BadConfig, match="a model of type llama"):
         load_model(config.PolicyConfig(model=str(tmp_path)), "cpu")
     assert fingerprint(folder("qwen3_vl")) != fingerprint(folder("qwen2_5_vl"))
 

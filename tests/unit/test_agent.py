@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from dialogue_models import Script, pixels, renderer, shown
+from dialogue_models import ScriptedSession, image_view, pixels, renderer
 
 from pixelis.config import DialogueConfig
 from pixelis.dialogue.agent import Episode, Limits, run_episode
@@ -54,9 +54,9 @@ class Failing:
         return self.result
 
 
-def play(lines, tools="real", limits=LIMITS, name=NANO, sampling=None, images=None) -> tuple[Episode, Script]:
-    session = Script(renderer(name), lines)
-    images = [shown(name)] if images is None else images
+def play(lines, tools="real", limits=LIMITS, name=NANO, sampling=None, images=None) -> tuple[Episode, ScriptedSession]:
+    session = ScriptedSession(renderer(name), lines)
+    images = [image_view(name)] if images is None else images
     views = [fit(PICTURE, PixelBudget(1, 10**7), 1)[: i.view_size[1], : i.view_size[0]] for i in images]
     tools = RealTools(name) if tools == "real" else tools
     sampling = sampling or SamplingParams(seed=5)
@@ -88,7 +88,7 @@ def sound(episode: Episode, limits: Limits = LIMITS, name: str = NANO) -> Trajec
 @pytest.mark.parametrize("name", ["nano", "large"])
 def test_zoom_twice_then_answer(name: str):
     limits = Limits(4, 200, 4000, 4)
-    size = shown(name).view_size
+    size = image_view(name).view_size
     first = call([0, 0, 500, 500] if name == "nano" else [0, 0, size[0] // 2, size[1] // 2])
     second = call([500, 500, 1000, 1000] if name == "nano" else [size[0] // 2, size[1] // 2, *size], "obs1")
     episode, session = play([first, second, ANSWER], limits=limits, name=name)
@@ -103,9 +103,9 @@ def test_zoom_twice_then_answer(name: str):
     np.testing.assert_array_equal(episode.views[2], fit(PICTURE[200:400, 250:500], budget, step))
     # The engine hears the whole prompt once, then only what is new.
     prompt = [turn for turn in t.turns[:2] if turn.role in ("system", "user")]
-    assert session.heard[0][0] == [token for turn in prompt for token in turn.tokens]
-    assert [tokens for tokens, *_ in session.heard[1:]] == [turn.tokens for turn in t.turns if turn.role == "tool"]
-    assert [views for _, views, _ in session.heard] == [1, 1, 1]
+    assert session.calls[0][0] == [token for turn in prompt for token in turn.tokens]
+    assert [tokens for tokens, *_ in session.calls[1:]] == [turn.tokens for turn in t.turns if turn.role == "tool"]
+    assert [views for _, views, _ in session.calls] == [1, 1, 1]
     assert t.operations_ok == 2
     assert session.closed >= 1
 
@@ -174,13 +174,13 @@ def test_an_observation_that_would_not_fit_is_left_out_whole():
         t = sound(episode, limits)
         assert t.stop_reason is StopReason.OVER_CONTEXT
         assert len(t.images) == 1 + appended
-        assert [s.max_tokens for *_, s in session.heard][1:] == ([1] if appended else [])
+        assert [s.max_tokens for *_, s in session.calls][1:] == ([1] if appended else [])
 
 
 def test_a_prompt_that_does_not_fit_leaves_nothing_to_train_on():
     episode, session = play([ANSWER], limits=Limits(4, 8, 20, 4))
     assert (episode.trajectory.turns, episode.trajectory.images, episode.views) == ([], [], [])
-    assert session.heard == []
+    assert session.calls == []
 
 
 def test_without_tools_a_call_is_an_unknown_operation():
@@ -252,9 +252,9 @@ def test_a_failing_engine_is_a_stop_reason(line, stop, cause):
 
 def test_one_broken_episode_leaves_its_neighbours_alone():
     async def group():
-        sessions = [Script(renderer(NANO), [line]) for line in (ANSWER, RuntimeError("x"), ANSWER)]
+        sessions = [ScriptedSession(renderer(NANO), [line]) for line in (ANSWER, RuntimeError("x"), ANSWER)]
         sessions[2].close = lambda: 1 / 0
-        view, r = shown(NANO), renderer(NANO)
+        view, r = image_view(NANO), renderer(NANO)
         fixed = (r, QUESTION, [view], [pixels(view)], None, LIMITS, SamplingParams(), "g", 0)
         return await asyncio.gather(*(run_episode(session, *fixed) for session in sessions))
 
@@ -262,10 +262,10 @@ def test_one_broken_episode_leaves_its_neighbours_alone():
 
 
 def test_views_that_do_not_match_their_description_never_reach_training():
-    view = shown(NANO)
+    view = image_view(NANO)
 
     async def wrong():
-        session = Script(renderer(NANO), [ANSWER])
+        session = ScriptedSession(renderer(NANO), [ANSWER])
         small = pixels(view)[:16]
         return await run_episode(session, renderer(NANO), QUESTION, [view], [small], None, LIMITS, SamplingParams(), "g", 0)
 
@@ -275,12 +275,12 @@ def test_views_that_do_not_match_their_description_never_reach_training():
 
 
 def test_cancellation_passes_and_closes_the_session():
-    class Slow(Script):
+    class Slow(ScriptedSession):
         async def generate(self, tokens, views, sampling):
             await asyncio.sleep(60)
 
     async def cancelled():
-        session, view = Slow(renderer(NANO), []), shown(NANO)
+        session, view = Slow(renderer(NANO), []), image_view(NANO)
         task = asyncio.create_task(
             run_episode(session, renderer(NANO), QUESTION, [view], [pixels(view)], None, LIMITS, SamplingParams(), "g", 0)
         )
@@ -295,7 +295,7 @@ def test_cancellation_passes_and_closes_the_session():
 
 def test_the_engine_gets_the_callers_sampling_with_the_room_of_the_turn():
     _, session = play([call(), call(), ANSWER], sampling=SamplingParams(temperature=0.7, top_p=0.9, max_tokens=1, seed=11))
-    assert [s for *_, s in session.heard] == [SamplingParams(temperature=0.7, top_p=0.9, max_tokens=64, seed=11)] * 3
+    assert [s for *_, s in session.calls] == [SamplingParams(temperature=0.7, top_p=0.9, max_tokens=64, seed=11)] * 3
 
 
 def test_limits_come_from_the_configuration():

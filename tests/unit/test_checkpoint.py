@@ -26,7 +26,7 @@ def write(root: Path, step: int, keep: int = 0) -> Path:
     return checkpoint.write(root, step, tensors, {"step": step}, keep, {"adapter": {"kind": "lora"}})
 
 
-def test_what_is_written_is_read(tmp_path: Path):
+def test_a_checkpoint_is_read_as_written(tmp_path: Path):
     folder = write(tmp_path, 7)
     assert folder == tmp_path / "checkpoints" / "step_00000007" == checkpoint.latest(tmp_path)
     tensors, state = checkpoint.read(folder)
@@ -50,7 +50,7 @@ def test_the_newest_are_kept(tmp_path: Path):
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_00000015", "step_00000020"]
 
 
-def test_pruning_never_counts_a_damaged_one_as_kept(tmp_path: Path):
+def test_pruning_does_not_count_damaged_checkpoints(tmp_path: Path):
     for step in (1, 2, 3):
         write(tmp_path, step)
     (tmp_path / "checkpoints" / "step_00000003" / "state.json").write_text("{")
@@ -59,30 +59,30 @@ def test_pruning_never_counts_a_damaged_one_as_kept(tmp_path: Path):
     assert (tmp_path / "checkpoints" / "step_00000001").is_dir()
 
 
-def test_no_torn_or_rotten_checkpoint_is_ever_picked(tmp_path: Path):
+def test_incomplete_and_corrupt_checkpoints_are_skipped(tmp_path: Path):
     good, newer = write(tmp_path, 1), write(tmp_path, 2)
-    whole = tmp_path / "whole"
-    shutil.copytree(newer, whole)
+    intact = tmp_path / "intact"
+    shutil.copytree(newer, intact)
     rng = random.Random(0)
     for case in range(50):
         shutil.rmtree(newer)
-        shutil.copytree(whole, newer)
+        shutil.copytree(intact, newer)
         victim = rng.choice(sorted(newer.iterdir()))
         content = bytearray(victim.read_bytes())
-        place = rng.randrange(len(content))
+        position = rng.randrange(len(content))
         if case % 2:
-            victim.write_bytes(content[:place])
+            victim.write_bytes(content[:position])
         elif victim.name == checkpoint.MANIFEST:
             victim.unlink()
         else:
-            content[place] ^= 1 << rng.randrange(8)
+            content[position] ^= 1 << rng.randrange(8)
             victim.write_bytes(content)
-        assert checkpoint.latest(tmp_path) == good, (case, victim.name, place)
+        assert checkpoint.latest(tmp_path) == good, (case, victim.name, position)
         with pytest.raises(BadInput, match="damaged"):
             checkpoint.read(newer)
 
 
-def test_a_failed_write_leaves_the_old_checkpoint_and_no_rubbish(tmp_path: Path):
+def test_a_failed_write_leaves_only_the_old_checkpoint(tmp_path: Path):
     good = write(tmp_path, 1)
 
     def full_disk(folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_failed_write_leaves_the_old_checkpoint_and_no_rubbish(tmp_path: Path)
     assert checkpoint.latest(tmp_path) == good
 
 
-def test_what_a_killed_process_left_aside_is_removed_by_the_next_write(tmp_path: Path):
+def test_temporary_folders_of_killed_processes_are_removed_by_the_next_write(tmp_path: Path):
     for owner in (2**22 + 1, os.getppid()):
         (tmp_path / f".rows.{owner}.aside").mkdir()
     checkpoint.write_folder(tmp_path / "rows", lambda folder: (folder / "a").write_bytes(b"x") and None)
@@ -138,14 +138,14 @@ def test_a_writer_killed_at_any_moment_loses_at_most_its_last_step(tmp_path: Pat
         child.stdout.readline()
         time.sleep(0.05 + rng.random() * 0.2)
         child.send_signal(signal.SIGKILL)
-        said = [int(line) for line in child.communicate()[0].split()]
-        acknowledged = said[-1] if said else start - 1
-        found = checkpoint.latest(tmp_path)
+        steps = [int(line) for line in child.communicate()[0].split()]
+        acknowledged = steps[-1] if steps else start - 1
+        latest = checkpoint.latest(tmp_path)
         if acknowledged >= 0:
-            assert found is not None
-            assert checkpoint.step_of(found) >= acknowledged
-        if found is not None:
-            tensors, state = checkpoint.read(found)
+            assert latest is not None
+            assert checkpoint.step_of(latest) >= acknowledged
+        if latest is not None:
+            tensors, state = checkpoint.read(latest)
             assert (tensors["adapter"]["a"] == state["step"]).all()
             start = state["step"] + 1
     assert start > 0
@@ -153,7 +153,7 @@ def test_a_writer_killed_at_any_moment_loses_at_most_its_last_step(tmp_path: Pat
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [f"step_{start + 1:08d}"]
 
 
-def test_json_is_replaced_in_one_piece(tmp_path: Path):
+def test_json_is_replaced_atomically(tmp_path: Path):
     path = tmp_path / "deep" / "versions.json"
     checkpoint.write_json(path, [1, 2])
     checkpoint.write_json(path, {"a": None})

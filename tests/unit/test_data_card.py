@@ -12,7 +12,7 @@ from refined import demonstration, zoom
 
 from pixelis.config import DialogueConfig, ToolboxConfig
 from pixelis.datasets.refinement import data_card
-from pixelis.datasets.refinement.pipeline import observed
+from pixelis.datasets.refinement.pipeline import with_observations
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.records import Demonstration, Step
 
@@ -63,7 +63,7 @@ class Page(HTMLParser):
 
 def made(**fields) -> Demonstration:
     turns = [zoom(1, observation=None), zoom(2, target="obs1", observation=None), Step(think="It is 7", answer="7")]
-    out = observed(
+    out = with_observations(
         demonstration(**{"turns": turns, "quality": 0.9, "level": "hard", **fields}), Executor(ToolboxConfig(), DialogueConfig())
     )
     assert isinstance(out, Demonstration)

@@ -13,7 +13,7 @@ from refined import demonstration, zoom
 
 from pixelis.config import ToolboxConfig
 from pixelis.datasets.refinement import duplicates
-from pixelis.datasets.refinement.pictures import Pictures, alike, perceptual
+from pixelis.datasets.refinement.media_hashes import MediaHashes, group_similar, perceptual
 from pixelis.errors import BadImage, BadInput
 from pixelis.records import Media, Step
 
@@ -96,28 +96,28 @@ def test_looks_survive_scaling_and_saving_and_tell_pictures_apart(tmp_path: Path
     Image.fromarray(first).resize((180, 180)).save(tmp_path / "b.jpg", quality=70)
     Image.fromarray(second).save(tmp_path / "c.png")
     (tmp_path / "copy.png").write_bytes((tmp_path / "a.png").read_bytes())
-    pictures = Pictures(ToolboxConfig(), tmp_path / "kept.jsonl")
+    pictures = MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl")
     names = ("a.png", "b.jpg", "c.png", "copy.png")
     contents = [pictures.content(image(tmp_path / name)) for name in names]
     assert contents[0] == contents[3]
     assert len(set(contents)) == 3
-    looks = [pictures.look(image(tmp_path / name)) for name in names]
-    groups = alike(looks, 3)
+    looks = [pictures.perceptual_hash(image(tmp_path / name)) for name in names]
+    groups = group_similar(looks, 3)
     assert groups[0] == groups[1] == groups[3] != groups[2]
-    again = Pictures(ToolboxConfig(), tmp_path / "kept.jsonl")
-    assert again.look(image(tmp_path / "a.png")) == looks[0]
+    again = MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl")
+    assert again.perceptual_hash(image(tmp_path / "a.png")) == looks[0]
     Image.fromarray(second).save(tmp_path / "a.png")  # a changed file is another picture
-    assert Pictures(ToolboxConfig(), tmp_path / "kept.jsonl").look(image(tmp_path / "a.png")) == looks[2]
+    assert MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl").perceptual_hash(image(tmp_path / "a.png")) == looks[2]
 
 
 def test_pictures_that_cannot_be_had(tmp_path: Path):
-    pictures = Pictures(ToolboxConfig())
+    pictures = MediaHashes(ToolboxConfig())
     with pytest.raises(BadInput, match=r"none\.png"):
         pictures.content(image(tmp_path / "none.png"))
     (tmp_path / "bad.png").write_bytes(b"\x89PNG no")
     with pytest.raises(BadImage):
-        pictures.look(image(tmp_path / "bad.png"))
-    (found,) = pictures.looks([image(tmp_path / "bad.png")])
+        pictures.perceptual_hash(image(tmp_path / "bad.png"))
+    (found,) = pictures.perceptual_hashes([image(tmp_path / "bad.png")])
     assert isinstance(found, BadImage)
 
 
@@ -132,7 +132,7 @@ def test_groups_join_exactly_what_is_near(looks: list[int], bits: int, data: st.
     for bit in data.draw(st.lists(st.integers(0, 63), max_size=3, unique=True)):
         flipped ^= 1 << bit
     looks = [*looks, flipped]
-    groups = alike(looks, bits)
+    groups = group_similar(looks, bits)
     for i, one in enumerate(looks):
         for j, other in enumerate(looks):
             if (one ^ other).bit_count() <= bits:

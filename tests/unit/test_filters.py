@@ -20,16 +20,16 @@ EIGHT = PassRateConfig(episodes=8)
 
 @pytest.mark.parametrize(("right", "cause"), [(0, "too_hard"), (1, None), (4, None), (7, None), (8, "too_easy")])
 def test_always_and_never_right_teach_nothing(right: int, cause: str | None):
-    assert filters.decide(Outcomes([1.0] * right + [0.0] * (8 - right)), EIGHT) == cause
+    assert filters.drop_cause(Outcomes([1.0] * right + [0.0] * (8 - right)), EIGHT) == cause
 
 
 def test_what_could_not_be_scored_is_no_zero():
     rows = [("q", True, 1.0), ("q", True, None), ("q", True, 0.0), ("lost", True, None)]
-    found = filters.table(rows)
+    found = filters.group_outcomes(rows)
     assert found["q"].rate == 0.5
-    assert filters.decide(found["q"], EIGHT) is None
-    assert filters.decide(found["lost"], EIGHT) == "no_pass_rate"
-    assert filters.decide(None, EIGHT) == "no_pass_rate"
+    assert filters.drop_cause(found["q"], EIGHT) is None
+    assert filters.drop_cause(found["lost"], EIGHT) == "no_pass_rate"
+    assert filters.drop_cause(None, EIGHT) == "no_pass_rate"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_could_not_be_scored_is_no_zero():
 )
 def test_looking_must_pay(looking: list, glance: list, cause: str | None):
     rows = [("q", True, float(v)) for v in looking] + [("q", False, float(v)) for v in glance]
-    assert filters.decide(filters.table(rows)["q"], PassRateConfig(episodes=4, utility=True)) == cause
+    assert filters.drop_cause(filters.group_outcomes(rows)["q"], PassRateConfig(episodes=4, utility=True)) == cause
 
 
 def test_evaluation_questions_are_found_by_text_and_picture():
@@ -79,8 +79,8 @@ def test_episodes_are_played_once(tmp_path: Path):
     assert one.missing() == ["looking", "glance"]
     assert one.config.evaluate.sampling.temperature == 1.0
     right, unscored = (Trajectory(question_id="q", group_id="g", turns=[], rewards=r) for r in ({"accuracy": 1.0}, {}))
-    one.keep("looking", [Group(id="g", question=asked[0], trajectories=[right, unscored])])
-    one.keep("glance", [Group(id="g", question=asked[0], trajectories=[right])])
+    one.store("looking", [Group(id="g", question=asked[0], trajectories=[right, unscored])])
+    one.store("glance", [Group(id="g", question=asked[0], trajectories=[right])])
     again = episodes("refinement.pass_rate.high=1", "refinement.pass_rate.utility=true")
     assert again.missing() == []
     assert again.outcomes()["q"] == Outcomes(looking=[1.0], glance=[1.0])

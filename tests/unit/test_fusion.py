@@ -12,7 +12,7 @@ from refined import demonstration
 
 from pixelis.config.refinement import OnlineConfig, RecipeConfig, RftRecipeConfig, SftRecipeConfig
 from pixelis.datasets.refinement import fusion
-from pixelis.datasets.refinement.actions import WRONG, category, group_of
+from pixelis.datasets.refinement.actions import WRONG_KINDS, category, kind_group
 from pixelis.records import Action, Experience, Observation, Question, Step, Trajectory, Turn, Verdict
 
 TASK_OF = {
@@ -41,21 +41,21 @@ def plenty(count: int = 60):
 @pytest.mark.slow
 def test_sft_keeps_its_shares_and_never_takes_a_trap():
     fused = fusion.sft(plenty(), SftRecipeConfig(size=300), seed=1)
-    assert len(fused.chosen) == 300
-    tasks = [category(d.task) for d in fused.chosen]
+    assert len(fused.demonstrations) == 300
+    tasks = [category(d.task) for d in fused.demonstrations]
     shares = {group: tasks.count(group) / 300 for group in TASK_OF}
     assert shares == pytest.approx(SftRecipeConfig().tasks, abs=0.01)
-    kinds = [d.kind for d in fused.chosen]
+    kinds = [d.kind for d in fused.demonstrations]
     assert set(kinds) == {"golden", "self_correction"}
     assert kinds.count("golden") == pytest.approx(225, abs=2)  # .6 of .6 + .2
-    assert fused.left_out["wrong_on_purpose"] == 6 * 3 * 60
+    assert fused.excluded["wrong_on_purpose"] == 6 * 3 * 60
 
 
 def test_rft_has_its_mix_and_weighs_hard_negatives_and_traps_more():
     questions, fused = fusion.rft(plenty(), RftRecipeConfig(size=360), seed=1)
-    kinds = [group_of(d.kind) for d in fused.chosen]
+    kinds = [kind_group(d.kind) for d in fused.demonstrations]
     assert [kinds.count(k) / 360 for k in ("golden", "trap", "self_correction")] == pytest.approx([0.5, 0.25, 0.25], abs=0.01)
-    weights = {d.kind: d.weight for d in fused.chosen}
+    weights = {d.kind: d.weight for d in fused.demonstrations}
     different = 1 + 0.1 * 1 / 2  # one operation in two calls
     assert weights["golden"] == pytest.approx(different)
     assert weights["outcome_negative"] == pytest.approx(2 * different)
@@ -87,32 +87,32 @@ def test_what_is_missing_is_said_and_never_made_up():
     recipe = SftRecipeConfig(size=100, tasks={"geometric": 0.4, "ocr": 0.4, "zoom": 0.2})
     fused = fusion.sft(made, recipe, seed=0)
     assert fused.absent == ["zoom"]  # no demonstration of it: its share goes to the others
-    assert fused.got["ocr/golden"] == 2
-    assert fused.wanted["ocr/golden"] > 2
-    assert fused.got["geometric/golden"] == fused.wanted["geometric/golden"] < 50  # no more than its share of what there is
-    assert fused.short == 100 - len(fused.chosen)
+    assert fused.counts["ocr/golden"] == 2
+    assert fused.targets["ocr/golden"] > 2
+    assert fused.counts["geometric/golden"] == fused.targets["geometric/golden"] < 50  # no more than its share of what there is
+    assert fused.summary()["short"] == 100 - len(fused.demonstrations)
     summary = fused.summary()
     assert summary["count"] + summary["short"] == summary["size"] == 100
-    assert summary["left_out"]["beyond_share"] == len(made) - len(fused.chosen)
+    assert summary["left_out"]["beyond_share"] == len(made) - len(fused.demonstrations)
 
 
 def test_bounds_of_a_recipe():
     long = demonstration("long", zooms=8)  # 17 actions
     blind = demonstration("blind", turns=[Step(think="Just so", answer="7")])
-    fused = fusion.fuse([long, blind, demonstration("fine")], RecipeConfig(length=(1, 15)), 0)
-    assert [d.id for d in fused.chosen] == ["fine"]
-    assert fused.left_out == {"length": 1, "operations": 1}
-    assert fusion.fuse([], RecipeConfig(), 0).chosen == []
+    fused = fusion.select([long, blind, demonstration("fine")], RecipeConfig(length=(1, 15)), 0)
+    assert [d.id for d in fused.demonstrations] == ["fine"]
+    assert fused.summary()["left_out"] == {"length": 1, "operations": 1}
+    assert fusion.select([], RecipeConfig(), 0).demonstrations == []
 
 
 def test_better_ones_are_drawn_first_and_the_draw_is_the_seed_s():
     made = pile("vqa", "golden", 400)
     good = [d.model_copy(update={"quality": 1.0 if i % 2 else 0.04}) for i, d in enumerate(made)]
     recipe = RecipeConfig(size=100, diversity=0)
-    ids = [d.id for d in fusion.fuse(good, recipe, 3).chosen]
-    assert ids == [d.id for d in fusion.fuse(good[::-1], recipe, 3).chosen]
-    assert ids != [d.id for d in fusion.fuse(good, recipe, 4).chosen]
-    better = sum(d.quality == 1.0 for d in fusion.fuse(good, recipe, 3).chosen)
+    ids = [d.id for d in fusion.select(good, recipe, 3).demonstrations]
+    assert ids == [d.id for d in fusion.select(good[::-1], recipe, 3).demonstrations]
+    assert ids != [d.id for d in fusion.select(good, recipe, 4).demonstrations]
+    better = sum(d.quality == 1.0 for d in fusion.select(good, recipe, 3).demonstrations)
     assert 70 <= better <= 97  # weights 1 and .2
 
 
@@ -124,11 +124,11 @@ COUNTS = st.dictionaries(st.tuples(st.sampled_from(sorted(TASK_OF)), st.sampled_
 def test_no_cell_gets_more_than_its_share(counts: dict, size: int):
     made = [d for (group, kind), n in counts.items() for d in pile(group, kind, n)]
     for fused in (fusion.sft(made, SftRecipeConfig(size=size), 0), fusion.rft(made, RftRecipeConfig(size=size), 0)[1]):
-        assert len({d.id for d in fused.chosen}) == len(fused.chosen) <= min(size, len(made))
-        assert all(fused.got[cell] <= fused.wanted[cell] for cell in fused.got)
-        assert sum(fused.got.values()) == len(fused.chosen)
-        assert sum(fused.wanted.values()) <= size
-    assert not any(d.kind in WRONG for d in fusion.sft(made, SftRecipeConfig(size=size), 0).chosen)
+        assert len({d.id for d in fused.demonstrations}) == len(fused.demonstrations) <= min(size, len(made))
+        assert all(fused.counts[cell] <= fused.targets[cell] for cell in fused.counts)
+        assert sum(fused.counts.values()) == len(fused.demonstrations)
+        assert sum(fused.targets.values()) <= size
+    assert not any(d.kind in WRONG_KINDS for d in fusion.sft(made, SftRecipeConfig(size=size), 0).demonstrations)
 
 
 def test_recipes_that_contradict_themselves():

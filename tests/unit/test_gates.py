@@ -9,7 +9,7 @@ from pixelis.config import DialogueConfig, ToolboxConfig
 from pixelis.config.refinement import GatesConfig
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement import gates
-from pixelis.datasets.refinement.pipeline import observed
+from pixelis.datasets.refinement.pipeline import with_observations
 from pixelis.datasets.synthesis.checking import is_wrong
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.errors import DataFailure
@@ -55,13 +55,13 @@ FAILED = Observation(status="error", code="out_of_range", text="outside")
 @pytest.mark.parametrize(
     ("gate", "reason", "fields"),
     [
-        ("actions", "no operation teleport", {"turns": [UNKNOWN, ANSWER]}),
+        ("actions", "unknown operation teleport", {"turns": [UNKNOWN, ANSWER]}),
         ("actions", "is unknown", {"turns": [zoom(arguments={"box": [0, 0, 0.5, 0.5], "speed": 2}), ANSWER]}),
         ("actions", "x0 < x1", {"turns": [zoom(arguments={"box": [0.5, 0.1, 0.2, 0.4]}), ANSWER]}),
         ("actions", "outside the picture", {"turns": [zoom(arguments={"box": [1.1, 0.1, 1.2, 0.4]}), ANSWER]}),
-        ("actions", "no image obs2", {"turns": [zoom(1), zoom(2, target="obs2"), ANSWER]}),
+        ("actions", "unknown image obs2", {"turns": [zoom(1), zoom(2, target="obs2"), ANSWER]}),
         ("observations", "has no observation", {"turns": [zoom(observation=None), ANSWER]}),
-        ("observations", "is to be learnt", {"turns": [zoom(observation=FAILED), ANSWER]}),
+        ("observations", "has learn set", {"turns": [zoom(observation=FAILED), ANSWER]}),
         ("answers", "is wrong", {"turns": [zoom(), Step(answer="3")]}),
         ("answers", "is right", {"kind": "trap_logical", "turns": [zoom(), ANSWER]}),
         ("answers", "is right", {"kind": "outcome_negative", "turns": [zoom(), ANSWER]}),
@@ -140,7 +140,7 @@ def test_every_failed_gate_is_in_the_error():
 def test_replay_executes_again_and_finds_what_was_changed():
     executor = Executor(ToolboxConfig(), DialogueConfig())
     bare = demonstration("r", turns=[zoom(1, observation=None), zoom(2, target="obs1", observation=None), ANSWER])
-    made = observed(bare, executor)
+    made = with_observations(bare, executor)
     assert isinstance(made, Demonstration)
     assert [step.observation.id for step in made.steps if step.observation] == ["obs1", "obs2"]
     assert gates.replay([made], executor, 1.0, 0).passed
@@ -149,7 +149,7 @@ def test_replay_executes_again_and_finds_what_was_changed():
     forged.turns[1].observation.data["zoom_level"] = 9.0
     gate = gates.replay([made, forged.model_copy(update={"id": "forged"})], executor, 1.0, 0)
     assert not gate.passed
-    assert gate.ids == {"forged": "turn 2: zoom_in gives another data"}
+    assert gate.ids == {"forged": "turn 2: zoom_in returns another data"}
     lost = made.model_copy(update={"id": "lost", "media": [made.media[0].model_copy(update={"uri": "/no/such.png"})]})
     assert "lost" in gates.replay([lost], executor, 1.0, 0).ids
     trap = forged.model_copy(update={"id": "trap", "kind": "trap_perceptual"})

@@ -47,7 +47,7 @@ def test_bins_hold_every_sample_once_and_are_nearly_full():
     assert pack([], 10) == []
 
 
-def test_samples_of_one_prompt_stand_together():
+def test_samples_of_one_prompt_share_a_bin():
     prompts = [Prompt("ab"[i % 2], 40) for i in range(8)]
     # 60 + 3 * (20 + 40 / 8) tokens, where all eight would be 480 without sharing.
     assert pack([60] * 8, 135, prompts) == [[0, 2, 4, 6], [1, 3, 5, 7]]
@@ -112,10 +112,10 @@ def test_packed_log_probs_equal_those_of_single_unpadded_samples(family: str):
     with torch.no_grad():
         expected = torch.cat([stock_log_probs(model, s, 0.7) for s in samples])
         use_packed_attention(model)
-        _, found = packed(model, samples, 0.7)
-        _, in_pieces = packed(model, samples, 0.7, chunk_values=2000)
-    assert (found - expected).abs().max() < 1e-4
-    assert (found - in_pieces).abs().max() < 1e-5
+        _, together = packed(model, samples, 0.7)
+        _, in_chunks = packed(model, samples, 0.7, chunk_values=2000)
+    assert (together - expected).abs().max() < 1e-4
+    assert (together - in_chunks).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -159,7 +159,7 @@ def test_a_sample_does_not_see_its_neighbours():
     assert torch.allclose(first[:n], second[:n], atol=1e-5)
 
 
-def test_features_are_computed_once_and_forgotten_under_a_cap():
+def test_features_are_computed_once_and_evicted_at_the_limit():
     maker, model = Maker(), stock()
     views = [maker.view(), maker.view(16, 32), maker.view()]
     digests = [bytes([i]) for i in range(3)]

@@ -46,7 +46,7 @@ def test_the_nano_budget_always_gives_square_views(height, width):
     assert view.shape == (64, 64, 3)
 
 
-def test_what_fits_is_not_touched():
+def test_a_view_within_the_budget_is_not_resized():
     image = noise(64, 64, 3)
     assert fit(image, PixelBudget(4096, 4096), 16) is image
 
@@ -86,7 +86,7 @@ def test_patches_equal_the_processor_of_transformers(mean):
     assert torch.allclose(pixels, theirs["pixel_values"], atol=1e-5)
 
 
-def test_patchify_refuses_what_fit_did_not_make():
+def test_patchify_refuses_sides_that_are_not_multiples():
     with pytest.raises(BadInput):
         patchify([noise(60, 64, 3)], 8, 2, 2)
     assert patchify([], 8, 2, 2)[0].shape == (0, 384)

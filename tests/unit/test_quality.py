@@ -31,7 +31,7 @@ from pixelis.records import Observation, Step
     ],
 )
 def test_rules(fields: dict, cause: str | None):
-    assert quality.fault(demonstration(**fields), OPERATIONS) == cause
+    assert quality.rule_violation(demonstration(**fields), OPERATIONS) == cause
 
 
 def test_a_whole_demonstration_scores_high_and_every_fault_lowers_its_part():
@@ -121,6 +121,6 @@ def test_without_a_verdict_there_is_a_cause_and_no_score(server: ChatServer):
 
 
 def test_one_in_a_hundred_is_repeated_and_always_the_same():
-    chosen = [judging.repeated(f"d{i}", 0.01) for i in range(20_000)]
+    chosen = [judging.is_repeated(f"d{i}", 0.01) for i in range(20_000)]
     assert 140 < sum(chosen) < 260
-    assert chosen == [judging.repeated(f"d{i}", 0.01) for i in range(20_000)]
+    assert chosen == [judging.is_repeated(f"d{i}", 0.01) for i in range(20_000)]

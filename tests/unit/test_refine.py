@@ -153,7 +153,7 @@ def test_evaluation_questions_end_the_job_or_are_dropped(source: Path):
 def test_nothing_to_refine(tmp_path: Path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.jsonl").write_text("{oops\n", encoding="utf-8")
-    with pytest.raises(BadInput, match="holds no demonstration"):
+    with pytest.raises(BadInput, match="has no usable demonstration"):
         refine.run(settings(tmp_path / "data"))
     short = demonstration(turns=[Step(answer="7")])
     (tmp_path / "data" / "a.jsonl").write_text(short.model_dump_json() + "\n", encoding="utf-8")

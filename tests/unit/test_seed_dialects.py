@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import skimage.data
 from clips import encode, footage
-from dialogue_models import Script, nano_folder, renderer
+from dialogue_models import ScriptedSession, nano_folder, renderer
 from PIL import Image
 from pydantic import ValidationError
 
@@ -358,7 +358,7 @@ def play(dialect: str, lines: Sequence[str], media: Media) -> Episode:
     images, views = first_look(
         opened, DialogueConfig.model_validate({"input": small, "frame": small, "frames": 3}), r.spec.multiple
     )
-    session, question = Script(r, lines), Question(id="q", question="What is it?", media=[media])
+    session, question = ScriptedSession(r, lines), Question(id="q", question="What is it?", media=[media])
     limits, sampling = Limits(len(lines), 400, 9000, 9), SamplingParams()
     run = run_episode(session, r, question, images, views, Tools(opened, r), limits, sampling, "g", 0)
     return asyncio.run(run)

@@ -34,17 +34,17 @@ from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer, learning_rate
 
 LEARNER = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=512, rows=2, keep=2)
-SAME = 0.01 * LEARNER.lr  # what weights may differ by: a hundredth of one update
+SAME = 0.01 * LEARNER.lr  # tolerance of weights: a hundredth of an update
 
 
 @contextmanager
 def trainer(family: str = "qwen3_vl", **values: object) -> Iterator[Trainer]:
     settings = {"policy": policy(family), "learner": LEARNER, "total_steps": 10, "device": "cpu", **values}
-    made = Trainer(**settings)  # type: ignore[arg-type]
+    created = Trainer(**settings)  # type: ignore[arg-type]
     try:
-        yield made
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 def batch(n: int = 6, family: str = "qwen3_vl", seed: int = 0) -> list[TrainSample]:
@@ -123,19 +123,19 @@ def test_only_adapters_change_and_the_published_ones_are_those():
         merge_into(merged, BaseWeights(), learner.adapter())
         samples = batch(3, seed=8)
         with torch.no_grad():
-            for sample, found in zip(samples, learner.log_probs(samples), strict=True):
-                assert np.abs(stock_log_probs(merged, sample).numpy() - found).max() < 1e-4
+            for sample, values in zip(samples, learner.log_probs(samples), strict=True):
+                assert np.abs(stock_log_probs(merged, sample).numpy() - values).max() < 1e-4
 
 
-def test_what_is_measured_knows_no_dropout_and_what_is_learnt_does():
+def test_dropout_applies_to_training_but_not_to_measurements():
     samples = batch(3)
     with trainer(policy=policy(lora=LORA.model_copy(update={"dropout": 0.5})), adapter=random_adapter()) as dropping:
-        found = dropping.log_probs(samples)
-        learnt = dropping.update(samples, "sft")["policy/loss"]
+        measured = dropping.log_probs(samples)
+        loss_with_dropout = dropping.update(samples, "sft")["policy/loss"]
     with trainer(adapter=random_adapter()) as plain:
-        expected, whole = plain.log_probs(samples), plain.update(samples, "sft")["policy/loss"]
-    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert abs(learnt - whole) > 1e-4
+        expected, loss = plain.log_probs(samples), plain.update(samples, "sft")["policy/loss"]
+    assert all(np.array_equal(a, b) for a, b in zip(measured, expected, strict=True))
+    assert abs(loss_with_dropout - loss) > 1e-4
 
 
 @pytest.mark.slow
@@ -145,9 +145,9 @@ def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: 
     settings = {"learner": small, "policy": policy(full=full)}
     batches = [batch(3, seed=s) for s in range(10)]
     with trainer(**settings) as learner:
-        whole = []
+        metrics = []
         for i, samples in enumerate(batches):
-            whole.append(learner.update(samples))
+            metrics.append(learner.update(samples))
             if i == 3:
                 folder = learner.save(tmp_path, {"consumed": ["a", "b"]})
         final = learner.adapter()
@@ -158,9 +158,9 @@ def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: 
         assert resumed.step_count == 4
         again = [resumed.update(samples) for samples in batches[4:]]
         for key in ("policy/loss", "policy/lr", "policy/grad_norm"):
-            assert [m[key] for m in again] == pytest.approx([m[key] for m in whole[4:]], abs=1e-6)
+            assert [m[key] for m in again] == pytest.approx([m[key] for m in metrics[4:]], abs=1e-6)
         assert all(np.abs(a - final.tensors[n]).max() < 1e-6 for n, a in resumed.adapter().tensors.items())
-        assert len({m["policy/lr"] for m in whole}) > 5
+        assert len({m["policy/lr"] for m in metrics}) > 5
 
 
 def test_a_step_that_is_not_finite_changes_nothing_and_three_stop_the_run(monkeypatch: pytest.MonkeyPatch):
@@ -251,10 +251,10 @@ def test_the_ratio_is_to_the_log_probs_before_the_first_of_several_steps():
     with trainer(learner=small) as first, trainer(learner=small) as alone:
         old = first.log_probs(samples)
         assert [len(o) for o in old] == [s.policy_tokens if s.views else 0 for s in samples]
-        given, not_given = first.update(samples, old=old), alone.update(samples)
-        assert given["policy/loss"] == pytest.approx(not_given["policy/loss"], abs=1e-5)
-        assert (given["policy/clipped"], not_given["policy/ratio_max"]) == (0, 1)
-        assert given["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
+        with_old, without_old = first.update(samples, old=old), alone.update(samples)
+        assert with_old["policy/loss"] == pytest.approx(without_old["policy/loss"], abs=1e-5)
+        assert (with_old["policy/clipped"], without_old["policy/ratio_max"]) == (0, 1)
+        assert with_old["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
         # Seen from log-probs 1 lower, every token is e times likelier now: with a positive advantage it has to be clipped.
         again = first.update(samples, old=[o - 1 for o in first.log_probs(samples)])
         assert again["policy/ratio"] == pytest.approx(np.e, abs=1e-3)
@@ -266,17 +266,17 @@ def test_the_ratio_is_to_the_log_probs_before_the_first_of_several_steps():
 @pytest.mark.parametrize("name", ["dr_grpo", "rloo", "reinforce_pp_baseline", "gspo", "gspo_token", "cispo", "sapo"])
 def test_an_algorithm_steps_the_same_however_its_batch_is_packed(name: str):
     loss = config.load(None, [f"rft.algorithm={name}", "rft.loss.importance_level=sequence", "rft.loss.entropy=0.01"]).rft.loss
-    samples, seen = batch(4), []
+    samples, metrics = batch(4), []
     for rows, row_tokens in ((2, 512), (1, 96)):
         with trainer(loss=loss, learner=LEARNER.model_copy(update={"row_tokens": row_tokens, "rows": rows})) as learner:
             old = [o + 0.01 for o in learner.log_probs(samples)]
-            seen.append(learner.update(samples, old=old))
-    whole, cut = seen
-    assert cut["learner/micro_batches"] > whole["learner/micro_batches"]
-    assert set(cut) == set(whole)
-    for key in whole:
-        if key.startswith("policy/") and np.isfinite(whole[key]):
-            assert cut[key] == pytest.approx(whole[key], rel=1e-3, abs=1e-5), key
+            metrics.append(learner.update(samples, old=old))
+    unsplit, split = metrics
+    assert split["learner/micro_batches"] > unsplit["learner/micro_batches"]
+    assert set(split) == set(unsplit)
+    for key in unsplit:
+        if key.startswith("policy/") and np.isfinite(unsplit[key]):
+            assert split[key] == pytest.approx(unsplit[key], rel=1e-3, abs=1e-5), key
 
 
 def test_the_divergence_for_the_reward_is_that_of_the_recorded_log_probs():
@@ -288,8 +288,8 @@ def test_the_divergence_for_the_reward_is_that_of_the_recorded_log_probs():
         expected = [float((s.log_probs[s.mask] - b).sum()) if len(b) else None for s, b in zip(samples, before, strict=True)]
         metrics = learner.update(samples)
         assert "policy/kl" not in metrics  # it is no term of the loss
-        for found, want in zip(learner.kl_to_reference(samples), expected, strict=True):
-            assert found == (None if want is None else pytest.approx(want, abs=1e-3))
+        for kl, value in zip(learner.kl_to_reference(samples), expected, strict=True):
+            assert kl == (None if value is None else pytest.approx(value, abs=1e-3))
     with trainer() as without, pytest.raises(BadConfig, match="no reference"):
         without.kl_to_reference(samples)
 
@@ -321,10 +321,10 @@ def test_training_all_parameters_reaches_the_vision_tower(family: str):
         with torch.no_grad():
             difference = stock_log_probs(merged, samples[0]).numpy() - learner.log_probs(samples[:1])[0]
         assert np.abs(difference).max() < 1e-4
-        whole, measured = learner.adapter(), learner.log_probs(samples[:1])[0]
-    with trainer(family, policy=policy(family, full=True), adapter=whole) as going_on:
-        assert going_on.adapter().sha256() == whole.sha256()
-        assert np.array_equal(going_on.log_probs(samples[:1])[0], measured)
+        trained, measured = learner.adapter(), learner.log_probs(samples[:1])[0]
+    with trainer(family, policy=policy(family, full=True), adapter=trained) as resumed:
+        assert resumed.adapter().sha256() == trained.sha256()
+        assert np.array_equal(resumed.log_probs(samples[:1])[0], measured)
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory():
@@ -335,7 +335,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory():
             assert a["policy/grad_norm"] == pytest.approx(b["policy/grad_norm"], abs=1e-5)
 
 
-def test_what_does_not_fit_is_refused_before_training(tmp_path: Path):
+def test_adapters_and_settings_that_do_not_fit_are_refused_before_training(tmp_path: Path):
     with trainer() as learner:
         folder = learner.save(tmp_path)
         with pytest.raises(MissingFile):
@@ -405,7 +405,7 @@ for stage, full, steps in ((2, False, 3), (3, True, 1)):
 def test_two_workers_with_unequal_shares_take_the_step_of_one(tmp_path: Path):
     small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
     with trainer(learner=small, total_steps=4, policy=policy(full=True)) as alone:
-        whole = alone.update(mixed())
+        last = alone.update(mixed())
     with trainer(learner=small, total_steps=4) as alone:
         expected, moments = [], []
         for _ in range(3):
@@ -419,12 +419,12 @@ def test_two_workers_with_unequal_shares_take_the_step_of_one(tmp_path: Path):
         environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "PYTHONPATH": root}
         command = [sys.executable, "-c", WORKER, __file__, str(tmp_path), model]
         workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    said = [worker.communicate(timeout=240)[0] for worker in workers]
-    assert [w.returncode for w in workers] == [0, 0], "\n".join(s[-2000:] for s in said)
-    results = [json.loads(line.removeprefix("RESULT ")) for line in said[0].splitlines() if line.startswith("RESULT ")]
-    for found, want in zip([step for result in results for step in result], [*expected, whole], strict=True):
-        told = [want["policy/loss"], want["policy/drift"], want["policy/grad_norm"]]
-        assert found == pytest.approx(told, abs=1e-5, rel=1e-4)
+    outputs = [worker.communicate(timeout=240)[0] for worker in workers]
+    assert [w.returncode for w in workers] == [0, 0], "\n".join(s[-2000:] for s in outputs)
+    results = [json.loads(line.removeprefix("RESULT ")) for line in outputs[0].splitlines() if line.startswith("RESULT ")]
+    for step_result, metrics in zip([step for result in results for step in result], [*expected, last], strict=True):
+        values = [metrics["policy/loss"], metrics["policy/drift"], metrics["policy/grad_norm"]]
+        assert step_result == pytest.approx(values, abs=1e-5, rel=1e-4)
     folder = checkpoint.latest(tmp_path)
     assert folder is not None
     tensors, _ = checkpoint.read(folder)

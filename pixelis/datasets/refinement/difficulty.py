@@ -1,4 +1,4 @@
-"""How hard a demonstration is, and the split of a set into simple, medium and hard.
+"""Difficulty of demonstrations, and the split of a set into simple, medium and hard.
 
 Score = .30 T + .25 O + .20 R + .15 E + .10 K, clipped to 0.1..1 (Pixelis, arXiv 2603.25091). T length, O operations, R share of
 reasoning, E errors and corrections, K task.
@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from pixelis.datasets.refinement.actions import THINK, actions, places_of
+from pixelis.datasets.refinement.actions import THINK, actions, location
 from pixelis.records import Demonstration, Level
 
 WEIGHTS = {"length": 0.30, "operations": 0.25, "reasoning": 0.20, "errors": 0.15, "task": 0.10}
 COSTS = {"track_object": 3, "segment_object_at": 3, "get_properties": 2, "zoom_in": 2, "read_text": 1, THINK: 0.5}
 OTHER_COST = 2
-"""Of operations that the source does not know, such as select_frames: they are looks, like zooms."""
+"""The cost of operations that the paper does not list, such as select_frames, which resemble zooms."""
 KINDS = {"outcome_negative": 0.1, "trap_perceptual": 0.2, "trap_logical": 0.25, "self_correction": 0.15}
 TASKS = (
     (1.0, ("temporal", "track", "frame", "video", "event", "moment")),
@@ -32,7 +32,7 @@ TASKS = (
     (0.4, ("count",)),
     (0.3, ("text", "ocr", "read")),
 )
-"""Difficulty of a task by what its name contains, the first that fits."""
+"""Difficulty of a task by parts of its name; the first match counts."""
 OTHER_TASK = 0.5
 
 CORRECTION = re.compile(
@@ -41,7 +41,7 @@ CORRECTION = re.compile(
     r"should (not )?have)\b",
     re.IGNORECASE,
 )
-"""Words by which a thought takes something back."""
+"""Words by which a thought corrects something."""
 
 LEVELS: tuple[Level, ...] = ("simple", "medium", "hard")
 CUTS = (33, 66)
@@ -55,24 +55,24 @@ def score(demonstration: Demonstration) -> float:
 
 
 def components(demonstration: Demonstration) -> dict[str, float]:
-    """The five parts by name, before weighing; ``length`` counts thoughts and operations as one action each."""
-    done = actions(demonstration)
-    n = len(done)
+    """The five components by name, unweighted; ``length`` counts thoughts and operations as one action each."""
+    names = actions(demonstration)
+    n = len(names)
     if n:
-        operations = sum(COSTS.get(name, OTHER_COST) for name in done) / (3 * n) + 0.2 * len(set(done)) / n
+        operations = sum(COSTS.get(name, OTHER_COST) for name in names) / (3 * n) + 0.2 * len(set(names)) / n
     else:
         operations = 0.3
     return {
         "length": math.log(n + 1) / math.log(16) if n >= 2 else 0.1,
         "operations": operations,
-        "reasoning": _reasoning(done.count(THINK) / n if n else 0.0),
+        "reasoning": _reasoning(names.count(THINK) / n if n else 0.0),
         "errors": _errors(demonstration),
         "task": task_difficulty(demonstration.task),
     }
 
 
 def task_difficulty(task: str) -> float:
-    """K of a task by its name; 0.5 for one that the source does not know."""
+    """K of a task by its name; 0.5 for a task that the paper does not list."""
     name = task.casefold()
     return next((value for value, parts in TASKS if any(part in name for part in parts)), OTHER_TASK)
 
@@ -84,11 +84,11 @@ def _reasoning(share: float) -> float:
 
 
 def _errors(demonstration: Demonstration) -> float:
-    """Corrections in words, the same operation three times in a row (each window counts), places looked at twice, the kind."""
+    """Verbal corrections, each run of three equal operations, revisited locations, and the kind."""
     thoughts = " ".join(turn.think or "" for turn in demonstration.turns)
     names = [step.op for step in demonstration.steps]
     triples = sum(a == b == c for a, b, c in zip(names, names[1:], names[2:], strict=False))
-    places = [place for step in demonstration.steps if (place := places_of(step)) is not None]
+    places = [place for step in demonstration.steps if (place := location(step)) is not None]
     revisited = len(set(places)) < len(places)
     return 0.3 * bool(CORRECTION.search(thoughts)) + 0.2 * triples + 0.2 * revisited + KINDS.get(demonstration.kind, 0.0)
 
@@ -103,42 +103,42 @@ def outliers(scores: Sequence[float]) -> list[bool]:
 
 
 def split(scores: Sequence[float], ids: Sequence[str]) -> list[Level]:
-    """The level of each: below the 33rd percentile simple, above the 66th hard, else medium.
+    """The level of each score: simple below the 33rd percentile, hard above the 66th, otherwise medium.
 
-    Percentiles are taken by rank. Many demonstrations of one pattern have one score: those that straddle a cut are divided by a
-    hash of their id, so that levels keep their shares and a set is split alike in whatever order it comes.
+    Percentiles are by rank. Demonstrations of one pattern often have equal scores: a hash of their ids decides their ranks, so
+    that levels keep their shares and the split does not depend on the order of a set.
     """
     order = sorted(range(len(scores)), key=lambda i: (round(scores[i], 9), hashlib.sha256(ids[i].encode()).digest()))
     levels: list[Level] = ["medium"] * len(scores)
     for rank, i in enumerate(order):
-        place = 100 * (rank + 0.5) / len(scores)
-        levels[i] = "simple" if place <= CUTS[0] else "hard" if place > CUTS[1] else "medium"
+        percentile = 100 * (rank + 0.5) / len(scores)
+        levels[i] = "simple" if percentile <= CUTS[0] else "hard" if percentile > CUTS[1] else "medium"
     return levels
 
 
 def grade(demonstrations: Sequence[Demonstration]) -> tuple[list[Demonstration], list[Demonstration]]:
-    """(with difficulty and level, outliers in difficulty)."""
+    """(demonstrations with difficulty and level, outliers in difficulty)."""
     scores = [round(score(d), 6) for d in demonstrations]
-    out = outliers(scores)
-    kept = [i for i, is_out in enumerate(out) if not is_out]
-    levels = split([scores[i] for i in kept], [demonstrations[i].id for i in kept])
+    is_outlier = outliers(scores)
+    inside = [i for i, out in enumerate(is_outlier) if not out]
+    levels = split([scores[i] for i in inside], [demonstrations[i].id for i in inside])
     graded = [
         demonstrations[i].model_copy(update={"difficulty": scores[i], "level": level})
-        for i, level in zip(kept, levels, strict=True)
+        for i, level in zip(inside, levels, strict=True)
     ]
-    return graded, [d for d, is_out in zip(demonstrations, out, strict=True) if is_out]
+    return graded, [d for d, out in zip(demonstrations, is_outlier, strict=True) if out]
 
 
 def statistics(demonstrations: Sequence[Demonstration]) -> dict[str, Any]:
     """By level: count, share, mean score, mean length, and the number of demonstrations by task."""
-    out: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for level in LEVELS:
         of_level = [d for d in demonstrations if d.level == level]
-        out[level] = {
+        result[level] = {
             "count": len(of_level),
             "share": round(len(of_level) / len(demonstrations), 4) if demonstrations else 0.0,
             "difficulty": round(float(np.mean([d.difficulty or 0.0 for d in of_level])), 4) if of_level else None,
             "length": round(float(np.mean([len(actions(d)) for d in of_level])), 2) if of_level else None,
             "tasks": dict(Counter(d.task for d in of_level).most_common()),
         }
-    return out
+    return result

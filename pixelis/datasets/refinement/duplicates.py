@@ -1,7 +1,7 @@
-"""Demonstrations that are there twice: of equal content, or so near that one teaches nothing the other does not.
+"""Exact and near duplicates among demonstrations.
 
-Near are two of one kind with the same answer, pictures alike, and texts (question, thoughts, calls) whose TF-IDF vectors are as
-similar as asked for. Only those that share kind, answer and pictures are compared, so 100,000 take minutes at most.
+Near duplicates have the same kind and answer, similar pictures, and similar TF-IDF vectors of question, thoughts and calls.
+Only demonstrations of equal kind, answer and pictures are compared, so that 100,000 take minutes at most.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import canonical
 
 CHUNK = 512
-PAIRS = 100_000
+MAX_PAIRS = 100_000
 """Pairs of texts that are compared at a time."""
 GRID = 20
-"""Steps per side in which places are compared: 1/20 of the picture."""
+"""Number of steps per side to which coordinates are rounded for comparison."""
 
 
 def question_hash(question: Question, pictures: Sequence[str]) -> str:
-    """Hash of a question's text, as compared, and of the content of its pictures in any order."""
+    """Hash of a question's normalised text and of the content of its pictures in any order."""
     return _sha([canonical(question.question), sorted(pictures)])
 
 
 def content_hash(d: Demonstration, pictures: Sequence[str]) -> str:
-    """Hash of all that a demonstration teaches; ids, weights, scores, provenance and observations do not count."""
+    """Hash of a demonstration without ids, weights, scores, provenance and observations."""
     turns = [
         [canonical(turn.think or ""), turn.op, turn.target, rounded(turn.arguments, 4), canonical(turn.answer or ""), turn.learn]
         for turn in d.turns
@@ -40,16 +40,15 @@ def content_hash(d: Demonstration, pictures: Sequence[str]) -> str:
 
 
 def exact(hashes: Sequence[str]) -> dict[int, int]:
-    """Number of each repetition -> number of the first with its hash."""
+    """The index of each repetition, mapped to the index of the first item with its hash."""
     first: dict[str, int] = {}
     return {i: first[key] for i, key in enumerate(hashes) if first.setdefault(key, i) != i}
 
 
 def near(demonstrations: Sequence[Demonstration], pictures: Sequence[tuple], similarity: float) -> dict[int, int]:
-    """Number of each near duplicate -> number of the one that is kept in its place, which comes before it.
+    """The index of each near duplicate, mapped to the index of the earlier demonstration that stays in its place.
 
-    ``pictures``: for each demonstration what its pictures are taken to be (equal for those that look alike). ``similarity``: the
-    least cosine of two texts.
+    ``pictures``: values that are equal for demonstrations with similar pictures. ``similarity``: the lowest cosine of two texts.
     """
     blocks: dict[tuple, list[int]] = defaultdict(list)
     for i, d in enumerate(demonstrations):
@@ -61,56 +60,55 @@ def near(demonstrations: Sequence[Demonstration], pictures: Sequence[tuple], sim
 
     vectors = TfidfVectorizer(analyzer=_tokens, sublinear_tf=True, dtype=np.float32)
     matrix = vectors.fit_transform([demonstrations[i] for i in rows])
-    at = {i: place for place, i in enumerate(rows)}
-    out: dict[int, int] = {}
+    row_of = {i: row for row, i in enumerate(rows)}
+    result: dict[int, int] = {}
     for block in blocks.values():
         if len(block) > 1:
-            places = [at[i] for i in block]
-            out |= {block[i]: block[j] for i, j in greedy(matrix[places], similarity - 1e-6).items()}
-    return out
+            block_rows = [row_of[i] for i in block]
+            result |= {block[i]: block[j] for i, j in greedy(matrix[block_rows], similarity - 1e-6).items()}
+    return result
 
 
 def greedy(matrix: csr_matrix, similarity: float) -> dict[int, int]:
-    """Row -> the earlier row that is kept and at least so similar. Rows are unit vectors."""
-    out: dict[int, int] = {}
-    kept: list[int] = []
+    """Each row that has a similar earlier row, mapped to the most similar of those that stay. Rows are unit vectors."""
+    result: dict[int, int] = {}
+    staying: list[int] = []
     heads = _heads(matrix, similarity)
     for start in range(0, matrix.shape[0], CHUNK):
-        part = list(range(start, min(start + CHUNK, matrix.shape[0])))
-        near: dict[int, list[tuple[float, int]]] = defaultdict(list)
-        others = kept + part
-        shared = (heads[part] @ matrix[others].T).tocoo()
+        chunk = list(range(start, min(start + CHUNK, matrix.shape[0])))
+        similar: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        others = staying + chunk
+        shared = (heads[chunk] @ matrix[others].T).tocoo()
         rows, columns = start + shared.row, np.asarray(others)[shared.col]
         rows, columns = rows[columns < rows], columns[columns < rows]
-        for at in range(0, len(rows), PAIRS):
-            i, j = rows[at : at + PAIRS], columns[at : at + PAIRS]
+        for first in range(0, len(rows), MAX_PAIRS):
+            i, j = rows[first : first + MAX_PAIRS], columns[first : first + MAX_PAIRS]
             cosines = np.asarray(matrix[i].multiply(matrix[j]).sum(axis=1)).ravel()
             for k in np.flatnonzero(cosines >= similarity):
-                near[int(i[k])].append((float(cosines[k]), int(j[k])))
+                similar[int(i[k])].append((float(cosines[k]), int(j[k])))
         new: set[int] = set()
-        for i in part:
-            found = [(value, -j) for value, j in near[i] if j < start or j in new]
-            if found:
-                out[i] = -max(found)[1]
+        for i in chunk:
+            candidates = [(cosine, -j) for cosine, j in similar[i] if j < start or j in new]
+            if candidates:
+                result[i] = -max(candidates)[1]
             else:
                 new.add(i)
-        kept += sorted(new)
-    return out
+        staying += sorted(new)
+    return result
 
 
 def _heads(matrix: csr_matrix, similarity: float) -> csr_matrix:
-    """Of each row the largest terms, so many that what is left is shorter than ``similarity``.
+    """The largest terms of each row, so many that the vector of the others is shorter than ``similarity``.
 
-    A row as similar as that to another shares one of these with it (Cauchy-Schwarz), whatever the other is: only such pairs are
-    compared.
+    By Cauchy-Schwarz, two rows of that similarity share one of these terms, so that only such pairs need to be compared.
     """
     heads = matrix.copy()
     for i in range(matrix.shape[0]):
         part = slice(matrix.indptr[i], matrix.indptr[i + 1])
         values = matrix.data[part]
-        order = np.argsort(values)  # the smallest first: they are left as long as their length allows
-        rest = np.sqrt(np.cumsum(values[order].astype(np.float64) ** 2)) < similarity
-        heads.data[part][order[rest]] = 0
+        order = np.argsort(values)
+        tail = np.sqrt(np.cumsum(values[order].astype(np.float64) ** 2)) < similarity
+        heads.data[part][order[tail]] = 0
     heads.eliminate_zeros()
     return heads
 

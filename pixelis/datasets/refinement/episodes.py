@@ -1,4 +1,4 @@
-"""The policy's episodes on the remaining questions, saved in the run's folder so that they are played once."""
+"""The policy's episodes on the remaining questions, stored in the run's folder so that they are played once."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from pixelis.datasets.refinement import filters
 from pixelis.datasets.refinement.sets import write_json, write_rows
 from pixelis.records import Group, Question
 
-DECIDES = {"policy", "dialogue", "toolbox", "engine", "evaluate", "rewards"}
-"""Sections that decide how an episode goes: another value of one, and the episodes are played again."""
+RELEVANT_SECTIONS = {"policy", "dialogue", "toolbox", "engine", "evaluate", "rewards"}
+"""Sections of the configuration that affect episodes: if one changes, the episodes are played again."""
 
 
 class Episodes:
-    """What is to be played and what was. ``arms``: whether operations are on offer, by the name of the arm.
+    """The questions to play and the stored scores. ``arms``: whether episodes have operations, by the name of the arm.
 
-    ``source`` is the file of the questions, ``config`` the configuration to play them with.
+    ``source`` is the file of the questions, ``config`` the configuration for playing them.
     """
 
-    def __init__(self, config: Config, folder: Path, asked: Sequence[Question]):
-        s, self.folder, self.count = config.refinement.pass_rate, folder, len(asked)
+    def __init__(self, config: Config, folder: Path, questions: Sequence[Question]):
+        s, self.folder, self.count = config.refinement.pass_rate, folder, len(questions)
         self.arms = {"looking": True, **({"glance": False} if s.utility else {})}
         self.source = folder / "questions.jsonl"
-        write_rows(self.source, asked)
-        settings = [config.model_dump(mode="json", include=DECIDES), config.run.seed, s.episodes, s.temperature]
+        write_rows(self.source, questions)
+        settings = [config.model_dump(mode="json", include=RELEVANT_SECTIONS), config.run.seed, s.episodes, s.temperature]
         self.identity = hashlib.sha256(self.source.read_bytes() + json.dumps(settings, sort_keys=True).encode()).hexdigest()
         sampling = config.evaluate.sampling.model_copy(update={"temperature": s.temperature})
         self.config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"sampling": sampling})})
 
     def missing(self) -> list[str]:
-        """Arms that were not played with these questions and settings."""
+        """Arms without stored scores for these questions and settings."""
         return [arm for arm in self.arms if not self._played(arm)]
 
-    def keep(self, arm: str, groups: Iterable[Group]) -> None:
-        """Write the scores of an arm down."""
+    def store(self, arm: str, groups: Iterable[Group]) -> None:
+        """Store the scores of an arm."""
         rows = [[g.question.id, self.arms[arm], t.rewards.get("accuracy")] for g in groups for t in g.trajectories]
         write_json(self._file(arm), {"identity": self.identity, "rows": rows})
 
     def outcomes(self) -> dict[str, filters.Outcomes]:
         """Scores of every arm by question id."""
-        kept = [json.loads(self._file(arm).read_text(encoding="utf-8"))["rows"] for arm in self.arms]
-        return filters.table(tuple(row) for rows in kept for row in rows)
+        stored = [json.loads(self._file(arm).read_text(encoding="utf-8"))["rows"] for arm in self.arms]
+        return filters.group_outcomes(tuple(row) for rows in stored for row in rows)
 
     def _file(self, arm: str) -> Path:
         return self.folder / f"episodes-{arm}.json"

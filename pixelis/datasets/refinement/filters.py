@@ -1,7 +1,7 @@
-"""Which questions are worth asking: of the right difficulty for the policy, where looking pays, and in no evaluation set.
+"""Filters questions by pass rate, by perception utility, and by occurrence in evaluation sets.
 
-Pure logic on tables; ``jobs.refine`` runs the episodes. By pass rate as Mini-o3 and Pixel-Reasoner drop what is always or never
-right; perception utility as DeepEyes keeps what is missed at a glance and right when looked at.
+The pass rate excludes questions that the policy always or never answers, as in Mini-o3 and Pixel-Reasoner. Perception utility
+keeps questions that need operations, as in DeepEyes. ``jobs.refine`` runs the episodes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pixelis.datasets.refinement.duplicates import question_hash
 from pixelis.errors import DataFailure
 from pixelis.records import Question
 
-SHOWN = 20
+MAX_IDS = 20
 
 
 @dataclass
 class Outcomes:
-    """Scores of the episodes of one question, with operations and without; unscored ones are not among them."""
+    """Scores of the episodes of one question, with operations (``looking``) and without (``glance``); no unscored ones."""
 
     looking: list[float] = field(default_factory=list)
     glance: list[float] = field(default_factory=list)
@@ -32,29 +32,26 @@ class Outcomes:
 
     @property
     def utility(self) -> float | None:
-        """Pass rate with operations minus that without; None when one of them is unknown."""
+        """Pass rate with operations minus that without; None when either is unknown."""
         return self.rate - sum(self.glance) / len(self.glance) if self.rate is not None and self.glance else None
 
 
 Row = tuple[str, bool, float | None]
-"""Question id, whether operations were on offer, score of the episode (None: unscored)."""
+"""Question id, whether the episode had operations, and its score (None: unscored)."""
 
 
-def table(rows: Iterable[Row]) -> dict[str, Outcomes]:
+def group_outcomes(rows: Iterable[Row]) -> dict[str, Outcomes]:
     """Outcomes by question id."""
-    out: dict[str, Outcomes] = defaultdict(Outcomes)
-    for question, operations, value in rows:
-        known = out[question]
-        if value is not None:
-            (known.looking if operations else known.glance).append(value)
-    return dict(out)
+    outcomes: dict[str, Outcomes] = defaultdict(Outcomes)
+    for question, operations, score in rows:
+        scores = outcomes[question].looking if operations else outcomes[question].glance
+        if score is not None:
+            scores.append(score)
+    return dict(outcomes)
 
 
-def decide(outcomes: Outcomes | None, settings: PassRateConfig) -> str | None:
-    """Why a question is dropped: ``no_pass_rate``, ``too_hard``, ``too_easy``, ``looking_does_not_pay``; None to keep it.
-
-    Both bounds of the pass rate are inclusive.
-    """
+def drop_cause(outcomes: Outcomes | None, settings: PassRateConfig) -> str | None:
+    """Why a question is dropped: ``no_pass_rate``, ``too_hard``, ``too_easy``, ``looking_does_not_pay``; None to keep it."""
     if outcomes is None or outcomes.rate is None:
         return "no_pass_rate"
     if outcomes.rate < settings.low:
@@ -72,39 +69,38 @@ def decide(outcomes: Outcomes | None, settings: PassRateConfig) -> str | None:
 
 def leaks(
     questions: Sequence[Question],
-    pictures: Mapping[str, Sequence[str]],
+    media: Mapping[str, Sequence[str]],
     held_out: Sequence[Question],
-    held_out_pictures: Mapping[str, Sequence[str]],
+    held_out_media: Mapping[str, Sequence[str]],
     match: str = "question",
 ) -> dict[str, str]:
-    """Id of each question that an evaluation set holds -> the id there.
+    """The ids of questions that occur in an evaluation set, mapped to their ids there.
 
-    ``pictures``: content hashes of the media by question id. ``match``: ``question`` text and all pictures, or ``picture`` any
-    one picture.
+    ``media``: content hashes by question id. ``match``: ``question`` compares the text and all pictures, ``picture`` any picture.
     """
-    seen: dict[str, str] = {}
+    held_out_ids: dict[str, str] = {}
     for question in held_out:
-        for key in _keys(question, held_out_pictures[question.id], match):
-            seen.setdefault(key, question.id)
-    out = {}
+        for key in _keys(question, held_out_media[question.id], match):
+            held_out_ids.setdefault(key, question.id)
+    hits = {}
     for question in questions:
-        hit = next((seen[key] for key in _keys(question, pictures[question.id], match) if key in seen), None)
-        if hit is not None:
-            out[question.id] = hit
-    return out
+        keys = [key for key in _keys(question, media[question.id], match) if key in held_out_ids]
+        if keys:
+            hits[question.id] = held_out_ids[keys[0]]
+    return hits
 
 
 def refuse(hits: Mapping[str, str]) -> None:
-    """DataFailure ``held_out`` naming the ids, when there is any."""
+    """DataFailure ``held_out`` with the ids if there are any."""
     if hits:
-        named = ", ".join(f"{ours} = {theirs}" for ours, theirs in list(hits.items())[:SHOWN])
-        more = f" and {len(hits) - SHOWN} more" if len(hits) > SHOWN else ""
+        ids = ", ".join(f"{own} = {held_out}" for own, held_out in list(hits.items())[:MAX_IDS])
+        rest = f" and {len(hits) - MAX_IDS} more" if len(hits) > MAX_IDS else ""
         raise DataFailure(
-            f"{len(hits)} of the questions are evaluation questions: {named}{more}",
+            f"{len(hits)} of the questions are evaluation questions: {ids}{rest}",
             code="held_out",
-            fix="take them out of the source, or set refinement.holdout.drop=true",
+            fix="remove them from the source, or set refinement.holdout.drop=true",
         )
 
 
-def _keys(question: Question, pictures: Sequence[str], match: str) -> list[str]:
-    return list(pictures) if match == "picture" else [question_hash(question, pictures)]
+def _keys(question: Question, media: Sequence[str], match: str) -> list[str]:
+    return list(media) if match == "picture" else [question_hash(question, media)]

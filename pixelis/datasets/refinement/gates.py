@@ -1,52 +1,53 @@
-"""Gates that a set must pass before it is written: each has a figure, a limit, and the ids that broke it.
+"""Gates that a set must pass before it is written; each has a figure, a limit, and the ids that violate it.
 
-The gates are those of Pixelis' data fusion (arXiv 2603.25091), with those of its levels and of its critical kinds.
+The gates are those of Pixelis' data fusion (arXiv 2603.25091), and those of its levels and critical kinds.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pixelis.config.refinement import GatesConfig
-from pixelis.datasets.refinement.actions import CRITICAL, WRONG, rounded, signature
+from pixelis.datasets.refinement.actions import CRITICAL_KINDS, WRONG_KINDS, rounded, signature
 from pixelis.datasets.refinement.difficulty import LEVELS
 from pixelis.datasets.refinement.quality import Score
 from pixelis.datasets.synthesis.checking import counts_as_right, counts_as_wrong
+from pixelis.datasets.synthesis.executor import Executor
 from pixelis.errors import DataFailure, OperationError, PixelisError
 from pixelis.operations import Operation, geometry
-from pixelis.records import Demonstration, Observation, Question, Step
+from pixelis.records import Demonstration, Observation, Step
 
 if TYPE_CHECKING:
     from pixelis.datasets.bad_rows import BadRow
 
-SHOWN = 10
-"""Ids that an error names."""
+MAX_IDS = 10
+"""Number of ids that an error names."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What one gate found: ``figure`` against ``limit``, and for each id that broke it why."""
+    """The result of a gate: the ``figure`` of its ``measure`` against its ``limit``, and a reason for each violating id."""
 
     name: str
     passed: bool
     figure: float
     limit: float
-    says: str
+    measure: str
     ids: dict[str, str] = field(default_factory=dict)
 
     @property
     def failure(self) -> str:
         """One line for an error: name, figure, limit and the first ids with their reasons."""
-        named = "; ".join(f"{key}: {why}" for key, why in list(self.ids.items())[:SHOWN])
-        more = f"; and {len(self.ids) - SHOWN} more" if len(self.ids) > SHOWN else ""
-        return f"gate {self.name}: {self.says} is {self.figure:.4g}, limit {self.limit:.4g}" + (
-            f" ({named}{more})" if named else ""
-        )
+        reasons = [f"{key}: {reason}" for key, reason in list(self.ids.items())[:MAX_IDS]]
+        if len(self.ids) > MAX_IDS:
+            reasons.append(f"and {len(self.ids) - MAX_IDS} more")
+        details = f" ({'; '.join(reasons)})" if reasons else ""
+        return f"gate {self.name}: {self.measure} is {self.figure:.4g}, limit {self.limit:.4g}{details}"
 
 
 def check(
@@ -57,9 +58,9 @@ def check(
     rows: int | None = None,
     bad: Sequence[BadRow] = (),
 ) -> list[Gate]:
-    """Every gate but ``replay`` on a set. ``rows``: how many were read, usable or not; ``bad``: those that were not."""
+    """Every gate except ``replay``. ``rows``: the number of rows read, usable or not; ``bad``: the unusable ones."""
     gates = [
-        _each("actions", "actions that are not valid", demonstrations, lambda d: invalid_action(d, operations)),
+        _each("actions", "invalid actions", demonstrations, lambda d: invalid_action(d, operations)),
         _each("observations", "actions without an observation", demonstrations, missing_observation),
         _each("answers", "answers that contradict the trajectory", demonstrations, lambda d: wrong_answer(d, score)),
         _each("cycles", "repeated cycles of actions", demonstrations, cycle),
@@ -80,35 +81,35 @@ def enforce(gates: Iterable[Gate]) -> None:
         raise DataFailure(
             "the set is rejected by " + "\n".join(gate.failure for gate in failed),
             code="gate",
-            fix=f"mend or drop what is named, or change refinement.gates ({names}); rejected.json holds every id",
+            fix=f"correct or drop the named demonstrations, or change refinement.gates ({names}); rejected.json holds every id",
         )
 
 
-# -- of one demonstration -------------------------------------------------------------------------------------------
+# Single demonstrations
 
 
 def invalid_action(d: Demonstration, operations: Mapping[str, type[Operation]]) -> str | None:
-    """The first call that is not valid: operation, arguments, a place outside the picture, a target that is not there (yet).
+    """The first invalid call: an unknown operation, wrong arguments, a box outside the picture, or an unknown target.
 
-    A call that is not to be learnt may be invalid when its observation says so: it is a mistake to learn from.
+    A call with ``learn`` False may be invalid if its observation is an error: it is a deliberate mistake.
     """
-    known: dict[str, str] = {media.id: media.kind for media in d.media}
+    targets: dict[str, str] = {media.id: media.kind for media in d.media}
     for number, step in enumerate(d.turns, 1):
         if step.op is None:
             continue
-        problem = _problem(step, operations, known)
-        observed = step.observation
-        if problem and (step.learn or observed is None or observed.status == "ok"):
+        problem = _problem(step, operations, targets)
+        observation = step.observation
+        if problem and (step.learn or observation is None or observation.status == "ok"):
             return f"turn {number}: {problem}"
-        if observed is not None and observed.status == "ok":
-            known |= {str(observed.id): "image"} | {image.id: "image" for image in observed.images}
+        if observation is not None and observation.status == "ok":
+            targets |= {str(observation.id): "image"} | {image.id: "image" for image in observation.images}
     return None
 
 
-def _problem(step: Step, operations: Mapping[str, type[Operation]], known: Mapping[str, str]) -> str | None:
+def _problem(step: Step, operations: Mapping[str, type[Operation]], targets: Mapping[str, str]) -> str | None:
     operation = operations.get(step.op or "")
     if operation is None:
-        return f"no operation {step.op}"
+        return f"unknown operation {step.op}"
     try:
         operation.check(step.arguments)
         if step.arguments.get("box") is not None:
@@ -116,37 +117,37 @@ def _problem(step: Step, operations: Mapping[str, type[Operation]], known: Mappi
     except OperationError as error:
         return f"{step.op}: {error.message}"
     target = step.target
-    if target is not None and target not in known:
+    if target is not None and target not in targets:
         root, _, frame = target.partition(".")
-        if not (known.get(root) == "video" and frame.isdigit()):
-            return f"{step.op}: no image {target}"
+        if not (targets.get(root) == "video" and frame.isdigit()):
+            return f"{step.op}: unknown image {target}"
     return None
 
 
 def missing_observation(d: Demonstration) -> str | None:
-    """The first call without an observation, and the first to learn whose observation is an error."""
+    """The first call without an observation, or with ``learn`` True and an error."""
     for number, step in enumerate(d.turns, 1):
         if step.op is None:
             continue
         if step.observation is None:
             return f"turn {number}: {step.op} has no observation"
         if step.learn and step.observation.status != "ok":
-            return f"turn {number}: {step.op} failed with {step.observation.code} and is to be learnt"
+            return f"turn {number}: {step.op} failed with {step.observation.code} but has learn set"
     return None
 
 
 def wrong_answer(d: Demonstration, score: Score) -> str | None:
-    """Why the answer does not fit the kind: golden and corrections are right, what is wrong on purpose is verifiably wrong.
+    """Why the answer does not fit the kind: golden ones and corrections must be right, deliberately wrong kinds wrong.
 
-    A correction also has a mistake that is not learnt, and a different call after it.
+    A correction must also have a mistake with ``learn`` False, and a different call after it.
     """
     if d.final is None:
-        return "ends without an answer"
+        return "it ends without an answer"
     try:
         value = score(d, d.final)
     except DataFailure as failure:
         return f"the answer cannot be checked: {failure.message}"
-    if d.kind in WRONG:
+    if d.kind in WRONG_KINDS:
         return None if counts_as_wrong(d, value) else f"{d.kind}, but the answer {d.final[:40]!r} is right (score {value:.2g})"
     if not counts_as_right(d, value):
         return f"{d.kind}, but the answer {d.final[:40]!r} is wrong"
@@ -156,112 +157,95 @@ def wrong_answer(d: Demonstration, score: Score) -> str | None:
     if not mistakes:
         return "a correction without a mistake"
     later = [turn for turn in d.turns[mistakes[-1] + 1 :] if turn.op is not None]
-    made = {signature(d.turns[i]) for i in mistakes}
-    return None if later and all(signature(turn) not in made for turn in later) else "the mistake is not corrected"
+    mistaken = {signature(d.turns[i]) for i in mistakes}
+    return None if later and all(signature(turn) not in mistaken for turn in later) else "the mistake is not corrected"
 
 
 def cycle(d: Demonstration) -> str | None:
-    """A run of calls that is at once repeated: A A, A B A B, ..."""
+    """A sequence of calls that is repeated immediately: A A, A B A B, ..."""
     calls = [signature(step) for step in d.steps]
     for length in range(1, len(calls) // 2 + 1):
-        for at in range(len(calls) - 2 * length + 1):
-            if calls[at : at + length] == calls[at + length : at + 2 * length]:
-                names = " ".join(step.op or "" for step in d.steps[at : at + length])
-                return f"call {at + 1}: {names} is repeated"
+        for start in range(len(calls) - 2 * length + 1):
+            middle = start + length
+            if calls[start:middle] == calls[middle : middle + length]:
+                names = " ".join(step.op or "" for step in d.steps[start:middle])
+                return f"call {start + 1}: {names} is repeated"
     return None
 
 
-def _each(name: str, says: str, demonstrations: Sequence[Demonstration], why: Any) -> Gate:
-    ids = {d.id: reason for d in demonstrations if (reason := why(d)) is not None}
-    return Gate(name, not ids, float(len(ids)), 0.0, f"number of demonstrations with {says}", ids)
+def _each(
+    name: str, fault: str, demonstrations: Sequence[Demonstration], find_fault: Callable[[Demonstration], str | None]
+) -> Gate:
+    ids = {d.id: reason for d in demonstrations if (reason := find_fault(d)) is not None}
+    return Gate(name, not ids, float(len(ids)), 0.0, f"number of demonstrations with {fault}", ids)
 
 
-# -- of the whole set -----------------------------------------------------------------------------------------------
+# The whole set
 
 
 def _balance(demonstrations: Sequence[Demonstration], settings: GatesConfig) -> list[Gate]:
     tasks = Counter(d.task for d in demonstrations)
     kinds = Counter(d.kind for d in demonstrations)
-    least = min(tasks.values(), default=0)
+    critical = {kind: kinds[kind] for kind in CRITICAL_KINDS}
+    ratio = max(tasks.values()) / min(tasks.values()) if tasks else 0.0
+    extremes = {max(tasks.values()), min(tasks.values())} if ratio > settings.imbalance else set()
+    unbalanced = {task: f"{n} demonstrations" for task, n in tasks.items() if n in extremes}
+    measure = "ratio of the largest to the smallest of the tasks"
     gates = [
         Gate("total", len(demonstrations) >= settings.total, len(demonstrations), settings.total, "number of demonstrations"),
-        Gate(
-            "per_task",
-            least >= settings.per_task,
-            least,
-            settings.per_task,
-            "demonstrations of the rarest task",
-            {task: f"{n} demonstrations" for task, n in tasks.items() if n < settings.per_task},
-        ),
-        _imbalance("imbalance", "tasks", tasks, settings.imbalance),
+        _minimum("per_task", "demonstrations of the rarest task", tasks, settings.per_task, "{} demonstrations"),
+        Gate("imbalance", ratio <= settings.imbalance, ratio, settings.imbalance, measure, unbalanced),
+        _minimum("critical", "demonstrations of the rarest critical kind", critical, settings.critical, "{} demonstrations"),
     ]
-    rare = min((kinds[kind] for kind in CRITICAL), default=0)
-    ids: dict[str, str] = {kind: f"{kinds[kind]} demonstrations" for kind in CRITICAL if kinds[kind] < settings.critical}
-    gates.append(Gate("critical", not ids, rare, settings.critical, "demonstrations of the rarest critical kind", ids))
     levels = Counter(d.level for d in demonstrations if d.level is not None)
     if levels:
-        total = sum(levels.values())
-        shares = {level: levels[level] / total for level in LEVELS}
-        low: dict[str, str] = {level: f"share {share:.3f}" for level, share in shares.items() if share < settings.level_share}
-        gates.append(Gate("level_share", not low, min(shares.values()), settings.level_share, "share of the smallest level", low))
-        different = {level: len({d.task for d in demonstrations if d.level == level}) for level in LEVELS}
-        few: dict[str, str] = {level: f"{n} tasks" for level, n in different.items() if n < settings.level_tasks}
-        fewest = min(different.values())
-        gates.append(Gate("level_tasks", not few, fewest, settings.level_tasks, "tasks in the poorest level", few))
+        shares = {level: levels[level] / sum(levels.values()) for level in LEVELS}
+        tasks_by_level = {level: len({d.task for d in demonstrations if d.level == level}) for level in LEVELS}
+        gates += [
+            _minimum("level_share", "share of the smallest level", shares, settings.level_share, "share {:.3f}"),
+            _minimum("level_tasks", "tasks in the poorest level", tasks_by_level, settings.level_tasks, "{} tasks"),
+        ]
     return gates
 
 
-def _imbalance(name: str, what: str, counts: Mapping[str, int], limit: float) -> Gate:
-    ratio = max(counts.values()) / min(counts.values()) if counts else 0.0
-    ends = {max(counts.values()), min(counts.values())} if ratio > limit else set()
-    ids = {key: f"{n} demonstrations" for key, n in counts.items() if n in ends}
-    return Gate(name, ratio <= limit, ratio, limit, f"ratio of the largest to the smallest of the {what}", ids)
+def _minimum(name: str, measure: str, figures: Mapping[Any, float], limit: float, reason: str) -> Gate:
+    """A gate on the smallest of several figures."""
+    smallest = min(figures.values(), default=0)
+    return Gate(name, smallest >= limit, smallest, limit, measure, {k: reason.format(v) for k, v in figures.items() if v < limit})
 
 
-# -- replay ---------------------------------------------------------------------------------------------------------
-
-
-class Session(Protocol):
-    """Where the operations of one question are executed."""
-
-    def execute(self, op: str, target: str | None = None, *, allow_error: bool = False, **arguments: Any) -> Observation: ...
-
-
-class Executor(Protocol):
-    """Opens rooms; ``pixelis.datasets.synthesis.executor.Studio`` in the product."""
-
-    def open(self, question: Question) -> Session: ...
+# Replay
 
 
 def replay(demonstrations: Sequence[Demonstration], executor: Executor, share: float, seed: int) -> Gate:
-    """The gate ``replay``: of a share of the set every call is executed again and must give what is written.
+    """The gate ``replay``: executes every call of a share of the set again, and compares the observations.
 
-    Perceptual traps are left out: an observation of theirs is wrong on purpose.
+    Perceptual traps are exempt: one of their observations is deliberately wrong.
     """
-    honest = [d for d in demonstrations if d.kind != "trap_perceptual"]
-    count = min(len(honest), round(share * len(honest)) or (1 if share else 0))
-    chosen = sorted(np.random.default_rng(seed).permutation(len(honest))[:count].tolist())
-    ids = {honest[i].id: why for i in chosen if (why := replayed(honest[i], executor)) is not None}
+    candidates = [d for d in demonstrations if d.kind != "trap_perceptual"]
+    count = min(len(candidates), round(share * len(candidates)) or (1 if share else 0))
+    sample = sorted(np.random.default_rng(seed).permutation(len(candidates))[:count].tolist())
+    ids = {candidates[i].id: reason for i in sample if (reason := _replay_difference(candidates[i], executor)) is not None}
     return Gate("replay", not ids, float(len(ids)), 0.0, f"number that differ of {count} executed again", ids)
 
 
-def replayed(d: Demonstration, executor: Executor) -> str | None:
-    """What differs when its calls are executed again; None for nothing."""
+def _replay_difference(d: Demonstration, executor: Executor) -> str | None:
+    """The first difference when the calls are executed again; None if there is none."""
     try:
         session = executor.open(d)
         for number, step in enumerate(d.turns, 1):
             if step.op is None or step.observation is None:
                 continue
-            now = session.execute(step.op, step.target, allow_error=True, **step.arguments)
-            if differs := difference(step.observation, now):
-                return f"turn {number}: {step.op} gives another {differs}"
+            observation = session.execute(step.op, step.target, allow_error=True, **step.arguments)
+            if name := _differing_field(step.observation, observation):
+                return f"turn {number}: {step.op} returns another {name}"
     except PixelisError as error:
         return error.message
     return None
 
 
-def difference(before: Observation, now: Observation) -> str | None:
-    """The first field in which two observations differ; numbers are compared to five places, seconds not at all."""
+def _differing_field(stored: Observation, repeated: Observation) -> str | None:
+    """The first field in which two observations differ; numbers are compared to five decimals, seconds not at all."""
     fields = ("status", "code", "id", "text", "images", "data")
-    one, other = before.model_dump(mode="json"), now.model_dump(mode="json")
-    return next((name for name in fields if rounded(one[name], 5) != rounded(other[name], 5)), None)
+    before, after = stored.model_dump(mode="json"), repeated.model_dump(mode="json")
+    return next((name for name in fields if rounded(before[name], 5) != rounded(after[name], 5)), None)

@@ -1,6 +1,6 @@
-"""A language model's score of demonstrations, 1..5: the judge of rewards with another question, a limit on calls, and a check.
+"""Scores of demonstrations, 1..5, by a language model: the judge of rewards with another prompt and a limit on calls.
 
-A share of the demonstrations is scored three times; one whose three scores scatter says that the judge is not to be trusted.
+A share of the demonstrations is scored three times; scattered scores show that the judge is unreliable.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ SYSTEM = (
 )
 REPEATS = 3
 MAX_TEXT = 2000
+"""Characters of an observation that the judge reads."""
 
 
 class QualityJudge(Judge):
@@ -41,13 +42,13 @@ class QualityJudge(Judge):
         self.temperature = settings.judge_temperature
 
     def rate(self, demonstration: Demonstration, draw: int = 0) -> float:
-        """The score of a demonstration; ``draw`` numbers repeated judgements of the same. DataFailure ``judge_...``."""
+        """The score of a demonstration; ``draw`` numbers repeated requests. DataFailure ``judge_...``."""
         return self.verdict(json.dumps(describe(demonstration), ensure_ascii=True, sort_keys=True), draw)
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What the judge said of one demonstration: the mean score, or why there is none; ``std`` of three where it was repeated."""
+class Verdict:
+    """The mean score of a demonstration, or the code of a failure; ``std`` is that of repeated scores."""
 
     id: str
     score: float | None
@@ -55,28 +56,28 @@ class Judged:
     failure: str | None = None
 
 
-def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge, settings: QualityConfig) -> Iterator[Judged]:
-    """Scores in order, as many at a time as the judge takes."""
+def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge, settings: QualityConfig) -> Iterator[Verdict]:
+    """Verdicts in order, requested concurrently as configured for the judge."""
 
-    def one(d: Demonstration) -> Judged:
-        draws = REPEATS if repeated(d.id, settings.judge_repeats) else 1
+    def judge_one(d: Demonstration) -> Verdict:
+        draws = REPEATS if is_repeated(d.id, settings.judge_repeats) else 1
         try:
             scores = [judge.rate(d, draw) for draw in range(draws)]
         except DataFailure as failure:
-            return Judged(d.id, None, failure=failure.code)
-        return Judged(d.id, statistics.fmean(scores), statistics.stdev(scores) if draws > 1 else None)
+            return Verdict(d.id, None, failure=failure.code)
+        return Verdict(d.id, statistics.fmean(scores), statistics.stdev(scores) if draws > 1 else None)
 
     with ThreadPoolExecutor(judge.settings.concurrency) as pool:
-        yield from pool.map(one, demonstrations)
+        yield from pool.map(judge_one, demonstrations)
 
 
-def repeated(name: str, share: float) -> bool:
-    """Whether the demonstration of this id is one of those scored three times: the same ones in every run."""
-    return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) < share * 16**8
+def is_repeated(demonstration_id: str, share: float) -> bool:
+    """True for the share of ids that is scored three times, the same ones in every run."""
+    return int(hashlib.sha256(demonstration_id.encode()).hexdigest()[:8], 16) < share * 16**8
 
 
 def describe(d: Demonstration) -> dict[str, object]:
-    """What the judge reads of a demonstration: text alone, long observations cut."""
+    """The content of a demonstration for the judge: text only, long observations truncated."""
     turns = []
     for turn in d.turns:
         row: dict[str, object] = {"thought": turn.think} if turn.think else {}
@@ -85,8 +86,9 @@ def describe(d: Demonstration) -> dict[str, object]:
             if not turn.learn:
                 row["mistake"] = "made on purpose"
             if turn.observation is not None:
-                seen = [image.id for image in turn.observation.images]
-                row["observation"] = {"status": turn.observation.status, "text": turn.observation.text[:MAX_TEXT], "images": seen}
+                images = [image.id for image in turn.observation.images]
+                text = turn.observation.text[:MAX_TEXT]
+                row["observation"] = {"status": turn.observation.status, "text": text, "images": images}
         else:
             row["answer"] = turn.answer
         turns.append(row)

@@ -1,15 +1,14 @@
-"""How good a demonstration is: rules that drop it, a score 0..1 without a model, and a language model's 1..5 where one is named.
+"""Quality of demonstrations: rules, and a heuristic score 0..1 without a model.
 
-Stages and weights after Pixelis, arXiv 2603.25091; what each part of the score measures on our records is said at its function.
+Rules and weights follow Pixelis, arXiv 2603.25091; each component of the score documents what it measures on these records.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 
-from pixelis.datasets.refinement.actions import WRONG, actions, signature
+from pixelis.datasets.refinement.actions import WRONG_KINDS, actions, signature
 from pixelis.datasets.synthesis import checking
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration, Question, SampleKind
@@ -27,30 +26,30 @@ WEIGHTS = {
 }
 TYPE_WEIGHTS: dict[SampleKind, float] = {"trap_perceptual": 1.5, "trap_logical": 1.5, "self_correction": 1.2}
 """Sampling weight of a kind; 1 for the others."""
-ENOUGH_OPERATIONS, ENOUGH_KINDS = 4, 3
+FULL_OPERATIONS, FULL_DIFFERENT = 4, 3
+"""Numbers of operations, and of different ones, from which on a demonstration has full complexity."""
 _WORD = re.compile(r"[^\W_]{3,}")
 
 Score = Callable[[Question, str | None], float]
-"""How right an answer to a question is, 0..1; DataFailure when that cannot be known."""
+"""The score of an answer to a question, 0..1; DataFailure when it cannot be scored."""
 
 
 def scorer(services: Services) -> Score:
-    """Scores answers by the scorer each question names."""
-
+    """Scores answers by the scorer that each question names."""
     return lambda question, answer: checking.score(question, answer, services)
 
 
-def fault(
+def rule_violation(
     demonstration: Demonstration,
     operations: Container[str],
     length: tuple[int, int] = LENGTH,
     question: tuple[int, int] = QUESTION,
     provenance: bool = True,
 ) -> str | None:
-    """Why a rule drops it, None to keep it.
+    """The rule that a demonstration violates, or None.
 
     ``question_length``, ``missing_field``, ``unknown_scorer``, ``unknown_op``, ``length`` or ``no_provenance``. ``operations``
-    are the names on offer; length counts thoughts and operations.
+    are the available names; ``length`` bounds the number of thoughts and operations.
     """
     if not question[0] <= len(demonstration.question.strip()) <= question[1]:
         return "question_length"
@@ -62,13 +61,13 @@ def fault(
         return "unknown_op"
     if not length[0] <= len(actions(demonstration)) <= length[1]:
         return "length"
-    made = demonstration.provenance
-    if provenance and not (made is not None and made.source and made.original_id and made.method):
+    origin = demonstration.provenance
+    if provenance and not (origin is not None and origin.source and origin.original_id and origin.method):
         return "no_provenance"
     return None
 
 
-# -- the score without a model --------------------------------------------------------------------------------------
+# Heuristic score
 
 
 def heuristic(demonstration: Demonstration, score: Score) -> float:
@@ -78,7 +77,7 @@ def heuristic(demonstration: Demonstration, score: Score) -> float:
 
 
 def components(demonstration: Demonstration, score: Score) -> dict[str, float]:
-    """The six parts by name, each 0..1."""
+    """The six components by name, each 0..1."""
     return {
         "completeness": completeness(demonstration),
         "coherence": coherence(demonstration),
@@ -90,82 +89,82 @@ def components(demonstration: Demonstration, score: Score) -> dict[str, float]:
 
 
 def completeness(d: Demonstration) -> float:
-    """Mean of: share of turns with a thought, share of calls with an observation, an answer, a truth, a known origin."""
+    """Mean of: share of turns with a thought, share of calls with an observation, and presence of answer, truth and origin."""
     thought = _mean([bool(turn.think and turn.think.strip()) for turn in d.turns])
     observed = _mean([step.observation is not None for step in d.steps], empty=1.0)
     return _mean([thought, observed, bool(d.final and d.final.strip()), bool(d.answers), d.provenance is not None])
 
 
 def coherence(d: Demonstration) -> float:
-    """Mean over turns of: the target was there by then, and the thought takes up a word of what precedes or of the call.
+    """Mean over turns of: the target exists by then, and the thought shares a word with the context or the call.
 
-    What precedes is the question and the text of earlier observations and thoughts. A turn without a thought is judged by its
-    target alone.
+    The context is the question and the text of earlier observations and thoughts. A turn without a thought counts by its target
+    alone.
     """
-    known = {media.id for media in d.media}
+    targets = {media.id for media in d.media}
     words = _words(d.question)
     values = []
     for turn in d.turns:
         parts = []
         if turn.op is not None and turn.target is not None:
-            parts.append(turn.target in known or turn.target.split(".")[0] in known)
+            parts.append(turn.target in targets or turn.target.split(".")[0] in targets)
         if turn.think and turn.think.strip():
-            said = _words(turn.think)
+            thought = _words(turn.think)
             call = _words(f"{turn.op or ''} {turn.arguments}".replace("_", " ")) | _words(turn.answer or "")
             parts.append(
-                bool(said & (words | call)) or _numbers(turn.think) & _numbers(f"{turn.arguments} {turn.answer}") != set()
+                bool(thought & (words | call)) or _numbers(turn.think) & _numbers(f"{turn.arguments} {turn.answer}") != set()
             )
-            words |= said
+            words |= thought
         if parts:
             values.append(_mean(parts))
         if turn.observation is not None and turn.observation.status == "ok":
-            known |= {str(turn.observation.id)} | {image.id for image in turn.observation.images}
+            targets |= {str(turn.observation.id)} | {image.id for image in turn.observation.images}
             words |= _words(turn.observation.text)
     return _mean(values, empty=0.0)
 
 
 def correctness(d: Demonstration, score: Score) -> float:
-    """Mean of: the answer is right (wrong, where the kind is wrong on purpose), and share of calls to learn that succeeded.
+    """Mean of: the answer is right (or wrong for deliberately wrong kinds), and the share of calls to learn that succeed.
 
-    An answer that cannot be scored counts as not right.
+    An answer that cannot be scored counts as 0.
     """
     try:
         value = score(d, d.final)
-        kept = checking.counts_as_wrong(d, value) if d.kind in WRONG else checking.counts_as_right(d, value)
+        fits = checking.counts_as_wrong(d, value) if d.kind in WRONG_KINDS else checking.counts_as_right(d, value)
     except DataFailure:
-        kept = False
+        fits = False
     succeeded = [s.observation is not None and s.observation.status == "ok" for s in d.steps if s.learn]
-    return _mean([kept, _mean(succeeded, empty=1.0)])
+    return _mean([fits, _mean(succeeded, empty=1.0)])
 
 
 def efficiency(d: Demonstration) -> float:
-    """Share of the calls to learn that are not an exact repetition and did not fail; 1 for none."""
+    """Share of the calls to learn that neither repeat another exactly nor fail; 1 without calls."""
     calls = [s for s in d.steps if s.learn]
-    seen = Counter(signature(s) for s in calls)
+    different = {signature(s) for s in calls}
     failed = {signature(s) for s in calls if s.observation is not None and s.observation.status != "ok"}
-    return sum(name not in failed for name in seen) / len(calls) if calls else 1.0
+    return len(different - failed) / len(calls) if calls else 1.0
 
 
 def complexity(d: Demonstration) -> float:
-    """Half for four operations, half for three different ones, less in proportion."""
+    """Half for four operations and half for three different ones, proportionally less for fewer."""
     names = [s.op for s in d.steps]
-    return 0.5 * min(1.0, len(names) / ENOUGH_OPERATIONS) + 0.5 * min(1.0, len(set(names)) / ENOUGH_KINDS)
+    return 0.5 * min(1.0, len(names) / FULL_OPERATIONS) + 0.5 * min(1.0, len(set(names)) / FULL_DIFFERENT)
 
 
 def consistency(d: Demonstration) -> float:
-    """1 when the answer's words stand in the last thought or in an observation, 0 when they do not; 0.5 without such text.
+    """1 if the last thought and the observations contain the answer's words, otherwise 0; 0.5 if these have no text.
 
-    The letter of an option stands for its text.
+    The letter of an option is replaced by its text.
     """
-    read = [s.observation.text for s in d.steps if s.observation is not None and s.observation.status == "ok"]
-    text = canonical(" ".join([d.turns[-1].think or "", *read]))
+    observed = [s.observation.text for s in d.steps if s.observation is not None and s.observation.status == "ok"]
+    text = canonical(" ".join([d.turns[-1].think or "", *observed]))
     if not text:
         return 0.5
-    meant, options = d.final or "", case_of(d, None, ()).options
-    if options and (chosen := letter(meant, options)):
-        meant = options[ord(chosen) - ord("A")]
-    said = _tokens(meant)
-    return float(bool(said) and said <= _tokens(text))
+    answer, options = d.final or "", case_of(d, None, ()).options
+    if options and (sign := letter(answer, options)):
+        answer = options[ord(sign) - ord("A")]
+    words = _tokens(answer)
+    return float(bool(words) and words <= _tokens(text))
 
 
 def _words(text: str) -> set[str]:
@@ -184,9 +183,9 @@ def _mean(values: Sequence[float | bool], empty: float = 0.0) -> float:
     return sum(map(float, values)) / len(values) if values else empty
 
 
-# -- what quality decides -------------------------------------------------------------------------------------------
+# Sampling weight
 
 
 def weight(kind: SampleKind, quality: float, types: Mapping[SampleKind, float] = TYPE_WEIGHTS) -> float:
-    """Sampling weight: that of the kind times the square root of quality; above 0 for any quality."""
+    """The weight of the kind times the square root of quality; positive for any quality."""
     return round(types.get(kind, 1.0) * max(quality, 1e-4) ** 0.5, 6)

@@ -1,4 +1,4 @@
-"""The output of refinement: demonstrations by level, and the sets that the recipes of sft, rft and online choose."""
+"""The output of refinement: demonstrations by level, and the sets that the recipes for sft, rft and online select."""
 
 from __future__ import annotations
 
@@ -13,58 +13,61 @@ from pydantic import BaseModel
 
 from pixelis.datasets.refinement import fusion
 from pixelis.datasets.refinement.difficulty import LEVELS
-from pixelis.datasets.refinement.pipeline import Refinery
+from pixelis.datasets.refinement.pipeline import Pipeline
 from pixelis.errors import BadInput, MissingFile
 from pixelis.records import Demonstration, Experience
 from pixelis.telemetry.events import plain
 
 FILES = (*(f"{level}.jsonl" for level in LEVELS), "sft.jsonl", "sft_validation.jsonl", "rft.jsonl", "online.jsonl")
-"""Every file that a refinement may write a set to."""
+"""Every file that a set may be written to."""
 
 
-def fused(refinery: Refinery, now: float) -> tuple[dict[str, Sequence[BaseModel]], dict[str, Any]]:
-    """(records by file, what is said of each set). ``now``, in seconds, decides which experiences are too old."""
-    r, seed, kept = refinery.settings, refinery.config.run.seed, refinery.demonstrations
-    files: dict[str, Sequence[BaseModel]] = {f"{level}.jsonl": [d for d in kept if d.level == level] for level in LEVELS}
-    imitated = fusion.sft(kept, r.sft, seed)
-    learnt, checked = fusion.validation(imitated.chosen, refinery.contents, r.sft.validation, seed)
-    asked, chosen = fusion.rft([d for d in kept if d.id not in refinery.not_asked], r.rft, seed)
-    files |= {"sft.jsonl": learnt, "sft_validation.jsonl": checked, "rft.jsonl": asked}
-    said = {
-        "sft": {**imitated.summary(), "validation": len(checked)},
-        "rft": {**chosen.summary(), "questions": len(asked)},
+def build(pipeline: Pipeline, now: float) -> tuple[dict[str, Sequence[BaseModel]], dict[str, Any]]:
+    """(records by file, statistics by set). ``now``, in seconds, determines the age of experiences."""
+    s, seed, demonstrations = pipeline.settings, pipeline.config.run.seed, pipeline.demonstrations
+    files: dict[str, Sequence[BaseModel]] = {
+        f"{level}.jsonl": [d for d in demonstrations if d.level == level] for level in LEVELS
     }
-    if r.online.source:
-        files["online.jsonl"], said["online"] = fusion.online(read_experiences(r.online.source), r.online, now, seed)
-    return files, said
+    sft = fusion.sft(demonstrations, s.sft, seed)
+    training, validation = fusion.validation(sft.demonstrations, pipeline.contents, s.sft.validation, seed)
+    questions, rft = fusion.rft([d for d in demonstrations if d.id not in pipeline.excluded_from_rft], s.rft, seed)
+    files |= {"sft.jsonl": training, "sft_validation.jsonl": validation, "rft.jsonl": questions}
+    statistics = {
+        "sft": {**sft.summary(), "validation": len(validation)},
+        "rft": {**rft.summary(), "questions": len(questions)},
+    }
+    if s.online.source:
+        experiences = read_experiences(s.online.source)
+        files["online.jsonl"], statistics["online"] = fusion.online(experiences, s.online, now, seed)
+    return files, statistics
 
 
-def examples(kept: Sequence[Demonstration], count: int) -> list[Demonstration]:
-    """Demonstrations for the card: each kind and task in turn, the same ones in every run."""
+def examples(demonstrations: Sequence[Demonstration], count: int) -> list[Demonstration]:
+    """Demonstrations for the data card: each kind and task in turn, the same ones in every run."""
     piles: dict[tuple[str, str], list[Demonstration]] = {}
-    for d in sorted(kept, key=lambda d: hashlib.sha256(d.id.encode()).digest()):
+    for d in sorted(demonstrations, key=lambda d: hashlib.sha256(d.id.encode()).digest()):
         piles.setdefault((d.task, d.kind), []).append(d)
     rounds = [pile[i] for i in range(count) for pile in (piles[key] for key in sorted(piles)) if i < len(pile)]
     return rounds[:count]
 
 
 def read_experiences(source: str) -> list[Experience]:
-    """Experiences of a JSON-lines file; MissingFile, and BadInput naming the line."""
-    path, out = Path(source), []
+    """Experiences of a JSON-lines file; MissingFile, or BadInput with the line number."""
+    path, experiences = Path(source), []
     if not path.is_file():
         raise MissingFile(f"no file {source}", fix="refinement.online.source names a JSON-lines file of experiences")
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    out.append(Experience.model_validate_json(line))
+                    experiences.append(Experience.model_validate_json(line))
                 except ValueError as error:
                     raise BadInput(f"{source}, line {number}: {str(error).splitlines()[0]}") from None
-    return out
+    return experiences
 
 
 def write_rows(path: Path, rows: Iterable[BaseModel]) -> None:
-    """One JSON line a record, aside and then renamed."""
+    """Write one JSON line per record, atomically."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with aside.open("w", encoding="utf-8") as out:
         out.writelines(row.model_dump_json() + "\n" for row in rows)
@@ -72,7 +75,7 @@ def write_rows(path: Path, rows: Iterable[BaseModel]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Strict JSON, aside and then renamed."""
+    """Write strict JSON, atomically."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(
         json.dumps(plain(content), indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8", errors="replace"

@@ -89,7 +89,7 @@ def apportion(total: int, shares: Sequence[float]) -> list[int]:
     exact = [total * share for share in shares]
     counts = [math.floor(value + 1e-9) for value in exact]
     order = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
-    for i in order[: total - sum(counts)]:
+    for i in order[: max(0, total - sum(counts))]:
         counts[i] += 1
     return counts
 
