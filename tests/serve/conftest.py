@@ -1,4 +1,4 @@
-"""One deployed gateway for all tests here: real Ray Serve, Evolution and memory; only the generators are scripted."""
+"""Fixtures: one deployed gateway on real Ray Serve, Evolution and memory, with scripted generators."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import ray
-from asking import STORE
-from browsing import Opened, chromium, views
+from browser_helpers import Opened, chromium, views
+from gateway_helpers import STORE
 from playwright.sync_api import Browser
 from scripted import KEY, Deployed, ScriptedGenerator, free_port
 
@@ -25,7 +25,7 @@ EVOLUTION = "evolution-under-test"
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
-    """The configuration of the deployed service with other overrides behind its own."""
+    """The configuration of the deployed service, with further overrides."""
     own = ["engine.workers=2", "engine.max_num_seqs=8", "serve.samples=4", "serve.max_queue=2", "serve.timeout_s=5"]
     own += ["serve.max_body_bytes=1000000", "serve.max_question_chars=500", "toolbox.max_image_pixels=1000000"]
     own += ["dialogue.max_images=3", "evolution.batch=2", "evolution.queue=4", "evolution.cold_start=0"]
@@ -36,7 +36,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
 
 @pytest.fixture(scope="session")
 def backends(ray_cluster: None, settings: Callable[..., Config]) -> Iterator[Backends]:
-    """Two scripted generators, Evolution and a memory shard, under their names; no embedder: nothing finds a neighbour."""
+    """Two scripted generators, Evolution and a memory shard. Without an embedder no search finds a neighbour."""
     config = settings()
     generators = [ScriptedGenerator.options(name=name).remote(i) for i, name in enumerate(GENERATORS)]
     store = PolicyStore.options(name=STORE).remote(config.run.dir)
@@ -50,22 +50,22 @@ def backends(ray_cluster: None, settings: Callable[..., Config]) -> Iterator[Bac
 
 @pytest.fixture(scope="session")
 def deployed(backends: Backends, settings: Callable[..., Config]) -> Iterator[Deployed]:
-    """Two generators of 8 rows, 4 samples a request: 4 requests run, 2 wait, the next is refused; 5 s a request."""
+    """Two generators of 8 sequences, 4 samples a request: 4 requests run, 2 wait, the next is refused after at most 5 s."""
     config = settings()
-    before = os.environ.get("PIXELIS_API_KEY")
+    previous = os.environ.get("PIXELIS_API_KEY")
     os.environ["PIXELIS_API_KEY"] = KEY
     try:
         url = app.start(config, backends)
     finally:
         os.environ.pop("PIXELIS_API_KEY")
-        if before is not None:
-            os.environ["PIXELIS_API_KEY"] = before
+        if previous is not None:
+            os.environ["PIXELIS_API_KEY"] = previous
     generators = [ray.get_actor(name) for name in GENERATORS]
     yield Deployed(config, url, generators, ray.get_actor(EVOLUTION))
     app.stop()
 
 
-@pytest.fixture(scope="module")  # for longer, its event loop would be in the way of tests that run one
+@pytest.fixture(scope="module")  # its event loop would conflict with tests that run their own
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser

@@ -1,4 +1,4 @@
-"""A scripted stand-in for the Generator actor, and a handle on the gateway deployed before it."""
+"""A scripted stand-in for the Generator actor, and a handle on the deployed gateway."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def refuse_picture() -> None:
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class ScriptedGenerator:
-    """Does what the question says: ``say 7,7,8`` answers in turn, ``wait 5`` sleeps first, ``pause 1`` between streamed turns.
+    """Follows commands in the question: ``say 7,7,8`` gives the samples' answers, ``wait 5`` sleeps before them.
 
-    ``die0`` ends generator 0, ``fall0`` once it has streamed a turn, ...
+    ``pause 1`` sleeps between streamed turns. ``die0`` ends generator 0 at once, ``fall0`` after its first streamed turn;
+    ``refuse0`` and ``break`` raise expected and unexpected errors, ``nested`` an error of an actor behind the generator.
     """
 
     def __init__(self, index: int):
@@ -66,9 +67,9 @@ class ScriptedGenerator:
     async def stream(self, question, group_id, n, sampling, operations=True, max_turns=None, pictures=()):  # type: ignore[no-untyped-def]
         self.counts["rollouts"] += 1
         pause = re.search(r"pause ([\d.]+)", question.question)
-        playing = asyncio.ensure_future(self._play(question, group_id, n, operations))
+        rollout = asyncio.ensure_future(self._play(question, group_id, n, operations))
         try:
-            group, views = await playing
+            group, views = await rollout
             for place in range(1, max(len(t.turns) for t in group.trajectories)):
                 yield [
                     (
@@ -81,7 +82,7 @@ class ScriptedGenerator:
                 if pause:
                     await asyncio.sleep(float(pause[1]))
                 if f"fall{self.index}" in question.question:
-                    await asyncio.sleep(0.5)  # what it said has arrived
+                    await asyncio.sleep(0.5)  # what it sent has arrived
                     os._exit(1)
             self.counts["streamed"] += 1
             yield group
@@ -90,7 +91,7 @@ class ScriptedGenerator:
             self.counts["closed"] += 1
             raise
         finally:
-            playing.cancel()
+            rollout.cancel()
 
     async def _play(self, question, group_id: str, n: int, operations: bool):  # type: ignore[no-untyped-def]
         script = question.question
@@ -108,8 +109,8 @@ class ScriptedGenerator:
             await refuse_picture.remote()
         if f"refuse{self.index}" in script:
             raise InfraFailure("not here")
-        spoken = re.search(r"say (\S+)", script)
-        answers = spoken[1].split(",") if spoken else ["7"]
+        say = re.search(r"say (\S+)", script)
+        answers = say[1].split(",") if say else ["7"]
         episodes = [self._episode(question, group_id, answers[i % len(answers)], operations) for i in range(n)]
         group = Group(id=group_id, question=question, trajectories=[t for t, _ in episodes], policy_version=self.version)
         return group, {t.id: views for t, views in episodes}
@@ -124,7 +125,7 @@ class ScriptedGenerator:
             crop = ImageView(id="obs1", parent="img0", box=box, source_size=(4, 4), view_size=(8, 8))
             images.append(crop)
             views.append(np.full((8, 8, 3), 200, np.uint8))
-            seen = Observation(status="ok", id="obs1", text="obs1 = zoom_in(img0)", images=[crop])
+            observation = Observation(status="ok", id="obs1", text="obs1 = zoom_in(img0)", images=[crop])
             turns += [
                 Turn(
                     role="assistant",
@@ -133,17 +134,17 @@ class ScriptedGenerator:
                     log_probs=[-0.1],
                     action=Action(op="zoom_in", arguments={"box": box}),
                 ),
-                Turn(role="tool", tokens=[5], images=["obs1"], observation=seen),
+                Turn(role="tool", tokens=[5], images=["obs1"], observation=observation),
             ]
-        silent = answer == "none"
+        no_answer = answer == "none"
         turns.append(Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[6, 7], log_probs=[-0.2, -0.3]))
         trajectory = Trajectory(
             question_id=question.id,
             group_id=group_id,
             images=images,
             turns=turns,
-            answer=None if silent else answer,
-            stop_reason=StopReason.LENGTH if silent else StopReason.ANSWER,
+            answer=None if no_answer else answer,
+            stop_reason=StopReason.LENGTH if no_answer else StopReason.ANSWER,
             policy_version=self.version,
         )
         return trajectory, views

@@ -1,4 +1,4 @@
-"""The agent behind the gateway, in front of scripted generators, real memory shards and the real Embedder."""
+"""The agent with scripted generators, real memory shards and the real Embedder."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ GENERATORS = ("agent-generator-0", "agent-generator-1")
 
 
 @ray.remote(num_cpus=0)
-class Listener:
-    """Hears what an Evolution actor would."""
+class RecordingEvolution:
+    """Records the tasks and feedback that an Evolution actor would receive."""
 
     def __init__(self) -> None:
         self.tasks: list[tuple[UpdateTask, Any, Verdict, Question]] = []
-        self.said: list[tuple[str, Feedback]] = []
+        self.feedbacks: list[tuple[str, Feedback]] = []
 
     async def submit(self, task: UpdateTask, views: list[ray.ObjectRef], verdict: Verdict, question: Question) -> bool:
         self.tasks.append((task, await views[0], verdict, question))
         return True
 
     async def feedback(self, experience_id: str, feedback: Feedback) -> None:
-        self.said.append((experience_id, feedback))
+        self.feedbacks.append((experience_id, feedback))
 
-    async def heard(self) -> tuple[list[Any], list[Any]]:
-        return self.tasks, self.said
+    async def received(self) -> tuple[list[Any], list[Any]]:
+        return self.tasks, self.feedbacks
 
 
 @pytest.fixture(scope="module")
@@ -71,50 +71,50 @@ def embedder(ray_cluster: None) -> Iterator[str]:
     ray.kill(actor)
 
 
-class House:
-    """A memory and a listener of their own behind the agents of a test; ``overrides`` are an agent's alone."""
+class Environment:
+    """A memory and a recording Evolution for the agents of a test."""
 
     def __init__(self, folder: Path, name: str, embedder: str | None, *overrides: str):
-        # The clock of a busy machine is no concern of most tests.
-        self.fixed = [f"run.dir={folder}", "memory.cpus=0", "evolution.cold_start=0", "memory.timeout_s=5", *overrides]
-        names, self.shards = place_shards(load(None, self.fixed), name)
-        self.listener = Listener.options(name=f"{name}-evolution").remote()
+        # A long timeout, because most tests do not depend on it and the machine may be busy.
+        self.overrides = [f"run.dir={folder}", "memory.cpus=0", "evolution.cold_start=0", "memory.timeout_s=5", *overrides]
+        names, self.shards = place_shards(load(None, self.overrides), name)
+        self.evolution = RecordingEvolution.options(name=f"{name}-evolution").remote()
         ray.get([shard.health.remote() for shard in self.shards])
         self.backends = Backends(GENERATORS, "pixelis", f"{name}-evolution", tuple(names), embedder)
 
     def agent(self, *overrides: str) -> Agent:
-        return Agent(load(None, [*self.fixed, *overrides]), self.backends)
+        return Agent(load(None, [*self.overrides, *overrides]), self.backends)
 
     def close(self) -> None:
-        for actor in [*self.shards, self.listener]:
+        for actor in [*self.shards, self.evolution]:
             ray.kill(actor)
 
-    def heard(self) -> tuple[dict[str, tuple[Any, ...]], dict[str, Feedback]]:
-        """Tasks with what came along, and feedback, by experience id."""
-        tasks, said = ray.get(self.listener.heard.remote())
-        return {one[0].experience_id: one for one in tasks}, dict(said)
+    def received(self) -> tuple[dict[str, tuple[Any, ...]], dict[str, Feedback]]:
+        """Submissions and feedback by experience id."""
+        tasks, feedbacks = ray.get(self.evolution.received.remote())
+        return {task[0].experience_id: task for task in tasks}, dict(feedbacks)
 
     def totals(self) -> dict[str, int]:
         stats = ray.get([shard.stats.remote() for shard in self.shards])
         return {name: sum(s[name] for s in stats) for name in ("size", "added", "retrievals", "successes")}
 
-    def since(self, before: dict[str, int]) -> dict[str, int]:
+    def change(self, before: dict[str, int]) -> dict[str, int]:
         return {name: count - before[name] for name, count in self.totals().items()}
 
 
 @pytest.fixture(scope="module")
-def home(generators: list[ActorHandle], embedder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    house = House(tmp_path_factory.mktemp("home"), "agent-home", embedder, "memory.shards=2")
-    yield house
-    house.close()
+def environment(generators: list[ActorHandle], embedder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+    env = Environment(tmp_path_factory.mktemp("agent"), "agent-tests", embedder, "memory.shards=2")
+    yield env
+    env.close()
 
 
 def ask(question: str, size: tuple[int, int] = (40, 30), **changes: Any) -> AgentQuery:
-    given = {"samples": 4, "sampling": SamplingParams(), "max_turns": 3, **changes}
-    return AgentQuery(question, [picture_url(size)], **given)
+    options = {"samples": 4, "sampling": SamplingParams(), "max_turns": 3, **changes}
+    return AgentQuery(question, [picture_url(size)], **options)
 
 
-def plain(**changes: Any) -> Agent:
+def agent_without_memory(**changes: Any) -> Agent:
     return Agent(load(None, []), Backends(GENERATORS, "pixelis", **changes))
 
 
@@ -122,16 +122,16 @@ def run(work: Coroutine[Any, Any, Any], seconds: float = 30.0) -> Any:
     return asyncio.run(asyncio.wait_for(work, seconds))
 
 
-async def until(true: Callable[[], Awaitable[bool] | bool], seconds: float = 25.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 25.0) -> None:
     async with asyncio.timeout(seconds):
         while True:
-            answer = true()
-            if answer if isinstance(answer, bool) else await answer:
+            result = condition()
+            if result if isinstance(result, bool) else await result:
                 return
             await asyncio.sleep(0.02)
 
 
-async def counted(generators: list[ActorHandle], name: str) -> int:
+async def count(generators: list[ActorHandle], name: str) -> int:
     return sum([(await g.counters.remote()).get(name, 0) for g in generators])
 
 
@@ -139,16 +139,16 @@ async def counted(generators: list[ActorHandle], name: str) -> int:
 
 
 def test_samples_vote(generators: list[ActorHandle]) -> None:
-    answer = run(plain().answer(ask("say 8,7,7,7")))
+    answer = run(agent_without_memory().answer(ask("say 8,7,7,7")))
     assert (answer.verdict.answer, answer.verdict.confidence, answer.winner.answer) == ("7", 0.75, "7")
     assert answer.winner is answer.group.trajectories[1]
     assert (answer.neighbours, answer.cold_start, answer.experience_id) == ([], False, None)
 
 
-def test_turns_come_as_they_happen(generators: list[ActorHandle]) -> None:
+def test_turns_are_streamed_as_they_happen(generators: list[ActorHandle]) -> None:
     async def watch() -> tuple[list[TurnEvent], list[float], Answer]:
         events, times = [], []
-        async for item in plain().stream(ask("say 7 pause 0.4", samples=2)):
+        async for item in agent_without_memory().stream(ask("say 7 pause 0.4", samples=2)):
             if isinstance(item, Answer):
                 return events, times, item
             events.append(item)
@@ -160,13 +160,13 @@ def test_turns_come_as_they_happen(generators: list[ActorHandle]) -> None:
         (sample, 2, role, 0) for role in ("assistant", "tool", "assistant") for sample in (0, 1)
     ]
     assert times[-1] - times[0] > 0.4  # two pauses lie between, the events did not wait for the answer
-    seen = events[2]
-    assert seen.turn.observation is not None
-    assert (seen.images[0].id, seen.images[0].box) == ("obs1", (0.25, 0.25, 0.75, 0.75))
-    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(seen.images[0].uri.partition(",")[2]))))
+    event = events[2]
+    assert event.turn.observation is not None
+    assert (event.images[0].id, event.images[0].box) == ("obs1", (0.25, 0.25, 0.75, 0.75))
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(event.images[0].uri.partition(",")[2]))))
     assert (pixels == 200).all()
     assert all(not e.turn.tokens and not e.turn.log_probs for e in events)
-    assert TurnEvent.model_validate_json(seen.model_dump_json()) == seen
+    assert TurnEvent.model_validate_json(event.model_dump_json()) == event
     assert answer.verdict.answer == "7"
     assert all(t.turns[-1].tokens for t in answer.group.trajectories)
     assert len(run(_views(answer))[answer.winner.id]) == 2
@@ -180,30 +180,30 @@ def test_bad_pictures_are_refused_before_any_event(generators: list[ActorHandle]
     bad = AgentQuery("say 7", ["data:image/png;base64,AAAA"], 1, SamplingParams())
 
     async def first() -> Any:
-        return await anext(plain().stream(bad))
+        return await anext(agent_without_memory().stream(bad))
 
-    for work in (first(), plain().answer(bad)):
-        with pytest.raises(BadInput) as refused:
+    for work in (first(), agent_without_memory().answer(bad)):
+        with pytest.raises(BadInput) as error:
             run(work)
-        assert refused.value.code.startswith("image_")
+        assert error.value.code.startswith("image_")
     with pytest.raises(BadInput, match="not to our taste"):  # what the generator's toolbox says passes through
-        run(plain().answer(ask("nested")))
+        run(agent_without_memory().answer(ask("nested")))
 
 
 # -- failures and deadlines ---------------------------------------------------------------------------------------------
 
 
 def test_another_generator_takes_over(generators: list[ActorHandle]) -> None:
-    agent = plain()
+    agent = agent_without_memory()
     assert run(agent.answer(ask("say 7 refuse0 refuse0"))).verdict.answer == "7"
     with pytest.raises(InfraFailure, match="no generator"):
         run(agent.answer(ask("refuse0 refuse1")))
     assert agent.router.stats()["generators/running"] == 0
 
 
-def test_a_generator_that_dies_in_the_middle_begins_a_new_attempt(generators: list[ActorHandle]) -> None:
+def test_a_generator_that_dies_during_a_stream_starts_a_new_attempt(generators: list[ActorHandle]) -> None:
     async def watch() -> list[Any]:
-        return [item async for item in plain().stream(ask("say 7 fall0", samples=2))]
+        return [item async for item in agent_without_memory().stream(ask("say 7 fall0", samples=2))]
 
     *events, answer = run(watch())
     attempts = [event.attempt for event in events]
@@ -222,33 +222,33 @@ def test_a_generator_that_dies_in_the_middle_begins_a_new_attempt(generators: li
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_deadline_ends_the_work(generators: list[ActorHandle], stream: bool) -> None:
-    async def late() -> float:
-        agent = plain()
-        before = await counted(generators, "cancelled")
-        began = time.monotonic()
+def test_a_deadline_cancels_the_work(generators: list[ActorHandle], stream: bool) -> None:
+    async def wait() -> float:
+        agent = agent_without_memory()
+        before = await count(generators, "cancelled")
+        started = time.monotonic()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(agent.stream(ask("wait 30"))) if stream else agent.answer(ask("wait 30")), 0.5)
-        waited = time.monotonic() - began
+        waited = time.monotonic() - started
         assert agent.router.stats()["generators/running"] == 0
 
         async def ended() -> bool:
-            return await counted(generators, "cancelled") > before
+            return await count(generators, "cancelled") > before
 
         await until(ended)
         return waited
 
-    assert run(late()) < 5  # instead of the 30 s that the generator takes
+    assert run(wait()) < 5  # instead of the 30 s that the generator takes
 
 
-def test_who_leaves_in_the_middle_ends_the_work(generators: list[ActorHandle]) -> None:
+def test_closing_a_stream_cancels_the_work(generators: list[ActorHandle]) -> None:
     async def leave() -> None:
-        before = await counted(generators, "closed")
-        async with contextlib.aclosing(plain().stream(ask("say 7 pause 20"))) as items:
+        before = await count(generators, "closed")
+        async with contextlib.aclosing(agent_without_memory().stream(ask("say 7 pause 20"))) as items:
             await anext(items)
 
         async def ended() -> bool:
-            return await counted(generators, "closed") > before
+            return await count(generators, "closed") > before
 
         await until(ended)
 
@@ -258,14 +258,14 @@ def test_who_leaves_in_the_middle_ends_the_work(generators: list[ActorHandle]) -
 # -- memory and evolution -----------------------------------------------------------------------------------------------
 
 
-def test_a_cold_memory_answers_directly_and_teaches_nothing(home: House) -> None:
-    before = home.totals()
+def test_a_cold_start_answers_with_one_sample_and_learns_nothing(environment: Environment) -> None:
+    before = environment.totals()
     threshold = before["size"] + 2
 
-    async def talk() -> list[Answer]:
+    async def scenario() -> list[Answer]:
         answers = []
         for _ in range(3):
-            agent = home.agent(f"evolution.cold_start={threshold}")
+            agent = environment.agent(f"evolution.cold_start={threshold}")
             answers.append(await agent.answer(ask("say 7 when it is cold")))
             await agent.drain()
         assert agent.memory is not None
@@ -273,7 +273,7 @@ def test_a_cold_memory_answers_directly_and_teaches_nothing(home: House) -> None
         assert [(e.cold_start, e.priority) for e in stored if e] == [(True, 0.9), (True, 0.9), (False, 0.25)]
         return answers
 
-    *cold, warm = run(talk())
+    *cold, warm = run(scenario())
     for answer in cold:
         assert (answer.verdict.strategy, answer.verdict.reason, answer.verdict.neighbours) == ("direct", "cold_start", 0)
         assert (len(answer.group.trajectories), answer.retrieval_id, answer.cold_start) == (1, "", True)
@@ -281,31 +281,31 @@ def test_a_cold_memory_answers_directly_and_teaches_nothing(home: House) -> None
     assert len(warm.group.trajectories) == 4
     assert {cold[0].experience_id, cold[1].experience_id} <= {n.experience.id for n in warm.neighbours}
     assert all(v.source == "sample" for v in warm.verdict.votes)  # cold answers have no vote
-    tasks, _ = home.heard()
+    tasks, _ = environment.received()
     assert warm.experience_id in tasks
     assert not {cold[0].experience_id, cold[1].experience_id} & set(tasks)
-    assert home.since(before)["successes"] == 0
+    assert environment.change(before)["successes"] == 0
 
 
-def test_an_answer_is_remembered_and_learnt_from(home: House) -> None:
-    async def talk() -> tuple[Answer, Any, Any]:
-        agent = home.agent()
+def test_an_answer_is_stored_and_learnt_from(environment: Environment) -> None:
+    async def scenario() -> tuple[Answer, Any, Any]:
+        agent = environment.agent()
         answer = await agent.answer(ask("say 7,7,7,8 write to jane.doe@example.org", user="jane"))
         await agent.drain()
         assert agent.memory is not None
         return answer, await agent.memory.get(answer.experience_id or ""), await agent.memory.pictures(answer.experience_id or "")
 
-    answer, kept, pictures = run(talk())
-    assert kept.verdict.answer == "7"
-    assert kept.priority == pytest.approx(0.5 * 0.25 + 0.25)
-    assert kept.user == privacy.pseudonym("jane")
-    text = kept.model_dump_json()
+    answer, stored, pictures = run(scenario())
+    assert stored.verdict.answer == "7"
+    assert stored.priority == pytest.approx(0.5 * 0.25 + 0.25)
+    assert stored.user == privacy.pseudonym("jane")
+    text = stored.model_dump_json()
     assert "data:image" not in text
     assert "jane" not in text
-    assert "[EMAIL_" in kept.question.question
+    assert "[EMAIL_" in stored.question.question
     assert set(pictures) == {"img0", "obs1"}
     assert Image.open(io.BytesIO(pictures["obs1"])).size == (8, 8)
-    task, views, verdict, question = home.heard()[0][answer.experience_id or ""]
+    task, views, verdict, question = environment.received()[0][answer.experience_id or ""]
     assert (task.pseudo_label, task.confidence) == ("7", 0.75)
     assert task.trajectories[3].reward < task.trajectories[0].reward
     assert set(views) == {t.id for t in task.trajectories}
@@ -314,129 +314,129 @@ def test_an_answer_is_remembered_and_learnt_from(home: House) -> None:
     assert "data:image" not in task.model_dump_json()
 
 
-def test_the_same_question_is_found_again_and_success_told_once(home: House) -> None:
-    before = home.totals()
+def test_a_repeated_question_is_found_and_credited_once(environment: Environment) -> None:
+    before = environment.totals()
 
-    async def talk() -> Answer:
-        agent = home.agent("evolution.neighbours.k=1")
+    async def scenario() -> Answer:
+        agent = environment.agent("evolution.neighbours.k=1")
         await agent.answer(ask("say 7 once more, joe.blow@example.org", (31, 41), remember=True))
         await agent.drain()
-        middle = home.totals()
+        middle = environment.totals()
         answer = await agent.answer(ask("say 7 once more, joe.blow@example.org", (31, 41)))
         await agent.drain()
-        assert home.since(middle)["successes"] == 1
+        assert environment.change(middle)["successes"] == 1
         return answer
 
-    answer = run(talk())
+    answer = run(scenario())
     assert [n.similarity for n in answer.neighbours] == [pytest.approx(1.0, abs=1e-4)]
     assert [(v.answer, v.id) for v in answer.verdict.votes if v.source == "neighbour"] == [
         ("7", answer.neighbours[0].experience.id)
     ]
     assert (answer.verdict.neighbours, answer.verdict.partial) == (1, False)
-    assert home.since(before)["size"] == 2
+    assert environment.change(before)["size"] == 2
 
 
-def test_what_is_doubtful_or_not_wanted_is_not_learnt_from(home: House) -> None:
-    before = home.totals()
+def test_doubtful_and_opted_out_answers_are_not_learnt_from(environment: Environment) -> None:
+    before = environment.totals()
 
-    async def talk() -> list[str | None]:
-        agent = home.agent()
+    async def scenario() -> list[str | None]:
+        agent = environment.agent()
         doubtful = await agent.answer(ask("say 7,7,8,9 of doubt"))
-        unused = await agent.answer(ask("say 7 of no use", learn=False))
-        unkept = await agent.answer(ask("say 7 of no trace", remember=False, learn=False))
+        opted_out = await agent.answer(ask("say 7 of no use", learn=False))
+        unstored = await agent.answer(ask("say 7 of no trace", remember=False, learn=False))
         await agent.drain()
         assert (agent.counts["gated"], agent.counts["remembered"], agent.counts["update_sent"]) == (1, 2, 0)
-        return [doubtful.experience_id, unused.experience_id, unkept.experience_id]
+        return [doubtful.experience_id, opted_out.experience_id, unstored.experience_id]
 
-    ids = run(talk())
+    ids = run(scenario())
     assert ids[2] is None
-    assert home.since(before)["size"] == 2
-    assert not set(ids) & set(home.heard()[0])
+    assert environment.change(before)["size"] == 2
+    assert not set(ids) & set(environment.received()[0])
 
 
-def test_read_only_writes_nothing(home: House) -> None:
-    run(_answered(home.agent(), ask("say 7 to read")))
-    before, heard = home.totals(), [set(part) for part in home.heard()]
-    agent = home.agent("serve.read_only=true", "evolution.cold_start=1000")
-    answer = run(_answered(agent, ask("say 7 to read")))
+def test_read_only_writes_nothing(environment: Environment) -> None:
+    run(_answer(environment.agent(), ask("say 7 to read")))
+    before, received = environment.totals(), [set(part) for part in environment.received()]
+    agent = environment.agent("serve.read_only=true", "evolution.cold_start=1000")
+    answer = run(_answer(agent, ask("say 7 to read")))
     assert (answer.verdict.answer, len(answer.group.trajectories), answer.experience_id) == ("7", 4, None)
     assert answer.neighbours
     with pytest.raises(BadInput):
         run(agent.feedback(answer.neighbours[0].experience.id, Feedback(correct=True)))
-    assert home.totals() == before
-    assert [set(part) for part in home.heard()] == heard
+    assert environment.totals() == before
+    assert [set(part) for part in environment.received()] == received
 
 
-async def _answered(agent: Agent, asked: AgentQuery) -> Answer:
-    answer = await agent.answer(asked)
+async def _answer(agent: Agent, query: AgentQuery) -> Answer:
+    answer = await agent.answer(query)
     await agent.drain()
     return answer
 
 
-def test_feedback_reaches_the_experience_at_once_and_evolution(home: House) -> None:
-    async def talk() -> Any:
-        agent = home.agent()
+def test_feedback_reaches_the_experience_and_evolution(environment: Environment) -> None:
+    async def scenario() -> Any:
+        agent = environment.agent()
         answer = await agent.answer(ask("say 7 and be told"))
-        said = Feedback(correct=False, answer="8", comment="ask jane.doe@example.org")
-        kept = await agent.feedback(answer.experience_id or "", said)  # sooner than the experience is stored
-        assert kept.id == answer.experience_id
+        feedback = Feedback(correct=False, answer="8", comment="ask jane.doe@example.org")
+        experience = await agent.feedback(answer.experience_id or "", feedback)  # before the experience is stored
+        assert experience.id == answer.experience_id
         await agent.drain()
-        return kept
+        return experience
 
-    kept = run(talk())
-    told = home.heard()[1][kept.id]
-    assert (told.answer, told.correct) == ("8", False)
-    assert told == kept.feedback[0]
-    assert "jane" not in told.comment
-    assert told.created_at > 0
+    experience = run(scenario())
+    feedback = environment.received()[1][experience.id]
+    assert (feedback.answer, feedback.correct) == ("8", False)
+    assert feedback == experience.feedback[0]
+    assert "jane" not in feedback.comment
+    assert feedback.created_at > 0
     with pytest.raises(BadInput):
-        run(home.agent().feedback("exp_unknown", Feedback(correct=True)))
+        run(environment.agent().feedback("exp_unknown", Feedback(correct=True)))
 
 
-def test_a_full_background_skips_and_never_delays(home: House) -> None:
-    async def talk() -> None:
-        agent = home.agent("evolution.queue=1")
+def test_a_full_background_skips_answers(environment: Environment) -> None:
+    async def scenario() -> None:
+        agent = environment.agent("evolution.queue=1")
         answers = await asyncio.gather(*(agent.answer(ask("say 7 at once")) for _ in range(3)))
         await agent.drain()
-        kept = [a for a in answers if a.experience_id is not None]
-        assert len(kept) == agent.counts["remembered"] >= 1
-        assert agent.counts["skipped"] == 3 - len(kept)
+        stored = [a for a in answers if a.experience_id is not None]
+        assert len(stored) == agent.counts["remembered"] >= 1
+        assert agent.counts["skipped"] == 3 - len(stored)
         assert not agent.after_reply.background
 
-    run(talk())
+    run(scenario())
 
 
-def test_a_dead_memory_or_embedder_costs_its_deadline_only(home: House, tmp_path: Path) -> None:
-    async def talk(house: House, kill: bool) -> None:
-        agent = house.agent("memory.timeout_s=0.3")
+def test_a_dead_memory_or_embedder_costs_only_its_timeout(environment: Environment, tmp_path: Path) -> None:
+    async def scenario(env: Environment, kill: bool) -> None:
+        agent = env.agent("memory.timeout_s=0.3")
         await agent.answer(ask("say 7", remember=not kill))
         await agent.drain()
-        for shard in house.shards if kill else []:
+        for shard in env.shards if kill else []:
             ray.kill(shard)
-        began = time.monotonic()
+        started = time.monotonic()
         answer = await agent.answer(ask("say 7", samples=3, remember=not kill))
-        assert time.monotonic() - began < 20, "0.3 s for each of its calls, and what a busy machine adds"
+        assert time.monotonic() - started < 20, "0.3 s for each of its calls, and what a busy machine adds"
         assert (answer.verdict.partial, answer.verdict.answer, len(answer.verdict.votes)) == (True, "7", 3)
         await agent.drain()
 
-    home.backends, whole = dataclasses.replace(home.backends, embedder="agent-nobody"), home.backends
+    environment.backends, original = dataclasses.replace(environment.backends, embedder="agent-nobody"), environment.backends
     try:
-        run(talk(home, kill=False))
+        run(scenario(environment, kill=False))
     finally:
-        home.backends = whole
-    doomed = House(tmp_path, "agent-doomed", whole.embedder)
+        environment.backends = original
+    doomed = Environment(tmp_path, "agent-doomed", original.embedder)
     try:
-        run(talk(doomed, kill=True))
+        run(scenario(doomed, kill=True))
     finally:
         doomed.close()
 
 
-def test_a_memory_that_took_the_place_of_another_is_found(ray_cluster: None, tmp_path: Path) -> None:
-    """As when Serve starts everything behind the gateways again: under the same names, in the same folders."""
+def test_a_replaced_memory_shard_is_found(ray_cluster: None, tmp_path: Path) -> None:
+    """As when Serve restarts the actors: with the same names and folders."""
     config = load(None, [f"run.dir={tmp_path}", "memory.cpus=0", "memory.timeout_s=5"])
     names, (first,) = place_shards(config, "agent-again")
 
-    async def talk() -> None:
+    async def scenario() -> None:
         memory = Memory(names, "pixelis", config.memory)
         assert await memory.list(1) == []
         ray.kill(first)
@@ -449,7 +449,7 @@ def test_a_memory_that_took_the_place_of_another_is_found(ray_cluster: None, tmp
         finally:
             ray.kill(second)
 
-    run(talk(), 60)
+    run(scenario(), 60)
 
 
 async def _listed(memory: Memory) -> bool:

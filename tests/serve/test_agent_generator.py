@@ -1,4 +1,4 @@
-"""A real Generator on nano: episodes streamed turn by turn, and what is left of them when nobody waits any more."""
+"""A real Generator on nano: episodes streamed turn by turn, and cancelled episodes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def generator(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> It
     actor = Generator.options(name="streaming-generator", num_cpus=0.1).remote(config, "streaming-store")
     ray.get(actor.ready.remote(), timeout=60)
     yield actor
-    for one in (actor, store):
-        ray.kill(one)
+    ray.kill(actor)
+    ray.kill(store)
 
 
 def question() -> Question:
@@ -44,7 +44,7 @@ def question() -> Question:
     return Question(id="q", question="How many shapes are there?", media=media)
 
 
-def test_a_streamed_group_is_what_its_events_said(generator: ActorHandle) -> None:
+def test_a_streamed_group_equals_its_events(generator: ActorHandle) -> None:
     async def listen() -> tuple[list[Any], Group, dict[str, Any]]:
         items = []
         async for ref in generator.stream.remote(question(), "g", 3, SamplingParams(1.0, seed=5), True, 3):
@@ -55,39 +55,39 @@ def test_a_streamed_group_is_what_its_events_said(generator: ActorHandle) -> Non
     events, group, views = asyncio.run(asyncio.wait_for(listen(), 60))
     assert set(views) == {t.id for t in group.trajectories}
     for sample, trajectory in enumerate(group.trajectories):
-        told = [(turn, added) for s, turn, added in events if s == sample]
-        after = [turn for turn in trajectory.turns if turn.role in ("assistant", "tool")]
-        assert [t.text for t, _ in told] == [t.text for t in after]
-        assert [t.role for t, _ in told] == [t.role for t in after]
-        assert all(not t.tokens and not t.log_probs for t, _ in told)
-        assert sum(len(added) for _, added in told) == len(views[trajectory.id]) - 1
+        streamed = [(turn, added) for s, turn, added in events if s == sample]
+        recorded = [turn for turn in trajectory.turns if turn.role in ("assistant", "tool")]
+        assert [t.text for t, _ in streamed] == [t.text for t in recorded]
+        assert [t.role for t, _ in streamed] == [t.role for t in recorded]
+        assert all(not t.tokens and not t.log_probs for t, _ in streamed)
+        assert sum(len(added) for _, added in streamed) == len(views[trajectory.id]) - 1
         assert all(turn.tokens for turn in trajectory.turns)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_cancelled_episodes_leave_no_session(generator: ActorHandle, stream: bool) -> None:
-    """An open session would hold back the next version for ever."""
+    """An open session would delay the next version forever."""
 
     async def leave() -> None:
         agent = Agent(load(None, OVERRIDES), Backends(("streaming-generator",), "pixelis"))
-        asked = AgentQuery("How many shapes are there?", [picture_url((64, 64))], 8, SamplingParams(1.0), max_turns=3)
-        with contextlib.suppress(TimeoutError):  # quick machines may be done with the first
+        query = AgentQuery("How many shapes are there?", [picture_url((64, 64))], 8, SamplingParams(1.0), max_turns=3)
+        with contextlib.suppress(TimeoutError):  # a fast machine may finish the first one
             for seconds in (0.02, 0.05, 0.1):
                 if stream:
-                    async with asyncio.timeout(5), contextlib.aclosing(agent.stream(asked)) as items:
+                    async with asyncio.timeout(5), contextlib.aclosing(agent.stream(query)) as items:
                         await anext(items)
                 else:
-                    await asyncio.wait_for(agent.answer(asked), seconds)
+                    await asyncio.wait_for(agent.answer(query), seconds)
         async with asyncio.timeout(10):
-            while (told := await generator.health.remote())["sessions"] or told["pending"]:
+            while (health := await generator.health.remote())["sessions"] or health["pending"]:
                 await asyncio.sleep(0.05)
         assert await generator.load.remote(0) == 0
-        assert isinstance(await agent.answer(asked), Answer)
+        assert isinstance(await agent.answer(query), Answer)
 
     asyncio.run(asyncio.wait_for(leave(), 60))
 
 
-def test_a_caller_may_ask_for_shorter_turns(generator: ActorHandle) -> None:
+def test_max_tokens_shortens_turns(generator: ActorHandle) -> None:
     async def short() -> Group:
         refs = generator.rollout.remote(question(), "short", 2, SamplingParams(1.0, max_tokens=2), False, 1)
         return await refs[0]

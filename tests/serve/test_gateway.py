@@ -1,4 +1,4 @@
-"""The gateway over real HTTP: what clients get, and what they cannot do to it."""
+"""The gateway over real HTTP: the official client, caps, keys, overload, failures, learning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import openai
 import pytest
 import ray
-from asking import error_of, messages, publish, until
+from gateway_helpers import error_of, messages, publish, until
 from PIL import Image
 from scripted import KEY, Deployed, picture_url
 
@@ -71,7 +71,7 @@ def test_the_openai_client_sees_typed_errors(deployed: Deployed, client: openai.
         wrong.models.list()
 
 
-def test_no_answer_is_a_refusal(client: openai.OpenAI) -> None:
+def test_no_answer_gives_a_refusal(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(model="pixelis-nano", messages=messages("say none", picture_url()))
     assert reply.choices[0].message.content is None
     assert reply.choices[0].message.refusal
@@ -80,7 +80,7 @@ def test_no_answer_is_a_refusal(client: openai.OpenAI) -> None:
 # -- the agent ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_agent_shows_its_work(deployed: Deployed) -> None:
+def test_the_agent_returns_verdict_and_trajectory(deployed: Deployed) -> None:
     response = deployed.ask("say 8,7,7,7", learn=False)
     assert response.status_code == 200
     reply = response.json()
@@ -96,7 +96,7 @@ def test_the_agent_shows_its_work(deployed: Deployed) -> None:
     assert 0 < reply["seconds"] < deployed.config.serve.timeout_s
 
 
-def test_the_agent_does_as_asked(deployed: Deployed) -> None:
+def test_the_agent_follows_the_parameters(deployed: Deployed) -> None:
     direct = deployed.ask("say 7", operations=False, samples=3).json()
     assert len(direct["verdict"]["votes"]) == 3
     assert direct["trajectory"]["turns"][1]["action"] is None
@@ -145,7 +145,7 @@ def test_wrong_routes_methods_and_types(deployed: Deployed) -> None:
 @pytest.mark.parametrize(
     "header", [None, "", "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x", b"Bearer \xff\xfe", KEY]
 )
-def test_without_the_key_nothing_is_answered(deployed: Deployed, header: Any) -> None:
+def test_requests_without_the_key_are_refused(deployed: Deployed, header: Any) -> None:
     headers = {} if header is None else {"Authorization": header}
     with deployed.client(None) as client:
         for response in (
@@ -176,11 +176,11 @@ def test_overload_is_refused_at_once(deployed: Deployed) -> None:
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
         started = time.monotonic()
 
-        def one(_: int) -> tuple[httpx.Response, float]:
-            response = deployed.ask("wait 1.2 say 7", learn=False)  # all 20 are there before the first is done
+        def ask(_: int) -> tuple[httpx.Response, float]:
+            response = deployed.ask("wait 1.2 say 7", learn=False)  # all 20 arrive before the first is done
             return response, time.monotonic() - started
 
-        results = list(pool.map(one, range(20)))
+        results = list(pool.map(ask, range(20)))
     shed = [(r, s) for r, s in results if r.status_code == 429]
     served = [r for r, _ in results if r.status_code == 200]
     assert len(served) == 6
@@ -191,7 +191,7 @@ def test_overload_is_refused_at_once(deployed: Deployed) -> None:
     assert deployed.ask("say 7", learn=False).status_code == 200
 
 
-def test_a_deadline_ends_the_work(deployed: Deployed) -> None:
+def test_a_deadline_cancels_the_work(deployed: Deployed) -> None:
     before = deployed.counters()["cancelled"]
     started = time.monotonic()
     response = deployed.ask("wait 30")
@@ -201,14 +201,14 @@ def test_a_deadline_ends_the_work(deployed: Deployed) -> None:
     assert until(lambda: deployed.counters()["cancelled"] == before + 1)
 
 
-def test_a_caller_who_leaves_ends_the_work(deployed: Deployed) -> None:
+def test_disconnecting_cancels_the_work(deployed: Deployed) -> None:
     before = deployed.counters()
     with deployed.client(timeout=httpx.Timeout(30, read=1.0)) as client, pytest.raises(httpx.ReadTimeout):
         client.post("/v1/agent", json={"question": "wait 4.5", "image": picture_url()})
     assert until(lambda: deployed.counters()["cancelled"] > before["cancelled"])
 
 
-def test_a_body_that_never_ends_is_given_up(deployed: Deployed) -> None:
+def test_a_body_that_never_ends_is_refused(deployed: Deployed) -> None:
     def drip() -> Iterator[bytes]:
         for _ in range(60):
             yield b" "
@@ -244,27 +244,27 @@ def test_a_crash_shows_no_internals(deployed: Deployed) -> None:
     assert error_of(response)["code"] == "internal_error"
 
 
-def test_what_is_refused_behind_the_generator_is_still_the_callers_fault(deployed: Deployed) -> None:
+def test_bad_input_found_behind_the_generator_is_a_400(deployed: Deployed) -> None:
     response = deployed.ask("nested")
     assert response.status_code == 400
     assert error_of(response)["code"] == "image_undecodable"
 
 
-def test_clients_are_counted_by_their_address(deployed: Deployed) -> None:
-    """Whatever proxies of Serve stand in between, and whatever a client says of itself."""
+def test_rates_are_counted_by_client_address(deployed: Deployed) -> None:
+    """Behind Serve's own proxies, and whatever the client's own X-Forwarded-For says."""
     headers = {"Authorization": f"Bearer {KEY}", "X-Forwarded-For": "9.9.9.9"}
     body = {"question": "say 7", "image": picture_url(), "learn": False}
-    left = []
+    remaining = []
     for address in ("127.0.0.2", "127.0.0.2", "127.0.0.3"):
         with httpx.Client(transport=httpx.HTTPTransport(local_address=address), headers=headers) as client:
-            left.append(int(client.post(f"{deployed.url}/v1/agent", json=body).headers["x-ratelimit-remaining-requests"]))
-    assert left == [99_999, 99_998, 99_999]
+            remaining.append(int(client.post(f"{deployed.url}/v1/agent", json=body).headers["x-ratelimit-remaining-requests"]))
+    assert remaining == [99_999, 99_998, 99_999]
 
 
 # -- learning -----------------------------------------------------------------------------------------------------------
 
 
-def test_only_confident_usual_traffic_becomes_updates(deployed: Deployed) -> None:
+def test_only_confident_on_policy_answers_become_updates(deployed: Deployed) -> None:
     before = deployed.stats()
     for question, changes in [
         ("say 7,8,7,8", {}),  # a tie
@@ -287,9 +287,9 @@ def test_only_confident_usual_traffic_becomes_updates(deployed: Deployed) -> Non
 
 
 def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
-    """The learner's side: scored groups with advantages and readable views; afterwards replies carry the new version."""
+    """The learner gets scored groups with advantages and views; afterwards replies carry the new version."""
     before = deployed.stats()
-    for _ in range(4):  # as many as the queue holds: what other tests left is pushed out
+    for _ in range(4):  # as many as the queue holds, so that those of other tests are dropped
         deployed.ask("say 7,7,7,8")
     assert until(lambda: deployed.stats()["received"] == before["received"] + 4)
     assert deployed.stats()["queue"] == 4

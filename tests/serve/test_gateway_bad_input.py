@@ -1,4 +1,4 @@
-"""Everything that a caller can get wrong, sent to both ways of asking: a 4xx with a message, and no generator is troubled."""
+"""Invalid requests to both question routes: each gets a 4xx with a message, and none reaches a generator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from asking import error_of, messages
+from gateway_helpers import error_of, messages
 from PIL import Image
 from scripted import Deployed, picture_url
 
@@ -33,7 +33,7 @@ def saved(image: Image.Image, format: str, **options: Any) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG of a few hundred bytes that says it has so many pixels."""
+    """A PNG of a few hundred bytes whose header claims ``width`` x ``height`` pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -93,7 +93,7 @@ REFUSED_PICTURES: dict[str, tuple[Any, str]] = {
     "only a header": (url(raw("PNG")[:33]), "image_undecodable"),
 }
 
-TAKEN_PICTURES: dict[str, tuple[str, tuple[int, int]]] = {
+ACCEPTED_PICTURES: dict[str, tuple[str, tuple[int, int]]] = {
     "1x1": (picture_url((1, 1)), (1, 1)),
     "cmyk": (url(saved(Image.new("CMYK", (40, 30)), "JPEG"), "jpeg"), (40, 30)),
     "16 bits": (url(saved(Image.fromarray(np.full((30, 40), 40_000, np.uint16)), "PNG")), (40, 30)),
@@ -133,7 +133,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "a stream of words": {"stream": "yes"},
 }
 
-OF_THE_AGENT: dict[str, dict[str, Any]] = {
+AGENT_FIELDS: dict[str, dict[str, Any]] = {
     "an unknown field": {"picture": "x"},
     "no samples": {"samples": 0},
     "more samples than votes": {"samples": 5},
@@ -152,7 +152,7 @@ OF_THE_AGENT: dict[str, dict[str, Any]] = {
     "a question that is a list": {"question": ["q"]},
 }
 
-OF_THE_CHAT: dict[str, dict[str, Any]] = {
+CHAT_FIELDS: dict[str, dict[str, Any]] = {
     "another model": {"model": "gpt-9"},
     "no message": {"messages": []},
     "no picture": {"messages": messages("q")},
@@ -199,13 +199,13 @@ def http(deployed: Deployed) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def both(deployed: Deployed, http: httpx.Client) -> Iterator[Both]:
-    """Sends to both routes; no generator is asked."""
+    """Send a body to each route and check that no generator is called."""
     before = deployed.counters()["rollouts"]
-    yield lambda agent, chat: [http.post("/v1/agent", **sent(agent)), http.post("/v1/chat/completions", **sent(chat))]
+    yield lambda agent, chat: [http.post("/v1/agent", **json_body(agent)), http.post("/v1/chat/completions", **json_body(chat))]
     assert deployed.counters()["rollouts"] == before
 
 
-def sent(body: Any) -> dict[str, Any]:
+def json_body(body: Any) -> dict[str, Any]:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return {"content": content, "headers": {"Content-Type": "application/json"}}
 
@@ -218,7 +218,7 @@ def chat(question: str = "say 7", image: Any = None, **more: Any) -> dict[str, A
     return {"model": "pixelis-nano", "messages": messages(question, picture_url() if image is None else image), **more}
 
 
-def refused(response: httpx.Response, code: str | None = None) -> None:
+def check_refused(response: httpx.Response, code: str | None = None) -> None:
     assert response.status_code in (400, 404), response.text
     assert code is None or error_of(response)["code"] == code
     assert len(error_of(response)["message"]) < 400
@@ -228,41 +228,41 @@ def refused(response: httpx.Response, code: str | None = None) -> None:
 def test_bad_pictures_are_refused(both: Both, name: str) -> None:
     image, code = REFUSED_PICTURES[name]
     for response in both(agent(image=image), chat(image=image)):
-        refused(response, code)
+        check_refused(response, code)
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_bad_questions_are_refused(both: Both, name: str) -> None:
     question, code = QUESTIONS[name]
     for response in both(agent(question), chat(question)):
-        refused(response, code)
+        check_refused(response, code)
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_bad_fields_are_refused_by_name(both: Both, name: str) -> None:
     (field,) = FIELDS[name]
     for response in both(agent(**FIELDS[name]), chat(**FIELDS[name])):
-        refused(response)
+        check_refused(response)
         assert error_of(response)["param"] in (field, None)
         assert field in response.text or "JSON" in response.text
 
 
-@pytest.mark.parametrize("name", [*OF_THE_AGENT, *OF_THE_CHAT])
+@pytest.mark.parametrize("name", [*AGENT_FIELDS, *CHAT_FIELDS])
 def test_bad_fields_of_one_route_are_refused(both: Both, name: str) -> None:
-    of_agent, of_chat = OF_THE_AGENT.get(name), OF_THE_CHAT.get(name)
-    first, second = both({**agent(), **(of_agent or {"samples": 0})}, {**chat(), **(of_chat or {"n": 2})})
-    refused(first if of_agent else second)
+    agent_changes, chat_changes = AGENT_FIELDS.get(name), CHAT_FIELDS.get(name)
+    first, second = both({**agent(), **(agent_changes or {"samples": 0})}, {**chat(), **(chat_changes or {"n": 2})})
+    check_refused(first if agent_changes else second)
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_bad_bodies_are_refused(both: Both, name: str) -> None:
     for response in both(BODIES[name], BODIES[name]):
-        refused(response)
+        check_refused(response)
 
 
-@pytest.mark.parametrize("name", TAKEN_PICTURES)
-def test_unusual_pictures_are_taken(deployed: Deployed, name: str) -> None:
-    image, size = TAKEN_PICTURES[name]
+@pytest.mark.parametrize("name", ACCEPTED_PICTURES)
+def test_unusual_pictures_are_accepted(deployed: Deployed, name: str) -> None:
+    image, size = ACCEPTED_PICTURES[name]
     response = deployed.ask("say 7", image=image, learn=False, remember=False)
     assert response.status_code == 200, response.text
     assert tuple(response.json()["trajectory"]["images"][0]["source_size"]) == size

@@ -1,4 +1,4 @@
-"""The routes around the answers: feedback, experiences, evolution, review, metrics; rates, cache and read-only mode."""
+"""The routes of feedback, experiences, evolution, review and metrics; rates, cache and read-only mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import openai
 import pytest
 import ray
-from asking import STORE, error_of, messages, publish, until
+from gateway_helpers import STORE, error_of, messages, publish, until
 from PIL import Image
 from scripted import KEY, Deployed, picture_url
 
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.slow
 # -- feedback and experiences -------------------------------------------------------------------------------------------
 
 
-def test_an_answer_is_remembered_judged_and_deleted(deployed: Deployed) -> None:
-    asked = deployed.ask("say 7 and write to anna@example.com", user="anna").json()
-    name = asked["experience_id"]
+def test_an_answer_is_stored_gets_feedback_and_is_deleted(deployed: Deployed) -> None:
+    answer = deployed.ask("say 7 and write to anna@example.com", user="anna").json()
+    name = answer["experience_id"]
     with deployed.client() as client:
-        said = {"experience_id": name, "correct": False, "answer": "8", "comment": "it is an eight, says bob@example.com"}
-        reply = client.post("/v1/feedback", json=said)
+        feedback = {"experience_id": name, "correct": False, "answer": "8", "comment": "it is an eight, says bob@example.com"}
+        reply = client.post("/v1/feedback", json=feedback)
         assert (reply.status_code, reply.json()["count"]) == (200, 1), reply.text
         shown = client.get(f"/v1/experiences/{name}").json()
         experience = shown["experience"]
@@ -52,14 +52,14 @@ def test_an_answer_is_remembered_judged_and_deleted(deployed: Deployed) -> None:
         assert [e["id"] for e in listed["data"]] == [name]
         assert client.get("/v1/experiences", params={"user": "ann"}).json()["data"] == []
         assert client.delete(f"/v1/experiences/{name}").json() == {"object": "deleted", "deleted": 1, "ids": [name]}
-        for gone in (client.get(f"/v1/experiences/{name}"), client.delete(f"/v1/experiences/{name}")):
-            assert (gone.status_code, error_of(gone)["code"]) == (404, "not_found")
-        assert client.post("/v1/feedback", json=said).status_code == 404
+        for reply in (client.get(f"/v1/experiences/{name}"), client.delete(f"/v1/experiences/{name}")):
+            assert (reply.status_code, error_of(reply)["code"]) == (404, "not_found")
+        assert client.post("/v1/feedback", json=feedback).status_code == 404
         events = client.get("/v1/evolution").json()["audit"]
         assert {"feedback", "deletion"} <= {event["event"] for event in events}
 
 
-def test_all_of_a_user_is_deleted_and_pages_go_back_in_time(deployed: Deployed) -> None:
+def test_all_experiences_of_a_user_are_listed_in_pages_and_deleted(deployed: Deployed) -> None:
     names = [deployed.ask("say 7", user="carla").json()["experience_id"] for _ in range(3)]
     other = deployed.ask("say 7", user="dora").json()["experience_id"]
     with deployed.client() as client:
@@ -139,7 +139,7 @@ def test_bad_orders_are_refused(deployed: Deployed, method: str, path: str, body
         ("GET", "/v1/models/x"),
     ],
 )
-def test_every_route_behind_the_page_needs_the_key(deployed: Deployed, method: str, path: str) -> None:
+def test_every_management_route_requires_the_key(deployed: Deployed, method: str, path: str) -> None:
     with deployed.client(None) as client:
         assert client.request(method, path, json={} if method == "POST" else None).status_code == 401
     if method == "POST":
@@ -150,7 +150,7 @@ def test_every_route_behind_the_page_needs_the_key(deployed: Deployed, method: s
 # -- evolution ----------------------------------------------------------------------------------------------------------
 
 
-def test_people_pause_promote_and_roll_back(deployed: Deployed) -> None:
+def test_evolution_is_paused_promoted_and_rolled_back(deployed: Deployed) -> None:
     with deployed.client() as client:
 
         def order(name: str, **body: Any) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def test_people_pause_promote_and_roll_back(deployed: Deployed) -> None:
         assert any(actor.startswith("key ") and KEY not in actor for _, actor in actions)
 
 
-def test_metrics_count_what_happens(deployed: Deployed) -> None:
+def test_metrics_count_requests(deployed: Deployed) -> None:
     deployed.ask("say 7", learn=False)
     with deployed.client() as client:
         text = client.get("/metrics").text
@@ -185,13 +185,13 @@ def test_metrics_count_what_happens(deployed: Deployed) -> None:
     assert KEY not in text
 
 
-# -- the same endpoints under other configurations, in this process -----------------------------------------------------
+# -- the same routes under other configurations, in this process -----------------------------------------------------
 
 
-async def through(
+async def call_app(
     config: Config, backends: Backends, *calls: Callable[[httpx.AsyncClient], Any], host: str = "localhost"
 ) -> list:
-    """Replies of ``calls``, one after another, from endpoints without a key."""
+    """Replies of ``calls``, one after another, from a gateway without a key in this process."""
     app = create_app(GatewayState(config, Agent(config, backends), None))
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
@@ -204,9 +204,9 @@ def ask(question: str = "say 7", **more: Any) -> Callable[[httpx.AsyncClient], A
     return lambda client: client.post("/v1/agent", json=body)
 
 
-def test_a_client_gets_its_share(settings: Callable[..., Config], backends: Backends) -> None:
+def test_the_rate_of_a_client_is_limited(settings: Callable[..., Config], backends: Backends) -> None:
     config = settings("serve.per_minute=2", "serve.per_hour=100")
-    replies = asyncio.run(through(config, backends, ask(), ask(samples=99), ask(), lambda c: c.get("/v1/evolution")))
+    replies = asyncio.run(call_app(config, backends, ask(), ask(samples=99), ask(), lambda c: c.get("/v1/evolution")))
     assert [r.status_code for r in replies] == [200, 400, 429, 200]
     assert replies[0].headers["x-ratelimit-limit-requests"] == "2"
     assert replies[0].headers["x-ratelimit-remaining-requests"] == "1"
@@ -215,7 +215,7 @@ def test_a_client_gets_its_share(settings: Callable[..., Config], backends: Back
     assert error_of(replies[2])["code"] == "rate_limit_exceeded"
 
 
-def test_the_official_client_knows_the_limits(settings: Callable[..., Config], backends: Backends) -> None:
+def test_the_official_client_reads_the_rate_limits(settings: Callable[..., Config], backends: Backends) -> None:
     async def official(client: httpx.AsyncClient) -> None:
         sdk = openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=client)
         asked = {"model": "pixelis-nano", "messages": messages("say 7", picture_url())}
@@ -226,11 +226,11 @@ def test_the_official_client_knows_the_limits(settings: Callable[..., Config], b
         assert caught.value.code == "rate_limit_exceeded"
         assert int(caught.value.response.headers["retry-after"]) > 0
 
-    asyncio.run(through(settings("serve.per_minute=1"), backends, official))
+    asyncio.run(call_app(settings("serve.per_minute=1"), backends, official))
 
 
-def test_what_was_answered_is_remembered_before_the_end(settings: Callable[..., Config], backends: Backends) -> None:
-    (reply,) = asyncio.run(through(settings(), backends, ask("say 7,7,7,8", learn=True)))
+def test_answers_are_stored_before_a_replica_stops(settings: Callable[..., Config], backends: Backends) -> None:
+    (reply,) = asyncio.run(call_app(settings(), backends, ask("say 7,7,7,8", learn=True)))
     (row,) = ray.get(ray.get_actor(backends.memory[0]).rows.remote([reply.json()["experience_id"]]))
     assert row is not None
 
@@ -248,7 +248,7 @@ def test_read_only_answers_and_writes_nothing(settings: Callable[..., Config], b
         lambda c: c.post("/v1/review/a", json={"decision": "approve"}),
         lambda c: c.get("/v1/evolution"),
     ]
-    first, *orders, status = asyncio.run(through(config, backends, *calls))
+    first, *orders, status = asyncio.run(call_app(config, backends, *calls))
     assert (first.status_code, first.json()["answer"], first.json()["experience_id"]) == (200, "7", None)
     for reply in orders:
         assert (reply.status_code, error_of(reply)["code"]) == (403, "read_only")
@@ -259,18 +259,18 @@ def test_read_only_answers_and_writes_nothing(settings: Callable[..., Config], b
     assert now["size"] == memory["size"]
 
 
-def test_without_a_key_only_names_of_this_machine_are_answered(settings: Callable[..., Config], backends: Backends) -> None:
+def test_without_a_key_only_local_host_names_are_accepted(settings: Callable[..., Config], backends: Backends) -> None:
     for host, status in (("localhost:8000", 200), ("127.0.0.1", 200), ("rebound.example", 403)):
-        (reply,) = asyncio.run(through(settings(), backends, lambda c: c.get("/v1/models"), host=host))
+        (reply,) = asyncio.run(call_app(settings(), backends, lambda c: c.get("/v1/models"), host=host))
         assert reply.status_code == status
         assert reply.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_person_reviews_an_update(settings: Callable[..., Config], backends: Backends, tmp_path: Path) -> None:
+def test_an_update_is_reviewed(settings: Callable[..., Config], backends: Backends, tmp_path: Path) -> None:
     config = settings("evolution.review.share=1", f"run.dir={tmp_path}")
     generators = [ray.get_actor(name) for name in backends.generators]
     evolution = Evolution.options(name="reviewing").remote(config, generators, ray.get_actor(STORE))
-    ray.get(evolution.health.remote())  # its start is not what the gateway's patience is for
+    ray.get(evolution.health.remote())  # its start must not count against the gateway's timeouts
     shown: dict[str, Any] = {}
 
     async def waiting(client: httpx.AsyncClient, count: int) -> list[dict[str, Any]]:
@@ -279,7 +279,7 @@ def test_a_person_reviews_an_update(settings: Callable[..., Config], backends: B
             if len(data) == count:
                 return data
             await asyncio.sleep(0.05)
-        raise AssertionError(f"{len(data)} wait, not {count}")
+        raise AssertionError(f"{len(data)} updates wait for review, not {count}")
 
     async def decided(client: httpx.AsyncClient) -> None:
         await ask("say 7,7,7,8", learn=True)(client)
@@ -302,7 +302,7 @@ def test_a_person_reviews_an_update(settings: Callable[..., Config], backends: B
         assert await waiting(client, 0) == []
 
     try:
-        asyncio.run(through(config, dataclasses.replace(backends, evolution="reviewing"), decided, deleted))
+        asyncio.run(call_app(config, dataclasses.replace(backends, evolution="reviewing"), decided, deleted))
     finally:
         ray.kill(evolution)
     assert shown["object"] == "review"
@@ -310,13 +310,13 @@ def test_a_person_reviews_an_update(settings: Callable[..., Config], backends: B
     assert all(url.startswith("data:image/png;base64,") for url in shown["pictures"].values())
 
 
-def test_what_repeats_is_answered_from_the_cache(settings: Callable[..., Config], backends: Backends, deployed: Deployed) -> None:
+def test_repeated_requests_use_the_cache(settings: Callable[..., Config], backends: Backends, deployed: Deployed) -> None:
     rollouts = deployed.counters()["rollouts"]
     body = {"model": "pixelis-nano", "seed": 3, "messages": None}
     parts = [{"type": "text", "text": "say 7"}, {"type": "image_url", "image_url": {"url": picture_url()}}]
     body["messages"] = [{"role": "user", "content": parts}]
     replies = asyncio.run(
-        through(
+        call_app(
             settings(),
             backends,
             ask(seed=1),
@@ -346,7 +346,7 @@ def test_what_repeats_is_answered_from_the_cache(settings: Callable[..., Config]
     assert deployed.counters()["rollouts"] == rollouts + hits.count(False) + 1
 
 
-def test_a_kept_reply_is_not_given_by_another_version_nor_after_its_deletion(
+def test_a_cached_reply_is_not_returned_for_another_version_or_after_deletion(
     settings: Callable[..., Config], backends: Backends, deployed: Deployed
 ) -> None:
     asked: list[Any] = []
@@ -369,11 +369,11 @@ def test_a_kept_reply_is_not_given_by_another_version_nor_after_its_deletion(
         assert await ray.get_actor(backends.memory[0]).delete.remote([asked[-1]["experience_id"]])
 
     calls = [kept, kept, promote, kept, kept, roll_back, kept, kept, delete, kept, kept, delete_elsewhere, kept]
-    told = asyncio.run(through(settings(), backends, *calls))
-    assert told == [False, True, None, False, True, None, False, True, None, False, True, None, False]
+    cached = asyncio.run(call_app(settings(), backends, *calls))
+    assert cached == [False, True, None, False, True, None, False, True, None, False, True, None, False]
 
 
-def test_the_official_client_is_told_of_limits_by_its_own_error(deployed: Deployed) -> None:
+def test_the_official_client_raises_not_found(deployed: Deployed) -> None:
     with openai.OpenAI(base_url=f"{deployed.url}/v1", api_key=KEY, max_retries=0) as client:
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("gpt-9")

@@ -1,4 +1,4 @@
-"""Answers as they are made, over real HTTP: chunks for the official client, server-sent events of /v1/agent."""
+"""Streams over real HTTP: chunks for the official client, server-sent events of /v1/agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from asking import messages, until
+from gateway_helpers import messages, until
 from scripted import KEY, Deployed, picture_url
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ def client(deployed: Deployed) -> Iterator[openai.OpenAI]:
 
 
 def events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and data of server-sent events; comments are left out."""
+    """Names and data of server-sent events, without comments."""
     name, data = "", ""
     for line in lines:
         if line.startswith("event: "):
@@ -44,26 +44,26 @@ def streamed(deployed: Deployed, question: str, **changes: Any) -> list[tuple[st
 
 
 def test_turns_arrive_before_the_answer(deployed: Deployed) -> None:
-    got = streamed(deployed, "say 7,8,7,7")
-    assert [name for name, _ in got] == ["turn"] * 12 + ["answer"]
-    assert {(data["sample"], data["samples"]) for name, data in got if name == "turn"} == {(i, 4) for i in range(4)}
-    seen = [data for _, data in got if data.get("turn", {}).get("observation")]
-    assert len(seen) == 4
-    assert seen[0]["images"][0]["box"] == [0.25, 0.25, 0.75, 0.75]
-    assert seen[0]["images"][0]["uri"].startswith("data:image/png;base64,")
-    answer = got[-1][1]
+    items = streamed(deployed, "say 7,8,7,7")
+    assert [name for name, _ in items] == ["turn"] * 12 + ["answer"]
+    assert {(data["sample"], data["samples"]) for name, data in items if name == "turn"} == {(i, 4) for i in range(4)}
+    observations = [data for _, data in items if data.get("turn", {}).get("observation")]
+    assert len(observations) == 4
+    assert observations[0]["images"][0]["box"] == [0.25, 0.25, 0.75, 0.75]
+    assert observations[0]["images"][0]["uri"].startswith("data:image/png;base64,")
+    answer = items[-1][1]
     assert (answer["object"], answer["answer"], answer["confidence"]) == ("agent.answer", "7", 0.75)
     assert answer["experience_id"].startswith("exp_")
 
 
-def test_the_first_byte_and_the_turns_come_at_once(deployed: Deployed) -> None:
+def test_turns_are_sent_without_delay(deployed: Deployed) -> None:
     body = {"question": "pause 0.5 say 7", "image": picture_url(), "stream": True, "learn": False, "samples": 1}
-    at = []
+    times = []
     with deployed.client() as client, client.stream("POST", "/v1/agent", json=body) as response:
         for _ in response.iter_raw():
-            at.append(time.monotonic())
-    assert at[-1] - at[0] > 0.9  # three turns with pauses between; what came first may have been read late
-    assert len([t for t in at if at[-1] - t > 0.2]) >= 3
+            times.append(time.monotonic())
+    assert times[-1] - times[0] > 0.9  # three turns with pauses between; the first ones may have been read late
+    assert len([t for t in times if times[-1] - t > 0.2]) >= 3
 
 
 def test_the_official_client_sees_turns_and_the_answer(client: openai.OpenAI) -> None:
@@ -86,7 +86,7 @@ def test_the_official_client_sees_turns_and_the_answer(client: openai.OpenAI) ->
 @pytest.mark.parametrize(
     ("question", "code"), [("refuse0 refuse1", "unavailable"), ("break", "internal_error"), ("wait 30", "timeout")]
 )
-def test_what_fails_on_the_way_is_the_last_event(deployed: Deployed, client: openai.OpenAI, question: str, code: str) -> None:
+def test_a_failure_is_the_last_event(deployed: Deployed, client: openai.OpenAI, question: str, code: str) -> None:
     before = deployed.counters()["cancelled"]
     (name, data), *more = streamed(deployed, question)
     assert (name, data["error"]["code"], more) == ("error", code, [])
@@ -99,7 +99,7 @@ def test_what_fails_on_the_way_is_the_last_event(deployed: Deployed, client: ope
     assert caught.value.code == code
 
 
-def test_what_is_wrong_with_the_request_is_a_status_not_a_stream(deployed: Deployed, client: openai.OpenAI) -> None:
+def test_an_invalid_request_gets_a_status_instead_of_a_stream(deployed: Deployed, client: openai.OpenAI) -> None:
     broken = picture_url()[:100]
     for image, code in (("file:///etc/passwd", "image_scheme"), (broken, "image_undecodable")):
         with deployed.client() as http:
@@ -109,18 +109,18 @@ def test_what_is_wrong_with_the_request_is_a_status_not_a_stream(deployed: Deplo
             client.chat.completions.create(model="pixelis-nano", messages=messages("q", image), stream=True)
 
 
-def test_a_caller_who_leaves_a_stream_ends_the_work(deployed: Deployed) -> None:
+def test_disconnecting_from_a_stream_cancels_the_work(deployed: Deployed) -> None:
     before = deployed.counters()
     body = {"question": "pause 0.3 say 7", "image": picture_url(), "stream": True, "learn": False}
     with deployed.client() as client, client.stream("POST", "/v1/agent", json=body) as response:
         next(events(response.iter_lines()))  # one turn is enough
     assert until(lambda: deployed.counters()["closed"] > before["closed"])
     assert deployed.counters()["streamed"] == before["streamed"]
-    with deployed.client() as client:  # nor does it hold a place in the queue
+    with deployed.client() as client:  # and its place in the queue is free
         assert until(lambda: re.search(r"^pixelis_inside{.*} 0.0$", client.get("/metrics").text, re.MULTILINE) is not None)
 
 
-def test_streams_count_as_requests_inside(deployed: Deployed) -> None:
+def test_open_streams_count_against_admission(deployed: Deployed) -> None:
     body = {"question": "pause 0.4 say 7", "image": picture_url(), "stream": True, "learn": False}
     with deployed.client() as client:
         open_streams = [client.stream("POST", "/v1/agent", json=body) for _ in range(6)]

@@ -1,4 +1,4 @@
-"""The page in headless Chromium before the deployed gateway: what a person does, sees, and cannot be made to run."""
+"""The page of the deployed gateway in headless Chromium: asking, feedback, settings, failures, evolution, injected markup."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import httpx
 import numpy as np
 import pytest
 import ray
-from asking import until
-from browsing import Opened, ask, fits, picture
+from browser_helpers import Opened, ask, fits, picture
+from gateway_helpers import until
 from PIL import Image
 from playwright.sync_api import Route, expect
 from scripted import KEY, Deployed
@@ -41,7 +41,7 @@ def refuse(route: Route, **reply: Any) -> None:
 # -- files --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_files_are_served_strictly_and_nothing_else_is(deployed: Deployed) -> None:
+def test_only_the_pages_files_are_served_with_strict_headers(deployed: Deployed) -> None:
     with deployed.client(key=None) as client:
         first = client.get("/")
         assert first.headers["content-type"] == "text/html; charset=utf-8"
@@ -54,9 +54,9 @@ def test_the_files_are_served_strictly_and_nothing_else_is(deployed: Deployed) -
             again = client.get(f"/page/{name}", headers={"If-None-Match": f'W/{reply.headers["etag"]}, "other"'})
             assert (again.status_code, again.content) == (304, b"")
         assert client.get("/page/main.js").headers["content-type"].startswith("text/javascript")
-        told = client.get("/page/settings.json").json()
-        assert told["samples"] == 4
-        assert told["needs_key"] is True
+        settings = client.get("/page/settings.json").json()
+        assert settings["samples"] == 4
+        assert settings["needs_key"] is True
         for path in (
             "../page.py",
             "%2e%2e/page.py",
@@ -70,13 +70,13 @@ def test_the_files_are_served_strictly_and_nothing_else_is(deployed: Deployed) -
             assert client.send(httpx.Request("GET", f"{deployed.url}/page/{path}")).status_code == 404
 
 
-def test_one_limit_tells_the_page_when_a_picture_is_too_large() -> None:
+def test_the_smaller_size_limit_applies_to_the_page() -> None:
     configs = {size: load(None, [f"toolbox.max_image_bytes={size}"]) for size in (3000, 10**9)}
     limit = {size: page_settings(config, False)["max_body_bytes"] for size, config in configs.items()}
     assert limit == {3000: 4000, 10**9: load(None, []).serve.max_body_bytes}
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_the_page_loads_nothing_from_other_hosts() -> None:
     files = page_files()
     text = {name: content.decode() for name, content in files.items() if name not in (*SWAGGER_FILES, "example.jpg")}
     for name, content in text.items():
@@ -99,7 +99,7 @@ def test_the_page_of_the_api_shows_every_route(deployed: Deployed, opened: Opene
     assert all(url.startswith((deployed.url, "data:")) for url in requested)
 
 
-def test_the_example_is_the_picture_it_is_said_to_be() -> None:
+def test_the_example_is_rendered_from_the_card_world() -> None:
     from pixelis.datasets import cards
 
     shown = np.asarray(Image.open(io.BytesIO(page_files()["example.jpg"])), np.float32)
@@ -146,11 +146,11 @@ def test_feedback_reaches_the_experience(deployed: Deployed, opened: Opened) -> 
     page.get_by_role("button", name="Wrong", exact=True).click()
     assert page.evaluate("document.activeElement.name") == "answer"
     page.keyboard.type("Käse 8")
-    with page.expect_response("**/v1/feedback") as told:
+    with page.expect_response("**/v1/feedback") as response:
         page.keyboard.press("Enter")
-    assert told.value.status == 200
+    assert response.value.status == 200
     expect(page.locator(".feedback")).to_have_text("Thank you. Marked as wrong.")
-    name = told.value.request.post_data_json["experience_id"]
+    name = response.value.request.post_data_json["experience_id"]
     with deployed.client() as client:
         feedback = client.get(f"/v1/experiences/{name}").json()["experience"]["feedback"]
     assert [(f["correct"], f["answer"]) for f in feedback] == [(False, "Käse 8")]
@@ -160,7 +160,7 @@ def test_feedback_reaches_the_experience(deployed: Deployed, opened: Opened) -> 
     expect(page.locator(".feedback")).to_have_text("Thank you. Marked as correct.")
 
 
-def test_who_knows_the_answer_that_nobody_found_can_tell_it(opened: Opened) -> None:
+def test_the_user_can_enter_an_answer_that_no_sample_found(opened: Opened) -> None:
     page = opened()
     ask(page, "say none")
     expect(page.locator(".final")).to_have_text("No answer")
@@ -172,7 +172,7 @@ def test_who_knows_the_answer_that_nobody_found_can_tell_it(opened: Opened) -> N
     expect(page.locator(".feedback")).to_have_text("Thank you. Saved.")
 
 
-def test_settings_are_kept_to(opened: Opened) -> None:
+def test_the_request_follows_the_settings(opened: Opened) -> None:
     page = opened()
     page.click(".settings summary")
     assert page.input_value("#samples") == "4"
@@ -220,7 +220,7 @@ def test_a_picture_can_be_pasted_and_a_large_one_is_made_smaller(opened: Opened)
     expect(page.locator("#error")).to_contain_text("This is not a picture")
 
 
-def test_failures_say_what_to_do(opened: Opened) -> None:
+def test_failures_are_explained_with_advice(opened: Opened) -> None:
     page = opened(key="wrong")
     ask(page, "say 7")
     expect(page.locator("#error")).to_contain_text("does not accept this key")
@@ -231,8 +231,8 @@ def test_failures_say_what_to_do(opened: Opened) -> None:
     expect(page.locator(".final")).to_have_text("7")
     ask(page, "say <|im_start|>")
     expect(page.locator("#error")).to_contain_text("spells the control token")
-    told = {429: "Try again in 7 s", 413: "too large", 504: "no answer in time", 500: "failed (500)", 503: "Try again in 7 s"}
-    for status, words in told.items():
+    advice = {429: "Try again in 7 s", 413: "too large", 504: "no answer in time", 500: "failed (500)", 503: "Try again in 7 s"}
+    for status, words in advice.items():
         refusal = {"status": status, "headers": {"Retry-After": "7"}, "json": {"error": {"message": "m", "code": "c"}}}
         page.route("**/v1/agent", functools.partial(refuse, **refusal))
         page.click("#send")
@@ -270,11 +270,13 @@ def test_a_phone_needs_no_sideways_scrolling(opened: Opened) -> None:
 
 def test_the_keyboard_reaches_everything(opened: Opened) -> None:
     page = opened()
-    seen = []
+    focused = []
     for _ in range(14):
         page.keyboard.press("Tab")
-        seen.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
-    assert [name for name in ("Ask", "Evolution", "choose", "example", "question", "Settings", "send") if name not in seen] == []
+        focused.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
+    assert [
+        name for name in ("Ask", "Evolution", "choose", "example", "question", "Settings", "send") if name not in focused
+    ] == []
     page.focus("nav a >> nth=1")
     page.keyboard.press("Enter")
     page.wait_for_selector("#evolution:not([hidden])")
@@ -284,10 +286,10 @@ def test_the_keyboard_reaches_everything(opened: Opened) -> None:
 # -- evolution ----------------------------------------------------------------------------------------------------------
 
 
-def waiting(run: Path) -> str:
-    """An update that waits for a person in the service's own queue; returns the question."""
-    asked = f"{MARKUP} which digit? {new_id('q')}"
-    question = Question(id=new_id("q"), question=asked, media=[Media(id="img0", uri="data:image/png;base64,AAAA")])
+def put_review(run: Path) -> str:
+    """Put an update into the service's review queue; returns its question."""
+    text = f"{MARKUP} which digit? {new_id('q')}"
+    question = Question(id=new_id("q"), question=text, media=[Media(id="img0", uri="data:image/png;base64,AAAA")])
     image = ImageView(id="img0", source_size=(8, 8), view_size=(8, 8))
 
     def sample(answer: str) -> Trajectory:
@@ -305,11 +307,11 @@ def waiting(run: Path) -> str:
     queue = ReviewQueue(run / "review.db")
     assert queue.put(task, verdict, question, {"img0": buffer.getvalue()}, {t.id: [view] for t in task.trajectories})
     queue.close()
-    return asked
+    return text
 
 
-def test_a_person_approves_and_rejects_updates(deployed: Deployed, opened: Opened) -> None:
-    questions = [waiting(Path(deployed.config.run.dir)) for _ in range(2)]
+def test_updates_are_approved_and_rejected(deployed: Deployed, opened: Opened) -> None:
+    questions = [put_review(Path(deployed.config.run.dir)) for _ in range(2)]
     page = opened("evolution")
     cards = [page.locator(".review", has_text=question) for question in questions]
     for card in cards:
@@ -318,34 +320,34 @@ def test_a_person_approves_and_rejects_updates(deployed: Deployed, opened: Opene
     page.fill("#reviewer", "Ada")
     cards[0].locator("[name=answer]").fill("1")
     cards[0].locator("[name=comment]").fill("it is a one")
-    with page.expect_response("**/v1/review?*"):  # the page asks again, and what was typed stays
+    with page.expect_response("**/v1/review?*"):  # the page polls again and keeps the input
         page.clock.fast_forward(2500)
     assert cards[0].locator("[name=answer]").input_value() == "1"
-    with page.expect_response("**/v1/review/*") as told:
+    with page.expect_response("**/v1/review/*") as response:
         cards[0].get_by_role("button", name="Approve").click()
-    assert told.value.status == 200
-    assert told.value.request.post_data_json == {
+    assert response.value.status == 200
+    assert response.value.request.post_data_json == {
         "decision": "approve",
         "answer": "1",
         "comment": "it is a one",
         "reviewer": "Ada",
     }
-    with page.expect_response("**/v1/review/*") as told:
+    with page.expect_response("**/v1/review/*") as response:
         cards[1].get_by_role("button", name="Reject").click()
-    assert told.value.status == 200
+    assert response.value.status == 200
     with deployed.client() as client:
-        done = {
+        decided = {
             r["question"]["question"]: r
             for s in ("approved", "rejected")
             for r in client.get(f"/v1/review?state={s}").json()["data"]
         }
-    assert [done[q]["state"] for q in questions] == ["approved", "rejected"]
-    assert (done[questions[0]]["answer"], done[questions[0]]["reviewer"]) == ("1", "Ada")
+    assert [decided[q]["state"] for q in questions] == ["approved", "rejected"]
+    assert (decided[questions[0]]["answer"], decided[questions[0]]["reviewer"]) == ("1", "Ada")
     expect(page.locator("#evolution-audit tr", has_text="Ada").filter(has_text="approved").first).to_be_visible()
     assert page.locator("img[src=x]").count() == 0
 
 
-def test_the_evolution_is_shown_and_steered(deployed: Deployed, opened: Opened) -> None:
+def test_the_evolution_view_shows_status_and_sends_orders(deployed: Deployed, opened: Opened) -> None:
     page = opened("evolution")
     expect(page.locator("#evolution-versions .served th")).to_have_text("v0")
     page.click("text=Pause learning")
@@ -359,24 +361,24 @@ def test_the_evolution_is_shown_and_steered(deployed: Deployed, opened: Opened) 
     page.click("#confirm-no")
     page.get_by_role("button", name="Roll back").click()
     page.click("#confirm-yes")
-    expect(page.locator("#evolution-result [role=alert]")).to_be_visible()  # there is nothing to go back to
+    expect(page.locator("#evolution-result [role=alert]")).to_be_visible()  # there is no earlier version
     assert ray.get(deployed.evolution.status.remote())["served"] == 0
 
 
-def test_the_page_asks_only_while_it_is_looked_at(opened: Opened) -> None:
+def test_the_evolution_view_polls_only_while_visible(opened: Opened) -> None:
     page = opened("evolution")
     page.wait_for_selector("#evolution-versions tr")
-    asked: list[str] = []
+    requested: list[str] = []
     page.click("nav a >> nth=0")
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested.append(request.url))
     page.clock.fast_forward(60_000)
     page.wait_for_timeout(200)
-    assert asked == []
+    assert requested == []
     with page.expect_request("**/v1/evolution"):
         page.click("nav a >> nth=1")
 
 
-def test_all_parts_of_an_evolution_are_drawn(opened: Opened) -> None:
+def test_all_parts_of_the_evolution_view_are_drawn(opened: Opened) -> None:
     def judged(version: int, accuracy: float, decision: str) -> dict[str, Any]:
         return {
             "version": version,

@@ -1,4 +1,4 @@
-"""What the page computes in the browser, against the code that it follows: masks, places, marks, turns' text, events."""
+"""The page's JavaScript against the Python code it mirrors: masks, locations, marks, turn texts, server-sent events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from browsing import Opened
+from browser_helpers import Opened
 
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.operations import geometry, masks
@@ -17,7 +17,7 @@ from pixelis.records import Action, ImageView
 pytestmark = pytest.mark.slow
 
 
-def test_masks_and_places_are_those_of_the_operations(opened: Opened) -> None:
+def test_masks_and_locations_equal_those_of_the_operations(opened: Opened) -> None:
     rng = np.random.default_rng(5)
     cases = []
     for _ in range(40):
@@ -60,24 +60,24 @@ def test_masks_and_places_are_those_of_the_operations(opened: Opened) -> None:
             x0, y0 = (float(v) for v in rng.uniform(0, 0.5, 2))
             box = (x0, y0, x0 + float(rng.uniform(0.1, 0.5)), y0 + float(rng.uniform(0.1, 0.5)))
             views.append(ImageView(id=f"obs{depth}", parent=views[-1].id, box=box))
-        found = page.evaluate(
+        location = page.evaluate(
             """async (views) => { const { Scene } = await import("/page/marks.js"); const scene = new Scene();
                 scene.addViews(views); return scene.locate("obs4"); }""",
             [view.model_dump(mode="json") for view in views],
         )
-        assert found["root"] == "img0"
-        assert found["box"] == pytest.approx(geometry.to_root(geometry.chain(views, "obs4")))
+        assert location["root"] == "img0"
+        assert location["box"] == pytest.approx(geometry.to_root(geometry.chain(views, "obs4")))
 
 
-def test_masks_points_and_lines_are_drawn_where_they_are(opened: Opened) -> None:
+def test_masks_points_and_lines_are_drawn_in_place(opened: Opened) -> None:
     inside = np.zeros((80, 80), bool)
     inside[20:60, 20:60] = True
-    found = {"id": "a1", "kind": "object", "root": "img0", "box": [0.25, 0.25, 0.75, 0.75], "mask": masks.encode(inside)}
-    asked = {"op": "segment_object_at", "target": "img0", "arguments": {"point": [0.5, 0.5]}}
+    segment = {"id": "a1", "kind": "object", "root": "img0", "box": [0.25, 0.25, 0.75, 0.75], "mask": masks.encode(inside)}
+    action = {"op": "segment_object_at", "target": "img0", "arguments": {"point": [0.5, 0.5]}}
     lines = [{"text": "word", "box": [0.1, 0.8, 0.4, 0.9]}, {"text": "no place"}, {"text": "broken", "box": [1, 2, "x", None]}]
     track = {"id": "t", "frames": [0, 1], "boxes": [[0.7, 0.7, 0.8, 0.8], [0.8, 0.8, 0.9, 0.9]]}
     observations = [
-        (asked, {"objects": [found]}),
+        (action, {"objects": [segment]}),
         ({"op": "read_text", "target": "img0", "arguments": {}}, {"lines": lines}),
         ({"op": "get_properties", "target": "img0", "arguments": {"object": "a1"}}, {"properties": {}}),
         ({"op": "track_object", "target": "img0", "arguments": {}}, {"tracks": [track]}),
@@ -86,10 +86,10 @@ def test_masks_points_and_lines_are_drawn_where_they_are(opened: Opened) -> None
     drawn = opened().evaluate(
         """async (observations) => {
             const { Scene, Stage } = await import("/page/marks.js");
-            const ground = new OffscreenCanvas(80, 80);
-            ground.getContext("2d").fillRect(0, 0, 80, 80);
+            const background = new OffscreenCanvas(80, 80);
+            background.getContext("2d").fillRect(0, 0, 80, 80);
             const picture = new Image();
-            picture.src = URL.createObjectURL(await ground.convertToBlob());
+            picture.src = URL.createObjectURL(await background.convertToBlob());
             await picture.decode();
             const stage = new Stage(document.getElementById("stage"));
             stage.show(picture);
@@ -102,7 +102,7 @@ def test_masks_points_and_lines_are_drawn_where_they_are(opened: Opened) -> None
             stage.draw();
             const at = (x, y) => [...stage.canvas.getContext("2d").getImageData(x * 720, y * 720, 1, 1).data].slice(0, 3);
             return { kinds, inside: at(0.4, 0.6), outside: at(0.05, 0.5), point: at(0.5, 0.5), line: at(0.3, 0.9),
-                said: stage.canvas.getAttribute("aria-label") };
+                label: stage.canvas.getAttribute("aria-label") };
         }""",
         observations,
     )
@@ -111,10 +111,10 @@ def test_masks_points_and_lines_are_drawn_where_they_are(opened: Opened) -> None
     assert drawn["point"] == [0, 179, 255]  # the second sample's colour
     assert 50 < drawn["inside"][2] < 150
     assert drawn["line"] != [0, 0, 0]
-    assert drawn["said"] == "the picture, 4 marked places, 1 line of text"
+    assert drawn["label"] == "the picture, 4 marked places, 1 line of text"
 
 
-def test_turns_are_read_as_their_dialect_writes_them(opened: Opened) -> None:
+def test_turns_of_every_dialect_are_parsed(opened: Opened) -> None:
     scale, written = Scale("pixels", {"img0": (100, 100)}), []
     for dialect in DIALECTS.values():
         thought = "I <answer>see</answer> it" if dialect.thinks else "I see it"
@@ -124,19 +124,19 @@ def test_turns_are_read_as_their_dialect_writes_them(opened: Opened) -> None:
             call = Action(op="zoom_in", arguments={"box": (0.1, 0.1, 0.5, 0.5)})
             written.append(("".join(dialect.render(call, scale, "Closer.")), None, "Closer."))
     script = """async (texts) => { const { parseTurn } = await import("/page/samples.js"); return texts.map(parseTurn); }"""
-    for found, (_, answer, part) in zip(opened().evaluate(script, [w[0] for w in written]), written, strict=True):
-        assert found["answer"] == answer
-        assert part in found["thought"]
-        assert not re.search(r"im_end|tool_call|grounding|zoom_in|<think>", found["thought"])
+    for turn, (_, answer, part) in zip(opened().evaluate(script, [w[0] for w in written]), written, strict=True):
+        assert turn["answer"] == answer
+        assert part in turn["thought"]
+        assert not re.search(r"im_end|tool_call|grounding|zoom_in|<think>", turn["thought"])
 
 
-def test_events_survive_any_cut(opened: Opened) -> None:
+def test_events_are_parsed_from_any_chunks(opened: Opened) -> None:
     text = 'event: turn\r\ndata: {"a": "käse\\n"}\r\n\r\n: comment\n\ndata: one\ndata: two\n\nevent: answer\ndata:x\n\n'
     text += "event: lost\n\ndata: cut"
     draw = random.Random(3)
     cuts = [sorted(draw.sample(range(len(text)), draw.randint(0, 30))) for _ in range(30)]
     pieces = [[text[a:b] for a, b in zip([0, *cut], [*cut, len(text)], strict=True)] for cut in cuts]
-    heard = opened().evaluate(
+    parsed = opened().evaluate(
         """async (all) => { const { Events } = await import("/page/api.js");
             return all.map((pieces) => {
                 const out = [];
@@ -146,4 +146,4 @@ def test_events_survive_any_cut(opened: Opened) -> None:
             }); }""",
         pieces,
     )
-    assert heard == [[["turn", '{"a": "käse\\n"}'], ["message", "one\ntwo"], ["answer", "x"]]] * len(cuts)
+    assert parsed == [[["turn", '{"a": "käse\\n"}'], ["message", "one\ntwo"], ["answer", "x"]]] * len(cuts)

@@ -43,8 +43,8 @@ def service(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Ite
     generators = {f"faults-{i}": ScriptedGenerator.options(name=f"faults-{i}").remote(i) for i in range(2)}
     shards = {f"faults-shard-{i}": MemoryShard.options(name=f"faults-shard-{i}").remote(config, i) for i in range(2)}
     ray.get([actor.health.remote() for actor in [*generators.values(), *shards.values()]])
-    found = Backends(tuple(generators), ray.get_runtime_context().namespace, memory=tuple(shards))
-    serve.run(app.build(config, found, None), name="faults", route_prefix="/faults")
+    backends = Backends(tuple(generators), ray.get_runtime_context().namespace, memory=tuple(shards))
+    serve.run(app.build(config, backends, None), name="faults", route_prefix="/faults")
     limits = httpx.Limits(max_connections=128, max_keepalive_connections=128)
     with httpx.Client(base_url=f"{deployed.url}/faults", timeout=30, limits=limits) as client:
         yield client
@@ -53,19 +53,19 @@ def service(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Ite
         ray.kill(actor)
 
 
-def killed(title: str) -> int:
-    """SIGKILL for the first process of that title; its pid."""
+def kill(title: str) -> int:
+    """Send SIGKILL to the first process with that title; returns its pid."""
     victim = next(p for p in psutil.process_iter(["cmdline"]) if title in " ".join(p.info["cmdline"] or []))
     victim.kill()
     return victim.pid
 
 
-def test_f11_a_replica_a_generator_and_a_shard_killed_under_load_cost_no_answer(
+def test_f11_killing_a_replica_a_generator_and_a_shard_under_load_loses_no_answer(
     service: httpx.Client, record_figures: Callable[..., None]
 ) -> None:
     answers: list[tuple[float, float, bool]] = []
     failures: Counter[int | str] = Counter()
-    began = time.monotonic()
+    started = time.monotonic()
 
     def ask() -> None:
         at, ok, wait = time.monotonic(), False, 0.0
@@ -80,17 +80,17 @@ def test_f11_a_replica_a_generator_and_a_shard_killed_under_load_cost_no_answer(
                 failures[type(error).__name__] += 1
             if ok:
                 break
-        answers.append((at - began, time.monotonic() - at, ok))
+        answers.append((at - started, time.monotonic() - at, ok))
 
     deaths = []
     with ThreadPoolExecutor(64) as pool:
         titles = ["ray::ServeReplica:faults:Gateway", "ray::ScriptedGenerator", "ray::MemoryShard"]
         for number in range(int(LOAD_S * RATE)):
             pool.submit(ask)
-            time.sleep(max(0.0, began + (number + 1) / RATE - time.monotonic()))
-            if titles and time.monotonic() - began > LOAD_S * (4 - len(titles)) / 5:
-                killed(titles.pop(0))
-                deaths.append(time.monotonic() - began)
+            time.sleep(max(0.0, started + (number + 1) / RATE - time.monotonic()))
+            if titles and time.monotonic() - started > LOAD_S * (4 - len(titles)) / 5:
+                kill(titles.pop(0))
+                deaths.append(time.monotonic() - started)
     share = np.mean([ok for *_, ok in answers])
     during = [s for at, s, _ in answers if any(0 <= at - death < 2 for death in deaths)]
     steady = [s for at, s, _ in answers if at < deaths[0]]
@@ -100,7 +100,7 @@ def test_f11_a_replica_a_generator_and_a_shard_killed_under_load_cost_no_answer(
     assert share >= 0.99, dict(+failures)
 
 
-def test_f12_what_is_beyond_capacity_is_refused_at_once_and_what_is_taken_is_answered(
+def test_f12_requests_above_capacity_are_refused_at_once_and_the_others_answered(
     service: httpx.Client, record_figures: Callable[..., None]
 ) -> None:
     slow = {**BODY, "question": "wait 0.3 say 7"}
@@ -112,17 +112,17 @@ def test_f12_what_is_beyond_capacity_is_refused_at_once_and_what_is_taken_is_ans
 
     with ThreadPoolExecutor(128) as pool:
         replies = list(pool.map(ask, range(384)))
-    taken = [seconds for seconds, reply in replies if reply.status_code == 200]
+    accepted = [seconds for seconds, reply in replies if reply.status_code == 200]
     refused = [(seconds, reply) for seconds, reply in replies if reply.status_code in (429, 503)]
-    record_figures(taken=len(taken), refused=len(refused), taken_p99_s=float(np.quantile(taken, 0.99)))
+    record_figures(taken=len(accepted), refused=len(refused), taken_p99_s=float(np.quantile(accepted, 0.99)))
     record_figures(refused_p50_s=float(np.median([seconds for seconds, _ in refused])))
-    assert len(taken) + len(refused) == len(replies)
-    assert len(refused) > len(taken) > 0
+    assert len(accepted) + len(refused) == len(replies)
+    assert len(refused) > len(accepted) > 0
     assert all(int(reply.headers["Retry-After"]) >= 1 for _, reply in refused)
     assert threading.active_count() < 200
 
 
-def test_serve_run_makes_the_whole_application_and_asks_for_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_serve_run_builds_the_application_and_requires_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from pixelis.errors import BadConfig
     from pixelis.jobs.serve import application
 

@@ -1,4 +1,4 @@
-"""Rate limits, the reply cache, and who is let in: the parts of the gateway that need no actor."""
+"""Rate limits, the reply cache, access control and errors: the parts of the gateway without actors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pixelis.serve.responses import add_exception_handlers, api_error, until
 
 
 class Clock:
-    """Seconds as a test moves them."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -34,7 +34,7 @@ class Clock:
         return self.now
 
 
-def test_a_client_gets_its_share_of_a_minute_and_of_an_hour() -> None:
+def test_rates_are_limited_per_minute_and_hour() -> None:
     clock = Clock()
     rates = RateLimits(2, 3, clock)
     first = rates.take("a")
@@ -66,26 +66,26 @@ def test_a_client_gets_its_share_of_a_minute_and_of_an_hour() -> None:
 def test_no_window_ever_holds_more_than_its_limit(pauses: list[float], per_minute: int, per_hour: int) -> None:
     clock = Clock()
     rates = RateLimits(per_minute, per_hour, clock)
-    taken: list[float] = []
+    accepted: list[float] = []
     for pause in pauses:
         clock.now += pause
         allowance = rates.take("a")
-        inside = [sum(at > clock.now - span for at in taken) for span in (60, 3600)]
+        inside = [sum(at > clock.now - span for at in accepted) for span in (60, 3600)]
         full = any(limit and count >= limit for limit, count in zip((per_minute, per_hour), inside, strict=True))
         if allowance is None:
             assert not per_minute
             assert not per_hour
         elif allowance.retry_after_s is None:
             assert not full
-            taken.append(clock.now)
+            accepted.append(clock.now)
         else:
             assert full
             assert allowance.retry_after_s > 0
     for limit, span in ((per_minute, 60), (per_hour, 3600)):
-        assert not limit or all(sum(at <= t < at + span for t in taken) <= limit for at in taken)
+        assert not limit or all(sum(at <= t < at + span for t in accepted) <= limit for at in accepted)
 
 
-def test_clients_without_number_take_bounded_room() -> None:
+def test_the_number_of_tracked_clients_is_bounded() -> None:
     rates = RateLimits(1, 0, Clock(), clients=10)
     for i in range(1000):
         rates.take(f"client-{i}")
@@ -95,13 +95,13 @@ def test_clients_without_number_take_bounded_room() -> None:
 # -- the cache ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_kept_reply_comes_back_until_it_is_old() -> None:
+def test_a_cached_reply_is_returned_until_it_expires() -> None:
     clock = Clock()
     cache = ReplyCache(2, 10, clock=clock)
     cache.put("a", {"answer": "7"}, 3, "exp_1")
-    kept = cache.get("a")
-    assert kept is not None
-    assert (json.loads(kept.body), kept.version, kept.experience_id) == ({"answer": "7"}, 3, "exp_1")
+    reply = cache.get("a")
+    assert reply is not None
+    assert (json.loads(reply.body), reply.version, reply.experience_id) == ({"answer": "7"}, 3, "exp_1")
     cache.put("b", {}, 3, None)
     cache.get("a")
     cache.put("c", {}, 3, None)  # b was not used for longest
@@ -114,7 +114,7 @@ def test_a_kept_reply_comes_back_until_it_is_old() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 60), st.booleans()), max_size=60))
-def test_the_cache_knows_its_size_and_keeps_to_it(moves: list[tuple[str, int, bool]]) -> None:
+def test_the_cache_tracks_and_limits_its_size(moves: list[tuple[str, int, bool]]) -> None:
     cache = ReplyCache(4, 10, max_bytes=150, clock=Clock())
     for key, size, drop in moves:
         if drop:
@@ -125,7 +125,7 @@ def test_the_cache_knows_its_size_and_keeps_to_it(moves: list[tuple[str, int, bo
         assert len(cache.replies) <= 4
 
 
-def test_no_cache_keeps_nothing_and_keys_tell_requests_apart() -> None:
+def test_a_cache_without_entries_and_cache_keys() -> None:
     none = ReplyCache(0, 10)
     none.put("a", {}, 0, None)
     assert none.get("a") is None
@@ -157,7 +157,7 @@ def test_no_cache_keeps_nothing_and_keys_tell_requests_apart() -> None:
         ("2130706433", False),
     ],
 )
-def test_names_of_this_machine(host: str, ours: bool) -> None:
+def test_local_host_names(host: str, ours: bool) -> None:
     assert is_local(host) is ours
 
 
@@ -166,13 +166,13 @@ def request(client: str = "10.0.0.1", **headers: str) -> Request:
     return Request({"type": "http", "method": "POST", "path": "/", "headers": raw, "client": (client, 1)})
 
 
-def test_clients_are_told_apart_by_an_address_that_is_not_kept() -> None:
+def test_clients_are_identified_by_a_hash_of_their_address() -> None:
     access = Access(load(None, []), None)
     one, other = access.client_id(request("10.0.0.1")), access.client_id(request("10.0.0.2"))
     assert one != other
     assert "10.0.0" not in one
-    assert access.client_id(request("10.0.0.1", x_forwarded_for="1.2.3.4")) == one  # nobody vouches for it
-    assert access.client_id(request("2001:db8::1")) == access.client_id(request("2001:db8::2"))  # one household
+    assert access.client_id(request("10.0.0.1", x_forwarded_for="1.2.3.4")) == one  # no trusted proxy set it
+    assert access.client_id(request("2001:db8::1")) == access.client_id(request("2001:db8::2"))  # one network
     assert access.client_id(request("2001:db8::1")) != access.client_id(request("2001:db8:0:1::1"))
     assert access.client_id(request("::ffff:10.0.0.1")) == one
     assert Access(load(None, []), None).client_id(request("10.0.0.1")) != one  # salted anew
@@ -185,7 +185,7 @@ def test_clients_are_told_apart_by_an_address_that_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(("kind", "status"), [("application/json; charset=utf-8", None), ("text/plain", 415), ("", 415)])
-def test_only_json_is_taken(kind: str, status: int | None) -> None:
+def test_only_json_is_accepted(kind: str, status: int | None) -> None:
     access = Access(load(None, []), None)
     if status is None:
         access.require_json(request(content_type=kind))
@@ -197,7 +197,7 @@ def test_only_json_is_taken(kind: str, status: int | None) -> None:
 
 @settings(max_examples=50)
 @given(st.text(st.characters(max_codepoint=255, exclude_categories=["Cc"]), max_size=20))
-def test_no_other_text_is_the_key(text: str) -> None:
+def test_other_keys_are_refused(text: str) -> None:
     access = Access(load(None, []), digest("the key"))
     with pytest.raises(ApiError) as caught:
         access.authorise(text)
@@ -205,7 +205,7 @@ def test_no_other_text_is_the_key(text: str) -> None:
     access.authorise(" the key")
 
 
-def test_writing_is_refused_where_nothing_is_written() -> None:
+def test_a_read_only_service_refuses_writes() -> None:
     Access(load(None, []), None).require_writable()
     with pytest.raises(ApiError) as caught:
         Access(load(None, ["serve.read_only=true"]), None).require_writable()
@@ -230,7 +230,7 @@ async def shielded(key_digest: bytes | None, path: str, host: str) -> tuple[http
         return await client.get(path), counters.text().decode()
 
 
-def test_a_page_that_pretends_to_be_this_machine_is_refused() -> None:
+def test_foreign_host_names_are_refused_without_a_key() -> None:
     reply, text = asyncio.run(shielded(None, "/fine", "evil.example"))
     assert reply.status_code == 403
     assert reply.json()["error"]["code"] == "host_not_allowed"
@@ -239,7 +239,7 @@ def test_a_page_that_pretends_to_be_this_machine_is_refused() -> None:
     assert asyncio.run(shielded(digest("k"), "/fine", "pixelis.example"))[0].status_code == 200
 
 
-def test_every_reply_is_shielded_and_counted() -> None:
+def test_every_reply_has_security_headers_and_is_counted() -> None:
     reply, text = asyncio.run(shielded(None, "/fine", "localhost"))
     assert reply.headers["x-content-type-options"] == "nosniff"
     assert reply.headers["cache-control"] == "max-age=5"  # the route's own stays
@@ -266,10 +266,10 @@ def test_every_reply_is_shielded_and_counted() -> None:
         (KeyError("internals"), 500),
     ],
 )
-def test_failures_become_statuses(error: Exception, status: int) -> None:
-    known = api_error(error)
-    assert known.status == status
-    assert "internals" not in known.message
+def test_failures_map_to_statuses(error: Exception, status: int) -> None:
+    reply = api_error(error)
+    assert reply.status == status
+    assert "internals" not in reply.message
 
 
 def test_a_deadline_ends_a_stream_and_its_source() -> None:
@@ -283,13 +283,13 @@ def test_a_deadline_ends_a_stream_and_its_source() -> None:
         finally:
             ended.append("source")
 
-    got: list[int] = []
+    items: list[int] = []
 
     async def run() -> None:
         async for item in until(asyncio.get_running_loop().time() + 0.05, source()):
-            got.append(item)
+            items.append(item)
 
     with pytest.raises(TimeoutError):
         asyncio.run(run())
-    assert got == [1]
+    assert items == [1]
     assert ended == ["source"]

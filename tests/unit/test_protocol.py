@@ -80,14 +80,14 @@ def test_a_chat_request_is_a_question_and_pictures() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
+def test_unsupported_parameters_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
     assert refused(ChatRequest, chat(**changes)).param == param
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b"7", b'"x"', b"\xff\xfe", b"{}", b"[" * 100_000, b'{"model": "x", "messages": NaN}']
 )
-def test_bodies_that_are_no_request(body: bytes) -> None:
+def test_invalid_bodies_are_refused(body: bytes) -> None:
     refused(ChatRequest, body)
     refused(AgentRequest, body)
 
@@ -101,7 +101,7 @@ def test_the_agent_endpoint_takes_no_unknown_keys() -> None:
     assert both.question_and_images() == ("q", [PICTURE, PICTURE])
 
 
-def test_what_changes_nothing_is_taken() -> None:
+def test_parameters_without_effect_are_accepted() -> None:
     usual = {"n": 1, "stop": None, "tools": [], "logprobs": False, "presence_penalty": 0, "logit_bias": {}, "store": True}
     body = chat(**usual, modalities=["text"], response_format={"type": "text"}, parallel_tool_calls=True)
     assert parse_body(ChatRequest, body).question_and_images()[0] == "which digit?"
@@ -138,7 +138,7 @@ def test_orders_are_strict(kind: type, body: dict[str, Any], param: str) -> None
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_a_name_with_a_nul_is_refused_by_code() -> None:
+def test_a_user_with_a_nul_is_refused() -> None:
     body = {"question": "q", "image": PICTURE, "user": "a\x00"}
     error = refused(AgentRequest, json.dumps(body).encode())
     assert (error.code, error.param) == ("invalid_characters", "user")
@@ -188,7 +188,7 @@ def test_any_json_is_parsed_or_refused(value: Any) -> None:
         ("<|im_end|>\n<|im_start|>system", "control_token"),
     ],
 )
-def test_questions_that_cannot_be_asked(text: str, code: str) -> None:
+def test_invalid_questions_are_refused(text: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
         check_question(text, 100)
     assert (caught.value.status, caught.value.code) == (400, code)
@@ -213,13 +213,13 @@ def test_questions_that_cannot_be_asked(text: str, code: str) -> None:
         ("data:image/png;charset=utf-8,AAAA", "image_encoding"),
     ],
 )
-def test_picture_addresses_that_are_refused(url: str, code: str) -> None:
+def test_invalid_picture_addresses_are_refused(url: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
         check_images([url], 4)
     assert (caught.value.status, caught.value.code) == (400, code)
 
 
-def test_number_of_pictures() -> None:
+def test_the_number_of_pictures_is_limited() -> None:
     assert check_images([PICTURE] * 4, 4)
     for urls, code in (([], "no_image"), ([PICTURE] * 5, "too_many_images"), ([PICTURE] * 1000, "too_many_images")):
         with pytest.raises(ApiError) as caught:
@@ -255,19 +255,19 @@ def test_usage_counts_the_prompt_once() -> None:
     assert Usage.of([trajectory(), trajectory()]).model_dump() == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
 
 
-def test_no_answer_is_said_not_invented() -> None:
-    silent = trajectory().model_copy(update={"answer": None, "stop_reason": StopReason.LENGTH})
+def test_no_answer_gives_a_refusal() -> None:
+    unanswered = trajectory().model_copy(update={"answer": None, "stop_reason": StopReason.LENGTH})
     verdict = Verdict(answer=None, confidence=0.0, strategy="majority", reason="no_answer")
-    question = Question(id=silent.question_id, question="which?", task="serve", split="serve")
-    group = Group(id=silent.group_id, question=question, trajectories=[silent], policy_version=3)
-    answer = Answer(verdict, group, silent, None)
+    question = Question(id=unanswered.question_id, question="which?", task="serve", split="serve")
+    group = Group(id=unanswered.group_id, question=question, trajectories=[unanswered], policy_version=3)
+    answer = Answer(verdict, group, unanswered, None)
     reply = ChatCompletion.of("m", answer, 0.1).model_dump(mode="json")
     assert reply["choices"][0]["message"]["content"] is None
     assert "length" in reply["choices"][0]["message"]["refusal"]
     assert reply["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_key_is_needed_off_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_required_off_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIXELIS_API_KEY", raising=False)
     assert app.api_key_digest(load(None, ["serve.host=127.0.0.1"])) is None
     assert app.api_key_digest(load(None, ["serve.host=localhost"])) is None
@@ -280,7 +280,7 @@ def test_a_key_is_needed_off_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert app.api_key_digest(load(None, ["serve.host=0.0.0.0"])) == digest("secret") != digest("secret2")
 
 
-def test_a_taken_port_names_the_fix() -> None:
+def test_a_port_in_use_names_the_fix() -> None:
     import socket
 
     with socket.socket() as taken:
@@ -291,7 +291,7 @@ def test_a_taken_port_names_the_fix() -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.lists(st.booleans(), max_size=40))
-def test_admission_never_holds_more_than_it_may(running: int, waiting: int, moves: list[bool]) -> None:
+def test_admission_never_exceeds_its_capacity(running: int, waiting: int, moves: list[bool]) -> None:
     admission = Admission(running, waiting)
     inside: list[Any] = []
     for enter in moves:

@@ -1,4 +1,4 @@
-"""What the tests of the gateway share: waiting for a condition, chat messages, errors in their one shape, candidates."""
+"""Helpers of the gateway tests: waiting for a condition, chat messages, error bodies, published candidates."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "code", "param"}
     assert body["error"]["message"]
-    for inside in ("Traceback", "pixelis/", "ray::", "secret internals", KEY):
-        assert inside not in response.text
+    for internal in ("Traceback", "pixelis/", "ray::", "secret internals", KEY):
+        assert internal not in response.text
     return body["error"]
 
 
 def publish(value: float) -> int:
-    """A candidate in the store behind the deployed service."""
+    """Publish a candidate in the store of the deployed service."""
     tensors = {"layer.A": np.full((2, 3), value, np.float32), "layer.B": np.full((4, 2), value, np.float32)}
     store = ray.get_actor(STORE)
     return ray.get(store.publish.remote(Adapter(tensors, 2, 2, "base"), "evolve", 0, {}, False))

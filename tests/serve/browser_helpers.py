@@ -1,4 +1,4 @@
-"""A headless Chromium before the deployed gateway, and what a person does there."""
+"""Headless Chromium on the deployed gateway's page, and the actions of its user."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from scripted import KEY
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
-PATIENCE_MS = 30_000
-expect.set_options(timeout=PATIENCE_MS)
+TIMEOUT_MS = 30_000
+expect.set_options(timeout=TIMEOUT_MS)
 Opened = Callable[..., Page]
-"""Opens a view of the page in a context of its own: ``opened(view="ask", key=KEY, **options of the context)``."""
+"""Opens a view of the page in a new browser context: ``opened(view="ask", key=KEY, **context_options)``."""
 
 
 @contextmanager
@@ -36,20 +36,20 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def views(browser: Browser, url: str) -> Iterator[Opened]:
-    """Views of the page at ``url``, with the key; what the console said against them fails the test."""
-    complaints: list[str] = []
+    """Open views of the page at ``url`` with the key. Console errors and warnings fail the test."""
+    messages: list[str] = []
     contexts: list[BrowserContext] = []
 
     def opened(view: str = "ask", key: str = KEY, **options: Any) -> Page:
         options = {"viewport": {"width": 1200, "height": 800}, "reduced_motion": "reduce", **options}
         context = browser.new_context(base_url=url, **options)
-        context.set_default_timeout(PATIENCE_MS)
+        context.set_default_timeout(TIMEOUT_MS)
         contexts.append(context)
         page = context.new_page()
         page.clock.install()
         page.add_init_script(f"sessionStorage.setItem('pixelis-key', '{key}')")
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("console", lambda message: messages.append(message.text) if message.type in ("error", "warning") else None)
         page.goto(f"/#/{view}")
         page.wait_for_selector(f"#{view}:not([hidden])")
         return page
@@ -57,8 +57,8 @@ def views(browser: Browser, url: str) -> Iterator[Opened]:
     yield opened
     for context in contexts:
         context.close()
-    known = ("Failed to load resource", "Canvas2D: Multiple readback")  # refusals on purpose, and our own look at the pixels
-    assert [said for said in complaints if not said.startswith(known)] == []
+    expected = ("Failed to load resource", "Canvas2D: Multiple readback")  # intended refusals, and reading pixels in tests
+    assert [message for message in messages if not message.startswith(expected)] == []
 
 
 def picture(width: int = 72, height: int = 48) -> dict[str, Any]:
