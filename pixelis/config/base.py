@@ -10,33 +10,33 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """Base of every part of the configuration: unknown keys and infinite numbers are errors, values are fixed once read."""
+    """Base class of all sections: immutable; unknown keys and infinite numbers are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``top`` over it, section by section."""
+    """``base`` overridden by ``top``, section by section."""
     out = dict(base)
     for key, value in top.items():
         out[key] = merge(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
     return out
 
 
-def fill_in(values: Any, key: str, settings_of: Callable[[str], dict[str, Any]]) -> Any:
-    """The given values over those that the name under ``key`` stands for, so that the printed configuration is the resolved one.
+def apply_preset(values: Any, key: str, settings_of: Callable[[str], dict[str, Any]]) -> Any:
+    """The values over the settings of the preset that ``key`` names, so that the resolved configuration can be printed.
 
-    ``settings_of`` maps a name to its settings. Anything but a name leaves the values as they are.
+    ``settings_of`` maps a name to its settings. Without a name the values are returned unchanged.
     """
     name = values.get(key) if isinstance(values, dict) else None
     if not isinstance(name, str):
         return values
-    given = {k: v.model_dump(exclude_unset=True) if isinstance(v, Section) else v for k, v in values.items()}
-    return merge(settings_of(name), given)
+    explicit = {k: v.model_dump(exclude_unset=True) if isinstance(v, Section) else v for k, v in values.items()}
+    return merge(settings_of(name), explicit)
 
 
 def check_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
-    """Raise ValueError unless ``name`` is known; the message suggests the nearest name, or lists all and ``otherwise``."""
+    """Raise ValueError for an unknown name; the message suggests the nearest one, or lists all and ``otherwise``."""
     if name in (names := list(known)):
         return
     near = difflib.get_close_matches(name, names, n=1)
@@ -45,7 +45,7 @@ def check_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") 
 
 
 def leaf_keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, Any, str]]:
-    """(path, type, default, meaning) of every key below ``kind`` that holds a value; ``prefix`` precedes each path."""
+    """(path, type, default, description) of every leaf key of ``kind``; ``prefix`` is prepended to each path."""
     rows: list[tuple[str, str, Any, str]] = []
     for name, field in kind.model_fields.items():
         annotation = field.annotation
@@ -53,15 +53,15 @@ def leaf_keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, A
             rows += leaf_keys(annotation, f"{prefix}{name}.")
             continue
         if get_origin(annotation) is Literal:
-            shown = "|".join(str(v) for v in get_args(annotation))
+            type_name = "|".join(str(v) for v in get_args(annotation))
         else:
-            shown = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
-        rows.append((f"{prefix}{name}", shown, field.default, field.description or ""))
+            type_name = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+        rows.append((f"{prefix}{name}", type_name, field.default, field.description or ""))
     return rows
 
 
 def accepts_null(kind: type[BaseModel], path: str) -> bool:
-    """True when the key at ``path`` below ``kind`` may be ``null``."""
+    """Whether the key at ``path`` of ``kind`` may be ``null``."""
     name, _, rest = path.partition(".")
     annotation = field.annotation if (field := kind.model_fields.get(name)) else None
     if rest:
@@ -92,7 +92,7 @@ RENAMED = {
     "memory.ivf_probes": "memory.ivf.nprobe",
     "evolution.neighbours.half_life_hours": "evolution.neighbours.decay_hours",
 }
-"""Keys that had another name: not read any more, but suggested."""
+"""Former key -> its current name, suggested in the error for the former one."""
 
 
 SYNONYMS = {
@@ -133,22 +133,22 @@ SYNONYMS = {
     "save_total_limit": "learner.keep",
     "report_to": "telemetry.wandb",
 }
-"""What TRL, verl, EasyR1 and vLLM call a setting: suggested for the last part of an unknown key."""
+"""Name of a setting in TRL, verl, EasyR1 or vLLM -> our key, suggested in the error for an unknown key."""
 
 
 def unknown_keys(root: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The keys of nested ``values`` that ``root`` lacks, each with the nearest key that exists; ``prefix`` precedes each path."""
+    """The unknown keys of nested ``values``, each with a suggestion; ``prefix`` is prepended to each path."""
     unknown = _unknown_paths(root, values, prefix)
     existing = [path for path, *_ in leaf_keys(root, prefix)] if unknown else []
-    out = []
+    messages = []
     for path in unknown:
         last = path.rsplit(".", 1)[-1]
         renamed = [RENAMED[path]] if path in RENAMED else []
         renamed = renamed or [SYNONYMS[last]] if last in SYNONYMS and SYNONYMS[last] in existing else renamed
         near = renamed or difflib.get_close_matches(path, existing, n=1)
         near = near or [p for p in existing if p.rsplit(".", 1)[-1] == last][:1]
-        out.append(f"`{path}`" + (f" (did you mean `{near[0]}`?)" if near else ""))
-    return out
+        messages.append(f"`{path}`" + (f" (did you mean `{near[0]}`?)" if near else ""))
+    return messages
 
 
 def _unknown_paths(kind: type[BaseModel], values: Any, prefix: str) -> list[str]:

@@ -26,7 +26,7 @@ SECTIONS = {
     "evaluate": ("evaluate", "data"),
     "serve": ("serve", "evolution", "memory"),
 }
-"""The sections that `--help` of a job shows; the others are named in one line each."""
+"""Job -> the sections that its `--help` shows in full; the others take one line each."""
 
 
 def from_command_line(
@@ -36,10 +36,10 @@ def from_command_line(
     default: str | None = None,
     check: Callable[[Config], None] | None = None,
 ) -> Config:
-    """Parse a job's command line; exits for ``--help`` and ``--dry-run`` and, with code 2, for a bad configuration.
+    """Parse the command line of a job; exits for ``--help``, ``--dry-run`` and, with code 2, an invalid configuration.
 
-    ``default`` is the configuration file used when none is named. ``check`` inspects the configuration of a dry run after it has
-    been printed; the error it raises becomes a message, with exit code 2 for BadConfig and 1 for others.
+    ``default``: the configuration file to use when none is named. ``check``: called by a dry run after the configuration is
+    printed; an error that it raises is printed, with exit code 2 for BadConfig and 1 for others.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -52,7 +52,7 @@ def from_command_line(
         files = [a for a in args if not a.startswith("-") and "=" not in a]
         if len(files) > 1:
             raise BadConfig(
-                f"{len(files)} configuration files: {' '.join(files)}", fix="give one, and let it `extends:` the other"
+                f"{len(files)} configuration files: {' '.join(files)}", fix="give one file that extends the other with `extends:`"
             )
         config = absolute(load(files[0] if files else default, [a for a in args if "=" in a and not a.startswith("-")]))
     except (BadConfig, MissingFile) as error:
@@ -74,7 +74,7 @@ def _fail(job: str, error: PixelisError, code: int) -> None:
 
 
 def _suggestion(flag: str, args: Sequence[str]) -> str:
-    """The override that a user of flags means: ``--lr 3`` is ``learner.lr=3``."""
+    """The override for an unknown flag: ``--lr 3`` -> ``learner.lr=3``."""
     name, _, value = flag.lstrip("-").replace("-", "_").partition("=")
     paths = [path for path, *_ in leaf_keys(Config)]
     near = (
@@ -106,7 +106,7 @@ def _print_help(doc: str, job: str, args: Sequence[str], default: str | None) ->
 
 
 def section_help(section: str) -> str:
-    """Every key of a section such as ``rft`` or ``rft.advantage``, or one key, with type, default and full meaning."""
+    """The keys of a section such as ``rft`` or ``rft.advantage``, or one key, with type, default and description."""
     rows = [row for row in leaf_keys(Config) if row[0] == section or row[0].startswith(section + ".")]
     if not rows:
         names = sorted({path.rsplit(".", n)[0] for path, *_ in leaf_keys(Config) for n in range(3)})
@@ -117,32 +117,32 @@ def section_help(section: str) -> str:
     return "\n".join(_entry(*row) for row in rows)
 
 
-def _entry(path: str, kind: str, default: object, meaning: str) -> str:
+def _entry(path: str, kind: str, default: object, description: str) -> str:
     width = max(60, min(120, shutil.get_terminal_size((120, 24)).columns))
-    body = textwrap.fill(meaning, width, initial_indent="    ", subsequent_indent="    ")
+    body = textwrap.fill(description, width, initial_indent="    ", subsequent_indent="    ")
     return f"{path}={json.dumps(default, default=str)}  ({kind})\n{body}"
 
 
 def _overview(job: str) -> str:
-    """The job's own sections a line a key, nested and other sections a line each."""
+    """One line for each key of the job's sections, and for each nested or other section."""
     width = max(80, min(140, shutil.get_terminal_size((120, 24)).columns))
-    own, rows, out = SECTIONS.get(job, ()), leaf_keys(Config), []
+    own, rows, lines = SECTIONS.get(job, ()), leaf_keys(Config), []
     for section in own:
-        out.append(f"{section}: {Config.model_fields[section].description}")
+        lines.append(f"{section}: {Config.model_fields[section].description}")
         nested: dict[str, int] = {}
-        for path, _, default, meaning in rows:
+        for path, _, default, description in rows:
             head, *tail = path.split(".")
             if head == section and len(tail) == 1:
                 text = f"  {path}={json.dumps(default, default=str)}"
-                out.append(_cut(text, meaning, width))
+                lines.append(_cut(text, description, width))
             elif head == section:
                 nested[f"{head}.{tail[0]}"] = nested.get(f"{head}.{tail[0]}", 0) + 1
-        out += [_cut(f"  {name}.*", f"{count} keys: --help {name}", width) for name, count in nested.items()] + [""]
-    out.append("Other sections, each explained by --help SECTION:")
+        lines += [_cut(f"  {name}.*", f"{count} keys: --help {name}", width) for name, count in nested.items()] + [""]
+    lines.append("Other sections, each explained by --help SECTION:")
     for name, field in Config.model_fields.items():
         if name not in own:
-            out.append(_cut(f"  {name}", field.description or "", width))
-    return "\n".join(out)
+            lines.append(_cut(f"  {name}", field.description or "", width))
+    return "\n".join(lines)
 
 
 def _cut(left: str, right: str, width: int) -> str:

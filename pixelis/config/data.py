@@ -15,9 +15,13 @@ class DataConfig(Section):
     )
     evaluate: str = Field("cards:?split=test&seed=7", description="held-out questions")
     demonstrations: str = Field("cards:?split=train", description="demonstrations for sft: `cards:` or a JSON-lines file")
-    direct_share: float = Field(0.7, ge=0, le=1, description="share of `cards:` demonstrations that answer without an operation")
-    limit: int = Field(0, ge=0, description="use only the first N questions; 0 is all")
-    shuffle_rows: int = Field(10_000, ge=1, description="questions shuffled at a time; a smaller source is shuffled as a whole")
+    direct_share: float = Field(
+        0.7, ge=0, le=1, description="share of the `cards:` demonstrations that answer without calling an operation"
+    )
+    limit: int = Field(0, ge=0, description="use only the first N questions; 0: all")
+    shuffle_rows: int = Field(
+        10_000, ge=1, description="size of the shuffle buffer in questions; a smaller source is shuffled as a whole"
+    )
     max_bad_rows: float = Field(
-        0, ge=0, description="rows that cannot be used and are skipped: a number, or below 1 a share; more is an error"
+        0, ge=0, description="unusable rows that may be skipped, as a number or, below 1, as a share; more are an error"
     )

@@ -23,25 +23,26 @@ class PixelRangeConfig(Section):
 class DialogueConfig(Section):
     dialect: Literal["qwen", "mini_o3", "pixel_reasoner", "deepeyes", "plain"] = Field(
         "qwen",
-        description="wire format of calls and answers; of toolbox.operations those are offered that it has a form for: qwen all, "
-        "mini_o3 zoom_in, pixel_reasoner zoom_in and select_frames, deepeyes zoom_in and one called rotate, plain none",
+        description="format of calls and answers, which limits the operations that are offered: qwen all of toolbox.operations, "
+        "mini_o3 zoom_in, pixel_reasoner zoom_in and select_frames, deepeyes zoom_in and rotate, plain none",
     )
     system: Literal["auto", "none"] = Field(
-        "auto", description="auto: tool schemas in a system turn, none for the embedded model; none: never"
+        "auto", description="auto: a system turn with the tool schemas, except for the embedded model; none: no system turn"
     )
     coordinates: Literal["auto", "thousand", "pixels"] = Field(
         "auto",
-        description="boxes the model writes: 0..1000 (Qwen3-VL), absolute pixels of the view (Qwen2.5-VL), auto by architecture",
+        description="coordinates that the model writes: 0..1000 (Qwen3-VL), pixels of the view (Qwen2.5-VL), auto: by "
+        "architecture",
     )
     input: PixelRangeConfig = Field(PixelRangeConfig(), description="pixel budget of a question's picture")
     crop: PixelRangeConfig = Field(PixelRangeConfig(), description="pixel budget of an observation's picture")
     frame: PixelRangeConfig = Field(PixelRangeConfig(), description="pixel budget of a frame of a clip")
-    frames: int = Field(8, ge=1, description="frames of a clip that the policy sees at first, evenly spread")
-    max_turns: int = Field(3, ge=1, description="policy turns in training")
-    max_turns_test: int = Field(3, ge=1, description="policy turns in evaluation and serving")
-    max_turn_tokens: int = Field(32, ge=1, description="new tokens in one policy turn")
-    max_context: int = Field(512, ge=16, description="tokens of a whole episode")
-    max_images: int = Field(8, ge=1, description="images in a whole episode")
+    frames: int = Field(8, ge=1, description="evenly spread frames of a clip in the prompt")
+    max_turns: int = Field(3, ge=1, description="maximum number of policy turns in training")
+    max_turns_test: int = Field(3, ge=1, description="maximum number of policy turns in evaluation and serving")
+    max_turn_tokens: int = Field(32, ge=1, description="maximum number of tokens of a policy turn")
+    max_context: int = Field(512, ge=16, description="maximum number of tokens of an episode")
+    max_images: int = Field(8, ge=1, description="maximum number of images of an episode")
 
     @model_validator(mode="after")
     def _one_scale(self) -> DialogueConfig:

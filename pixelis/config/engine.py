@@ -10,8 +10,8 @@ from pixelis.config.base import Section
 
 
 class SamplingConfig(Section):
-    temperature: float = Field(1.0, ge=0, description="0 is greedy")
-    top_p: float = Field(1.0, gt=0, le=1, description="nucleus; 1 keeps all")
+    temperature: float = Field(1.0, ge=0, description="sampling temperature; 0: greedy")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling: cumulative probability of the tokens considered; 1: all")
 
 
 class EngineConfig(Section):
@@ -20,37 +20,43 @@ class EngineConfig(Section):
     cpus: float = Field(0.5, ge=0, description="CPUs that each generator reserves")
     gpus: float = Field(0, ge=0, description="GPUs that each generator reserves")
     threads: int = Field(1, ge=1, description="CPU threads of each generator")
-    max_num_seqs: int = Field(256, ge=1, description="episodes decoded together")
-    timeout_s: float = Field(600.0, gt=0, description="vllm: seconds one turn of an episode, or one load of a version, may take")
+    max_num_seqs: int = Field(256, ge=1, description="maximum number of episodes decoded together")
+    timeout_s: float = Field(
+        600.0, gt=0, description="vllm: timeout in seconds of one turn of an episode and of loading a version"
+    )
     rollout_timeout_s: float | None = Field(
         None,
         gt=0,
-        description="seconds a group of episodes may take, retries on other generators included; unset: from dialogue.max_turns, "
-        "max_turn_tokens and toolbox.timeout_s, and how many episodes share the generators",
+        description="timeout in seconds of a group of episodes with its retries; unset: derived from dialogue.max_turns, "
+        "dialogue.max_turn_tokens, toolbox.timeout_s and the number of episodes for each generator",
     )
     load_timeout_s: float | None = Field(
         None,
         gt=0,
-        description="seconds a generator may take to load a version, the episodes that it finishes before included; then it gets "
-        "no work until it has loaded it; unset: a minute more than a group may take",
+        description="timeout in seconds of loading a version, including the episodes that a generator finishes first; after that "
+        "it gets no work until the version is loaded; unset: rollout_timeout_s plus 60",
     )
-    retry_pause_s: float = Field(1.0, gt=0, description="seconds between attempts to bring back a generator that failed")
-    suspect_s: float = Field(10.0, gt=0, description="serving: seconds in which a generator that failed is chosen last")
-    health_timeout_s: float = Field(2.0, gt=0, description="seconds a generator has to say how it is")
+    retry_pause_s: float = Field(1.0, gt=0, description="seconds between attempts to restart a failed generator")
+    suspect_s: float = Field(
+        10.0,
+        gt=0,
+        description="serving: seconds during which a generator that failed gets requests only when no other is available",
+    )
+    health_timeout_s: float = Field(2.0, gt=0, description="timeout in seconds of a generator's health check")
     on_update: Literal["drain", "keep"] = Field(
         "drain",
-        description="new weights wait for the episodes that run (drain), or the episodes are held, the weights change and they "
-        "go on (keep: no waiting for the longest episode when rft.max_off_policy_steps is above 0)",
+        description="drain: finish the running episodes before loading new weights; keep: pause them, load the weights and "
+        "continue, which avoids waiting for the longest episode when rft.max_off_policy_steps is above 0",
     )
     tensor_parallel: int = Field(1, ge=1, description="vllm: GPUs that share one model")
-    gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="vllm: share of a GPU's memory for weights, keys and values"
-    )
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="vllm: share of the GPU memory for weights and KV cache")
     kv_cache_bytes: int | None = Field(
-        None, ge=1, description="vllm: memory for keys and values; none: what gpu_memory_utilization leaves (on CPU 1 GiB)"
+        None, ge=1, description="vllm: size of the KV cache; unset: what gpu_memory_utilization leaves (on CPUs 1 GiB)"
     )
-    enforce_eager: bool = Field(False, description="vllm: no CUDA graphs (slower, starts sooner)")
+    enforce_eager: bool = Field(False, description="vllm: no CUDA graphs (slower, but starts faster)")
     adapters: Literal["swap", "merge"] = Field(
-        "swap", description="vllm: apply LoRA adapters beside the weights, or merge them into the weights at each load"
+        "swap", description="vllm: swap: apply the LoRA adapter separately; merge: merge it into the weights at each load"
     )
-    max_loras: int = Field(2, ge=1, description="vllm: LoRA adapters held at once (the new one is read beside the old)")
+    max_loras: int = Field(
+        2, ge=1, description="vllm: maximum number of loaded LoRA adapters (the new one is loaded while the old one is in use)"
+    )

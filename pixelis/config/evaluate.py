@@ -9,7 +9,7 @@ from pixelis.config.engine import SamplingConfig
 
 
 class EvaluateConfig(Section):
-    questions: int = Field(500, ge=1, description="held-out questions")
-    sampling: SamplingConfig = Field(SamplingConfig(temperature=0.0), description="how answers are drawn")
-    operations: bool = Field(True, description="false: the direct arm, answers without any operation")
-    trajectories: int = Field(12, ge=0, description="episodes kept with pictures in the report")
+    questions: int = Field(500, ge=1, description="number of held-out questions")
+    sampling: SamplingConfig = Field(SamplingConfig(temperature=0.0), description="sampling of the answers")
+    operations: bool = Field(True, description="offer the pixel operations; false: direct answers")
+    trajectories: int = Field(12, ge=0, description="episodes shown with pictures in the report")

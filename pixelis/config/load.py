@@ -1,4 +1,4 @@
-"""Loads a configuration: YAML files with what they extend, and ``key=value`` overrides."""
+"""Loads a configuration from YAML files, the files that they extend, and ``key=value`` overrides."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pixelis.config.base import accepts_null, leaf_keys, merge, unknown_keys
 from pixelis.config.root import RECIPES, Config, shipped
 from pixelis.errors import BadConfig, MissingFile
 
-KEPT_BELOW_PRESET = ("own", "own_timeout_s", "own_workers", "scorer", "math", "judge", "workers", "cpus")
-"""Keys of `rewards` that say how to score. A preset named above them replaces all others: weights and shapes."""
+SCORING_KEYS = ("own", "own_timeout_s", "own_workers", "scorer", "math", "judge", "workers", "cpus")
+"""Keys of `rewards` about scoring itself, which a preset of a later file does not replace."""
 ALTERNATIVES = {"sft.steps": "sft.epochs", "rft.steps": "rft.epochs"}
-"""Two ways to say one thing. The command line's replaces the file's; both on the command line contradict each other."""
+"""Alternative keys: one on the command line replaces the other in the file; both on the command line are an error."""
 
 
 def load(path: str | Path | None = None, overrides: list[str] | None = None) -> Config:
-    """Read a YAML file (with its ``extends`` chain) and apply ``a.b=value`` overrides; ``a.b=null`` restores a key's default.
+    """Read a YAML file with its ``extends`` chain and apply ``a.b=value`` overrides; ``a.b=null`` restores a default.
 
-    A path that does not exist may name a recipe of the package: ``configs/nano/rft.yaml`` or ``nano/rft``.
-    Raises BadConfig naming the key's path for unknown keys, wrong types and contradictions; MissingFile for no file.
+    A path that does not exist may name a packaged recipe: ``configs/nano/rft.yaml`` or ``nano/rft``. Raises BadConfig with the
+    path of the key for unknown keys, wrong types and contradictions; MissingFile for a missing file.
     """
     values = _read(find(path), seen=()) if path else {}
-    # A preset replaces the file's rewards; overrides beside it refine it, in whatever order they stand.
+    # A preset replaces the rewards of the file, so it comes before the other overrides, which refine it.
     pairs = [_split(override) for override in overrides or []]
     pairs.sort(key=lambda pair: pair[0] != "rewards.preset")
-    named = {key for key, _ in pairs}
+    keys = {key for key, _ in pairs}
     for steps, epochs in ALTERNATIVES.items():
-        if {steps, epochs} <= named:
+        if {steps, epochs} <= keys:
             raise BadConfig(f"{steps} and {epochs} contradict each other", fix="give one of the two")
-        if steps in named:
+        if steps in keys:
             section, key = epochs.split(".")
             (values.get(section) or {}).pop(key, None)
     for key, text in pairs:
@@ -42,7 +42,7 @@ def load(path: str | Path | None = None, overrides: list[str] | None = None) -> 
 
 
 def find(path: str | Path) -> Path:
-    """The configuration file at ``path``, else the recipe of that name; MissingFile with the nearest name when there is none."""
+    """The configuration file at ``path``, else the recipe of that name. Raises MissingFile with the nearest name."""
     path = Path(path).expanduser()
     if path.is_file():
         return path
@@ -57,7 +57,7 @@ def find(path: str | Path) -> Path:
 
 
 def parse(values: dict[str, Any]) -> Config:
-    """Validate plain values into a Config; BadConfig as described in ``load``."""
+    """Validate plain values. Raises BadConfig as ``load`` does."""
     unknown = unknown_keys(Config, values)
     if unknown:
         raise BadConfig("unknown configuration key " + "; ".join(unknown), fix="`--help --all` lists every key")
@@ -82,7 +82,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path.name} is not YAML: {error}") from None
     if not isinstance(values, dict):
-        raise BadConfig(f"{path.name} holds {type(values).__name__}, not sections")
+        raise BadConfig(f"{path.name} is a {type(values).__name__}, not a mapping of sections")
     parents = values.pop("extends", None) or []
     below: dict[str, Any] = {}
     for parent in [parents] if isinstance(parents, str) else parents:
@@ -94,7 +94,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _stack(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """``above`` over ``below``; a rewards preset named above replaces the rewards below it."""
+    """``below`` overridden by ``above``; a rewards preset in ``above`` replaces the rewards of ``below``."""
     rewards = above.get("rewards")
     if isinstance(rewards, dict) and rewards.get("preset") and isinstance(below.get("rewards"), dict):
         below = {**below, "rewards": _below_preset(below["rewards"])}
@@ -102,7 +102,7 @@ def _stack(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _below_preset(rewards: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in rewards.items() if key in KEPT_BELOW_PRESET}
+    return {key: value for key, value in rewards.items() if key in SCORING_KEYS}
 
 
 def _split(override: str) -> tuple[str, str]:

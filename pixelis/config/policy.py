@@ -11,23 +11,28 @@ from pixelis.config.base import Section
 
 class LoraConfig(Section):
     rank: int = Field(16, ge=1, description="rank of the adapters")
-    alpha: int = Field(32, ge=1, description="scale numerator: the update is alpha / rank * B A")
+    alpha: int = Field(32, ge=1, description="scale of the adapters: the update is alpha / rank * B A")
     ranks: str | None = Field(
-        None, description="file of jobs.ranks with a rank for each layer, instead of `rank`; its alpha is alpha / rank times that"
+        None,
+        description="file of the job `ranks` with a rank for each layer, instead of `rank`; alpha is scaled to keep alpha / rank",
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapter's input")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the input of the adapters")
     targets: list[str] = Field(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        description="names of the linear layers that get an adapter (language model only)",
+        description="names of the linear layers with adapters (language model only)",
     )
 
 
 class PolicyConfig(Section):
-    model: str = Field("nano", description="`nano`, or a folder with a Hugging Face Qwen2.5-VL or Qwen3-VL model")
-    adapter: str | None = Field(None, description="checkpoint folder to start from: its adapter, with policy.full its model")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on GPUs that have it, else float32")
+    model: str = Field(
+        "nano", description="`nano` (the embedded model), or a folder with a Hugging Face Qwen2.5-VL or Qwen3-VL model"
+    )
+    adapter: str | None = Field(None, description="checkpoint folder to start from: its adapter, or with policy.full its model")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="precision; auto: bfloat16 on GPUs that support it, else float32"
+    )
     attention: Literal["auto", "sdpa", "flash_attention_2"] = Field(
-        "auto", description="auto: flash-attn when installed on a GPU, else sdpa"
+        "auto", description="attention kernel; auto: flash-attn if it is installed and there is a GPU, else sdpa"
     )
     full: bool = Field(False, description="train all parameters instead of adapters")
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")

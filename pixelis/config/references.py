@@ -1,4 +1,4 @@
-"""References to a user's own Python objects, written ``package.module:Name``: algorithms, their functions, operations."""
+"""References to user-defined Python objects of the form ``package.module:Name``: algorithms, functions, operations."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pixelis.errors import BadConfig
 
 
 def is_reference(text: str) -> bool:
-    """Whether ``text`` is written ``package.module:Name``."""
+    """Whether ``text`` has the form ``package.module:Name``."""
     module, colon, name = text.partition(":")
     return bool(colon) and all(part.isidentifier() for part in [*module.split("."), name])
 
 
 def load_reference(reference: str, key: str) -> Any:
-    """Import the object that ``reference`` names.
+    """Import the object of a reference.
 
-    Raises BadConfig naming the configuration ``key`` when the text is no reference, its module cannot be imported, or the module
-    has no such attribute.
+    Raises BadConfig with the configuration ``key`` when the text is not a reference, the module cannot be imported, or it has no
+    such attribute.
     """
     fix = "write package.module:Name, with the package installed or on PYTHONPATH of every node"
     if not is_reference(reference):
-        raise BadConfig(f"{key}: `{reference}` is not written package.module:Name", fix=fix)
+        raise BadConfig(f"{key}: `{reference}` is not of the form package.module:Name", fix=fix)
     path, _, name = reference.partition(":")
     try:
         module = importlib.import_module(path)

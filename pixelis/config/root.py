@@ -52,14 +52,14 @@ PATHS = (
     ("toolbox", "segmenter"),
 )
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-"""The recipes that ship with the package: `configs/` of a checkout."""
+"""Folder of the packaged recipes: `configs/` in a checkout."""
 TOKENS_PER_S = 10.0
-"""What one episode is written at in the worst case, for timeouts."""
+"""Slowest expected generation speed of one episode, for timeouts."""
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class Config(Section):
-    """The whole configuration of any job."""
+    """The configuration of all jobs."""
 
     run: RunConfig = Field(RunConfig(), description="name, folder, seed and resumption of the run")
     policy: PolicyConfig = Field(PolicyConfig(), description="model, adapters, precision")
@@ -68,13 +68,13 @@ class Config(Section):
     toolbox: ToolboxConfig = Field(ToolboxConfig(), description="pixel operations and their limits")
     data: DataConfig = Field(DataConfig(), description="questions and demonstrations to read")
     learner: LearnerConfig = Field(LearnerConfig(), description="optimizer, batching, resources, checkpoints")
-    synthesis: SynthesisConfig = Field(SynthesisConfig(), description="demonstrations made from annotated media")
+    synthesis: SynthesisConfig = Field(SynthesisConfig(), description="creation of demonstrations from annotated media")
     refinement: RefinementConfig = Field(
         RefinementConfig(), description="quality, duplicates, filters, gates and recipes of data sets"
     )
     sft: SftConfig = Field(SftConfig(), description="supervised fine-tuning: length, weights, validation, curriculum")
-    ranks: RanksConfig = Field(RanksConfig(), description="LoRA ranks from a full fine-tune")
-    rft: RftConfig = Field(RftConfig(), description="reinforcement: algorithm, rollouts, advantages, loss")
+    ranks: RanksConfig = Field(RanksConfig(), description="LoRA ranks from the changes of a full fine-tune")
+    rft: RftConfig = Field(RftConfig(), description="reinforcement fine-tuning: algorithm, rollouts, advantages, loss")
     rewards: RewardsConfig = Field(RewardsConfig(), description="reward terms, weights, scorers, judge, curriculum")
     ttrl: TtrlConfig = Field(TtrlConfig(), description="test-time adaptation without labels")
     evaluate: EvaluateConfig = Field(EvaluateConfig(), description="evaluation: questions, sampling, saved episodes")
@@ -89,7 +89,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _constant_length(self) -> Config:
-        """The length that Dr. GRPO divides by depends on the dialogue; resolved here, so that a dry run prints it."""
+        """Resolve the constant length of Dr. GRPO, which depends on the dialogue, so that a dry run prints it."""
         loss = self.rft.loss
         if loss.aggregate == "constant" and not loss.constant_tokens:
             length = self.dialogue.max_turns * self.dialogue.max_turn_tokens
@@ -107,7 +107,7 @@ class Config(Section):
         if self.learner.row_tokens < d.max_context:
             problems.append(
                 f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: "
-                "an episode must fit a row"
+                "an episode must fit into a row"
             )
         if self.rft.prompts_per_step % self.learner.workers:
             problems.append(
@@ -116,21 +116,21 @@ class Config(Section):
         if self.sft.batch % self.learner.workers:
             problems.append(f"sft.batch {self.sft.batch} is not divisible by learner.workers {self.learner.workers}")
         if self.rft.replay.capacity and self.rft.loss.kl > 0 and self.rft.loss.kl_in == "reward":
-            problems.append("rft.replay keeps advantages, but rft.loss.kl_in=reward makes them anew from the present weights")
+            problems.append("rft.replay stores advantages, but with rft.loss.kl_in=reward they depend on the current weights")
         if self.rft.advantage.min_group > self.rft.group_size:
             problems.append(
                 f"rft.advantage.min_group {self.rft.advantage.min_group} is above rft.group_size {self.rft.group_size}"
             )
         if self.rft.advantage.baseline == "pass_at_k" and self.rft.advantage.k >= self.rft.group_size:
             problems.append(f"rft.advantage.k {self.rft.advantage.k} is not below rft.group_size {self.rft.group_size}")
-        sampled = {
+        temperatures = {
             "rft": self.rft.sampling.temperature,
             "evaluate": self.evaluate.sampling.temperature,
             "serve": self.serve.sampling.temperature,
         }
-        for name, temperature in sampled.items():
+        for name, temperature in temperatures.items():
             if self.engine.name == "vllm" and not (temperature == 0 or 0.01 <= temperature <= 2):
-                problems.append(f"{name}.sampling.temperature {temperature}: vLLM takes 0, or 0.01 to 2")
+                problems.append(f"{name}.sampling.temperature {temperature}: vLLM supports 0 and 0.01 to 2")
         uniform = not self.policy.full and not self.policy.lora.ranks
         if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
@@ -142,7 +142,7 @@ class Config(Section):
 
     @property
     def rollout_timeout_s(self) -> float:
-        """Seconds a group may take: an episode at TOKENS_PER_S, for each wave that the generators run and one more."""
+        """Timeout of a group: the time of an episode at TOKENS_PER_S, for each wave of episodes plus one."""
         if self.engine.rollout_timeout_s is not None:
             return self.engine.rollout_timeout_s
         d, r = self.dialogue, self.rft
@@ -154,31 +154,31 @@ class Config(Section):
 
     @property
     def load_timeout_s(self) -> float:
-        """Seconds a generator may take to load a version; when it drains, the longest episode comes first."""
+        """Timeout of loading a version, which may have to wait for the longest episode."""
         return self.engine.load_timeout_s or self.rollout_timeout_s + 60.0
 
     def to_yaml(self) -> str:
-        """The resolved configuration as YAML; loading it gives an equal Config."""
+        """The resolved configuration as YAML, which loads to an equal Config."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=120)
 
     @property
     def sha256(self) -> str:
-        """Hash of the resolved configuration, checked by every actor at start."""
+        """Hash of the resolved configuration, checked by every actor at its start."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
 def shipped(name: str, suffix: str = "") -> Path | None:
-    """The file of the package that ``name`` means, ``configs/nano/rft.yaml`` or ``nano/rft``; None when there is none."""
+    """The packaged file of a name such as ``configs/nano/rft.yaml`` or ``nano/rft``; None for unknown names."""
     path = RECIPES / name.removeprefix("configs/")
     inside = path.resolve().is_relative_to(RECIPES.resolve())
     return next((file for file in (path, Path(f"{path}{suffix}")) if inside and file.is_file()), None)
 
 
 def absolute(config: Config) -> Config:
-    """The configuration with every path made absolute: workers run in other folders, and on other machines, than the driver.
+    """The configuration with absolute paths, since workers run in other folders than the driver.
 
-    Names stay: `nano`, `grabcut`, `cards:` and `packaged:` sources, `scheme://` addresses; of `NAME:ROOT` the root is a path.
-    ``configs/...`` that is not in this folder is the package's file.
+    `nano`, `grabcut`, `cards:` and `packaged:` sources and `scheme://` addresses stay unchanged; in `NAME:ROOT` the root is a
+    path. A missing ``configs/...`` file falls back to the packaged one.
     """
     values = config.model_dump()
     for *sections, key in PATHS:

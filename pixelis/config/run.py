@@ -9,6 +9,6 @@ from pixelis.config.base import Section
 
 class RunConfig(Section):
     name: str = Field("run", description="name of this run in logs and reports")
-    dir: str = Field("runs/run", description="folder of checkpoints, events and reports; re-running with it resumes")
+    dir: str = Field("runs/run", description="folder of checkpoints, events and reports; running again with it resumes")
     seed: int = Field(42, description="seed of data order, sampling and initialisation")
     resume: bool = Field(True, description="continue from the last complete checkpoint in run.dir")

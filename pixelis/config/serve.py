@@ -9,31 +9,29 @@ from pixelis.config.engine import SamplingConfig
 
 
 class ServeConfig(Section):
-    host: str = Field("127.0.0.1", description="address to bind; anything but loopback needs an API key")
+    host: str = Field("127.0.0.1", description="address to bind to; any address but loopback requires an API key")
     port: int = Field(8000, ge=1, le=65535, description="port of the HTTP gateway")
-    api_key_env: str = Field("PIXELIS_API_KEY", description="environment variable that holds the API key")
-    samples: int = Field(8, ge=1, description="k: samples of a request that vote")
-    sampling: SamplingConfig = Field(SamplingConfig(temperature=1.0), description="how the votes are drawn")
-    max_body_bytes: int = Field(16_000_000, ge=1024, description="largest request body")
-    max_question_chars: int = Field(4000, ge=1, description="longest question")
+    api_key_env: str = Field("PIXELIS_API_KEY", description="environment variable with the API key")
+    samples: int = Field(8, ge=1, description="k: samples per request that vote")
+    sampling: SamplingConfig = Field(SamplingConfig(temperature=1.0), description="sampling of the votes")
+    max_body_bytes: int = Field(16_000_000, ge=1024, description="maximum size of a request body")
+    max_question_chars: int = Field(4000, ge=1, description="maximum length of a question")
     max_queue: int | None = Field(
-        None, ge=1, description="requests waiting in a replica before it answers 429; unset: as many as run"
+        None, ge=1, description="waiting requests per replica above which it answers 429; unset: as many as are running"
     )
-    timeout_s: float = Field(60.0, gt=0, description="seconds a request may take; then its rollouts are cancelled")
-    replicas: int = Field(1, ge=1, description="gateway replicas at least")
+    timeout_s: float = Field(60.0, gt=0, description="timeout in seconds of a request, after which its rollouts are cancelled")
+    replicas: int = Field(1, ge=1, description="minimum number of gateway replicas")
     max_replicas: int | None = Field(
-        None, ge=1, description="gateway replicas at most: Serve scales by the load; none: always `replicas`"
+        None, ge=1, description="maximum number of gateway replicas, scaled by load; unset: always `replicas`"
     )
-    per_minute: int = Field(0, ge=0, description="requests of one client in a minute, in each replica; 0 is no limit")
-    per_hour: int = Field(0, ge=0, description="requests of one client in an hour, in each replica; 0 is no limit")
+    per_minute: int = Field(0, ge=0, description="requests per client, minute and replica; 0: no limit")
+    per_hour: int = Field(0, ge=0, description="requests per client, hour and replica; 0: no limit")
     proxies: int = Field(
-        0, ge=0, description="reverse proxies in front; that many last entries of X-Forwarded-For are believed for rate limits"
+        0, ge=0, description="number of reverse proxies: rate limits trust that many last entries of X-Forwarded-For"
     )
-    cache: int = Field(
-        1000, ge=0, description="replies kept by each replica for requests that repeat (seeded or greedy); 0 is none"
-    )
-    cache_ttl_s: float = Field(3600.0, gt=0, description="seconds a kept reply may be given again")
-    read_only: bool = Field(False, description="answer only: no memory, no update, no feedback, no review, nothing written")
+    cache: int = Field(1000, ge=0, description="cached replies per replica for repeated requests (seeded or greedy); 0: none")
+    cache_ttl_s: float = Field(3600.0, gt=0, description="seconds that a cached reply is valid")
+    read_only: bool = Field(False, description="only answer: no memory, updates, feedback or review, and nothing is written")
     page: bool = Field(True, description="serve the web page at /")
 
     @model_validator(mode="after")

@@ -13,36 +13,36 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PartWeightsConfig(Section):
-    """What a token counts in the loss, by the part of a turn it belongs to; 0 leaves the part out."""
+    """Weight of a token in the loss by the part of its turn; 0 excludes the part."""
 
     think: float = Field(1.0, ge=0, description="tokens of thoughts")
-    call: float = Field(1.0, ge=0, description="tokens that call an operation, its name included")
-    arguments: float = Field(1.0, ge=0, description="tokens of an operation's arguments")
+    call: float = Field(1.0, ge=0, description="tokens of calls, including the name of the operation")
+    arguments: float = Field(1.0, ge=0, description="tokens of the arguments of calls")
     answer: float = Field(1.0, ge=0, description="tokens of answers")
 
     @property
     def equal(self) -> bool:
-        """Whether every token counts the same: 1."""
+        """Whether all weights are 1."""
         return self.think == self.call == self.arguments == self.answer == 1
 
     @model_validator(mode="after")
-    def _something(self) -> PartWeightsConfig:
+    def _positive(self) -> PartWeightsConfig:
         if not (self.think or self.call or self.arguments or self.answer):
-            raise ValueError("all are 0: nothing would be learnt")
+            raise ValueError("all weights are 0")
         return self
 
 
 class StageConfig(Section):
-    """Shares of simple, medium and hard demonstrations in a batch, and what ends the stage early."""
+    """Shares of simple, medium and hard demonstrations in a batch, and the conditions that end the stage early."""
 
     name: str
-    mixture: tuple[Share, Share, Share] = Field(description="simple, medium, hard; their sum is 1")
-    max_steps: int = Field(0, ge=0, description="steps after which the next stage begins anyway; 0 is no limit")
-    accuracy: float | None = Field(0.7, description="with `loss`: held-out accuracy that ends the stage at once")
-    loss: float | None = Field(2.0, description="with `accuracy`: largest held-out loss at which it does")
+    mixture: tuple[Share, Share, Share] = Field(description="shares of simple, medium and hard demonstrations; they sum to 1")
+    max_steps: int = Field(0, ge=0, description="maximum number of steps of the stage; 0: no limit")
+    accuracy: float | None = Field(0.7, description="together with `loss`: held-out accuracy that ends the stage immediately")
+    loss: float | None = Field(2.0, description="together with `accuracy`: maximum held-out loss that ends the stage immediately")
 
     @model_validator(mode="after")
-    def _whole(self) -> StageConfig:
+    def _sums_to_one(self) -> StageConfig:
         if not math.isclose(sum(self.mixture), 1, abs_tol=1e-6):
             raise ValueError(f"the mixture of stage {self.name} sums to {sum(self.mixture):g}, not 1")
         return self
@@ -58,42 +58,44 @@ STAGES = (
 
 
 class SftCurriculumConfig(Section):
-    """When the next stage begins and when it is taken back. An evaluation is one of ``sft.evaluate_every``."""
+    """Conditions for the next stage and for a roll-back. Evaluations are those of ``sft.evaluate_every``."""
 
-    enabled: bool = Field(False, description="draw batches by stages; false: as the demonstrations come")
-    stages: list[StageConfig] = Field(list(STAGES), min_length=1, description="the stages in order")
-    interval: int = Field(500, ge=1, description="steps between two looks at whether to go on; grows with each roll-back")
-    window: int = Field(3, ge=1, description="evaluations whose mean performance is looked at")
-    threshold: float = Field(0.6, description="mean performance that is good enough to go on")
-    patience: int = Field(2, ge=1, description="looks in a row that must find it good enough")
-    cooldown: int = Field(3, ge=0, description="evaluations after a new stage before the next look")
-    drop: float = Field(0.05, ge=0, description="loss of performance by a new stage that takes it back")
-    wait: int = Field(1000, ge=0, description="steps after a roll-back without a look")
-    backoff: float = Field(2.0, ge=1, description="factor on the interval with each roll-back")
+    enabled: bool = Field(False, description="train in stages of increasing difficulty; false: use all levels from the start")
+    stages: list[StageConfig] = Field(list(STAGES), min_length=1, description="stages in order")
+    interval: int = Field(500, ge=1, description="steps between checks for the next stage; grows with each roll-back")
+    window: int = Field(3, ge=1, description="number of evaluations in the mean performance")
+    threshold: float = Field(0.6, description="minimum mean performance for the next stage")
+    patience: int = Field(2, ge=1, description="consecutive successful checks before the next stage starts")
+    cooldown: int = Field(3, ge=0, description="evaluations after the start of a stage before the next check")
+    drop: float = Field(0.05, ge=0, description="drop of performance in a new stage that causes a roll-back")
+    wait: int = Field(1000, ge=0, description="steps without a check after a roll-back")
+    backoff: float = Field(2.0, ge=1, description="factor by which each roll-back extends the interval")
 
 
 class SftConfig(Section):
     steps: int = Field(150, ge=1, description="optimizer steps")
-    epochs: float = Field(0.0, ge=0, description="passes through the demonstrations instead of `steps`; 0: `steps` counts")
-    batch: int = Field(16, ge=1, description="demonstrations in a step")
-    share: float = Field(1.0, gt=0, le=1, description="part of the demonstrations to learn from; a smaller one lies in a larger")
+    epochs: float = Field(0.0, ge=0, description="epochs over the demonstrations, instead of `steps`; 0: use `steps`")
+    batch: int = Field(16, ge=1, description="demonstrations per step")
+    share: float = Field(
+        1.0, gt=0, le=1, description="share of the demonstrations to train on; a smaller share is a subset of a larger one"
+    )
     kinds: list[Literal["golden", "self_correction"]] = Field(
         ["golden", "self_correction"],
         min_length=1,
-        description="kinds that are learnt, right ones; others are left out and counted",
+        description="kinds of demonstrations to train on; others are left out and counted",
     )
     weights: PartWeightsConfig = PartWeightsConfig()
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="part of the target spread over the whole vocabulary")
-    validation: str = Field("cards:?split=validation", description="held-out demonstrations, for the loss")
-    validation_size: int = Field(64, ge=1, description="how many of them")
-    evaluate_every: int = Field(0, ge=0, description="steps between evaluations; 0 is none")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target probability spread over the vocabulary")
+    validation: str = Field("cards:?split=validation", description="held-out demonstrations for the validation loss")
+    validation_size: int = Field(64, ge=1, description="number of held-out demonstrations")
+    evaluate_every: int = Field(0, ge=0, description="steps between evaluations; 0: none")
     evaluate_episodes: int = Field(
-        0, ge=0, description="questions of data.evaluate answered in each, operations executed; 0 is none"
+        0, ge=0, description="questions of data.evaluate answered with full episodes in each evaluation; 0: none"
     )
     curriculum: SftCurriculumConfig = SftCurriculumConfig()
 
     @model_validator(mode="after")
-    def _measured(self) -> SftConfig:
+    def _evaluated(self) -> SftConfig:
         if self.curriculum.enabled and not self.evaluate_every:
-            raise ValueError("curriculum.enabled needs evaluations to go by: set evaluate_every")
+            raise ValueError("curriculum.enabled needs evaluations: set evaluate_every")
         return self

@@ -1,4 +1,4 @@
-"""Configuration of synthesis: sources, tasks with target counts, proportions, mistakes, and language models that help."""
+"""Configuration of synthesis: sources, tasks with target counts, proportions, mistakes, and language models."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pixelis.config.base import Section
 
 class DatasourceConfig(Section):
     path: str = Field(description="questions with annotations: `packaged:NAME?split=train`, `coco:/data/coco?split=...`, a file")
-    rows: int = Field(0, ge=0, description="use only the first N rows; 0 is all")
+    rows: int = Field(0, ge=0, description="use only the first N rows; 0: all")
 
 
 class SynthesisTaskConfig(Section):
-    enabled: bool = Field(True, description="false: leave this task out")
-    target_sample_count: int = Field(100, ge=1, description="samples to make, mistakes and self-corrections among them")
+    enabled: bool = Field(True, description="false: skip this task")
+    target_sample_count: int = Field(100, ge=1, description="number of samples, including traps and self-corrections")
     source_datasets: dict[str, float] = Field(
-        description="weight of each datasource; a list of names weighs each 1", min_length=1
+        description="weight of each datasource; a list of names gives each the weight 1", min_length=1
     )
 
     @model_validator(mode="before")
@@ -32,20 +32,20 @@ class SynthesisTaskConfig(Section):
     @model_validator(mode="after")
     def _positive(self) -> SynthesisTaskConfig:
         if any(weight <= 0 for weight in self.source_datasets.values()):
-            raise ValueError("weights of source_datasets are above 0")
+            raise ValueError("the weights of source_datasets must be above 0")
         return self
 
 
 class ProportionsConfig(Section):
-    golden: float = Field(0.6, ge=0, description="share of right samples")
-    trap: float = Field(0.2, ge=0, description="share of samples that are wrong on purpose")
-    self_correction: float = Field(0.2, ge=0, description="share of samples that go wrong at first and notice")
+    golden: float = Field(0.6, ge=0, description="share of correct samples")
+    trap: float = Field(0.2, ge=0, description="share of deliberately wrong samples")
+    self_correction: float = Field(0.2, ge=0, description="share of samples that make a mistake and correct it")
 
 
 class TrapSplitConfig(Section):
-    outcome_negative: float = Field(0.5, ge=0, description="share of traps of which only the answer is wrong")
-    trap_perceptual: float = Field(0.25, ge=0, description="share of traps that look at a near miss")
-    trap_logical: float = Field(0.25, ge=0, description="share of traps whose last inference is invalid")
+    outcome_negative: float = Field(0.5, ge=0, description="share of traps in which only the answer is wrong")
+    trap_perceptual: float = Field(0.25, ge=0, description="share of traps that look at a similar but wrong place")
+    trap_logical: float = Field(0.25, ge=0, description="share of traps with an invalid last inference")
 
 
 class SampleWeightsConfig(Section):
@@ -54,64 +54,72 @@ class SampleWeightsConfig(Section):
 
 
 class ChatConfig(Section):
-    url: str | None = Field(None, description="base of an OpenAI-compatible API, e.g. http://models:8000/v1; empty: none")
-    model: str = Field("", description="model that is asked")
-    api_key_env: str = Field(
-        "PIXELIS_SYNTHESIS_API_KEY", description="environment variable that holds the key; empty: no key is sent"
+    url: str | None = Field(
+        None, description="base URL of an OpenAI-compatible API, e.g. http://models:8000/v1; unset: no model is used"
     )
-    temperature: float = Field(0.7, ge=0, le=2, description="sampling temperature of the first try")
-    max_tokens: int = Field(1024, ge=1, description="longest reply in tokens")
-    calls_per_minute: float = Field(60.0, gt=0, description="requests a minute of each worker")
-    tries: int = Field(3, ge=1, description="requests for a reply that can be used")
-    timeout_s: float = Field(30.0, gt=0, description="seconds a request may take")
-    budget_s: float = Field(120.0, gt=0, description="seconds that all tries for a reply may take")
-    cache: bool = Field(True, description="keep replies in run.dir, by the hash of what was asked")
+    model: str = Field("", description="name of the model")
+    api_key_env: str = Field(
+        "PIXELIS_SYNTHESIS_API_KEY", description="environment variable with the API key; empty: no key is sent"
+    )
+    temperature: float = Field(0.7, ge=0, le=2, description="sampling temperature of the first request")
+    max_tokens: int = Field(1024, ge=1, description="maximum number of tokens of a reply")
+    calls_per_minute: float = Field(60.0, gt=0, description="requests per minute and worker")
+    tries: int = Field(3, ge=1, description="maximum number of requests for a usable reply")
+    timeout_s: float = Field(30.0, gt=0, description="timeout in seconds of a request")
+    budget_s: float = Field(120.0, gt=0, description="timeout in seconds of all requests for a reply")
+    cache: bool = Field(True, description="cache replies in run.dir by the hash of the request")
 
 
 class WriterConfig(ChatConfig):
     on_reject: Literal["template", "drop"] = Field(
         "template",
-        description="thoughts that fail their checks in all tries: keep the template's, or drop the sample",
+        description="thoughts that fail their checks in all tries: use those of the template, or drop the sample",
     )
-    min_chars: int = Field(8, ge=1, description="shortest thought")
-    max_chars: int = Field(600, ge=1, description="longest thought")
-    similarity: float = Field(0.8, ge=0, le=1, description="largest likeness of the last thought and the answer")
+    min_chars: int = Field(8, ge=1, description="minimum length of a thought in characters")
+    max_chars: int = Field(600, ge=1, description="maximum length of a thought in characters")
+    similarity: float = Field(0.8, ge=0, le=1, description="maximum similarity of the last thought and the answer")
 
 
 class ImitationConfig(ChatConfig):
     plays: Literal["turns", "gateway"] = Field(
         "turns",
-        description="turns: a model imitates demonstrations turn by turn; gateway: a policy served by `serve`",
+        description="turns: a model imitates demonstrations turn by turn; gateway: a policy served by `pixelis serve` answers",
     )
-    demonstrations: str = Field("", description="JSON lines of demonstrations to imitate, shown in the prompt")
-    shots: int = Field(6, ge=1, description="demonstrations shown in the prompt")
-    max_turns: int = Field(6, ge=1, description="turns of an episode, the answer among them")
+    demonstrations: str = Field("", description="demonstrations to imitate (JSON lines)")
+    shots: int = Field(6, ge=1, description="number of demonstrations in the prompt")
+    max_turns: int = Field(6, ge=1, description="maximum number of turns of an episode, including the answer")
 
 
 class DistillationConfig(ChatConfig):
-    responses: str = Field("responses", description="where a row's meta holds replies; rows without them: the model is asked")
-    min_chars: int = Field(20, ge=0, description="shortest thought")
-    max_chars: int = Field(4000, ge=1, description="longest thought")
+    responses: str = Field(
+        "responses", description="key in the meta of a row that has its replies; for rows without it the model is asked"
+    )
+    min_chars: int = Field(20, ge=0, description="minimum length of a thought in characters")
+    max_chars: int = Field(4000, ge=1, description="maximum length of a thought in characters")
 
 
 class SynthesisConfig(Section):
     method: Literal["templates", "imitation", "distillation"] = Field(
-        "templates", description="where right samples come from: annotations, a model that plays episodes, or replies of a model"
+        "templates",
+        description="origin of correct samples: annotations (templates), episodes of a model (imitation), or replies of a model "
+        "(distillation)",
     )
-    datasources: dict[str, DatasourceConfig] = Field({}, description="sources by name")
-    tasks: dict[str, SynthesisTaskConfig] = Field({}, description="tasks by name with target counts and weighted sources")
+    datasources: dict[str, DatasourceConfig] = Field({}, description="data sources by name")
+    tasks: dict[str, SynthesisTaskConfig] = Field({}, description="tasks by name, with target counts and weighted sources")
     proportions: ProportionsConfig = ProportionsConfig()
     traps: TrapSplitConfig = TrapSplitConfig()
     weights: SampleWeightsConfig = SampleWeightsConfig()
-    corrections: list[str] = Field([], description="kinds of self-correction to choose from; empty: all")
-    most_iou: float = Field(0.3, gt=0, lt=1, description="overlap of a mistaken place with the right one, at most")
-    thoughts: Literal["full", "terse"] = Field("full", description="terse: few words, those of the embedded model's tokenizer")
-    passes: int = Field(4, ge=1, description="times a source's rows are gone through for a task before a target counts as unmet")
-    strict: bool = Field(False, description="an unmet target is an error instead of a warning")
-    keep_annotations: bool = Field(True, description="samples keep the annotations they were made from")
-    shard: int = Field(64, ge=1, description="attempts in one file; what a stop repeats")
-    round: int = Field(2048, ge=1, description="most attempts that are planned at a time")
-    workers: int = Field(2, ge=1, description="synthesis actors")
+    corrections: list[str] = Field([], description="kinds of self-correction to use; empty: all")
+    most_iou: float = Field(0.3, gt=0, lt=1, description="maximum overlap (IoU) of a wrong place with the correct one")
+    thoughts: Literal["full", "terse"] = Field(
+        "full", description="terse: short thoughts from the vocabulary of the embedded model"
+    )
+    passes: int = Field(4, ge=1, description="passes over the rows of a source before the target of a task counts as unmet")
+    strict: bool = Field(False, description="treat an unmet target as an error instead of a warning")
+    keep_annotations: bool = Field(True, description="keep the annotations in the samples")
+    shard: int = Field(64, ge=1, description="attempts per file; a stopped job repeats at most this many")
+    round: int = Field(2048, ge=1, description="maximum number of attempts planned at a time")
+    workers: int = Field(2, ge=1, description="number of synthesis actors")
     cpus: float = Field(0.5, ge=0, description="CPUs that each actor reserves")
     writer: WriterConfig = WriterConfig()
     imitation: ImitationConfig = ImitationConfig()
@@ -121,22 +129,22 @@ class SynthesisConfig(Section):
     def _known_sources(self) -> SynthesisConfig:
         for name, task in self.tasks.items():
             if unknown := sorted(set(task.source_datasets) - set(self.datasources)):
-                raise ValueError(f"tasks.{name}.source_datasets names no datasource: {', '.join(unknown)}")
+                raise ValueError(f"tasks.{name}.source_datasets has unknown datasources: {', '.join(unknown)}")
         if not self.proportions.golden + self.proportions.trap + self.proportions.self_correction > 0:
-            raise ValueError("proportions are all 0")
+            raise ValueError("all proportions are 0")
         t = self.traps
         if self.proportions.trap and not t.outcome_negative + t.trap_perceptual + t.trap_logical > 0:
-            raise ValueError("traps are all 0 but proportions.trap is not")
+            raise ValueError("all shares in traps are 0, but proportions.trap is not")
         return self
 
     def shares(self) -> dict[str, float]:
-        """Share of each kind of sample, adding up to 1; a model's own samples are all golden."""
+        """Kind of sample -> its share; they add up to 1. Samples of a model are all golden."""
         if self.method != "templates":
             return {"golden": 1.0}
         p, t = self.proportions, self.traps
-        whole = p.golden + p.trap + p.self_correction
+        total = p.golden + p.trap + p.self_correction
         traps = t.outcome_negative + t.trap_perceptual + t.trap_logical or 1.0
-        out = {"golden": p.golden / whole}
-        out |= {kind: p.trap / whole * share / traps for kind, share in t.model_dump().items()}
-        out["self_correction"] = p.self_correction / whole
-        return {kind: share for kind, share in out.items() if share > 0}
+        shares = {"golden": p.golden / total}
+        shares |= {kind: p.trap / total * share / traps for kind, share in t.model_dump().items()}
+        shares["self_correction"] = p.self_correction / total
+        return {kind: share for kind, share in shares.items() if share > 0}

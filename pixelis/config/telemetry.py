@@ -12,6 +12,6 @@ class TelemetryConfig(Section):
     tensorboard: bool = Field(False, description="log to TensorBoard")
     rollouts: int = Field(2, ge=0, description="groups of each step written to run.dir/rollouts.jsonl")
     trajectories: int = Field(
-        4, ge=0, description="episodes of each evaluation during rft kept with pictures in run.dir/trajectories; 0 is none"
+        4, ge=0, description="episodes of each evaluation during rft written with pictures to run.dir/trajectories; 0: none"
     )
-    progress: bool = Field(True, description="progress lines in the driver")
+    progress: bool = Field(True, description="show the progress of the job")

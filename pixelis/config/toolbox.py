@@ -10,18 +10,20 @@ from pixelis.config.base import Section
 class ToolboxConfig(Section):
     operations: list[str] = Field(
         ["zoom_in", "segment_object_at", "get_properties", "read_text", "track_object", "select_frames"],
-        description="pixel operations that the policy may call; an own one as `package.module:Class`",
+        description="pixel operations that the policy may call; your own as `package.module:Class`",
     )
-    workers: int = Field(1, ge=1, description="toolbox actors of each generator")
+    workers: int = Field(1, ge=1, description="toolbox actors per generator")
     cpus: float = Field(0.25, ge=0, description="CPUs that each toolbox reserves")
-    timeout_s: float = Field(30.0, gt=0, description="seconds an operation may take")
-    memory_bytes: int = Field(2_000_000_000, ge=100_000_000, description="memory an operation may take beyond the idle toolbox")
-    cache_bytes: int = Field(256_000_000, ge=0, description="results kept by each generator for calls that repeat")
-    max_image_bytes: int = Field(20_000_000, ge=1, description="largest encoded image")
-    max_image_pixels: int = Field(50_000_000, ge=1, description="largest decoded image, checked before decoding")
-    max_video_bytes: int = Field(500_000_000, ge=1, description="largest encoded clip")
-    max_video_seconds: float = Field(3600.0, gt=0, description="longest clip")
-    max_video_frames: int = Field(200_000, ge=1, description="most frames of a clip")
-    max_frames: int = Field(8, ge=1, description="most frames that one select_frames shows")
-    max_track_frames: int = Field(300, ge=2, description="most frames that one track_object follows")
-    segmenter: str = Field("grabcut", description="`grabcut`, or a folder with a SAM or SAM 2 checkpoint of transformers")
+    timeout_s: float = Field(30.0, gt=0, description="timeout in seconds of an operation")
+    memory_bytes: int = Field(
+        2_000_000_000, ge=100_000_000, description="memory that an operation may use beyond the idle toolbox"
+    )
+    cache_bytes: int = Field(256_000_000, ge=0, description="size of each generator's cache for repeated calls")
+    max_image_bytes: int = Field(20_000_000, ge=1, description="maximum size of an encoded image")
+    max_image_pixels: int = Field(50_000_000, ge=1, description="maximum number of pixels of an image, checked before decoding")
+    max_video_bytes: int = Field(500_000_000, ge=1, description="maximum size of an encoded clip")
+    max_video_seconds: float = Field(3600.0, gt=0, description="maximum duration of a clip")
+    max_video_frames: int = Field(200_000, ge=1, description="maximum number of frames of a clip")
+    max_frames: int = Field(8, ge=1, description="maximum number of frames that select_frames returns")
+    max_track_frames: int = Field(300, ge=2, description="maximum number of frames that track_object follows")
+    segmenter: str = Field("grabcut", description="`grabcut`, or a folder with a SAM or SAM 2 checkpoint for transformers")

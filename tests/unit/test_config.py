@@ -52,7 +52,7 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
         ("rft.group_size=1", "rft.group_size"),
         ("policy.lora=3", "policy.lora"),
         ("dialogue.crop.max_pixels=10", "min_pixels 4096 is above max_pixels 10"),
-        ("learner.row_tokens=64", "an episode must fit a row"),
+        ("learner.row_tokens=64", "an episode must fit into a row"),
         ("learner.workers=3", "rft.prompts_per_step 32 is not divisible by learner.workers 3"),
         ("rft.advantage.min_group=9", "rft.advantage.min_group 9 is above rft.group_size 8"),
         ("nonsense", "is not an override"),
@@ -78,7 +78,7 @@ def test_files_that_cannot_be_used_are_explained(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(BadConfig, match="extends itself"):
         config.load(tmp_path / "loop.yaml")
-    with pytest.raises(BadConfig, match="not sections"):
+    with pytest.raises(BadConfig, match="not a mapping of sections"):
         config.load(tmp_path / "list.yaml")
     with pytest.raises(BadConfig, match="not YAML"):
         config.load(tmp_path / "broken.yaml")

@@ -211,7 +211,7 @@ def test_without_a_preset_nothing_changes():
         ("rewards.preset=zzz", "one of pr-paper"),
         ("rewards.own=[sin]", "package.module:function"),
         ("rewards.normalise.terms=[accurcy]", "did you mean `accuracy`"),
-        ("rewards.normalise.terms=[tool_misuse]", "never normalised"),
+        ("rewards.normalise.terms=[tool_misuse]", "must not be normalised"),
         ("rewards.overlong.buffer=99999", "above max_tokens"),
         ("rewards.weights.acuracy=1", "did you mean `rewards.weights.accuracy`"),
     ],

@@ -1,11 +1,11 @@
-"""Named algorithms: what `rft.algorithm: NAME` sets in the sections of `rft`. Explicit keys win over these.
+"""Named algorithms: the settings of `rft` that `rft.algorithm: NAME` stands for. Explicit keys override them.
 
-An algorithm is one entry of ALGORITHMS: settings, a function for the advantage, and a function for the surrogate of the loss. A
-user's own algorithm is an `Algorithm` in a module of theirs, named `package.module:NAME`. The configuration names functions by
-text, and they are imported where they are used: it stays plain data and loads no torch.
+An algorithm is an entry of ALGORITHMS: settings, an advantage function and a surrogate of the loss. A user-defined algorithm is
+an `Algorithm` in a user's module, named `package.module:NAME`. Functions are named by text and imported where they are used, so
+that the configuration stays plain data and loads no torch.
 
-Constants are those of the paper, or of the code where only that has them; the source stands beside each name. `grpo` with no
-algorithm named is the default of `config.Advantage` and `config.Loss`: mean and std, token mean, no KL term.
+Constants are from the paper, or from the code where the paper has none; each entry names its source. Without a named algorithm
+the defaults of `AdvantageConfig` and `LossConfig` apply: GRPO with mean and std, token mean and no KL term.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pixelis.errors import BadConfig
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What one name under `rft.algorithm` stands for.
+    """Settings and functions of an algorithm.
 
     settings: keys of `rft`, nested as in the configuration file. advantage: name in BASELINES, `package.module:function`, or a
     function `(rewards, settings)`. surrogate: name in SURROGATES, `package.module:function`, or a function
-    `(ratio, log_probs, advantages, settings)`. What the functions receive and return: docs/algorithms.md.
+    `(ratio, log_probs, advantages, settings)`. docs/algorithms.md specifies both functions.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -43,10 +43,10 @@ BASELINES = {
     "pass_at_k": "pixelis.policy.advantages:pass_at_k",
     "second_best": "pixelis.policy.advantages:second_best",
 }
-"""Advantage functions by their name under `rft.advantage.baseline`; what `greedy` and `batch` subtract is not of the group."""
+"""Value of `rft.advantage.baseline` -> advantage function; `greedy` and `batch` subtract their baseline elsewhere."""
 
 GROUP_BASELINES = ("mean", "loo", "pass_at_k", "second_best")
-"""Baselines that compare the rollouts of a group: equal rewards have an advantage of exactly 0."""
+"""Baselines that compare the rollouts of a group: equal rewards give an advantage of exactly 0."""
 
 SURROGATES = {
     "clip": "pixelis.policy.losses:clip_surrogate",
@@ -54,27 +54,27 @@ SURROGATES = {
     "sapo": "pixelis.policy.losses:sapo_surrogate",
     "reinforce": "pixelis.policy.losses:reinforce_surrogate",
 }
-"""Surrogate functions by their name under `rft.loss.surrogate`."""
+"""Value of `rft.loss.surrogate` -> surrogate function."""
 
 INCOMPLETE = ["over_turn", "over_context", "over_images"]
 """Stop reasons of episodes that a limit cut off before the policy could answer."""
 
 ALGORITHMS: dict[str, Algorithm] = {
-    # DeepSeekMath, arXiv 2402.03300: every sequence counts the same, KL term k3 in the loss.
+    # DeepSeekMath, arXiv 2402.03300: equal weight for every sequence, KL term k3 in the loss.
     "grpo": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-4},
             "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "sequence", "kl": 0.04, "kl_estimator": "k3"},
         }
     ),
-    # Understanding R1-Zero-like training, arXiv 2503.20783: neither std nor own length in a denominator.
+    # Understanding R1-Zero-like training, arXiv 2503.20783: no division by the std or by the length of a sequence.
     "dr_grpo": Algorithm(
         settings={
             "advantage": {"scale": "none"},
             "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "constant", "kl": 0.0},
         }
     ),
-    # arXiv 2503.14476: clip-higher, token mean, groups without a signal replaced. Its overlong punishment is a reward term.
+    # arXiv 2503.14476: clip-higher, token mean, replacement of groups without a signal. Its overlong penalty is a reward term.
     "dapo": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-4},
@@ -82,7 +82,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "filter": {"key": "accuracy"},
         }
     ),
-    # Back to basics, arXiv 2402.14740: KL in the reward, REINFORCE on whole sequences (one is an action: no length in it).
+    # Back to basics, arXiv 2402.14740: KL in the reward, REINFORCE with a whole sequence as one action.
     "rloo": Algorithm(
         advantage="loo",
         surrogate="reinforce",
@@ -97,7 +97,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             },
         },
     ),
-    # arXiv 2501.03262: no group at all; rewards less KL are whitened over all tokens of the batch. Its weight as in OpenRLHF.
+    # arXiv 2501.03262: no groups; rewards minus KL, whitened over all tokens of the batch. KL weight as in OpenRLHF.
     "reinforce_pp": Algorithm(
         advantage="none",
         settings={
@@ -112,14 +112,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             },
         },
     ),
-    # arXiv 2501.03262, for groups: less the group's mean, then whitened over the batch; KL by k2 in the loss.
+    # arXiv 2501.03262, for groups: minus the mean of the group, then whitened over the batch; KL term k2 in the loss.
     "reinforce_pp_baseline": Algorithm(
         settings={
             "advantage": {"scale": "batch_std", "batch_over": "token", "eps": 1e-8},
             "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token", "kl": 0.01, "kl_estimator": "k2"},
         }
     ),
-    # arXiv 2310.10505: less the reward of a greedy rollout of the same question, which costs one more rollout. Loss as in EasyR1.
+    # arXiv 2310.10505: minus the reward of an additional greedy rollout of the question. Loss as in EasyR1.
     "remax": Algorithm(
         advantage="greedy",
         settings={
@@ -140,8 +140,8 @@ ALGORITHMS: dict[str, Algorithm] = {
             "loss": {"ratio": "sequence_token", "clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence", "kl": 0.0},
         }
     ),
-    # MiniMax-M1, arXiv 2506.13585: no lower bound, the upper one as in EasyR1 and ScaleRL (5). Its weight *is* the importance
-    # weight, so the ratio is to the policy that sampled.
+    # MiniMax-M1, arXiv 2506.13585: no lower bound, the upper one as in EasyR1 and ScaleRL (5). The ratio is the importance
+    # weight, so it is relative to the policy that sampled.
     "cispo": Algorithm(
         surrogate="cispo",
         settings={
@@ -171,7 +171,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "loss": {"clip_low": 0.2, "clip_high": 0.28, "aggregate": "token", "kl": 0.0},
         },
     ),
-    # arXiv 2503.19595, `grpo_passk` of verl and EasyR1: only the best rollout of a group learns.
+    # arXiv 2503.19595, `grpo_passk` of verl and EasyR1: only the best rollout of a group is trained on.
     "second_best": Algorithm(
         advantage="second_best",
         settings={
@@ -179,8 +179,8 @@ ALGORITHMS: dict[str, Algorithm] = {
             "loss": {"clip_low": 0.2, "clip_high": 0.3, "aggregate": "token", "kl": 0.0},
         },
     ),
-    # What the systems that people come from run.
-    # arXiv 2505.15966: mean only, its own clip-higher, token mean; groups without a signal are replaced by kept rollouts.
+    # Settings of other systems.
+    # arXiv 2505.15966: mean only, its own clip-higher, token mean; kept rollouts replace groups without a signal.
     "pixel_reasoner": Algorithm(
         settings={
             "advantage": {"scale": "none"},
@@ -209,14 +209,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token", "kl": 0.001, "kl_estimator": "k3"},
         }
     ),
-    # arXiv 2509.07969: an episode that a limit cut off is neither rewarded nor punished.
+    # arXiv 2509.07969: episodes that a limit cut off are neither rewarded nor penalised.
     "mini_o3": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-6, "exclude": INCOMPLETE},
             "loss": {"clip_low": 0.2, "clip_high": 0.3, "aggregate": "token", "kl": 0.0},
         }
     ),
-    # Its published code: such an episode is masked in the loss but enters the group's mean and std with reward 0.
+    # Its published code: these episodes are masked in the loss but count with reward 0 in the mean and std of the group.
     "mini_o3_repo": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-6, "exclude": INCOMPLETE, "excluded_count": True},
@@ -244,20 +244,20 @@ FUNCTIONS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
     "advantage": ("rft.advantage.baseline", BASELINES, ("rewards", "settings")),
     "surrogate": ("rft.loss.surrogate", SURROGATES, ("ratio", "log_probs", "advantages", "settings")),
 }
-"""Of each function of an algorithm: the key that names it, the names known, and its parameters."""
+"""Function of an algorithm -> its configuration key, its known names and its parameters."""
 
 
 def algorithm_settings(name: str) -> dict[str, Any]:
-    """What the algorithm `name`, or the user's own that `package.module:NAME` refers to, sets in `rft`.
+    """The settings of `rft` of the algorithm `name`, or of the user-defined one `package.module:NAME`.
 
-    A function that an own algorithm holds is named by the reference to the algorithm. Raises ValueError for an unknown name;
-    BadConfig for a reference that cannot be imported or names no Algorithm, and for settings that belong elsewhere.
+    A function object of a user-defined algorithm is named by the reference to the algorithm. Raises ValueError for an unknown
+    name, BadConfig for a reference that cannot be imported or is not an Algorithm, and for settings that belong elsewhere.
     """
     if ":" in name:
         algorithm = load_reference(name, "rft.algorithm")
         if not isinstance(algorithm, Algorithm):
             raise BadConfig(
-                f"rft.algorithm: {name} is no Algorithm but {type(algorithm).__name__}",
+                f"rft.algorithm: {name} is not an Algorithm but {type(algorithm).__name__}",
                 fix="make it a pixelis.config.Algorithm(settings=..., advantage=..., surrogate=...), see docs/algorithms.md",
             )
     else:
@@ -267,7 +267,7 @@ def algorithm_settings(name: str) -> dict[str, Any]:
     if not isinstance(settings, dict) or not all(
         isinstance(settings.get(section, {}), dict) for section in ("advantage", "loss")
     ):
-        raise BadConfig(f"rft.algorithm: the settings of {name} are no nested dict", fix='write {"loss": {"clip_high": 0.3}}')
+        raise BadConfig(f"rft.algorithm: the settings of {name} are not a nested dict", fix='write {"loss": {"clip_high": 0.3}}')
     if "algorithm" in settings:
         raise BadConfig(f"rft.algorithm: {name} names another algorithm", fix="copy the settings with dataclasses.replace")
     for part, (path, *_) in FUNCTIONS.items():
@@ -280,7 +280,7 @@ def algorithm_settings(name: str) -> dict[str, Any]:
 
 
 def check_function(part: Literal["advantage", "surrogate"], name: str) -> None:
-    """Check the name of a function; only a user's own is imported. Raises ValueError for an unknown name, BadConfig as below."""
+    """Check the name of a function; only a user-defined one is imported. Raises ValueError, or BadConfig as `find_function`."""
     key, known, _ = FUNCTIONS[part]
     if ":" in name:
         find_function(part, name)
@@ -289,10 +289,10 @@ def check_function(part: Literal["advantage", "surrogate"], name: str) -> None:
 
 
 def find_function(part: Literal["advantage", "surrogate"], name: str) -> Callable[..., Any]:
-    """Import the function that `rft.advantage.baseline` or `rft.loss.surrogate` names.
+    """Import the function of `rft.advantage.baseline` or `rft.loss.surrogate`.
 
-    name: a name in BASELINES or SURROGATES, `package.module:function`, or the reference to an Algorithm with a function of its
-    own. Raises BadConfig when it cannot be imported, or is no function of the parameters in FUNCTIONS.
+    name: a name in BASELINES or SURROGATES, `package.module:function`, or the reference to an Algorithm with its own function.
+    Raises BadConfig when it cannot be imported or does not accept the parameters in FUNCTIONS.
     """
     key, known, parameters = FUNCTIONS[part]
     function = load_reference(known.get(name, name), key)
@@ -300,12 +300,12 @@ def find_function(part: Literal["advantage", "surrogate"], name: str) -> Callabl
         function = getattr(function, part)
     fix = f"name a function of ({', '.join(parameters)})"
     if not callable(function):
-        raise BadConfig(f"{key}: {name} is no function but {type(function).__name__}", fix=fix)
+        raise BadConfig(f"{key}: {name} is not a function but {type(function).__name__}", fix=fix)
     if name not in known:
         try:
             inspect.signature(function).bind(*parameters)
         except TypeError as error:
-            raise BadConfig(f"{key}: {name} does not take ({', '.join(parameters)}): {error}", fix=fix) from None
-        except ValueError:  # a callable without a signature, compiled for example
+            raise BadConfig(f"{key}: {name} does not accept ({', '.join(parameters)}): {error}", fix=fix) from None
+        except ValueError:  # a callable without a signature, such as a compiled one
             pass
     return function

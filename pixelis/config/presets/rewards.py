@@ -1,8 +1,8 @@
-"""Named rewards: what `rewards.preset: NAME` sets in `rewards`. Explicit keys win over these.
+"""Named rewards: the settings of `rewards` that `rewards.preset: NAME` stands for. Explicit keys override them.
 
-`paper` is what a publication states, `repo` what its code does; where a repository has a defect (a sample judged by another
-group's flags, exceptions that become rewards) the preset does what the code means. A preset says how terms are weighed, never
-how an answer is compared: that is named by each question (`Question.scorer`).
+`paper` follows a publication, `repo` its code; where the code has a defect (a sample judged by the flags of another group,
+exceptions that become rewards) the preset follows its intention. A preset sets the weights of terms. Each question names how its
+answer is compared (`Question.scorer`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _pixelis(curiosity: float, coherence: float, **more: Any) -> dict[str, Any]:
 
 
 REWARD_PRESETS: dict[str, dict[str, Any]] = {
-    # Pixel-Reasoner, arXiv 2505.15966: a bonus while the group rarely looks closer, a cost for each call after the first.
+    # Pixel-Reasoner, arXiv 2505.15966: a bonus while the group rarely calls operations, a cost for each call after the first.
     "pr-paper": {
         "weights": {"accuracy": 1.0, "curiosity_bonus": 1.0, "efficiency": 1.0},
         "curiosity": {"form": "paper", "counts": "executed", "target": 0.3, "alpha": 0.5, "free_calls": 1, "beta": 0.05},
@@ -34,7 +34,7 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
         "weights": {"accuracy": 1.0, "unrepaired_error_zero": 1.0, "curiosity_bonus": 1.0, "efficiency": 1.0},
         "curiosity": {"form": "repo", "counts": "requested", "target": 0.3, "free_calls": 1, "beta": 0.05},
     },
-    # Reason-RFT, arXiv 2503.20752; the step markers and the length reward are what its options add.
+    # Reason-RFT, arXiv 2503.20752; its options add the step markers and the length reward.
     "rr-count": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer"},
     "rr-geo": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer"},
     "rr-caption": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "caption"},
@@ -44,9 +44,9 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
         "format": "think_answer",
         "length_start": 800,
     },
-    # TTRL, arXiv 2504.16084: no truth is looked at.
+    # TTRL, arXiv 2504.16084: no reference answers.
     "ttrl": {"weights": {"accuracy": 0.0, "majority_vote": 1.0}, "vote": {"min_share": 0.0, "tie": "first"}},
-    # Mini-o3, arXiv 2509.07969: with `rft.algorithm: mini_o3`, which leaves out episodes that a limit cut off.
+    # Mini-o3, arXiv 2509.07969: for `rft.algorithm: mini_o3`, which excludes episodes that a limit cut off.
     "mini-o3": {"weights": {"accuracy": 1.0}, "format": "turns", "judge": {"required": True}},
     "mini-o3-default": {
         "weights": {"accuracy": 1.0, "format": 1.0, "tool_penalty": 0.1},
@@ -54,7 +54,7 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
         "judge": {"required": True},
     },
     "r1v": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer"},
-    # DeepEyes, arXiv 2505.14362: tools pay only with a right answer.
+    # DeepEyes, arXiv 2505.14362: a bonus for tools only with a correct answer.
     "deepeyes-paper": {
         "weights": {"accuracy": 1.0, "format": 1.0, "tool_if_correct": 1.0},
         "format": "balanced",
@@ -77,7 +77,7 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
         "weights": {"accuracy": 1.0, "wrong": 1.0, "overlong": 1.0},
         "overlong": {"max_tokens": 20480, "buffer": 4096},
     },
-    # Pixelis, arXiv 2603.25091: staged; the arms of its ablation are the stages, each from the start.
+    # Pixelis, arXiv 2603.25091: three phases; its ablation uses the weights of one phase from the start.
     "pixelis": _pixelis(0.05, 0.1, curriculum={"kind": "trigger"}),
     "pixelis-steps": _pixelis(0.3, 0.2, curriculum={"kind": "steps"}),
     "pixelis-base": _pixelis(0.0, 0.0),
@@ -88,6 +88,6 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
 
 
 def reward_settings(name: str) -> dict[str, Any]:
-    """What the preset ``name`` sets in `rewards`. Raises ValueError for an unknown name."""
+    """The settings of a preset. Raises ValueError for an unknown name."""
     check_name("preset", name, REWARD_PRESETS)
     return REWARD_PRESETS[name]
