@@ -1,8 +1,8 @@
-"""The failure taxonomy. Every error names what is wrong and what to do about it.
+"""The failure taxonomy. Every error names the problem and its fix.
 
-Three families decide what the system does with a failure:
+Three families decide how a failure is handled:
 
-- ``BadInput``: the caller's fault (config, image, request, data row). Told to the caller, never retried.
+- ``BadInput``: an error of the caller (config, image, request, data row). Reported to the caller, never retried.
 - ``InfraFailure``: a process, node, device or deadline failed. Retried under a budget on another actor.
 - ``DataFailure``: one sample cannot be used. The sample is dropped and counted by cause.
 """
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 
 class PixelisError(Exception):
-    """Base of all errors of ours; ``code`` is a stable machine-readable name, ``fix`` tells what to do."""
+    """Base class of Pixelis's errors. ``code`` is a stable machine-readable name; ``fix`` tells what to do."""
 
     code = "error"
 
@@ -38,7 +38,7 @@ def _rebuild(kind: type[PixelisError], message: str, code: str, fix: str | None)
 
 
 class BadInput(PixelisError):
-    """The caller gave something that cannot be used."""
+    """The caller's input cannot be used."""
 
     code = "bad_input"
 
@@ -50,19 +50,19 @@ class BadConfig(BadInput):
 
 
 class BadImage(BadInput):
-    """Bytes that are no image, or an image outside the caps."""
+    """Bytes that are not an image or clip, or one outside the limits."""
 
     code = "bad_image"
 
 
 class MissingFile(BadInput):
-    """A model, checkpoint, dataset or configuration file is not where it was said to be."""
+    """A model, checkpoint, dataset or configuration file does not exist."""
 
     code = "missing_file"
 
 
 class MissingDependency(BadInput):
-    """An optional package or system tool is not installed; ``fix`` says how to get it."""
+    """An optional package or system tool is not installed; ``fix`` tells how to install it."""
 
     code = "missing_dependency"
 
@@ -74,7 +74,7 @@ class InfraFailure(PixelisError):
 
 
 class Overloaded(InfraFailure):
-    """The queue is full: try again after ``retry_after_s`` seconds."""
+    """The queue is full: retry after ``retry_after_s`` seconds."""
 
     code = "overloaded"
 
@@ -91,13 +91,13 @@ def _rebuild_overloaded(message: str, retry_after_s: float, code: str, fix: str 
 
 
 class DeadlineExceeded(InfraFailure):
-    """Work did not finish in the time it was given."""
+    """Work did not finish before its deadline."""
 
     code = "deadline_exceeded"
 
 
 class DataFailure(PixelisError):
-    """One sample cannot be used; it is dropped and counted under ``code``."""
+    """One sample cannot be used; it is dropped and counted by ``code``."""
 
     code = "data_failure"
 
@@ -114,7 +114,7 @@ class OperationError(DataFailure):
 
 
 class Problem(NamedTuple):
-    """The first thing that is wrong with a value: ``path`` of the field, ``code``, and a message without the path."""
+    """The first problem of a value: ``path`` of the field, ``code``, and a message without the path."""
 
     path: str
     code: str
@@ -141,15 +141,15 @@ _BOUNDS = {"greater_than": "above", "greater_than_equal": "at least", "less_than
 
 
 def first_problem(error: Any, names: Iterable[str] = ()) -> Problem:
-    """The first finding of a pydantic ValidationError in words of ours; ``names`` are the fields that a misspelt one may mean."""
+    """Convert the first finding of a pydantic ValidationError; ``names`` are candidates for misspelt fields."""
     finding = error.errors()[0]
     kind, context = finding["type"], finding.get("ctx") or {}
     path = ".".join(str(part) for part in finding["loc"])
     if kind == "missing":
         return Problem(path, "missing_column", "is missing")
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(path.rsplit(".", 1)[-1], list(names), n=1)
-        return Problem(path, "unknown_column", "is not a known field" + (f": did you mean `{near[0]}`?" if near else ""))
+        similar = difflib.get_close_matches(path.rsplit(".", 1)[-1], list(names), n=1)
+        return Problem(path, "unknown_column", "is not a known field" + (f": did you mean `{similar[0]}`?" if similar else ""))
     if kind in _KINDS:
         message = f"{_KINDS[kind]}, not {str(finding['input'])[:40]!r}"
     elif kind in _BOUNDS:

@@ -1,8 +1,7 @@
-"""What travels between the rooms: one versioned schema for synthesis, SFT, RFT, memory, serving and logs.
+"""Records shared by all packages: one versioned schema for synthesis, SFT, RFT, memory, serving and logs.
 
-Records hold references, never pixels or tensors: an image is named by its id inside a trajectory (``img0``, ``obs1``), a
-URI or content hash, and its size. They serialise to JSON lines with ``model_dump_json`` and come back with
-``model_validate_json``; nothing here imports torch or ray.
+Records contain references, never pixels or tensors: an image has an id within a trajectory (``img0``, ``obs1``), a URI or content
+hash, and a size. Records serialise to JSON with ``model_dump_json`` and ``model_validate_json``. No torch, no ray.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ Point = tuple[float, float]
 """x, y, each 0..1 of a *named* observation."""
 
 Coordinates = Literal["thousand", "pixels", "unit"]
-"""The scale in which a model writes places: 0..1000, pixels of the view, or 0..1."""
+"""A model's coordinate scale: 0..1000, pixels of the view, or 0..1."""
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id such as ``traj_3f9c…``."""
+    """A new random id such as ``traj_3f9c…``."""
     return f"{prefix}_{uuid.uuid4().hex[:16]}"
 
 
 class Record(BaseModel):
-    """Base of all records: unknown keys are errors, so that a schema drift is seen where it happens."""
+    """Base class of all records. Unknown keys are errors, so that schema differences are detected early."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=False, ser_json_inf_nan="constants")
 
 
 class Media(Record):
-    """A picture or clip that a question brings along.
+    """A picture or clip of a question.
 
-    ``uri`` is a file path, a ``data:`` URL or a ``cards:`` name (the embedded picture world). A clip may also be a list of
-    pictures, ``frames``, shown ``fps`` a second. Sizes in pixels; ``None`` until somebody decoded it.
+    ``uri`` is a file path, a ``data:`` URL or a ``cards:`` name (the embedded data set). A clip may also be a list of pictures,
+    ``frames``, at ``fps`` per second. ``width`` and ``height`` in pixels; None until it is decoded.
     """
 
     id: str
@@ -56,15 +55,15 @@ class Media(Record):
     @model_validator(mode="after")
     def _one_source(self) -> Media:
         if bool(self.uri) == bool(self.frames) or (self.frames and self.kind != "video"):
-            raise ValueError("media has a `uri`, or is a video with a list of `frames`")
+            raise ValueError("media needs either a `uri`, or `frames` for a video")
         return self
 
 
 class Region(Record):
-    """An annotated thing in a picture, or in one frame of a clip (``frame`` from 0).
+    """An annotated object in a picture, or in one frame of a clip (``frame`` from 0).
 
-    Places are 0..1 of ``media``. ``mask`` is a run-length code as COCO writes it, of the full resolution; ``outline`` a list of
-    polygons. Regions of one thing in several frames share a ``track``.
+    Coordinates are 0..1 of ``media``. ``mask`` is a COCO run-length code at full resolution; ``outline`` is a list of polygons.
+    Regions of one object in several frames share a ``track``.
     """
 
     id: str
@@ -79,7 +78,7 @@ class Region(Record):
 
 
 class Line(Record):
-    """Annotated writing: a word, a line or a paragraph and where it stands (0..1 of ``media``), if that is known."""
+    """Annotated text: a word, line or paragraph, with its box (0..1 of ``media``) if known."""
 
     text: str
     box: Box | None = None
@@ -89,7 +88,7 @@ class Line(Record):
 
 
 class Event(Record):
-    """Something annotated to happen in a clip from ``start`` to ``end``, in seconds."""
+    """An annotated event in a clip from ``start`` to ``end`` seconds."""
 
     text: str
     start: Annotated[float, Field(ge=0)]
@@ -98,7 +97,7 @@ class Event(Record):
 
 
 class Relation(Record):
-    """Two annotated regions, by id, and what holds between them."""
+    """A relation between two annotated regions, given by id."""
 
     subject: str
     predicate: str
@@ -106,7 +105,7 @@ class Relation(Record):
 
 
 class Annotations(Record):
-    """What is known about a question's media: the ground that demonstrations are made from. A policy never sees it."""
+    """Annotations of a question's media, from which demonstrations are synthesised. Never shown to a policy."""
 
     regions: list[Region] = Field(default_factory=list)
     lines: list[Line] = Field(default_factory=list)
@@ -116,9 +115,9 @@ class Annotations(Record):
 
 
 class Question(Record):
-    """One thing to answer. ``answers`` are accepted truths; ``None`` means unlabelled.
+    """A question about media. ``answers`` are the accepted answers; None means unlabelled.
 
-    A reader of pictures that nobody has asked about yet leaves ``question`` empty and fills in ``annotations``.
+    For annotated pictures without a question, ``question`` is empty and ``annotations`` is set.
     """
 
     id: str
@@ -133,7 +132,7 @@ class Question(Record):
 
 
 class Action(Record):
-    """One pixel operation the policy asked for.
+    """A pixel operation requested by the policy.
 
     ``arguments`` are canonical: coordinates 0..1 of ``target`` (a media or observation id).
     """
@@ -144,11 +143,11 @@ class Action(Record):
 
 
 class ImageView(Record):
-    """An image as the policy saw it: where it comes from and the size it was shown at.
+    """An image as shown to the policy: its source and its size.
 
-    ``box`` is relative to ``parent``; a question's own picture has neither. A frame of a clip has the clip as ``parent``, its
-    number from 0 as ``frame`` and its ``time`` in seconds; a ``box`` is then of the frame. ``source_size`` is the size in pixels
-    of the full-resolution region, ``view_size`` that of the resized view; both (width, height).
+    ``box`` is relative to ``parent``; a question's own picture has neither. For a frame of a clip ``parent`` is the clip,
+    ``frame`` its number from 0, ``time`` its seconds, and ``box`` a region of the frame. ``source_size`` is the size of the
+    full-resolution region, ``view_size`` that of the resized view; both (width, height) in pixels.
     """
 
     id: str
@@ -162,10 +161,10 @@ class ImageView(Record):
 
 
 class Observation(Record):
-    """What an operation gave back. ``id`` is assigned on success only; ``seconds`` is its cost.
+    """The result of an operation. ``id`` is assigned only on success; ``seconds`` is the execution time.
 
-    ``text`` is what the policy reads, its coordinates in the policy's own scale. ``data`` is for rewards, evaluation and pages:
-    plain values, with places 0..1 of the question's own picture or of a frame of its clip.
+    The policy reads ``text``, with coordinates in the policy's scale. ``data`` is for rewards, evaluation and pages: plain
+    values, with coordinates 0..1 of the question's own picture or of a frame of its clip.
     """
 
     status: Literal["ok", "error"]
@@ -180,9 +179,8 @@ class Observation(Record):
 class Turn(Record):
     """A contiguous run of tokens by one author.
 
-    ``tokens`` are exact ids (image pads expanded). ``log_probs`` (behaviour log-probabilities, natural log, under the
-    sampling distribution) has one entry per token of a policy turn and is empty for all others. The loss covers exactly the
-    policy turns, but those of a demonstration that ``learn`` leaves out.
+    ``tokens`` are exact ids (image pads expanded). ``log_probs`` (natural log-probabilities under the sampling distribution) has
+    one entry per token of a generated turn and is empty for all others. The loss covers exactly the policy turns with ``learn``.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -204,9 +202,9 @@ class Turn(Record):
 class Step(Record):
     """One assistant turn of a demonstration: an operation or the answer, after an optional thought.
 
-    Written flat in files (``{"op": "zoom_in", "box": [...]}``): keys that are no field are arguments of the operation. Without a
-    ``target`` it is about the first picture or clip. ``learn`` False keeps the turn in the context and out of the loss: a mistake
-    that the next turn mends. ``observation`` is what executing the operation gave when the demonstration was made.
+    Flat in files (``{"op": "zoom_in", "box": [...]}``): unknown keys are arguments of the operation. The default ``target`` is
+    the first picture or clip. ``learn`` False excludes the turn from the loss, for a mistake that the next turn corrects.
+    ``observation`` is the result of the operation when the demonstration was created.
     """
 
     think: str | None = None
@@ -224,19 +222,19 @@ class Step(Record):
             return values
         flat = {key: value for key, value in values.items() if key not in cls.model_fields}
         if flat and values.get("arguments"):
-            raise ValueError(f"arguments stand in `arguments` or beside `op` ({', '.join(flat)}), not both")
-        kept = {key: value for key, value in values.items() if key in cls.model_fields}
-        return {**kept, "arguments": flat} if flat else kept
+            raise ValueError(f"give arguments either in `arguments` or beside `op` ({', '.join(flat)}), not both")
+        fields = {key: value for key, value in values.items() if key in cls.model_fields}
+        return {**fields, "arguments": flat} if flat else fields
 
     @model_validator(mode="after")
-    def _one_thing(self) -> Step:
+    def _op_or_answer(self) -> Step:
         if (self.op is None) == (self.answer is None):
-            raise ValueError("a turn has an `op` or an `answer`")
+            raise ValueError("a turn needs either an `op` or an `answer`")
         return self
 
 
 class Provenance(Record):
-    """Where a demonstration comes from: its source and row, how it was made, and what was done to it on purpose."""
+    """The origin of a demonstration: source and row, method of creation, and injected errors."""
 
     source: str
     original_id: str
@@ -252,10 +250,10 @@ Level = Literal["simple", "medium", "hard"]
 
 
 class Demonstration(Question):
-    """A question with the turns of an assistant that works on it: a Chain-of-Thought-Action sample, a line of a file.
+    """A question with the turns of an assistant: a Chain-of-Thought-Action sample.
 
-    ``turns`` end with an answer. ``kind`` golden and self_correction are right and may be imitated; the others are wrong on
-    purpose and never are. ``weight`` is a sampling weight, ``difficulty`` 0.1..1, ``quality`` 0..1.
+    ``turns`` end with an answer. The kinds golden and self_correction are right and may be imitated; the others are intentionally
+    wrong and never imitated. ``weight`` is a sampling weight, ``difficulty`` is 0.1..1, ``quality`` is 0..1.
     """
 
     turns: Annotated[list[Step], Field(min_length=1)]
@@ -273,12 +271,12 @@ class Demonstration(Question):
 
     @property
     def final(self) -> str | None:
-        """The answer that the demonstration arrives at."""
+        """The answer of the last turn."""
         return self.turns[-1].answer
 
 
 class StopReason(enum.StrEnum):
-    """Why an episode ended. Everything but ``answer`` is a value to be handled, never an exception."""
+    """Why an episode ended."""
 
     ANSWER = "answer"
     NO_ACTION = "no_action"
@@ -293,7 +291,8 @@ class StopReason(enum.StrEnum):
 class Trajectory(Record):
     """One episode: prompt turns, policy turns, observations, answer, rewards.
 
-    ``rewards`` are the raw terms by name, ``weighted`` what each adds to ``reward``; ``unscored`` says why there is none.
+    ``rewards`` are the raw terms by name, ``weighted`` their contributions to ``reward``; ``unscored`` is the reason if there is
+    no reward.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -317,7 +316,7 @@ class Trajectory(Record):
     @classmethod
     def _known_version(cls, value: int) -> int:
         if value != SCHEMA_VERSION:
-            raise ValueError(f"trajectory schema {value} is not {SCHEMA_VERSION}: convert the file with this version's jobs")
+            raise ValueError(f"trajectory schema {value} is not supported, expected {SCHEMA_VERSION}: convert the file")
         return value
 
     @property
@@ -332,17 +331,17 @@ class Trajectory(Record):
 
     @property
     def objects(self) -> dict[str, dict[str, Any]]:
-        """Objects and tracks that operations found so far, by their id."""
-        return {found["id"]: found for o in self.observations if o.status == "ok" for found in o.data.get("objects", [])}
+        """Objects and tracks of all operations so far, by id."""
+        return {item["id"]: item for o in self.observations if o.status == "ok" for item in o.data.get("objects", [])}
 
     @property
     def operations_ok(self) -> int:
-        """Number of operations that executed."""
+        """Number of successfully executed operations."""
         return sum(o.status == "ok" for o in self.observations)
 
     @property
     def policy_turns(self) -> int:
-        """Number of turns that the policy generated."""
+        """Number of policy turns."""
         return sum(t.is_policy for t in self.turns)
 
     def token_ids(self) -> list[int]:
@@ -350,11 +349,11 @@ class Trajectory(Record):
         return [token for turn in self.turns for token in turn.tokens]
 
     def loss_mask(self) -> list[int]:
-        """1 on every token the policy generated and is to learn, 0 elsewhere; as long as ``token_ids``."""
+        """1 for the tokens of policy turns with ``learn``, else 0; aligned with ``token_ids``."""
         return [int(turn.is_policy and turn.learn) for turn in self.turns for _ in turn.tokens]
 
     def behaviour_log_probs(self) -> list[float]:
-        """Behaviour log-probabilities aligned with ``token_ids``; 0.0 where nobody sampled: others' turns, demonstrations."""
+        """Behaviour log-probabilities aligned with ``token_ids``; 0.0 for tokens that were not sampled."""
         return [value for turn in self.turns for value in turn.log_probs or [0.0] * len(turn.tokens)]
 
     @model_validator(mode="after")
@@ -381,18 +380,18 @@ class Group(Record):
         return self
 
     def __reduce__(self) -> tuple[Callable[[bytes], Group], tuple[bytes]]:
-        # Between processes one value: Ray's pickler asks Python code about each of the hundreds of records inside.
+        # Pickled as one value: Ray's pickler calls Python code for each of the hundreds of records inside.
         return _unpickle_group, (pickle.dumps(self.__getstate__(), pickle.HIGHEST_PROTOCOL),)
 
 
 def _unpickle_group(state: bytes) -> Group:
     group = Group.__new__(Group)
-    group.__setstate__(pickle.loads(state))  # noqa: S301 - by Ray alone, from another process of the job
+    group.__setstate__(pickle.loads(state))  # noqa: S301 - only from other processes of the same job, through Ray
     return group
 
 
 class Vote(Record):
-    """One voter's answer and its weight; ``id`` is that of its trajectory or, for a neighbour, of its experience."""
+    """An answer with its weight; ``id`` is that of the trajectory or, for a neighbour, of the experience."""
 
     answer: str | None
     weight: float = 1.0
@@ -403,10 +402,11 @@ class Vote(Record):
 
 
 class Verdict(Record):
-    """The outcome of a vote with its provenance. ``answer`` None means abstained; ``confidence`` in [0, 1].
+    """The result of a vote with its provenance. ``answer`` None means abstention; ``confidence`` is in [0, 1].
 
-    ``self_answer`` is the first sample's; ``neighbours`` were looked up (``partial``: some shards did not answer) and those
-    compatible are among ``votes``; ``answer_weights`` by canonical answer; ``strategies`` what each voted for in an ensemble.
+    ``self_answer``: the first sample's answer. ``neighbours``: number of retrieved experiences, of which the compatible ones are
+    in ``votes``. ``partial``: some memory shards did not answer. ``answer_weights``: weights by canonical answer. ``strategies``:
+    the answer of each strategy of an ensemble.
     """
 
     answer: str | None
@@ -422,7 +422,7 @@ class Verdict(Record):
 
 
 class Feedback(Record):
-    """What somebody said of a served answer: was it ``correct``, what would be right, and why."""
+    """A user's feedback on a served answer: whether it is ``correct``, the right ``answer``, and a comment."""
 
     correct: bool | None = None
     answer: str | None = None
@@ -431,10 +431,10 @@ class Feedback(Record):
 
 
 class Experience(Record):
-    """A served episode as the memory keeps it: text redacted, pictures beside it, never a caller's data URL.
+    """A served episode as stored in memory: text redacted, pictures stored separately, no data URLs.
 
-    ``user`` is a pseudonym (see ``evolution.privacy``). Retrievals and successes are the memory's own counts: a retrieval is a
-    success when a verdict agreed with this experience, told once for each retrieval id. ``priority`` > 0.
+    ``user`` is a pseudonym (see ``evolution.privacy``). The memory counts ``retrievals`` and ``successes``: a retrieval succeeds
+    if the verdict agrees with this experience; each retrieval id counts once.
     """
 
     id: str = Field(default_factory=lambda: new_id("exp"))
@@ -453,14 +453,14 @@ class Experience(Record):
 
 
 class Neighbour(Record):
-    """A found experience and its cosine (or negative distance) to what was asked for."""
+    """A retrieved experience and its similarity to the query: cosine or negative distance."""
 
     experience: Experience
     similarity: float
 
 
 class UpdateTask(Record):
-    """Work for the learner from traffic: trajectories scored against the *pseudo-label*, never a truth."""
+    """A learner task from traffic: trajectories scored against the *pseudo-label*, never against a truth."""
 
     id: str = Field(default_factory=lambda: new_id("task"))
     question_id: str
@@ -472,7 +472,7 @@ class UpdateTask(Record):
 
 
 class VersionStatus(enum.StrEnum):
-    """Life of a policy version."""
+    """Status of a policy version."""
 
     CANDIDATE = "candidate"
     PROMOTED = "promoted"
@@ -480,7 +480,7 @@ class VersionStatus(enum.StrEnum):
 
 
 class PolicyVersion(Record):
-    """One published set of weights: monotone number, content hash, parent, status."""
+    """A published set of weights: increasing number, content hash, parent, status."""
 
     version: Annotated[int, Field(ge=0)]
     parent: int | None = None

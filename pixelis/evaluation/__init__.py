@@ -1,1 +1,1 @@
-"""Measures policies: summaries of episodes, intervals and paired differences."""
+"""Evaluation of policies: episode summaries, intervals and paired differences."""

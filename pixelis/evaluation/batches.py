@@ -9,17 +9,17 @@ from pixelis.records import Group
 from pixelis.rewards.terms import reward_metrics
 
 BINS = ((0.0, "none"), (0.25, "quarter"), (0.5, "half"), (0.75, "three_quarters"), (0.9999, "most"), (1.0, "all"))
-"""Upper edges of a group's share of right answers, and what the bin is called."""
+"""Upper edges and names of the bins of a group's share of right answers."""
 
 NO_MAJORITY = ("no_majority", "tie")
-"""Why a rollout of a group that did not agree is unscored."""
+"""Causes of unscored rollouts in groups without a majority."""
 
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Metrics of a batch of scored groups; empty for no groups.
+    """Metrics of a batch of scored groups; empty without groups.
 
-    ``group/right_*`` are the shares of groups by their rate of right answers, ``group/saturated`` those that are all right or all
-    wrong: they have no gradient from accuracy. ``rollout/calls`` counts requested operations per episode.
+    ``group/right_*``: shares of groups by their rate of right answers. ``group/saturated``: share of groups with only right or
+    only wrong answers, which give no gradient from accuracy. ``rollout/calls``: requested operations per episode.
     """
     trajectories = [t for g in groups for t in g.trajectories]
     if not trajectories:
@@ -41,45 +41,45 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _votes(groups: Sequence[Group]) -> dict[str, float]:
-    """How well the majority does as a label (TTRL, arXiv 2504.16084); what needs a truth is left out where there is none.
+    """Quality of the majority vote as a label (TTRL, arXiv 2504.16084); metrics that need a truth cover labelled groups only.
 
-    ``vote/label_accuracy``: majorities that are right; ``vote/none``: groups without one; and what ``_against_truth`` tells.
+    ``vote/label_accuracy``: share of right majorities. ``vote/none``: share of groups without a majority. See ``_against_truth``.
     """
-    asked = [g for g in groups if any("majority_vote" in t.rewards or t.unscored in NO_MAJORITY for t in g.trajectories)]
-    voted = [[t.rewards for t in g.trajectories if "majority_vote" in t.rewards] for g in asked]
+    voting = [g for g in groups if any("majority_vote" in t.rewards or t.unscored in NO_MAJORITY for t in g.trajectories)]
+    voted = [[t.rewards for t in g.trajectories if "majority_vote" in t.rewards] for g in voting]
     voted = [rewards for rewards in voted if rewards]
-    if not asked:
+    if not voting:
         return {}
-    out = {"vote/none": 1 - len(voted) / len(asked)}
+    out = {"vote/none": 1 - len(voted) / len(voting)}
     if voted:
-        out["vote/majority_share"] = sum(sum(r["majority_vote"] > 0 for r in rewards) / len(rewards) for rewards in voted) / len(
-            voted
-        )
-    known = [[r for r in rewards if "accuracy" in r] for rewards in voted]
-    known = [rewards for rewards in known if rewards]
-    if known:
-        won = [[r["accuracy"] > 0 for r in rewards if r["majority_vote"] > 0] for rewards in known]
-        out["vote/label_accuracy"] = sum(any(right) for right in won) / len(known)
-    return out | _against_truth(known, "vote/")
+        shares = [sum(r["majority_vote"] > 0 for r in rewards) / len(rewards) for rewards in voted]
+        out["vote/majority_share"] = sum(shares) / len(shares)
+    labelled = [scored for rewards in voted if (scored := [r for r in rewards if "accuracy" in r])]
+    if labelled:
+        right = [any(r["accuracy"] > 0 for r in rewards if r["majority_vote"] > 0) for rewards in labelled]
+        out["vote/label_accuracy"] = sum(right) / len(right)
+    return out | _against_truth(labelled, "vote/")
 
 
 def learnt_votes(groups: Sequence[Group]) -> dict[str, float]:
-    """``vote/learnt_*``: what ``_against_truth`` tells of the rollouts that are learnt from, where more have voted."""
+    """``vote/learnt_*``: the metrics of ``_against_truth`` for the rollouts in the batch, which may be fewer than have voted."""
     rewards = [[t.rewards for t in g.trajectories if {"majority_vote", "accuracy"} <= t.rewards.keys()] for g in groups]
     return _against_truth([r for r in rewards if r], "vote/learnt_")
 
 
-def _against_truth(known: list[list[dict[str, float]]], name: str) -> dict[str, float]:
-    """Of rollouts' rewards by group: ``reward_accuracy``, rollouts whose reward is as the truth would have it; ``truth_share``,
-    rollouts that are right; ``pass_at_n``, groups with one that is.
+def _against_truth(groups: list[list[dict[str, float]]], prefix: str) -> dict[str, float]:
+    """Compare the votes with the truth, given the rollouts' rewards by group.
+
+    ``reward_accuracy``: share of rollouts whose vote reward equals the reward by truth. ``truth_share``: share of right rollouts.
+    ``pass_at_n``: share of groups with a right rollout.
     """
-    if not known:
+    if not groups:
         return {}
-    flat = [(r["majority_vote"] > 0, r["accuracy"] > 0) for rewards in known for r in rewards]
+    flat = [(r["majority_vote"] > 0, r["accuracy"] > 0) for rewards in groups for r in rewards]
     return {
-        f"{name}reward_accuracy": sum(vote == truth for vote, truth in flat) / len(flat),
-        f"{name}truth_share": sum(truth for _, truth in flat) / len(flat),
-        f"{name}pass_at_n": sum(any(r["accuracy"] > 0 for r in rewards) for rewards in known) / len(known),
+        f"{prefix}reward_accuracy": sum(vote == truth for vote, truth in flat) / len(flat),
+        f"{prefix}truth_share": sum(truth for _, truth in flat) / len(flat),
+        f"{prefix}pass_at_n": sum(any(r["accuracy"] > 0 for r in rewards) for rewards in groups) / len(groups),
     }
 
 

@@ -13,17 +13,17 @@ from pixelis.records import Group, Trajectory
 def summarise(
     items: Iterable[Group | Trajectory], truths: Mapping[str, Sequence[str]] | None = None, seed: int = 0
 ) -> dict[str, Any]:
-    """Accuracy with its interval, use of tools, turns and stop reasons of a set of episodes.
+    """Summarise a set of episodes.
 
-    - `accuracy`: mean of the raw reward term `accuracy` over the `n` scored episodes; None when none was scored. With `truths`
-      (question id -> accepted answers) episodes are scored here by exact match instead. Unscored episodes are counted by cause
-      in `unscored` and never taken as wrong.
-    - `ci95`: Wilson's interval when every question has one right-or-wrong episode, else a bootstrap over questions, because
-      episodes of one question are not independent.
-    - `rapr`: rate of pixel reasoning, the share of all episodes with at least one executed operation (Pixel-Reasoner's name).
-    - `tool_error_rate`: failed / requested operations, see `operation_counts`; 0.0 when none was requested.
-    - `operations`: how many were requested. `questions`: how many have a scored episode. `stop_reasons`: count by reason.
-    - `turns`, `seconds`: mean policy turns and mean wall seconds of an episode.
+    - `accuracy`: mean of the raw reward term `accuracy` over the `n` scored episodes, None without any. With `truths` (question
+      id -> accepted answers) episodes are scored by exact match instead. Unscored episodes are counted by cause in `unscored`
+      and never as wrong.
+    - `ci95`: Wilson interval if every question has one right-or-wrong episode, else a bootstrap over questions, because episodes
+      of one question are not independent.
+    - `rapr`: rate of pixel reasoning (Pixel-Reasoner), the share of episodes with at least one executed operation.
+    - `tool_error_rate`: failed / requested operations, see `operation_counts`; 0.0 without requests.
+    - `operations`: number of requested operations. `questions`: number with a scored episode. `stop_reasons`: count by reason.
+    - `turns`, `seconds`: mean policy turns and mean wall seconds per episode.
     """
     episodes = list(_flatten(items))
     scores, unscored = _scores(episodes, truths)
@@ -49,21 +49,20 @@ def summarise(
 
 
 def correctness(items: Iterable[Group | Trajectory], truths: Mapping[str, Sequence[str]] | None = None) -> dict[str, float]:
-    """Question id -> mean accuracy of its scored episodes: what `statistics.paired_bootstrap` compares."""
+    """Question id -> mean accuracy of its scored episodes, for `statistics.paired_bootstrap`."""
     scores, _ = _scores(_flatten(items), truths)
     return {question: sum(values) / len(values) for question, values in scores.items()}
 
 
 def operation_counts(trajectory: Trajectory) -> tuple[int, int]:
-    """(requested, failed) operations of an episode.
+    """Numbers of requested and failed operations of an episode.
 
-    Requested: every policy turn that calls or tries to call. Failed: calls that could not be read and calls answered with an
-    error. A call that the episode's limits cut off (`over_turn`, `over_context`) was requested and did not fail; its stop
-    reason tells.
+    Every policy turn with a call, valid or not, is a request. Invalid calls and calls with an error observation have failed. A
+    call that was not executed because of a limit (`over_turn`, `over_context`) is requested and has not failed.
     """
     requested = failed = 0
     for i, turn in enumerate(trajectory.turns):
-        broken = turn.error not in (None, "bad_token")  # an engine that samples a forbidden token has called nothing
+        broken = turn.error not in (None, "bad_token")  # a banned token is an engine failure, not a call
         if not turn.is_policy or (turn.action is None and not broken):
             continue
         reply = trajectory.turns[i + 1].observation if i + 1 < len(trajectory.turns) else turn.observation

@@ -1,4 +1,4 @@
-"""Intervals and differences, by scipy."""
+"""Confidence intervals and paired differences, with scipy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RESAMPLES = 10_000
 
 
 def wilson(successes: int, n: int, level: float = LEVEL) -> tuple[float, float]:
-    """Wilson score interval of a share, both ends in 0..1; (0, 1) when nothing was tried.
+    """Wilson score interval of a proportion, within 0..1; (0, 1) for n = 0.
 
     Raises ValueError unless 0 <= successes <= n. Source: Wilson, JASA 1927.
     """
@@ -30,7 +30,7 @@ def bootstrap_mean(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of a mean over independent questions. Raises ValueError for fewer than two values.
 
-    The percentile form is used because the bias-corrected one is undefined where all values are equal. Source: Efron, 1979.
+    Uses percentiles because the bias-corrected interval is undefined if all values are equal. Source: Efron, 1979.
     """
     data = np.asarray(values, dtype=np.float64)
     if data.size < 2:
@@ -49,11 +49,11 @@ def paired_bootstrap(
     resamples: int = RESAMPLES,
     level: float = LEVEL,
 ) -> dict[str, float | int | list[float]]:
-    """Mean of a - b over the same questions with its bootstrap interval: `{"mean", "ci95", "n"}` (`ci95` at `level`).
+    """Mean of a - b over the same questions with its bootstrap interval at `level`: `{"mean", "ci95", "n"}`.
 
-    Sequences are aligned by place and must be equally long; mappings (question id -> score) by key, over the questions both
-    have. Questions are resampled, each with both its scores, so what makes a question hard for both cancels. The same seed
-    gives the same interval. Raises ValueError for unequal lengths or fewer than two shared questions.
+    Sequences must have equal lengths and order; mappings (question id -> score) are compared on their shared keys. Questions are
+    resampled with both scores, so that the difficulty of a question cancels. Deterministic for a seed. Raises ValueError for
+    unequal lengths or fewer than two shared questions.
     """
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         shared = sorted(a.keys() & b.keys())
@@ -64,7 +64,7 @@ def paired_bootstrap(
         left, right = list(a), list(b)
     if len(left) != len(right):
         raise ValueError(f"{len(left)} and {len(right)} scores are not paired")
-    # Resampling pairs and averaging a - b is resampling the differences: one array, the same distribution.
+    # Resampling pairs equals resampling their differences.
     differences = np.asarray(left, dtype=np.float64) - np.asarray(right, dtype=np.float64)
     low, high = bootstrap_mean(differences, seed, resamples, level)  # type: ignore[arg-type]
     return {"mean": float(differences.mean()), "ci95": [low, high], "n": len(differences)}

@@ -1,6 +1,6 @@
-"""pixelis-nano: a vision-language model of a production architecture, small enough to train on two CPU cores in minutes."""
+"""pixelis-nano: a vision-language model with a production architecture that trains on two CPU cores in minutes."""
 
 from pathlib import Path
 
 BASE = Path(__file__).parent / "base"
-"""Folder of the committed base checkpoint (loads with `from_pretrained`)."""
+"""Folder of the packaged base checkpoint, for `from_pretrained`."""

@@ -1,4 +1,4 @@
-"""The shape of pixelis-nano: stock transformers classes in tiny, so that every loading path of the large models works."""
+"""The architecture of pixelis-nano: tiny configurations of transformers classes, which load like the large models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from pixelis.errors import BadInput
 
@@ -30,11 +32,11 @@ SIZES = {
     "view": 64,
     "positions": 4096,
 }
-"""Sizes of the committed model: 64 x 64 views make 16 image tokens."""
+"""Sizes of the packaged model: a 64 x 64 view has 16 image tokens."""
 
 
 def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed: int = 0, **sizes: int) -> PreTrainedModel:
-    """A randomly initialised model in fp32 on the CPU: Qwen3-VL (the product's) or Qwen2.5-VL, with untied embeddings.
+    """Build a randomly initialised fp32 model on the CPU: Qwen3-VL (packaged) or Qwen2.5-VL, with untied embeddings.
 
     `sizes` overrides entries of SIZES. Raises BadInput for an unknown family or size.
     """
@@ -76,7 +78,7 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
         "out_hidden_size": size["hidden"],
         "initializer_range": 0.06,
     }
-    # Tied embeddings would leave a stale copy of lm_head in vLLM's CPU build after a weight update.
+    # With tied embeddings vLLM's CPU build would keep a stale copy of lm_head after a weight update.
     torch.manual_seed(seed)
     if family == "qwen3_vl":
         from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
@@ -104,7 +106,7 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a checkpoint folder that `from_pretrained` loads: weights, tokenizer, and how pictures become patches."""
+    """Write a checkpoint folder for `from_pretrained`: weights, tokenizer and image processor."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     model.save_pretrained(folder)
@@ -122,8 +124,8 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
         file.chmod(0o644)
 
 
-def _grid_waves(side: int, width: int) -> torch.Tensor:
-    """Sines and cosines of row and column, [side * side, width]: the starting point of the position table."""
+def _grid_waves(side: int, width: int) -> Float[Tensor, "positions width"]:
+    """Sines and cosines of row and column, [side * side, width], to initialise the position table."""
     frequencies = torch.exp(torch.linspace(math.log(0.5), math.log(math.pi * side / 2), width // 4))
     angles = torch.linspace(-1, 1, side)[:, None] * frequencies
     axis = torch.cat([angles.sin(), angles.cos()], dim=1)

@@ -1,8 +1,8 @@
-"""The tokenizer of pixelis-nano: byte-level, so any text survives, with one token for each piece the agent writes often.
+"""The tokenizer of pixelis-nano: byte-level, with one token for each text piece that the agent writes often.
 
-There is no training corpus and there are no merges. A piece of text that stands in the word list is one token, anything else
-becomes its bytes. Whole numbers on the 20/1000 grid (0, 20, ... 1000) are words, so a coordinate is one token; other numbers are
-spelt digit by digit. Tags and the fixed parts of a tool call are tokens of their own, so a zoom costs a dozen tokens.
+There is no training corpus and there are no merges. A piece in the word list is one token; other text becomes its bytes. Whole
+numbers on the 20/1000 grid (0, 20, ... 1000) are words, so that a coordinate is one token; other numbers are spelt in digits.
+Tags and the fixed parts of a tool call are tokens, so that a zoom takes a dozen tokens.
 """
 
 from __future__ import annotations
@@ -21,32 +21,12 @@ PIECES = (
     *("user\n", "assistant\n", "system\n", "error "),
 )
 _COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
-_WORDS = (
-    *("which", "what", "where", "digit", "number", "is", "are", "in", "on", "at", "of", "the", "a", "an", "this", "that", "here"),
-    *("frame", "card", "box", "picture", "image", "colour", "color", "written", "read", "find", "point", "locate", "show"),
-    *(
-        "give",
-        "see",
-        "zoom",
-        "look",
-        "closer",
-        "around",
-        "it",
-        "I",
-        "and",
-        "to",
-        "has",
-        "have",
-        "how",
-        "many",
-        "there",
-        "its",
-        "holds",
-    ),
-    *("repeat", "say", "after", "me", "answer", "think", "question", "too", "small", "not", "no", "yes", "text", "word", "left"),
-    *("right", "top", "bottom", "inside", "outside", "with", "for", "be", "can", "you", "please", "larger", "first", "second"),
-    *("bad", "error", "must", "should", "between", "one", "two", "three", "as", "from", "name", "value", "region", "object"),
-)
+_WORDS = """
+    which what where digit number is are in on at of the a an this that here frame card box picture image colour color
+    written read find point locate show give see zoom look closer around it I and to has have how many there its holds
+    repeat say after me answer think question too small not no yes text word left right top bottom inside outside with for
+    be can you please larger first second bad error must should between one two three as from name value region object
+"""
 
 CHAT_TEMPLATE = """{%- for message in messages -%}
 {%- if message.role == 'tool' -%}{{- '<|im_start|>user\n<tool_response>' -}}
@@ -66,26 +46,26 @@ CHAT_TEMPLATE = """{%- for message in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """
-"""Qwen's chat format without the default system turn; a tool's reply stands in a user turn between <tool_response> tags."""
+"""Qwen's chat format without the default system turn; a tool's reply is a user turn in <tool_response> tags."""
 
 
 def words() -> list[str]:
-    """Every text piece that is one token, in the order of their ids (after the bytes)."""
-    listed = [str(value) for value in BINS if value > 9]
-    for word in (*_COLOURS, *_WORDS):
+    """All text pieces that are one token, in the order of their ids (after the bytes)."""
+    pieces = [str(value) for value in BINS if value > 9]
+    for word in (*_COLOURS, *_WORDS.split()):
         for form in dict.fromkeys((word, word[0].upper() + word[1:])):
-            listed += [form, " " + form]
-    listed += [" =", " [", " (", " {", "\n\n", "  "]
-    return list(dict.fromkeys(listed))
+            pieces += [form, " " + form]
+    pieces += [" =", " [", " (", " {", "\n\n", "  "]
+    return list(dict.fromkeys(pieces))
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer, made from the lists of this module; `save_pretrained` writes what AutoTokenizer loads."""
+    """Build the tokenizer from the lists of this module; AutoTokenizer loads the result of its `save_pretrained`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     pieces = [piece for word in words() for piece, _ in byte_level.pre_tokenize_str(word)]
-    vocabulary = {piece: place for place, piece in enumerate(dict.fromkeys([*SPECIAL, *alphabet, *pieces]))}
-    # ignore_merges: a piece found whole in the vocabulary is one token; with no merges the rest falls apart into bytes.
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys([*SPECIAL, *alphabet, *pieces]))}
+    # ignore_merges: a piece in the vocabulary is one token; without merges other text becomes bytes.
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     split = Regex(r"\p{N}+| ?\p{L}+|\s+(?=\s\S)|\s+| ?[^\s\p{L}\p{N}]")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(split, "isolated"), byte_level])
