@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pixelis.config import CuriosityConfig, RewardsConfig, RewardWeightsConfig
+from pixelis.config import RewardsConfig, RewardWeightsConfig
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import coherence as sequences
@@ -58,11 +58,6 @@ def ends_in_error(trajectory: Trajectory) -> bool:
     return False
 
 
-def pixel_reasoning_rate(trajectories: Sequence[Trajectory], counts: str = "executed") -> float:
-    """RaPR: share of trajectories with at least one operation; 0.0 without trajectories."""
-    return sum(calls(t, counts) > 0 for t in trajectories) / len(trajectories) if trajectories else 0.0
-
-
 # -- context of a term --------------------------------------------------------------------------------------------
 
 
@@ -96,8 +91,23 @@ class Context:
 
     @cached_property
     def rate(self) -> float:
-        """RaPR of the group."""
-        return pixel_reasoning_rate(self.valid, self.settings.curiosity.counts)
+        """RaPR of the group: share of trajectories with at least one operation; 0.0 without trajectories."""
+        counts = self.settings.curiosity.counts
+        return sum(calls(t, counts) > 0 for t in self.valid) / len(self.valid) if self.valid else 0.0
+
+    @cached_property
+    def terms(self) -> list[str]:
+        """Names of the terms to compute: those with a weight for any question, and ALWAYS."""
+        weighted = {name for weights in self.settings.mixtures for name, weight in weights.model_dump().items() if weight}
+        return [n for n in RewardWeightsConfig.model_fields if n in weighted or n in ALWAYS or n in self.mixture]
+
+    @cached_property
+    def own(self) -> dict[str, dict[str, float | DataFailure]]:
+        """Values of the user's own functions by name and trajectory."""
+        if not self.valid:
+            return {}
+        values = {name: self.services.own(name, self.valid, self.question, self.step) for name in self.settings.own}
+        return {name: {t.id: v for t, v in zip(self.valid, row, strict=True)} for name, row in values.items()}
 
     @cached_property
     def weights(self) -> dict[str, float]:
@@ -212,39 +222,31 @@ def well_formed(trajectory: Trajectory, context: Context) -> float:
     return FORMATS[context.format_kind](trajectory)
 
 
-def bonus(trajectory: Trajectory, rate: float, settings: CuriosityConfig, video: bool = False) -> float:
-    """Bonus of an episode with calls while the group's RaPR, ``rate``, is below H; else 0.
-
-    paper: alpha * max(H - RaPR, 0), Pixel-Reasoner, arXiv 2505.15966 (H 0.3, alpha 0.5).
-    repo: max(H - RaPR, 0) / k / RaPR * 0.25 with k = 2 for pictures and 1.5 for videos, its code.
-    """
-    if not calls(trajectory, settings.counts):
-        return 0.0
-    lack = max(settings.target - rate, 0.0)
-    if settings.form == "paper":
-        return settings.alpha * lack
-    return lack / (1.5 if video else 2.0) / rate * 0.25 if rate else 0.0
-
-
-def cost(trajectory: Trajectory, settings: CuriosityConfig) -> float:
-    """beta * min(N - n, 0): cost of the n calls beyond N free ones (Pixel-Reasoner: N 1, beta 0.05)."""
-    return settings.beta * min(settings.free_calls - calls(trajectory, settings.counts), 0)
-
-
 def curiosity(trajectory: Trajectory, context: Context) -> float:
     """Bonus plus cost of Pixel-Reasoner."""
     return curiosity_bonus(trajectory, context) + efficiency(trajectory, context)
 
 
 def curiosity_bonus(trajectory: Trajectory, context: Context) -> float:
-    """Bonus of Pixel-Reasoner."""
+    """Bonus of an episode with calls while the group's RaPR is below H; else 0.
+
+    paper: alpha * max(H - RaPR, 0), Pixel-Reasoner, arXiv 2505.15966 (H 0.3, alpha 0.5).
+    repo: max(H - RaPR, 0) / k / RaPR * 0.25 with k = 2 for pictures and 1.5 for videos, its code.
+    """
+    settings, rate = context.settings.curiosity, context.rate
+    if not calls(trajectory, settings.counts):
+        return 0.0
+    lack = max(settings.target - rate, 0.0)
+    if settings.form == "paper":
+        return settings.alpha * lack
     video = any(media.kind == "video" for media in context.question.media)
-    return bonus(trajectory, context.rate, context.settings.curiosity, video)
+    return lack / (1.5 if video else 2.0) / rate * 0.25 if rate else 0.0
 
 
 def efficiency(trajectory: Trajectory, context: Context) -> float:
-    """Cost of Pixel-Reasoner."""
-    return cost(trajectory, context.settings.curiosity)
+    """beta * min(N - n, 0): cost of the n calls beyond N free ones (Pixel-Reasoner: N 1, beta 0.05)."""
+    settings = context.settings.curiosity
+    return settings.beta * min(settings.free_calls - calls(trajectory, settings.counts), 0)
 
 
 def tool_if_correct(trajectory: Trajectory, context: Context) -> float:
@@ -341,12 +343,6 @@ TERMS: dict[str, Term] = {
 """Terms by their name in ``rewards.weights``."""
 
 
-def measured(settings: RewardsConfig, mixture: Mapping[str, float] | None = None) -> list[str]:
-    """Names of the terms to compute: those with a weight for any question, and ALWAYS."""
-    weighted = {name for weights in settings.mixtures for name, weight in weights.model_dump().items() if weight}
-    return [name for name in RewardWeightsConfig.model_fields if name in weighted or name in ALWAYS or name in (mixture or {})]
-
-
 # -- groups ---------------------------------------------------------------------------------------------------------
 
 
@@ -365,7 +361,6 @@ def score_group(
 def score_in(context: Context) -> Group:
     """A scored copy of the context's group; see ``score_group``."""
     find_scorer(context.settings.scorer or context.group.question.scorer)
-    own = _own_rewards(context)
     scored = []
     for trajectory in context.group.trajectories:
         raw: dict[str, float] = {}
@@ -373,7 +368,7 @@ def score_in(context: Context) -> Group:
         if trajectory.stop_reason in BROKEN:
             cause: str | None = trajectory.unscored or trajectory.stop_reason.value
         else:
-            cause = _measure(trajectory, context, own, raw, weighted)
+            cause = _measure(trajectory, context, raw, weighted)
         reward, clip = None if cause else math.fsum(weighted.values()), context.settings.clip
         if reward is not None and clip:
             reward = max(-clip, min(clip, reward))
@@ -387,16 +382,10 @@ def score_in(context: Context) -> Group:
     return context.group.model_copy(update={"trajectories": scored})
 
 
-def _measure(
-    trajectory: Trajectory,
-    context: Context,
-    own: Mapping[str, Mapping[str, float | DataFailure]],
-    raw: dict[str, float],
-    weighted: dict[str, float],
-) -> str | None:
+def _measure(trajectory: Trajectory, context: Context, raw: dict[str, float], weighted: dict[str, float]) -> str | None:
     """Fill in raw and weighted terms; returns the cause when a term with a weight cannot be computed."""
     cause = None
-    for name in measured(context.settings, context.mixture):
+    for name in context.terms:
         term, weight = TERMS[name], context.weights[name]
         try:
             value = _value_or_raise(finite(term.value(trajectory, context)))
@@ -409,7 +398,7 @@ def _measure(
         raw[name] = value
         if weight:
             weighted[name] = weight * context.normalise(name, value)
-    for name, values in own.items():
+    for name, values in context.own.items():
         own_value = values[trajectory.id]
         if isinstance(own_value, DataFailure):
             if context.settings.own[name]:
@@ -418,18 +407,6 @@ def _measure(
         raw[name] = own_value
         weighted[name] = context.settings.own[name] * own_value
     return cause
-
-
-def _own_rewards(context: Context) -> dict[str, dict[str, float | DataFailure]]:
-    """Values of the user's own functions by name and trajectory."""
-    trajectories = context.valid
-    if not trajectories:
-        return {}
-    result = {}
-    for name in context.settings.own:
-        values = context.services.own(name, trajectories, context.question, context.step)
-        result[name] = {t.id: value for t, value in zip(trajectories, values, strict=True)}
-    return result
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -9,7 +9,7 @@ import pytest
 from pixelis.config import CuriosityConfig, RewardsConfig, RewardWeightsConfig, TaskRewardsConfig
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Action, Group, Media, Observation, Question, StopReason, Trajectory, Turn
-from pixelis.rewards import formats, terms
+from pixelis.rewards import formats
 from pixelis.rewards.coherence import coherence, misuse, violations
 from pixelis.rewards.scorers import SCORERS
 from pixelis.rewards.terms import TERMS, reward_metrics, score_group
@@ -81,7 +81,8 @@ def test_curiosity_is_the_papers_form_on_the_groups_rate():
     busy = [episode("1", ok=3), episode("1", ok=1), episode("1", failed=4)]
     assert values("curiosity", ALL, *busy) == pytest.approx([-0.1, 0.0, 0.0])
     other = CuriosityConfig(target=1.0, alpha=2.0, free_calls=0, beta=0.1)
-    assert terms.bonus(episode("1", ok=2), 0.5, other) + terms.cost(episode("1", ok=2), other) == pytest.approx(0.8)
+    pair = [episode("1", ok=2), episode("1")]
+    assert values("curiosity", only("curiosity", curiosity=other), *pair) == pytest.approx([0.8, 0.0])
     both = RewardsConfig(weights=RewardWeightsConfig(curiosity_bonus=1, efficiency=1))
     for trajectory in score_group(group(*episodes, episode("1", ok=4)), both).trajectories:
         parts = trajectory.rewards
