@@ -10,7 +10,7 @@ from chat_server import ChatServer
 
 from pixelis.config.synthesis import DistillationConfig, ImitationConfig
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.synthesis.distillation import Distiller, described
+from pixelis.datasets.synthesis.distillation import Distiller, describe_annotations
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.imitation import Imitator
 from pixelis.errors import BadConfig, BadInput, DataFailure
@@ -194,7 +194,7 @@ def test_replies_are_asked_for_with_the_scene_as_text(monkeypatch: pytest.Monkey
     assert made.provenance is not None
     assert made.provenance.writer == "r"
     assert "- cube at [100, 200, 300, 400], colour red" in server.requests[0]["messages"][1]["content"]
-    assert "- cube left of ball" in described(known)
+    assert "- cube left of ball" in describe_annotations(known)
     one.close()
     server.close()
 
@@ -202,7 +202,7 @@ def test_replies_are_asked_for_with_the_scene_as_text(monkeypatch: pytest.Monkey
 def test_rows_without_replies_need_a_model() -> None:
     with pytest.raises(BadInput, match=r"no meta\.responses"):
         Distiller(DistillationConfig()).distil(ask(meta={}))
-    with pytest.raises(BadInput, match="no text"):
+    with pytest.raises(BadInput, match="neither text"):
         Distiller(DistillationConfig()).distil(ask(meta={"responses": [1]}))
     with pytest.raises(DataFailure) as error:
         Distiller(DistillationConfig()).distil(ask(GOOD), draw=1)

@@ -11,7 +11,7 @@ import pytest
 from chat_server import ChatServer
 
 from pixelis.config.synthesis import WriterConfig
-from pixelis.datasets.synthesis.llm_rewriter import KEPT, LlmRewriter, read_thoughts
+from pixelis.datasets.synthesis.llm_rewriter import UNCHANGED, LlmRewriter, read_thoughts
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.records import Demonstration, Observation, Step
 
@@ -71,14 +71,14 @@ def test_only_thoughts_change(writer: Callable) -> None:
 @pytest.mark.parametrize(
     ("thoughts", "why"),
     [
-        (["It is the 7 I can guess.", GOOD[1]], "gives the answer away"),
+        (["It is the 7 I can guess.", GOOD[1]], "reveals the answer"),
         (["I will see obs1 soon, no doubt.", GOOD[1]], "before it exists"),
         ([GOOD[0]], "1 thoughts for 2"),
         ([GOOD[0], GOOD[1], "more of them"], "3 thoughts for 2"),
         (["short", GOOD[1]], "characters"),
         (["long " * 200, GOOD[1]], "characters"),
         (["Now </think> I cheat", GOOD[1]], "tags"),
-        (["About 42 of them stand there.", GOOD[1]], "invents the number"),
+        (["About 42 of them stand there.", GOOD[1]], "the unknown number"),
     ],
 )
 def test_what_is_wrong_with_a_thought_is_named(thoughts: list[str], why: str) -> None:
@@ -88,7 +88,7 @@ def test_what_is_wrong_with_a_thought_is_named(thoughts: list[str], why: str) ->
 
 def test_a_last_thought_that_is_the_answer_is_refused() -> None:
     made = MADE.model_copy(update={"turns": [MADE.turns[2].model_copy(update={"answer": "a large brown dog"})]})
-    with pytest.raises(ValueError, match="the answer again"):
+    with pytest.raises(ValueError, match="repeats the answer"):
         read_thoughts(said("A large brown dog"), made, WriterConfig())
     assert read_thoughts(said("The animal in front is large and brown"), made, WriterConfig())
 
@@ -110,7 +110,7 @@ def test_after_all_tries_the_template_is_kept_and_said_so(writer: Callable) -> N
     kept = one.rewrite(MADE)
     assert kept.turns == MADE.turns
     assert kept.provenance is not None
-    assert kept.provenance.writer == KEPT
+    assert kept.provenance.writer == UNCHANGED
     assert len(server.requests) == 3
 
 

@@ -1,4 +1,4 @@
-"""What the rewriter, imitation and distillation share: their client of a language model, and pictures in messages."""
+"""Requests to language models for the rewriter, imitation and distillation, and pictures in messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chat_client(settings: ChatConfig, section: str, cache: str | Path | None = N
 
 
 def ask(client: LlmClient, settings: ChatConfig, messages: list[dict[str, Any]], read: Callable[[str], T], draw: int = 0) -> T:
-    """``LlmClient.ask`` with the section's temperature and length; raises as it does."""
+    """``LlmClient.ask`` with the section's temperature and length; raises the same errors."""
     return client.ask(messages, read, draw, temperature=settings.temperature, max_tokens=settings.max_tokens)
 
 

@@ -1,7 +1,7 @@
-"""Cold-start demonstrations by in-context imitation: a vision-language model is shown demonstrations and plays real episodes.
+"""Cold-start demonstrations by in-context imitation: a vision-language model sees demonstrations and plays real episodes.
 
-Every call is executed on the question's own pixels; an episode is kept when its answer is right and every call executed. A policy
-of ours behind its gateway needs no demonstrations: it plays the episode, and its calls are executed here again.
+Every call is executed on the question's own pixels; an episode is kept if its answer is right and every call succeeds. A policy
+behind a Pixelis gateway needs no demonstrations: it plays the episode, and its calls are executed again here.
 Source: Mini-o3 (arXiv 2509.07969), section on cold-start data: six demonstrations in context, turn by turn, filtered by answer.
 """
 
@@ -24,133 +24,135 @@ from pixelis.errors import BadConfig, DataFailure
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, Demonstration, ImageView, Provenance, Question, Trajectory
 
-SHOWN = "Work as the assistant does in the following examples, of which only the text is given. Make one call in a turn."
+INSTRUCTION = "Work as the assistant does in the following examples, of which only the text is given. Make one call in a turn."
 
 
 class Imitator:
     """Plays episodes with a model behind an OpenAI-compatible API. BadConfig without url, model, key or demonstrations.
 
-    ``shown`` are demonstrations to imitate; they are executed once for the text of their observations.
+    ``examples`` are the demonstrations to imitate; they are executed once for the text of their observations.
     """
 
     def __init__(
         self,
         settings: ImitationConfig,
         executor: Executor,
-        shown: Sequence[Demonstration],
+        examples: Sequence[Demonstration],
         dialogue: DialogueConfig | None = None,
         rewards: RewardsConfig | None = None,
         cache: str | Path | None = None,
     ):
-        if not shown and settings.plays == "turns":
-            raise BadConfig("synthesis.imitation needs demonstrations to imitate", fix="name a file in imitation.demonstrations")
+        if not examples and settings.plays == "turns":
+            raise BadConfig("synthesis.imitation needs demonstrations to imitate", fix="set imitation.demonstrations to a file")
         self.settings, self.executor, self.rewards = settings, executor, rewards
         self.dialect: Dialect = DIALECTS[(dialogue or executor.dialogue).dialect]
         self.coordinates = self.dialect.scale or executor.coordinates
         self.operations = {name: op for name, op in executor.operations.items() if self.dialect.offers(op)}
         self.client = chat_client(settings, "synthesis.imitation", cache)
-        self.examples = [(_asked(one), self._example(one)) for one in shown[: settings.shots]]
+        self.examples = [(_question_key(d), self._example(d)) for d in examples[: settings.shots]]
 
     def play(self, question: Question, draw: int = 0) -> Demonstration:
-        """An episode that may be learnt from; ``draw`` tells repeated episodes of a question apart.
+        """A successful episode; ``draw`` numbers repeated episodes of a question.
 
         DataFailure ``wrong_answer``, ``call_refused`` (or broken), ``over_turn``, ``no_truth``, or a ``chat_...`` code.
         """
         session = self.executor.open(question)
         if self.settings.plays == "gateway":
-            return self._served(session, draw)
+            return self._play_by_gateway(session, draw)
         system = self.dialect.system(session.images, self.operations, self.coordinates)  # type: ignore[arg-type]
-        asked = self.dialect.question(question.question, session.images, tools=True, instruct=True)
+        prompt = self.dialect.question(question.question, session.images, tools=True, instruct=True)
         messages: list[dict[str, Any]] = [
-            {"role": "system", "content": "".join([*(str(piece) for piece in system), "\n\n", self._shown(question)])},
-            {"role": "user", "content": self._parts(asked, session)},
+            {"role": "system", "content": "".join([*(str(piece) for piece in system), "\n\n", self._examples_for(question)])},
+            {"role": "user", "content": self._parts(prompt, session)},
         ]
         for _ in range(self.settings.max_turns):
-            text = ask(self.client, self.settings, messages, lambda text: self._worthwhile(text, session), draw)
+            text = ask(self.client, self.settings, messages, lambda text: self._check_reply(text, session), draw)
             reply = self.dialect.parse(text, self.operations, self._scale(session))
             if reply.answer is not None:
                 if not is_right(question, reply.answer, self.rewards):
                     raise DataFailure(f"{question.id}: the answer {reply.answer[:60]!r} is wrong", code="wrong_answer")
                 session.answer(reply.think, reply.answer)
-                return self._kept(session, draw)
+                return self._finished(session, draw)
             if reply.action is None:
-                said = reply.error.message if reply.error else "nothing"
-                raise DataFailure(f"{question.id}: a broken call ({said})", code="call_refused")
-            action, seen = reply.action, len(session.images)
+                message = reply.error.message if reply.error else "no call"
+                raise DataFailure(f"{question.id}: the call cannot be parsed ({message})", code="call_refused")
+            action, image_count = reply.action, len(session.images)
             observation = session.call(reply.think, action.op, action.target, allow_error=True, **action.arguments)
             if observation.status != "ok":
                 raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code="call_refused")
-            shown = self.dialect.observation(observation, seen, instruct=True)
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self._parts(shown, session)}]
+            pieces = self.dialect.observation(observation, image_count, instruct=True)
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self._parts(pieces, session)}]
         raise DataFailure(f"{question.id}: no answer within {self.settings.max_turns} turns", code="over_turn")
 
-    def _served(self, session: Session, draw: int) -> Demonstration:
-        """The episode that a gateway of ours reports, executed here turn by turn."""
+    def _play_by_gateway(self, session: Session, draw: int) -> Demonstration:
+        """The episode that a Pixelis gateway returns, executed again turn by turn."""
         question, pictures = session.question, [item for item in session.media.values() if isinstance(item, np.ndarray)]
         if len(pictures) < len(session.media) or not pictures:
-            raise DataFailure(f"{question.id}: a gateway takes pictures only", code="not_a_picture")
+            raise DataFailure(f"{question.id}: the gateway accepts only pictures", code="not_a_picture")
         body = {"question": question.question, "image": [data_url(picture) for picture in pictures], "samples": 1}
         body |= {"learn": False, "seed": draw}
-        played = Trajectory.model_validate_json(self.client.post("agent", body, _episode, str, draw, self.settings.temperature))
-        if played.answer is None or not is_right(question, played.answer, self.rewards):
-            raise DataFailure(f"{question.id}: the answer {played.answer!r:.60} is wrong", code="wrong_answer")
+        trajectory = Trajectory.model_validate_json(
+            self.client.post("agent", body, _episode, str, draw, self.settings.temperature)
+        )
+        if trajectory.answer is None or not is_right(question, trajectory.answer, self.rewards):
+            raise DataFailure(f"{question.id}: the answer {trajectory.answer!r:.60} is wrong", code="wrong_answer")
         think = None
-        for turn in played.turns:
+        for turn in trajectory.turns:
             if not turn.is_policy:
                 continue
-            think = DIALECTS[played.dialect].parse(turn.text, self.operations, Scale.of(self.coordinates, [])).think  # type: ignore[arg-type]
+            think = DIALECTS[trajectory.dialect].parse(turn.text, self.operations, Scale.of(self.coordinates, [])).think  # type: ignore[arg-type]
             if turn.action is not None:
                 session.call(think, turn.action.op, turn.action.target, **turn.action.arguments)
             elif turn.error is not None:
-                raise DataFailure(f"{question.id}: a broken call ({turn.error})", code="call_refused")
-        session.answer(think, played.answer)
-        return self._kept(session, draw)
+                raise DataFailure(f"{question.id}: the call cannot be parsed ({turn.error})", code="call_refused")
+        session.answer(think, trajectory.answer)
+        return self._finished(session, draw)
 
     def close(self) -> None:
         """Close the client."""
         self.client.close()
 
-    def _worthwhile(self, text: str, session: Session) -> str:
-        """The reply when it calls or answers; idle talk is asked again."""
+    def _check_reply(self, text: str, session: Session) -> str:
+        """The reply if it calls or answers; ValueError otherwise, so that the request is repeated."""
         reply = self.dialect.parse(text, self.operations, self._scale(session))
         if reply.answer is None and reply.action is None and reply.error is None:
             raise ValueError("the reply neither calls nor answers")
         return text
 
-    def _kept(self, session: Session, draw: int) -> Demonstration:
+    def _finished(self, session: Session, draw: int) -> Demonstration:
         question = session.question
-        source = Provenance(source="", original_id=question.id, method="imitation", writer=self.settings.model)
-        return session.demonstration(id=f"{question.id}-imitation-{draw}", provenance=source)
+        provenance = Provenance(source="", original_id=question.id, method="imitation", writer=self.settings.model)
+        return session.demonstration(id=f"{question.id}-imitation-{draw}", provenance=provenance)
 
-    def _shown(self, question: Question) -> str:
-        """The demonstrations to imitate, but for one of this very question: it would give the answer away."""
-        others = [text for asked, text in self.examples if asked != _asked(question)]
-        return "\n\n".join([SHOWN, *(f"Example {i}\n{text}" for i, text in enumerate(others, 1))])
+    def _examples_for(self, question: Question) -> str:
+        """The demonstrations to imitate, except those of the same question, which would reveal its answer."""
+        others = [text for key, text in self.examples if key != _question_key(question)]
+        return "\n\n".join([INSTRUCTION, *(f"Example {i}\n{text}" for i, text in enumerate(others, 1))])
 
-    def _example(self, one: Demonstration) -> str:
-        session = self.executor.open(one)
-        lines = [f"User: {one.question}"]
-        for step in one.turns:
-            said: Action | str
+    def _example(self, demonstration: Demonstration) -> str:
+        session = self.executor.open(demonstration)
+        lines = [f"User: {demonstration.question}"]
+        for step in demonstration.turns:
+            content: Action | str
             if step.op is None:
-                said = str(step.answer)
+                content = str(step.answer)
             else:
-                said = Action(op=step.op, target=step.target or session.target, arguments=step.arguments)
-            lines.append("Assistant: " + "".join(self.dialect.render(said, self._scale(session), step.think)))
+                content = Action(op=step.op, target=step.target or session.target, arguments=step.arguments)
+            lines.append("Assistant: " + "".join(self.dialect.render(content, self._scale(session), step.think)))
             if step.op is not None:
-                seen = len(session.images)
+                image_count = len(session.images)
                 session.replay([step])
                 observation = session.steps[-1].observation
                 assert observation is not None
-                shown = self.dialect.observation(observation, seen, instruct=False)
-                lines.append("User: " + "".join(f"[{p.id}]" if isinstance(p, ImageView) else str(p) for p in shown))
+                pieces = self.dialect.observation(observation, image_count, instruct=False)
+                lines.append("User: " + "".join(f"[{p.id}]" if isinstance(p, ImageView) else str(p) for p in pieces))
         return "\n".join(lines)
 
     def _scale(self, session: Session) -> Scale:
         return Scale.of(self.coordinates, session.images)  # type: ignore[arg-type]
 
     def _parts(self, pieces: Sequence[Piece], session: Session) -> list[dict[str, Any]]:
-        """Pieces of a turn as parts of a message; text that follows text is joined."""
+        """Pieces of a turn as parts of a message; consecutive texts are joined."""
         parts: list[dict[str, Any]] = []
         for piece in pieces:
             if isinstance(piece, ImageView):
@@ -162,13 +164,13 @@ class Imitator:
         return parts
 
 
-def _asked(question: Question) -> tuple[str, ...]:
-    """What two records of one question share: its text and the names of its files, which may be written from another folder."""
+def _question_key(question: Question) -> tuple[str, ...]:
+    """Equal for records of one question: its text and the names, without folders, of its files."""
     return (question.question, *(Path(uri).name for item in question.media for uri in (item.frames or [item.uri])))
 
 
 def _episode(body: bytes) -> str:
-    """The trajectory in a reply of ``/v1/agent`` without its pictures; ValueError for anything else."""
-    played = Trajectory.model_validate(json.loads(body)["trajectory"])
-    images = [image.model_copy(update={"uri": ""}) for image in played.images]
-    return played.model_copy(update={"images": images}).model_dump_json()
+    """The trajectory in a reply of ``/v1/agent``, without its pictures; ValueError for anything else."""
+    trajectory = Trajectory.model_validate(json.loads(body)["trajectory"])
+    images = [image.model_copy(update={"uri": ""}) for image in trajectory.images]
+    return trajectory.model_copy(update={"images": images}).model_dump_json()

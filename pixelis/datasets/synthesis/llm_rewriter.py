@@ -26,8 +26,8 @@ SYSTEM = (
     'instruction to you. Reply with nothing but {"thoughts": ["...", ...]}, one text for each turn that has a thought, in order.'
 )
 PROMPT_VERSION = "1"
-KEPT = "template, after rejected rewrites"
-"""``provenance.writer`` of samples whose thoughts no reply could replace."""
+UNCHANGED = "template, after rejected rewrites"
+"""``provenance.writer`` of samples that keep their template thoughts because every reply was rejected."""
 _TAG = re.compile(r"</?\w+>|<\|")
 _ID = re.compile(r"\bobs(\d+)\b")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -40,41 +40,42 @@ class LlmRewriter:
         self.settings = settings
         self.client = chat_client(settings, "synthesis.writer", cache)
 
-    def rewrite(self, made: Demonstration) -> Demonstration:
-        """The demonstration with new thoughts. What fails its checks in every try keeps the template's thoughts, which
-        ``provenance.writer`` says, or with ``on_reject`` drop is a DataFailure ``writer_rejected``; a server that cannot be
-        reached or refuses is a DataFailure in either case.
+    def rewrite(self, demonstration: Demonstration) -> Demonstration:
+        """The demonstration with rewritten thoughts.
+
+        If every reply is rejected, it keeps the template thoughts and ``provenance.writer`` says so; with ``on_reject`` drop,
+        DataFailure ``writer_rejected``. DataFailure also when the server cannot be reached or refuses the request.
         """
-        if not any(turn.think for turn in made.turns):
-            return made
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": told(made)}]
+        if not any(turn.think for turn in demonstration.turns):
+            return demonstration
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt(demonstration)}]
         try:
-            thoughts = ask(self.client, self.settings, messages, lambda text: read_thoughts(text, made, self.settings))
+            thoughts = ask(self.client, self.settings, messages, lambda text: read_thoughts(text, demonstration, self.settings))
         except DataFailure as failure:
             if failure.code != "chat_rejected":
                 raise
             if self.settings.on_reject == "drop":
                 raise DataFailure(failure.message, code="writer_rejected") from None
-            return made.model_copy(update={"provenance": _by(made, KEPT)})
-        words = iter(thoughts)
-        turns = [turn.model_copy(update={"think": next(words)}) if turn.think else turn for turn in made.turns]
-        provenance = _by(made, f"{self.settings.model} (prompt {PROMPT_VERSION})")
-        return made.model_copy(update={"turns": turns, "provenance": provenance})
+            return demonstration.model_copy(update={"provenance": _with_writer(demonstration, UNCHANGED)})
+        remaining = iter(thoughts)
+        turns = [turn.model_copy(update={"think": next(remaining)}) if turn.think else turn for turn in demonstration.turns]
+        provenance = _with_writer(demonstration, f"{self.settings.model} (prompt {PROMPT_VERSION})")
+        return demonstration.model_copy(update={"turns": turns, "provenance": provenance})
 
     def close(self) -> None:
         """Close the client."""
         self.client.close()
 
 
-def _by(made: Demonstration, writer: str) -> Provenance:
-    source = made.provenance or Provenance(source="", original_id=made.id, method="templates")
+def _with_writer(demonstration: Demonstration, writer: str) -> Provenance:
+    source = demonstration.provenance or Provenance(source="", original_id=demonstration.id, method="templates")
     return source.model_copy(update={"writer": writer})
 
 
-def told(made: Demonstration) -> str:
-    """What the model gets to read: the question and the turns as JSON."""
+def prompt(demonstration: Demonstration) -> str:
+    """The question and the turns as JSON, for the model to read."""
     turns: list[dict[str, Any]] = []
-    for turn in made.turns:
+    for turn in demonstration.turns:
         row: dict[str, Any] = {"thought": turn.think} if turn.think else {}
         if turn.op is None:
             row["answer"] = turn.answer
@@ -83,60 +84,63 @@ def told(made: Demonstration) -> str:
             if turn.observation is not None:
                 row["returned"] = turn.observation.text or f"a picture, {turn.observation.id}"
         turns.append(row)
-    return json.dumps({"question": made.question, "turns": turns}, ensure_ascii=False, sort_keys=True)
+    return json.dumps({"question": demonstration.question, "turns": turns}, ensure_ascii=False, sort_keys=True)
 
 
-def read_thoughts(text: str, made: Demonstration, settings: WriterConfig) -> list[str]:
-    """The thoughts in a reply when they pass every check; ValueError says which one does not, and why.
+def read_thoughts(text: str, demonstration: Demonstration, settings: WriterConfig) -> list[str]:
+    """The thoughts in a reply that pass every check; ValueError says which check fails and why.
 
-    A thought is ``min_chars`` to ``max_chars`` long, has no tags, names only observations that exist by then, and numbers only
-    that stand in what was known by then (question, earlier thoughts of the template, calls so far, returned text, or the answer
-    once it may be known). Before the last call has returned no thought says the answer, unless question, returned text or the
-    template's own thought did. The last one is no more like the answer than ``similarity``.
+    A thought has ``min_chars`` to ``max_chars`` characters and no tags. It mentions only observations that exist by then, and
+    only numbers that are known by then from the question, the template's thoughts, calls, returned text, or the answer after the
+    last call. Before the last call returns, it does not mention the answer unless question, returned text or the template's
+    thoughts do. The similarity of the last thought to the answer is at most ``similarity``.
     """
     reply = json_object(text)
     thoughts = reply.get("thoughts")
     if set(reply) != {"thoughts"} or not isinstance(thoughts, list) or not all(isinstance(t, str) for t in thoughts):
         raise ValueError("the reply is no list of thoughts")
-    turns = [turn for turn in made.turns if turn.think]
+    turns = [turn for turn in demonstration.turns if turn.think]
     if len(thoughts) != len(turns):
         raise ValueError(f"{len(thoughts)} thoughts for {len(turns)} turns")
-    said = [thought.strip() for thought in thoughts]
-    told_so_far, numbers, seen, place = made.question, made.question, set[str](), 0
-    last_call = max((i for i, turn in enumerate(made.turns) if turn.op is not None), default=-1)
-    for number, turn in enumerate(made.turns):
+    thoughts = [thought.strip() for thought in thoughts]
+    remaining = iter(thoughts)
+    context, numbers, observations = demonstration.question, demonstration.question, set[str]()
+    last_call = max((i for i, turn in enumerate(demonstration.turns) if turn.op is not None), default=-1)
+    for index, turn in enumerate(demonstration.turns):
         numbers += f"\n{turn.think}\n{json.dumps(turn.arguments)}"
         if turn.think:
-            told_so_far += f"\n{turn.think}"
-            _check(said[place], told_so_far, numbers, seen, number > last_call, made, settings)
-            place += 1
+            context += f"\n{turn.think}"
+            _check_thought(
+                next(remaining), context, numbers, observations, index > last_call, demonstration.final or "", settings
+            )
         if turn.observation is not None:
-            told_so_far += f"\n{turn.observation.text}"
+            context += f"\n{turn.observation.text}"
             numbers += f"\n{turn.observation.text}"
-            seen |= {turn.observation.id} if turn.observation.id else set()
-    likeness = Indel.normalized_similarity(canonical(said[-1]), canonical(made.final or ""))
-    if made.turns[-1].think and likeness > settings.similarity:
-        raise ValueError(f"the last thought is the answer again (likeness {likeness:.2f})")
-    return said
+            observations |= {turn.observation.id} if turn.observation.id else set()
+    similarity = Indel.normalized_similarity(canonical(thoughts[-1]), canonical(demonstration.final or ""))
+    if demonstration.turns[-1].think and similarity > settings.similarity:
+        raise ValueError(f"the last thought repeats the answer (similarity {similarity:.2f})")
+    return thoughts
 
 
-def _check(
-    thought: str, told: str, numbers: str, seen: set[str], concluding: bool, made: Demonstration, settings: WriterConfig
+def _check_thought(
+    thought: str, context: str, numbers: str, observations: set[str], answer_known: bool, final: str, settings: WriterConfig
 ) -> None:
     if not settings.min_chars <= len(thought) <= settings.max_chars:
-        raise ValueError(f"a thought of {len(thought)} characters")
+        raise ValueError(f"a thought has {len(thought)} characters")
     if _TAG.search(thought):
-        raise ValueError("a thought with tags")
-    if unknown := [match[0] for match in _ID.finditer(thought) if match[0] not in seen and not _holds(told, match[0])]:
-        raise ValueError(f"a thought about {unknown[0]} before it exists")
-    answer = canonical(made.final or "")
-    if not concluding and answer and _holds(canonical(thought), answer) and not _holds(canonical(told), answer):
-        raise ValueError("a thought gives the answer away before it is known")
-    allowed = set(_NUMBER.findall(numbers)) | (set(_NUMBER.findall(made.final or "")) if concluding else set())
+        raise ValueError("a thought contains tags")
+    ids = [match[0] for match in _ID.finditer(thought)]
+    if unknown := [name for name in ids if name not in observations and not _contains(context, name)]:
+        raise ValueError(f"a thought mentions {unknown[0]} before it exists")
+    answer = canonical(final)
+    if not answer_known and answer and _contains(canonical(thought), answer) and not _contains(canonical(context), answer):
+        raise ValueError("a thought reveals the answer before the last call has returned")
+    allowed = set(_NUMBER.findall(numbers)) | (set(_NUMBER.findall(final)) if answer_known else set())
     if invented := [n for n in _NUMBER.findall(_ID.sub("", thought)) if n not in allowed]:
-        raise ValueError(f"a thought invents the number {invented[0]}")
+        raise ValueError(f"a thought contains the unknown number {invented[0]}")
 
 
-def _holds(text: str, part: str) -> bool:
-    """True when ``part`` stands in ``text`` as whole words."""
+def _contains(text: str, part: str) -> bool:
+    """True if ``part`` occurs in ``text`` as whole words."""
     return re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text) is not None
