@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on demonstrations, prepared by Ray Data and learnt with Ray Train.
+"""Supervised fine-tuning on demonstrations, prepared by Ray Data and trained on with Ray Train.
 
 Result: checkpoints in run.dir/checkpoints, each with an adapter (or model) for `rft` and `serve`.
 """
