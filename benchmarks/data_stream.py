@@ -86,14 +86,14 @@ def streamed(config: Config, store: Path, steps: int) -> Iterator[int]:
 def looped(config: Config, store: Path, steps: int) -> Iterator[int]:
     """Yield the same from a plain loop over the same samples."""
     from pixelis.datasets.demonstration_store import DemonstrationStore
-    from pixelis.datasets.demonstration_stream import batch_sampler, played
+    from pixelis.datasets.demonstration_stream import batch_sampler, train_sample
     from pixelis.datasets.demonstrations import Player
     from pixelis.policy.model_path import resolve
 
     player, rows = Player(config, str(resolve(config.policy.model))), DemonstrationStore(store)
     draw = batch_sampler(config, rows)
     for step in range(steps):
-        yield sum(view.nbytes for number in draw.rows(step, None) for view in played(player, rows[number]).views)
+        yield sum(view.nbytes for number in draw.rows(step, None) for view in train_sample(player, rows[number]).views)
 
 
 def timed(batches: Iterator[int]) -> tuple[float, int]:

@@ -181,13 +181,13 @@ class HeldOut:
 
     def load(self, rank: int, world: int) -> None:
         """Read this worker's share of the validation demonstrations of the kinds in `sft.kinds`."""
-        from pixelis.datasets.demonstration_stream import demonstrations, played
+        from pixelis.datasets.demonstration_stream import demonstrations, train_sample
         from pixelis.datasets.demonstrations import Player
 
         player, count = Player(self.config, str(resolve(self.config.policy.model))), self.config.sft.validation_size
         source = demonstrations(self.config, self.config.sft.validation, count)
         rows = itertools.islice((row for row in source if row.kind in self.config.sft.kinds), count)
-        self.samples = [(row.level or "", played(player, row)) for row in itertools.islice(rows, rank, None, world)]
+        self.samples = [(row.level or "", train_sample(player, row)) for row in itertools.islice(rows, rank, None, world)]
 
     def loss(self, trainer: Trainer) -> dict[str, float]:
         """Mean negative log-likelihood of the held-out tokens, over all and by level. All workers must call it together."""

@@ -1,7 +1,7 @@
 """The SFT curriculum: a state machine over mixtures of simple, medium and hard demonstrations, driven by evaluations.
 
-It goes on to the next stage when the policy does well enough, and takes a stage back that made it worse. Source: Pixelis
-(arXiv 2603.25091), its SFT curriculum.
+It advances to the next stage when the policy performs well, and rolls a stage back that lowered the performance. Source: the SFT
+curriculum of Pixelis, arXiv 2603.25091.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Mixture = tuple[float, float, float]
 
 
 class Curriculum:
-    """Feed it every evaluation with ``evaluated``; ``mixture`` are the shares of LEVELS in force, their sum 1."""
+    """Advances by evaluations, passed to ``evaluated``; ``mixture`` are the current shares of LEVELS, which add up to 1."""
 
     def __init__(self, settings: config.SftCurriculumConfig):
         self.settings = settings
         self.state: dict[str, Any] = {
             "stage": 0,
-            "entered": 0,  # step at which the stage began
-            "looked": 0,  # step of the last look at whether to go on
+            "entered": 0,  # step at which the stage started
+            "looked": 0,  # step of the last check for an advance
             "interval": settings.interval,
-            "rests_until": 0,  # step before which nothing is looked at, after a roll-back
-            "cooldown": 0,  # evaluations left without a look
-            "streak": 0,  # looks in a row that found the policy good enough
-            "before": None,  # mean performance as the present stage began, until it is compared
+            "rests_until": 0,  # step before which nothing is checked, after a rollback
+            "cooldown": 0,  # remaining evaluations without a check
+            "streak": 0,  # consecutive checks above the threshold
+            "before": None,  # mean performance at the start of the stage, until it is compared
             "recent": [],  # performance of the last evaluations of this stage
             "rollbacks": 0,
             "history": [],  # [step, event, stage after it]
@@ -38,18 +38,18 @@ class Curriculum:
 
     @property
     def stage(self) -> config.StageConfig:
-        """The stage in force."""
+        """The current stage."""
         return self.settings.stages[self.state["stage"]]
 
     @property
     def mixture(self) -> Mixture:
-        """Shares of LEVELS in force."""
+        """The current shares of LEVELS."""
         return self.stage.mixture
 
     def evaluated(self, step: int, loss: float, accuracy: float | None = None) -> Event | None:
-        """``step`` steps are done and the policy has this held-out loss and, if it was measured, accuracy; what follows from it.
+        """Process an evaluation after ``step`` steps: the held-out loss and, if measured, the accuracy; returns the event.
 
-        Performance is the accuracy, or else 1 / (1 + loss).
+        The performance is the accuracy, or 1 / (1 + loss) without one.
         """
         s, state = self.settings, self.state
         performance = accuracy if accuracy is not None else 1 / (1 + loss)
@@ -76,7 +76,7 @@ class Curriculum:
         return "advance"
 
     def _exit(self, step: int, loss: float, accuracy: float | None) -> bool:
-        """Whether the stage's own criteria end it. One that was not measured is not met."""
+        """True if the stage's own criteria end it; a criterion that was not measured is not met."""
         stage = self.stage
         if stage.max_steps and step - self.state["entered"] >= stage.max_steps:
             return True
@@ -93,14 +93,14 @@ class Curriculum:
         return {**self.state, "recent": list(self.state["recent"]), "history": [list(row) for row in self.state["history"]]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``. The stage stays within a configuration that has fewer of them now."""
+        """Continue from ``state_dict``; the stage is limited to those of the configuration."""
         self.state |= dict(state)
         last = len(self.settings.stages) - 1
         if self.state["stage"] > last:
-            self.state |= {"stage": last, "before": None}  # nothing to compare: it is not the stage that was entered
+            self.state |= {"stage": last, "before": None}  # a different stage, so that there is nothing to compare
 
     def metrics(self, event: Event | None = None) -> dict[str, float]:
-        """Stage (from 0), what has just happened to it (1 advance, -1 rollback), mixture and counts."""
+        """Stage (from 0), event (1 advance, -1 rollback), mixture and counts."""
         return {
             "curriculum/stage": float(self.state["stage"]),
             "curriculum/event": {"advance": 1.0, "rollback": -1.0}.get(event or "", 0.0),

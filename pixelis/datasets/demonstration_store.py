@@ -1,7 +1,7 @@
-"""Demonstrations of a run, written down once and read by number, and which of them are in which batch.
+"""The demonstrations of a run in a file, read by number, and the sampler of their batches.
 
-The rows of a source, however large and wherever it is, are streamed into one JSON-lines file with an index of places, levels and
-weights: some bytes a row are all that a process holds. What is left to draw from is then the same when the run resumes.
+The rows of a source are streamed into one JSON-lines file with an index of offsets, levels and weights, so that a process holds
+only some bytes per row, and a resumed run uses the same rows.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from pixelis.records import Demonstration
 
 ROWS, INDEX, COUNTS = "demonstrations.jsonl", "index.npz", "counts.json"
 
-UNREAD: Any = {"annotations": True, "turns": {"__all__": {"observation"}}}
-"""What nobody reads of a demonstration that is played: observations are made anew."""
+UNUSED_FIELDS: Any = {"annotations": True, "turns": {"__all__": {"observation"}}}
+"""Fields that training does not read: observations come from executing the calls again."""
 
 
 class DemonstrationStore:
     """Demonstrations in a folder, by number.
 
-    offsets: int64 [n + 1], where each row begins in the file; levels: int8 [n], place in LEVELS, -1 for none; weights: float64
-    [n]; refused: how many rows of each other kind were left out; about: as given to `fill`.
+    offsets: int64 [n + 1], the start of each row in the file; levels: int8 [n], index in LEVELS or -1; weights: float64 [n];
+    refused: the number of excluded rows by kind; about: as passed to `fill`.
     """
 
     def __init__(self, folder: str | Path):
@@ -49,10 +49,7 @@ class DemonstrationStore:
     def fill(
         cls, folder: str | Path, rows: Iterable[Demonstration], kinds: Iterable[str], about: Mapping[str, Any] | None = None
     ) -> DemonstrationStore:
-        """Write the rows of these kinds; a folder that was there is replaced. DataFailure when there is none.
-
-        about: plain values to keep beside them.
-        """
+        """Write the rows of these kinds, and the plain values ``about``; replaces the folder. DataFailure without rows."""
         kinds, refused = set(kinds), Counter[str]()
         offsets, levels, weights = array("q", [0]), array("b"), array("d")
 
@@ -62,7 +59,7 @@ class DemonstrationStore:
                     if row.kind not in kinds:
                         refused[row.kind] += 1
                         continue
-                    offsets.append(offsets[-1] + file.write(row.model_dump_json(exclude=UNREAD).encode() + b"\n"))
+                    offsets.append(offsets[-1] + file.write(row.model_dump_json(exclude=UNUSED_FIELDS).encode() + b"\n"))
                     levels.append(LEVELS.index(row.level) if row.level else -1)
                     weights.append(row.weight)
             if not weights:
@@ -85,19 +82,18 @@ class DemonstrationStore:
 
 
 class BatchSampler:
-    """The rows of each batch: they depend on the seed, the step and the mixture in force, and on nothing else.
+    """Selects the rows of each batch; they depend only on the seed, the step and the current mixture.
 
-    The slots of batches, numbered through the run, walk through a shuffle of the rows, a new one when it is through; with a
-    mixture those of each level through its own. A row of weight w is w / mean weight times in a shuffle, rounded up or down at
-    random. ``sft.share`` keeps that part of the rows; those of a smaller share are among those of a larger one. Without
-    ``shuffle`` the first pass is in order.
+    Batches take the rows of a shuffle one after the other, then those of another shuffle; with a mixture, each level has its own
+    shuffles. A row of weight w occurs w / mean weight times in a shuffle, rounded up or down at random. ``sft.share`` selects a
+    part of the rows; a smaller share is a subset of a larger one. Without ``shuffle`` the first pass is in order.
     """
 
     def __init__(self, store: DemonstrationStore, settings: SftConfig, seed: int, shuffle: bool = True):
         self.seed, self.batch, self.shuffle = seed, settings.batch, shuffle
-        everything = np.random.default_rng([seed, 1]).permutation(len(store))
-        kept = np.sort(everything[: math.ceil(settings.share * len(store))])
-        self.pools = [kept, *(kept[store.levels[kept] == level] for level in range(len(LEVELS)))]
+        rows = np.random.default_rng([seed, 1]).permutation(len(store))
+        rows = np.sort(rows[: math.ceil(settings.share * len(store))])
+        self.pools = [rows, *(rows[store.levels[rows] == level] for level in range(len(LEVELS)))]
         self.weights = store.weights
         self._order = lru_cache(maxsize=2 * len(self.pools))(self._shuffled)
 
@@ -105,46 +101,46 @@ class BatchSampler:
         return len(self.pools[0])
 
     def steps(self, epochs: float) -> int:
-        """Steps in which as many rows are drawn as ``epochs`` passes have."""
+        """The number of steps that draw as many rows as ``epochs`` passes."""
         return max(1, math.ceil(epochs * len(self) / self.batch))
 
     def check(self, stages: Iterable[StageConfig]) -> None:
-        """BadInput when a stage wants demonstrations of a level that has none."""
+        """BadInput when a stage requires demonstrations of a level without any."""
         for stage in stages:
             for level, share, pool in zip(LEVELS, stage.mixture, self.pools[1:], strict=True):
                 if share > 0 and not len(pool):
-                    have = {name: len(rows) for name, rows in zip(LEVELS, self.pools[1:], strict=True)}
+                    counts = {name: len(rows) for name, rows in zip(LEVELS, self.pools[1:], strict=True)}
                     raise BadInput(
-                        f"stage {stage.name} draws {level} demonstrations, but of {len(self)} there are {have}",
+                        f"stage {stage.name} draws {level} demonstrations, but the {len(self)} have the levels {counts}",
                         fix="give demonstrations a level (pixelis refine), or set sft.curriculum.stages",
                     )
 
     def rows(self, step: int, mixture: Mixture | None = None) -> np.ndarray:
-        """Numbers of the rows of batch ``step``, int64 [batch]. Each level has its share of the batch, rounded up or down."""
-        begun, slots = step * self.batch, np.arange(self.batch)
+        """The numbers of the rows in batch ``step``, int64 [batch]. Each level has its share of the batch, rounded up or down."""
+        first, slots = step * self.batch, np.arange(self.batch)
         if mixture is None:
-            return np.asarray([self._row(0, place) for place in (begun + slots).tolist()])
+            return np.asarray([self._row(0, position) for position in (first + slots).tolist()])
         ends = np.cumsum(mixture)
         points = (slots + np.random.default_rng([self.seed, 2, step]).random()) / self.batch * ends[-1]
         last = max(i for i, share in enumerate(mixture) if share > 0)
         levels = np.minimum(np.searchsorted(ends, points, side="right"), last)
         rows = []
         for level, share in enumerate(mixture):
-            # As if this mixture had been in force from the first step: a level's shuffle is used up before the next.
-            place = int(begun * share / ends[-1])
-            rows += [self._row(1 + level, place + i) for i in range(int((levels == level).sum()))]
+            # As if this mixture had applied from the first step, so that a level's shuffle is exhausted before the next one.
+            start = int(first * share / ends[-1])
+            rows += [self._row(1 + level, start + i) for i in range(int((levels == level).sum()))]
         return np.asarray(rows)
 
-    def _row(self, pool: int, place: int) -> int:
-        epoch, at = divmod(place, len(self.pools[pool]))
-        return int(self._order(pool, epoch)[at])
+    def _row(self, pool: int, position: int) -> int:
+        epoch, index = divmod(position, len(self.pools[pool]))
+        return int(self._order(pool, epoch)[index])
 
     def _shuffled(self, pool: int, epoch: int) -> np.ndarray:
         rng = np.random.default_rng([self.seed, 3, pool, epoch])
         rows = self.pools[pool]
         weights = self.weights[rows]
         if (weights != weights[0]).any():
-            # Systematic sampling: as many points as rows at equal distances over the summed weights.
+            # Systematic sampling: as many equidistant points as rows over the cumulative weights.
             ends = np.cumsum(weights) / weights.sum() * len(rows)
             points = np.arange(len(rows)) + rng.random()
             rows = rows[np.minimum(np.searchsorted(ends, points, side="right"), len(rows) - 1)]

@@ -1,4 +1,4 @@
-"""Ray Data streams of training samples: steps in, tokens and views of their demonstrations out, prepared beside the learner."""
+"""Ray Data streams of training samples: tokens and views of the demonstrations of each step, prepared beside the learner."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from pixelis.policy.samples import TrainSample
 from pixelis.records import Demonstration
 
 CPUS = 0.25
-"""CPUs a preparing process reserves: it shares its core with the learner it feeds."""
+"""CPUs that a preparing process reserves; it shares its core with its learner."""
 
 
 def demonstrations(config: Config, source: str, count: int) -> Iterator[Demonstration]:
-    """The demonstrations of a source, once, in its own order; of `cards:`, which is endless, ``count`` of them.
+    """The demonstrations of a source in its own order; ``count`` of them from `cards:`, which is endless.
 
-    Rows that cannot be used, `check_demonstration` included, are skipped up to ``data.max_bad_rows``, an error beyond.
+    Up to ``data.max_bad_rows`` unusable rows, including those that fail `check_demonstration`, are skipped; one more is an error.
     """
     data = config.data
     if source.startswith("cards:"):
@@ -51,27 +51,27 @@ def demonstrations(config: Config, source: str, count: int) -> Iterator[Demonstr
 
 
 def fill_store(config: Config, folder: Path) -> DemonstrationStore:
-    """The demonstrations that ``config`` learns from, written into ``folder``."""
+    """Write the demonstrations for training into ``folder``."""
     rows = demonstrations(config, config.data.demonstrations, config.sft.steps * config.sft.batch)
     return DemonstrationStore.fill(folder, rows, config.sft.kinds, store_settings(config))
 
 
 def store_settings(config: Config) -> dict[str, Any]:
-    """The keys that decide which demonstrations are written down."""
+    """The settings that determine which demonstrations are stored."""
     return {"data.demonstrations": config.data.demonstrations, "data.limit": config.data.limit, "sft.kinds": config.sft.kinds}
 
 
 def batch_sampler(config: Config, store: DemonstrationStore) -> BatchSampler:
-    """Which of them are in which batch. Those of `cards:` are independent of each other and need no shuffle."""
+    """The sampler of batches. Demonstrations of `cards:` are independent of each other and need no shuffle."""
     return BatchSampler(store, config.sft, config.run.seed, shuffle=not config.data.demonstrations.startswith("cards:"))
 
 
 def demonstration_stream(
     config: Config, store: Path, start: int, steps: int, rank: int = 0, schedule: ActorHandle | None = None
 ) -> ray.data.Dataset:
-    """One learner's share of the batches from step ``start`` to ``steps``, one row a sample (see ``Prepare``), in order.
+    """One learner's share of the batches from step ``start`` to ``steps``, in order, one row per sample (see ``Prepare``).
 
-    Every step is a block of its own: the next one may have to wait for an evaluation of the one before.
+    Every step is a separate block, because a step may have to wait for the evaluation of the one before.
     """
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
@@ -88,9 +88,9 @@ def demonstration_stream(
 
 class Prepare:
     """Draws and plays the demonstrations of steps: columns id, level, tokens int32, mask bool, weights float32 (empty: 1 each),
-    views (raw bytes), shapes (heights and widths), error (empty, or why there is nothing else in the row).
+    views (raw bytes), shapes (heights and widths), error (empty, or the reason why the other columns are).
 
-    ``schedule`` tells the mixture in force at a step, and does not answer before it is known.
+    ``schedule`` returns the mixture of a step as soon as it is known.
     """
 
     def __init__(
@@ -99,23 +99,23 @@ class Prepare:
         self.config, self.start, self.rank, self.schedule = config, start, rank, schedule
         self.player = Player(config, model_folder)
         self.store = DemonstrationStore(store)
-        self.draw = batch_sampler(config, self.store)
+        self.sampler = batch_sampler(config, self.store)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         names = ("id", "level", "tokens", "mask", "weights", "views", "shapes", "error")
-        out: dict[str, list] = {name: [] for name in names}
+        columns: dict[str, list] = {name: [] for name in names}
         for step in (batch["id"] + self.start).tolist():
             mixture = ray.get(self.schedule.mixture.remote(step)) if self.schedule is not None else None
-            for number in self.draw.rows(step, mixture)[self.rank :: self.config.learner.workers]:
+            for number in self.sampler.rows(step, mixture)[self.rank :: self.config.learner.workers]:
                 row = self.store[number]
-                for name, value in zip(names, (row.id, row.level or "", *self.prepared(row)), strict=True):
-                    out[name].append(value)
-        return out
+                for name, value in zip(names, (row.id, row.level or "", *self._prepare(row)), strict=True):
+                    columns[name].append(value)
+        return columns
 
-    def prepared(self, row: Demonstration) -> tuple[bytes, bytes, bytes, bytes, bytes, str]:
+    def _prepare(self, row: Demonstration) -> tuple[bytes, bytes, bytes, bytes, bytes, str]:
         """The columns after the level."""
         try:
-            sample = played(self.player, row)
+            sample = train_sample(self.player, row)
         except (DataFailure, BadInput) as error:
             return b"", b"", b"", b"", b"", f"{error.code}\n{error}"
         weights = b"" if sample.weights is None else sample.weights.tobytes()
@@ -124,8 +124,8 @@ class Prepare:
         return sample.tokens.astype(np.int32).tobytes(), sample.mask.astype(np.uint8).tobytes(), weights, views, shapes, ""
 
 
-def played(player: Player, row: Demonstration) -> TrainSample:
-    """A demonstration as the learner takes it; DataFailure or BadInput for one that cannot be played."""
+def train_sample(player: Player, row: Demonstration) -> TrainSample:
+    """A demonstration as a training sample; DataFailure or BadInput if it cannot be played."""
     trajectory, views = player.play(row)
     tokens = np.asarray(trajectory.token_ids(), np.int64)
     return TrainSample(
@@ -140,7 +140,7 @@ def played(player: Player, row: Demonstration) -> TrainSample:
 
 
 def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
-    """Training samples of one batch of ``Prepare``'s columns, without those that have an error; views are read in place."""
+    """The training samples in a batch of ``Prepare``'s columns, without those with an error; views share its memory."""
     samples = []
     for i in range(len(batch["id"])):
         if batch["error"][i]:
@@ -162,8 +162,8 @@ def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
 
 
 def _views(data: bytes, shapes: bytes) -> Iterator[np.ndarray]:
-    pixels, at = np.frombuffer(data, np.uint8), 0
+    pixels, start = np.frombuffer(data, np.uint8), 0
     for height, width in np.frombuffer(shapes, np.int32).reshape(-1, 2).tolist():
         size = height * width * 3
-        yield pixels[at : at + size].reshape(height, width, 3)
-        at += size
+        yield pixels[start : start + size].reshape(height, width, 3)
+        start += size

@@ -1,4 +1,4 @@
-"""Plays demonstrations into trajectories: every observation in them is what the operation really returned."""
+"""Plays demonstrations into trajectories whose observations come from executing the operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pixelis.records import Action, Demonstration, ImageView, Observation, StopR
 
 
 class Player:
-    """Plays demonstrations into trajectories and their views."""
+    """Plays demonstrations into trajectories and views."""
 
     def __init__(self, config: Config, model_folder: str):
         self.config, tokenizer = config, load_tokenizer(model_folder)
@@ -28,10 +28,10 @@ class Player:
         self.renderer = Renderer(tokenizer, self.spec, config.dialogue, select(config.toolbox.operations))
 
     def play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:
-        """The trajectory of a demonstration and the uint8 views of its images.
+        """The trajectory of a demonstration and the views of its images, uint8 [h, w, 3].
 
-        An operation that refuses in a turn that is not to be learnt is an error observation, as it would be in an episode.
-        DataFailure when an operation refuses in a turn that is to be learnt, or when it is too long.
+        A refused call gives an error observation in a turn with ``learn`` False, as in an episode, and DataFailure in any other
+        turn. DataFailure also if the trajectory is too long.
         """
         media = {item.id: open_media(item, self.config.toolbox) for item in question.media}
         images, views = first_look(media, self.config.dialogue, self.spec.multiple)
@@ -45,15 +45,15 @@ class Player:
                 continue
             action = Action(op=step.op or "", target=step.target or default_target(media), arguments=step.arguments)
             turn = self.renderer.assistant(action, step.think, images)
-            # Read back from its tokens, places on the grid of coordinates: the same call of a policy must show the same.
+            # Parsed from its tokens, with coordinates on the dialect's grid: a policy's call must have the same result.
             read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images)
             trajectory.turns.append(turn.model_copy(update={"learn": step.learn, "action": read.action, "error": read.error}))
             if reply.action is None:
-                code, text = (reply.error.code, reply.error.message) if reply.error else ("bad_json", "it reads as no call")
-                observation, shown = Observation(status="error", code=code, text=text), list[np.ndarray]()
+                code, text = (reply.error.code, reply.error.message) if reply.error else ("bad_json", "no call was found")
+                observation, new_views = Observation(status="error", code=code, text=text), list[np.ndarray]()
             else:
                 action = reply.action
-                observation, shown = execute(action, self.scene(media, trajectory.objects, images), self.renderer.operations)
+                observation, new_views = execute(action, self.scene(media, trajectory.objects, images), self.renderer.operations)
             if observation.status != "ok":
                 if step.learn:
                     code = observation.code or "operation"
@@ -65,14 +65,14 @@ class Player:
             successes += 1
             trajectory.turns.append(self.renderer.observation(observation, len(images)))
             images += observation.images
-            views += shown
+            views += new_views
         trajectory.images = images
         if len(trajectory.token_ids()) > self.config.dialogue.max_context:
             raise DataFailure(f"{question.id} is longer than dialogue.max_context", code="over_context")
         return trajectory, views
 
     def scene(self, media: dict[str, Any], objects: dict[str, dict[str, Any]], images: list[ImageView]) -> Scene:
-        """What an operation sees of an episode about these media."""
+        """The media, images and objects of an episode as operations access them."""
         d = self.config.dialogue
         return Scene(
             media=media,

@@ -1,4 +1,4 @@
-"""Questions by Ray Data: read in a separate process, a bounded number ahead of the consumer."""
+"""Streams questions by Ray Data: a separate process reads a bounded number ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pixelis.records import Question
 ROWS = 8
 """Questions passed to Ray Data at a time, which joins them into blocks."""
 BLOCK_BYTES = 1 << 14
-"""Size of a block: some dozens of questions, so that the first ones arrive soon."""
+"""Size of a block: some dozens of questions, so that the first ones arrive early."""
 AHEAD_BYTES = 1 << 20
-"""Size of what may be read ahead, in the object store."""
+"""Size of the questions that are read ahead, in the object store."""
 SCHEMA = pa.schema([("question", pa.string()), ("bad", pa.list_(pa.string()))])
 """A question as JSON, or the fields of a bad row."""
 
@@ -28,7 +28,7 @@ SCHEMA = pa.schema([("question", pa.string()), ("bad", pa.list_(pa.string()))])
 class Questions(Datasource):
     """A source as one endless task that yields blocks; Ray Data lets it run no further ahead than its buffers.
 
-    There is one task because the order depends on seed and number alone. A question is a kilobyte of text, and one process reads
+    There is one task because the order depends on seed and number only. A question is a kilobyte of text, and one process reads
     far more of them than a cluster answers.
     """
 

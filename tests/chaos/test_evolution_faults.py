@@ -28,7 +28,7 @@ from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, LossConfig, load
 from pixelis.datasets import cards
-from pixelis.datasets.demonstration_stream import played
+from pixelis.datasets.demonstration_stream import train_sample
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import SamplingParams
@@ -64,7 +64,7 @@ def config(folder: Path, *more: str) -> Config:
 def teach_seven(settings: Config) -> Path:
     """A checkpoint of a policy that nearly always answers 7."""
     player = Player(settings, str(resolve(settings.policy.model)))
-    samples = [played(player, Demonstration(**q.model_dump(), turns=[Step(answer="7")])) for q in some_questions()[:8]]
+    samples = [train_sample(player, Demonstration(**q.model_dump(), turns=[Step(answer="7")])) for q in some_questions()[:8]]
     trainer = Trainer(settings.policy, settings.learner.model_copy(update={"lr": 2e-3, "warmup": 0.0}), total_steps=11)
     for _ in range(11):
         trainer.update(samples, "sft")
