@@ -91,6 +91,10 @@ RENAMED = {
     "memory.ivf_lists": "memory.ivf.nlist",
     "memory.ivf_probes": "memory.ivf.nprobe",
     "evolution.neighbours.half_life_hours": "evolution.neighbours.decay_hours",
+    "rewards.math.children": "rewards.math.workers",
+    "rewards.math.limit_s": "rewards.math.timeout_s",
+    "rewards.own_children": "rewards.own_workers",
+    "rewards.own_limit_s": "rewards.own_timeout_s",
 }
 """Former key -> its current name, suggested in the error for the former one."""
 
