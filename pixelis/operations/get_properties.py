@@ -292,7 +292,7 @@ def _lines(measured: dict[Group, Values], selection: Selection, target: Target, 
     lines = []
     for group, values in measured.items():
         v = {name: entry["value"] for name, entry in values.items()}
-        lines += TEXTS[group](v)
+        lines += _group_lines(group, v)
         if group == "position":
             lines[-1] = _position_text(v, selection, target, scene) + lines[-1]
     if "shape" not in measured and not selection.outlined and len(measured) > 1:
@@ -312,63 +312,41 @@ def _position_text(v: dict[str, Any], selection: Selection, target: Target, scen
         return "position: "
 
 
-def _rgb(values: list[float]) -> str:
-    return ", ".join(f"{v:.0f}" for v in values)
-
-
-def _color(v: dict[str, Any]) -> list[str]:
-    hue = "no hue" if v["hue"] is None else f"hue {v['hue']:.0f} deg"
-    return [
-        f"color: {v['name']} ({percent(v['dominant_share'])}), RGB {_rgb(v['dominant'])}; mean RGB {_rgb(v['mean'])}",
-        f"  brightness {v['brightness']:.2f}, saturation {v['saturation']:.2f} (0..1), {hue}",
-    ]
-
-
-def _texture(v: dict[str, Any]) -> list[str]:
-    return [
-        f"texture: entropy {v['entropy']:.2f} bits, edges on {percent(v['edge_density'])}, "
-        f"homogeneity {v['homogeneity']:.2f} (0..1), contrast {v['contrast']:.2f} levels^2"
-    ]
-
-
-def _shape(v: dict[str, Any]) -> list[str]:
-    axis = "no main axis" if v["orientation"] is None else f"main axis {v['orientation']:.0f} deg counter-clockwise from right"
-    corners = "round" if v["corners"] == 0 else f"{v['corners']} corners"
-    return [
-        f"shape: {corners}, {v['holes']} holes, perimeter {v['perimeter']:.0f} px, {axis}",
-        f"  circularity {v['circularity']:.2f}, solidity {v['solidity']:.2f}, eccentricity {v['eccentricity']:.2f} (0..1)",
-        f"  upright box width:height {v['aspect_ratio']:.2f}; tightest rotated box length:width {v['rotated_aspect_ratio']:.2f} "
-        f"({v['rotated_length']:.0f} x {v['rotated_width']:.0f} px)",
-    ]
-
-
-def _size(v: dict[str, Any]) -> list[str]:
-    return [
-        f"size: {v['category']}, {percent(v['relative_size'])} of the whole image, {v['area_pixels']} px^2",
-        f"  box {v['bbox_width']} x {v['bbox_height']} px, diagonal {v['diagonal']:.0f} px, "
-        f"equivalent diameter {v['equivalent_diameter']:.0f} px",
-    ]
-
-
-def _position(v: dict[str, Any]) -> list[str]:
-    place = "centered" if v["is_centered"] else v["quadrant"]
-    edge = (
-        f"touches {', '.join(v['touches_edge'])}" if v["touches_edge"] else f"{v['edge_distance']} px to {v['nearest_edge']} edge"
-    )
-    return [f"{place}, {v['distance_from_center']:.2f} half diagonals from the center, {edge} of the whole image"]
-
-
-def _appearance(v: dict[str, Any]) -> list[str]:
+def _group_lines(group: Group, v: dict[str, Any]) -> list[str]:
+    """The text of one group from its values by name."""
+    if group == "color":
+        dominant, mean = (", ".join(f"{channel:.0f}" for channel in v[name]) for name in ("dominant", "mean"))
+        hue = "no hue" if v["hue"] is None else f"hue {v['hue']:.0f} deg"
+        return [
+            f"color: {v['name']} ({percent(v['dominant_share'])}), RGB {dominant}; mean RGB {mean}",
+            f"  brightness {v['brightness']:.2f}, saturation {v['saturation']:.2f} (0..1), {hue}",
+        ]
+    if group == "texture":
+        return [
+            f"texture: entropy {v['entropy']:.2f} bits, edges on {percent(v['edge_density'])}, "
+            f"homogeneity {v['homogeneity']:.2f} (0..1), contrast {v['contrast']:.2f} levels^2"
+        ]
+    if group == "shape":
+        angle = v["orientation"]
+        axis = "no main axis" if angle is None else f"main axis {angle:.0f} deg counter-clockwise from right"
+        corners = "round" if v["corners"] == 0 else f"{v['corners']} corners"
+        return [
+            f"shape: {corners}, {v['holes']} holes, perimeter {v['perimeter']:.0f} px, {axis}",
+            f"  circularity {v['circularity']:.2f}, solidity {v['solidity']:.2f}, eccentricity {v['eccentricity']:.2f} (0..1)",
+            f"  upright box width:height {v['aspect_ratio']:.2f}; tightest rotated box length:width "
+            f"{v['rotated_aspect_ratio']:.2f} ({v['rotated_length']:.0f} x {v['rotated_width']:.0f} px)",
+        ]
+    if group == "size":
+        return [
+            f"size: {v['category']}, {percent(v['relative_size'])} of the whole image, {v['area_pixels']} px^2",
+            f"  box {v['bbox_width']} x {v['bbox_height']} px, diagonal {v['diagonal']:.0f} px, "
+            f"equivalent diameter {v['equivalent_diameter']:.0f} px",
+        ]
+    if group == "position":
+        area = "centered" if v["is_centered"] else v["quadrant"]
+        touching = ", ".join(v["touches_edge"])
+        edge = f"touches {touching}" if touching else f"{v['edge_distance']} px to {v['nearest_edge']}"
+        return [f"{area}, {v['distance_from_center']:.2f} half diagonals from the center, {edge} edge of the whole image"]
     focus = "too little detail to measure focus" if v["focus"] is None else f"focus {v['focus']:.2f} (0..1)"
-    sharp = f"sharpness {v['sharpness']:.0f} (variance of Laplacian)"
-    return [f"appearance: {sharp}, contrast {v['contrast']:.2f} (0..0.5), {focus}"]
-
-
-TEXTS: dict[Group, Callable[[dict[str, Any]], list[str]]] = {
-    "color": _color,
-    "texture": _texture,
-    "shape": _shape,
-    "size": _size,
-    "position": _position,
-    "appearance": _appearance,
-}
+    sharpness = f"sharpness {v['sharpness']:.0f} (variance of Laplacian)"
+    return [f"appearance: {sharpness}, contrast {v['contrast']:.2f} (0..0.5), {focus}"]

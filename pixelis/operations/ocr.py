@@ -128,7 +128,7 @@ class Engine:
         length = 0.0
         selected: list[int] = []
         for i in order:
-            length += STRIP_HEIGHT * _aspect(quads[i])
+            length += STRIP_HEIGHT * max(_sides(quads[i])) / max(1.0, thickness(quads[i]))
             if length > STRIP_BUDGET and selected:
                 break
             selected.append(i)
@@ -249,10 +249,6 @@ def _grow(quad: np.ndarray, share: float) -> np.ndarray:
 
 def _sides(quad: np.ndarray) -> tuple[float, float]:
     return float(np.linalg.norm(quad[1] - quad[0])), float(np.linalg.norm(quad[3] - quad[0]))
-
-
-def _aspect(quad: np.ndarray) -> float:
-    return max(_sides(quad)) / max(1.0, min(_sides(quad)))
 
 
 def _turns(quad: np.ndarray) -> list[int]:

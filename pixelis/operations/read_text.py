@@ -79,7 +79,7 @@ def read(picture: np.ndarray, edges: tuple[int, int, int, int]) -> tuple[list[oc
     region, origin = _with_margin(picture, edges)
     quads = engine.find(region)
     inner = np.array(edges, np.float32) - np.tile(origin, 2)
-    quads = quads[[_touches(quad, inner) for quad in quads]] if len(quads) else quads
+    quads = quads[((quads.max(1) > inner[:2]) & (quads.min(1) < inner[2:])).all(1)]
     lines, unread = engine.read(region, quads)
     lines = [part for line in lines if (part := _inside(line, inner)) is not None]
     if not lines:
@@ -108,11 +108,6 @@ def _with_margin(picture: np.ndarray, edges: tuple[int, int, int, int]) -> tuple
         colour = [float(c) for c in np.median(border, axis=0)]
         region = cv2.copyMakeBorder(region, *missing, cv2.BORDER_CONSTANT, value=colour)
     return region, np.array([left - pad, top - pad], np.float32)
-
-
-def _touches(quad: np.ndarray, inner: np.ndarray) -> bool:
-    low, high = quad.min(0), quad.max(0)
-    return bool((high > inner[:2]).all() and (low < inner[2:]).all())
 
 
 def _inside(line: ocr.Line, inner: np.ndarray) -> ocr.Line | None:

@@ -69,9 +69,6 @@ def _requested_frames(arguments: SelectFramesArguments, clip: Clip, limit: int) 
     first, last = float(clip.times[0]), float(clip.times[-1])
     if arguments.frames is not None:
         _check_count(len(set(arguments.frames)), limit)
-        for number in arguments.frames:
-            if not 0 <= number < len(clip.times):
-                raise OperationError(f"no frame {str(number)[:20]}; the frames are 0..{len(clip.times) - 1}", code="out_of_range")
         return arguments.frames
     if arguments.times is not None:
         _check_count(len(set(arguments.times)), limit)
