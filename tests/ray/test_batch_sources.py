@@ -1,4 +1,4 @@
-"""A learner's side of its batches: off-policy nothing after a step is waited for; an actor that restarts is begun again."""
+"""Batch sources of the learner: what a step waits for, and recovery when the actor behind a source restarts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.slow
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=16)
-class Maker:
-    """Makes empty batches as Coordinator and Evolution do; what follows a step takes until ``release``."""
+class BatchMaker:
+    """Makes empty batches as Coordinator and Evolution do. With ``blocked``, ``step_done`` waits for ``release``."""
 
-    def __init__(self, hold: bool):
-        self.incarnation, self.begun, self.told = 0, [], []  # type: ignore[var-annotated]
+    def __init__(self, blocked: bool):
+        self.incarnation, self.begun, self.completed = 0, [], []  # type: ignore[var-annotated]
         self.released = asyncio.Event()
-        if not hold:
+        if not blocked:
             self.released.set()
 
     async def begin(self, step: int, state: dict[str, Any], version: int, resumes_rewards: bool = True) -> int:
@@ -46,8 +46,8 @@ class Maker:
 
     async def step_done(self, step: int, version: int, incarnation: int, metrics: dict[str, float] | None = None) -> StepResult:
         await self.released.wait()
-        self.told.append((step, version))
-        return StepResult({f"told/{step}": 1.0}, state={"base": version} if metrics is not None else {})
+        self.completed.append((step, version))
+        return StepResult({f"completed/{step}": 1.0}, state={"base": version} if metrics is not None else {})
 
     async def finish(self) -> dict[str, float]:
         return {"evaluate/accuracy": 0.5}
@@ -55,8 +55,9 @@ class Maker:
     async def release(self) -> None:
         self.released.set()
 
-    async def seen(self) -> tuple[list, list]:
-        return self.begun, self.told
+    async def calls(self) -> tuple[list, list]:
+        """Return the arguments of every `begin`, and the (step, version) of every `step_done`."""
+        return self.begun, self.completed
 
 
 @ray.remote(num_cpus=0)
@@ -74,14 +75,15 @@ class Store:
 
 @pytest.fixture
 def actors(ray_cluster: None, tmp_path: Path) -> Iterator[list[Any]]:
-    own = not dist.is_initialized()  # a Trainer in another test leaves its group of one behind
-    if own:
+    """A list of actors, initially a store, that are killed at the end of the test."""
+    initialized = dist.is_initialized()  # a Trainer in another test leaves its process group behind
+    if not initialized:
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    placed: list[Any] = [Store.remote()]  # type: ignore[attr-defined]
-    yield placed
-    for actor in placed:
+    actors: list[Any] = [Store.remote()]  # type: ignore[attr-defined]
+    yield actors
+    for actor in actors:
         ray.kill(actor)
-    if own:
+    if not initialized:
         dist.destroy_process_group()
 
 
@@ -98,9 +100,9 @@ def learn(source: RolloutSource, trainer: Any, batch: LearnerBatch) -> StepResul
     return source.done(batch, source.weights.publish(trainer, {}), {})
 
 
-def test_off_policy_nothing_is_waited_for_until_the_last_step(actors: list[Any], tmp_path: Path) -> None:
+def test_an_off_policy_step_does_not_wait_for_the_step_before_except_the_last(actors: list[Any], tmp_path: Path) -> None:
     store = actors[0]
-    actors.append(maker := Maker.remote(hold=True))  # type: ignore[attr-defined]
+    actors.append(maker := BatchMaker.remote(blocked=True))  # type: ignore[attr-defined]
     source, trainer = (
         RolloutSource(config(tmp_path, steps=4, max_off_policy_steps=1), maker, WeightPublisher(store, "rft")),
         learner(),
@@ -108,25 +110,25 @@ def test_off_policy_nothing_is_waited_for_until_the_last_step(actors: list[Any],
     with source.open(trainer, {}) as batches:
         for _ in range(3):
             assert learn(source, trainer, next(batches)).metrics == {}
-        assert ray.get(maker.seen.remote())[1] == [], "three steps are made, and the first is not even loaded"
+        assert ray.get(maker.calls.remote())[1] == [], "after three steps no version is loaded yet"
         ray.get(maker.release.remote())
         last = learn(source, trainer, next(batches)).metrics
-    assert set(last) >= {"told/3", "evaluate/accuracy"}, "the last step brings what was still on its way"
-    assert sorted(ray.get(maker.seen.remote())[1]) == [(0, 2), (1, 3), (2, 4), (3, 5)]
+    assert set(last) >= {"completed/3", "evaluate/accuracy"}, "the last step waits for all pending results"
+    assert sorted(ray.get(maker.calls.remote())[1]) == [(0, 2), (1, 3), (2, 4), (3, 5)]
 
 
 def test_on_policy_a_step_ends_when_its_weights_are_loaded(actors: list[Any], tmp_path: Path) -> None:
-    actors.append(maker := Maker.remote(hold=False))  # type: ignore[attr-defined]
+    actors.append(maker := BatchMaker.remote(blocked=False))  # type: ignore[attr-defined]
     source, trainer = RolloutSource(config(tmp_path, steps=2), maker, WeightPublisher(actors[0], "rft")), learner()
     with source.open(trainer, {}) as batches:
-        assert learn(source, trainer, next(batches)).metrics == {"told/0": 1.0}
-        assert ray.get(maker.seen.remote())[1] == [(0, 2)]
+        assert learn(source, trainer, next(batches)).metrics == {"completed/0": 1.0}
+        assert ray.get(maker.calls.remote())[1] == [(0, 2)]
 
 
 @pytest.mark.parametrize("kind", ["rollouts", "updates"])
-def test_an_actor_that_starts_again_is_begun_again_where_the_learner_stands(kind: str, actors: list[Any], tmp_path: Path) -> None:
+def test_a_restarted_actor_continues_at_the_step_of_the_learner(kind: str, actors: list[Any], tmp_path: Path) -> None:
     store = actors[0]
-    actors.append(maker := Maker.remote(hold=False))  # type: ignore[attr-defined]
+    actors.append(maker := BatchMaker.remote(blocked=False))  # type: ignore[attr-defined]
     trainer = learner()
     if kind == "rollouts":
         source: RolloutSource = RolloutSource(config(tmp_path, steps=9), maker, WeightPublisher(store, "rft"))
@@ -136,27 +138,27 @@ def test_an_actor_that_starts_again_is_begun_again_where_the_learner_stands(kind
         for _ in range(2):
             learn(source, trainer, next(batches))
         ray.kill(maker, no_restart=False)
-        while ray.get(maker.seen.remote())[0]:  # it ends a moment later
+        while ray.get(maker.calls.remote())[0]:  # the kill takes effect a moment later
             time.sleep(0.05)
         assert next(batches).step == 2
-    ((step, state, version, resumes),), _ = ray.get(maker.seen.remote())
+    ((step, state, version, resumes),), _ = ray.get(maker.calls.remote())
     assert step == 2
     if kind == "rollouts":
         assert (state, version, resumes) == ({"questions": {"cursor": 8, "ahead": []}}, 3, False)
     else:
-        assert (state, version) == ({"base": 2}, 7), "the weights come from what was promoted last"
+        assert (state, version) == ({"base": 2}, 7), "the weights are those of the version promoted last"
 
 
-def test_an_actor_that_cannot_stay_ends_the_run_with_its_cause(actors: list[Any], tmp_path: Path) -> None:
+def test_an_actor_that_restarts_again_and_again_ends_the_run_with_its_cause(actors: list[Any], tmp_path: Path) -> None:
     @ray.remote(num_cpus=0)
-    class Restless:
+    class RestartingMaker:
         def begin(self, *_: Any, **__: Any) -> int:
             return 1
 
         def next_batch(self, *_: Any) -> None:
             raise InfraFailure("started again", code="restarted")
 
-    actors.append(maker := Restless.remote())  # type: ignore[attr-defined]
+    actors.append(maker := RestartingMaker.remote())  # type: ignore[attr-defined]
     source, trainer = RolloutSource(config(tmp_path), maker, WeightPublisher(actors[0], "rft")), learner()
     with pytest.raises(InfraFailure, match="restarted 5 times") as caught, source.open(trainer, {}) as batches:
         next(batches)

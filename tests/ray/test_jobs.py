@@ -1,4 +1,4 @@
-"""Jobs as a user runs them: they leave what they promise, stop cleanly, resume exactly and fail with one clear message."""
+"""Jobs as a user runs them: their output files, clean stops, exact resumption, and error messages."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MetricTable = dict[str, tuple[re.Pattern[str], bool]]
 BARE = Path(__file__).with_name("bare.yaml")
-"""A configuration without a word, so that processes and tests share the defaults and nothing else."""
-FEW = (
+"""An empty configuration file: processes and tests use the defaults."""
+SMALL_RUN = (
     "policy.model=nano learner.schedule=constant data.direct_share=0.5 sft.batch=4 learner.lr=4e-3 learner.checkpoint_every=1000"
 )
 STAGES = [{"name": "a", "mixture": [1, 0, 0], "max_steps": 20}, {"name": "b", "mixture": [0.5, 0.25, 0.25]}]
 SFT = [
-    *FEW.split(),
+    *SMALL_RUN.split(),
     "sft.steps=60",
     "sft.evaluate_every=10",
     "sft.validation_size=6",
     "sft.curriculum.enabled=true",
     "sft.curriculum.interval=10",
-    # Only the number of steps ends the first stage; whether the second is taken back is up to what is measured.
+    # The threshold is never reached, so that only the number of steps ends the first stage.
     "sft.curriculum.threshold=2",
     f"sft.curriculum.stages={json.dumps(STAGES)}",
 ]
 TTRL = [
-    *FEW.split(),
+    *SMALL_RUN.split(),
     *("learner.lr=1e-3", "rft.algorithm=ttrl", "rewards.preset=ttrl", "rft.loss.kl=0.01"),
     *("rft.steps=50", "rft.prompts_per_step=4", "rft.group_size=8", "rft.train_samples=4"),
-    # No rise of shares is ever 1: the run ends as soon as two steps can be compared.
+    # The agreement never rises by 1, so that the run ends as soon as two steps can be compared.
     *("ttrl.samples=4", "ttrl.patience=1", "ttrl.min_gain=1", "evaluate.sampling.temperature=1"),
     *("rft.evaluate_every=2", "evaluate.questions=8", "telemetry.tensorboard=true", "telemetry.trajectories=3"),
 ]
@@ -58,10 +58,7 @@ TTRL = [
 
 @pytest.fixture(scope="module")
 def levels(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Settings to learn from 90 demonstrations of the picture world with levels and weights.
-
-    One more is wrong on purpose, and the picture of one is broken.
-    """
+    """Overrides for 90 demonstrations with levels and weights, one of a kind that SFT refuses, and one with a broken picture."""
     path = tmp_path_factory.mktemp("levels") / "demonstrations.jsonl"
     rows = [Demonstration.model_validate(row) for row in cards.demonstration_rows("train", 90, 42, 0.5)]
     for number, row in enumerate(rows):
@@ -76,9 +73,9 @@ def levels(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def straight(ray_cluster: None, levels: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an SFT run in one go, from the embedded base; its adapter knows the protocol roughly."""
-    folder = tmp_path_factory.mktemp("straight")
+def sft_folder(ray_cluster: None, levels: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted SFT run from the embedded base."""
+    folder = tmp_path_factory.mktemp("sft")
     assert sft.run(load(None, [*SFT, *levels, f"run.dir={folder}"])) == folder / "checkpoints" / "step_00000060"
     return folder
 
@@ -88,20 +85,20 @@ def start(name: str, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def stopped_after(steps: int, config: Config) -> Path | None:
-    """Run SFT and ask it to stop, as a user does by a file, once ``steps`` are in the events; its last checkpoint.
+def sft_stopped_after(steps: int, config: Config) -> Path | None:
+    """Run SFT and stop it by the stop file after ``steps`` steps; return its last checkpoint.
 
-    What a signal does is in tests/chaos/test_learner_faults.py.
+    tests/chaos/test_learner_faults.py tests stops by signals.
     """
     folder = Path(config.run.dir)
 
-    def ask() -> None:
-        give_up = time.monotonic() + 300
-        while len(events.read(folder, "step/sft")) < steps and time.monotonic() < give_up:
+    def request_stop() -> None:
+        deadline = time.monotonic() + 300
+        while len(events.read(folder, "step/sft")) < steps and time.monotonic() < deadline:
             time.sleep(0.02)
         stop_file(config).touch()
 
-    threading.Thread(target=ask, daemon=True).start()
+    threading.Thread(target=request_stop, daemon=True).start()
     with suppress(Stopped):
         sft.run(config)
     return checkpoint.latest(folder)
@@ -109,58 +106,57 @@ def stopped_after(steps: int, config: Config) -> Path | None:
 
 def losses(folder: Path, kind: str) -> dict[int, float]:
     rows = events.read(folder, kind)
-    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "every step once and in order"
+    """Return step -> loss; check that every step is logged once and in order."""
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     return {row["step"]: row["policy/loss"] for row in rows}
 
 
-def learnt_from(folder: Path) -> dict[int, list[str]]:
-    """Step -> ids of its demonstrations; a step that was made again after a stop counts once."""
+def consumed_ids(folder: Path) -> dict[int, list[str]]:
+    """Return step -> ids of its demonstrations; for a repeated step, those of the last time."""
     rows = [json.loads(line) for line in (folder / "consumed.jsonl").read_text(encoding="utf-8").splitlines()]
     return {row["step"]: row["ids"] for row in rows}
 
 
-def test_sft_follows_its_curriculum(straight: Path) -> None:
-    rows = events.read(straight, "step/sft")
+def test_sft_follows_its_curriculum(sft_folder: Path) -> None:
+    rows = events.read(sft_folder, "step/sft")
     assert [row["step"] for row in rows if "evaluate/loss" in row] == [10, 20, 30, 40, 50, 60]
     assert rows[-1]["evaluate/loss"] < 0.5 * rows[9]["evaluate/loss"]
     assert [row["curriculum/event"] for row in rows][:29] == [0.0] * 19 + [1.0] + [0.0] * 9
     for row in rows[:30]:
         counts = [row[f"curriculum/count_{level}"] for level in ("simple", "medium", "hard")]
         assert (row["curriculum/stage"], counts) == ((0, [4, 0, 0]) if row["step"] <= 20 else (1, [2, 1, 1]))
-    (told,) = events.read(straight, "demonstrations")
-    assert (told["rows"], told["refused"]) == (91, {"trap_logical": 1})
-    drawn = [name for ids in learnt_from(straight).values() for name in ids]
-    assert "wrong" not in drawn
-    assert rows[-1]["data/unusable"] == drawn.count("broken") > 0
+    (event,) = events.read(sft_folder, "demonstrations")
+    assert (event["rows"], event["refused"]) == (91, {"trap_logical": 1})
+    used = [name for ids in consumed_ids(sft_folder).values() for name in ids]
+    assert "wrong" not in used
+    assert rows[-1]["data/unusable"] == used.count("broken") > 0
 
 
-def test_checkpoints_of_a_job_carry_their_lineage(straight: Path) -> None:
-    node = lineage.trace(straight / "checkpoints" / "step_00000060")
+def test_checkpoints_of_a_job_have_their_lineage(sft_folder: Path) -> None:
+    node = lineage.trace(sft_folder / "checkpoints" / "step_00000060")
     assert node.record is not None
     assert node.record.kind == "checkpoint"
     assert {"model", "demonstrations"} <= {source.role for source in node.sources}
     assert not node.broken
 
 
-def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(straight: Path, levels: list[str], tmp_path: Path) -> None:
-    wanted = losses(straight, "step/sft")
-    assert np.mean([wanted[s] for s in range(56, 61)]) < 0.5 * np.mean([wanted[s] for s in range(1, 6)])
+def test_sft_learns_and_a_stopped_run_resumes_to_the_same_losses(sft_folder: Path, levels: list[str], tmp_path: Path) -> None:
+    expected = losses(sft_folder, "step/sft")
+    assert np.mean([expected[s] for s in range(56, 61)]) < 0.5 * np.mean([expected[s] for s in range(1, 6)])
     config = load(None, [*SFT, *levels, f"run.dir={tmp_path}"])
-    stopped = stopped_after(12, config)
-    assert stopped is not None
-    assert 12 <= checkpoint.step_of(stopped) < 60
-    assert load_adapter(stopped).tensors
+    latest = sft_stopped_after(12, config)
+    assert latest is not None
+    assert 12 <= checkpoint.step_of(latest) < 60
+    assert load_adapter(latest).tensors
     assert not (tmp_path / "lock.json").exists()
     assert sft.run(config) == tmp_path / "checkpoints" / "step_00000060"
-    assert losses(tmp_path, "step/sft") == pytest.approx(wanted, abs=1e-6)
-    assert learnt_from(tmp_path) == learnt_from(straight)
-    kept = [
-        checkpoint.read(folder / "checkpoints" / "step_00000060")[1]["extra"]["curriculum"] for folder in (straight, tmp_path)
-    ]
-    assert kept[0] == kept[1]
-    assert kept[0]["history"][0] == [20, "advance", 1]
-    one, other = (load_adapter(folder / "checkpoints" / "step_00000060") for folder in (straight, tmp_path))
-    assert one.sha256() == other.sha256()
+    assert losses(tmp_path, "step/sft") == pytest.approx(expected, abs=1e-6)
+    assert consumed_ids(tmp_path) == consumed_ids(sft_folder)
+    final = [folder / "checkpoints" / "step_00000060" for folder in (sft_folder, tmp_path)]
+    curricula = [checkpoint.read(folder)[1]["extra"]["curriculum"] for folder in final]
+    assert curricula[0] == curricula[1]
+    assert curricula[0]["history"][0] == [20, "advance", 1]
+    assert load_adapter(final[0]).sha256() == load_adapter(final[1]).sha256()
 
 
 @pytest.fixture(scope="module")
@@ -173,52 +169,51 @@ def unlabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def voted(straight: Path, unlabelled: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a TTRL run that goes on from SFT, and what it printed."""
-    folder, printed = tmp_path_factory.mktemp("ttrl"), io.StringIO()
-    adapter = f"policy.adapter={straight}/checkpoints/step_00000060"
-    with pytest.MonkeyPatch.context() as monkeypatch, redirect_stdout(printed):
-        assert run_here(ttrl.main, monkeypatch, *TTRL, adapter, f"data.train={unlabelled}", f"run.dir={folder}") == 0
-    return folder, printed.getvalue()
+def ttrl_run(sft_folder: Path, unlabelled: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a TTRL run that starts from SFT, and its output."""
+    folder, output = tmp_path_factory.mktemp("ttrl"), io.StringIO()
+    adapter = f"policy.adapter={sft_folder}/checkpoints/step_00000060"
+    with pytest.MonkeyPatch.context() as monkeypatch, redirect_stdout(output):
+        assert run_job(ttrl.main, monkeypatch, *TTRL, adapter, f"data.train={unlabelled}", f"run.dir={folder}") == 0
+    return folder, output.getvalue()
 
 
-def test_ttrl_learns_from_votes_until_they_agree_no_further(voted: tuple[Path, str]) -> None:
-    folder, printed = voted
-    found = json.loads((folder / "ttrl.json").read_text())
+def test_ttrl_learns_from_votes_until_agreement_stops_rising(ttrl_run: tuple[Path, str]) -> None:
+    folder, output = ttrl_run
+    result = json.loads((folder / "ttrl.json").read_text())
     steps = events.read(folder, "step/policy")
-    assert 2 <= found["steps"] == len(steps) < 50
-    assert (found["plateau"], found["pass@1"], found["questions"]) == (True, None, 8)
-    assert 0 < found["agreement"]["before"]["mean"] < 1
+    assert 2 <= result["steps"] == len(steps) < 50
+    assert (result["plateau"], result["pass@1"], result["questions"]) == (True, None, 8)
+    assert 0 < result["agreement"]["before"]["mean"] < 1
     assert all("vote/majority_share" in row and "vote/label_accuracy" not in row for row in steps)
-    assert "unknown: the questions have no answers" in printed
+    assert "unknown: the questions have no answers" in output
 
 
-def test_ttrl_refuses_to_be_paid_for_truths(
+def test_ttrl_refuses_rewards_that_use_the_true_answer(
     unlabelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     keys = [*TTRL, "rewards.weights.accuracy=1", f"data.train={unlabelled}", f"run.dir={tmp_path}"]
-    assert run_here(ttrl.main, monkeypatch, *keys) == 2
+    assert run_job(ttrl.main, monkeypatch, *keys) == 2
     assert "rewards.weights" in capfd.readouterr().err
 
 
-def test_rollouts_after_sft_are_exactly_on_policy(voted: tuple[Path, str]) -> None:
-    """How a run stops and goes on is in tests/chaos/test_learner_faults.py."""
-    rows = events.read(voted[0], "step/policy")
-    assert any(row["learner/trained_sequences"] > 0 for row in rows), "some vote was neither lost nor unanimous"
+def test_rollouts_after_sft_are_exactly_on_policy(ttrl_run: tuple[Path, str]) -> None:
+    rows = events.read(ttrl_run[0], "step/policy")
+    assert any(row["learner/trained_sequences"] > 0 for row in rows), "no vote had both a majority and a minority"
     for row in rows:
-        # The generator samples from the very weights that the learner updates, from the first step on.
+        # The generator samples from the learner's current weights, from the first step on.
         assert row.get("policy/drift_max", 0.0) < 1e-3
         assert row["rollout/staleness"] == 0
 
 
-def test_every_metric_of_votes_is_documented(voted: tuple[Path, str], documented_metrics: MetricTable) -> None:
-    logged = {key for row in events.read(voted[0], "step/policy") for key in row if "/" in key}
+def test_every_metric_of_votes_is_documented(ttrl_run: tuple[Path, str], documented_metrics: MetricTable) -> None:
+    logged = {key for row in events.read(ttrl_run[0], "step/policy") for key in row if "/" in key}
     assert any(key.startswith("vote/") for key in logged)
     assert {key for key in logged if not any(p.fullmatch(key) for p, _ in documented_metrics.values())} == set()
 
 
-def test_evaluations_leave_pages_with_pictures(voted: tuple[Path, str]) -> None:
-    pages, steps = sorted((voted[0] / "trajectories").iterdir()), len(events.read(voted[0], "step/policy"))
+def test_evaluations_write_pages_with_pictures(ttrl_run: tuple[Path, str]) -> None:
+    pages, steps = sorted((ttrl_run[0] / "trajectories").iterdir()), len(events.read(ttrl_run[0], "step/policy"))
     assert [page.name for page in pages] == [f"step_{step:08d}.html" for step in range(2, steps + 1, 2)]
     for page in pages:
         text = page.read_text(encoding="utf-8")
@@ -227,30 +222,30 @@ def test_evaluations_leave_pages_with_pictures(voted: tuple[Path, str]) -> None:
         assert "was not kept" not in text
 
 
-def test_tensorboard_gets_the_numbers_of_the_steps(voted: tuple[Path, str]) -> None:
-    (file,) = (voted[0] / "tensorboard").glob("events.*")
+def test_tensorboard_receives_the_metrics_of_the_steps(ttrl_run: tuple[Path, str]) -> None:
+    (file,) = (ttrl_run[0] / "tensorboard").glob("events.*")
     assert b"vote/majority_share" in file.read_bytes()
 
 
-def run_here(job: Callable[[], None], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """A job's main in this process, on the cluster that is there; its exit code."""
-    before = signal.getsignal(signal.SIGTERM)
+def run_job(job: Callable[[], None], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run a job's main in this process on the connected cluster; return its exit code."""
+    handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "argv", ["job", str(BARE), *arguments])
     try:
         job()
-    except SystemExit as end:
-        return int(end.code or 0)
+    except SystemExit as error:
+        return int(error.code or 0)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, handler)
     return 0
 
 
-def test_evaluate_writes_numbers_trajectories_and_pictures(
-    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_evaluate_writes_metrics_trajectories_and_pictures(
+    sft_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    adapter = straight / "checkpoints" / "step_00000060"
+    adapter = sft_folder / "checkpoints" / "step_00000060"
     arguments = ["policy.model=nano", f"policy.adapter={adapter}", f"run.dir={tmp_path}", "run.name=held-out"]
-    assert run_here(evaluate.main, monkeypatch, *arguments, "evaluate.questions=20", "evaluate.trajectories=4") == 0
+    assert run_job(evaluate.main, monkeypatch, *arguments, "evaluate.questions=20", "evaluate.trajectories=4") == 0
     out = capfd.readouterr().out
     summary = json.loads((tmp_path / "evaluation.json").read_text())
     assert summary["n"] == 20
@@ -258,8 +253,8 @@ def test_evaluate_writes_numbers_trajectories_and_pictures(
     assert f"accuracy {summary['accuracy']:.3f}" in out
     groups = [Group.model_validate_json(line) for line in (tmp_path / "trajectories-held-out.jsonl").read_text().splitlines()]
     assert len({g.question.id for g in groups}) == 20
-    right = [t.rewards["accuracy"] for g in groups for t in g.trajectories]
-    assert sum(right) / 20 == pytest.approx(summary["accuracy"])
+    correct = [t.rewards["accuracy"] for g in groups for t in g.trajectories]
+    assert sum(correct) / 20 == pytest.approx(summary["accuracy"])
     assert summary["rapr"] == pytest.approx(sum(t.operations_ok > 0 for g in groups for t in g.trajectories) / 20)
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/") >= 4
@@ -267,10 +262,11 @@ def test_evaluate_writes_numbers_trajectories_and_pictures(
 
 
 @pytest.fixture
-def damaged(straight: Path, tmp_path: Path) -> Path:
+def damaged(sft_folder: Path, tmp_path: Path) -> Path:
+    """A copy of a checkpoint with truncated weights."""
     folder = tmp_path / "step_00000060"
     folder.mkdir()
-    for file in (straight / "checkpoints" / "step_00000060").iterdir():
+    for file in (sft_folder / "checkpoints" / "step_00000060").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     weights = folder / "adapter.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
@@ -278,7 +274,7 @@ def damaged(straight: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_what_a_user_gets_wrong_is_one_message_with_its_fix(
+def test_a_mistake_of_the_user_gives_one_message_with_its_fix(
     damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad.jsonl"
@@ -296,19 +292,19 @@ def test_what_a_user_gets_wrong_is_one_message_with_its_fix(
         (evaluate.main, "data.evaluate=cards:?split=dev", 1, "dev"),
     ]
     for job, argument, code, words in cases:
-        assert run_here(job, monkeypatch, "policy.model=nano", f"run.dir={tmp_path}/run", argument) == code, argument
-        told = capfd.readouterr().err
-        assert words in told
-        assert "fix: " in told
-        assert len(re.findall(r"^pixelis \w+: ", told, re.MULTILINE)) == 1
-        assert "Traceback" not in told
+        assert run_job(job, monkeypatch, "policy.model=nano", f"run.dir={tmp_path}/run", argument) == code, argument
+        errors = capfd.readouterr().err
+        assert words in errors
+        assert "fix: " in errors
+        assert len(re.findall(r"^pixelis \w+: ", errors, re.MULTILINE)) == 1
+        assert "Traceback" not in errors
     assert not list((tmp_path / "run").rglob("step_*"))
 
 
 def test_a_missing_checkpoint_ends_the_process_at_once(tmp_path: Path) -> None:
     job = start("rft", "policy.model=nano", f"policy.adapter={tmp_path}/none", f"run.dir={tmp_path}/run")
-    out, told = job.communicate(timeout=120)
+    output, errors = job.communicate(timeout=120)
     assert job.returncode == 1
-    assert f"{tmp_path}/none" in told
-    assert "fix: " in told
-    assert "Traceback" not in out + told
+    assert f"{tmp_path}/none" in errors
+    assert "fix: " in errors
+    assert "Traceback" not in output + errors

@@ -1,4 +1,4 @@
-"""A learner that fails says why at once, and what no restart can heal is not retried."""
+"""Failures of the learner: the cause is reported at once, and failures that a restart cannot fix are not retried."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pixelis.telemetry import events
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
 
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find the folder of this file
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
 
 
-class Broken(BatchSource):
+class FailingSource(BatchSource):
     """A source that fails as soon as the learner has loaded its policy."""
 
     kind, steps = "sft", 3
@@ -39,11 +39,11 @@ class Broken(BatchSource):
 def fail(folder: Path, error: Exception) -> tuple[PixelisError, list[dict]]:
     config = load(None, [f"run.dir={folder}", "learner.max_failures=2"])
     with pytest.raises(PixelisError) as caught:
-        learner.fit(TrainJob(config, Broken(config, error)))
+        learner.fit(TrainJob(config, FailingSource(config, error)))
     return caught.value, events.read(folder, learner.FAILURE)
 
 
-def test_an_error_of_the_code_ends_the_run_with_its_cause(tmp_path: Path) -> None:
+def test_a_programming_error_ends_the_run_with_its_cause(tmp_path: Path) -> None:
     error, failures = fail(tmp_path, IndexError("index 151655 is out of range"))
     assert "IndexError: index 151655 is out of range (test_learner.py:" in error.message
     assert [row["permanent"] for row in failures] == [True]
@@ -56,6 +56,6 @@ def test_a_typed_error_keeps_its_type_and_fix(tmp_path: Path) -> None:
     assert (type(error), error.fix, len(failures)) == (DataFailure, "add rows", 1)
 
 
-def test_a_failure_of_the_machine_is_tried_again(tmp_path: Path) -> None:
+def test_an_infrastructure_failure_is_retried(tmp_path: Path) -> None:
     _, failures = fail(tmp_path, RuntimeError("connection closed by peer"))
     assert [row["permanent"] for row in failures] == [False] * 3

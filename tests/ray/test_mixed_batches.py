@@ -1,4 +1,4 @@
-"""Questions about pictures, about a clip and about nothing but text are rolled out, scored and learnt from in one batch."""
+"""One batch with questions about pictures, about a clip and about text only: rollouts, scores and the learner's step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRAMES, GROUP = 3, 2
 
 
 def questions(folder: Path) -> dict[str, Question]:
-    """Two pictures in one question, one in another, a clip of eight frames, and none."""
+    """Write questions about one picture, two pictures, a clip of eight frames, and text only; return them by name."""
     for name, picture in (("coffee", skimage.data.coffee()), ("cat", skimage.data.chelsea())):
         Image.fromarray(picture).save(folder / f"{name}.png")
     for i in range(8):
@@ -35,16 +35,16 @@ def questions(folder: Path) -> dict[str, Question]:
         "clip": [Media(id="vid0", kind="video", frames=[str(folder / f"frame{i}.png") for i in range(8)], fps=4)],
         "text": [],
     }
-    made = {
+    by_name = {
         name: Question(id=name, question=f"Which number is it: {len(m)}?", media=m, answers=["7"]) for name, m in media.items()
     }
-    (folder / "questions.jsonl").write_text("".join(q.model_dump_json() + "\n" for q in made.values()))
-    return made
+    (folder / "questions.jsonl").write_text("".join(q.model_dump_json() + "\n" for q in by_name.values()))
+    return by_name
 
 
 def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callable[..., Path], tmp_path: Path) -> None:
-    """By a folder in Hugging Face's format, with the system prompt and coordinates of its family: other tests have a Qwen3-VL."""
-    asked, folder = questions(tmp_path), model("qwen2_5_vl", embedded=False)
+    """Use a Qwen2.5-VL in Hugging Face's format with its own system prompt and coordinates; other tests use a Qwen3-VL."""
+    by_name, folder = questions(tmp_path), model("qwen2_5_vl", embedded=False)
     config = load(
         None,
         [
@@ -57,7 +57,7 @@ def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callabl
                 f"data.train={tmp_path}/questions.jsonl",
                 f"run.dir={tmp_path}/run",
             ),
-            *(f"dialogue.frames={FRAMES}", "dialogue.max_turn_tokens=12", "rft.steps=1", f"rft.prompts_per_step={len(asked)}"),
+            *(f"dialogue.frames={FRAMES}", "dialogue.max_turn_tokens=12", "rft.steps=1", f"rft.prompts_per_step={len(by_name)}"),
             *(f"rft.group_size={GROUP}", "rft.loss.kl=0.01", "telemetry.rollouts=0"),
         ],
     )
@@ -65,26 +65,26 @@ def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callabl
         ray.get(actors.coordinator.begin.remote(0, {}, 0), timeout=60)
         batch = ray.get(actors.coordinator.next_batch.remote(0, 1, 0), timeout=120)
         views = ray.get(batch.views)
-    assert sorted(group.question.id for group in batch.groups) == sorted(asked)
+    assert sorted(group.question.id for group in batch.groups) == sorted(by_name)
     assert not [name for name, value in batch.metrics.items() if name.startswith("unusable/") and value]
     first = {"picture": ["img0"], "pictures": ["img0", "img1"], "clip": [f"vid0.{i}" for i in range(FRAMES)], "text": []}
     samples = []
-    for group, shown in zip(batch.groups, views, strict=True):
-        wanted = first[group.question.id]
-        assert len(shown) == len({t.id for t in group.trajectories}) == GROUP
+    for group, group_views in zip(batch.groups, views, strict=True):
+        images = first[group.question.id]
+        assert len(group_views) == len({t.id for t in group.trajectories}) == GROUP
         for trajectory in group.trajectories:
             assert (trajectory.question_id, trajectory.group_id) == (group.question.id, group.id)
             assert trajectory.unscored is None
-            assert next(turn.images for turn in trajectory.turns if turn.role == "user") == wanted
-            assert len(shown[trajectory.id]) == len(trajectory.images) >= len(wanted)
-            samples.append(from_trajectory(trajectory, shown[trajectory.id]))
-    # The learner's own step on the whole batch; with a KL term a rollout without advantage counts too.
+            assert next(turn.images for turn in trajectory.turns if turn.role == "user") == images
+            assert len(group_views[trajectory.id]) == len(trajectory.images) >= len(images)
+            samples.append(from_trajectory(trajectory, group_views[trajectory.id]))
+    # With a KL term, rollouts without an advantage are trained on too.
     trainer = Trainer(config.policy, config.learner, config.rft.loss, total_steps=1, device="cpu")
     try:
         metrics = trainer.update(samples)
     finally:
         trainer.close()
-    assert metrics["learner/trained_sequences"] == len(asked) * GROUP
+    assert metrics["learner/trained_sequences"] == len(by_name) * GROUP
     assert not [name for name, value in metrics.items() if name.startswith("learner/dropped_") and value]
     assert np.isfinite([metrics["policy/loss"], metrics["policy/grad_norm"]]).all()
     assert metrics["policy/drift_max"] < 1e-3, "engine and learner agree on every token, with and without pictures"

@@ -1,4 +1,4 @@
-"""The PolicyStore keeps what may be needed, on disk and across restarts, and never passes off one policy as another."""
+"""The PolicyStore: versions on disk, pruning, restarts, promotion and rollback."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ def adapter(value: float) -> Adapter:
     return Adapter(tensors, alpha=2, rank=2, base_sha256="base")
 
 
-def held(store: ray.actor.ActorHandle, version: int) -> Adapter | None:
+def stored(store: ray.actor.ActorHandle, version: int) -> Adapter | None:
     (ref,) = ray.get(store.get.remote(version))
     return ray.get(ref)
 
 
-def test_versions_are_monotone_kept_and_pruned(ray_cluster: None, tmp_path: Path) -> None:
+def test_versions_count_up_and_old_ones_are_pruned(ray_cluster: None, tmp_path: Path) -> None:
     store = PolicyStore.remote(str(tmp_path), None, 3)
     published = [ray.get(store.publish.remote(adapter(i), "rft", i)) for i in range(1, 7)]
     assert published == [1, 2, 3, 4, 5, 6]
     assert ray.get(store.publish.remote(adapter(6), "rft", 6)) == 6
     assert ray.get(store.promoted.remote()) == 6
-    assert held(store, 0) is None
+    assert stored(store, 0) is None
     for version in (4, 5, 6):
-        assert np.array_equal(held(store, version).tensors["layer.A"], adapter(version).tensors["layer.A"])
+        assert np.array_equal(stored(store, version).tensors["layer.A"], adapter(version).tensors["layer.A"])
     with pytest.raises(MissingFile, match="version 1"):
         ray.get(store.get.remote(1))
     folders = sorted(p.name for p in (tmp_path / "versions").iterdir() if p.is_dir())
     assert folders == ["v000004", "v000005", "v000006"]
     ray.kill(store, no_restart=False)
     assert ray.get(store.promoted.remote()) == 6
-    assert np.array_equal(held(store, 5).tensors["layer.B"], adapter(5).tensors["layer.B"])
+    assert np.array_equal(stored(store, 5).tensors["layer.B"], adapter(5).tensors["layer.B"])
     assert ray.get(store.publish.remote(adapter(7), "rft", 7)) == 7
     ray.kill(store)
 
 
-def test_a_learner_that_restarts_withdraws_what_came_after_its_checkpoint(ray_cluster: None, tmp_path: Path) -> None:
+def test_a_restarted_learner_withdraws_versions_after_its_checkpoint(ray_cluster: None, tmp_path: Path) -> None:
     store = PolicyStore.remote(str(tmp_path), None, 2)
     for i in range(1, 6):
         ray.get(store.publish.remote(adapter(i), "rft", i))
     assert ray.get(store.publish.remote(adapter(2), "rft", 2, restart=True)) == 2
     assert ray.get(store.promoted.remote()) == 2
-    assert np.array_equal(held(store, 2).tensors["layer.A"], adapter(2).tensors["layer.A"])
-    again = ray.get(store.publish.remote(adapter(3), "rft", 3))
-    assert again == 6, "a withdrawn version's number is not used again"
+    assert np.array_equal(stored(store, 2).tensors["layer.A"], adapter(2).tensors["layer.A"])
+    republished = ray.get(store.publish.remote(adapter(3), "rft", 3))
+    assert republished == 6, "the number of a withdrawn version is not reused"
     assert ray.get(store.promoted.remote()) == 6
     ray.kill(store)
 
 
-def test_rolling_back_serves_the_version_before(ray_cluster: None, tmp_path: Path) -> None:
+def test_rollback_serves_the_previous_version(ray_cluster: None, tmp_path: Path) -> None:
     store = PolicyStore.remote(str(tmp_path), None)
     ray.get(store.publish.remote(adapter(1), "evolve", 1))
     candidate = ray.get(store.publish.remote(adapter(2), "evolve", 2, promote=False))
@@ -69,18 +69,18 @@ def test_rolling_back_serves_the_version_before(ray_cluster: None, tmp_path: Pat
     ray.kill(store)
 
 
-def test_there_is_a_way_back_however_many_candidates_were_refused(ray_cluster: None, tmp_path: Path) -> None:
+def test_rollback_works_after_any_number_of_refused_candidates(ray_cluster: None, tmp_path: Path) -> None:
     store = PolicyStore.remote(str(tmp_path), None, 2)
     first, second = (ray.get(store.publish.remote(adapter(i), "evolve", i)) for i in (1, 2))
     for i in range(3, 8):
         ray.get(store.roll_back.remote(ray.get(store.publish.remote(adapter(i), "evolve", i, {}, False))))
     assert ray.get(store.roll_back.remote(second)) == first
-    assert np.array_equal(held(store, first).tensors["layer.A"], adapter(1).tensors["layer.A"])
+    assert np.array_equal(stored(store, first).tensors["layer.A"], adapter(1).tensors["layer.A"])
     assert ray.get(store.roll_back.remote(first)) == 0
     with pytest.raises(BadInput, match="starting policy"):
         ray.get(store.roll_back.remote(0))
     with pytest.raises(MissingFile, match="version 3"):
-        ray.get(store.promote.remote(3))  # refused long ago, its weights are gone
+        ray.get(store.promote.remote(3))  # refused, its weights are pruned
     ray.kill(store)
 
 

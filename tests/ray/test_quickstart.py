@@ -1,4 +1,4 @@
-"""The quickstart from a built wheel in an empty folder, only shorter: SFT, RFT, evaluation, HTTP, adaptation, report."""
+"""A shortened quickstart from a built wheel in an empty folder: SFT, RFT, evaluation, HTTP, adaptation, report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that a wheel of this checkout is installed to; what it depends on comes from the environment of the tests."""
+    """A folder with the installed wheel of this checkout, without dependencies; those come from the test environment."""
     source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
     for name in ("pixelis", "configs"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -59,8 +59,8 @@ def test_the_quickstart_runs_from_a_wheel_in_an_empty_folder(
     empty = tmp_path / "empty"
     empty.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(installed)}
-    where = [sys.executable, "-c", "import pixelis; print(pixelis.__file__)"]
-    assert subprocess.check_output(where, cwd=empty, env=environment, text=True).startswith(str(installed))
+    print_location = [sys.executable, "-c", "import pixelis; print(pixelis.__file__)"]
+    assert subprocess.check_output(print_location, cwd=empty, env=environment, text=True).startswith(str(installed))
     process = subprocess.Popen(
         [sys.executable, "-m", "pixelis.jobs.cli", "quickstart", *SHORT, f"run.dir={tmp_path}/run", f"serve.port={free_port()}"],
         stdout=subprocess.PIPE,
@@ -70,11 +70,11 @@ def test_the_quickstart_runs_from_a_wheel_in_an_empty_folder(
         env=environment,
     )
     try:
-        printed, told = process.communicate(timeout=800)
+        output, errors = process.communicate(timeout=800)
     finally:
         process.kill()
-    assert process.returncode == 0, told[-3000:]
-    assert "Traceback" not in told
+    assert process.returncode == 0, errors[-3000:]
+    assert "Traceback" not in errors
 
     folder = tmp_path / "run"
     summary = json.loads((folder / "summary.json").read_text())
@@ -82,7 +82,7 @@ def test_the_quickstart_runs_from_a_wheel_in_an_empty_folder(
     for arm in summary["arms"]:
         assert arm["n"] == 20
         assert 0 <= arm["ci95"][0] <= arm["accuracy"] <= arm["ci95"][1] <= 1
-        assert arm["name"] in printed
+        assert arm["name"] in output
     direct = summary["arms"][0]
     assert (direct["rapr"], direct["turns"]) == (0.0, 1.0), "the direct arm has no operations"
     assert {"install", "sft", "rft", "evaluate", "serve"} <= set(summary["seconds"])
@@ -90,12 +90,13 @@ def test_the_quickstart_runs_from_a_wheel_in_an_empty_folder(
     assert summary["shift"]["requests"] == 12
     assert summary["seed"] == 42
 
-    looks = [row for row in events.read(folder / "sft", "step/sft") if "evaluate/loss" in row]
-    assert [row["step"] for row in looks] == [15, 30]
-    assert all({"evaluate/accuracy", "evaluate/rapr", "evaluate/turns", "evaluate/tool_error_rate"} <= set(row) for row in looks)
+    evaluations = [row for row in events.read(folder / "sft", "step/sft") if "evaluate/loss" in row]
+    assert [row["step"] for row in evaluations] == [15, 30]
+    names = {"evaluate/accuracy", "evaluate/rapr", "evaluate/turns", "evaluate/tool_error_rate"}
+    assert all(names <= set(row) for row in evaluations)
 
     report = (folder / "report.html").read_text()
-    assert str(folder / "report.html") in printed
+    assert str(folder / "report.html") in output
     assert report.count("data:image/") >= 4, "pictures are inside the page"
     assert "http://" not in report.replace("http://www.w3.org", "")
     steps = events.read(folder / "rft", "step/policy")

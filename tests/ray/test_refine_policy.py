@@ -1,4 +1,4 @@
-"""Refinement asks the policy: real episodes with and without operations on every question, played once."""
+"""Refinement by the policy's pass rates: episodes with and without operations on every question, run once."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 GATES = ("total", "per_task", "critical", "level_share", "level_tasks")
 
 
-def test_pass_rates_of_the_policy_decide_what_is_asked(ray_cluster: None, tmp_path: Path):
-    given = [
+def test_pass_rates_of_the_policy_select_the_questions_for_rft(ray_cluster: None, tmp_path: Path):
+    overrides = [
         "refinement.count=16",
         "data.direct_share=0.3",
         "refinement.quality.provenance=false",
         "refinement.quality.least=0.5",
     ]
     rates = {"episodes": 3, "utility": "true", "low": 0, "high": 0.9, "margin": 0}
-    given += [f"refinement.pass_rate.{key}={value}" for key, value in rates.items()]
-    given += [f"refinement.gates.{name}=0" for name in GATES]
-    given += [f"run.dir={tmp_path}", "telemetry.progress=false", "refinement.examples=0", "policy.model=nano"]
-    summary = refine.run(load(None, given))
+    overrides += [f"refinement.pass_rate.{key}={value}" for key, value in rates.items()]
+    overrides += [f"refinement.gates.{name}=0" for name in GATES]
+    overrides += [f"run.dir={tmp_path}", "telemetry.progress=false", "refinement.examples=0", "policy.model=nano"]
+    summary = refine.run(load(None, overrides))
     tables = [json.loads((tmp_path / f"episodes-{name}.json").read_text(encoding="utf-8")) for name in ("looking", "glance")]
     questions = {row[0] for row in tables[0]["rows"]}
     assert len(questions) == summary["kept"]
@@ -36,7 +36,7 @@ def test_pass_rates_of_the_policy_decide_what_is_asked(ray_cluster: None, tmp_pa
     assert all(row[2] in (0.0, 1.0) for table in tables for row in table["rows"])
     assert sum(summary["pass_rate"].values()) == summary["kept"]
     assert summary["sets"]["rft"]["questions"] == summary["pass_rate"].get("kept", 0)
-    assert summary["sets"]["sft"]["count"] == summary["kept"]  # what is imitated does not depend on it
-    before = (tmp_path / "episodes-looking.json").stat().st_mtime_ns
-    assert refine.run(load(None, [*given, "refinement.pass_rate.high=1"]))["kept"] == summary["kept"]
-    assert (tmp_path / "episodes-looking.json").stat().st_mtime_ns == before  # other bounds need no other episodes
+    assert summary["sets"]["sft"]["count"] == summary["kept"], "demonstrations do not depend on the pass rate"
+    modified = (tmp_path / "episodes-looking.json").stat().st_mtime_ns
+    assert refine.run(load(None, [*overrides, "refinement.pass_rate.high=1"]))["kept"] == summary["kept"]
+    assert (tmp_path / "episodes-looking.json").stat().st_mtime_ns == modified, "new bounds reuse the same episodes"

@@ -1,4 +1,4 @@
-"""The documented way onto a cluster: `ray start --head`, `ray job submit --working-dir .`, with token authentication."""
+"""Jobs on a cluster as documented: `ray start --head`, `ray job submit --working-dir .`, with token authentication."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture
 def head() -> Iterator[tuple[str, dict[str, str]]]:
-    """A cluster of its own on free ports: (dashboard address, environment of a client). Only its own processes are ended."""
-    # A short path: sockets of the cluster lie below it.
+    """A separate cluster on free ports: (dashboard address, environment of a client)."""
+    # A short path, because the cluster's sockets are below it.
     home = Path(tempfile.mkdtemp(prefix="px-", dir="/tmp"))
     token = home / "token"
     token.write_text(secrets.token_hex(32))
@@ -68,8 +68,8 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def wait_for_port(port: int, process: subprocess.Popen, log: Path) -> None:
-    give_up = time.monotonic() + 120
-    while time.monotonic() < give_up:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
@@ -77,56 +77,53 @@ def wait_for_port(port: int, process: subprocess.Popen, log: Path) -> None:
     raise AssertionError(log.read_text())
 
 
-def job(address: str, env: dict[str, str], verb: str, *more: str) -> subprocess.CompletedProcess:
-    # A machine's proxy must not stand between the client and its own head.
+def job(address: str, env: dict[str, str], verb: str, *arguments: str) -> subprocess.CompletedProcess:
+    """Run `ray job VERB`, bypassing any HTTP proxy of the machine."""
     env = {**env, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    line = [RAY, "job", verb, "--address", address, *more]
-    return subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
+    command = [RAY, "job", verb, "--address", address, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
 
 
 def submit(address: str, env: dict[str, str], *command: str) -> subprocess.CompletedProcess:
     return job(address, env, "submit", "--working-dir", ".", "--", *command)
 
 
-def test_a_submitted_job_leaves_its_checkpoints_where_it_was_told_also_when_stopped(
+def test_a_submitted_job_writes_its_checkpoint_to_the_run_folder_when_it_is_stopped(
     head: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
     address, env = head
     python = Path(sys.executable).as_posix()
-    few = [
+    overrides = [
         "policy.model=nano",
         "rft.prompts_per_step=2",
         "rft.group_size=2",
         "learner.checkpoint_every=500",
         f"run.dir={tmp_path}/run",
     ]
-    rft = (python, "-m", "pixelis.jobs.rft", "configs/nano/rft.yaml", *few)
-    longer = (*rft, "rft.steps=500")
-    begun = job(address, env, "submit", "--working-dir", ".", "--no-wait", "--submission-id", "first", "--", *longer)
-    assert begun.returncode == 0, begun.stderr
-    give_up = time.monotonic() + 400
+    rft = (python, "-m", "pixelis.jobs.rft", "configs/nano/rft.yaml", *overrides)
+    long_run = (*rft, "rft.steps=500")
+    submitted = job(address, env, "submit", "--working-dir", ".", "--no-wait", "--submission-id", "first", "--", *long_run)
+    assert submitted.returncode == 0, submitted.stderr
+    deadline = time.monotonic() + 400
     while len(events.read(tmp_path / "run", "step/policy")) < 2:
-        assert time.monotonic() < give_up, job(address, env, "logs", "first").stdout
+        assert time.monotonic() < deadline, job(address, env, "logs", "first").stdout
         time.sleep(0.2)
     stopped = job(address, env, "stop", "first")
     assert "stopped" in stopped.stdout + stopped.stderr
-    told = job(address, env, "logs", "first").stdout
-    assert "pixelis rft: stopped" in told
+    assert "pixelis rft: stopped" in job(address, env, "logs", "first").stdout
     latest = checkpoint.latest(tmp_path / "run")
     assert latest is not None
     assert load_adapter(latest).tensors
-    made = checkpoint.step_of(latest)
-    assert made == len(events.read(tmp_path / "run", "step/policy")) >= 2
+    assert checkpoint.step_of(latest) == len(events.read(tmp_path / "run", "step/policy")) >= 2
     assert not (tmp_path / "run" / "lock.json").exists()
 
-    # That it goes on from there is in tests/chaos/test_learner_faults.py.
-    checked = submit(address, env, *rft, "--dry-run")
-    told = checked.stdout + checked.stderr
-    assert checked.returncode == 0, told
-    assert "checks of rft" in told
-    assert "succeeded" in told
+    # tests/chaos/test_learner_faults.py tests that the run resumes from there.
+    dry_run = submit(address, env, *rft, "--dry-run")
+    output = dry_run.stdout + dry_run.stderr
+    assert dry_run.returncode == 0, output
+    assert "checks of rft" in output
+    assert "succeeded" in output
 
-    nobody = {**env, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "other-token")}
+    wrong_token = {**env, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "other-token")}
     (tmp_path / "other-token").write_text(secrets.token_hex(32))
-    refused = submit(address, nobody, "true")
-    assert refused.returncode != 0, "without the token nobody gets in"
+    assert submit(address, wrong_token, "true").returncode != 0, "a client with a wrong token is refused"

@@ -1,4 +1,4 @@
-"""A synthesis whose driver and one of whose workers are killed makes the samples of one that nothing happened to."""
+"""A synthesis whose driver and one worker are killed produces the same samples as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lines(folder: Path) -> list[str]:
 
 
 def plain_loop(config: Config) -> list[str]:
-    """The same synthesis in one process, without Ray and uninterrupted."""
+    """Run the same synthesis in one process without Ray and without interruption; return its samples."""
     scheduler, rows = QuotaScheduler(config.run.dir, config.synthesis, config.run.seed), SourceRows(config.synthesis)
     maker = SampleBuilder(config.synthesis, config.run.seed, config.toolbox, config.dialogue, config.rewards)
     while scheduler.completed < scheduler.target and scheduler.plan(rows):
@@ -62,10 +62,10 @@ def shards(folder: Path) -> int:
     return len(list((folder / "shards").glob("*.json")))
 
 
-def kill_a_worker(folder: Path, begun: int, killed: list[int]) -> None:
-    """SIGKILL one synthesis actor of this process's cluster as soon as it has finished a shard."""
-    give_up = time.monotonic() + 120
-    while shards(folder) <= begun and time.monotonic() < give_up:
+def kill_a_worker(folder: Path, initial_shards: int, killed: list[int]) -> None:
+    """SIGKILL one synthesis actor of this process's cluster as soon as it has finished a shard; append its id."""
+    deadline = time.monotonic() + 120
+    while shards(folder) <= initial_shards and time.monotonic() < deadline:
         time.sleep(0.02)
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -75,7 +75,7 @@ def kill_a_worker(folder: Path, begun: int, killed: list[int]) -> None:
                 return
 
 
-def test_killed_and_run_again(ray_cluster: None, tmp_path: Path) -> None:
+def test_a_synthesis_with_a_killed_driver_and_worker_gives_the_same_samples(ray_cluster: None, tmp_path: Path) -> None:
     file = tmp_path / "synthesize.yaml"
     file.write_text(
         yaml.safe_dump({"synthesis": SETTINGS, "run": {"dir": str(tmp_path / "run")}, "telemetry": {"progress": False}})
@@ -84,16 +84,16 @@ def test_killed_and_run_again(ray_cluster: None, tmp_path: Path) -> None:
     folder = Path(config.run.dir)
     command = [sys.executable, "-m", "pixelis.jobs.synthesize", str(file), "cluster.cpus=1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    give_up = time.monotonic() + 200
-    while shards(folder) < 3 and process.poll() is None and time.monotonic() < give_up:
+    deadline = time.monotonic() + 200
+    while shards(folder) < 3 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.kill()
-    _, told = process.communicate()
-    begun = shards(folder)
-    assert begun >= 3, told
+    _, errors = process.communicate()
+    initial_shards = shards(folder)
+    assert initial_shards >= 3, errors
 
     killed: list[int] = []
-    killer = threading.Thread(target=kill_a_worker, args=(folder, begun, killed))
+    killer = threading.Thread(target=kill_a_worker, args=(folder, initial_shards, killed))
     killer.start()
     summary = synthesize.run(config)
     killer.join()
@@ -102,8 +102,8 @@ def test_killed_and_run_again(ray_cluster: None, tmp_path: Path) -> None:
     assert summary["shortfall"] == {}
     expected = plain_loop(config.model_copy(update={"run": config.run.model_copy(update={"dir": str(tmp_path / "plain")})}))
     assert lines(folder) == expected
-    made = [json.loads(line) for line in expected]
-    assert len({row["id"] for row in made}) == len(made) == TASK["target_sample_count"]
+    samples = [json.loads(line) for line in expected]
+    assert len({row["id"] for row in samples}) == len(samples) == TASK["target_sample_count"]
     assert summary["kinds"]["self_correction"] == 8
     assert len(read_demonstrations(str(folder / "samples"), 10, 0, 0.0)) == 10
     assert synthesize.run(config)["samples"] == summary["samples"]
