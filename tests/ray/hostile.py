@@ -1,4 +1,4 @@
-"""Operations that misbehave, as a user's own or a library's may; workers import them by ``hostile:Class``."""
+"""Operations that hang, crash or use too much memory. Workers import them as ``hostile:Class``."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from pixelis.errors import OperationError
 from pixelis.operations import Operation, OperationArguments, Result, Scene, Target, View
 
 
-class Nothing(OperationArguments):
-    """``tag`` only tells calls apart."""
+class TagArguments(OperationArguments):
+    """``tag`` makes calls different from each other."""
 
     tag: int = 0
 
 
 class Hostile(Operation):
-    """Base: does something bad; ``behave`` must not come back with a result worth having."""
+    """Base class: ``run`` calls ``misbehave``."""
 
     description = "Misbehave."
-    Arguments = Nothing
+    Arguments = TagArguments
 
     @classmethod
     def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:
-        cls.behave()
+        cls.misbehave()
         return Result(text="survived")
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         raise NotImplementedError
 
 
@@ -43,27 +43,27 @@ class Sleep(Hostile):
     name = "sleep"
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         time.sleep(3600)
 
 
 class Hold(Hostile):
-    """Never gives the interpreter back."""
+    """Sleeps without releasing the GIL."""
 
     name = "hold"
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         ctypes.PyDLL(None).sleep(3600)
 
 
 class Stop(Hostile):
-    """Not even a thread of C runs on."""
+    """Stops the whole process, including threads of C libraries."""
 
     name = "stop"
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -71,7 +71,7 @@ class Leave(Hostile):
     name = "leave"
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         os._exit(0)
 
 
@@ -79,7 +79,7 @@ class Exit(Hostile):
     name = "exit"
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         sys.exit(0)
 
 
@@ -87,7 +87,7 @@ class Segfault(Hostile):
     name = "segfault"
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         ctypes.string_at(0)
 
 
@@ -95,39 +95,39 @@ class EatNumpy(Hostile):
     name = "eat_numpy"
 
     @staticmethod
-    def behave() -> None:
-        kept = []
+    def misbehave() -> None:
+        arrays = []
         while True:
-            kept.append(np.empty(10_000_000, np.uint8))  # not touched: the pages alone would take longer than a test's deadline
+            arrays.append(np.empty(10_000_000, np.uint8))  # not written: faulting in the pages would exceed the test's timeout
 
 
 class EatPython(Hostile):
     name = "eat_python"
 
     @staticmethod
-    def behave() -> None:
-        kept: list[Any] = []
+    def misbehave() -> None:
+        strings: list[Any] = []
         while True:
-            kept.append(str(len(kept)) * 50)
+            strings.append(str(len(strings)) * 50)
 
 
 class EatCv2(Hostile):
     name = "eat_cv2"
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         import cv2
 
-        kept = [np.ones((2000, 2000, 3), np.uint8)]
+        pictures = [np.ones((2000, 2000, 3), np.uint8)]
         while True:
-            kept.append(cv2.resize(kept[0], None, fx=2, fy=2))
+            pictures.append(cv2.resize(pictures[0], None, fx=2, fy=2))
 
 
 class Raise(Hostile):
     name = "raise"
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         raise KeyError("a bug")
 
 
@@ -135,7 +135,7 @@ class Refuse(Hostile):
     name = "refuse"
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         raise OperationError("not like this", code="bad_arguments")
 
 
@@ -148,7 +148,7 @@ class Huge(Hostile):
 
 
 class Strange(Hostile):
-    """Data that no log can hold."""
+    """Returns data that cannot be serialised."""
 
     name = "strange"
 
@@ -158,7 +158,7 @@ class Strange(Hostile):
 
 
 class Scribble(Hostile):
-    """Writes into the picture that it shares with everybody."""
+    """Writes into the shared picture."""
 
     name = "scribble"
 
@@ -172,19 +172,19 @@ class Shout(Hostile):
     name = "shout"
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         for _ in range(2000):
             print("x" * 1000)
             print("y" * 1000, file=sys.stderr)
 
 
 class Fork(Hostile):
-    """Leaves children behind and hangs: they hold the sockets of the worker."""
+    """Leaves child processes behind, which inherit the worker's sockets, and hangs."""
 
     name = "fork"
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         for _ in range(3):
             if os.fork() == 0:
                 time.sleep(3600)
@@ -193,32 +193,32 @@ class Fork(Hostile):
 
 
 class Threads(Hostile):
-    """Leaves threads behind that hold memory."""
+    """Leaves threads behind that occupy memory."""
 
     name = "threads"
 
     @staticmethod
-    def behave() -> None:
+    def misbehave() -> None:
         for _ in range(15):
-            held = np.ones(4_000_000, np.uint8)
-            threading.Thread(target=lambda kept: time.sleep(3600), args=(held,), daemon=True).start()
+            memory = np.ones(4_000_000, np.uint8)
+            threading.Thread(target=lambda _: time.sleep(3600), args=(memory,), daemon=True).start()
 
 
 class Leak(Hostile):
     name = "leak"
-    kept: ClassVar[list[Any]] = []
+    leaked: ClassVar[list[Any]] = []
 
     @classmethod
-    def behave(cls) -> None:
-        cls.kept.append(np.ones(30_000_000, np.uint8))
+    def misbehave(cls) -> None:
+        cls.leaked.append(np.ones(30_000_000, np.uint8))
 
 
-class Where(Operation):
-    """Says in which process it ran, and whether the picture is the shared one."""
+class ProcessInfo(Operation):
+    """Returns the id of its process and whether the picture is writable, i.e. a copy."""
 
-    name = "where"
-    description = "Tell the process."
-    Arguments = Nothing
+    name = "process_info"
+    description = "Return the process id."
+    Arguments = TagArguments
 
     @classmethod
     def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:
@@ -238,15 +238,15 @@ class QuickLeave(Leave):
 
 ALL = [f"hostile:{name}" for name, kind in list(vars().items()) if isinstance(kind, type) and hasattr(kind, "name")]
 
-if os.environ.get("HOSTILE_OPEN"):  # in the workers of one test: decoders that hang and crash
+if os.environ.get("HOSTILE_OPEN"):  # set for the workers of one test: decoding hangs or crashes by file name
     from pixelis.datasets import media
 
-    real = media.load_image
+    original = media.load_image
 
     def load_image(source: Any, *limits: Any) -> Any:
         for word, kind in (("hang", Hold), ("crash", Segfault), ("eat", EatNumpy)):
             if source == f"{word}.png":
-                kind.behave()
-        return real(source, *limits)
+                kind.misbehave()
+        return original(source, *limits)
 
     media.load_image = load_image

@@ -1,4 +1,4 @@
-"""Rollouts on real actors: groups stay whole, batches use every question once; what a death costs is in tests/chaos."""
+"""Rollouts on real actors: complete groups, every question once, versions of weights, and errors. See tests/chaos for faults."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pixelis.policy.adapters import Adapter, save_adapter
 
 pytestmark = pytest.mark.slow
 
-FactoryOfModels = Callable[..., Path]
+MakeModel = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def placed(ray_cluster: None, model: FactoryOfModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlacedJob]:
-    """Two generators, one toolbox and one scorer of a random model that starts from a random adapter."""
+def placed(ray_cluster: None, model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlacedJob]:
+    """A job with two generators and one scorer; a random model with a random initial adapter."""
     folder, run = model(), tmp_path_factory.mktemp("run")
     config = parse(
         {
@@ -50,43 +50,47 @@ def placed(ray_cluster: None, model: FactoryOfModels, tmp_path_factory: pytest.T
 def learn(
     coordinator: Any, steps: int, world: int, version: int, after: Callable[[int], int] | None = None
 ) -> list[list[RolloutBatch]]:
-    """What a learner of ``world`` ranks asks for, step by step; ``after`` gives the version it published."""
+    """Take batches as a learner of ``world`` ranks; return them by step and rank. after: publishes, returns the version."""
     ray.get(coordinator.begin.remote(0, {}, version), timeout=120)
-    taken = []
+    batches = []
     for step in range(steps):
         shares = ray.get([coordinator.next_batch.remote(rank, world, step) for rank in range(world)], timeout=240)
-        taken.append(shares)
+        batches.append(shares)
         version = after(step) if after else version
         ray.get(coordinator.step_done.remote(step, version), timeout=120)
     assert ray.get(coordinator.next_batch.remote(0, world, steps), timeout=60) is None
-    return taken
+    return batches
 
 
 @settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
-    each=st.integers(1, 2), world=st.integers(1, 3), group=st.integers(2, 4), staleness=st.integers(0, 2), steps=st.integers(1, 3)
+    groups=st.integers(1, 2),
+    world=st.integers(1, 3),
+    size=st.integers(2, 4),
+    staleness=st.integers(0, 2),
+    steps=st.integers(1, 3),
 )
-def test_groups_stay_whole_and_questions_are_used_once(
-    placed: PlacedJob, each: int, world: int, group: int, staleness: int, steps: int
+def test_groups_are_complete_and_every_question_is_used_once(
+    placed: PlacedJob, groups: int, world: int, size: int, staleness: int, steps: int
 ) -> None:
-    questions = each * world
+    questions = groups * world
     with temporary(
-        placed.coordinator(prompts_per_step=questions, group_size=group, max_off_policy_steps=staleness, steps=steps)
+        placed.coordinator(prompts_per_step=questions, group_size=size, max_off_policy_steps=staleness, steps=steps)
     ) as coordinator:
-        taken = learn(coordinator, steps, world, version=0)
+        batches = learn(coordinator, steps, world, version=0)
     used = []
-    for shares in taken:
-        assert [len(share.groups) for share in shares] == [each] * world
+    for shares in batches:
+        assert [len(share.groups) for share in shares] == [groups] * world
         for share in shares:
             assert share.metrics["rollout/staleness"] <= staleness
             used += [g.question.id for g in share.groups]
-            for one, views in zip(share.groups, ray.get(share.views), strict=True):
-                check_group(one, views, group)
+            for group, views in zip(share.groups, ray.get(share.views), strict=True):
+                check_group(group, views, size)
     source = read_questions(placed.config.data.train, seed=placed.config.run.seed)
-    wanted = [next(source).id for _ in range(questions * steps)]
-    assert Counter(used) == Counter(wanted)
+    expected = [next(source).id for _ in range(questions * steps)]
+    assert Counter(used) == Counter(expected)
     if staleness == 0:
-        assert taken[-1][0].state == {"questions": {"cursor": questions * steps, "ahead": []}}
+        assert batches[-1][0].state == {"questions": {"cursor": questions * steps, "ahead": []}}
 
 
 def test_views_of_a_group_are_one_object_and_the_question_picture_one_array(placed: PlacedJob) -> None:
@@ -94,12 +98,12 @@ def test_views_of_a_group_are_one_object_and_the_question_picture_one_array(plac
         ((batch,),) = learn(coordinator, 1, 1, version=0)
     assert len(set(batch.views)) == len(batch.groups) == 2
     for views in ray.get(batch.views):
-        first = [shown[0] for shown in views.values()]
+        first = [rollout_views[0] for rollout_views in views.values()]
         assert len(first) == 4
-        assert all(np.shares_memory(first[0], other) for other in first[1:]), "the overview is kept once, not once a rollout"
+        assert all(np.shares_memory(first[0], other) for other in first[1:]), "each rollout has its own copy of the picture"
 
 
-def test_a_batch_is_rolled_out_with_the_weights_that_the_learner_just_published(placed: PlacedJob) -> None:
+def test_a_batch_is_rolled_out_with_the_last_published_weights(placed: PlacedJob) -> None:
     adapters = [random_adapter(Path(placed.config.policy.model), seed=i) for i in (1, 2)]
 
     def publish(step: int) -> int:
@@ -110,12 +114,12 @@ def test_a_batch_is_rolled_out_with_the_weights_that_the_learner_just_published(
     assert {g.policy_version for g in first[0].groups} == {0}
     (version,) = {g.policy_version for g in second[0].groups}
     assert version > 0
-    held = ray.get([g.health.remote() for g in placed.actors.generators])
-    assert {health["version"] for health in held} == {ray.get(placed.actors.store.promoted.remote())}
+    states = ray.get([g.health.remote() for g in placed.actors.generators])
+    assert {state["version"] for state in states} == {ray.get(placed.actors.store.promoted.remote())}
 
 
-def test_a_version_is_what_its_number_says_on_a_fresh_generator_too(placed: PlacedJob) -> None:
-    """Version 0 is the adapter that the run started from, not the bare model, also after a restart."""
+def test_a_restarted_generator_loads_the_weights_of_the_version(placed: PlacedJob) -> None:
+    """Version 0 is the initial adapter, not the bare model, also after a restart."""
     store, (one, two) = placed.actors.store, placed.actors.generators
     other = ray.get(store.publish.remote(random_adapter(Path(placed.config.policy.model), seed=5), "rft", 9))
     start = greedy_tokens(one, 0)
@@ -125,10 +129,10 @@ def test_a_version_is_what_its_number_says_on_a_fresh_generator_too(placed: Plac
     assert greedy_tokens(two, 0) == start
     zero = {name: np.zeros_like(values) for name, values in placed.adapter.tensors.items()}
     bare = ray.get(store.publish.remote(Adapter(zero, 8, 4, placed.adapter.base_sha256), "rft", 10))
-    assert greedy_tokens(two, bare) != start, "the adapter changes what the model says"
+    assert greedy_tokens(two, bare) != start, "the initial adapter has no effect"
 
 
-def test_what_is_wrong_with_the_questions_is_told_and_not_retried(placed: PlacedJob, tmp_path: Path) -> None:
+def test_bad_questions_end_the_run_with_their_error_without_retries(placed: PlacedJob, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"id": "a", "question": "?", "answers": ["1"]}\n{"id": "b"}\n')
     broken = tmp_path / "broken.jsonl"
@@ -142,15 +146,15 @@ def test_what_is_wrong_with_the_questions_is_told_and_not_retried(placed: Placed
             ray.get(coordinator.begin.remote(0, {}, 0), timeout=60)
             with pytest.raises(kind) as caught:
                 ray.get(coordinator.next_batch.remote(0, 1, 0), timeout=60)
-            told = cluster.unwrap_ray_error(caught.value)
-            assert told is not None
+            error = cluster.unwrap_ray_error(caught.value)
+            assert error is not None
             for word in words:
-                assert word in str(told)
-            assert "Traceback" not in str(told)
+                assert word in str(error)
+            assert "Traceback" not in str(error)
 
 
-def test_an_actor_that_cannot_be_made_is_one_clear_error(placed: PlacedJob, tmp_path: Path) -> None:
-    """The driver gets the generator's own words, not a traceback of another process."""
+def test_the_driver_raises_the_error_of_a_generator_that_cannot_start(placed: PlacedJob, tmp_path: Path) -> None:
+    """The error is the generator's own, without a traceback of another process."""
     policy = placed.config.policy.model_copy(update={"model": str(tmp_path)})
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     config = placed.config.model_copy(
@@ -164,7 +168,7 @@ def test_an_actor_that_cannot_be_made_is_one_clear_error(placed: PlacedJob, tmp_
     assert "Traceback" not in str(caught.value)
 
 
-def test_a_backend_that_is_missing_is_told_when_the_job_starts(placed: PlacedJob, tmp_path: Path) -> None:
+def test_a_missing_segmenter_is_reported_when_the_job_starts(placed: PlacedJob, tmp_path: Path) -> None:
     toolbox = placed.config.toolbox.model_copy(update={"segmenter": str(tmp_path / "sam")})
     run = placed.config.run.model_copy(update={"dir": str(tmp_path)})
     engine = placed.config.engine.model_copy(update={"workers": 1, "cpus": 0})
@@ -174,15 +178,14 @@ def test_a_backend_that_is_missing_is_told_when_the_job_starts(placed: PlacedJob
     assert caught.value.fix
 
 
-def test_a_job_that_does_not_fit_says_which_part(placed: PlacedJob) -> None:
+def test_preflight_names_the_part_of_a_job_that_does_not_fit(placed: PlacedJob) -> None:
     config = placed.config.model_copy(update={"engine": placed.config.engine.model_copy(update={"workers": 40, "cpus": 1})})
     with pytest.raises(InfraFailure) as caught:
         placement.preflight(config, learner=True, rollouts=True)
     assert "engine (generators) 40 x 1" in caught.value.message
 
 
-def test_versions_are_of_the_run_that_made_them(placed: PlacedJob, tmp_path: Path) -> None:
-    """The same folder evaluated from another checkpoint is another policy, whatever an older run left there."""
+def test_a_run_from_another_checkpoint_discards_the_versions_in_its_folder(placed: PlacedJob, tmp_path: Path) -> None:
     first, second = (random_adapter(Path(placed.config.policy.model), seed=i) for i in (11, 12))
     save_adapter(first, tmp_path / "a")
     save_adapter(second, tmp_path / "b")
@@ -197,5 +200,5 @@ def test_versions_are_of_the_run_that_made_them(placed: PlacedJob, tmp_path: Pat
         return count, digest
 
     assert weights(tmp_path / "a") == (1, first.sha256())
-    assert weights(tmp_path / "a") == (2, first.sha256()), "a run that goes on keeps its versions"
+    assert weights(tmp_path / "a") == (2, first.sha256()), "a resumed run keeps its versions"
     assert weights(tmp_path / "b") == (1, second.sha256())

@@ -1,4 +1,4 @@
-"""The pool of toolboxes: whatever happens to a process, every call is answered in time and the pool is whole again."""
+"""The toolbox pool under hanging, crashing and leaking operations: every call returns in time and workers are replaced."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import ray
 from PIL import Image
+from placed_actors import wait_until
 from skimage import data as photos
 
 from pixelis.actors.toolbox_pool import ToolboxPool
@@ -29,7 +30,7 @@ from pixelis.records import Action, ImageView, Media, Observation
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 2.0
-# What hangs would hang for an hour; a busy machine may need seconds to end a process and to schedule the caller.
+# Extra seconds in which a busy machine ends a process and schedules the caller. Hanging operations would sleep for an hour.
 BUSY_S = 20.0
 HERE = Path(__file__).parent
 Box = tuple[float, float, float, float]
@@ -37,7 +38,7 @@ Make = Callable[..., "Bench"]
 
 
 class Bench:
-    """A pool with one 1080p photo opened, driven from the loop of the test module."""
+    """A pool with one open 1080p photo, run on the event loop of the test module."""
 
     def __init__(self, runner: asyncio.Runner, config: Config, picture: Path, env: dict[str, str]):
         path = os.pathsep.join([str(HERE), str(HERE.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -70,13 +71,15 @@ class Bench:
         assert (observation.status, observation.data) == ("ok", expected.data)
         assert np.array_equal(views[0], pixels[0])
 
-    def wait_whole(self, timeout_s: float = 60.0) -> None:
-        async def whole() -> None:
+    def wait_until_complete(self, timeout_s: float = 60.0) -> None:
+        """Wait until every worker of the pool is alive."""
+
+        async def wait() -> None:
             async with asyncio.timeout(timeout_s):
                 while self.pool.health()["alive"] < self.pool.health()["size"]:
                     await asyncio.sleep(0.02)
 
-        self.run(whole())
+        self.run(wait())
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +101,7 @@ def make(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def bench(make: Make) -> Bench:
-    """One worker: every call meets the process that the call before it left behind."""
+    """A pool of one worker, so that every call runs in the process of the previous call."""
     return make(workers=1)
 
 
@@ -107,7 +110,7 @@ def boxes(count: int, seed: int = 0) -> list[Box]:
     return [(x, y, x + 0.1 + w, y + 0.1 + h) for x, y, w, h in rng.uniform(0, 0.4, (count, 4)).tolist()]
 
 
-ENDINGS = {
+CODES = {
     "sleep": "timeout",
     "hold": "timeout",
     "stop": "timeout",
@@ -129,22 +132,22 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("op", ENDINGS)
-def test_a_hostile_call_is_named_in_time_and_the_next_call_is_right(bench: Bench, op: str) -> None:
-    bench.wait_whole()
-    started = time.monotonic()
+@pytest.mark.parametrize("op", CODES)
+def test_a_hostile_call_returns_its_error_in_time_and_the_next_call_succeeds(bench: Bench, op: str) -> None:
+    bench.wait_until_complete()
+    start = time.monotonic()
     observation, views = bench.run(bench.call(op))
-    assert time.monotonic() - started < TIMEOUT_S + BUSY_S
-    assert observation.code == ENDINGS[op]
-    assert observation.status == ("error" if ENDINGS[op] else "ok")
+    assert time.monotonic() - start < TIMEOUT_S + BUSY_S
+    assert observation.code == CODES[op]
+    assert observation.status == ("error" if CODES[op] else "ok")
     assert views == []
     box = boxes(1, seed=len(op))[0]
     bench.check_zoom(bench.run(bench.call("zoom_in", box=box)), box)
-    bench.wait_whole()
+    bench.wait_until_complete()
 
 
-def test_leaked_memory_ends_the_process_but_not_the_next_call(bench: Bench) -> None:
-    """A leak of 30 MB fits the limit; the process is renewed before many add up to it."""
+def test_a_leaking_process_is_replaced_without_failing_a_call(bench: Bench) -> None:
+    """One leak of 30 MB is below the limit. The process is replaced before several leaks reach it."""
     before = bench.pool.health()["restarts"]
     codes = Counter(bench.run(bench.call("leak", tag=i + 1))[0].code for i in range(20))
     assert codes == {None: 20}
@@ -152,9 +155,9 @@ def test_leaked_memory_ends_the_process_but_not_the_next_call(bench: Bench) -> N
 
 
 @pytest.mark.parametrize(("count", "leaves", "sleeps"), [(24, 7, 15), (230, 7, 150), (230, 100, 101)])
-def test_neighbours_of_a_culprit_get_their_own_results(bench: Bench, count: int, leaves: int, sleeps: int) -> None:
-    """In its batch, in the batch queued behind it on the worker, and in later ones."""
-    bench.wait_whole()
+def test_calls_batched_with_a_hostile_one_get_their_own_results(bench: Bench, count: int, leaves: int, sleeps: int) -> None:
+    """Calls in the same batch, in the batch queued behind it, and in later batches."""
+    bench.wait_until_complete()
     zooms = boxes(count, seed=leaves + sleeps)
     calls: list[tuple[str, dict[str, Any]]] = [("zoom_in", {"box": box}) for box in zooms]
     calls.insert(leaves, ("quick_leave", {"tag": count + leaves}))
@@ -168,76 +171,77 @@ def test_neighbours_of_a_culprit_get_their_own_results(bench: Bench, count: int,
 
 def test_equal_calls_are_run_once(bench: Bench) -> None:
     before = bench.pool.health()
-    together = bench.run(bench.all([("where", {"tag": 1})] * 8))
-    later = bench.run(bench.call("where", tag=1))
-    other = bench.run(bench.call("where", tag=2))
+    together = bench.run(bench.all([("process_info", {"tag": 1})] * 8))
+    later = bench.run(bench.call("process_info", tag=1))
+    other = bench.run(bench.call("process_info", tag=2))
     after = bench.pool.health()
     assert after["hits"] - before["hits"] == 8
     assert {id(observation) for observation, _ in [*together, later]} == {id(together[0][0])}
-    assert later[0].seconds >= 0.05, "what it cost when it was run"
+    assert later[0].seconds >= 0.05, "the seconds of the original call"
     assert other[0] is not later[0]
     box = boxes(1, seed=11)[0]
-    first, again = bench.run(bench.call("zoom_in", box=box)), bench.run(bench.call("zoom_in", box=box))
-    assert again[1][0] is first[1][0]
+    first, second = bench.run(bench.call("zoom_in", box=box)), bench.run(bench.call("zoom_in", box=box))
+    assert second[1][0] is first[1][0]
     assert not first[1][0].flags.writeable
-    assert first[1][0].base is None or first[1][0].base.nbytes <= 2 * first[1][0].nbytes, "it does not hold a batch"
+    base = first[1][0].base
+    assert base is None or base.nbytes <= 2 * first[1][0].nbytes, "the cached view keeps a whole batch in memory"
 
 
-def test_results_are_shared_only_where_everything_they_depend_on_is_equal(bench: Bench, tmp_path: Path) -> None:
+def test_cached_results_are_returned_only_if_all_inputs_are_equal(bench: Bench, tmp_path: Path) -> None:
     def text(**changes: Any) -> tuple[str, int]:
         hits = bench.pool.health()["hits"]
-        observation, _ = bench.run(bench.call("where", **changes))
+        observation, _ = bench.run(bench.call("process_info", **changes))
         assert observation.status == "ok"
         return observation.text, bench.pool.health()["hits"] - hits
 
     crop = ImageView(id="obs1", parent="img0", box=(0.1, 0.1, 0.5, 0.5), source_size=(768, 432), view_size=(64, 64))
     text(tag=50)
-    assert text(tag=50, images=[*bench.images, crop])[1] == 1, "a view that the call does not name changes nothing"
+    assert text(tag=50, images=[*bench.images, crop])[1] == 1, "a view that is not the target does not matter"
     mirrored = tmp_path / "mirrored.png"
     Image.fromarray(bench.pixels[:, ::-1]).save(mirrored)
     opened, (images, _) = bench.run(bench.pool.open([Media(id="img0", uri=str(mirrored))]))
     assert opened.hashes != bench.opened.hashes
 
-    def on(target: str, views: list[ImageView], where: Opened) -> int:
+    def hits_of(target: str, views: list[ImageView], media: Opened) -> int:
         hits = bench.pool.health()["hits"]
-        action = Action(op="where", target=target, arguments={"tag": 50})
-        assert bench.run(bench.pool.execute(action, views, {}, where))[0].status == "ok"
+        action = Action(op="process_info", target=target, arguments={"tag": 50})
+        assert bench.run(bench.pool.execute(action, views, {}, media))[0].status == "ok"
         return bench.pool.health()["hits"] - hits
 
-    assert on("img0", images, opened) == 0, "another picture under the same name"
-    assert on("obs1", [*bench.images, crop], bench.opened) == 0
-    assert on("obs1", [*bench.images, crop], bench.opened) == 1
+    assert hits_of("img0", images, opened) == 0, "another picture under the same name"
+    assert hits_of("obs1", [*bench.images, crop], bench.opened) == 0
+    assert hits_of("obs1", [*bench.images, crop], bench.opened) == 1
     moved = crop.model_copy(update={"box": (0.2, 0.1, 0.6, 0.5)})
-    assert on("obs1", [*bench.images, moved], bench.opened) == 0, "another region under the same name"
+    assert hits_of("obs1", [*bench.images, moved], bench.opened) == 0, "another region under the same name"
 
 
-def test_the_cache_keeps_to_its_bytes(make: Make) -> None:
-    small, none = make(workers=1, cache_bytes=40_000), make(workers=1, cache_bytes=0)
+def test_the_cache_stays_within_its_bytes(make: Make) -> None:
+    small, disabled = make(workers=1, cache_bytes=40_000), make(workers=1, cache_bytes=0)
     calls: list[tuple[str, dict[str, Any]]] = [("zoom_in", {"box": box}) for box in boxes(12)]
     small.run(small.all(calls))
     assert 0 < small.pool.health()["cached_bytes"] <= 40_000
     for _ in range(2):
-        none.run(none.all(calls[:1] * 3))
-    assert none.pool.health()["hits"] == none.pool.health()["cached_bytes"] == 0
+        disabled.run(disabled.all(calls[:1] * 3))
+    assert disabled.pool.health()["hits"] == disabled.pool.health()["cached_bytes"] == 0
 
 
-def test_a_picture_is_stored_once_however_many_calls_read_it(make: Make) -> None:
+def test_a_picture_is_stored_once_for_all_calls(make: Make) -> None:
     bench = make(workers=2, cache_bytes=0)
-    before = stored_bytes()
+    initial = stored_bytes()
     opened, _ = bench.run(bench.pool.open([Media(id="img0", uri=bench.uri)]))
-    one = stored_bytes() - before
-    assert bench.pixels.nbytes <= one < 1.1 * bench.pixels.nbytes
+    picture = stored_bytes() - initial
+    assert bench.pixels.nbytes <= picture < 1.1 * bench.pixels.nbytes
     bench.opened = opened
-    results = bench.run(bench.all([("where", {"tag": i}) for i in range(20)]))
-    assert len({observation.text for observation, _ in results}) == 2, "both processes had a share"
+    results = bench.run(bench.all([("process_info", {"tag": i}) for i in range(20)]))
+    assert len({observation.text for observation, _ in results}) == 2, "both processes ran calls"
     assert not any(observation.data["writable"] for observation, _ in results)
     bench.run(bench.all([("zoom_in", {"box": box}) for box in boxes(40)]))
-    added = stored_bytes() - before - one
-    assert added < 40 * 64 * 64 * 3 * 1.5, "views alone"
+    added = stored_bytes() - initial - picture
+    assert added < 40 * 64 * 64 * 3 * 1.5, "only views were stored"
 
 
 def stored_bytes() -> int:
-    """All bytes that were ever put into the object store of this node."""
+    """Return all bytes that were ever put into the object store of this node."""
     from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
     state = get_state_from_address(ray.get_runtime_context().gcs_address)
@@ -246,25 +250,25 @@ def stored_bytes() -> int:
 
 def test_media_that_cannot_be_decoded_fail_only_their_own_question(make: Make, tmp_path: Path) -> None:
     bench = make(workers=1, env={"HOSTILE_OPEN": "1"})
-    torn = tmp_path / "torn.png"
-    torn.write_bytes(Path(bench.uri).read_bytes()[:5000])
-    endings = {
-        str(torn): "image_undecodable",
+    truncated = tmp_path / "truncated.png"
+    truncated.write_bytes(Path(bench.uri).read_bytes()[:5000])
+    codes = {
+        str(truncated): "image_undecodable",
         str(tmp_path / "none.png"): "image_not_found",
         "hang.png": "image_timeout",
         "crash.png": "image_crashed",
         "eat.png": "image_out_of_memory",
     }
-    for uri, code in endings.items():
-        started = time.monotonic()
+    for uri, code in codes.items():
+        start = time.monotonic()
         with pytest.raises(BadImage) as caught:
             bench.run(bench.pool.open([Media(id="img0", uri=uri)]))
-        assert time.monotonic() - started < TIMEOUT_S + BUSY_S
+        assert time.monotonic() - start < TIMEOUT_S + BUSY_S
         assert caught.value.code == code
         box = boxes(1, seed=len(code))[0]
         bench.check_zoom(bench.run(bench.call("zoom_in", box=box)), box)
-    # All at once, as a generator opens them: they are batched, and each question gets its own result.
-    uris = [bench.uri, *endings, bench.uri]
+    # All at once, as a generator opens them: the pool batches them and returns each its own result.
+    uris = [bench.uri, *codes, bench.uri]
     results = bench.run(_gather([bench.pool.open([Media(id="img0", uri=uri)]) for uri in uris]))
     for uri, result in zip(uris, results, strict=True):
         if uri == bench.uri:
@@ -272,7 +276,7 @@ def test_media_that_cannot_be_decoded_fail_only_their_own_question(make: Make, t
             assert opened.hashes == bench.opened.hashes
             assert images[0].source_size == bench.images[0].source_size
         else:
-            assert result.code == endings[uri]
+            assert result.code == codes[uri]
 
 
 async def _gather(calls: list) -> list:
@@ -281,14 +285,14 @@ async def _gather(calls: list) -> list:
 
 def test_a_cancelled_call_is_not_run(bench: Bench) -> None:
     async def abandon() -> None:
-        busy = asyncio.create_task(bench.call("where", tag=100))
+        busy = asyncio.create_task(bench.call("process_info", tag=100))
         await asyncio.sleep(0.01)
-        late = [asyncio.create_task(bench.call("where", tag=101)) for _ in range(2)]
+        late = [asyncio.create_task(bench.call("process_info", tag=101)) for _ in range(2)]
         await asyncio.sleep(0.01)
         for task in late:
             task.cancel()
         await busy
-        await bench.call("where", tag=102)
+        await bench.call("process_info", tag=102)
         assert not any(key[2] == '{"tag":101}' for key in bench.pool.cache)  # type: ignore[index]
         assert bench.pool.in_flight == {}
 
@@ -300,7 +304,7 @@ def test_a_pool_that_cannot_start_raises_the_reason(make: Make) -> None:
     with pytest.raises(BadConfig):
         ToolboxPool(parse({"toolbox": {"operations": ["nowhere:Class"]}}), 32, "thousand")
     config = good.config
-    # The workers of this one do not have the folder with the operations.
+    # These workers cannot import hostile.py.
     pool = ToolboxPool(config, 32, "thousand", runtime_env={"env_vars": {"PYTHONPATH": str(HERE.parent.parent)}})
     try:
         with pytest.raises(BadConfig, match="cannot be imported"):
@@ -319,8 +323,8 @@ def test_a_pool_that_cannot_start_raises_the_reason(make: Make) -> None:
 
 
 @ray.remote(num_cpus=0)
-class Owner:
-    """Holds a pool as a generator does."""
+class PoolOwner:
+    """Owns a pool, as a generator does."""
 
     def __init__(self, config: Config):
         self.pool = ToolboxPool(config, 32, "thousand")
@@ -331,52 +335,49 @@ class Owner:
 
 
 def test_toolboxes_end_with_their_generator(ray_cluster: None) -> None:
-    owner = Owner.remote(parse({"toolbox": {"workers": 2}}))
+    owner = PoolOwner.remote(parse({"toolbox": {"workers": 2}}))
     pids = ray.get(owner.pids.remote(), timeout=60)
     assert len(set(pids)) == 2
     ray.kill(owner)
-    give_up = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < give_up:
-        time.sleep(0.1)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), timeout_s=20, every_s=0.1)
 
 
-def resident(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def test_a_thousand_mixed_calls(make: Make) -> None:
-    """Good calls and three in a hundred that hang, crash or eat memory, 64 episodes at a time."""
+    """Run 1,000 calls, 64 at a time; three in a hundred hang, crash or exhaust memory."""
     bench = make(workers=3)
     bench.run(bench.pool.ready())
-    fresh = max(resident(worker.pid) for worker in bench.pool.workers)
+    fresh = max(resident_bytes(worker.pid) for worker in bench.pool.workers)
     rng, zooms = random.Random(5), boxes(1000, seed=5)
     bad = ["sleep", "hold", "quick_sleep", "leave", "quick_leave", "segfault", "eat_numpy", "raise", "strange", "huge"]
-    endings = {**ENDINGS, "quick_sleep": "timeout", "quick_leave": "crashed"}
-    ops = ["zoom_in"] * 960 + ["where"] * 10 + bad * 3
+    codes = {**CODES, "quick_sleep": "timeout", "quick_leave": "crashed"}
+    ops = ["zoom_in"] * 960 + ["process_info"] * 10 + bad * 3
     rng.shuffle(ops)
-    answers: dict[int, tuple[Observation, list[np.ndarray]]] = {}
+    results: dict[int, tuple[Observation, list[np.ndarray]]] = {}
 
-    async def one(i: int, op: str, gate: asyncio.Semaphore) -> None:
-        async with gate:
+    async def call(i: int, op: str, semaphore: asyncio.Semaphore) -> None:
+        async with semaphore:
             result = await bench.call(op, **({"box": zooms[i]} if op == "zoom_in" else {"tag": i}))
-        assert answers.setdefault(i, result) is result
+        assert results.setdefault(i, result) is result
 
-    async def everything() -> None:
-        gate = asyncio.Semaphore(64)
-        await asyncio.gather(*(one(i, op, gate) for i, op in enumerate(ops)))
+    async def call_all() -> None:
+        semaphore = asyncio.Semaphore(64)
+        await asyncio.gather(*(call(i, op, semaphore) for i, op in enumerate(ops)))
 
-    bench.run(everything())
-    assert sorted(answers) == list(range(1000))
+    bench.run(call_all())
+    assert sorted(results) == list(range(1000))
     for i, op in enumerate(ops):
         if op == "zoom_in":
-            bench.check_zoom(answers[i], zooms[i])
+            bench.check_zoom(results[i], zooms[i])
         else:
-            assert answers[i][0].code == endings.get(op), op
-    bench.wait_whole()
+            assert results[i][0].code == codes.get(op), op
+    bench.wait_until_complete()
     health = bench.pool.health()
     assert health["calls"] == 1000
     assert health["waiting"] == 0
     assert health["failures"]["timeout"] == 9
-    assert max(resident(worker.pid) for worker in bench.pool.workers) < fresh + 250_000_000
+    assert max(resident_bytes(worker.pid) for worker in bench.pool.workers) < fresh + 250_000_000
     assert bench.pool.in_flight == {}
