@@ -1,6 +1,6 @@
-"""A process that forks writers of a memory: for each line ``FOLDER FIRST`` on standard input one that adds until it is killed.
+"""Forks a writer of a memory shard for each line ``FOLDER FIRST`` on standard input. A writer adds until it is killed.
 
-A writer prints ``pid N``, then the id of every experience once ``add`` has returned; after its end the line is ``ended``.
+It prints ``pid N``, then the id of every acknowledged experience. The parent prints ``ended`` after the writer's end.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ def vector(number: int) -> np.ndarray:
 
 
 def write(folder: str, first: int) -> None:
-    """Two threads that add for ever, one by one and in threes."""
+    """Add forever from two threads, one entry and three entries at a time."""
     shard = Shard(folder, MemoryConfig(index="hnsw", capacity=10**6))
     os.write(1, f"pid {os.getpid()}\n".encode())
 
-    def add(start: int, together: int) -> None:
-        for number in range(start, start + 10**9, 2 * together):
-            some = range(number, number + together)
-            entries = [Entry(made(n), vector(n), {"img0": PNG + bytes(500)}) for n in some]
+    def add(start: int, size: int) -> None:
+        for number in range(start, start + 10**9, 2 * size):
+            entries = [Entry(made(n), vector(n), {"img0": PNG + bytes(500)}) for n in range(number, number + size)]
             shard.add(entries)
             os.write(1, "".join(f"{e.experience.id}\n" for e in entries).encode())
 

@@ -1,4 +1,4 @@
-"""A user's reward that goes wrong in six ways, 5 % each, by a rule that a test can compute too."""
+"""A custom reward that fails in six ways, 5 % of the calls each, chosen by the trajectory's id."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ FAULTS = {
     "inf": "not_finite",
     "length": "wrong_type",
 }
-"""Kind of fault -> the cause that must be counted for it."""
+"""Fault -> the cause under which it is counted."""
 
 
-def kind(trajectory_id):
-    """Which fault this rollout meets, or `fine`."""
-    draw = int(hashlib.sha256(trajectory_id.encode()).hexdigest()[:8], 16) / 2**32
-    return next((k for i, k in enumerate(FAULTS) if draw < 0.05 * (i + 1)), "fine")
+def fault_of(trajectory_id):
+    """Return the fault of this rollout, or `fine`."""
+    share = int(hashlib.sha256(trajectory_id.encode()).hexdigest()[:8], 16) / 2**32
+    return next((fault for i, fault in enumerate(FAULTS) if share < 0.05 * (i + 1)), "fine")
 
 
-def misbehaves(trajectory, question, step):
-    met = kind(trajectory.id)
-    if met == "hang":
+def faulty_reward(trajectory, question, step):
+    """Return 0 or 1, or fail by `fault_of`."""
+    fault = fault_of(trajectory.id)
+    if fault == "hang":
         time.sleep(600)
-    if met == "crash":
+    if fault == "crash":
         os._exit(3)
-    if met == "raise":
-        raise RuntimeError("users write bugs")
-    odd = {"nan": math.nan, "inf": math.inf, "length": [1.0, 2.0]}
-    return odd.get(met, float(int(hashlib.sha256(trajectory.id.encode()).hexdigest()[8], 16) % 2))
+    if fault == "raise":
+        raise RuntimeError("a bug in a custom reward")
+    invalid = {"nan": math.nan, "inf": math.inf, "length": [1.0, 2.0]}
+    return invalid.get(fault, float(int(hashlib.sha256(trajectory.id.encode()).hexdigest()[8], 16) % 2))
