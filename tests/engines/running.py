@@ -1,4 +1,4 @@
-"""One engine for each test module and kind, on an event loop of its own."""
+"""Starts an engine for a test module on its own event loop."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DIALOGUE = config.DialogueConfig(
 
 
 @dataclass
-class Running:
-    """An engine with the event loop that it lives on."""
+class RunningEngine:
+    """An engine with its event loop."""
 
     engine: Any
     runner: asyncio.Runner
@@ -37,23 +37,23 @@ class Running:
 
     @property
     def swaps(self) -> bool:
-        """Whether adapters stay beside the weights."""
+        """Whether the engine applies adapters at runtime instead of merging them into the weights."""
         return not getattr(self.engine, "merges", True)
 
     def run(self, body: Callable[[Any], Awaitable[None]], seconds: float = 60) -> None:
-        """Run an async test body; the engine is left without sessions, on the bare model."""
+        """Run an async test body, then close its sessions."""
 
-        async def whole() -> None:
+        async def run_and_close() -> None:
             try:
                 await asyncio.wait_for(body(self.engine), seconds)
             finally:
                 for session in list(self.engine._sessions):
                     session.close()
 
-        self.runner.run(whole())
+        self.runner.run(run_and_close())
 
 
-def start(name: str, folder: Path, policy: config.PolicyConfig, family: str, **values: Any) -> Iterator[Running]:
+def start(name: str, folder: Path, policy: config.PolicyConfig, family: str, **values: Any) -> Iterator[RunningEngine]:
     """Start an engine, yield it, stop it."""
     engine: Engine
     settings = config.EngineConfig(name=name, **values)  # type: ignore[arg-type]
@@ -68,6 +68,6 @@ def start(name: str, folder: Path, policy: config.PolicyConfig, family: str, **v
 
             engine = VllmEngine(folder, policy, settings, DIALOGUE)
         try:
-            yield Running(engine, runner, family, folder)
+            yield RunningEngine(engine, runner, family, folder)
         finally:
             runner.run(engine.aclose())
