@@ -69,7 +69,7 @@ def kill_a_worker(folder: Path, initial_shards: int, killed: list[int]) -> None:
         time.sleep(0.02)
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if "MapBatches(Make)" in " ".join(child.cmdline()):
+            if "MapBatches(BuildSamples)" in " ".join(child.cmdline()):
                 os.kill(child.pid, signal.SIGKILL)
                 killed.append(child.pid)
                 return
