@@ -95,6 +95,10 @@ RENAMED = {
     "rewards.math.limit_s": "rewards.math.timeout_s",
     "rewards.own_children": "rewards.own_workers",
     "rewards.own_limit_s": "rewards.own_timeout_s",
+    "rewards.judge.budget_s": "rewards.judge.total_timeout_s",
+    "synthesis.writer.budget_s": "synthesis.writer.total_timeout_s",
+    "synthesis.distillation.budget_s": "synthesis.distillation.total_timeout_s",
+    "synthesis.imitation.budget_s": "synthesis.imitation.total_timeout_s",
 }
 """Former key -> its current name, suggested in the error for the former one."""
 

@@ -139,7 +139,7 @@ class JudgeConfig(Section):
     api_key_env: str = Field("PIXELIS_JUDGE_API_KEY", description="environment variable with the API key; empty: no key is sent")
     tries: int = Field(5, ge=1, description="maximum number of requests for a verdict")
     timeout_s: float = Field(30.0, gt=0, description="timeout in seconds of a request")
-    budget_s: float = Field(120.0, gt=0, description="timeout in seconds of all requests for a verdict")
+    total_timeout_s: float = Field(120.0, gt=0, description="timeout in seconds of all requests for a verdict")
     concurrency: int = Field(8, ge=1, description="concurrent requests of each scorer actor")
     cache: bool = Field(True, description="cache verdicts in run.dir/judge.sqlite")
 

@@ -66,7 +66,7 @@ class ChatConfig(Section):
     calls_per_minute: float = Field(60.0, gt=0, description="requests per minute and worker")
     tries: int = Field(3, ge=1, description="maximum number of requests for a usable reply")
     timeout_s: float = Field(30.0, gt=0, description="timeout in seconds of a request")
-    budget_s: float = Field(120.0, gt=0, description="timeout in seconds of all requests for a reply")
+    total_timeout_s: float = Field(120.0, gt=0, description="timeout in seconds of all requests for a reply")
     cache: bool = Field(True, description="cache replies in run.dir by the hash of the request")
 
 

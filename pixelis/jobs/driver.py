@@ -36,9 +36,9 @@ from pixelis.telemetry.progress import Progress
 
 T = TypeVar("T")
 POLL_S = 1.0
-SOURCES = ("data.train", "data.evaluate", "data.demonstrations", "sft.validation")
+SOURCE_KEYS = ("data.train", "data.evaluate", "data.demonstrations", "sft.validation")
 """Configuration keys of data sources, named in errors."""
-PROBED = 1000
+PROBE_ROWS = 1000
 """Rows of a source that are read before any actor starts."""
 
 
@@ -63,13 +63,13 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
         ranks.read(config.policy.lora.ranks)
     for source in questions:
         # Shuffling reads a window of rows before the first question, so that errors near the beginning show at once.
-        with naming(config, source):
-            next(read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBED))
+        with prefix_errors(config, source):
+            next(read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBE_ROWS))
     inputs = _inputs(config, {"questions": list(questions), **{role: [source] for role, source in sources.items()}})
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / "lock.json"
-    _claim(lock)
+    _acquire(lock)
     try:
         if not config.run.resume:
             for name in ("checkpoints", "versions", "train", "phases", "scorers"):
@@ -87,12 +87,12 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
 
 
 @contextmanager
-def naming(config: Config, source: str) -> Iterator[None]:
+def prefix_errors(config: Config, source: str) -> Iterator[None]:
     """Prefix errors about ``source`` with its configuration key."""
     try:
         yield
     except PixelisError as error:
-        keys = [key for key in SOURCES if source == functools.reduce(getattr, key.split("."), config)]
+        keys = [key for key in SOURCE_KEYS if source == functools.reduce(getattr, key.split("."), config)]
         if keys and not error.message.startswith(keys[0]):
             error.message = f"{keys[0]}={source}: {error.message}"
         raise
@@ -110,7 +110,7 @@ def _inputs(config: Config, data: dict[str, list[str]]) -> dict[str, list[lineag
     return {"model": [embedded or folder], **inputs, **{role: list(sources) for role, sources in data.items()}}
 
 
-def _claim(lock: Path) -> None:
+def _acquire(lock: Path) -> None:
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "job": os.environ.get("RAY_JOB_SUBMISSION_ID", "")}
     for _ in range(2):
         try:

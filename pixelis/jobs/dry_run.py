@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PROMPTS = 256
 """Number of questions read to estimate the longest prompt."""
-PROBED = 1000
+PROBE_ROWS = 1000
 """Number of demonstrations checked."""
 ESTIMATED = {"rft": "rft", "ttrl": "rft", "sft": "sft"}
 """Job -> the kind of training that its memory estimate is for."""
@@ -81,12 +81,12 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
     def questions(source: str) -> None:
         from pixelis.datasets.questions import read_questions
 
-        next(read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBED))
+        next(read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBE_ROWS))
 
     def samples(source: str) -> None:
         from pixelis.datasets.demonstration_stream import demonstrations
 
-        if not sum(1 for _ in itertools.islice(demonstrations(config, source, 1), PROBED)):
+        if not sum(1 for _ in itertools.islice(demonstrations(config, source, 1), PROBE_ROWS)):
             raise BadInput("has no demonstrations", fix="see docs/data.md for the row format")
 
     def refinable(source: str) -> None:

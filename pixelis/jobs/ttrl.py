@@ -60,7 +60,7 @@ def evaluate_questions(config: Config, actors: placement.Actors, name: str, vers
     return arm
 
 
-def unlabelled(config: Config) -> Config:
+def require_unlabelled(config: Config) -> Config:
     """Return the configuration; BadConfig if one of its rewards uses the true answer."""
     labelled = [f"rewards.own.{name}" for name in config.rewards.own]
     for mixture in config.rewards.mixtures:
@@ -124,7 +124,7 @@ def main() -> None:
     config = from_command_line(__doc__, "ttrl", default="configs/nano/ttrl.yaml", check=checks("ttrl"))
     with (
         driver("ttrl"),
-        run_folder(unlabelled(config), config.data.train),
+        run_folder(require_unlabelled(config), config.data.train),
         placement.placed(planned := rft.with_steps(config), initial=config.policy.adapter) as actors,
     ):
         result = run(planned, actors)

@@ -46,7 +46,7 @@ class LlmSettings(Protocol):
     @property
     def timeout_s(self) -> float: ...
     @property
-    def budget_s(self) -> float: ...
+    def total_timeout_s(self) -> float: ...
     @property
     def cache(self) -> bool: ...
 
@@ -137,7 +137,7 @@ class LlmClient:
                 pass  # `read` accepts other replies than when this one was cached
         failure = DataFailure(f"{self.section}: no time for a request", code=f"{self.code}_timeout")
         with self._slots:
-            deadline = time.monotonic() + s.budget_s  # excludes the wait for a slot
+            deadline = time.monotonic() + s.total_timeout_s  # excludes the wait for a slot
             for attempt in range(s.tries):
                 if not self._wait_for_rate(deadline) or (left := deadline - time.monotonic()) <= 0:
                     break

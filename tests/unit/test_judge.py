@@ -40,7 +40,7 @@ def judge(server, monkeypatch):
 
     def build(*replies, cache=None, **settings) -> Judge:
         server.replies = list(replies) or server.replies
-        values = {"url": server.url, "model": "tiny", "api_key_env": KEY, "timeout_s": 5, "budget_s": 20, **settings}
+        values = {"url": server.url, "model": "tiny", "api_key_env": KEY, "timeout_s": 5, "total_timeout_s": 20, **settings}
         opened.append(Judge(config.JudgeConfig(**values), cache))
         return opened[-1]
 
@@ -83,7 +83,7 @@ def test_waiting_for_a_free_slot_is_not_charged_to_a_request(judge):
         time.sleep(1.0)
         return verdict(1)
 
-    client = judge(slow, concurrency=1, budget_s=1.5)
+    client = judge(slow, concurrency=1, total_timeout_s=1.5)
     with ThreadPoolExecutor(3) as threads:
         scores = list(threads.map(lambda answer: client.score("Which colour?", ["red"], answer), ["a", "b", "c"]))
     assert scores == [1.0, 1.0, 1.0]
@@ -137,7 +137,7 @@ def test_persistent_failures_have_a_code(server, judge):
 def test_a_stalling_judge_times_out(server, judge):
     started = time.monotonic()
     assert code_of(judge(30.0, timeout_s=0.3, tries=2)) == "judge_timeout"
-    assert code_of(judge(30.0, timeout_s=20, budget_s=0.5, tries=5)) == "judge_timeout"
+    assert code_of(judge(30.0, timeout_s=20, total_timeout_s=0.5, tries=5)) == "judge_timeout"
     assert time.monotonic() - started < 10
 
 

@@ -103,12 +103,12 @@ def test_episodes_without_an_answer_do_not_win() -> None:
 )
 def test_a_reward_that_may_look_at_a_truth_is_refused(rewards: dict, named: str) -> None:
     with pytest.raises(BadConfig, match=named):
-        ttrl.unlabelled(config.parse({"rewards": rewards}))
+        ttrl.require_unlabelled(config.parse({"rewards": rewards}))
 
 
 def test_the_preset_with_terms_of_the_form_alone_is_taken() -> None:
     settings = config.parse({"rewards": {"preset": "ttrl", "weights": {"format": 0.1}}})
-    assert ttrl.unlabelled(settings) is settings
+    assert ttrl.require_unlabelled(settings) is settings
 
 
 def trained(truths: list[list[str] | None]) -> dict[str, np.ndarray]:
