@@ -36,22 +36,31 @@ def boxes(draw: st.DrawFn) -> tuple[float, float, float, float]:
 
 
 @given(boxes(), st.integers(0, 2**32 - 1), st.floats(0.05, 0.6))
-def test_a_distracting_box_is_another_one(box: tuple[float, float, float, float], seed: int, most: float) -> None:
+def test_a_near_miss_does_not_show_the_middle(box: tuple[float, float, float, float], seed: int, most: float) -> None:
     for make in (near_miss, oversized):
         try:
-            found = make(box, np.random.default_rng(seed), most)
+            result_box = make(box, np.random.default_rng(seed), most)
         except DataFailure as failure:
             assert failure.code == "no_room"  # noqa: PT017
             continue
-        assert box_iou(found, box) <= most + 1e-9
-        assert all(0 <= v <= 1 for v in found)
-        assert found[0] < found[2]
-        assert found[1] < found[3]
+        assert box_iou(result_box, box) <= most + 1e-9
+        assert all(0 <= v <= 1 for v in result_box)
+        assert result_box[0] < result_box[2]
+        assert result_box[1] < result_box[3]
         x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
-        assert (found[0] <= x <= found[2] and found[1] <= y <= found[3]) == (make is oversized)
+        assert (result_box[0] <= x <= result_box[2] and result_box[1] <= y <= result_box[3]) == (make is oversized)
         if make is oversized:
             assert (
-                box_iou((max(found[0], box[0]), max(found[1], box[1]), min(found[2], box[2]), min(found[3], box[3])), box) > 0.99
+                box_iou(
+                    (
+                        max(result_box[0], box[0]),
+                        max(result_box[1], box[1]),
+                        min(result_box[2], box[2]),
+                        min(result_box[3], box[3]),
+                    ),
+                    box,
+                )
+                > 0.99
             )
 
 
@@ -61,16 +70,16 @@ def test_the_same_place_around_another_region(of: tuple, to: tuple) -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 2**32 - 1))
-def test_other_frames_are_none_of_those(count: int, many: int, seed: int) -> None:
-    taken = list(range(min(many, count)))
+def test_other_frames_are_disjoint(count: int, many: int, seed: int) -> None:
+    excluded = list(range(min(many, count)))
     try:
-        found = other_frames(taken, count, np.random.default_rng(seed))
+        result_box = other_frames(excluded, count, np.random.default_rng(seed))
     except DataFailure:
-        assert count < 2 * len(taken)
+        assert count < 2 * len(excluded)
         return
-    assert not set(found) & set(taken)
-    assert len(found) == len(taken)
-    assert max(found) < count
+    assert not set(result_box) & set(excluded)
+    assert len(result_box) == len(excluded)
+    assert max(result_box) < count
 
 
 @pytest.fixture(scope="module")
@@ -93,25 +102,25 @@ def golden(session: Session) -> Demonstration:
     return session.demonstration()
 
 
-def check(made: Demonstration, golden: Demonstration, way: str) -> None:
+def check(correction: Demonstration, golden: Demonstration, way: str) -> None:
     """What every self-correction promises."""
-    assert made.kind == "self_correction"
-    assert is_right(made, made.final)
-    assert made.final == golden.final
-    assert made.provenance is not None
-    record = made.provenance.injected
+    assert correction.kind == "self_correction"
+    assert is_right(correction, correction.final)
+    assert correction.final == golden.final
+    assert correction.provenance is not None
+    record = correction.provenance.injected
     assert record["way"] == way
-    mistaken = [i for i, turn in enumerate(made.turns) if not turn.learn]
+    mistaken = [i for i, turn in enumerate(correction.turns) if not turn.learn]
     assert mistaken == [d["turn"] for d in record["distractors"]]
-    right = made.turns[record["corrected_turn"]]
+    right = correction.turns[record["corrected_turn"]]
     for number in mistaken:
-        wrong = made.turns[number]
+        wrong = correction.turns[number]
         assert (wrong.op, wrong.target, wrong.arguments) != (right.op, right.target, right.arguments)
         assert wrong.observation is not None
         assert (wrong.observation.status == "error") == (way == "repaired_call")
         if "box" in wrong.arguments and "box" in right.arguments and way != "repaired_call":
             assert box_iou(wrong.arguments["box"], right.arguments["box"]) <= MAX_IOU + 1e-3
-    learnt = [turn for turn in made.turns if turn.learn]
+    learnt = [turn for turn in correction.turns if turn.learn]
     assert [(t.op, t.arguments, t.answer) for t in learnt] == [(t.op, t.arguments, t.answer) for t in golden.turns]
     before = next(turn.think or "" for turn in golden.turns if turn.op == right.op)
     after = re.sub(r"obs\d", "obs1", str(right.think))
@@ -121,15 +130,15 @@ def check(made: Demonstration, golden: Demonstration, way: str) -> None:
 @pytest.mark.parametrize("way", ["recrop_once", "recrop_twice", "oversized_zoom", "wrong_object", "repaired_call"])
 @pytest.mark.parametrize("seed", range(4))
 def test_corrections_of_a_picture(golden: Demonstration, session: Session, way: str, seed: int) -> None:
-    made = make_correction(golden, session, np.random.default_rng(seed), [way])
-    check(made, golden, way)
-    assert len([t for t in made.turns if not t.learn]) == (2 if way == "recrop_twice" else 1)
+    correction = make_correction(golden, session, np.random.default_rng(seed), [way])
+    check(correction, golden, way)
+    assert len([t for t in correction.turns if not t.learn]) == (2 if way == "recrop_twice" else 1)
     if way == "wrong_object":
-        assert "apple" in str(made.turns[made.provenance.injected["corrected_turn"]].think)  # type: ignore[union-attr]
+        assert "apple" in str(correction.turns[correction.provenance.injected["corrected_turn"]].think)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_a_later_step_is_about_is_no_wrong_object(session: Session, seed: int) -> None:
+def test_the_object_of_a_later_step_is_never_the_wrong_object(session: Session, seed: int) -> None:
     """Two cards are counted and an apple lies farther off: the mistake is never the other card."""
     cards = [(0.28, 0.32, 0.38, 0.42), (0.45, 0.32, 0.55, 0.42)]
     regions = [Region(id=f"c{i}", label="card", box=box) for i, box in enumerate(cards)]
@@ -138,14 +147,14 @@ def test_what_a_later_step_is_about_is_no_wrong_object(session: Session, seed: i
     for box in cards:
         counting.call("One more.", "segment_object_at", box=box)
     counting.answer("Two.", "2")
-    made = make_correction(counting.demonstration(), counting, np.random.default_rng(seed), ["wrong_object"])
-    (mistake,) = [turn for turn in made.turns if not turn.learn]
+    correction = make_correction(counting.demonstration(), counting, np.random.default_rng(seed), ["wrong_object"])
+    (mistake,) = [turn for turn in correction.turns if not turn.learn]
     assert all(box_iou(mistake.arguments["box"], box) == 0 for box in cards)
-    assert made.provenance is not None
-    assert made.provenance.injected["distractors"][0]["wrong"] == "it is another object, apple"
+    assert correction.provenance is not None
+    assert correction.provenance.injected["distractors"][0]["wrong"] == "it is another object, apple"
 
 
-def test_other_frames_first(tmp_path: Path) -> None:
+def test_a_correction_may_select_other_frames_first(tmp_path: Path) -> None:
     path = tmp_path / "bikes.mp4"
     path.write_bytes(encode(footage(count=30)))
     question = Question(id="v", question="?", media=[Media(id="vid0", uri=str(path), kind="video")], answers=["yes"])
@@ -156,10 +165,10 @@ def test_other_frames_first(tmp_path: Path) -> None:
     check(make_correction(golden, session, np.random.default_rng(0), ["reselect_frames"]), golden, "reselect_frames")
 
 
-def test_any_way_that_fits_is_found_and_depends_on_the_seed_alone(golden: Demonstration, session: Session) -> None:
-    made = [make_correction(golden, session, np.random.default_rng(seed)) for seed in (*range(12), 0)]
-    assert len({m.provenance.injected["way"] for m in made if m.provenance}) >= 4
-    assert made[0].model_dump_json() == made[-1].model_dump_json()
+def test_the_seed_decides_which_way_is_chosen(golden: Demonstration, session: Session) -> None:
+    correction = [make_correction(golden, session, np.random.default_rng(seed)) for seed in (*range(12), 0)]
+    assert len({m.provenance.injected["way"] for m in correction if m.provenance}) >= 4
+    assert correction[0].model_dump_json() == correction[-1].model_dump_json()
 
 
 def test_a_player_plays_corrections_with_the_mistake_out_of_the_loss(golden: Demonstration, session: Session) -> None:
@@ -168,14 +177,14 @@ def test_a_player_plays_corrections_with_the_mistake_out_of_the_loss(golden: Dem
     for way in WAYS:
         if way == "reselect_frames":
             continue
-        made = make_correction(golden, session, np.random.default_rng(1), [way])
-        trajectory, _ = player.play(made)
+        correction = make_correction(golden, session, np.random.default_rng(1), [way])
+        trajectory, _ = player.play(correction)
         policy = [turn for turn in trajectory.turns if turn.is_policy]
-        assert [turn.learn for turn in policy] == [turn.learn for turn in made.turns]
-        assert [o.status for o in trajectory.observations] == [t.observation.status for t in made.turns if t.observation]
+        assert [turn.learn for turn in policy] == [turn.learn for turn in correction.turns]
+        assert [o.status for o in trajectory.observations] == [t.observation.status for t in correction.turns if t.observation]
 
 
-def test_an_answer_without_a_call_cannot_be_got_wrong(golden: Demonstration) -> None:
+def test_a_demonstration_without_calls_has_no_correction(golden: Demonstration) -> None:
     direct = golden.model_copy(update={"turns": golden.turns[-1:]})
     with pytest.raises(DataFailure) as error:
         make_correction(direct, EXECUTOR.open(direct), np.random.default_rng(0))

@@ -30,14 +30,14 @@ def told(curriculum: Curriculum, accuracies: list[float], start: int = 0) -> lis
     return out
 
 
-def test_two_good_looks_in_a_row_go_on_and_a_cooldown_follows() -> None:
+def test_two_good_checks_advance_the_stage_and_start_a_cooldown() -> None:
     curriculum = Curriculum(settings())
     events = told(curriculum, [0.65, 0.5, 0.69, 0.65, 0.65, 0.65, 0.65])
     # Means of three: .65 is one good look, .575 breaks the row, then .613 and .613 are two; one evaluation of cooldown.
     assert events == [(None, 0), (None, 0), (None, 0), ("advance", 1), (None, 1), (None, 1), ("advance", 2)]
 
 
-def test_a_stage_that_makes_it_worse_is_taken_back_and_looked_at_later() -> None:
+def test_a_stage_that_lowers_performance_is_rolled_back_and_tried_later() -> None:
     curriculum = Curriculum(settings())
     events = told(curriculum, [0.65, 0.65, 0.55, *[0.65] * 6])
     assert events[1] == ("advance", 1)
@@ -48,7 +48,7 @@ def test_a_stage_that_makes_it_worse_is_taken_back_and_looked_at_later() -> None
     assert curriculum.state["history"] == [[20, "advance", 1], [30, "rollback", 0], [90, "advance", 1]]
 
 
-def test_a_small_loss_of_performance_is_no_reason_to_go_back() -> None:
+def test_a_small_loss_of_performance_causes_no_rollback() -> None:
     curriculum = Curriculum(settings())
     assert told(curriculum, [0.65, 0.65, 0.601])[2] == (None, 1)
 
@@ -70,13 +70,13 @@ def test_a_stage_ends_after_its_steps_and_without_accuracy_the_loss_counts() -> 
     assert [curriculum.evaluated(step, loss=0.6) for step in (10, 20)] == [None, "advance"]
 
 
-def test_looks_are_an_interval_apart_however_often_it_is_evaluated() -> None:
+def test_checks_are_an_interval_apart_however_often_evaluations_run() -> None:
     curriculum = Curriculum(settings(interval=50, patience=1, cooldown=0))
     events = [curriculum.evaluated(step, 1.0, 0.65) for step in range(5, 105, 5)]
     assert [5 * (i + 1) for i, event in enumerate(events) if event] == [50, 100]
 
 
-def test_a_mixture_that_is_no_mixture_is_refused() -> None:
+def test_an_invalid_mixture_is_refused() -> None:
     with pytest.raises(ValueError, match=r"sums to 0\.9"):
         StageConfig(name="a", mixture=(0.5, 0.4, 0.0))
 
@@ -99,7 +99,7 @@ def test_a_resumed_run_with_fewer_stages_stays_in_the_last_of_them() -> None:
     patience=st.integers(1, 3),
     drop=st.floats(0, 0.3),
 )
-def test_whatever_is_measured_the_stage_is_one_of_them_and_a_resumed_run_goes_on_alike(
+def test_any_measurements_keep_the_stage_valid_and_resume_exactly(
     accuracies: list[float | None], cut: int, interval: int, cooldown: int, patience: int, drop: float
 ) -> None:
     chosen = settings(interval=interval, cooldown=cooldown, patience=patience, drop=drop)

@@ -30,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> DemonstrationStore:
     return DemonstrationStore.fill(tmp_path_factory.mktemp("shelf") / "rows", (demonstration(n) for n in range(ROWS)), ["golden"])
 
 
-def test_rows_come_back_by_number_and_wrong_ones_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_rows_are_read_by_number_and_other_kinds_are_counted(tmp_path: Path) -> None:
     kinds = ["golden", "trap_logical", "self_correction", "outcome_negative", "golden"]
     rows = [demonstration(n, kind=kind, question="Größe? \U0001f600") for n, kind in enumerate(kinds)]
     store = DemonstrationStore.fill(tmp_path / "rows", iter(rows), ["golden", "self_correction"])
@@ -82,7 +82,7 @@ def test_a_level_with_a_small_share_uses_up_its_rows_before_they_come_again(stor
     assert max(seen.values()) == 1
 
 
-def test_smaller_shares_lie_in_larger_ones(store: DemonstrationStore) -> None:
+def test_a_smaller_share_is_a_subset_of_a_larger_one(store: DemonstrationStore) -> None:
     shares = [set(BatchSampler(store, SftConfig(share=share), seed=8).pools[0].tolist()) for share in (0.1, 0.25, 0.5, 1.0)]
     assert [len(share) for share in shares] == [6, 15, 30, 60]
     assert all(small < large for small, large in itertools.pairwise(shares))
@@ -98,7 +98,7 @@ def test_a_row_of_twice_the_weight_is_drawn_twice_as_often(tmp_path: Path) -> No
     assert sum(drawn[row] for row in range(10)) == pytest.approx(2500, abs=100)
 
 
-def test_a_stage_without_demonstrations_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_a_stage_without_demonstrations_is_an_error_before_training(tmp_path: Path) -> None:
     rows = [demonstration(n, level="simple") for n in range(6)]
     draw = BatchSampler(DemonstrationStore.fill(tmp_path / "rows", rows, ["golden"]), SftConfig(batch=4), seed=0)
     with pytest.raises(BadInput, match="stage simple_medium draws medium"):

@@ -93,7 +93,7 @@ def test_a_crop_of_a_crop_is_cut_from_the_picture(player: Player, row: Callable[
 
 
 @pytest.mark.parametrize("family", tiny_policy.FAMILIES)
-def test_boxes_that_are_written_alike_show_alike(family: str, row: Callable[..., Demonstration]) -> None:
+def test_boxes_with_equal_tokens_show_the_same_view(family: str, row: Callable[..., Demonstration]) -> None:
     """A policy writes the numbers of the call: what they leave out of a demonstration's box cannot show anything."""
     player = Player(settings(family), str(tiny_policy.folder(family)))
     boxes = ([0.25, 0.25, 0.75, 0.75], [0.2503, 0.2503, 0.7503, 0.7503])
@@ -185,9 +185,7 @@ def test_a_demonstration_too_long_for_the_context_is_a_data_failure(row: Callabl
     assert caught.value.code == "over_context"
 
 
-def test_a_picture_that_is_missing_or_broken_is_told_as_such(
-    player: Player, row: Callable[..., Demonstration], picture: Path
-) -> None:
+def test_a_missing_or_broken_picture_has_its_error_code(player: Player, row: Callable[..., Demonstration], picture: Path) -> None:
     good = row({"answer": "7"})
     picture.write_bytes(picture.read_bytes()[:40])
     with pytest.raises(BadImage):

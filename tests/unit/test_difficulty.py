@@ -25,7 +25,7 @@ def test_the_parts_of_a_demonstration_of_two_zooms():
     assert difficulty.score(demonstration()) == pytest.approx(expected)
 
 
-def test_short_and_silent_ones():
+def test_difficulty_of_short_demonstrations_and_of_those_without_thoughts():
     silent = demonstration(turns=[Step(answer="7")])
     assert actions(silent) == []
     parts = difficulty.components(silent)
@@ -88,10 +88,10 @@ def test_outliers_are_beyond_one_and_a_half_quartile_ranges():
 
 
 def test_a_set_is_graded():
-    made = [demonstration(f"d{i}", zooms=2 + i % 3) for i in range(30)]
-    kept, out = difficulty.grade(made)
+    rows = [demonstration(f"d{i}", zooms=2 + i % 3) for i in range(30)]
+    kept, out = difficulty.grade(rows)
     assert len(kept) + len(out) == 30
-    found = difficulty.statistics(kept)
-    assert [found[level]["count"] for level in difficulty.LEVELS] == [10, 10, 10]
-    assert found["simple"]["length"] < found["hard"]["length"]
-    assert found["simple"]["difficulty"] < found["hard"]["difficulty"]
+    statistics = difficulty.statistics(kept)
+    assert [statistics[level]["count"] for level in difficulty.LEVELS] == [10, 10, 10]
+    assert statistics["simple"]["length"] < statistics["hard"]["length"]
+    assert statistics["simple"]["difficulty"] < statistics["hard"]["difficulty"]

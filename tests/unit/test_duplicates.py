@@ -28,7 +28,7 @@ def image(path: Path) -> Media:
     return Media(id="img0", uri=str(path))
 
 
-def test_content_is_what_is_taught_not_what_it_is_called():
+def test_the_content_hash_ignores_ids_weights_and_observations():
     one = demonstration("a")
     assert duplicates.content_hash(one, ["p"]) == duplicates.content_hash(
         one.model_copy(update={"id": "b", "quality": 0.3, "question": " which DIGIT is in the red  frame?"}), ["p"]
@@ -45,12 +45,12 @@ def test_content_is_what_is_taught_not_what_it_is_called():
     assert duplicates.exact(["x", "y", "x", "x"]) == {2: 0, 3: 0}
 
 
-def test_near_ones_share_kind_answer_pictures_and_words():
+def test_near_duplicates_share_kind_answer_pictures_and_words():
     def said(name: str, words: str, **fields):
         return demonstration(name, turns=[zoom(think=words), Step(think="It is 7", answer="7")], **fields)
 
     long = "I should look closer at the small red frame in the lower left corner because the digit in it is tiny"
-    made = [
+    rows = [
         said("a", long),
         said("b", long + " indeed"),
         said("c", "Something else altogether: walls, windows, and a door beside the car in front of the house"),
@@ -59,13 +59,13 @@ def test_near_ones_share_kind_answer_pictures_and_words():
         said("f", long, question="How many windows has the blue house behind the tall trees on the hill?"),
     ]
     pictures = [("p",)] * 4 + [("q",), ("p",)]
-    assert duplicates.near(made, pictures, 0.9) == {1: 0}
-    assert duplicates.near(made, pictures, 1.0) == {}
+    assert duplicates.near(rows, pictures, 0.9) == {1: 0}
+    assert duplicates.near(rows, pictures, 1.0) == {}
 
 
-def test_a_hundred_of_one_keep_one():
-    made = [demonstration(f"d{i}") for i in range(600)]  # more than one chunk
-    dropped = duplicates.near(made, [("p",)] * 600, 0.95)
+def test_of_a_hundred_copies_one_stays():
+    rows = [demonstration(f"d{i}") for i in range(600)]  # more than one chunk
+    dropped = duplicates.near(rows, [("p",)] * 600, 0.95)
     assert dropped == dict.fromkeys(range(1, 600), 0)
 
 
@@ -74,23 +74,23 @@ WORDS = st.lists(st.sampled_from(["red", "blue", "seven", "frame", "near", "the"
 
 @settings(max_examples=50)
 @given(st.lists(WORDS, max_size=12), st.floats(0.3, 1))
-def test_near_ones_are_those_that_a_plain_loop_finds(texts: list[list[str]], similarity: float):
+def test_near_duplicates_equal_those_of_a_plain_loop(texts: list[list[str]], similarity: float):
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     texts = [words for words in texts if words] * 2
     if not texts:
         return
     matrix = TfidfVectorizer(analyzer=lambda words: words, dtype=np.float64).fit_transform(texts)
-    cosines, kept = (matrix @ matrix.T).toarray(), []
+    cosines, remaining = (matrix @ matrix.T).toarray(), []
     for i in range(len(texts)):
-        if not any(cosines[i, j] >= similarity - 1e-6 for j in kept):
-            kept.append(i)
+        if not any(cosines[i, j] >= similarity - 1e-6 for j in remaining):
+            remaining.append(i)
     dropped = duplicates.greedy(matrix, similarity - 1e-6)
-    assert [i for i in range(len(texts)) if i not in dropped] == kept
-    assert all(cosines[i, j] >= similarity - 2e-6 and j < i and j in kept for i, j in dropped.items())
+    assert [i for i in range(len(texts)) if i not in dropped] == remaining
+    assert all(cosines[i, j] >= similarity - 2e-6 and j < i and j in remaining for i, j in dropped.items())
 
 
-def test_looks_survive_scaling_and_saving_and_tell_pictures_apart(tmp_path: Path):
+def test_perceptual_hashes_survive_scaling_and_saving_and_differ_between_pictures(tmp_path: Path):
     first, second = photo(1), photo(2)
     Image.fromarray(first).save(tmp_path / "a.png")
     Image.fromarray(first).resize((180, 180)).save(tmp_path / "b.jpg", quality=70)
@@ -101,16 +101,16 @@ def test_looks_survive_scaling_and_saving_and_tell_pictures_apart(tmp_path: Path
     contents = [pictures.content(image(tmp_path / name)) for name in names]
     assert contents[0] == contents[3]
     assert len(set(contents)) == 3
-    looks = [pictures.perceptual_hash(image(tmp_path / name)) for name in names]
-    groups = group_similar(looks, 3)
+    hashes = [pictures.perceptual_hash(image(tmp_path / name)) for name in names]
+    groups = group_similar(hashes, 3)
     assert groups[0] == groups[1] == groups[3] != groups[2]
-    again = MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl")
-    assert again.perceptual_hash(image(tmp_path / "a.png")) == looks[0]
+    reopened = MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl")
+    assert reopened.perceptual_hash(image(tmp_path / "a.png")) == hashes[0]
     Image.fromarray(second).save(tmp_path / "a.png")  # a changed file is another picture
-    assert MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl").perceptual_hash(image(tmp_path / "a.png")) == looks[2]
+    assert MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl").perceptual_hash(image(tmp_path / "a.png")) == hashes[2]
 
 
-def test_pictures_that_cannot_be_had(tmp_path: Path):
+def test_missing_pictures_have_an_error_code(tmp_path: Path):
     pictures = MediaHashes(ToolboxConfig())
     with pytest.raises(BadInput, match=r"none\.png"):
         pictures.content(image(tmp_path / "none.png"))
@@ -121,25 +121,25 @@ def test_pictures_that_cannot_be_had(tmp_path: Path):
     assert isinstance(found, BadImage)
 
 
-def test_flat_pictures_have_a_look():
+def test_flat_pictures_have_a_perceptual_hash():
     assert perceptual(np.zeros((50, 80, 3), np.uint8)) == perceptual(np.zeros((500, 800, 3), np.uint8))
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=30), st.integers(0, 3), st.data())
-def test_groups_join_exactly_what_is_near(looks: list[int], bits: int, data: st.DataObject):
-    source = data.draw(st.sampled_from(looks))
+def test_groups_join_exactly_the_similar_hashes(hashes: list[int], bits: int, data: st.DataObject):
+    source = data.draw(st.sampled_from(hashes))
     flipped = source
     for bit in data.draw(st.lists(st.integers(0, 63), max_size=3, unique=True)):
         flipped ^= 1 << bit
-    looks = [*looks, flipped]
-    groups = group_similar(looks, bits)
-    for i, one in enumerate(looks):
-        for j, other in enumerate(looks):
+    hashes = [*hashes, flipped]
+    groups = group_similar(hashes, bits)
+    for i, one in enumerate(hashes):
+        for j, other in enumerate(hashes):
             if (one ^ other).bit_count() <= bits:
                 assert groups[i] == groups[j]
-    for i in range(len(looks)):  # and nothing without a chain of such pairs
+    for i in range(len(hashes)):  # and nothing without a chain of such pairs
         reach, grown = {i}, True
         while grown:
-            more = {j for j in range(len(looks)) for k in reach if (looks[j] ^ looks[k]).bit_count() <= bits} - reach
+            more = {j for j in range(len(hashes)) for k in reach if (hashes[j] ^ hashes[k]).bit_count() <= bits} - reach
             reach, grown = reach | more, bool(more)
-        assert {j for j in range(len(looks)) if groups[j] == groups[i]} == reach
+        assert {j for j in range(len(hashes)) if groups[j] == groups[i]} == reach

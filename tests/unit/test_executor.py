@@ -27,13 +27,13 @@ def test_calls_are_named_in_order_and_crops_of_crops_refer_to_them(golden: Demon
     assert second.data["pixels"] == pytest.approx([269, 269, 499, 499], abs=2)
     assert session.view("obs2").shape[2] == 3
     session.answer("so", "7")
-    made = session.demonstration(id="x1", kind="golden")
-    assert [turn.op for turn in made.turns] == ["zoom_in", "zoom_in", None]
-    assert made.question == golden.question
-    assert Demonstration.model_validate_json(made.model_dump_json()).model_dump() == made.model_dump()
+    demonstration = session.demonstration(id="x1", kind="golden")
+    assert [turn.op for turn in demonstration.turns] == ["zoom_in", "zoom_in", None]
+    assert demonstration.question == golden.question
+    assert Demonstration.model_validate_json(demonstration.model_dump_json()).model_dump() == demonstration.model_dump()
 
 
-def test_a_refused_call_raises_unless_it_is_meant_to(golden: Demonstration) -> None:
+def test_a_refused_call_raises_unless_errors_are_allowed(golden: Demonstration) -> None:
     session = Executor().open(golden)
     with pytest.raises(DataFailure) as error:
         session.execute("zoom_in", "obs9", box=(0.1, 0.1, 0.5, 0.5))
@@ -50,7 +50,7 @@ def test_without_an_answer_there_is_no_demonstration(golden: Demonstration) -> N
         session.demonstration()
 
 
-def test_replayed_turns_refer_to_the_observations_of_the_new_room(golden: Demonstration) -> None:
+def test_replayed_turns_refer_to_the_observations_of_the_new_session(golden: Demonstration) -> None:
     session = Executor().open(golden)
     session.call("a", "zoom_in", box=(0.2, 0.2, 0.8, 0.8))
     session.call("in obs1", "zoom_in", "obs1", box=(0.25, 0.25, 0.75, 0.75))
@@ -66,15 +66,15 @@ def test_replayed_turns_refer_to_the_observations_of_the_new_room(golden: Demons
     assert old.data["pixels"] == new.data["pixels"]
 
 
-def test_a_player_sees_what_the_studio_saw(golden: Demonstration) -> None:
+def test_a_player_sees_the_views_of_the_executor(golden: Demonstration) -> None:
     player = Player(Config(), str(resolve("nano")))
     executor = Executor(multiple=player.spec.multiple, coordinates=player.renderer.coordinates)
     session = executor.open(golden)
     session.replay(golden.turns)
-    made = session.demonstration()
-    played, views = player.play(made)
-    mine = [turn.observation for turn in made.turns if turn.observation is not None]
-    assert [o.model_dump() for o in played.observations] == [o.model_dump() for o in mine]
+    demonstration = session.demonstration()
+    played, views = player.play(demonstration)
+    own = [turn.observation for turn in demonstration.turns if turn.observation is not None]
+    assert [o.model_dump() for o in played.observations] == [o.model_dump() for o in own]
     assert all((a == b).all() for a, b in zip(views, session.views, strict=True))
 
 
@@ -84,7 +84,7 @@ def test_renaming_is_done_once_and_by_whole_words() -> None:
     assert sample_id(1, "a") == sample_id(1, "a") != sample_id(1, "b")
 
 
-def test_an_operation_that_cannot_be_executed_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_that_cannot_run_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its engine every sample that reads text would be dropped under a code, and the job would go on."""
     monkeypatch.setattr("pixelis.operations.ocr.find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match="rapidocr"):

@@ -53,7 +53,7 @@ def test_a_parquet_file_gives_its_rows_in_order_with_nested_and_binary_columns(t
 
 
 @pytest.mark.parametrize("name", ["big.parquet", "big.json", "big.jsonl"])
-def test_a_file_larger_than_what_is_held_is_streamed(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_larger_than_the_memory_limit_is_streamed(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """40 MB of rows in one row group, or one list, with 1 MB at a time."""
     monkeypatch.setattr(files, "BATCH_BYTES", 1 << 20)
     path, line = tmp_path / name, "x" * 100_000
@@ -110,7 +110,7 @@ def test_a_damaged_file_is_named_with_the_row(tmp_path: Path, name: str, content
     assert all(word in caught.value.message for word in words)
 
 
-def test_what_follows_a_fault_is_not_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_json_file_ends_at_its_first_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "CHUNK", 64)
     (tmp_path / "a.json").write_text('[{"a": 1}, {"a" 2}, ' + 100_000 * '{"a": 3}, ' + "{}]")
     longest = 0
@@ -148,13 +148,13 @@ def test_a_filesystem_is_named_by_its_uri(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["a.jsonl?formt=r1v", "nowhere://bucket/a.jsonl"])
-def test_a_source_that_says_what_nobody_knows_is_refused(source: str) -> None:
+def test_an_unknown_option_of_a_source_is_refused(source: str) -> None:
     with pytest.raises(BadInput) as caught:
         Source.of(source).files()
     assert caught.value.fix
 
 
-def test_nothing_there_nothing_inside_and_no_rows_are_three_errors(tmp_path: Path) -> None:
+def test_a_missing_path_an_empty_folder_and_a_file_without_rows_are_three_errors(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_text("")
     for path, error, word in (
         (tmp_path / "no", MissingFile, "does not exist"),

@@ -19,16 +19,16 @@ EIGHT = PassRateConfig(episodes=8)
 
 
 @pytest.mark.parametrize(("right", "cause"), [(0, "too_hard"), (1, None), (4, None), (7, None), (8, "too_easy")])
-def test_always_and_never_right_teach_nothing(right: int, cause: str | None):
+def test_questions_always_or_never_answered_are_dropped(right: int, cause: str | None):
     assert filters.drop_cause(Outcomes([1.0] * right + [0.0] * (8 - right)), EIGHT) == cause
 
 
-def test_what_could_not_be_scored_is_no_zero():
+def test_an_unscored_episode_is_not_a_zero():
     rows = [("q", True, 1.0), ("q", True, None), ("q", True, 0.0), ("lost", True, None)]
-    found = filters.group_outcomes(rows)
-    assert found["q"].rate == 0.5
-    assert filters.drop_cause(found["q"], EIGHT) is None
-    assert filters.drop_cause(found["lost"], EIGHT) == "no_pass_rate"
+    outcomes = filters.group_outcomes(rows)
+    assert outcomes["q"].rate == 0.5
+    assert filters.drop_cause(outcomes["q"], EIGHT) is None
+    assert filters.drop_cause(outcomes["lost"], EIGHT) == "no_pass_rate"
     assert filters.drop_cause(None, EIGHT) == "no_pass_rate"
 
 
@@ -43,13 +43,13 @@ def test_what_could_not_be_scored_is_no_zero():
         ([0, 0, 0, 0], [0, 0, 0, 0], "too_hard"),
     ],
 )
-def test_looking_must_pay(looking: list, glance: list, cause: str | None):
+def test_questions_without_perception_utility_are_dropped(looking: list, glance: list, cause: str | None):
     rows = [("q", True, float(v)) for v in looking] + [("q", False, float(v)) for v in glance]
     assert filters.drop_cause(filters.group_outcomes(rows)["q"], PassRateConfig(episodes=4, utility=True)) == cause
 
 
 def test_evaluation_questions_are_found_by_text_and_picture():
-    held = [Question(id="e1", question="Which digit is in the red frame?"), Question(id="e2", question="How many?")]
+    held_out = [Question(id="e1", question="Which digit is in the red frame?"), Question(id="e2", question="How many?")]
     held_pictures = {"e1": ["p1"], "e2": ["p2", "p3"]}
     ours = [
         demonstration("same", question="which digit  is in the RED frame?"),
@@ -58,9 +58,9 @@ def test_evaluation_questions_are_found_by_text_and_picture():
         demonstration("two", question="How many?"),
     ]
     pictures = {"same": ["p1"], "other picture": ["p9"], "other question": ["p1"], "two": ["p3", "p2"]}
-    hits = filters.leaks(ours, pictures, held, held_pictures)
+    hits = filters.leaks(ours, pictures, held_out, held_pictures)
     assert hits == {"same": "e1", "two": "e2"}
-    stricter = filters.leaks(ours, pictures, held, held_pictures, "picture")
+    stricter = filters.leaks(ours, pictures, held_out, held_pictures, "picture")
     assert set(stricter) == {"same", "other question", "two"}
     with pytest.raises(DataFailure, match="2 of the questions are evaluation questions: same = e1, two = e2") as caught:
         filters.refuse(hits)
@@ -70,20 +70,20 @@ def test_evaluation_questions_are_found_by_text_and_picture():
 
 def test_episodes_are_played_once(tmp_path: Path):
     """What was played counts for the same questions and settings alone; a torn file is played again."""
-    asked = [Question(id="q", question="Which digit?", answers=["7"])]
+    questions = [Question(id="q", question="Which digit?", answers=["7"])]
 
     def episodes(*given: str) -> Episodes:
-        return Episodes(load(None, ["refinement.pass_rate.episodes=2", *given]), tmp_path, asked)
+        return Episodes(load(None, ["refinement.pass_rate.episodes=2", *given]), tmp_path, questions)
 
     one = episodes("refinement.pass_rate.utility=true")
     assert one.missing() == ["looking", "glance"]
     assert one.config.evaluate.sampling.temperature == 1.0
     right, unscored = (Trajectory(question_id="q", group_id="g", turns=[], rewards=r) for r in ({"accuracy": 1.0}, {}))
-    one.store("looking", [Group(id="g", question=asked[0], trajectories=[right, unscored])])
-    one.store("glance", [Group(id="g", question=asked[0], trajectories=[right])])
-    again = episodes("refinement.pass_rate.high=1", "refinement.pass_rate.utility=true")
-    assert again.missing() == []
-    assert again.outcomes()["q"] == Outcomes(looking=[1.0], glance=[1.0])
+    one.store("looking", [Group(id="g", question=questions[0], trajectories=[right, unscored])])
+    one.store("glance", [Group(id="g", question=questions[0], trajectories=[right])])
+    repeated = episodes("refinement.pass_rate.high=1", "refinement.pass_rate.utility=true")
+    assert repeated.missing() == []
+    assert repeated.outcomes()["q"] == Outcomes(looking=[1.0], glance=[1.0])
     assert episodes("refinement.pass_rate.temperature=0.5").missing() == ["looking"]
     (tmp_path / "episodes-looking.json").write_text('{"identity": "', encoding="utf-8")
     assert episodes().missing() == ["looking"]

@@ -64,28 +64,28 @@ def test_rft_has_its_mix_and_weighs_hard_negatives_and_traps_more():
     assert all(type(q) is Question for q in questions)
 
 
-def test_a_question_is_asked_once_with_what_is_known_of_it():
+def test_a_question_occurs_once_with_the_signals_of_its_demonstrations():
     family = [
         demonstration("g", quality=0.81, level="hard", difficulty=0.7, meta={"own": 1}),
         demonstration("t", kind="trap_logical", quality=1.0),
         demonstration("c", kind="self_correction", quality=0.5),
     ]
     questions, _ = fusion.rft(family, RftRecipeConfig(tasks={}, kinds={}, diversity=0.0), seed=0)
-    (asked,) = questions
-    assert asked.id == "g"
-    assert asked.answers == ["7"]
-    assert asked.meta["own"] == 1
-    assert asked.meta["weight"] == 3.0
-    assert asked.meta["signals"]["wrong_answers"] == ["3"]
-    assert asked.meta["signals"]["kinds"] == {"golden": 1, "trap_logical": 1, "self_correction": 1}
-    assert asked.meta["signals"]["level"] == "hard"
-    assert asked.meta["reference"] == ["zoom_in", "zoom_in"]
+    (question,) = questions
+    assert question.id == "g"
+    assert question.answers == ["7"]
+    assert question.meta["own"] == 1
+    assert question.meta["weight"] == 3.0
+    assert question.meta["signals"]["wrong_answers"] == ["3"]
+    assert question.meta["signals"]["kinds"] == {"golden": 1, "trap_logical": 1, "self_correction": 1}
+    assert question.meta["signals"]["level"] == "hard"
+    assert question.meta["reference"] == ["zoom_in", "zoom_in"]
 
 
-def test_what_is_missing_is_said_and_never_made_up():
-    made = pile("geometric", "golden", 50) + pile("ocr", "golden", 2) + pile("ocr", "self_correction", 1)
+def test_missing_demonstrations_are_reported_and_not_invented():
+    rows = pile("geometric", "golden", 50) + pile("ocr", "golden", 2) + pile("ocr", "self_correction", 1)
     recipe = SftRecipeConfig(size=100, tasks={"geometric": 0.4, "ocr": 0.4, "zoom": 0.2})
-    fused = fusion.sft(made, recipe, seed=0)
+    fused = fusion.sft(rows, recipe, seed=0)
     assert fused.absent == ["zoom"]  # no demonstration of it: its share goes to the others
     assert fused.counts["ocr/golden"] == 2
     assert fused.targets["ocr/golden"] > 2
@@ -93,7 +93,7 @@ def test_what_is_missing_is_said_and_never_made_up():
     assert fused.summary()["short"] == 100 - len(fused.demonstrations)
     summary = fused.summary()
     assert summary["count"] + summary["short"] == summary["size"] == 100
-    assert summary["left_out"]["beyond_share"] == len(made) - len(fused.demonstrations)
+    assert summary["left_out"]["beyond_share"] == len(rows) - len(fused.demonstrations)
 
 
 def test_bounds_of_a_recipe():
@@ -105,9 +105,9 @@ def test_bounds_of_a_recipe():
     assert fusion.select([], RecipeConfig(), 0).demonstrations == []
 
 
-def test_better_ones_are_drawn_first_and_the_draw_is_the_seed_s():
-    made = pile("vqa", "golden", 400)
-    good = [d.model_copy(update={"quality": 1.0 if i % 2 else 0.04}) for i, d in enumerate(made)]
+def test_higher_weights_are_drawn_first_and_the_seed_decides_the_draw():
+    rows = pile("vqa", "golden", 400)
+    good = [d.model_copy(update={"quality": 1.0 if i % 2 else 0.04}) for i, d in enumerate(rows)]
     recipe = RecipeConfig(size=100, diversity=0)
     ids = [d.id for d in fusion.select(good, recipe, 3).demonstrations]
     assert ids == [d.id for d in fusion.select(good[::-1], recipe, 3).demonstrations]
@@ -122,13 +122,13 @@ COUNTS = st.dictionaries(st.tuples(st.sampled_from(sorted(TASK_OF)), st.sampled_
 @settings(max_examples=40)
 @given(COUNTS, st.integers(1, 80))
 def test_no_cell_gets_more_than_its_share(counts: dict, size: int):
-    made = [d for (group, kind), n in counts.items() for d in pile(group, kind, n)]
-    for fused in (fusion.sft(made, SftRecipeConfig(size=size), 0), fusion.rft(made, RftRecipeConfig(size=size), 0)[1]):
-        assert len({d.id for d in fused.demonstrations}) == len(fused.demonstrations) <= min(size, len(made))
+    rows = [d for (group, kind), n in counts.items() for d in pile(group, kind, n)]
+    for fused in (fusion.sft(rows, SftRecipeConfig(size=size), 0), fusion.rft(rows, RftRecipeConfig(size=size), 0)[1]):
+        assert len({d.id for d in fused.demonstrations}) == len(fused.demonstrations) <= min(size, len(rows))
         assert all(fused.counts[cell] <= fused.targets[cell] for cell in fused.counts)
         assert sum(fused.counts.values()) == len(fused.demonstrations)
         assert sum(fused.targets.values()) <= size
-    assert not any(d.kind in WRONG_KINDS for d in fusion.sft(made, SftRecipeConfig(size=size), 0).demonstrations)
+    assert not any(d.kind in WRONG_KINDS for d in fusion.sft(rows, SftRecipeConfig(size=size), 0).demonstrations)
 
 
 def test_recipes_that_contradict_themselves():
@@ -156,7 +156,7 @@ def experience(name: str, confidence: float = 0.9, reward: float = 0.0, age: flo
 
 
 def test_online_priorities_age_and_confidence():
-    made = [
+    rows = [
         *(experience(f"u{i}", confidence=0.5) for i in range(9)),
         *(experience(f"h{i}", reward=2.0) for i in range(9)),
         *(experience(f"c{i}", confidence=0.1, states="eo") for i in range(9)),
@@ -166,9 +166,9 @@ def test_online_priorities_age_and_confidence():
         experience("dull"),
         experience("gave_up", confidence=0.1, states="e"),
     ]
-    chosen, summary = fusion.online(made, OnlineConfig(size=10), 1e9, 0)
-    assert sorted(e.id[0] for e in chosen) == sorted("uuuuhhhccd")
+    selected, summary = fusion.online(rows, OnlineConfig(size=10), 1e9, 0)
+    assert sorted(e.id[0] for e in selected) == sorted("uuuuhhhccd")
     assert summary["dropped"] == {"too_old": 1, "not_confident": 2, "no_priority": 1, "beyond_share": 26}
     assert summary["short"] == 0
-    chosen, summary = fusion.online(made, OnlineConfig(size=10, shares={"uncertain": 1.0}), 1e9, 0)
-    assert len(chosen) + sum(summary["dropped"].values()) == len(made)  # a priority without a share is told of too
+    selected, summary = fusion.online(rows, OnlineConfig(size=10, shares={"uncertain": 1.0}), 1e9, 0)
+    assert len(selected) + sum(summary["dropped"].values()) == len(rows)  # a priority without a share is told of too

@@ -29,16 +29,16 @@ def good_set() -> list[Demonstration]:
     ]
 
 
-def found(demonstrations: list[Demonstration], settings: GatesConfig = SMALL, **more) -> dict[str, gates.Gate]:
+def check_gates(demonstrations: list[Demonstration], settings: GatesConfig = SMALL, **more) -> dict[str, gates.Gate]:
     return {g.name: g for g in gates.check(demonstrations, settings, OPERATIONS, SCORE, **more)}
 
 
 def broken(demonstrations: list[Demonstration], settings: GatesConfig = SMALL, **more) -> list[str]:
-    return [name for name, gate in found(demonstrations, settings, **more).items() if not gate.passed]
+    return [name for name, gate in check_gates(demonstrations, settings, **more).items() if not gate.passed]
 
 
 def test_an_honest_set_passes_every_gate():
-    checked = found(good_set())
+    checked = check_gates(good_set())
     assert [name for name, gate in checked.items() if not gate.passed] == []
     assert set(checked) == {
         *("actions", "observations", "answers", "cycles", "total", "per_task", "imbalance"),
@@ -75,7 +75,7 @@ FAILED = Observation(status="error", code="out_of_range", text="outside")
 )
 def test_one_bad_demonstration_is_named(gate: str, reason: str, fields: dict):
     rejected = [*good_set(), demonstration("culprit", **fields)]
-    checked = found(rejected)
+    checked = check_gates(rejected)
     assert [name for name, g in checked.items() if not g.passed] == [gate]
     assert checked[gate].figure == 1
     assert reason in checked[gate].ids["culprit"]
@@ -84,7 +84,7 @@ def test_one_bad_demonstration_is_named(gate: str, reason: str, fields: dict):
     assert caught.value.code == "gate"
 
 
-def test_right_and_wrong_are_what_synthesis_calls_so():
+def test_gates_and_synthesis_agree_on_right_and_wrong():
     """A golden answer ten per cent off earns three quarters and is not right; a trap whose letters are half right is wrong."""
     off = {"scorer": "numeric_band", "answers": ["10"], "turns": [zoom(), Step(think="It is 11", answer="11")]}
     assert 0.5 < SCORE(demonstration("off", **off), "11") < 1
@@ -94,7 +94,7 @@ def test_right_and_wrong_are_what_synthesis_calls_so():
     assert broken([*good_set(), demonstration("trap", **trap)]) == []
 
 
-def test_a_mistake_that_is_not_learnt_may_be_invalid_when_its_observation_says_so():
+def test_a_mistake_out_of_the_loss_may_be_an_invalid_call():
     outside = zoom(arguments={"box": [1.1, 0.1, 1.2, 0.4]}, learn=False, observation=FAILED)
     assert broken([*good_set(), demonstration("m", kind="self_correction", turns=[outside, zoom(2), ANSWER])]) == []
     pretended = outside.model_copy(update={"observation": seen(1)})
@@ -111,16 +111,16 @@ def test_the_set_as_a_whole():
     assert broken(good_set()[:39]) == ["total", "per_task"]
     few = [d for d in good_set() if d.task != TASKS[0]] + [demonstration(f"x{i}", task="rare") for i in range(4)]
     assert broken(few) == ["per_task"]  # 12 to 4 is just three times
-    assert found(few)["per_task"].ids == {"rare": "4 demonstrations"}
+    assert check_gates(few)["per_task"].ids == {"rare": "4 demonstrations"}
     more = good_set() + [demonstration(f"y{i}", task=TASKS[0]) for i in range(25)]
     assert broken(more) == ["imbalance"]
-    assert found(more)["imbalance"].figure == pytest.approx(37 / 12)
-    assert set(found(more)["imbalance"].ids) == set(TASKS)
+    assert check_gates(more)["imbalance"].figure == pytest.approx(37 / 12)
+    assert set(check_gates(more)["imbalance"].ids) == set(TASKS)
     golden = [d for d in good_set() if d.kind != "trap_logical"]
     assert broken(golden, GatesConfig(per_task=5, total=30, critical=4, level_share=0)) == ["critical"]
     uneven = [d.model_copy(update={"level": "hard" if i > 20 else LEVELS[i % 3]}) for i, d in enumerate(good_set())]
     assert broken(uneven) == ["level_share"]
-    assert set(found(uneven)["level_share"].ids) == {"simple", "medium"}
+    assert set(check_gates(uneven)["level_share"].ids) == {"simple", "medium"}
     by_task = [d.model_copy(update={"level": "hard" if d.task in TASKS[:2] else d.level}) for d in good_set()]
     assert "level_tasks" in broken(by_task, GatesConfig(per_task=1, total=1, critical=0, level_share=0.1))
 
@@ -129,7 +129,7 @@ def test_corrupted_rows_are_at_most_one_in_a_hundred():
     bad = [BadRow("a.jsonl", "7", "turns", "bad_value", "Input should be a list")]
     assert broken(good_set(), rows=100, bad=bad) == []
     assert broken(good_set(), rows=99, bad=bad) == ["corrupted"]
-    assert found(good_set(), rows=99, bad=bad)["corrupted"].ids == {"a.jsonl, row 7": "turns: Input should be a list"}
+    assert check_gates(good_set(), rows=99, bad=bad)["corrupted"].ids == {"a.jsonl, row 7": "turns: Input should be a list"}
 
 
 def test_every_failed_gate_is_in_the_error():
@@ -137,20 +137,20 @@ def test_every_failed_gate_is_in_the_error():
         gates.enforce(gates.check([demonstration()], GatesConfig(), OPERATIONS, SCORE))
 
 
-def test_replay_executes_again_and_finds_what_was_changed():
+def test_replay_executes_calls_again_and_finds_changed_observations():
     executor = Executor(ToolboxConfig(), DialogueConfig())
     bare = demonstration("r", turns=[zoom(1, observation=None), zoom(2, target="obs1", observation=None), ANSWER])
-    made = with_observations(bare, executor)
-    assert isinstance(made, Demonstration)
-    assert [step.observation.id for step in made.steps if step.observation] == ["obs1", "obs2"]
-    assert gates.replay([made], executor, 1.0, 0).passed
-    forged = made.model_copy(deep=True)
+    complete = with_observations(bare, executor)
+    assert isinstance(complete, Demonstration)
+    assert [step.observation.id for step in complete.steps if step.observation] == ["obs1", "obs2"]
+    assert gates.replay([complete], executor, 1.0, 0).passed
+    forged = complete.model_copy(deep=True)
     assert forged.turns[1].observation is not None
     forged.turns[1].observation.data["zoom_level"] = 9.0
-    gate = gates.replay([made, forged.model_copy(update={"id": "forged"})], executor, 1.0, 0)
+    gate = gates.replay([complete, forged.model_copy(update={"id": "forged"})], executor, 1.0, 0)
     assert not gate.passed
     assert gate.ids == {"forged": "turn 2: zoom_in returns another data"}
-    lost = made.model_copy(update={"id": "lost", "media": [made.media[0].model_copy(update={"uri": "/no/such.png"})]})
+    lost = complete.model_copy(update={"id": "lost", "media": [complete.media[0].model_copy(update={"uri": "/no/such.png"})]})
     assert "lost" in gates.replay([lost], executor, 1.0, 0).ids
     trap = forged.model_copy(update={"id": "trap", "kind": "trap_perceptual"})
     assert gates.replay([trap], executor, 1.0, 0).passed  # its observation is wrong on purpose

@@ -56,14 +56,14 @@ def test_no_example_gives_the_answer_away(imitator: Callable, shown: list[Demons
 
 def test_an_episode_is_played_with_real_operations(imitator: Callable, shown: list[Demonstration]) -> None:
     one, server = imitator(CALL, CALL_AGAIN, RIGHT)
-    made = one.play(shown[0])
-    assert [turn.op for turn in made.turns] == ["zoom_in", "zoom_in", None]
-    assert [turn.target for turn in made.turns] == ["img0", "obs1", None]
-    assert made.turns[1].observation is not None
-    assert made.turns[1].observation.id == "obs2"
-    assert made.final == "7"
-    assert made.provenance is not None
-    assert (made.provenance.method, made.provenance.writer) == ("imitation", "m")
+    sample = one.play(shown[0])
+    assert [turn.op for turn in sample.turns] == ["zoom_in", "zoom_in", None]
+    assert [turn.target for turn in sample.turns] == ["img0", "obs1", None]
+    assert sample.turns[1].observation is not None
+    assert sample.turns[1].observation.id == "obs2"
+    assert sample.final == "7"
+    assert sample.provenance is not None
+    assert (sample.provenance.method, sample.provenance.writer) == ("imitation", "m")
     system = server.requests[0]["messages"][0]["content"]
     assert "Example 2" in system
     assert shown[1].question in system
@@ -86,20 +86,22 @@ def test_an_episode_is_played_with_real_operations(imitator: Callable, shown: li
         ([(500, {"Retry-After": "0"})], "chat_error"),
     ],
 )
-def test_what_is_not_right_is_not_kept(imitator: Callable, shown: list[Demonstration], replies: list, code: str) -> None:
+def test_wrong_episodes_are_dropped_with_their_code(
+    imitator: Callable, shown: list[Demonstration], replies: list, code: str
+) -> None:
     one, _ = imitator(*replies, max_turns=3)
     with pytest.raises(DataFailure) as error:
         one.play(shown[0])
     assert error.value.code == code
 
 
-def test_idle_talk_is_asked_again(imitator: Callable, shown: list[Demonstration]) -> None:
+def test_a_reply_without_call_or_answer_is_requested_again(imitator: Callable, shown: list[Demonstration]) -> None:
     one, server = imitator("Let me think.", RIGHT)
     assert one.play(shown[0]).final == "7"
     assert len(server.requests) == 2
 
 
-def test_there_must_be_something_to_imitate() -> None:
+def test_imitation_without_demonstrations_is_an_error() -> None:
     with pytest.raises(BadConfig, match="demonstrations to imitate"):
         Imitator(ImitationConfig(url="http://127.0.0.1:1", model="m", api_key_env=""), EXECUTOR, [])
 
@@ -121,11 +123,11 @@ def served(answer: str, box: list[float]) -> bytes:
     return reply.model_dump_json().encode()
 
 
-def test_a_policy_of_ours_plays_behind_its_gateway(imitator: Callable, shown: list[Demonstration]) -> None:
+def test_a_policy_behind_a_gateway_plays_episodes(imitator: Callable, shown: list[Demonstration]) -> None:
     one, server = imitator(served("7", [0.28, 0.32, 0.38, 0.42]), plays="gateway")
-    made = one.play(shown[0], draw=2)
-    assert [(turn.op, turn.think) for turn in made.turns] == [("zoom_in", "I look."), (None, "It is in the frame.")]
-    assert made.turns[0].observation is not None
+    sample = one.play(shown[0], draw=2)
+    assert [(turn.op, turn.think) for turn in sample.turns] == [("zoom_in", "I look."), (None, "It is in the frame.")]
+    assert sample.turns[0].observation is not None
     (request,) = server.requests
     assert request.pop("path") == "/v1/agent"
     assert parse_body(AgentRequest, json.dumps(request).encode()).seed == 2
@@ -155,11 +157,11 @@ GOOD = "<think>There are two on the left and one on the right.</think>\n<answer>
 
 
 def test_a_right_reply_becomes_a_demonstration() -> None:
-    made = Distiller(DistillationConfig()).distil(ask(WRONG, GOOD), draw=1)
-    assert [(turn.think, turn.answer) for turn in made.turns] == [("There are two on the left and one on the right.", "3")]
-    assert made.meta == {}
-    assert made.provenance is not None
-    assert made.provenance.method == "distillation"
+    sample = Distiller(DistillationConfig()).distil(ask(WRONG, GOOD), draw=1)
+    assert [(turn.think, turn.answer) for turn in sample.turns] == [("There are two on the left and one on the right.", "3")]
+    assert sample.meta == {}
+    assert sample.provenance is not None
+    assert sample.provenance.method == "distillation"
 
 
 @pytest.mark.parametrize(
@@ -181,20 +183,20 @@ def test_other_replies_are_dropped_with_their_cause(reply: str, code: str) -> No
     assert error.value.code == code
 
 
-def test_replies_are_asked_for_with_the_scene_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_contain_the_annotations_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = ChatServer(GOOD)
     regions = [
         Region(id="a", label="cube", box=(0.1, 0.2, 0.3, 0.4), attributes={"colour": "red"}),
         Region(id="b", label="ball", box=(0.5, 0.2, 0.7, 0.4)),
     ]
-    known = Annotations(regions=regions, relations=[Relation(subject="a", predicate="left of", object="b")])
+    annotations = Annotations(regions=regions, relations=[Relation(subject="a", predicate="left of", object="b")])
     one = Distiller(DistillationConfig(url=server.url, model="r", api_key_env="", calls_per_minute=60000))
-    made = one.distil(ask(meta={}, annotations=known))
-    assert made.provenance is not None
-    assert made.provenance.writer == "r"
+    sample = one.distil(ask(meta={}, annotations=annotations))
+    assert sample.provenance is not None
+    assert sample.provenance.writer == "r"
     assert "- cube at [100, 200, 300, 400], colour red" in server.requests[0]["messages"][1]["content"]
-    assert "- cube left of ball" in describe_annotations(known)
+    assert "- cube left of ball" in describe_annotations(annotations)
     one.close()
     server.close()
 

@@ -50,13 +50,13 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[LlmR
         return opened[-2], opened[-1]
 
     yield build
-    for one in opened:
-        one.close()
+    for rewriter in opened:
+        rewriter.close()
 
 
 def test_only_thoughts_change(writer: Callable) -> None:
-    one, server = writer(said(*GOOD))
-    written = one.rewrite(MADE)
+    rewriter, server = writer(said(*GOOD))
+    written = rewriter.rewrite(MADE)
     assert [turn.think for turn in written.turns] == [GOOD[0], None, GOOD[1]]
     bare = [turn.model_copy(update={"think": None}) for turn in MADE.turns]
     assert [turn.model_copy(update={"think": None}) for turn in written.turns] == bare
@@ -69,7 +69,7 @@ def test_only_thoughts_change(writer: Callable) -> None:
 
 
 @pytest.mark.parametrize(
-    ("thoughts", "why"),
+    ("thoughts", "reason"),
     [
         (["It is the 7 I can guess.", GOOD[1]], "reveals the answer"),
         (["I will see obs1 soon, no doubt.", GOOD[1]], "before it exists"),
@@ -81,97 +81,97 @@ def test_only_thoughts_change(writer: Callable) -> None:
         (["About 42 of them stand there.", GOOD[1]], "the unknown number"),
     ],
 )
-def test_what_is_wrong_with_a_thought_is_named(thoughts: list[str], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_what_is_wrong_with_a_thought_is_named(thoughts: list[str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         read_thoughts(said(*thoughts), MADE, WriterConfig())
 
 
 def test_a_last_thought_that_is_the_answer_is_refused() -> None:
-    made = MADE.model_copy(update={"turns": [MADE.turns[2].model_copy(update={"answer": "a large brown dog"})]})
+    sample = MADE.model_copy(update={"turns": [MADE.turns[2].model_copy(update={"answer": "a large brown dog"})]})
     with pytest.raises(ValueError, match="repeats the answer"):
-        read_thoughts(said("A large brown dog"), made, WriterConfig())
-    assert read_thoughts(said("The animal in front is large and brown"), made, WriterConfig())
+        read_thoughts(said("A large brown dog"), sample, WriterConfig())
+    assert read_thoughts(said("The animal in front is large and brown"), sample, WriterConfig())
 
 
 @pytest.mark.parametrize("reply", ["no json", "[1]", said("x").replace("thoughts", "turns"), '{"thoughts": [1, 2]}'])
-def test_what_is_no_list_of_thoughts_is_refused(reply: str) -> None:
+def test_a_reply_without_a_list_of_thoughts_is_refused(reply: str) -> None:
     with pytest.raises(ValueError, match=r"reply|JSON|object"):
         read_thoughts(reply, MADE, WriterConfig())
 
 
 def test_a_rejected_reply_is_asked_again_with_more_temperature(writer: Callable) -> None:
-    one, server = writer("nonsense", said(*GOOD))
-    assert one.rewrite(MADE).turns[0].think == GOOD[0]
+    rewriter, server = writer("nonsense", said(*GOOD))
+    assert rewriter.rewrite(MADE).turns[0].think == GOOD[0]
     assert [request["temperature"] for request in server.requests] == [0.7, 0.9]
 
 
-def test_after_all_tries_the_template_is_kept_and_said_so(writer: Callable) -> None:
-    one, server = writer("nonsense")
-    kept = one.rewrite(MADE)
-    assert kept.turns == MADE.turns
-    assert kept.provenance is not None
-    assert kept.provenance.writer == UNCHANGED
+def test_after_all_tries_the_template_stays_and_the_provenance_says_so(writer: Callable) -> None:
+    rewriter, server = writer("nonsense")
+    unchanged = rewriter.rewrite(MADE)
+    assert unchanged.turns == MADE.turns
+    assert unchanged.provenance is not None
+    assert unchanged.provenance.writer == UNCHANGED
     assert len(server.requests) == 3
 
 
-def test_or_the_sample_is_dropped(writer: Callable) -> None:
-    one, _ = writer("nonsense", on_reject="drop")
+def test_with_on_reject_drop_the_sample_is_dropped(writer: Callable) -> None:
+    rewriter, _ = writer("nonsense", on_reject="drop")
     with pytest.raises(DataFailure) as error:
-        one.rewrite(MADE)
+        rewriter.rewrite(MADE)
     assert error.value.code == "writer_rejected"
 
 
 @pytest.mark.parametrize(
-    ("reply", "code", "asked"),
+    ("reply", "code", "requests"),
     [
         ((400, {}), "chat_refused", 1),
         ((503, {"Retry-After": "0"}), "chat_error", 3),
         ((429, {"Retry-After": "0"}), "chat_busy", 3),
     ],
 )
-def test_a_server_that_fails_is_no_rejection(writer: Callable, reply: tuple, code: str, asked: int) -> None:
-    one, server = writer(reply)
+def test_a_server_that_fails_is_no_rejection(writer: Callable, reply: tuple, code: str, requests: int) -> None:
+    rewriter, server = writer(reply)
     with pytest.raises(DataFailure) as error:
-        one.rewrite(MADE)
+        rewriter.rewrite(MADE)
     assert error.value.code == code
-    assert len(server.requests) == asked
+    assert len(server.requests) == requests
 
 
 @pytest.mark.slow
 def test_a_wrong_key_stops_the_job(writer: Callable) -> None:
-    one, server = writer((401, {}))
+    rewriter, server = writer((401, {}))
     with pytest.raises(BadConfig, match="401"):
-        one.rewrite(MADE)
+        rewriter.rewrite(MADE)
     assert len(server.requests) == 1
 
 
-def test_a_slow_server_is_given_up(writer: Callable) -> None:
-    one, _ = writer(2.0, timeout_s=0.2, tries=1)
+def test_a_slow_server_is_a_failure(writer: Callable) -> None:
+    rewriter, _ = writer(2.0, timeout_s=0.2, tries=1)
     with pytest.raises(DataFailure) as error:
-        one.rewrite(MADE)
+        rewriter.rewrite(MADE)
     assert error.value.code == "chat_timeout"
 
 
 def test_a_body_that_is_no_completion(writer: Callable) -> None:
-    one, _ = writer(b'{"choices": []}', tries=1)
+    rewriter, _ = writer(b'{"choices": []}', tries=1)
     with pytest.raises(DataFailure) as error:
-        one.rewrite(MADE)
+        rewriter.rewrite(MADE)
     assert error.value.code == "chat_garbage"
 
 
 def test_replies_are_kept_on_disk(writer: Callable, tmp_path: Path) -> None:
-    one, server = writer(said(*GOOD), cache=tmp_path / "w.sqlite")
-    first = one.rewrite(MADE)
-    two = LlmRewriter(one.settings, tmp_path / "w.sqlite")
+    rewriter, server = writer(said(*GOOD), cache=tmp_path / "w.sqlite")
+    first = rewriter.rewrite(MADE)
+    two = LlmRewriter(rewriter.settings, tmp_path / "w.sqlite")
     assert two.rewrite(MADE) == first
     assert len(server.requests) == 1
     two.close()
 
 
 def test_the_rate_is_limited(writer: Callable) -> None:
-    one, server = writer("nonsense", calls_per_minute=600, tries=4)
+    rewriter, server = writer("nonsense", calls_per_minute=600, tries=4)
     started = time.monotonic()
-    one.rewrite(MADE)
+    rewriter.rewrite(MADE)
     assert len(server.requests) == 4
     assert time.monotonic() - started > 0.28
 

@@ -23,38 +23,38 @@ KNOWN = {"yes", "no", "A", "B", "C", "D"}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> list[Demonstration]:
+def samples(tmp_path_factory) -> list[Demonstration]:
     """Five hundred of the quickest kind."""
     folder = tmp_path_factory.mktemp("media")
     questions = list(packaged.read("packaged:photos?count=10", folder))
-    out = []
+    result = []
     for seed in range(50):
         for number, question in enumerate(questions):
-            out.append(TASKS["detail_perception"].make(question, np.random.default_rng([seed, number]), EXECUTOR))
-    return out
+            result.append(TASKS["detail_perception"].make(question, np.random.default_rng([seed, number]), EXECUTOR))
+    return result
 
 
 @pytest.mark.slow
-def test_thoughts_vary(made):
-    texts = [turn.think for sample in made for turn in sample.turns]
-    assert len(made) == 500
+def test_thoughts_vary(samples):
+    texts = [turn.think for sample in samples for turn in sample.turns]
+    assert len(samples) == 500
     assert len(set(texts)) / len(texts) > 0.7
     assert Counter(texts).most_common(1)[0][1] <= 0.02 * len(texts)
-    pairs = Counter((sample.question, *(turn.think for turn in sample.turns)) for sample in made)
-    assert sum(count - 1 for count in pairs.values()) <= 0.02 * len(made)
+    pairs = Counter((sample.question, *(turn.think for turn in sample.turns)) for sample in samples)
+    assert sum(count - 1 for count in pairs.values()) <= 0.02 * len(samples)
     openings = Counter(text.split()[0] for text in texts)
     assert openings.most_common(1)[0][1] <= 0.3 * len(texts)
 
 
 @pytest.mark.slow
-def test_questions_vary(made):
-    stems = Counter(sample.question.partition("\n")[0] for sample in made)
-    assert len(stems) >= 5 * len({sample.provenance.method for sample in made})
+def test_questions_vary(samples):
+    stems = Counter(sample.question.partition("\n")[0] for sample in samples)
+    assert len(stems) >= 5 * len({sample.provenance.method for sample in samples})
 
 
 @pytest.mark.slow
-def test_nothing_is_said_before_it_is_seen(made):
-    for sample in made:
+def test_no_thought_reveals_the_answer_before_the_last_call(samples):
+    for sample in samples:
         answer = sample.answers[0]
         if sample.scorer == "mc_letter":
             answer = sample.meta["options"]["ABCD".index(answer)]
@@ -65,8 +65,8 @@ def test_nothing_is_said_before_it_is_seen(made):
 
 
 @pytest.mark.slow
-def test_thoughts_are_sentences(made):
-    for sample in made:
+def test_thoughts_are_sentences(samples):
+    for sample in samples:
         for turn in sample.turns:
             assert turn.think[0].isupper() or not turn.think[0].isalpha()
             assert turn.think.rstrip('"')[-1] in ".?!"
@@ -96,8 +96,8 @@ def test_terse_thoughts_are_words_of_the_embedded_model():
     tokenizer = build_tokenizer()
     for aim in ("zoom", "again"):
         for text in thoughts().terse[aim].texts:
-            said = text.format(thing="red frame")
-            assert len(tokenizer(said).input_ids) <= len(said.replace(",", " ,").split())
+            thought = text.format(thing="red frame")
+            assert len(tokenizer(thought).input_ids) <= len(thought.replace(",", " ,").split())
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_plurals(label, several):
 def test_boxes_on_a_grid_cover(corner, size):
     box = (*corner, min(1.0, corner[0] + size[0]), min(1.0, corner[1] + size[1]))
     for grid in (0.001, 0.02):
-        out = geometry.outward(box, grid)
-        assert geometry.covered(box, out) == pytest.approx(1, abs=1e-3)
-        assert all(abs(v / grid - round(v / grid)) < 1e-6 for v in out)
+        result = geometry.outward(box, grid)
+        assert geometry.covered(box, result) == pytest.approx(1, abs=1e-3)
+        assert all(abs(v / grid - round(v / grid)) < 1e-6 for v in result)
         around = geometry.square_around(geometry.middle(box), max(size) * 1.2, grid)
         assert 0 <= around[0] < around[2] <= 1
         assert 0 <= around[1] < around[3] <= 1

@@ -20,7 +20,7 @@ from pixelis.rewards.scorers import box_iou
 EXECUTOR = Executor()
 
 
-def known(question: Demonstration) -> Demonstration:
+def with_annotations(question: Demonstration) -> Demonstration:
     """A demonstration of cards with what the picture shows as annotations."""
     cards = describe(question.media[0].uri).cards
     regions = [
@@ -32,7 +32,7 @@ def known(question: Demonstration) -> Demonstration:
 
 @pytest.fixture(scope="module")
 def cards() -> list[Demonstration]:
-    rows = [known(row) for row in read_demonstrations("cards:?split=train", 40, 5, 0.0)]
+    rows = [with_annotations(row) for row in read_demonstrations("cards:?split=train", 40, 5, 0.0)]
     several = [row for row in rows if row.annotations and len(row.annotations.regions) == 3]
     return [replayed(row)[0] for row in several[:6]]
 
@@ -80,7 +80,7 @@ def test_a_wrong_answer_is_of_the_same_kind(question: Question, expected: set[st
 
 @pytest.mark.parametrize("scorer", ["exact", "partial", "anls", "cer", "numeric_band", "count"])
 @pytest.mark.parametrize("answer", ["12", "0", "3.50", "Résumé 7", "a", "Straße 12", "１２"])
-def test_whatever_is_given_out_as_wrong_is_wrong(scorer: str, answer: str) -> None:
+def test_every_wrong_answer_is_rejected_by_the_scorer(scorer: str, answer: str) -> None:
     question = ask("?", answer, scorer)
     if scorer == "count" and not answer.strip().isdecimal():
         return
@@ -119,23 +119,23 @@ def test_mistakes_of_cards(cards: list[Demonstration], kind: str) -> None:
             assert str(wrong.final) in str(wrong.turns[-1].think)
 
 
-def test_a_perceptual_trap_follows_from_what_it_looked_at(cards: list[Demonstration]) -> None:
+def test_the_answer_of_a_perceptual_trap_follows_from_its_views(cards: list[Demonstration]) -> None:
     for number, golden in enumerate(cards):
         wrong = make_negative("trap_perceptual", golden, EXECUTOR.open(golden), np.random.default_rng(number))
         place = wrong.steps[0].arguments["box"]
         assert box_iou(place, golden.steps[0].arguments["box"]) < 0.1
         shown = max(golden.annotations.regions, key=lambda r: box_iou(r.box, place))  # type: ignore[union-attr]
         assert wrong.final == str(shown.attributes["digit"])
-        again, _ = replayed(wrong)
-        assert [s.observation for s in again.turns] == [s.observation for s in wrong.turns]
+        repeated, _ = replayed(wrong)
+        assert [s.observation for s in repeated.turns] == [s.observation for s in wrong.turns]
 
 
 def test_the_same_seed_gives_the_same_mistake(cards: list[Demonstration]) -> None:
-    made = [make_negative("trap_perceptual", cards[0], EXECUTOR.open(cards[0]), np.random.default_rng(3)) for _ in range(2)]
-    assert made[0].model_dump_json() == made[1].model_dump_json()
+    traps = [make_negative("trap_perceptual", cards[0], EXECUTOR.open(cards[0]), np.random.default_rng(3)) for _ in range(2)]
+    assert traps[0].model_dump_json() == traps[1].model_dump_json()
 
 
-def test_a_comparison_turns_round_when_the_other_thing_is_measured() -> None:
+def test_measuring_another_thing_reverses_a_comparison() -> None:
     """The larger of two cards' crops; pointing at a third thing that is smaller gives the other name."""
     row = read_demonstrations("cards:?split=train", 1, 5, 0.0)[0]
     regions = [
@@ -162,9 +162,9 @@ def test_a_comparison_turns_round_when_the_other_thing_is_measured() -> None:
 
 
 def test_another_name_of_the_same_colour_is_not_wrong() -> None:
-    asked = ask("What colour is it?", "gray")
-    assert not is_wrong(asked, "grey")
-    assert is_wrong(asked, "teal")
+    questions_asked = ask("What colour is it?", "gray")
+    assert not is_wrong(questions_asked, "grey")
+    assert is_wrong(questions_asked, "teal")
     assert not is_wrong(ask("Which?", "the teal cup"), "the cyan cup")
 
 
@@ -181,14 +181,14 @@ def test_a_wrong_answer_is_of_the_kind_of_the_right_one(text: str, answer: str, 
     regions = [
         Region(id=name, label=name, box=(0.1 + 0.3 * i, 0.1, 0.3 + 0.3 * i, 0.3)) for i, name in enumerate(("dog", "cat", "cow"))
     ]
-    made = {
+    traps = {
         wrong_answer(ask(text, answer, annotations=Annotations(regions=regions)), answer, np.random.default_rng(s))[0]
         for s in range(9)
     }
-    assert made & expected
-    assert not made & {"dog", "cat", "Dog", "the Dog"}
+    assert traps & expected
+    assert not traps & {"dog", "cat", "Dog", "the Dog"}
     if len(expected) == 1:
-        assert made == expected
+        assert traps == expected
 
 
 def test_counting_one_more_thing_is_a_perceptual_trap() -> None:
@@ -229,7 +229,7 @@ def test_other_frames_show_another_event(tmp_path: Path) -> None:
     assert found == {"a man sits"}
 
 
-def test_what_is_not_right_itself_makes_no_mistake(cards: list[Demonstration]) -> None:
+def test_a_wrong_demonstration_has_no_negatives(cards: list[Demonstration]) -> None:
     broken = cards[0].model_copy(update={"answers": ["nine"]})
     with pytest.raises(DataFailure) as error:
         make_negative("outcome_negative", broken, EXECUTOR.open(broken), np.random.default_rng(0))

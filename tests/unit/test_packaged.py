@@ -32,7 +32,7 @@ def read(name: str, folder, count: int = 4, **options) -> list[Question]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", packaged.SOURCES)
-def test_items_are_annotated_and_come_again(name, folder):
+def test_items_are_annotated_and_reproducible(name, folder):
     first = read(name, folder, 3, seed=3)
     stamps = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert first == read(name, folder, 3, seed=3)  # now from what lies there
@@ -40,18 +40,18 @@ def test_items_are_annotated_and_come_again(name, folder):
     assert first != read(name, folder, 3, seed=4)
     assert len({question.id for question in first}) == 3
     for question in first:
-        known = question.annotations
+        annotations = question.annotations
         assert question.question == ""
         assert question.answers is None
         assert question.meta["source"] == f"packaged:{name}"
-        assert known is not None
-        assert known.regions or known.lines
+        assert annotations is not None
+        assert annotations.regions or annotations.lines
         opened = open_media(question.media[0], SETTINGS)
         size = (opened.width, opened.height) if isinstance(opened, Clip) else opened.shape[1::-1]
         assert size == (question.media[0].width, question.media[0].height)
-        boxes = [region.box for region in known.regions] + [line.box for line in known.lines if line.box]
+        boxes = [region.box for region in annotations.regions] + [line.box for line in annotations.lines if line.box]
         assert all(0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1 for x0, y0, x1, y1 in boxes)
-        for region in known.regions:
+        for region in annotations.regions:
             if region.mask is not None:
                 assert masks.decode(region.mask, *size[::-1]).box == region.box
 
@@ -89,12 +89,12 @@ def test_digits_know_all_cards_and_a_crop_shows_one(folder):
     for question in read("digits", folder, 9):
         scene = cards.describe(question.media[0].uri)
         picture = open_media(question.media[0], SETTINGS)
-        known = {(region.attributes["color"], region.attributes["digit"]) for region in question.annotations.regions}
+        cards_shown = {(region.attributes["color"], region.attributes["digit"]) for region in question.annotations.regions}
         if question.meta["level"] == "simple":
-            assert known == {(scene.target.colour, str(scene.target.digit))}
+            assert cards_shown == {(scene.target.colour, str(scene.target.digit))}
             assert picture.shape[0] < 90
         else:
-            assert known == {(card.colour, str(card.digit)) for card in scene.cards}
+            assert cards_shown == {(card.colour, str(card.digit)) for card in scene.cards}
         for region in question.annotations.regions:
             height, width = picture.shape[:2]
             x0, y0, x1, y1 = (round(v * side) for v, side in zip(region.box, (width, height) * 2, strict=True))
@@ -122,7 +122,7 @@ def test_pasted_things_do_not_touch_and_look_like_what_was_pasted(folder):
             assert np.abs(picture[mask].mean(0) - thing.pixels[thing.mask].mean(0)).max() < 12
 
 
-def test_words_stand_where_they_are_said_to(folder):
+def test_words_are_at_their_annotated_boxes(folder):
     question = read("text", folder, 3)[1]
     picture = open_media(question.media[0], SETTINGS)
     height, width = picture.shape[:2]
@@ -139,13 +139,13 @@ def test_words_stand_where_they_are_said_to(folder):
 def test_clips_show_a_thing_only_during_its_event(folder):
     for question in read("clips", folder, 3, seed=3):
         clip = open_media(question.media[0], SETTINGS)
-        known = question.annotations
+        annotations = question.annotations
         assert len(clip.times) == packaged.FRAMES
-        for event in known.events:
-            frames = [r.frame for r in known.regions if f"the {r.label} is in view" == event.text]
+        for event in annotations.events:
+            frames = [r.frame for r in annotations.regions if f"the {r.label} is in view" == event.text]
             assert frames == [n for n, t in enumerate(clip.times) if event.start - 1e-3 <= t < event.end - 1e-3]
-        for track in {region.track for region in known.regions}:
-            regions = [region for region in known.regions if region.track == track]
+        for track in {region.track for region in annotations.regions}:
+            regions = [region for region in annotations.regions if region.track == track]
             if len(regions) < packaged.FRAMES:
                 inside, outside = regions[0], regions[0].frame - 1 if regions[0].frame else regions[-1].frame + 1
                 x0, y0, x1, y1 = (round(v * s) for v, s in zip(inside.box, (clip.width, clip.height) * 2, strict=True))

@@ -34,7 +34,7 @@ def test_rules(fields: dict, cause: str | None):
     assert quality.rule_violation(demonstration(**fields), OPERATIONS) == cause
 
 
-def test_a_whole_demonstration_scores_high_and_every_fault_lowers_its_part():
+def test_every_fault_lowers_its_component_of_the_score():
     good = quality.components(demonstration(), SCORE)
     assert good == {
         "completeness": 1.0,
@@ -63,7 +63,7 @@ def test_a_whole_demonstration_scores_high_and_every_fault_lowers_its_part():
     assert part("consistency", turns=[zoom(), Step(think="it is a seven: 7", answer="A")], **asked) == 0
 
 
-def test_what_is_wrong_on_purpose_is_correct_when_it_is_wrong():
+def test_deliberately_wrong_kinds_are_correct_when_the_answer_is_wrong():
     assert quality.correctness(demonstration(kind="trap_logical"), SCORE) == 1.0
     assert quality.correctness(demonstration(kind="trap_logical", answers=["3"]), SCORE) == 0.5
 
@@ -88,39 +88,39 @@ def rated(score: int, why: str = "fine") -> str:
 
 
 def client(server: ChatServer, **settings) -> tuple[judging.QualityJudge, QualityConfig]:
-    chosen = QualityConfig(judge=True, **{"judge_calls_per_min": 60_000, "judge_repeats": 0, **settings})
+    selection = QualityConfig(judge=True, **{"judge_calls_per_min": 60_000, "judge_repeats": 0, **settings})
     reached = JudgeSettings(url=server.url, model="m", api_key_env="", tries=2, concurrency=1)
-    return judging.QualityJudge(reached, chosen), chosen
+    return judging.QualityJudge(reached, selection), selection
 
 
 def test_the_judge_scores_one_to_five_and_reads_the_turns(server: ChatServer):
     server.replies = [rated(9), rated(4), rated(2)]
     judge, settings = client(server)
-    found = list(judging.judge_all([demonstration("a"), demonstration("b", zooms=1)], judge, settings))
-    assert [f.score for f in found] == [4.0, 2.0]  # 9 is no verdict: asked again
+    verdicts = list(judging.judge_all([demonstration("a"), demonstration("b", zooms=1)], judge, settings))
+    assert [f.score for f in verdicts] == [4.0, 2.0]  # 9 is no verdict: asked again
     sent = server.requests[0]
     assert sent["temperature"] == pytest.approx(0.7)
     shown = json.loads(sent["messages"][1]["content"])
     assert [turn.get("operation") for turn in shown["turns"]] == ["zoom_in", "zoom_in", None]
 
 
-def test_a_judge_that_contradicts_itself_is_told_by_its_scatter(server: ChatServer):
+def test_scattered_scores_reveal_an_unreliable_judge(server: ChatServer):
     server.replies = [rated(1), rated(5), rated(3)]
     judge, settings = client(server, judge_repeats=1.0)
-    (found,) = judging.judge_all([demonstration()], judge, settings)
-    assert found.score == 3.0
-    assert found.std == pytest.approx(2.0)
+    (verdicts,) = judging.judge_all([demonstration()], judge, settings)
+    assert verdicts.score == 3.0
+    assert verdicts.std == pytest.approx(2.0)
     assert len(server.requests) == 3
 
 
-def test_without_a_verdict_there_is_a_cause_and_no_score(server: ChatServer):
+def test_a_failed_judgement_has_a_cause_and_no_score(server: ChatServer):
     server.replies = ["I like it"]
     judge, settings = client(server)
-    (found,) = judging.judge_all([demonstration()], judge, settings)
-    assert (found.score, found.failure) == (None, "judge_garbage")
+    (verdicts,) = judging.judge_all([demonstration()], judge, settings)
+    assert (verdicts.score, verdicts.failure) == (None, "judge_garbage")
 
 
 def test_one_in_a_hundred_is_repeated_and_always_the_same():
-    chosen = [judging.is_repeated(f"d{i}", 0.01) for i in range(20_000)]
-    assert 140 < sum(chosen) < 260
-    assert chosen == [judging.is_repeated(f"d{i}", 0.01) for i in range(20_000)]
+    selection = [judging.is_repeated(f"d{i}", 0.01) for i in range(20_000)]
+    assert 140 < sum(selection) < 260
+    assert selection == [judging.is_repeated(f"d{i}", 0.01) for i in range(20_000)]

@@ -37,7 +37,7 @@ def test_a_file_is_read_in_its_order_without_a_seed(file: str) -> None:
     assert ids(file, epochs=1, limit=3) == ["q0", "q1", "q2"]
 
 
-def test_every_epoch_has_every_question_once_in_an_order_of_its_own(file: str) -> None:
+def test_every_epoch_has_every_question_once_in_another_order(file: str) -> None:
     order = ids(file, epochs=3, seed=5)
     epochs = [order[i : i + 7] for i in (0, 7, 14)]
     assert all(sorted(epoch) == sorted(row["id"] for row in ROWS) for epoch in epochs)
@@ -47,9 +47,7 @@ def test_every_epoch_has_every_question_once_in_an_order_of_its_own(file: str) -
 
 
 @given(start=st.integers(0, 40), limit=st.integers(0, 9), epochs=st.integers(1, 4), seed=st.none() | st.integers(0, 3))
-def test_a_file_resumed_by_number_goes_on_as_if_never_stopped(
-    file: str, start: int, limit: int, epochs: int, seed: int | None
-) -> None:
+def test_a_file_resumes_by_number_exactly(file: str, start: int, limit: int, epochs: int, seed: int | None) -> None:
     whole = ids(file, seed=seed, limit=limit, epochs=epochs)
     assert len(whole) == epochs * min(limit or 7, 7)
     assert ids(file, seed=seed, limit=limit, epochs=epochs, start=start) == whole[start:]
@@ -59,7 +57,7 @@ def test_a_file_resumed_by_number_goes_on_as_if_never_stopped(
 
 @settings(deadline=None)  # the first one loads the digits
 @given(start=st.integers(0, 20), limit=st.integers(1, 6))
-def test_cards_resumed_by_number_go_on_as_if_never_stopped(start: int, limit: int) -> None:
+def test_cards_resume_by_number_exactly(start: int, limit: int) -> None:
     whole = ids("cards:?split=validation", 25, seed=3, limit=limit)
     assert len(set(whole)) == limit
     assert ids("cards:?split=validation", 25 - start, seed=3, limit=limit, start=start) == whole[start:]
@@ -174,7 +172,7 @@ def test_a_source_is_read_no_further_than_the_window_that_is_asked_for(tmp_path:
         next(rows)
 
 
-def test_annotated_and_packaged_sources_come_by_the_same_door(tmp_path: Path) -> None:
+def test_annotated_and_packaged_sources_are_read_by_the_same_function(tmp_path: Path) -> None:
     (question,) = itertools.islice(read_questions(f"packaged:coins?count=1&folder={tmp_path}"), 1)
     assert question.annotations is not None
     assert question.annotations.regions
@@ -184,7 +182,7 @@ def test_annotated_and_packaged_sources_come_by_the_same_door(tmp_path: Path) ->
         read_demonstrations("packaged:coins?count=1", 1, seed=0, direct_share=0.5)
 
 
-def test_a_question_of_more_weight_comes_more_often_and_a_resumed_run_goes_on_the_same(tmp_path: Path) -> None:
+def test_a_question_of_higher_weight_comes_more_often_and_resumes_exactly(tmp_path: Path) -> None:
     rows = [{**ROWS[0], "id": f"w{i}", "meta": {"weight": 3.0 if i == 2 else 0.5}} for i in range(20)]
     source = write(tmp_path / "weighted.jsonl", rows)
     drawn = [question.id for question in itertools.islice(read_questions(source, seed=4), 400)]

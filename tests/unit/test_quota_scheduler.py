@@ -77,7 +77,7 @@ def union(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("stop_after", range(1, 12, 2))
-def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, stop_after: int) -> None:
+def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path: Path, stop_after: int) -> None:
     s = settings(tmp_path)
     whole = synthesize(tmp_path / "whole", s)
     with pytest.raises(Killed):
@@ -87,9 +87,9 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path, stop_after: int) 
     planned = max((path.stem for path in (tmp_path / "killed" / "rounds").glob("*.json")), default="")
     if records := sorted((tmp_path / "killed" / "shards").glob(f"{planned}-*.json")):
         records[-1].unlink()
-    again = synthesize(tmp_path / "killed", s)
+    resumed = synthesize(tmp_path / "killed", s)
     assert union(tmp_path / "killed") == union(tmp_path / "whole")
-    assert again.summary() == whole.summary()
+    assert resumed.summary() == whole.summary()
     ids = [json.loads(line)["id"] for line in union(tmp_path / "killed")]
     assert len(set(ids)) == len(ids) == whole.completed
 
@@ -107,7 +107,7 @@ def test_targets_are_met_by_kind_and_never_passed(tmp_path: Path) -> None:
     assert summary["dropped"]["unsuitable"] > 0
 
 
-def test_what_the_rows_cannot_fill_is_a_shortfall(tmp_path: Path) -> None:
+def test_targets_beyond_the_rows_are_a_shortfall(tmp_path: Path) -> None:
     scheduler = synthesize(tmp_path / "run", settings(tmp_path, rows=4))
     assert scheduler.completed < scheduler.target
     assert sum(scheduler.shortfall().values()) == scheduler.target - scheduler.completed
@@ -115,7 +115,7 @@ def test_what_the_rows_cannot_fill_is_a_shortfall(tmp_path: Path) -> None:
     assert synthesize(tmp_path / "run", settings(tmp_path, rows=4)).completed == scheduler.completed
 
 
-def test_a_pass_that_gives_nothing_ends_the_cell(tmp_path: Path) -> None:
+def test_a_pass_without_samples_ends_the_quota(tmp_path: Path) -> None:
     s = settings(tmp_path, rows=5, passes=100)
     scheduler, rows, tried = QuotaScheduler(tmp_path / "run", s, 0), SourceRows(s), 0
     while scheduler.plan(rows):
@@ -135,7 +135,7 @@ def test_a_pass_that_ends_well_is_followed_by_another(tmp_path: Path) -> None:
     assert (quota.draw, quota.attempts) == (1, 60)
 
 
-def test_a_shard_that_gives_nothing_the_second_time_leaves_nothing(tmp_path: Path) -> None:
+def test_a_shard_without_samples_after_a_restart_leaves_no_file(tmp_path: Path) -> None:
     """Killed between samples and record: a model that is asked again may refuse, and the samples are then nobody's."""
     s, rows = settings(tmp_path), SourceRows(settings(tmp_path))
     scheduler = QuotaScheduler(tmp_path / "run", s, 0)
@@ -143,12 +143,12 @@ def test_a_shard_that_gives_nothing_the_second_time_leaves_nothing(tmp_path: Pat
     scheduler.commit([outcome(a, "") for a in scheduler.left()[: s.shard]])
     assert union(tmp_path / "run")
     (tmp_path / "run" / "shards" / "000-00000.json").unlink()
-    again = QuotaScheduler(tmp_path / "run", s, 0)
-    again.commit([(None, "chat_timeout")] * s.shard)
-    assert again.completed == len(union(tmp_path / "run")) == 0
+    resumed = QuotaScheduler(tmp_path / "run", s, 0)
+    resumed.commit([(None, "chat_timeout")] * s.shard)
+    assert resumed.completed == len(union(tmp_path / "run")) == 0
 
 
-def test_another_seed_or_setting_does_not_go_on_with_a_run(tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_another_seed_or_setting(tmp_path: Path) -> None:
     synthesize(tmp_path / "run", settings(tmp_path))
     with pytest.raises(BadConfig, match="other settings"):
         QuotaScheduler(tmp_path / "run", settings(tmp_path), 1)
@@ -178,6 +178,6 @@ def test_a_plan_needs_a_task(tmp_path: Path, change: dict, named: str) -> None:
         {"datasources": {"a": {"path": "x"}}, "tasks": {"t": {"source_datasets": {"a": 0}}}},
     ],
 )
-def test_contradictions_in_the_settings_are_told(values: dict) -> None:
+def test_contradictory_settings_are_errors(values: dict) -> None:
     with pytest.raises(ValueError, match=r"nowhere|all 0|above 0"):
         SynthesisConfig.model_validate(values)

@@ -101,7 +101,7 @@ def test_sets_come_out_and_a_second_run_changes_nothing(source: Path):
     assert before == {name: (source.parent / "run" / name).read_bytes() for name in names}
 
 
-def test_the_judge_is_asked_once_and_its_contradictions_are_told(source: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_judge_is_asked_once_and_its_contradictions_are_reported(source: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for name in ("a.jsonl", "b.jsonl"):
         (source / name).unlink()

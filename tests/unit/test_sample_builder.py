@@ -19,35 +19,35 @@ ROWS = list(islice(read_questions(SETTINGS.datasources["digits"].path, epochs=1)
 
 
 def samples(maker: SampleBuilder, task: str) -> list[Demonstration]:
-    out = []
+    result = []
     for row, question in enumerate(ROWS):
         for kind in get_args(SampleKind):
             try:
-                out.append(maker.build(Attempt(task, kind, "digits", row), question))
+                result.append(maker.build(Attempt(task, kind, "digits", row), question))
             except DataFailure as failure:
                 assert failure.code in ("unsuitable", "no_place", "no_conclusion", "no_distractor", "no_room")  # noqa: PT017
-    return out
+    return result
 
 
 @pytest.mark.parametrize("task", ["detail_perception", "counting"])
-def test_kinds_keep_their_word(task: str) -> None:
-    made = samples(SampleBuilder(SETTINGS, 1), task)
-    assert {one.kind for one in made} >= {"golden", "outcome_negative", "trap_logical", "self_correction"}
-    golden = {one.id: one for one in made if one.kind == "golden"}
-    for one in made:
-        right = one.kind in ("golden", "self_correction")
-        assert is_right(one, one.final) if right else is_wrong(one, one.final)
-        assert one.weight == {"trap_perceptual": 1.5, "trap_logical": 1.5, "self_correction": 1.2}.get(one.kind, 1.0)
-        assert one.provenance is not None
-        assert one.provenance.source.startswith("packaged:digits")
-        assert bool(one.provenance.injected) == (one.kind != "golden")
-        if one.kind != "golden":
-            assert one.question == golden[str(one.provenance.parent)].question
-        assert all(turn.observation is not None for turn in one.turns if turn.op)
-    assert len({one.id for one in made}) == len({content_key(one) for one in made}) == len(made)
-    again = samples(SampleBuilder(SETTINGS, 1), task)
-    assert [one.model_dump_json() for one in again] == [one.model_dump_json() for one in made]
-    assert [one.id for one in samples(SampleBuilder(SETTINGS, 2), task)] != [one.id for one in made]
+def test_every_kind_has_its_answer_and_weight(task: str) -> None:
+    built = samples(SampleBuilder(SETTINGS, 1), task)
+    assert {sample.kind for sample in built} >= {"golden", "outcome_negative", "trap_logical", "self_correction"}
+    golden = {sample.id: sample for sample in built if sample.kind == "golden"}
+    for sample in built:
+        right = sample.kind in ("golden", "self_correction")
+        assert is_right(sample, sample.final) if right else is_wrong(sample, sample.final)
+        assert sample.weight == {"trap_perceptual": 1.5, "trap_logical": 1.5, "self_correction": 1.2}.get(sample.kind, 1.0)
+        assert sample.provenance is not None
+        assert sample.provenance.source.startswith("packaged:digits")
+        assert bool(sample.provenance.injected) == (sample.kind != "golden")
+        if sample.kind != "golden":
+            assert sample.question == golden[str(sample.provenance.parent)].question
+        assert all(turn.observation is not None for turn in sample.turns if turn.op)
+    assert len({sample.id for sample in built}) == len({content_key(sample) for sample in built}) == len(built)
+    repeated = samples(SampleBuilder(SETTINGS, 1), task)
+    assert [sample.model_dump_json() for sample in repeated] == [sample.model_dump_json() for sample in built]
+    assert [sample.id for sample in samples(SampleBuilder(SETTINGS, 2), task)] != [sample.id for sample in built]
 
 
 def test_media_that_cannot_be_read_have_a_cause() -> None:

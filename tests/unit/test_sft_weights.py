@@ -63,7 +63,7 @@ def test_the_loss_is_the_weighted_mean_over_the_whole_batch(smoothing: float) ->
         assert metrics["policy/loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_weights_of_one_change_not_a_bit() -> None:
+def test_weights_of_one_change_nothing() -> None:
     losses = []
     for weights in (None, np.float32(1)):
         samples = batch(4)

@@ -39,26 +39,26 @@ def folder(tmp_path_factory):
 
 
 def make(name: str, task: str, folder: Path, count: int, style: str = "full", seed: int = 0) -> list[Demonstration]:
-    made, causes = [], []
+    samples, causes = [], []
     for number, question in enumerate(packaged.read(f"packaged:{name}?count={count}", folder)):
         try:
-            made.append(TASKS[task].make(question, np.random.default_rng([seed, number]), EXECUTOR, style))
+            samples.append(TASKS[task].make(question, np.random.default_rng([seed, number]), EXECUTOR, style))
         except DataFailure as failure:
             causes.append(failure.code)
     assert set(causes) <= {"unsuitable", "outline_differs", "measure_differs", "text_differs", "track_differs"}
-    return made
+    return samples
 
 
 @pytest.fixture(scope="module")
-def made(folder) -> dict[str, list[Demonstration]]:
+def samples(folder) -> dict[str, list[Demonstration]]:
     return {task: make(name, task, folder, COUNTS.get(task, 4)) for name, tasks in SOURCES.items() for task in tasks}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
-def test_demonstrations_are_whole(task, made):
-    assert made[task]
-    for sample in made[task]:
+def test_demonstrations_are_complete_and_right(task, samples):
+    assert samples[task]
+    for sample in samples[task]:
         assert sample.task == task
         assert sample.kind == "golden"
         assert sample.final is not None
@@ -76,33 +76,33 @@ def test_demonstrations_are_whole(task, made):
 
 
 @pytest.mark.slow
-def test_playing_shows_the_same_again(made):
+def test_playing_a_demonstration_gives_the_same_observations(samples):
     player = Player(
         Config(dialogue=DialogueConfig(max_context=50_000, system="none"), learner=LearnerConfig(row_tokens=50_000)), NANO
     )
     for task in ("detail_perception", "geometric_comparison", "targeted_ocr", "frame_selection", "spatio_temporal_tracking"):
-        sample = made[task][0]
+        sample = samples[task][0]
         trajectory, _ = player.play(sample)
         shown = trajectory.observations
         assert [o.id for o in shown] == [step.observation.id for step in sample.steps]
-        for again, step in zip(shown, sample.steps, strict=True):
-            assert again.text == step.observation.text
-            assert again.data == step.observation.data
+        for repeated, step in zip(shown, sample.steps, strict=True):
+            assert repeated.text == step.observation.text
+            assert repeated.data == step.observation.data
 
 
-def test_the_same_seed_gives_the_same(folder, made):
-    again = make("shapes", "relations", folder, 3)
-    assert [sample.model_dump(exclude={"turns"}) for sample in again] == [
-        s.model_dump(exclude={"turns"}) for s in made["relations"][:3]
+def test_the_same_seed_gives_the_same(folder, samples):
+    repeated = make("shapes", "relations", folder, 3)
+    assert [sample.model_dump(exclude={"turns"}) for sample in repeated] == [
+        s.model_dump(exclude={"turns"}) for s in samples["relations"][:3]
     ]
-    assert [[(t.think, t.arguments) for t in s.turns] for s in again] == [
-        [(t.think, t.arguments) for t in s.turns] for s in made["relations"][:3]
+    assert [[(t.think, t.arguments) for t in s.turns] for s in repeated] == [
+        [(t.think, t.arguments) for t in s.turns] for s in samples["relations"][:3]
     ]
-    assert {s.id for s in again}.isdisjoint(s.id for s in make("shapes", "relations", folder, 3, seed=1))
+    assert {s.id for s in repeated}.isdisjoint(s.id for s in make("shapes", "relations", folder, 3, seed=1))
 
 
-def test_counts_are_those_of_the_annotations(made):
-    for sample in made["counting"]:
+def test_counts_are_those_of_the_annotations(samples):
+    for sample in samples["counting"]:
         regions, words = sample.annotations.regions, sample.question.casefold()
         for label, number in Counter(region.label for region in regions).items():
             colours = [r.attributes["color"] for r in regions if r.label == label and f"{r.attributes['color']} {label}" in words]
@@ -113,9 +113,9 @@ def test_counts_are_those_of_the_annotations(made):
                     assert sample.answers == [str(truth)]
 
 
-def test_answers_of_comparisons_follow_from_the_masks(made):
+def test_answers_of_comparisons_follow_from_the_masks(samples):
     checked = 0
-    for sample in made["geometric_comparison"]:
+    for sample in samples["geometric_comparison"]:
         form = sample.provenance.method.partition("/")[2]
         names = naming.describe(sample.annotations.regions)
         by_name = {names[r.id]: r for r in sample.annotations.regions if r.id in names}
@@ -136,8 +136,8 @@ def test_answers_of_comparisons_follow_from_the_masks(made):
     assert checked
 
 
-def test_what_is_read_is_what_is_written(made):
-    for sample in made["targeted_ocr"]:
+def test_what_is_read_is_what_is_written(samples):
+    for sample in samples["targeted_ocr"]:
         texts = [line.text for line in sample.annotations.lines]
         read = [" ".join(line["text"] for line in s.observation.data["lines"]) for s in sample.steps if s.op == "read_text"]
         if sample.answers[0] not in ("yes", "no"):
@@ -145,15 +145,15 @@ def test_what_is_read_is_what_is_written(made):
             assert sample.answers[0].casefold().replace(" ", "") in read[-1].casefold().replace(" ", "")
 
 
-def test_tracks_run_along_the_annotated_boxes(made):
-    for sample in made["spatio_temporal_tracking"]:
+def test_tracks_run_along_the_annotated_boxes(samples):
+    for sample in samples["spatio_temporal_tracking"]:
         for step in sample.steps:
             for track in step.observation.data.get("tracks", []):
-                known = {r.frame: r.box for r in sample.annotations.regions}
+                boxes = {r.frame: r.box for r in sample.annotations.regions}
                 alike = [
                     max(geometry.track_overlap([box], [r.box])[0] for r in sample.annotations.regions if r.frame == frame)
                     for frame, box in zip(track["frames"], track["boxes"], strict=True)
-                    if frame in known
+                    if frame in boxes
                 ]
                 assert np.mean(alike) >= 0.5
 
@@ -161,11 +161,11 @@ def test_tracks_run_along_the_annotated_boxes(made):
 @pytest.mark.parametrize("level", packaged.LEVELS)
 def test_terse_digits_fit_the_embedded_model(level, folder):
     player = Player(Config(dialogue=DialogueConfig(max_context=512)), NANO)
-    made = [
+    samples = [
         TASKS["detail_perception"].make(question, np.random.default_rng(number), EXECUTOR, "terse")
         for number, question in enumerate(packaged.read(f"packaged:digits?count=8&level={level}", folder))
     ]
-    for sample in made:
+    for sample in samples:
         assert sample.level == level
         trajectory, views = player.play(sample)
         assert len(trajectory.token_ids()) < 260
@@ -176,8 +176,8 @@ def test_terse_digits_fit_the_embedded_model(level, folder):
         for step in sample.steps:
             assert all(math.isclose(v * 50, round(v * 50), abs_tol=1e-6) for v in step.arguments["box"])
         by_colour = {r.attributes["color"]: r.attributes["digit"] for r in sample.annotations.regions}
-        asked = [digit for colour, digit in by_colour.items() if colour in sample.question]
-        assert sample.answers == [max(asked)]
+        question_of_line = [digit for colour, digit in by_colour.items() if colour in sample.question]
+        assert sample.answers == [max(question_of_line)]
 
 
 # What contradicts the picture, or says nothing
@@ -192,14 +192,14 @@ def with_notes(question: Question, **notes) -> Question:
 
 
 def causes(task: str, question: Question, tries: int = 12) -> Counter:
-    found: Counter = Counter()
+    counts: Counter = Counter()
     for seed in range(tries):
         try:
             TASKS[task].make(question, np.random.default_rng(seed), EXECUTOR)
-            found["ok"] += 1
+            counts["ok"] += 1
         except DataFailure as failure:
-            found[failure.code] += 1
-    return found
+            counts[failure.code] += 1
+    return counts
 
 
 def test_wrong_boxes_are_contradicted(folder):
@@ -273,7 +273,7 @@ def test_annotations_of_other_sources_are_enough(folder):
     assert causes("frame_selection", with_notes(clip, events=events), 8)["ok"] >= 7
     picture = list(packaged.read("packaged:text?count=2", folder))[1]
     line = next(line for line in picture.annotations.lines if line.level == "line")
-    asked = picture.model_copy(
+    question_of_line = picture.model_copy(
         update={
             "question": "What does the sign say?",
             "answers": [line.text],
@@ -281,11 +281,11 @@ def test_annotations_of_other_sources_are_enough(folder):
             "annotations": Annotations(lines=[line, Line(text="never asked")]),
         }
     )
-    texts = {TASKS["targeted_ocr"].make(asked, np.random.default_rng(seed), EXECUTOR).question for seed in range(8)}
+    texts = {TASKS["targeted_ocr"].make(question_of_line, np.random.default_rng(seed), EXECUTOR).question for seed in range(8)}
     assert "What does the sign say?" in texts
 
 
-def test_labels_that_are_not_exhaustive_are_told_by_their_place(folder):
+def test_things_of_partly_annotated_labels_are_described_by_position(folder):
     question = shapes(folder)
     regions = [r.model_copy(update={"label": "a thing", "attributes": {}}) for r in question.annotations.regions]
     partial = with_notes(question, regions=regions).model_copy(update={"meta": {"not_exhaustive": ["a thing"]}})
@@ -295,9 +295,9 @@ def test_labels_that_are_not_exhaustive_are_told_by_their_place(folder):
         assert "the thing in the " in sample.question
 
 
-def test_a_colour_that_nobody_annotated_is_that_of_the_pixels(folder):
+def test_without_an_annotated_colour_that_of_the_pixels_counts(folder):
     question = shapes(folder)
-    known = {r.id: r.attributes["color"] for r in question.annotations.regions}
+    colours_by_id = {r.id: r.attributes["color"] for r in question.annotations.regions}
     regions = [r.model_copy(update={"label": f"shape {r.id}", "attributes": {}}) for r in question.annotations.regions]
     from pixelis.datasets.synthesis.tasks.details import detail_colour
 
@@ -310,10 +310,14 @@ def test_a_colour_that_nobody_annotated_is_that_of_the_pixels(folder):
             "detail_perception",
             "detail_colour",
         )
-        made = detail_colour(sample)
-        answer = made.answers[0] if made.scorer == "exact" else made.meta["options"]["ABCD".index(made.answers[0])]
-        told = [colour for name, colour in known.items() if f"shape {name}" in made.question]
-        assert answer == {"gray": "grey", "teal": "cyan", "brown": "red"}.get(told[0], told[0])  # names of get_properties
+        demonstration = detail_colour(sample)
+        answer = (
+            demonstration.answers[0]
+            if demonstration.scorer == "exact"
+            else demonstration.meta["options"]["ABCD".index(demonstration.answers[0])]
+        )
+        named = [colour for name, colour in colours_by_id.items() if f"shape {name}" in demonstration.question]
+        assert answer == {"gray": "grey", "teal": "cyan", "brown": "red"}.get(named[0], named[0])  # names of get_properties
 
 
 def test_crowds_are_not_counted(folder):
@@ -340,7 +344,7 @@ def test_names_pick_out_one_thing():
     assert named("cup", "red cup", "cup", r0="red", r2="blue") == {"the blue cup"}
 
 
-def test_things_of_a_crowd_are_told_by_their_place(folder):
+def test_things_beside_a_crowd_are_described_by_position(folder):
     question = shapes(folder)
     regions = [r.model_copy(update={"label": "man", "attributes": {}}) for r in question.annotations.regions[:2]]
     crowded = [regions[0], regions[1].model_copy(update={"attributes": {"iscrowd": 1}})]
@@ -365,7 +369,7 @@ def test_cups_of_captions_are_counted_together(folder):
     assert counted == {"cup": 2, "blue cup": 1, "saucer": 1}
 
 
-def test_writing_that_cannot_be_asked_for_still_stands_there(folder):
+def test_unsuitable_text_still_counts_as_text_of_the_picture(folder):
     """A long line at the top is the topmost text, and what shares a ninth of the picture is not alone in it."""
     question = next(iter(packaged.read("packaged:text?count=1", folder)))
     lines = [
@@ -391,7 +395,7 @@ def test_cards_of_one_colour_are_not_asked_about(folder):
     assert details._digits(sample_of(with_notes(question, regions=regions), "")) == []
 
 
-def test_a_track_that_goes_on_is_asked_about_up_to_a_frame(folder, monkeypatch):
+def test_the_question_about_a_shortened_track_names_its_frames(folder, monkeypatch):
     question = next(
         q for q in packaged.read("packaged:clips?count=9", folder) if len({r.track for r in q.annotations.regions}) == 1
     )
