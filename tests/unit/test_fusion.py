@@ -134,9 +134,9 @@ def test_no_cell_gets_more_than_its_share(counts: dict, size: int):
 def test_recipes_that_contradict_themselves():
     with pytest.raises(ValidationError, match=r"add up to 0\.5"):
         RecipeConfig(tasks={"geometric": 0.5})
-    with pytest.raises(ValidationError, match="no group of tasks `geometry`"):
+    with pytest.raises(ValidationError, match="unknown group of tasks `geometry`"):
         RecipeConfig(tasks={"geometry": 1.0})
-    with pytest.raises(ValidationError, match="no priority `high_rewards`"):
+    with pytest.raises(ValidationError, match="unknown priority `high_rewards`"):
         OnlineConfig(shares={"uncertain": 0.5, "high_rewards": 0.5})
     with pytest.raises(ValidationError, match=r"online experiences add up to 0\.4"):
         OnlineConfig(shares={"uncertain": 0.4})
