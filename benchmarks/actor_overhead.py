@@ -26,6 +26,7 @@ import ray
 from benchmarks.harness import LocalTools, Ratio, Report, parse_args
 from pixelis.actors.cluster import freeze_gc, lower_priority
 from pixelis.actors.generator import Generator
+from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import Config, load
 from pixelis.datasets.demonstrations import Player
@@ -125,7 +126,7 @@ def main() -> None:
         source = read_questions(config.data.train, seed=3)
 
         def by_actor(questions: list[Question], sampling: SamplingParams) -> list[Trajectory]:
-            refs = [actor.rollout.remote(q, q.id, GROUP, sampling) for q in questions]
+            refs = [actor.rollout.remote(RolloutRequest(q, q.id, GROUP, sampling)) for q in questions]
             groups: list[Group] = ray.get([group for group, _ in refs])
             return [t for g in groups for t in g.trajectories]
 

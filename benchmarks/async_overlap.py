@@ -24,10 +24,11 @@ import ray
 
 from benchmarks.harness import Report, parse_args
 from pixelis.actors.coordinator import Coordinator
+from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import parse
 from pixelis.policy.adapters import Adapter
-from pixelis.records import Group, Question, Trajectory
+from pixelis.records import Group, Trajectory
 
 GENERATORS, QUESTIONS, GROUP = 2, 16, 2
 SLOTS = 4
@@ -58,7 +59,8 @@ class TimedGenerator:
         return self.version
 
     @ray.method(num_returns=2)
-    async def rollout(self, question: Question, group_id: str, n: int, *_: Any) -> tuple[Group, dict]:
+    async def rollout(self, request: RolloutRequest) -> tuple[Group, dict]:
+        question, group_id = request.question, request.group_id
         await self.may_open.wait()
         self.open += 1
         self.idle.clear()
@@ -70,7 +72,9 @@ class TimedGenerator:
             self.open -= 1
             if not self.open:
                 self.idle.set()
-        trajectories = [Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)]
+        trajectories = [
+            Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(request.samples)
+        ]
         return Group(id=group_id, question=question, trajectories=trajectories, policy_version=version), {}
 
 

@@ -37,6 +37,7 @@ from PIL import Image
 
 from benchmarks.harness import Ratio, Report, local_ray, parse_args, percentile, time_call
 from pixelis.actors import placement
+from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.serving import ServingActors
 from pixelis.config import Config, load
 from pixelis.datasets import cards
@@ -102,7 +103,8 @@ def overhead(service: Service, report: Report, repeats: int, variant: str) -> No
 
         def by_actor(number: int) -> float:
             question, name = service.questions[number % len(service.questions)][0], new_id("group")
-            return time_call(lambda: ray.get(generator.rollout.remote(question, name, 1, greedy, False, 1)[0]))
+            request = RolloutRequest(question, name, 1, greedy, operations=False, max_turns=1)
+            return time_call(lambda: ray.get(generator.rollout.remote(request)[0]))
 
         pairs = []
         for number in range(repeats + 5):

@@ -104,11 +104,13 @@ def kill(generator: Any) -> int:
 
 def greedy_tokens(generator: Any, version: int) -> list[list[int]]:
     """Return the greedy tokens of three questions with the weights of ``version``."""
+    from pixelis.actors.generator_router import RolloutRequest
     from pixelis.datasets.questions import read_questions
 
     ray.get(generator.load.remote(version), timeout=60)
     source = read_questions("cards:?split=validation&seed=1")
-    refs = [generator.rollout.remote(next(source), f"probe-{i}", 1, SamplingParams(temperature=0.0))[0] for i in range(3)]
+    requests = [RolloutRequest(next(source), f"probe-{i}", 1, SamplingParams(temperature=0.0)) for i in range(3)]
+    refs = [generator.rollout.remote(request)[0] for request in requests]
     groups = ray.get(refs, timeout=60)
     assert {g.policy_version for g in groups} == {version}
     return [t.token_ids() for g in groups for t in g.trajectories]

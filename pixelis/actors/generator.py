@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import ray
 
 from pixelis.actors.cluster import freeze_gc, lower_priority
+from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.config import Config
 from pixelis.dialogue.agent import Limits, run_episode
@@ -19,7 +20,7 @@ from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import SamplingParams, Session
 from pixelis.engines import start_engine
 from pixelis.operations import select
-from pixelis.records import Group, Question, Turn
+from pixelis.records import Group, Turn
 
 TurnEvent = tuple[int, Turn, list[np.ndarray]]
 """Index of a sample, a turn without its tokens, and the uint8 views that the turn adds."""
@@ -87,33 +88,12 @@ class Generator:
         }
 
     @ray.method(num_returns=2)
-    async def rollout(
-        self,
-        question: Question,
-        group_id: str,
-        n: int,
-        sampling: SamplingParams,
-        operations: bool = True,
-        max_turns: int | None = None,
-        pictures: Sequence[ray.ObjectRef] = (),
-    ) -> tuple[Group, Views]:
-        """The group of `n` episodes of a question, and its views as a second object. The caller owns both.
-
-        pictures: the reference to the question's images by id, uint8 [H, W, 3], if they are decoded already.
-        """
-        return await self._episodes(question, group_id, n, sampling, operations, max_turns, pictures)
+    async def rollout(self, request: RolloutRequest) -> tuple[Group, Views]:
+        """The group of a request, and its views as a second object. The caller owns both."""
+        return await self._episodes(request)
 
     @ray.method(num_returns="streaming")
-    async def stream(
-        self,
-        question: Question,
-        group_id: str,
-        n: int,
-        sampling: SamplingParams,
-        operations: bool = True,
-        max_turns: int | None = None,
-        pictures: Sequence[ray.ObjectRef] = (),
-    ) -> AsyncIterator[list[TurnEvent] | Group | Views]:
+    async def stream(self, request: RolloutRequest) -> AsyncIterator[list[TurnEvent] | Group | Views]:
         """`rollout` as a stream: lists of new turns as they are generated, then the group, then the views.
 
         Cancelling the call or closing the stream ends the episodes and frees their rows in the engine.
@@ -125,7 +105,7 @@ class Generator:
             events.append((sample, turn.model_copy(update={"tokens": [], "log_probs": []}), views))
             changed.set()
 
-        episodes = asyncio.ensure_future(self._episodes(question, group_id, n, sampling, operations, max_turns, pictures, watch))
+        episodes = asyncio.ensure_future(self._episodes(request, watch))
         episodes.add_done_callback(lambda _: changed.set())
         try:
             while events or not episodes.done():
@@ -141,27 +121,20 @@ class Generator:
             episodes.cancel()
 
     async def _episodes(
-        self,
-        question: Question,
-        group_id: str,
-        n: int,
-        sampling: SamplingParams,
-        operations: bool,
-        max_turns: int | None,
-        pictures: Sequence[ray.ObjectRef],
-        watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None,
+        self, request: RolloutRequest, watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None
     ) -> tuple[Group, Views]:
         await self._ensure_started()
         await self._exit_if_engine_died()
-        d = self.config.dialogue
+        d, question, sampling = self.config.dialogue, request.question, request.sampling
         turn_tokens = min(sampling.max_tokens, d.max_turn_tokens)
-        limits = Limits(max_turns or d.max_turns, turn_tokens, d.max_context, d.max_images)
+        limits = Limits(request.max_turns or d.max_turns, turn_tokens, d.max_context, d.max_images)
         sessions: list[Session] = []
         try:
-            for _ in range(n):
-                sessions.append(await self.engine.open(group_id))
+            for _ in range(request.samples):
+                sessions.append(await self.engine.open(request.group_id))
             version = self.engine.version
-            opened, (images, views) = await self.tools.open(question.media, *pictures)
+            opened, (images, views) = await self.tools.open(question.media, *request.pictures)
+            tools = self.tools.bound(opened) if request.operations else None
             episodes = await asyncio.gather(
                 *(
                     run_episode(
@@ -170,10 +143,10 @@ class Generator:
                         question,
                         images,
                         views,
-                        self.tools.bound(opened) if operations else None,
+                        tools,
                         limits,
                         SamplingParams(sampling.temperature, sampling.top_p, turn_tokens, sampling.seed + i),
-                        group_id=group_id,
+                        group_id=request.group_id,
                         policy_version=version,
                         on_turn=partial(watch, i) if watch is not None else None,
                     )
@@ -184,5 +157,6 @@ class Generator:
             for session in sessions:
                 session.close()
         await self._exit_if_engine_died()  # episodes that the death of the engine cut off must not be used
-        group = Group(id=group_id, question=question, trajectories=[e.trajectory for e in episodes], policy_version=version)
+        trajectories = [e.trajectory for e in episodes]
+        group = Group(id=request.group_id, question=question, trajectories=trajectories, policy_version=version)
         return group, {e.trajectory.id: e.views for e in episodes}

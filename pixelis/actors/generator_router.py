@@ -33,7 +33,11 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """`samples` episodes of a question. pictures: the reference to its decoded images, if they are decoded already."""
+    """`samples` episodes of a question.
+
+    operations: whether the policy may use them; max_turns: default `dialogue.max_turns`; pictures: the reference to the
+    question's images by id, uint8 [H, W, 3], if they are decoded already.
+    """
 
     question: Question
     group_id: str
@@ -42,10 +46,6 @@ class RolloutRequest:
     operations: bool = True
     max_turns: int | None = None
     pictures: Sequence[ray.ObjectRef] = ()
-
-    def arguments(self) -> tuple[Any, ...]:
-        """Arguments of `Generator.rollout` and `Generator.stream`."""
-        return self.question, self.group_id, self.samples, self.sampling, self.operations, self.max_turns, self.pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class GeneratorRouter:
         call: Any = None
         try:
             if stream:
-                call = actor.stream.remote(*request.arguments())
+                call = actor.stream.remote(request)
                 group: Group | None = None
                 async for ref in call:
                     if group is not None:
@@ -249,7 +249,7 @@ class GeneratorRouter:
                         for event in item:
                             yield TurnUpdate(attempt, *event)
             else:
-                call, views = actor.rollout.remote(*request.arguments())
+                call, views = actor.rollout.remote(request)
                 group = await asyncio.wait_for(_value(call), deadline - time.monotonic())
             call = None
             assert group is not None

@@ -22,6 +22,7 @@ from placed_actors import PlacedJob, RouterActor, check_group, greedy_tokens, he
 
 from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import RolloutBatch
+from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.scorer import Scorer
 from pixelis.config import parse
 from pixelis.datasets.questions import read_questions
@@ -212,7 +213,8 @@ def unscored_groups(placed: PlacedJob, count: int, size: int) -> list[Group]:
     members = placed.actors.generators
     ray.get([m.load.remote(1) for m in members], timeout=60)
     sampling = SamplingParams(max_tokens=4)
-    refs = [members[i % 2].rollout.remote(next(source), f"f6-{i}", size, sampling)[0] for i in range(count)]
+    requests = [RolloutRequest(next(source), f"f6-{i}", size, sampling) for i in range(count)]
+    refs = [members[i % 2].rollout.remote(request)[0] for i, request in enumerate(requests)]
     return list(ray.get(refs, timeout=120))
 
 

@@ -18,6 +18,7 @@ import ray
 from PIL import Image
 from ray.actor import ActorHandle
 
+from pixelis.actors.generator_router import RolloutRequest
 from pixelis.config import Config
 from pixelis.errors import BadImage, InfraFailure
 from pixelis.records import Action, Group, ImageView, Observation, StopReason, Trajectory, Turn
@@ -59,15 +60,16 @@ class ScriptedGenerator:
         return dict(self.counts)
 
     @ray.method(num_returns=2)
-    async def rollout(self, question, group_id, n, sampling, operations=True, max_turns=None, pictures=()):  # type: ignore[no-untyped-def]
+    async def rollout(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
         self.counts["rollouts"] += 1
-        return await self._play(question, group_id, n, operations)
+        return await self._play(request)
 
     @ray.method(num_returns="streaming")
-    async def stream(self, question, group_id, n, sampling, operations=True, max_turns=None, pictures=()):  # type: ignore[no-untyped-def]
+    async def stream(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
         self.counts["rollouts"] += 1
+        question = request.question
         pause = re.search(r"pause ([\d.]+)", question.question)
-        rollout = asyncio.ensure_future(self._play(question, group_id, n, operations))
+        rollout = asyncio.ensure_future(self._play(request))
         try:
             group, views = await rollout
             for place in range(1, max(len(t.turns) for t in group.trajectories)):
@@ -93,7 +95,8 @@ class ScriptedGenerator:
         finally:
             rollout.cancel()
 
-    async def _play(self, question, group_id: str, n: int, operations: bool):  # type: ignore[no-untyped-def]
+    async def _play(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
+        question, group_id = request.question, request.group_id
         script = question.question
         if wait := re.search(r"wait ([\d.]+)", script):
             try:
@@ -111,7 +114,9 @@ class ScriptedGenerator:
             raise InfraFailure("not here")
         say = re.search(r"say (\S+)", script)
         answers = say[1].split(",") if say else ["7"]
-        episodes = [self._episode(question, group_id, answers[i % len(answers)], operations) for i in range(n)]
+        episodes = [
+            self._episode(question, group_id, answers[i % len(answers)], request.operations) for i in range(request.samples)
+        ]
         group = Group(id=group_id, question=question, trajectories=[t for t, _ in episodes], policy_version=self.version)
         return group, {t.id: views for t, views in episodes}
 

@@ -14,6 +14,7 @@ from ray.actor import ActorHandle
 from scripted import picture_url
 
 from pixelis.actors.generator import Generator
+from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
@@ -47,7 +48,7 @@ def question() -> Question:
 def test_a_streamed_group_equals_its_events(generator: ActorHandle) -> None:
     async def listen() -> tuple[list[Any], Group, dict[str, Any]]:
         items = []
-        async for ref in generator.stream.remote(question(), "g", 3, SamplingParams(1.0, seed=5), True, 3):
+        async for ref in generator.stream.remote(RolloutRequest(question(), "g", 3, SamplingParams(1.0, seed=5), max_turns=3)):
             items.append(await ref)
         *events, group, views = items
         return [event for together in events for event in together], group, views
@@ -89,8 +90,8 @@ def test_cancelled_episodes_leave_no_session(generator: ActorHandle, stream: boo
 
 def test_max_tokens_shortens_turns(generator: ActorHandle) -> None:
     async def short() -> Group:
-        refs = generator.rollout.remote(question(), "short", 2, SamplingParams(1.0, max_tokens=2), False, 1)
-        return await refs[0]
+        request = RolloutRequest(question(), "short", 2, SamplingParams(1.0, max_tokens=2), operations=False, max_turns=1)
+        return await generator.rollout.remote(request)[0]
 
     group = asyncio.run(asyncio.wait_for(short(), 60))
     assert all(len(t.turns[-1].tokens) <= 2 for t in group.trajectories)

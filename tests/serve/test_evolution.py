@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError
 from scripted import ScriptedGenerator
 
 from pixelis.actors.evolution import Evolution
+from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import load
 from pixelis.errors import BadInput, InfraFailure, MissingFile
@@ -143,10 +145,10 @@ class Versioned(Scripted):
         return self.loaded
 
     @ray.method(num_returns=2)
-    async def rollout(self, question, group_id, n, sampling, operations=True, max_turns=None, pictures=()):  # type: ignore[no-untyped-def]
-        assert question.answers is None
-        prompt = question.model_copy(update={"question": f"say {8 if self.version in self.bad else 7}"})
-        return await self._play(prompt, group_id, n, operations)
+    async def rollout(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
+        assert request.question.answers is None
+        question = request.question.model_copy(update={"question": f"say {8 if self.version in self.bad else 7}"})
+        return await self._play(replace(request, question=question))
 
 
 def questions(folder: Path, count: int = 8) -> str:

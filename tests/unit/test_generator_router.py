@@ -130,8 +130,8 @@ class Actor:
         self.version = version
         return version
 
-    def _rollout(self, question: Question, group_id: str, n: int, *_: Any) -> tuple[Any, dict]:
-        return asyncio.ensure_future(self._group(question, group_id, n)), {}
+    def _rollout(self, request: RolloutRequest) -> tuple[Any, dict]:
+        return asyncio.ensure_future(self._group(request.question, request.group_id, request.samples)), {}
 
     async def _group(self, question: Question, group_id: str, n: int) -> Group:
         self.requests, version = self.requests + 1, self.version
