@@ -195,10 +195,10 @@ def draw_card(card: Card) -> np.ndarray:
     face = card.paper + (card.ink - card.paper) * (strokes.astype(np.float32) / 255)
     if card.noise:
         face = face + np.random.default_rng(card.noise_seed).normal(0, card.noise, face.shape)
-    drawn = np.empty((CARD, CARD, 3), np.float32)
-    drawn[:] = np.asarray(PALETTE[card.colour], np.float32) + np.asarray(card.tint, np.float32)
-    drawn[FRAME:-FRAME, FRAME:-FRAME] = face[..., None]
-    return np.clip(drawn, 0, 255).astype(np.uint8)
+    card_pixels = np.empty((CARD, CARD, 3), np.float32)
+    card_pixels[:] = np.asarray(PALETTE[card.colour], np.float32) + np.asarray(card.tint, np.float32)
+    card_pixels[FRAME:-FRAME, FRAME:-FRAME] = face[..., None]
+    return np.clip(card_pixels, 0, 255).astype(np.uint8)
 
 
 def scene_of(split: str, seed: int, index: int, shift: str = "") -> Scene:

@@ -172,10 +172,10 @@ def _drawings(split: str) -> tuple[tuple[int, str], ...]:
         rows = json.load(file)
     shapes: dict[int, str] = {}
     for text, answer, number in rows:
-        named = [shape for shape in SHAPES if f" {shape}?" in text and text.startswith("what")]
-        named += [answer] if answer in SHAPES else []
-        if named:
-            shapes[number] = named[0]
+        shapes_in_row = [shape for shape in SHAPES if f" {shape}?" in text and text.startswith("what")]
+        shapes_in_row += [answer] if answer in SHAPES else []
+        if shapes_in_row:
+            shapes[number] = shapes_in_row[0]
     drawings = sorted(shapes.items())
     order = np.random.default_rng(20).permutation(len(drawings))
     return tuple(drawings[i] for i in cards.split_part(order, split, (8, 9)))
@@ -238,9 +238,9 @@ def coins(item: Item) -> Question:
     rows = {"train": (0, 1), "validation": (2,), "test": (3,)}[item.split]
     first, last = sorted(int(v) for v in rng.choice(rows, 2))
     left, right = sorted(int(v) for v in rng.integers(0, 6, 2))
-    chosen = [_coin_rows()[row][column] for row in range(first, last + 1) for column in range(left, right + 1)]
-    others = np.logical_or.reduce([mask for row in _coin_rows() for mask in row if not any(mask is one for one in chosen)])
-    window = _free_window(np.logical_or.reduce(chosen), others)
+    selected = [_coin_rows()[row][column] for row in range(first, last + 1) for column in range(left, right + 1)]
+    others = np.logical_or.reduce([mask for row in _coin_rows() for mask in row if not any(mask is one for one in selected)])
+    window = _free_window(np.logical_or.reduce(selected), others)
     scale, steps = int(rng.integers(2, 5)), tuple(int(v) for v in rng.choice((-1, 1), 2))
 
     def crop(pixels: np.ndarray) -> np.ndarray:
@@ -248,7 +248,7 @@ def coins(item: Item) -> Question:
 
     size = crop(picture).shape[1] * scale, crop(picture).shape[0] * scale
     pixels = np.asarray(Image.fromarray(crop(picture)).resize(size, Image.Resampling.BICUBIC))
-    regions = [_region(i, "coin", crop(mask).repeat(scale, 0).repeat(scale, 1)) for i, mask in enumerate(chosen)]
+    regions = [_region(i, "coin", crop(mask).repeat(scale, 0).repeat(scale, 1)) for i, mask in enumerate(selected)]
     return _question(item, _picture(item, pixels), Annotations(regions=regions))
 
 
@@ -310,8 +310,8 @@ def photos(item: Item) -> Question:
     picture = _ground(ground).copy()
     height, width = picture.shape[:2]
     kinds = [cut_out for cut_out in cut_outs(item.split) if cut_out.source != ground]
-    chosen = rng.choice(len(kinds), min(len(kinds), int(rng.integers(1, 4))), replace=False)
-    objects = [kinds[int(i)] for i in chosen for _ in range(int(rng.integers(1, 5)))][:7]
+    selected = rng.choice(len(kinds), min(len(kinds), int(rng.integers(1, 4))), replace=False)
+    objects = [kinds[int(i)] for i in selected for _ in range(int(rng.integers(1, 5)))][:7]
     occupied, regions = np.zeros((height, width), bool), list[Region]()
     for cut_out in (objects * 2)[: max(2, len(objects))]:
         for _ in range(30):
@@ -358,17 +358,17 @@ def clips(item: Item) -> Question:
     name, first, last, (width, height) = CLIPS[item.split][int(rng.integers(len(CLIPS[item.split])))]
     start = int(rng.integers(first, last - 2 * FRAMES + 1)) // 12 * 12 if last - 2 * FRAMES > first else first
     kinds = cut_outs(item.split)
-    chosen = [kinds[int(i)] for i in rng.choice(len(kinds), int(rng.integers(1, 3)), replace=False)]
+    selected = [kinds[int(i)] for i in rng.choice(len(kinds), int(rng.integers(1, 3)), replace=False)]
     frames, regions, events = None, [], []
     path = item.folder / f"{item.id}.mp4"
     if not path.exists():
         frames = list(pasting.footage(name, max(first, start), FRAMES, 2, width, height))
-    order = rng.permutation(len(chosen))
-    for number, cut_out in enumerate(chosen):
-        band = (int(order[number]) / len(chosen), (int(order[number]) + 1) / len(chosen))
+    order = rng.permutation(len(selected))
+    for number, cut_out in enumerate(selected):
+        band = (int(order[number]) / len(selected), (int(order[number]) + 1) / len(selected))
         aspect = cut_out.mask.shape[1] / cut_out.mask.shape[0]
         places = pasting.places(FRAMES, (width, height), aspect, *_course(rng, band, width, height, aspect))
-        begin, end = _interval(rng, alone=len(chosen) == 1)
+        begin, end = _interval(rng, alone=len(selected) == 1)
         for frame in range(begin, end):
             if frames is not None:
                 frames[frame] = pasting.draw_at(frames[frame], cut_out.pixels, cut_out.mask.astype(np.float32), places[frame])

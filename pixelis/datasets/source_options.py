@@ -9,13 +9,13 @@ from urllib.parse import parse_qsl
 from pixelis.errors import BadInput
 
 
-def parse_options(source: str, known: Collection[str]) -> tuple[str, dict[str, str]]:
-    """What stands before the ``?`` of a source, and its options; BadInput for an option that is not ``known``."""
+def parse_options(source: str, allowed: Collection[str]) -> tuple[str, dict[str, str]]:
+    """What stands before the ``?`` of a source, and its options; BadInput for an option that is not ``allowed``."""
     name, _, query = source.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
-    if unknown := [key for key in options if key not in known]:
-        fix = f"options are {', '.join(known)}" if known else "leave it out"
-        raise BadInput(f"{source}: unknown option {unknown[0]!r}{suggest(unknown[0], known)}", fix=fix)
+    if unknown := [key for key in options if key not in allowed]:
+        fix = f"options are {', '.join(allowed)}" if allowed else "leave it out"
+        raise BadInput(f"{source}: unknown option {unknown[0]!r}{suggest(unknown[0], allowed)}", fix=fix)
     return name, options
 
 
@@ -27,7 +27,7 @@ def whole_option(source: str, options: Mapping[str, str], key: str, default: int
     return int(text)
 
 
-def suggest(word: str, known: Collection[str]) -> str:
+def suggest(word: str, allowed: Collection[str]) -> str:
     """The end of an error message about an unknown word: the known one that is most like it."""
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word, allowed, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

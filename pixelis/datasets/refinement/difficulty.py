@@ -120,13 +120,13 @@ def grade(demonstrations: Sequence[Demonstration]) -> tuple[list[Demonstration],
     """(demonstrations with difficulty and level, outliers in difficulty)."""
     scores = [round(score(d), 6) for d in demonstrations]
     is_outlier = outliers(scores)
-    inside = [i for i, out in enumerate(is_outlier) if not out]
+    inside = [i for i, outside in enumerate(is_outlier) if not outside]
     levels = split([scores[i] for i in inside], [demonstrations[i].id for i in inside])
     graded = [
         demonstrations[i].model_copy(update={"difficulty": scores[i], "level": level})
         for i, level in zip(inside, levels, strict=True)
     ]
-    return graded, [d for d, out in zip(demonstrations, is_outlier, strict=True) if out]
+    return graded, [d for d, outside in zip(demonstrations, is_outlier, strict=True) if outside]
 
 
 def statistics(demonstrations: Sequence[Demonstration]) -> dict[str, Any]:

@@ -94,9 +94,9 @@ def refuse(hits: Mapping[str, str]) -> None:
     """DataFailure ``held_out`` with the ids if there are any."""
     if hits:
         ids = ", ".join(f"{own} = {held_out}" for own, held_out in list(hits.items())[:MAX_IDS])
-        rest = f" and {len(hits) - MAX_IDS} more" if len(hits) > MAX_IDS else ""
+        remainder = f" and {len(hits) - MAX_IDS} more" if len(hits) > MAX_IDS else ""
         raise DataFailure(
-            f"{len(hits)} of the questions are evaluation questions: {ids}{rest}",
+            f"{len(hits)} of the questions are evaluation questions: {ids}{remainder}",
             code="held_out",
             fix="remove them from the source, or set refinement.holdout.drop=true",
         )

@@ -116,8 +116,8 @@ class MediaHashes:
     def _store(self, key: str, value: str) -> None:
         self._hashes[key] = value
         if self.cache is not None:
-            with self.cache.open("a", encoding="utf-8") as out:
-                out.write(json.dumps([key, value]) + "\n")
+            with self.cache.open("a", encoding="utf-8") as cache_file:
+                cache_file.write(json.dumps([key, value]) + "\n")
 
 
 def perceptual(picture: UInt8[np.ndarray, "height width 3"]) -> int:

@@ -121,9 +121,11 @@ def alternatives(question: Question, answer: str, rng: np.random.Generator) -> I
     plain, annotations = canonical(answer), question.annotations or Annotations()
     yield from _options(question, answer, rng)
     bare = plain.removeprefix("the ")
-    named = [name.removeprefix("the ") for name in _named(question, annotations)]
-    if bare in map(canonical, named):  # the answer is one thing that the question names; the others are as likely
-        yield from ((_like(answer, f"the {n}" if plain != bare else n), "choice") for n in named if canonical(n) != bare)
+    names_in_question = [name.removeprefix("the ") for name in _things_in_question(question, annotations)]
+    if bare in map(canonical, names_in_question):  # the answer is one thing that the question names; the others are as likely
+        yield from (
+            (_like(answer, f"the {n}" if plain != bare else n), "choice") for n in names_in_question if canonical(n) != bare
+        )
     for first, second in _CHOICE.findall(question.question):
         for chosen, other in ((first, second), (second, first)):
             if canonical(chosen) == bare and len(other.split()) <= 4:
@@ -146,7 +148,7 @@ def alternatives(question: Question, answer: str, rng: np.random.Generator) -> I
     yield from ((other, "misread") for other in _misread(answer, rng))
 
 
-def _named(question: Question, annotations: Annotations) -> list[str]:
+def _things_in_question(question: Question, annotations: Annotations) -> list[str]:
     """Annotated things that the question names, except those that others are compared with ("closer to the tree")."""
     names = naming.describe([region for region in annotations.regions if region.frame is None]).values()
     text = canonical(question.question)

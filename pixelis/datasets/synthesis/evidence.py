@@ -94,16 +94,18 @@ def _subject(item: Evidence, annotations: Annotations) -> Region | Line | None:
     place = item.place
     if place is None:
         return None
-    things: list[Region | Line] = [*annotations.regions, *annotations.lines]
-    here = [t for t in things if t.media == item.root and (t.frame or 0) == (item.frame or 0)]
-    boxes = [(thing, thing.box) for thing in here if thing.box is not None]
-    overlap, best = max(((box_iou(box, place), thing) for thing, box in boxes), key=lambda pair: pair[0], default=(0.0, None))
+    candidates: list[Region | Line] = [*annotations.regions, *annotations.lines]
+    at_place = [t for t in candidates if t.media == item.root and (t.frame or 0) == (item.frame or 0)]
+    boxes = [(candidate, candidate.box) for candidate in at_place if candidate.box is not None]
+    overlap, best = max(
+        ((box_iou(box, place), candidate) for candidate, box in boxes), key=lambda pair: pair[0], default=(0.0, None)
+    )
     if overlap >= MIN_SUBJECT_IOU:
         return best
-    visible = [thing for thing, box in boxes if covered(box, place) >= MIN_VISIBLE]
+    visible = [candidate for candidate, box in boxes if covered(box, place) >= MIN_VISIBLE]
     if visible:
         return visible[0] if len(visible) == 1 else None
-    around = [(area(box), thing) for thing, box in boxes if holds_middle(box, place)]
+    around = [(area(box), candidate) for candidate, box in boxes if holds_middle(box, place)]
     return min(around, key=lambda pair: pair[0])[1] if around else None
 
 

@@ -177,18 +177,25 @@ def _others(golden: Demonstration, item: Evidence, avoid: Sequence[Box]) -> list
     if golden.annotations is None or item.place is None:
         return []
     annotations = golden.annotations
-    things: Sequence[Region | Line] = annotations.lines if isinstance(item.subject, Line) else annotations.regions
+    candidates: Sequence[Region | Line] = annotations.lines if isinstance(item.subject, Line) else annotations.regions
     x, y = item.subject_box[:2]
     near: list[tuple[float, int, Any]] = []
-    for index, thing in enumerate(things):
-        if thing.box is None or thing.media != item.root or (thing.frame or 0) != (item.frame or 0) or thing is item.subject:
+    for index, candidate in enumerate(candidates):
+        if (
+            candidate.box is None
+            or candidate.media != item.root
+            or (candidate.frame or 0) != (item.frame or 0)
+            or candidate is item.subject
+        ):
             continue
-        if all(box_iou(thing.box, place) <= MAX_IOU for place in (item.subject_box, *avoid)):
-            near.append((abs(thing.box[0] - x) + abs(thing.box[1] - y), index, thing))
-    return [thing for *_, thing in sorted(near)[:MAX_TRIES]]
+        if all(box_iou(candidate.box, place) <= MAX_IOU for place in (item.subject_box, *avoid)):
+            near.append((abs(candidate.box[0] - x) + abs(candidate.box[1] - y), index, candidate))
+    return [candidate for *_, candidate in sorted(near)[:MAX_TRIES]]
 
 
-def _look_elsewhere(golden: Demonstration, original: Session, item: Evidence, to: Box, thing: Region | Line | None) -> Variant:
+def _look_elsewhere(
+    golden: Demonstration, original: Session, item: Evidence, to: Box, candidate: Region | Line | None
+) -> Variant:
     """The demonstration with every call about the subject pointed at ``to`` instead."""
     subject, session = item.subject_box, original.restarted()
     names, changed_views, start = dict[str, str](), set[str](), -1
@@ -211,9 +218,14 @@ def _look_elsewhere(golden: Demonstration, original: Session, item: Evidence, to
             changed_views.add(str(executed.observation.id) if executed.observation else "")
     if start < 0:
         raise DataFailure(f"{golden.id}: no call points at the place", code="no_place")
-    injected = {"turn": start, "way": "nearby" if thing is not None else "beside", "place": list(to), "instead_of": list(subject)}
-    if thing is not None:
-        injected["looked_at"] = thing.label if isinstance(thing, Region) else thing.text
+    injected = {
+        "turn": start,
+        "way": "nearby" if candidate is not None else "beside",
+        "place": list(to),
+        "instead_of": list(subject),
+    }
+    if candidate is not None:
+        injected["looked_at"] = candidate.label if isinstance(candidate, Region) else candidate.text
     return session, injected, 0
 
 
