@@ -6,7 +6,8 @@ import numpy as np
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadImage, BadInput, MissingFile
-from pixelis.operations.image import check_size, load_image
+from pixelis.operations.encoded import check_pixels
+from pixelis.operations.image import load_image
 from pixelis.operations.video import Clip, open_clip
 from pixelis.records import Media
 
@@ -32,5 +33,5 @@ def _draw_card(uri: str, max_pixels: int) -> np.ndarray:
         raise
     except BadInput as error:
         raise BadImage(error.message, code="image_not_found", fix=error.fix) from None
-    check_size(picture.shape[1], picture.shape[0], max_pixels)
+    check_pixels(picture.shape[1], picture.shape[0], max_pixels, "image")
     return picture

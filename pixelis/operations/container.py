@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from pixelis.errors import BadImage
+from pixelis.operations.encoded import check_pixels
 
 FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,flv,asf,ogg,gif,ivf,nut,dv"
 """Demuxers that read only the given bytes: no playlists, no concatenation, no picture patterns, no SDP."""
@@ -57,7 +58,7 @@ class Source:
             raise undecodable(getattr(error, "strerror", None) or error) from None
         self.stream = self._video_stream()
         context = self.stream.codec_context
-        check_pixels(context.width, context.height, max_pixels)
+        check_pixels(context.width, context.height, max_pixels, "video")
         context.options = {**context.options, "max_pixels": str(max_pixels)}
         context.thread_count = 1
         self.base = float(self.stream.time_base) if self.stream.time_base else 0.0
@@ -109,7 +110,7 @@ class Source:
 
 def frame_pixels(frame: Any, size: tuple[int, int] | None, limit: int) -> np.ndarray:
     """Convert a decoded frame to uint8 [H, W, 3], rotated for display and, with ``size`` (width, height), resized to it."""
-    check_pixels(frame.width, frame.height, limit)
+    check_pixels(frame.width, frame.height, limit, "video")
     pixels = frame.to_ndarray(format="rgb24")
     if (orient := _orientation(frame)) is not None:
         pixels = np.ascontiguousarray(orient(pixels))
@@ -129,18 +130,6 @@ def _orientation(frame: Any) -> Callable[[np.ndarray], np.ndarray] | None:
         return None if a >= 0 and d >= 0 else lambda pixels: pixels[steps]
     steps = (slice(None, None, -1 if b < 0 else 1), slice(None, None, -1 if c < 0 else 1))
     return lambda pixels: pixels.transpose(1, 0, 2)[steps]
-
-
-def check_pixels(width: int, height: int, limit: int) -> None:
-    """Raise BadImage ``video_empty`` or ``video_too_many_pixels`` for frames outside the limits."""
-    if width < 1 or height < 1:
-        raise BadImage(f"the frames are {width}x{height} pixels", code="video_empty")
-    if width * height > limit:
-        raise BadImage(
-            f"the frames are {width}x{height} = {width * height} pixels, more than {limit}",
-            code="video_too_many_pixels",
-            fix="send a smaller clip or raise toolbox.max_image_pixels",
-        )
 
 
 def undecodable(reason: object) -> BadImage:

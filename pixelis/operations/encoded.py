@@ -41,6 +41,19 @@ def read_encoded(source: str | bytes | Path, max_bytes: int, kind: Kind) -> byte
     return data
 
 
+def check_pixels(width: int, height: int, max_pixels: int, kind: Kind) -> None:
+    """Raise BadImage ``{kind}_empty`` or ``_too_many_pixels`` for a picture or frames outside the limits."""
+    subject = "the picture is" if kind == "image" else "the frames are"
+    if width < 1 or height < 1:
+        raise BadImage(f"{subject} {width}x{height} pixels", code=f"{kind}_empty")
+    if width * height > max_pixels:
+        raise BadImage(
+            f"{subject} {width}x{height} = {width * height} pixels, more than {max_pixels}",
+            code=f"{kind}_too_many_pixels",
+            fix=f"send a smaller {_NOUNS[kind]} or raise toolbox.max_image_pixels",
+        )
+
+
 def _file(path: Path, max_bytes: int, kind: Kind) -> bytes:
     noun = _NOUNS[kind]
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageCms, ImageOps, TiffImagePlugin
 
 from pixelis.errors import BadImage
-from pixelis.operations.encoded import read_encoded
+from pixelis.operations.encoded import check_pixels, read_encoded
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """Accepted formats. Formats that run an interpreter (EPS, PDF, SVG) are excluded."""
@@ -50,7 +50,7 @@ def _decode(data: bytes, max_pixels: int) -> np.ndarray:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # our caps are stricter than Pillow's warning
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                check_size(image.width, image.height, max_pixels)
+                check_pixels(image.width, image.height, max_pixels, "image")
                 if isinstance(image, TiffImagePlugin.TiffImageFile):
                     _check_tiles(image, max_pixels)
                 return _rgb(image)
@@ -87,18 +87,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and len(message) < 100 and message.isascii():
         return message
     return "it is damaged"
-
-
-def check_size(width: int, height: int, max_pixels: int) -> None:
-    """Raise BadImage ``image_empty`` or ``image_too_many_pixels`` for a picture outside the limits."""
-    if width < 1 or height < 1:
-        raise BadImage(f"the picture is {width}x{height} pixels", code="image_empty")
-    if width * height > max_pixels:
-        raise BadImage(
-            f"the picture is {width}x{height} = {width * height} pixels, more than {max_pixels}",
-            code="image_too_many_pixels",
-            fix="send a smaller picture or raise toolbox.max_image_pixels",
-        )
 
 
 def _check_tiles(image: TiffImagePlugin.TiffImageFile, max_pixels: int) -> None:

@@ -87,7 +87,7 @@ def fit(image: np.ndarray, budget: PixelBudget, multiple: int) -> np.ndarray:
     return np.asarray(view)
 
 
-def shrink(picture: np.ndarray, longest: int) -> np.ndarray:
+def shrink(picture: np.ndarray, longest: float) -> np.ndarray:
     """Scale a picture, uint8 [h, w] or [h, w, 3], down to at most `longest` pixels a side by averaging; never up."""
     height, width = picture.shape[:2]
     scale = longest / max(height, width)

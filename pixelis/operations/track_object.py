@@ -19,6 +19,7 @@ from pixelis.operations import geometry
 from pixelis.operations.draw import annotate
 from pixelis.operations.media import subsample
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
 from pixelis.records import Box
 
@@ -137,8 +138,10 @@ def follow(clip: Clip, first: int, stop: int, edges: Sequence[float]) -> Track:
 
     The track ends with the last frame that shows the object. Raises OperationError ``nothing_found`` for an untrackable box.
     """
-    scale = _scale(clip.width, clip.height, edges)
-    pictures = (_reduced(frame, scale) for frame in clip.frames(range(first, stop + 1)))
+    side, shorter = max(clip.width, clip.height), min(edges[2] - edges[0], edges[3] - edges[1])
+    longest = max(LONGEST, SHORTEST_OBJECT * side / shorter)
+    frames = clip.frames(range(first, stop + 1))
+    pictures = (cv2.cvtColor(shrink(frame, longest), cv2.COLOR_RGB2BGR) for frame in frames)
     picture = next(pictures)
     across, down = picture.shape[1] / clip.width, picture.shape[0] / clip.height
     start = (edges[0] * across, edges[1] * down, edges[2] * across, edges[3] * down)
@@ -187,18 +190,6 @@ def _csrt() -> Any:
             fix="pip install --force-reinstall --no-deps opencv-contrib-python-headless",
         )
     return create()
-
-
-def _scale(width: int, height: int, edges: Sequence[float]) -> float:
-    shorter = min(edges[2] - edges[0], edges[3] - edges[1])
-    return min(1.0, max(LONGEST / max(width, height), SHORTEST_OBJECT / shorter))
-
-
-def _reduced(frame: np.ndarray, scale: float) -> np.ndarray:
-    if scale < 1:
-        size = max(1, round(frame.shape[1] * scale)), max(1, round(frame.shape[0] * scale))
-        frame = cv2.resize(frame, size, interpolation=cv2.INTER_AREA)
-    return cv2.cvtColor(frame, cv2.COLOR_RGB2BGR)
 
 
 class _Appearance:
