@@ -30,7 +30,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 @dataclass(frozen=True)
 class Ratio:
-    """Median seconds of ours and of a baseline, with the median ratio and its quartiles ``low`` and ``high``."""
+    """Median seconds of Pixelis and of a baseline, with the median ratio and its quartiles ``low`` and ``high``."""
 
     ours_s: float
     baseline_s: float
@@ -147,8 +147,8 @@ class Report:
 
     def row(self, name: str, value: object, goal: str = "", note: str = "") -> None:
         """Print and record one figure, with its goal and a remark."""
-        shown = f"{value:.3f}" if isinstance(value, float) else str(value)
-        print(f"  {name:46} {shown:>40}  {goal:14} {note}".rstrip(), file=sys.stderr, flush=True)
+        text = f"{value:.3f}" if isinstance(value, float) else str(value)
+        print(f"  {name:46} {text:>40}  {goal:14} {note}".rstrip(), file=sys.stderr, flush=True)
         self.rows[name] = value.__dict__ if isinstance(value, Ratio) else value
 
     def close(self) -> None:

@@ -275,7 +275,7 @@ def add(report: Report, folder: Path, records: int, width: int) -> None:
 
 
 def kill(report: Report, folder: Path, records: int, width: int, kills: int) -> None:
-    """Report what a shard holds whose process adds from 8 threads and is killed ``kills`` times.
+    """Report the content of a shard after ``kills`` kills of a process that adds from 8 threads.
 
     The child writes the seconds of opening, as a negative number of ms, and the numbers of acknowledged records to a pipe.
     """

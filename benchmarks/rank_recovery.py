@@ -165,8 +165,8 @@ def main() -> None:
     for name in ARMS[2:]:
         for key in ("loss", "accuracy"):
             by_seed = [recovery(arms, name, key) for arms in results.values()]
-            shown = " ".join(f"{value:.3f}" for value in by_seed)
-            print(f"  {name:8} {key:9} {statistics.fmean(by_seed):7.3f}   ({shown})")
+            values = " ".join(f"{value:.3f}" for value in by_seed)
+            print(f"  {name:8} {key:9} {statistics.fmean(by_seed):7.3f}   ({values})")
     (root / "rank_recovery.json").write_text(json.dumps({"machine": machine(), "results": results}), encoding="utf-8")
 
 

@@ -56,10 +56,10 @@ def canary_questions() -> list[Question]:
 
 def config(folder: Path, *overrides: str) -> Config:
     (folder / "canary.jsonl").write_text("".join(q.model_dump_json() + "\n" for q in canary_questions()))
-    own = [f"run.dir={folder}", "toolbox.operations=[]", "evaluate.operations=false", "memory.shards=2"]
-    own += [f"evolution.canary.questions={folder}/canary.jsonl", "evolution.canary.count=16", "evolution.canary.every=1"]
-    own += [f"evolution.canary.watch_s={WATCH_S}", "evolution.batch=4", "evolution.review.share=1", "evolution.cold_start=0"]
-    return load(NANO, [*own, "toolbox.workers=1", "engine.max_num_seqs=32", *overrides])
+    base = [f"run.dir={folder}", "toolbox.operations=[]", "evaluate.operations=false", "memory.shards=2"]
+    base += [f"evolution.canary.questions={folder}/canary.jsonl", "evolution.canary.count=16", "evolution.canary.every=1"]
+    base += [f"evolution.canary.watch_s={WATCH_S}", "evolution.batch=4", "evolution.review.share=1", "evolution.cold_start=0"]
+    return load(NANO, [*base, "toolbox.workers=1", "engine.max_num_seqs=32", *overrides])
 
 
 def train_to_answer_seven(settings: Config) -> Path:

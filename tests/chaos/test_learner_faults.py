@@ -46,8 +46,8 @@ RUN += ["rewards.normalise.terms=[length]"]
 RecordFigures = Callable[..., None]
 
 
-def config(folder: Path, *more: str) -> Config:
-    return load(None, [*RUN, f"run.dir={folder}", *more])
+def config(folder: Path, *overrides: str) -> Config:
+    return load(None, [*RUN, f"run.dir={folder}", *overrides])
 
 
 def train(settings: Config) -> Path:

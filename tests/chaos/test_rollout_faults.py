@@ -177,7 +177,7 @@ def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loade
     """F14: SIGSTOP of one generator. Goal: loading times out, it gets no rollout until it has loaded, the other keeps working."""
     store, (slow, quick) = placed.actors.store, placed.actors.generators
     wait_until(lambda: health(slow) and health(quick))
-    other = ray.get(store.publish.remote(random_adapter("nano", seed=5), "rft", 9))
+    version = ray.get(store.publish.remote(random_adapter("nano", seed=5), "rft", 9))
     router = RouterActor.remote([slow, quick], rollout_s=60.0, load_s=1.5)  # type: ignore[attr-defined]
     with temporary(router):
         ray.get(router.load.remote(1), timeout=60)
@@ -187,22 +187,22 @@ def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loade
         os.kill(pid, signal.SIGSTOP)
         try:
             start = time.monotonic()
-            stats = ray.get(router.load.remote(other), timeout=60)
+            stats = ray.get(router.load.remote(version), timeout=60)
             timed_out = time.monotonic() - start
             assert stats["generators/able"] == 1
             results = ray.get([router.rollout.remote(i) for i in range(6)], timeout=60)
         finally:
             os.kill(pid, signal.SIGCONT)
-        assert {g.policy_version for g, _ in results} == {other}
+        assert {g.policy_version for g, _ in results} == {version}
         assert ray.get(quick.health.remote())["rows"] > rows[1]
         assert ray.get(slow.health.remote())["rows"] == rows[0], "the stopped generator was used"
         synced = wait_until(lambda: ray.get(router.stats.remote())["generators/able"] == 2)
         ray.get([router.rollout.remote(i) for i in range(6)], timeout=60)
         state = ray.get(slow.health.remote())
-        assert state["version"] == other
+        assert state["version"] == version
         assert state["rows"] > rows[0], "the generator is not used after it has loaded"
-    assert greedy_tokens(slow, other) == greedy_tokens(quick, other), "the weights differ although the version is the same"
-    ray.get(store.roll_back.remote(other))
+    assert greedy_tokens(slow, version) == greedy_tokens(quick, version), "the weights differ although the version is the same"
+    ray.get(store.roll_back.remote(version))
     assert timed_out < 10
     record_figures(timed_out_s=timed_out, slowest_group_of_others_s=max(s for _, s in results), synced_s=synced)
 

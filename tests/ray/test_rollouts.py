@@ -121,15 +121,15 @@ def test_a_batch_is_rolled_out_with_the_last_published_weights(placed: PlacedJob
 def test_a_restarted_generator_loads_the_weights_of_the_version(placed: PlacedJob) -> None:
     """Version 0 is the initial adapter, not the bare model, also after a restart."""
     store, (one, two) = placed.actors.store, placed.actors.generators
-    other = ray.get(store.publish.remote(random_adapter(Path(placed.config.policy.model), seed=5), "rft", 9))
-    start = greedy_tokens(one, 0)
-    assert greedy_tokens(one, other) != start
+    version = ray.get(store.publish.remote(random_adapter(Path(placed.config.policy.model), seed=5), "rft", 9))
+    initial = greedy_tokens(one, 0)
+    assert greedy_tokens(one, version) != initial
     kill(two)
     wait_until(lambda: health(two))
-    assert greedy_tokens(two, 0) == start
+    assert greedy_tokens(two, 0) == initial
     zero = {name: np.zeros_like(values) for name, values in placed.adapter.tensors.items()}
     bare = ray.get(store.publish.remote(Adapter(zero, 8, 4, placed.adapter.base_sha256), "rft", 10))
-    assert greedy_tokens(two, bare) != start, "the initial adapter has no effect"
+    assert greedy_tokens(two, bare) != initial, "the initial adapter has no effect"
 
 
 def test_bad_questions_end_the_run_with_their_error_without_retries(placed: PlacedJob, tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_bad_questions_end_the_run_with_their_error_without_retries(placed: Plac
     (tmp_path / "no.png").write_bytes(b"no picture")
     for source, kind, words in ((bad, BadInput, ("row 2", "column question")), (broken, DataFailure, ("image_undecodable",))):
         data = placed.config.data.model_copy(update={"train": str(source)})
-        other = PlacedJob(placed.config.model_copy(update={"data": data}), placed.actors, placed.adapter)
-        with temporary(other.coordinator()) as coordinator:
+        job = PlacedJob(placed.config.model_copy(update={"data": data}), placed.actors, placed.adapter)
+        with temporary(job.coordinator()) as coordinator:
             ray.get(coordinator.begin.remote(0, {}, 0), timeout=60)
             with pytest.raises(kind) as caught:
                 ray.get(coordinator.next_batch.remote(0, 1, 0), timeout=60)
