@@ -267,7 +267,7 @@ def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_ru
     drift = max(row.get("policy/drift_max", 0.0) for row in step_rows(folder).values())
     assert drift < 1e-3
     times = [row["time"] for row in events.read(folder, "step/policy")]
-    recovery = [next(time for time in times if time > death) - death for death in deaths]
+    recovery = [next(t for t in times if t > death) - death for death in deaths]
     record_figures(resumed_after=resumed_after, steps_lost=len(times) - 10, back_after_s=max(recovery), versions=len(numbers))
     record_figures(drift_max=drift, loss_difference=difference)
 
