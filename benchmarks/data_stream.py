@@ -149,7 +149,8 @@ def private_memory() -> tuple[int, int]:
             parents[int(entry.name)] = int(re.search(r"PPid:\s+(\d+)", status)[1])  # type: ignore[index]
             size = re.search(r"RssAnon:\s+(\d+)", status)
             sizes[int(entry.name)] = 1024 * int(size[1]) if size else 0
-    own, descendants = os.getpid(), set()
+    own = os.getpid()
+    descendants: set[int] = set()
     while children := {child for child, parent in parents.items() if parent in {own, *descendants}} - descendants:
         descendants |= children
     return sizes[own], sum(sizes[pid] for pid in descendants)

@@ -57,14 +57,15 @@ def text(report: Report, photos: Path | None, thin: int) -> None:
 
 
 def _read(picture: np.ndarray, box: list[float] | None = None) -> str:
-    observation = call("read_text", np.ascontiguousarray(picture), **({} if box is None else {"box": box}))
+    arguments: dict[str, Any] = {} if box is None else {"box": box}
+    observation = call("read_text", np.ascontiguousarray(picture), **arguments)
     return " ".join(line["text"] for line in observation.data.get("lines", []))
 
 
 def _real_text(report: Report, photos: Path | None, thin: int) -> None:
     counts: Counter[str] = Counter()
     for name, text in sets.TEXTS.items():
-        picture = sets.photo(name, photos)
+        picture = sets.find_photo(name, photos)
         if picture is None:
             continue
         words = [word for word in text.split() if sets.plain(word)]
@@ -265,7 +266,9 @@ def frames(report: Report, thin: int) -> None:
     from pixelis.operations import video
 
     names = list(clips.CONTAINERS)[::thin]
-    exact, frame_count, sequential, shuffled = 0, 0, {}, {}
+    exact, frame_count = 0, 0
+    sequential: dict[str, int] = {}
+    shuffled: dict[str, int] = {}
     for name in names:
         data = clips.CONTAINERS[name]()
         with av.open(io.BytesIO(data)) as container:

@@ -30,13 +30,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "unit"))
 SHIPPED = Path(skimage.data.__file__).parent
 
 
-def photo(name: str, folder: Path | None = None) -> np.ndarray | None:
-    """Return a picture, uint8 [H, W, 3], of scikit-image, of scikit-learn (``china``, ``flower``) or of a file in ``folder``."""
+def photo(name: str) -> np.ndarray:
+    """Return a picture, uint8 [H, W, 3], of scikit-image or scikit-learn (``china``, ``flower``)."""
     if name in ("china", "flower"):
         return load_sample_images().images[name == "flower"]
+    pixels = getattr(skimage.data, name)()
+    return np.ascontiguousarray(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, 2))
+
+
+def find_photo(name: str, folder: Path | None) -> np.ndarray | None:
+    """Return a picture by name, or by file name from scikit-image's files or ``folder``; None if there is no such file."""
     if "." not in name:
-        pixels = getattr(skimage.data, name)()
-        return np.ascontiguousarray(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, 2))
+        return photo(name)
     for root in (SHIPPED, folder):
         if root is not None and (paths := sorted(root.rglob(name))):
             return load_image(paths[0], 10**9, 10**9)
@@ -206,7 +211,7 @@ def outlined(objects: dict[str, tuple[str, str, tuple[int, int]]], folder: Path 
     """Return the objects with hand-drawn outlines; skip those whose photo is not installed."""
     available = []
     for name, (picture, shape, point) in objects.items():
-        pixels = photo(picture, folder)
+        pixels = find_photo(picture, folder)
         if pixels is None:
             continue
         size = pixels.shape[:2]
