@@ -74,8 +74,8 @@ class Generator:
         if random.Random(question.id).random() < self.refused:
             raise DataFailure("not this one", code="over_context")
         self.done[question.id] += 1
-        made = [Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)]
-        return Group(id=group_id, question=question, trajectories=made, policy_version=version)
+        result = [Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)]
+        return Group(id=group_id, question=question, trajectories=result, policy_version=version)
 
 
 class Scorer:

@@ -114,13 +114,13 @@ def test_what_a_dialect_writes_it_reads_as_what_it_makes_of_the_action(dialect, 
         with pytest.raises(OperationError):
             dialect.render(action, scale, think)
         return
-    made, text = dialect.adapt(action), "".join(dialect.render(action, scale, think))
+    result, text = dialect.adapt(action), "".join(dialect.render(action, scale, think))
     reply = dialect.parse(text, OPERATIONS, scale)
     assert reply.error is None
-    if made == action:
+    if result == action:
         assert reply.action == action
-    box = made.arguments.pop("box", None), reply.action.arguments.pop("box", None)
-    assert reply.action == made
+    box = result.arguments.pop("box", None), reply.action.arguments.pop("box", None)
+    assert reply.action == result
     if box[0]:
         np.testing.assert_allclose(*box, atol=0.0005)
     if think or not dialect.thinks:
@@ -246,8 +246,11 @@ def test_crops_of_crops_show_exactly_the_pixels_their_boxes_name(path, width, he
         # The box that is recorded lies on pixel edges, at most half a pixel from the one asked for, and names what is shown.
         edges = np.array([x0 * columns, y0 * rows, x1 * columns, y1 * rows])
         np.testing.assert_allclose(edges, edges.round(), atol=1e-6)
-        wanted = geometry.clamp(box)
-        assert np.abs(edges - [wanted[0] * columns, wanted[1] * rows, wanted[2] * columns, wanted[3] * rows]).max() <= 0.5 + 1e-6
+        expected = geometry.clamp(box)
+        assert (
+            np.abs(edges - [expected[0] * columns, expected[1] * rows, expected[2] * columns, expected[3] * rows]).max()
+            <= 0.5 + 1e-6
+        )
         left, top, right, bottom = edges.round().astype(int)
         np.testing.assert_array_equal(views[0], here[top:bottom, left:right])
         assert image.source_size == (right - left, bottom - top)

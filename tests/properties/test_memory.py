@@ -105,10 +105,10 @@ def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, cap
                 names = {f"e{n}" for n in expected}
                 assert len(shard) == shard.stats()["size"] == shard.stats()["vectors"] == len(expected)
                 assert {e.id for e in shard.list(99)} == names
-                found = {name for line in shard.search(known, 61) for name, _ in line}
-                assert found <= names
+                result = {name for line in shard.search(known, 61) for name, _ in line}
+                assert result <= names
                 if kind == "flat":
-                    assert found == names
+                    assert result == names
         finally:
             shard.close()
             index_module.TAIL, index_module.MIN_PER_LIST = before

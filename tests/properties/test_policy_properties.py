@@ -52,20 +52,20 @@ def test_unpacking_buckets_gives_the_row_back(sizes: list[int]):
 @given(rewards, st.floats(-3, 3))
 def test_advantages_sum_to_zero_and_ignore_a_shift(values: list[float | None], shift: float):
     setting = config.AdvantageConfig(scale="none")
-    (found,) = batch_advantages([values], setting)
-    used = [a for a in found if a is not None]
-    assert len(found) == len(values)
+    (result,) = batch_advantages([values], setting)
+    used = [a for a in result if a is not None]
+    assert len(result) == len(values)
     assert math.isclose(math.fsum(used), 0, abs_tol=1e-7)
     (moved,) = batch_advantages([[None if v is None else v + shift for v in values]], setting)
-    assert [a is None for a in moved] == [a is None for a in found]
-    for a, b in zip(found, moved, strict=True):
+    assert [a is None for a in moved] == [a is None for a in result]
+    for a, b in zip(result, moved, strict=True):
         assert a is None or math.isclose(a, b, abs_tol=1e-6)
 
 
 @given(rewards)
 def test_scaled_advantages_are_bounded_and_ordered_like_rewards(values: list[float | None]):
-    (found,) = batch_advantages([values], config.AdvantageConfig())
-    scored = sorted((v, a) for v, a in zip(values, found, strict=True) if v is not None and a is not None)
+    (result,) = batch_advantages([values], config.AdvantageConfig())
+    scored = sorted((v, a) for v, a in zip(values, result, strict=True) if v is not None and a is not None)
     assert all(x[1] <= y[1] + 1e-9 for x, y in itertools.pairwise(scored))
     assert all(abs(a) <= math.sqrt(len(scored)) for _, a in scored)
 
@@ -98,14 +98,14 @@ def flat(groups: list[list[float | None]]) -> list[float]:
 @given(batches, BASELINES, st.floats(-3, 3))
 def test_a_baseline_of_the_group_sums_to_zero_and_ignores_a_shift(groups: list, baseline: str, shift: float):
     setting = config.AdvantageConfig(baseline=baseline, scale="none", k=2)
-    found = batch_advantages(groups, setting)
-    for rewards, advantages in zip(groups, found, strict=True):
+    result = batch_advantages(groups, setting)
+    for rewards, advantages in zip(groups, result, strict=True):
         assert [a is None for a in advantages] in ([r is None for r in rewards], [True] * len(rewards))
         assert math.isclose(math.fsum(flat([advantages])), 0, abs_tol=1e-7)
         if sum(r is not None for r in rewards) < 2:
             assert flat([advantages]) == []
     moved = batch_advantages([[None if r is None else r + shift for r in g] for g in groups], setting)
-    assert flat(moved) == pytest.approx(flat(found), abs=1e-6)
+    assert flat(moved) == pytest.approx(flat(result), abs=1e-6)
 
 
 @given(batches, st.sampled_from(sorted(ALGORITHMS)), st.randoms(use_true_random=False))
@@ -115,12 +115,12 @@ def test_advantages_follow_their_rollouts_in_any_order(groups: list, name: str, 
     groups = [list(dict.fromkeys(g)) if name == "second_best" else g for g in groups]
     setting = config.load(None, [f"rft.algorithm={name}"]).rft.advantage
     extra = {"greedy": [0.5] * len(groups), "tokens": [[3] * len(g) for g in groups]}
-    found = batch_advantages(groups, setting, **extra)
+    result = batch_advantages(groups, setting, **extra)
     orders = [list(range(len(g))) for g in groups]
     for order in orders:
         random.shuffle(order)  # type: ignore[attr-defined]
     shuffled = [[g[i] for i in order] for g, order in zip(groups, orders, strict=True)]
-    for row, other, order in zip(found, batch_advantages(shuffled, setting, **extra), orders, strict=True):
+    for row, other, order in zip(result, batch_advantages(shuffled, setting, **extra), orders, strict=True):
         assert [a is None for a in other] == [row[i] is None for i in order]
         assert flat([other]) == pytest.approx(flat([[row[i] for i in order]]), rel=1e-6, abs=1e-6)
 

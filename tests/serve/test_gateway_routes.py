@@ -335,12 +335,12 @@ def test_repeated_requests_use_the_cache(settings: Callable[..., Config], backen
             lambda c: c.post("/v1/chat/completions", json=body | {"stream": True}),
         )
     )
-    *agents, chat, again, stream = [r.json() if "json" in r.headers["content-type"] else r.text for r in replies]
+    *agents, chat, repeated, stream = [r.json() if "json" in r.headers["content-type"] else r.text for r in replies]
     hits = [False, True, False, False, False, False, True, False, False, False, True]
     assert [r["cached"] for r in agents] == hits
     assert (agents[1]["answer"], agents[1]["experience_id"]) == (agents[0]["answer"], agents[0]["experience_id"])
     assert agents[1]["id"] != agents[0]["id"]
-    assert (chat["pixelis"]["cached"], again["pixelis"]["cached"], again["id"] == chat["id"]) == (False, True, False)
+    assert (chat["pixelis"]["cached"], repeated["pixelis"]["cached"], repeated["id"] == chat["id"]) == (False, True, False)
     assert stream.endswith("data: [DONE]\n\n")
     assert '"cached":true' in stream
     assert deployed.counters()["rollouts"] == rollouts + hits.count(False) + 1

@@ -51,8 +51,8 @@ def test_only_the_pages_files_are_served_with_strict_headers(deployed: Deployed)
             assert "default-src 'self'; img-src 'self' data: blob:" in reply.headers["content-security-policy"]
             assert reply.headers["x-content-type-options"] == "nosniff"
             assert reply.headers["cache-control"] == "no-cache"
-            again = client.get(f"/page/{name}", headers={"If-None-Match": f'W/{reply.headers["etag"]}, "other"'})
-            assert (again.status_code, again.content) == (304, b"")
+            repeated = client.get(f"/page/{name}", headers={"If-None-Match": f'W/{reply.headers["etag"]}, "other"'})
+            assert (repeated.status_code, repeated.content) == (304, b"")
         assert client.get("/page/main.js").headers["content-type"].startswith("text/javascript")
         settings = client.get("/page/settings.json").json()
         assert settings["samples"] == 4

@@ -41,7 +41,7 @@ def entries(count: int, width: int = 16, first: int = 0, seed: int = 0) -> list[
 
 
 def wait_for(what: Callable[[], object], timeout_s: float = 60.0) -> None:
-    began = time.monotonic()
+    started = time.monotonic()
     while not what():
-        assert time.monotonic() - began < timeout_s
+        assert time.monotonic() - started < timeout_s
         time.sleep(0.005)

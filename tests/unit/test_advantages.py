@@ -18,7 +18,7 @@ WHITEN = AdvantageConfig(baseline="none", scale="batch_std", eps=1e-12, min_grou
 
 def group(rewards: list[float | None], stops: list[StopReason] | None = None, lengths: list[int] | None = None) -> Group:
     question = Question(id="q", question="?")
-    made = []
+    result = []
     for i, reward in enumerate(rewards):
         size = lengths[i] if lengths else 2
         turns = [
@@ -26,8 +26,8 @@ def group(rewards: list[float | None], stops: list[StopReason] | None = None, le
             Turn(role="assistant", text="1", tokens=[2] * size, log_probs=[0.0] * size),
         ]
         stop = stops[i] if stops else StopReason.ANSWER
-        made.append(Trajectory(question_id="q", group_id="g", turns=turns, reward=reward, stop_reason=stop))
-    return Group(id="g", question=question, trajectories=made)
+        result.append(Trajectory(question_id="q", group_id="g", turns=turns, reward=reward, stop_reason=stop))
+    return Group(id="g", question=question, trajectories=result)
 
 
 def group_advantages(rewards: list[float | None], settings: AdvantageConfig, greedy: float | None = None) -> list[float | None]:
@@ -39,8 +39,8 @@ def advantages_of(g: Group) -> list[float | None]:
 
 
 def test_grpo_subtracts_the_mean_and_divides_by_the_sample_deviation():
-    found = group_advantages([1.0, 0.0, 0.0, 1.0], AdvantageConfig(eps=1e-9))
-    assert found == pytest.approx([0.8660254, -0.8660254, -0.8660254, 0.8660254])
+    result = group_advantages([1.0, 0.0, 0.0, 1.0], AdvantageConfig(eps=1e-9))
+    assert result == pytest.approx([0.8660254, -0.8660254, -0.8660254, 0.8660254])
 
 
 def test_dr_grpo_leaves_the_deviation_out():
@@ -75,13 +75,13 @@ def test_a_reward_that_is_not_finite_is_refused(bad: float):
 
 
 def test_leaving_one_out_compares_with_the_others():
-    found = group_advantages([1.0, 0.0, None, 0.5], AdvantageConfig(baseline="loo", scale="none"))
-    assert found == pytest.approx([0.75, -0.75, None, 0.0])
+    result = group_advantages([1.0, 0.0, None, 0.5], AdvantageConfig(baseline="loo", scale="none"))
+    assert result == pytest.approx([0.75, -0.75, None, 0.0])
 
 
 def test_mean_absolute_deviation_is_not_zero_for_lopsided_groups():
-    found = group_advantages([1.0, 0.0, 0.0, 0.0], AdvantageConfig(scale="mad", eps=1e-12))
-    assert found == pytest.approx([2.0, -2 / 3, -2 / 3, -2 / 3])
+    result = group_advantages([1.0, 0.0, 0.0, 0.0], AdvantageConfig(scale="mad", eps=1e-12))
+    assert result == pytest.approx([2.0, -2 / 3, -2 / 3, -2 / 3])
 
 
 def test_greedy_baseline_needs_a_greedy_reward_and_drops_a_group_whose_is_unscored():
@@ -98,19 +98,19 @@ def test_greedy_baseline_needs_a_greedy_reward_and_drops_a_group_whose_is_unscor
 
 
 def test_whitening_gives_the_batch_mean_zero_and_deviation_one():
-    found = batch_advantages([[1.0, 0.0, 2.0], [5.0], [None, 3.0]], WHITEN)
-    used = [a for row in found for a in row if a is not None]
+    result = batch_advantages([[1.0, 0.0, 2.0], [5.0], [None, 3.0]], WHITEN)
+    used = [a for row in result for a in row if a is not None]
     assert math.fsum(used) == pytest.approx(0.0, abs=1e-12)
     assert math.fsum(a * a for a in used) == pytest.approx(len(used) - 1)
-    assert found[2][0] is None
+    assert result[2][0] is None
 
 
 def test_by_token_a_long_rollout_counts_for_as_much_as_it_trains():
     by_token = WHITEN.model_copy(update={"batch_over": "token"})
-    found = batch_advantages([[1.0, 0.0], [0.0]], by_token, tokens=[[6, 1], [2]])
-    assert 6 * found[0][0] + found[0][1] + 2 * found[1][0] == pytest.approx(0.0, abs=1e-12)
+    result = batch_advantages([[1.0, 0.0], [0.0]], by_token, tokens=[[6, 1], [2]])
+    assert 6 * result[0][0] + result[0][1] + 2 * result[1][0] == pytest.approx(0.0, abs=1e-12)
     repeated = batch_advantages([[1.0] * 6 + [0.0] * 3], WHITEN)
-    assert found[0][0] == pytest.approx(repeated[0][0])
+    assert result[0][0] == pytest.approx(repeated[0][0])
     with pytest.raises(BadConfig, match="token count"):
         batch_advantages([[1.0, 0.0]], by_token)
 
@@ -130,9 +130,9 @@ def test_a_batch_on_several_workers_has_the_statistics_of_the_whole():
         return batch_advantages(parts[rank], WHITEN, sum_workers=all_reduce)
 
     with ThreadPoolExecutor(len(parts)) as pool:
-        found = [a for part in pool.map(worker, range(len(parts))) for g in part for a in g]
+        result = [a for part in pool.map(worker, range(len(parts))) for g in part for a in g]
     whole = [a for g in batch_advantages([g for part in parts for g in part], WHITEN) for a in g]
-    assert found == pytest.approx(whole)
+    assert result == pytest.approx(whole)
 
 
 @pytest.mark.parametrize(("right", "k"), [(1, 2), (3, 4), (7, 4), (8, 4), (0, 4), (4, 1)])
@@ -140,8 +140,8 @@ def test_pass_at_k_is_the_papers_formula_for_binary_rewards(right: int, k: int):
     n, wrong = 8, 8 - right
     mean = 1 - math.comb(wrong, k) / math.comb(n, k)
     low = 1 - mean - (math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1) if wrong else 0)
-    found, deviation = pass_at_k([0.0] * wrong + [1.0] * right, AdvantageConfig(baseline="pass_at_k", k=k))
-    assert found == pytest.approx([low] * wrong + [1 - mean] * right, abs=1e-12)
+    result, deviation = pass_at_k([0.0] * wrong + [1.0] * right, AdvantageConfig(baseline="pass_at_k", k=k))
+    assert result == pytest.approx([low] * wrong + [1 - mean] * right, abs=1e-12)
     assert deviation == pytest.approx(math.sqrt(mean * (1 - mean)), abs=1e-7)
 
 

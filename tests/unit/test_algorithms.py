@@ -36,13 +36,13 @@ def rollouts(seed: int, spread: float) -> list[Sequence]:
     def noise(n: int, size: float) -> torch.Tensor:
         return size * torch.randn(n, generator=generator).double()
 
-    made = []
+    result = []
     for length in torch.randint(1, 12, (9,), generator=generator).tolist():
         old = -noise(length, 1.0).abs() - 0.1
         new = (old + noise(length, spread)).requires_grad_()
         advantage = float(torch.randn((), generator=generator))
-        made.append(Sequence(new, old, old + noise(length, 0.3), old + noise(length, 0.2), advantage))
-    return made
+        result.append(Sequence(new, old, old + noise(length, 0.3), old + noise(length, 0.2), advantage))
+    return result
 
 
 # -- the formulas ------------------------------------------------------------------------------------------------------
@@ -341,8 +341,8 @@ ADVANTAGES: dict[str, Callable[[], list[list[float]]]] = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_advantages_are_those_of_the_formula(name: str):
-    found = batch_advantages(GROUPS, named(name).advantage, greedy=GREEDY, tokens=TOKENS)
-    for row, expected in zip(found, ADVANTAGES[name](), strict=True):
+    result = batch_advantages(GROUPS, named(name).advantage, greedy=GREEDY, tokens=TOKENS)
+    for row, expected in zip(result, ADVANTAGES[name](), strict=True):
         assert row == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
@@ -367,8 +367,8 @@ def test_a_dry_run_prints_what_the_name_means_and_reads_it_back(name: str):
 def test_explicit_keys_win_over_the_name():
     r = named("dapo", "rft.loss.clip_high=0.4", "rft.advantage.scale=none")
     assert (r.loss.clip_high, r.loss.clip_low, r.advantage.scale) == (0.4, 0.2, "none")
-    made = config.RftConfig(algorithm="gspo", loss=config.LossConfig(clip_low=1e-3))
-    assert (made.loss.clip_low, made.loss.clip_high, made.loss.ratio) == (1e-3, 4e-4, "sequence")
+    result = config.RftConfig(algorithm="gspo", loss=config.LossConfig(clip_low=1e-3))
+    assert (result.loss.clip_low, result.loss.clip_high, result.loss.ratio) == (1e-3, 4e-4, "sequence")
 
 
 def test_without_a_name_the_defaults_hold():

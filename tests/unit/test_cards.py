@@ -81,8 +81,8 @@ def test_a_shift_changes_the_cards_and_nothing_else():
 
 
 def test_questions_and_demonstrations():
-    rows, again = ([cards.question_row("validation", 2, index, "invert") for index in range(5)] for _ in range(2))
-    assert rows == again
+    rows, repeated = ([cards.question_row("validation", 2, index, "invert") for index in range(5)] for _ in range(2))
+    assert rows == repeated
     for row in rows:
         scene = cards.describe(row["media"][0]["uri"])
         assert row["answers"] == [str(scene.target.digit)]

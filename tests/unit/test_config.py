@@ -36,9 +36,9 @@ def test_overrides_reach_their_key_and_keep_the_rest() -> None:
 )
 def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: float) -> None:
     c = config.parse({"learner": {"lr": lr}, "rft": {"steps": steps}, "run": {"name": name}, "evolution": {"gate": gate}})
-    again = config.parse(yaml.safe_load(c.to_yaml()))
-    assert again == c
-    assert again.sha256 == c.sha256
+    repeated = config.parse(yaml.safe_load(c.to_yaml()))
+    assert repeated == c
+    assert repeated.sha256 == c.sha256
 
 
 @pytest.mark.parametrize(

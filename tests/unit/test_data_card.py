@@ -78,11 +78,11 @@ def shown() -> Demonstration:
 def test_the_card_says_what_is_in_and_what_is_out(shown: Demonstration, tmp_path: Path):
     path = data_card.write_card(tmp_path, FACTS, [data_card.example(shown, ToolboxConfig())], "my set")
     page = Page(path.read_text(encoding="utf-8"))
-    said = page.text
+    output = page.text
     for part in ("my set", "1 200 demonstrations of 1 300 rows", "failed 1 gate", "duplicate", "not_json", "object_counting"):
-        assert part in said
+        assert part in output
     for part in ("number of demonstrations", "d7 : is <b>wrong</b>", "ocr/golden", "Required but not available at all: zoom"):
-        assert part in said
+        assert part in output
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -98,11 +98,11 @@ def test_examples_show_the_picture_with_boxes_and_what_the_zooms_showed(shown: D
 
 def test_found_objects_are_drawn_on_what_was_shown():
     segment = Step(op="segment_object_at", target="img0", arguments={"box": [0.3, 0.3, 0.4, 0.4]}, think="where is it")
-    found = made(turns=[segment, Step(answer="7")])
-    drawn = data_card.example(found, ToolboxConfig()).pictures["obs1"]
-    assert found.turns[0].observation is not None
-    found.turns[0].observation.data.pop("objects")
-    plain = data_card.example(found, ToolboxConfig()).pictures["obs1"]
+    result = made(turns=[segment, Step(answer="7")])
+    drawn = data_card.example(result, ToolboxConfig()).pictures["obs1"]
+    assert result.turns[0].observation is not None
+    result.turns[0].observation.data.pop("objects")
+    plain = data_card.example(result, ToolboxConfig()).pictures["obs1"]
     assert drawn.shape == plain.shape
     assert (drawn != plain).any()
 
@@ -118,8 +118,8 @@ def test_clips_show_their_frames():
     clip = {"id": "vid0", "uri": str(clips.CARPHONE), "kind": "video"}
     select = Step(op="select_frames", target="vid0", arguments={"frames": [3, 9]}, think="two moments")
     closer = zoom(1, target="vid0.1", observation=None)
-    found = made(media=[clip], turns=[select, closer, Step(answer="7")])
-    example = data_card.example(found, ToolboxConfig(), frames=3)
+    result = made(media=[clip], turns=[select, closer, Step(answer="7")])
+    example = data_card.example(result, ToolboxConfig(), frames=3)
     assert [view.id for view in example.trajectory.images[:3]] == ["vid0.0", "vid0.1", "vid0.2"]
     page = Page(data_card.render_card({}, [example], "x"))
     assert sum(tag == "img" for tag, _ in page.seen) == 6

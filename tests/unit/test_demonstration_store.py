@@ -37,8 +37,8 @@ def test_rows_are_read_by_number_and_other_kinds_are_counted(tmp_path: Path) -> 
     assert [store[n].id for n in (2, 0, 1)] == ["q4", "q0", "q2"]
     assert store[1] == rows[2]
     assert store.refused == {"trap_logical": 1, "outcome_negative": 1}
-    again = DemonstrationStore(tmp_path / "rows")
-    assert again[2] == rows[4]
+    repeated = DemonstrationStore(tmp_path / "rows")
+    assert repeated[2] == rows[4]
     with pytest.raises(DataFailure, match="none of its 5"):
         DemonstrationStore.fill(tmp_path / "none", iter([demonstration(n, kind="trap_perceptual") for n in range(5)]), ["golden"])
     assert not (tmp_path / "none").exists()
@@ -59,10 +59,10 @@ def test_a_batch_has_its_mixture_and_depends_on_seed_step_and_mixture_alone(
     other.rows(step + 3, mixture)  # what was drawn before makes no difference
     rows = one.rows(step, mixture)
     assert rows.tolist() == other.rows(step, mixture).tolist()
-    found = Counter(store.levels[rows].tolist())
+    result = Counter(store.levels[rows].tolist())
     for level, share in enumerate(mixture):
-        assert abs(found[level] - share * batch) < 1 + 1e-6
-        assert share > 0 or not found[level]
+        assert abs(result[level] - share * batch) < 1 + 1e-6
+        assert share > 0 or not result[level]
 
 
 def test_without_a_mixture_every_row_is_drawn_once_in_a_pass_and_each_pass_is_shuffled_anew(store: DemonstrationStore) -> None:

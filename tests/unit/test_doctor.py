@@ -42,18 +42,18 @@ def test_it_starts_fast_and_imports_nothing_heavy():
         "import sys; from pixelis.jobs import doctor; doctor.main([]); "
         "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'deepspeed') if m in sys.modules])"
     )
-    began = time.monotonic()
+    started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - started < 30
 
 
 def test_json_agrees_with_the_exit_code(capsys):
     code = doctor.main(["--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert code == (0 if told["quickstart"] else 1)
-    assert bool(told["reasons"]) != told["quickstart"]
-    assert told["checks"][0]["area"] == "machine"
+    output = json.loads(capsys.readouterr().out)
+    assert code == (0 if output["quickstart"] else 1)
+    assert bool(output["reasons"]) != output["quickstart"]
+    assert output["checks"][0]["area"] == "machine"
 
 
 def test_exit_codes(monkeypatch, capsys):
@@ -122,8 +122,8 @@ def test_gpus_are_what_nvidia_smi_says(monkeypatch):
     assert gpus[0] == {"name": "NVIDIA H200", "memory_gib": 140.4, "driver": "570.1"}
     assert gpus[1]["memory_gib"] is None
     monkeypatch.setattr(doctor, "version", lambda name: "2.13.0+cpu")
-    found = doctor._gpus(gpus)  # the probe's output is no three words: torch does not see them
-    assert [check.state for check in found] == ["ok", "ok", "wrong"]
+    result = doctor._gpus(gpus)  # the probe's output is no three words: torch does not see them
+    assert [check.state for check in result] == ["ok", "ok", "wrong"]
 
 
 def test_no_gpu_is_a_note_not_a_fault(monkeypatch):

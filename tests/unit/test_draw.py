@@ -27,14 +27,14 @@ def disc(height: int = 240, width: int = 320) -> np.ndarray:
 
 
 def thing(inside: np.ndarray, **more) -> dict:
-    found = masks.Mask.of(inside)
+    result = masks.Mask.of(inside)
     return {
         "id": "3f9ac1d2",
         "kind": "object",
         "root": "img0",
         "frame": None,
-        "box": list(found.box),
-        "mask": found.encode(),
+        "box": list(result.box),
+        "mask": result.encode(),
         **more,
     }
 

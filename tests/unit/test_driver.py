@@ -114,8 +114,8 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
     with jobs.run_folder(config):
         assert checkpoint.latest(folder) is not None
         assert not (folder / "STOP").exists(), "a stop of the last run does not end this one"
-    again = other.model_copy(update={"run": other.run.model_copy(update={"resume": False})})
-    with jobs.run_folder(again):
+    repeated = other.model_copy(update={"run": other.run.model_copy(update={"resume": False})})
+    with jobs.run_folder(repeated):
         assert checkpoint.latest(folder) is None
         assert jobs.latest_step(folder, "step/sft") == (0, {})
         assert not (folder / "consumed.jsonl").exists(), "the new run has learnt from nothing yet"
@@ -188,12 +188,12 @@ def test_an_error_becomes_one_message_and_an_exit_code(
     with pytest.raises(SystemExit) as caught, jobs.driver("rft"):
         raise error
     assert caught.value.code == code
-    told = capfd.readouterr().err
-    assert told.startswith("pixelis rft: ")
-    assert "Traceback" not in told
+    output = capfd.readouterr().err
+    assert output.startswith("pixelis rft: ")
+    assert "Traceback" not in output
     if isinstance(error, BadInput | InfraFailure):
-        assert error.message in told
-        assert f"fix: {error.fix}" in told
+        assert error.message in output
+        assert f"fix: {error.fix}" in output
 
 
 @pytest.mark.usefixtures("keep_sigterm")

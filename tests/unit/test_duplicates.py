@@ -117,8 +117,8 @@ def test_missing_pictures_have_an_error_code(tmp_path: Path):
     (tmp_path / "bad.png").write_bytes(b"\x89PNG no")
     with pytest.raises(BadImage):
         pictures.perceptual_hash(image(tmp_path / "bad.png"))
-    (found,) = pictures.perceptual_hashes([image(tmp_path / "bad.png")])
-    assert isinstance(found, BadImage)
+    (result,) = pictures.perceptual_hashes([image(tmp_path / "bad.png")])
+    assert isinstance(result, BadImage)
 
 
 def test_flat_pictures_have_a_perceptual_hash():

@@ -37,8 +37,8 @@ def test_an_incomplete_line_loses_only_itself(tmp_path):
     with log.path.open("ab") as file:
         file.write(b'{"kind": "torn", "x": "\xc3')
     assert [e["kind"] for e in read(tmp_path)] == ["a"]
-    with EventLog(tmp_path) as again:
-        again.write("b")
+    with EventLog(tmp_path) as repeated:
+        repeated.write("b")
     assert [e["kind"] for e in read(tmp_path)] == ["a", "b"]
 
 

@@ -132,17 +132,17 @@ def test_a_folder_is_its_files_by_name_whatever_lies_beside_them(tmp_path: Path)
     for name in ("b.jsonl", "a/z.parquet", "a/c.json", "a/my_lineage.json", *beside):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
-    _, root, found = Source.of(str(tmp_path)).files()
+    _, root, result = Source.of(str(tmp_path)).files()
     assert root == str(tmp_path)
-    assert [Path(path).relative_to(tmp_path).as_posix() for path in found] == [
+    assert [Path(path).relative_to(tmp_path).as_posix() for path in result] == [
         *("a/c.json", "a/my_lineage.json", "a/z.parquet", "b.jsonl")
     ]
 
 
 def test_a_filesystem_is_named_by_its_uri(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
-    system, _, found = Source.of(f"file://{tmp_path}?format=r1v").files()
-    assert [row.values for row in read_file(system, found[0]) if isinstance(row, Row)] == [{"a": 1}]
+    system, _, result = Source.of(f"file://{tmp_path}?format=r1v").files()
+    assert [row.values for row in read_file(system, result[0]) if isinstance(row, Row)] == [{"a": 1}]
     bucket, path = Source.of("s3://bucket/rows.parquet?region=eu-west-1&format=r1v").open()
     assert (bucket.type_name, bucket.region, path) == ("s3", "eu-west-1", "bucket/rows.parquet")
 

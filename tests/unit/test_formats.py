@@ -429,8 +429,8 @@ def test_formats_without_an_id_of_their_own_are_called_by_their_file(folder: Pat
     for name in ("easy/test.jsonl", "hard/test.jsonl", "test.jsonl"):
         (folder / name).parent.mkdir(exist_ok=True)
         write(folder, row, name=name)
-    found = list(read_records(f"{folder}?media={folder}"))
-    assert [record.id for record in found if isinstance(record, Question)] == ["easy/test-1", "hard/test-1", "test-1"]
+    result = list(read_records(f"{folder}?media={folder}"))
+    assert [record.id for record in result if isinstance(record, Question)] == ["easy/test-1", "hard/test-1", "test-1"]
 
 
 def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:

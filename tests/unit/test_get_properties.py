@@ -140,9 +140,9 @@ def test_a_triangle_a_ring_and_an_l():
 
 def test_a_large_shape_measures_like_a_small_one():
     rows, columns = np.mgrid[:3000, :3000] + 0.5
-    found = shapes.measure(np.hypot(rows - 1500, columns - 1500) <= 1480)
-    assert found["perimeter"] == close(2 * math.pi * 1480)
-    assert found["circularity"] == close(1)
+    result = shapes.measure(np.hypot(rows - 1500, columns - 1500) <= 1480)
+    assert result["perimeter"] == close(2 * math.pi * 1480)
+    assert result["circularity"] == close(1)
 
 
 @pytest.mark.parametrize(
@@ -299,10 +299,10 @@ def test_the_background_does_not_count():
 def test_an_object_found_before():
     picture = skimage.data.coffee()
     root = ImageView(id="img0", source_size=(600, 400), view_size=(600, 400))
-    found, _ = execute(
+    result, _ = execute(
         Action(op="segment_object_at", arguments={"box": [0.54, 0.62, 0.68, 0.82]}), Scene({"img0": picture}, [root]), OPERATIONS
     )
-    (record,) = found.data["objects"]
+    (record,) = result.data["objects"]
     observation, views = call(picture, {record["id"]: record}, object=record["id"])
     assert views == []
     properties = observation.data["properties"]

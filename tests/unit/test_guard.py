@@ -66,9 +66,9 @@ def test_no_number_is_no_measurement():
 def test_a_restart_goes_on_where_it_was():
     beta = warmed(GuardConfig(), 0.1)
     beta.update(0.1)
-    again = AdaptiveKLController(GuardConfig())
-    again.restore(json.loads(json.dumps(beta.state())))
-    assert again.update(0.1) == beta.update(0.1) == pytest.approx(0.0144)
+    repeated = AdaptiveKLController(GuardConfig())
+    repeated.restore(json.loads(json.dumps(beta.state())))
+    assert repeated.update(0.1) == beta.update(0.1) == pytest.approx(0.0144)
     fixed = AdaptiveKLController(GuardConfig(mode="fixed", beta=0.3))
     fixed.restore(beta.state())
     assert fixed.beta == 0.3

@@ -68,12 +68,12 @@ def test_the_weight_of_the_kl_term_may_change_from_step_to_step():
         with trainer(loss=config.LossConfig(kl=0.01), adapter=random_adapter()) as learner:
             learner.update(samples)
             drawn[weight] = learner.update(samples, kl_weight=weight)["policy/loss"]
-            again = learner.update(samples)["policy/loss"]
+            repeated = learner.update(samples)["policy/loss"]
         with trainer(loss=config.LossConfig(kl=0.01), adapter=random_adapter()) as plain:
             plain.update(samples)
             if weight == 0.01:
                 assert plain.update(samples)["policy/loss"] == drawn[weight]
-                assert plain.update(samples)["policy/loss"] == again
+                assert plain.update(samples)["policy/loss"] == repeated
     assert drawn[0.0] < drawn[0.01] < drawn[10.0]
 
 

@@ -100,8 +100,8 @@ def test_log_probs_equal_those_of_the_learner_after_an_adapter_load(family: str)
                 expected = stock_log_probs(model, sample, 0.7).numpy()
                 assert np.abs(expected - sample.log_probs[sample.mask]).max() < 1e-4
         await engine.load(4, None)
-        again = (await play_all(engine, prompts[:1], [GREEDY]))[0]
-        check_greedy(stock(family), again)
+        repeated = (await play_all(engine, prompts[:1], [GREEDY]))[0]
+        check_greedy(stock(family), repeated)
 
     with_engine(body, family)
 
@@ -152,8 +152,8 @@ def test_one_seed_gives_every_prompt_its_own_numbers():
         said = [tuple(s.tokens[s.mask]) for s in first]
         assert len(set(said)) == 8
         assert len({s[0] for s in said}) > 4
-        again = await play_all(engine, prompts, [SamplingParams(1.0, 1.0, 4, seed=1)] * 8)
-        assert [tuple(s.tokens[s.mask]) for s in again] == said
+        repeated = await play_all(engine, prompts, [SamplingParams(1.0, 1.0, 4, seed=1)] * 8)
+        assert [tuple(s.tokens[s.mask]) for s in repeated] == said
         await engine.load(1, None)
         later = await play_all(engine, prompts, [SamplingParams(1.0, 1.0, 4, seed=1)] * 8)
         assert all(tuple(s.tokens[s.mask]) != t for s, t in zip(later, said, strict=True))
@@ -246,8 +246,8 @@ def test_a_key_that_lies_mixes_no_prompts():
         other_picture.first, other_picture.then = a.first, a.then
         sessions = [await engine.open("same") for _ in range(3)]
         plays = zip((a, b, other_picture), sessions, strict=True)
-        found = await asyncio.gather(*(p.play(s, GREEDY, turns=1) for p, s in plays))
-        for prompt, sample in zip((a, b, other_picture), found, strict=True):
+        result = await asyncio.gather(*(p.play(s, GREEDY, turns=1) for p, s in plays))
+        for prompt, sample in zip((a, b, other_picture), result, strict=True):
             session = await engine.open()
             alone = await prompt.play(session, GREEDY, turns=1)
             assert alone.tokens.tolist() == sample.tokens.tolist()
@@ -320,9 +320,9 @@ def test_cancelling_one_session_leaves_the_others_alone():
         tasks[1].cancel()  # in the worker's hands
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(d, asyncio.CancelledError) for d in done[:2])
-        for got, want in zip(done[2:], expected[2:], strict=True):
-            assert isinstance(got, TrainSample)
-            assert got.tokens.tolist() == want.tokens.tolist()
+        for actual, want in zip(done[2:], expected[2:], strict=True):
+            assert isinstance(actual, TrainSample)
+            assert actual.tokens.tolist() == want.tokens.tolist()
         assert (await engine.health())["sessions"] == 0
 
     with_engine(body)

@@ -137,8 +137,8 @@ def test_any_string_is_a_mask_or_an_error(text: str):
     except OperationError:
         return
     assert 0 < mask.area <= 42
-    again = coco.decode({"size": [6, 7], "counts": text.encode()})
-    np.testing.assert_array_equal(mask.full(), again)
+    repeated = coco.decode({"size": [6, 7], "counts": text.encode()})
+    np.testing.assert_array_equal(mask.full(), repeated)
 
 
 def test_a_mask_of_another_picture():

@@ -54,16 +54,16 @@ def test_nearest_by_every_kind_and_metric(kind: str, metric: str) -> None:
     settle(index)
     assert (index.built is None) == (kind == "flat")
     assert len(index) == 600
-    found, rows = index.search(queries, 10)
+    result, rows = index.search(queries, 10)
     expected = truth(metric, stored, queries)
     best = -np.sort(-expected, axis=1)[:, :10]
     # Distances of close vectors lose digits where FAISS subtracts large numbers.
-    np.testing.assert_allclose(found, np.take_along_axis(expected, rows - 100, 1), atol=2e-3 if metric == "euclidean" else 1e-4)
-    assert (np.diff(found, axis=1) <= 1e-6).all()
+    np.testing.assert_allclose(result, np.take_along_axis(expected, rows - 100, 1), atol=2e-3 if metric == "euclidean" else 1e-4)
+    assert (np.diff(result, axis=1) <= 1e-6).all()
     recall = np.mean([len(set(np.argsort(-e)[:10] + 100) & set(r)) / 10 for e, r in zip(expected, rows, strict=True)])
     assert recall >= (1.0 if kind == "flat" else 0.95)
     if kind == "flat":
-        np.testing.assert_allclose(found, best, atol=2e-3)
+        np.testing.assert_allclose(result, best, atol=2e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,9 +77,9 @@ def test_what_is_removed_never_comes_back(kind: str) -> None:
     index.remove([*gone, 12345])
     for _ in range(3):
         assert len(index) == 400 - len(gone)
-        found, rows = index.search(stored, 20)
+        result, rows = index.search(stored, 20)
         assert not gone & set(rows.ravel().tolist())
-        assert np.isfinite(found[rows >= 0]).all()
+        assert np.isfinite(result[rows >= 0]).all()
         kept = [i for i in range(400) if i not in gone]
         assert (rows[kept, 0] == kept).mean() >= (1.0 if kind == "flat" else 0.98)
         settle(index)
@@ -110,12 +110,12 @@ def test_searches_and_changes_go_on_while_it_is_built_anew(kind: str, monkeypatc
     index.add(range(500), stored[:500])
     settle(index)
     index.remove(range(0, 400, 2))
-    stopped, begun = threading.Event(), threading.Event()
+    stopped, start_result = threading.Event(), threading.Event()
 
     def step() -> bool:
         # In the middle of building: what happens now has to be in what is built.
-        if not begun.is_set():
-            begun.set()
+        if not start_result.is_set():
+            start_result.set()
             index.remove(range(401, 450))
             index.add(range(500, 900), stored[500:])
             index.remove(range(500, 520))
@@ -142,11 +142,11 @@ def test_the_built_part_comes_back_from_its_file(kind: str, tmp_path: Path) -> N
     index.add(range(500), stored)
     settle(index)
     index.save(file, "owner")
-    again = Index(config(kind), 24)
+    repeated = Index(config(kind), 24)
     present = np.array([r for r in range(500) if r % 5])
-    assert again.load(file, "owner", present)
+    assert repeated.load(file, "owner", present)
     index.remove(range(0, 500, 5))
-    for one, other in zip(index.search(stored, 9), again.search(stored, 9), strict=True):
+    for one, other in zip(index.search(stored, 9), repeated.search(stored, 9), strict=True):
         np.testing.assert_array_equal(one, other)
     content = bytearray(file.read_bytes())
     refused = {

@@ -38,9 +38,9 @@ def test_reopening_restores_five_records_and_one_more(tmp_path: Path) -> None:
     assert len(shard) == 6
     assert shard.get([f"e{i}" for i in range(6)]) == [e.experience for e in given]
     assert shard.pictures("e0") == given[0].pictures
-    found = shard.search(np.stack([e.vector for e in given]), 1)
-    assert [line[0][0] for line in found] == [f"e{i}" for i in range(6)]
-    assert [line[0][1] for line in found] == pytest.approx([1.0] * 6, abs=1e-6)
+    match = shard.search(np.stack([e.vector for e in given]), 1)
+    assert [line[0][0] for line in match] == [f"e{i}" for i in range(6)]
+    assert [line[0][1] for line in match] == pytest.approx([1.0] * 6, abs=1e-6)
     shard.close()
 
 
@@ -60,8 +60,8 @@ def test_a_full_shard_keeps_the_newest_five_of_ten(tmp_path: Path) -> None:
     for entry in given:
         shard.add([entry])
     assert ids(shard) == [f"e{i}" for i in range(5, 10)]
-    found = shard.search(np.stack([e.vector for e in given]), 10)
-    assert all({name for name, _ in line} == {f"e{i}" for i in range(5, 10)} for line in found), "k beyond the size gives all"
+    match = shard.search(np.stack([e.vector for e in given]), 10)
+    assert all({name for name, _ in line} == {f"e{i}" for i in range(5, 10)} for line in match), "k beyond the size gives all"
     shard.close()
     shard = Shard(tmp_path, MemoryConfig(), capacity=5)
     assert shard.add(entries(12, first=20)) == [True] * 12, "more than there is room for, in one call"

@@ -276,12 +276,12 @@ def voted(name: str, *rewards: tuple[float, float | None]) -> Group:
 def test_votes_are_measured_as_labels_and_without_truths_by_agreement_alone():
     right = voted("a", (1, 1), (1, 1), (1, 1), (0, 0))
     wrong = voted("b", (1, 0), (1, 0), (0, 1), (0, 0))
-    found = batch_metrics([right, wrong])
-    assert found["vote/majority_share"] == (0.75 + 0.5) / 2
-    assert found["vote/label_accuracy"] == 0.5
-    assert found["vote/reward_accuracy"] == (4 + 1) / 8
-    assert (found["vote/pass_at_n"], found["vote/none"]) == (1, 0)
-    assert found["vote/truth_share"] == 4 / 8
+    result = batch_metrics([right, wrong])
+    assert result["vote/majority_share"] == (0.75 + 0.5) / 2
+    assert result["vote/label_accuracy"] == 0.5
+    assert result["vote/reward_accuracy"] == (4 + 1) / 8
+    assert (result["vote/pass_at_n"], result["vote/none"]) == (1, 0)
+    assert result["vote/truth_share"] == 4 / 8
     few = [group.model_copy(update={"trajectories": group.trajectories[-2:]}) for group in (right, wrong)]
     assert learnt_votes(few) == {
         "vote/learnt_reward_accuracy": 3 / 4,
@@ -292,8 +292,8 @@ def test_votes_are_measured_as_labels_and_without_truths_by_agreement_alone():
     none = voted("d", (1, None), (0, None))
     for trajectory in none.trajectories:
         trajectory.rewards, trajectory.reward, trajectory.unscored = {}, None, "tie"
-    found = batch_metrics([silent, none])
-    assert found["vote/none"] == 0.5
-    assert found["vote/majority_share"] == 0.5
-    assert "vote/label_accuracy" not in found
+    result = batch_metrics([silent, none])
+    assert result["vote/none"] == 0.5
+    assert result["vote/majority_share"] == 0.5
+    assert "vote/label_accuracy" not in result
     assert learnt_votes([silent, none]) == {}

@@ -46,9 +46,9 @@ def test_the_protocol_takes_few_tokens():
 
 def test_a_saved_tokenizer_is_the_same(tmp_path):
     TOKENIZER.save_pretrained(tmp_path)
-    again = AutoTokenizer.from_pretrained(tmp_path)
+    repeated = AutoTokenizer.from_pretrained(tmp_path)
     text = '<|im_start|>user\nRead 120 and 123, it\'s "çà" 日本\n\n<answer>7</answer><|im_end|>'
-    assert again(text)["input_ids"] == TOKENIZER(text)["input_ids"]
+    assert repeated(text)["input_ids"] == TOKENIZER(text)["input_ids"]
     assert AutoTokenizer.from_pretrained(BASE).get_vocab() == TOKENIZER.get_vocab()
 
 
@@ -71,13 +71,13 @@ def test_both_families_build_load_and_run(family, tmp_path):
     assert model.config.model_type == family
     assert model.lm_head.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()
     model.save_pretrained(tmp_path)
-    again = AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
+    repeated = AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
     pixels, grid = patchify([Views(cards.world("train").backgrounds).overview(cards.scene_of("train", 0, 0))], 8, 2, 2)
     ids = TOKENIZER("<|vision_start|>" + "<|image_pad|>" * 16 + "<|vision_end|>Where?", return_tensors="pt")["input_ids"]
     inputs = {"input_ids": ids, "pixel_values": pixels, "image_grid_thw": grid}
     inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
     with torch.no_grad():
-        assert torch.equal(model(**inputs).logits, again(**inputs).logits)
+        assert torch.equal(model(**inputs).logits, repeated(**inputs).logits)
     same = build(TOKENIZER, family, seed=3)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
 
@@ -91,8 +91,8 @@ def test_unknown_sizes_and_families_are_refused():
 
 def test_lessons_repeat_and_hold_no_protocol():
     lessons = Lessons(Views(cards.world("train").backgrounds), TOKENIZER, [(0, 16), (16, 24)], seed=5)
-    first, again = lessons[1], lessons[1]
-    assert all(torch.equal(a, b) for a, b in zip(vars(first).values(), vars(again).values(), strict=True))
+    first, repeated = lessons[1], lessons[1]
+    assert all(torch.equal(a, b) for a, b in zip(vars(first).values(), vars(repeated).values(), strict=True))
     call = TOKENIZER.convert_tokens_to_ids(["<tool_call>", "</tool_call>", "<answer>", "</answer>"])
     for number, row in enumerate(first.ids.tolist()):
         echo = (16 + number) % 12 == 11

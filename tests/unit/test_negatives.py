@@ -89,15 +89,15 @@ def test_every_wrong_answer_is_rejected_by_the_scorer(scorer: str, answer: str) 
         with pytest.raises(DataFailure, match="no wrong answer"):
             wrong_answer(question, answer, np.random.default_rng(0))
         return
-    found, _ = wrong_answer(question, answer, np.random.default_rng(0))
-    assert is_wrong(question, found)
-    assert not is_right(question, found)
+    result, _ = wrong_answer(question, answer, np.random.default_rng(0))
+    assert is_wrong(question, result)
+    assert not is_right(question, result)
 
 
 def test_alternatives_of_numbers_stay_at_or_above_zero() -> None:
-    found = [other for other, _ in alternatives(ask("How many?", "0", "count"), "0", np.random.default_rng(1))]
-    assert found
-    assert all(int(other) > 0 for other in found)
+    result = [other for other, _ in alternatives(ask("How many?", "0", "count"), "0", np.random.default_rng(1))]
+    assert result
+    assert all(int(other) > 0 for other in result)
 
 
 @pytest.mark.parametrize("kind", ["outcome_negative", "trap_logical", "trap_perceptual"])
@@ -225,8 +225,8 @@ def test_other_frames_show_another_event(tmp_path: Path) -> None:
     session = EXECUTOR.open(question)
     session.call("Early.", "select_frames", frames=[0, 1])
     session.answer("He waves.", "a man waves")
-    found = {make_negative("trap_perceptual", session.demonstration(), session, np.random.default_rng(s)).final for s in (0, 2)}
-    assert found == {"a man sits"}
+    result = {make_negative("trap_perceptual", session.demonstration(), session, np.random.default_rng(s)).final for s in (0, 2)}
+    assert result == {"a man sits"}
 
 
 def test_a_wrong_demonstration_has_no_negatives(cards: list[Demonstration]) -> None:

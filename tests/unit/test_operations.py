@@ -133,8 +133,8 @@ def test_any_zoom_shows_just_the_pixels_it_says(x: float, y: float, factor: floa
     (image,) = observation.images
     assert image.source_size == (right - left, bottom - top)
     # Looked at again, the whole of the view is the same region.
-    again, _ = zoom_with("obs1", (ROOT, image.model_copy(update={"id": "obs1"})), box=[0, 0, 1, 1])
-    assert again.data["pixels"] == observation.data["pixels"]
+    repeated, _ = zoom_with("obs1", (ROOT, image.model_copy(update={"id": "obs1"})), box=[0, 0, 1, 1])
+    assert repeated.data["pixels"] == observation.data["pixels"]
     assert left - 1 <= x * 1000 <= right + 1
     assert top - 1 <= y * 800 <= bottom + 1
 

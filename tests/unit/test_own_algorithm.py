@@ -119,18 +119,18 @@ def test_a_dry_run_prints_what_the_example_resolves_to(example, capsys: pytest.C
     advantage, loss = printed["rft"]["advantage"], printed["rft"]["loss"]
     assert (advantage["baseline"], advantage["scale"], advantage["eps"]) == (EXAMPLE, "none", 0.5)
     assert (loss["surrogate"], loss["proximal"], loss["clip_high"]) == (EXAMPLE, "behaviour", 0.3)
-    again = config.parse(printed)
-    assert again.rft.algorithm == EXAMPLE
-    assert yaml.safe_load(again.to_yaml()) == printed
+    repeated = config.parse(printed)
+    assert repeated.rft.algorithm == EXAMPLE
+    assert yaml.safe_load(repeated.to_yaml()) == printed
 
 
 def test_the_example_assigns_the_advantages_of_its_formula(example: config.RftConfig):
     groups = [group([1.0, 0.0, 0.0, None, 0.0]), group([1.0, 1.0, 1.0, 0.0]), group([0.0, 0.0]), group([1.0, None])]
     metrics = assign_advantages(groups, example.advantage)
-    found = [[t.advantage for t in g.trajectories] for g in groups]
-    assert found[0] == pytest.approx([3.0, -1.0, -1.0, None, -1.0])
-    assert found[1] == pytest.approx([1 / 3, 1 / 3, 1 / 3, -1.0])
-    assert found[2:] == [[0.0, 0.0], [None, None]]
+    result = [[t.advantage for t in g.trajectories] for g in groups]
+    assert result[0] == pytest.approx([3.0, -1.0, -1.0, None, -1.0])
+    assert result[1] == pytest.approx([1 / 3, 1 / 3, 1 / 3, -1.0])
+    assert result[2:] == [[0.0, 0.0], [None, None]]
     assert (metrics["advantage/silent_groups"], metrics["advantage/dropped_groups"]) == (1, 1)
 
 
@@ -202,15 +202,15 @@ def test_an_explicit_function_wins_over_that_of_the_algorithm(module):
 )
 def test_scales_go_with_an_own_advantage(module, scale: str, expected: list):
     settings = config.AdvantageConfig(baseline="own_module:halved", scale=scale, eps=1e-12)
-    found = batch_advantages([[1.0, 0.0, None], [1.0, 1.0]], settings)
-    for row, want in zip(found, expected, strict=True):
+    result = batch_advantages([[1.0, 0.0, None], [1.0, 1.0]], settings)
+    for row, want in zip(result, expected, strict=True):
         assert row == pytest.approx(want)
 
 
 def test_an_own_advantage_is_whitened_over_the_batch(module):
     settings = config.AdvantageConfig(baseline="own_module:halved", scale="batch_std", min_group=1)
-    (found,) = batch_advantages([[3.0, 1.0]], settings)
-    assert found == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-3)
+    (result,) = batch_advantages([[3.0, 1.0]], settings)
+    assert result == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-3)
 
 
 def test_an_own_deviation_is_what_std_divides_by(module):

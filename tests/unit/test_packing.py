@@ -143,8 +143,8 @@ def test_packed_loss_and_gradient_equal_the_sum_over_single_samples(family: str,
     use_packed_attention(model)
     together = loss_of(packed(model, samples, share=share)[1], samples)
     assert torch.allclose(together, sum(alone), atol=1e-5)
-    for got, want in zip(torch.autograd.grad(together, parameters), expected, strict=True):
-        assert (got - want).abs().max() < 1e-5
+    for actual, want in zip(torch.autograd.grad(together, parameters), expected, strict=True):
+        assert (actual - want).abs().max() < 1e-5
 
 
 def test_a_sample_does_not_see_its_neighbours():
@@ -165,9 +165,9 @@ def test_features_are_computed_once_and_evicted_at_the_limit():
     digests = [bytes([i]) for i in range(3)]
     cache = FeatureCache()
     first = cache.get(model, spec(), [*views, views[0]], [*digests, digests[0]])
-    again = cache.get(model, spec(), views, digests)
+    repeated = cache.get(model, spec(), views, digests)
     assert (cache.misses, len(cache.entries)) == (3, 3)
-    assert first[3] is first[0] is again[0]
+    assert first[3] is first[0] is repeated[0]
     single = encode_views(model, spec(), [views[1]])[0]
     assert torch.allclose(first[1].embeds, single.embeds, atol=1e-5)
     assert torch.allclose(first[1].deepstack[0], single.deepstack[0], atol=1e-5)

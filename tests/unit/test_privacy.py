@@ -358,9 +358,9 @@ def test_no_text_of_an_experience_holds_the_secret(secret):
     assert secret.casefold() not in written.casefold()
     assert "data:" not in written
     assert "/home" not in written
-    again = Experience.model_validate_json(written)
-    assert again == cleaned
-    assert redact_record(again) == again
+    repeated = Experience.model_validate_json(written)
+    assert repeated == cleaned
+    assert redact_record(repeated) == repeated
 
 
 def test_numbers_masks_and_untouched_turns_of_an_experience_stay():

@@ -158,9 +158,9 @@ def test_a_folder_without_a_record_is_not_used(tmp_path: Path) -> None:
     first = Store(str(tmp_path))
     save_adapter(adapter(1.0), tmp_path / "versions" / "v000001")
     assert first.publish(adapter(2.0), "evolve", 1) == 1
-    again = Store(str(tmp_path))
-    assert again.list()[1].sha256 == adapter(2.0).sha256()
-    assert again.get(1)[0].sha256() == adapter(2.0).sha256()
+    repeated = Store(str(tmp_path))
+    assert repeated.list()[1].sha256 == adapter(2.0).sha256()
+    assert repeated.get(1)[0].sha256() == adapter(2.0).sha256()
     for value in (5.0, 6.0):
         save_adapter(adapter(value), tmp_path / f"start-{value}")
         other = Store(str(tmp_path), str(tmp_path / f"start-{value}"))

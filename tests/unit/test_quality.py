@@ -78,9 +78,9 @@ def test_weights():
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    made = ChatServer()
-    yield made
-    made.close()
+    result = ChatServer()
+    yield result
+    result.close()
 
 
 def rated(score: int, why: str = "fine") -> str:

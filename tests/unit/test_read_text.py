@@ -48,12 +48,12 @@ def said(result) -> str:
 
 def recall(words, text: str) -> float:
     """Share of the words that stand in the text, each used up by one word; spaces, case and punctuation do not count."""
-    found = 0
+    result = 0
     for word in map(plain, words):
         if word in text:
-            found += 1
+            result += 1
             text = text.replace(word, "|", 1)
-    return found / len(words)
+    return result / len(words)
 
 
 def draw(picture: np.ndarray, words, size: int, font="DejaVuSans.ttf", colour=(0, 0, 0), gap=14, at=(12, 12), columns=3):
@@ -154,9 +154,9 @@ def test_a_skewed_page_is_read_in_order():
 def test_words_stand_where_they_were_drawn():
     picture, boxes = draw(np.full((200, 700, 3), 255, np.uint8), WORDS[:9], 24)
     result = read(picture)
-    found = {plain(w["text"]): w["box"] for line in result.data["lines"] for w in line["words"]}
+    results = {plain(w["text"]): w["box"] for line in result.data["lines"] for w in line["words"]}
     for word, (x0, y0, x1, y1) in zip(WORDS[:9], boxes, strict=True):
-        a, b, c, d = np.array(found[plain(word)]) * [700, 200, 700, 200]
+        a, b, c, d = np.array(results[plain(word)]) * [700, 200, 700, 200]
         shared = max(0, min(x1, c) - max(x0, a)) * max(0, min(y1, d) - max(y0, b))
         assert shared / ((x1 - x0) * (y1 - y0)) > 0.8
         assert max(abs(a - x0), abs(c - x1)) < 14

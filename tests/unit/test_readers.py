@@ -349,8 +349,8 @@ def test_hiertext(tmp_path: Path) -> None:
         json.dump({"info": {}, "annotations": [image]}, file)
     put(tmp_path, "validation", None)
     question = only(f"hiertext:{tmp_path}?split=validation")
-    told = [(item.level, item.text) for item in known(question).lines]
-    assert told == [("paragraph", "No exit"), ("line", "No exit"), ("word", "No"), ("word", "exit")]
+    output = [(item.level, item.text) for item in known(question).lines]
+    assert output == [("paragraph", "No exit"), ("line", "No exit"), ("word", "No"), ("word", "exit")]
     assert known(question).lines[3].box == pytest.approx((0.3, 0.2, 0.4, 0.4))
     assert question.meta["unreadable"] == 1
 
@@ -801,12 +801,12 @@ def test_masks_of_any_polygon_are_of_the_picture(numbers: list[float], width: in
 @given(anything, anything, st.one_of(st.none(), st.floats(0.1, 1e4)))
 def test_events_lie_in_the_clip_or_are_faults(start: Any, end: Any, duration: float | None) -> None:
     try:
-        found = time_span("x", start, end, duration)
+        result = time_span("x", start, end, duration)
     except RowError as problem:
         assert problem.code in ("not_a_number", "empty_span", "outside")  # noqa: PT017
     else:
-        assert 0 <= found.start < found.end
-        assert duration is None or found.end <= duration
+        assert 0 <= result.start < result.end
+        assert duration is None or result.end <= duration
 
 
 def test_the_page_on_data_tells_every_set_and_option() -> None:

@@ -44,9 +44,9 @@ def rows(folder: Path, count: int = 60) -> list[Demonstration]:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     (tmp_path / "data").mkdir()
-    made = rows(tmp_path)
-    half = len(made) // 2
-    for name, part in (("a.jsonl", made[:half]), ("b.jsonl", made[half:])):
+    result = rows(tmp_path)
+    half = len(result) // 2
+    for name, part in (("a.jsonl", result[:half]), ("b.jsonl", result[half:])):
         (tmp_path / "data" / name).write_text("".join(d.model_dump_json() + "\n" for d in part), encoding="utf-8")
     return tmp_path / "data"
 

@@ -73,8 +73,8 @@ def test_accuracy_and_format(preset):
 def test_rr_trance():
     truth = "change_size(1, small) change_color(2, red)"
     answers = [truth, "change_size(1, large) change_color(2, red)", "change_size(1, small) change_size(1, small)", "none"]
-    got = rewards("rr-trance", *[said(a) for a in answers], scorer="func_seq", answers=[truth])
-    assert got == pytest.approx([2.0, 1.75, 1.25, 1.0])
+    actual = rewards("rr-trance", *[said(a) for a in answers], scorer="func_seq", answers=[truth])
+    assert actual == pytest.approx([2.0, 1.75, 1.25, 1.0])
 
 
 def test_rr_caption():
@@ -171,8 +171,8 @@ def test_every_preset_resolves_and_comes_back_equal(name):
     resolved = config.load(None, [f"rewards.preset={name}"])
     for part, value in REWARD_PRESETS[name].items():
         shown = resolved.rewards.model_dump(mode="json")[part]
-        for key, wanted in value.items() if isinstance(value, dict) and part != "tasks" else ():
-            assert shown[key] == wanted
+        for key, expected in value.items() if isinstance(value, dict) and part != "tasks" else ():
+            assert shown[key] == expected
     assert config.parse(yaml.safe_load(resolved.to_yaml())) == resolved
 
 

@@ -140,8 +140,8 @@ def test_step_markers():
         return episode("7").model_copy(update={"turns": [Turn(role="assistant", text=text)]})
 
     texts = ["Step 1: a. Step 2: b", "1. one\n- two\n* three", "First, x. Next, y. Finally, z. Second, w.", "no steps"]
-    got = values("step_markers", only("step_markers"), *[said(t) for t in texts])
-    assert got == pytest.approx([2 / 3, 1.0, 1.0, 0.0])
+    actual = values("step_markers", only("step_markers"), *[said(t) for t in texts])
+    assert actual == pytest.approx([2 / 3, 1.0, 1.0, 0.0])
 
 
 def test_the_majority_scores_without_a_truth_and_the_same_with_a_scrambled_one():

@@ -455,10 +455,10 @@ def test_demonstrations_are_played_as_the_dialect_says_them(dialect: str, pictur
     assert len(views) == len(trajectory.images) == 1 + len(steps)
     said = [turn for turn in trajectory.turns if turn.is_policy]
     for turn in said:
-        again = player.renderer.read(turn.tokens, [0.0] * len(turn.tokens), trajectory.images[:1])
-        assert (again[0].action is None, again[0].error) == (turn.action is None, None)
+        repeated = player.renderer.read(turn.tokens, [0.0] * len(turn.tokens), trajectory.images[:1])
+        assert (repeated[0].action is None, repeated[0].error) == (turn.action is None, None)
         if turn.action is not None:  # to the pixel of the view
-            np.testing.assert_allclose(again[0].action.arguments["box"], turn.action.arguments["box"], atol=0.5 / 64)
+            np.testing.assert_allclose(repeated[0].action.arguments["box"], turn.action.arguments["box"], atol=0.5 / 64)
     if dialect == "pixel_reasoner":
         np.testing.assert_allclose(trajectory.images[1].box, [0.1, 0.1, 0.9, 0.9], atol=2e-3)
     with pytest.raises(DataFailure) as error:

@@ -47,8 +47,8 @@ def coins() -> tuple[np.ndarray, list[np.ndarray]]:
     seeds = np.zeros(grey.shape, int)
     seeds[grey < 30], seeds[grey > 150] = 1, 2
     labels, count = ndimage.label(ndimage.binary_fill_holes(watershed(sobel(grey), seeds) - 1))
-    found = [labels == i for i in range(1, count + 1)]
-    return np.repeat(grey[..., None], 3, 2), [mask for mask in found if mask.sum() > 500]
+    result = [labels == i for i in range(1, count + 1)]
+    return np.repeat(grey[..., None], 3, 2), [mask for mask in result if mask.sum() > 500]
 
 
 def photo_objects() -> dict[str, tuple[np.ndarray, np.ndarray, tuple[int, int]]]:
@@ -73,7 +73,7 @@ def photo_objects() -> dict[str, tuple[np.ndarray, np.ndarray, tuple[int, int]]]
 
 def measure(items, prompt: str) -> float:
     """Mean IoU of objects (picture, mask, point) found from their ``point`` or the ``box`` of their mask."""
-    found = []
+    results = []
     for picture, mask, (x, y) in items:
         height, width = mask.shape
         left, top, w, h = cv2.boundingRect(mask.astype(np.uint8))
@@ -81,8 +81,8 @@ def measure(items, prompt: str) -> float:
             result = grabcut.by_point(picture, (0, 0, width, height), (x, y))
         else:
             result = grabcut.by_box(picture, (left, top, left + w, top + h))
-        found.append(iou(result.mask.full(), mask))
-    return float(np.mean(found))
+        results.append(iou(result.mask.full(), mask))
+    return float(np.mean(results))
 
 
 @pytest.mark.slow
@@ -140,9 +140,9 @@ def test_the_record_the_text_and_the_overlay_agree():
 def test_equal_calls_give_equal_results_and_other_objects_other_ids():
     picture = skimage.data.coffee()
     first, views = call(picture, point=[0.6, 0.7])
-    again, same = call(picture, point=[0.6, 0.7])
+    repeated, same = call(picture, point=[0.6, 0.7])
     other, _ = call(picture, point=[0.45, 0.3])
-    assert first == again
+    assert first == repeated
     np.testing.assert_array_equal(views[0], same[0])
     assert first.data["objects"][0]["id"] != other.data["objects"][0]["id"]
 
@@ -313,12 +313,12 @@ def test_sam_gets_what_its_own_processor_gives(checkpoints):
         inside, score = loaded.predict(picture, place, False)
         scale = np.array(loaded.size(*picture.shape[:2]))[::-1] / picture.shape[1::-1]
         with torch.inference_mode():
-            found = loaded.model(
+            result = loaded.model(
                 pixel_values=theirs["pixel_values"], input_points=torch.tensor(place * scale, dtype=torch.float32)[None, None]
             )
-            full = processor.post_process_masks(found.pred_masks, theirs["original_sizes"], theirs["reshaped_input_sizes"])
-        best = int(found.iou_scores[0, 0].argmax())
-        assert score == pytest.approx(float(found.iou_scores[0, 0, best].clamp(0, 1)), abs=1e-5)
+            full = processor.post_process_masks(result.pred_masks, theirs["original_sizes"], theirs["reshaped_input_sizes"])
+        best = int(result.iou_scores[0, 0].argmax())
+        assert score == pytest.approx(float(result.iou_scores[0, 0, best].clamp(0, 1)), abs=1e-5)
         assert (inside == full[0][0, best].numpy()).mean() > 0.999
 
 
@@ -383,9 +383,9 @@ def test_a_frame_of_a_clip_is_a_picture_and_a_clip_is_none():
     for op, arguments in (("segment_object_at", {"point": [0.5, 0.5]}), ("get_properties", {})):
         assert execute(Action(op=op, target="vid0", arguments=arguments), seen, operations)[0].code == "not_a_picture"
     box = [0.3, 0.3, 0.7, 0.9]
-    found, views = execute(Action(op="segment_object_at", target="obs1", arguments={"box": box}), seen, operations)
-    assert found.status == "ok", found.text
-    (record,) = found.data["objects"]
+    result, views = execute(Action(op="segment_object_at", target="obs1", arguments={"box": box}), seen, operations)
+    assert result.status == "ok", result.text
+    (record,) = result.data["objects"]
     assert (record["root"], record["frame"], record["mask"]["size"]) == ("vid0", 20, [clip.height, clip.width])
     assert len(views) == 1
     # its properties can be asked for by its id alone, whatever the target

@@ -103,14 +103,14 @@ def test_smoothing_has_the_gradient_of_its_value(chunk: int) -> None:
     coefficients = torch.randn(12, generator=rng)
     value, _ = project(head, hidden, targets, banned, 0.7, chunk, smoothing=0.2)
     (value * coefficients).sum().backward()
-    found = hidden.grad
-    again = hidden.detach().double().requires_grad_()
-    logits = (again @ head.weight.detach().double().T / 0.7)[:, 3:]
+    result = hidden.grad
+    repeated = hidden.detach().double().requires_grad_()
+    logits = (repeated @ head.weight.detach().double().T / 0.7)[:, 3:]
     expected = -cross_entropy(logits, targets - 3, reduction="none", label_smoothing=0.2)
     (expected * coefficients).sum().backward()
     assert value.detach().double().numpy() == pytest.approx(expected.detach().numpy(), abs=1e-5)
-    assert found is not None
-    assert np.abs(found.numpy() - again.grad.numpy()).max() < 1e-5  # type: ignore[union-attr]
+    assert result is not None
+    assert np.abs(result.numpy() - repeated.grad.numpy()).max() < 1e-5  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("think", ["The red frame is here", None])
@@ -120,8 +120,8 @@ def test_tokens_know_their_part(think: str | None) -> None:
     images = [ImageView(id="img0", source_size=(768, 768), view_size=(64, 64))]
 
     def split(step: Step) -> dict[str, str]:
-        said = Action(op=step.op, arguments=step.arguments) if step.op else str(step.answer)
-        tokens = renderer.assistant(said, step.think, images).tokens
+        message = Action(op=step.op, arguments=step.arguments) if step.op else str(step.answer)
+        tokens = renderer.assistant(message, step.think, images).tokens
         which = token_parts.parts(tokens, step, tokenizer)
         assert len(which) == len(tokens)
         return {part: tokenizer.decode([t for t, w in zip(tokens, which, strict=True) if PARTS[w] == part]) for part in PARTS}

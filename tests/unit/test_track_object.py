@@ -61,9 +61,9 @@ def pixels(clip: Clip, track: dict) -> list[list[float]]:
 
 def mean_overlap(clip: Clip, track: dict, truth) -> float:
     """Over all frames after the first that show the object; a frame without a box counts 0."""
-    found = dict(zip(track["frames"], pixels(clip, track), strict=True))
+    result = dict(zip(track["frames"], pixels(clip, track), strict=True))
     shown = [(number, box) for number, box in enumerate(truth) if box is not None and number > track["frames"][0]]
-    return sum(overlap(found[number], box) if number in found else 0.0 for number, box in shown) / len(shown)
+    return sum(overlap(result[number], box) if number in result else 0.0 for number, box in shown) / len(shown)
 
 
 @functools.cache
@@ -141,21 +141,21 @@ def test_real_tracks_are_not_cut(path, first, last, box):
 
 def test_equal_calls_give_equal_results():
     clip, (_, truth) = arc()
-    once, again = (run(scene(clip), box=share(clip, truth[0]), end=8) for _ in range(2))
-    assert again.text == once.text
-    assert again.data == once.data
-    assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(again.images, once.images, strict=True))
+    once, repeated = (run(scene(clip), box=share(clip, truth[0]), end=8) for _ in range(2))
+    assert repeated.text == once.text
+    assert repeated.data == once.data
+    assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(repeated.images, once.images, strict=True))
 
 
 def test_what_is_reported():
     clip, _ = arc()
     result = tracked()
-    track, found = result.data["tracks"][0], result.data["objects"][0]
+    track, results = result.data["tracks"][0], result.data["objects"][0]
     assert json.loads(json.dumps(result.data)) == result.data
     assert pickle.loads(pickle.dumps(result)).text == result.text
-    assert (found["kind"], found["frame"], found["box"], found["method"]) == ("track", 49, track["boxes"][-1], "csrt")
-    assert found["id"] == track["id"]
-    assert len(found["id"]) == 8
+    assert (results["kind"], results["frame"], results["box"], results["method"]) == ("track", 49, track["boxes"][-1], "csrt")
+    assert results["id"] == track["id"]
+    assert len(results["id"]) == 8
     assert all(0 <= score <= 1 for score in track["scores"])
     assert all(0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1 for x0, y0, x1, y1 in track["boxes"])
     assert len(result.text) < 1200
@@ -210,11 +210,11 @@ def test_going_on_from_a_track():
     clip, (_, truth) = arc()
     capped = ToolboxConfig(max_track_frames=15)
     first = run(scene(clip, settings=capped), box=share(clip, truth[0]))
-    track, found = first.data["tracks"][0], first.data["objects"][0]
+    track, result = first.data["tracks"][0], first.data["objects"][0]
     assert track["status"] == "active"
     assert track["frames"] == list(range(15))
-    assert f"continue with object={found['id']}" in first.text
-    second = run(scene(clip, {found["id"]: found}, settings=capped), object=found["id"], end=28)
+    assert f"continue with object={result['id']}" in first.text
+    second = run(scene(clip, {result["id"]: result}, settings=capped), object=result["id"], end=28)
     assert second.data["tracks"][0]["frames"] == list(range(14, 29))
     assert second.data["tracks"][0]["status"] == "completed"
     assert mean_overlap(clip, second.data["tracks"][0], truth[:29]) > 0.65

@@ -156,9 +156,9 @@ def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: 
     with trainer(**settings, seed=99) as resumed:
         assert resumed.restore(folder) == {"consumed": ["a", "b"]}
         assert resumed.step_count == 4
-        again = [resumed.update(samples) for samples in batches[4:]]
+        repeated = [resumed.update(samples) for samples in batches[4:]]
         for key in ("policy/loss", "policy/lr", "policy/grad_norm"):
-            assert [m[key] for m in again] == pytest.approx([m[key] for m in metrics[4:]], abs=1e-6)
+            assert [m[key] for m in repeated] == pytest.approx([m[key] for m in metrics[4:]], abs=1e-6)
         assert all(np.abs(a - final.tensors[n]).max() < 1e-6 for n, a in resumed.adapter().tensors.items())
         assert len({m["policy/lr"] for m in metrics}) > 5
 
@@ -256,11 +256,11 @@ def test_the_ratio_is_to_the_log_probs_before_the_first_of_several_steps():
         assert (with_old["policy/clipped"], without_old["policy/ratio_max"]) == (0, 1)
         assert with_old["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
         # Seen from log-probs 1 lower, every token is e times likelier now: with a positive advantage it has to be clipped.
-        again = first.update(samples, old=[o - 1 for o in first.log_probs(samples)])
-        assert again["policy/ratio"] == pytest.approx(np.e, abs=1e-3)
+        repeated = first.update(samples, old=[o - 1 for o in first.log_probs(samples)])
+        assert repeated["policy/ratio"] == pytest.approx(np.e, abs=1e-3)
         trained = [s for s in samples if s.views and s.advantage]
         likelier = sum(s.policy_tokens for s in trained if s.advantage > 0) / sum(s.policy_tokens for s in trained)
-        assert again["policy/clipped_high"] == pytest.approx(likelier)
+        assert repeated["policy/clipped_high"] == pytest.approx(likelier)
 
 
 @pytest.mark.parametrize("name", ["dr_grpo", "rloo", "reinforce_pp_baseline", "gspo", "gspo_token", "cispo", "sapo"])

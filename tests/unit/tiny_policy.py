@@ -104,8 +104,8 @@ class Maker:
         tokens = self.text(3) + self.image(view) + self.text(4)
         mask = [False] * len(tokens)
         for turn in range(turns):
-            said = [*self.text(int(self.rng.integers(1, longest))), self.spec.stop]
-            tokens, mask = tokens + said, mask + [True] * len(said)
+            output = [*self.text(int(self.rng.integers(1, longest))), self.spec.stop]
+            tokens, mask = tokens + output, mask + [True] * len(output)
             if turn < turns - 1:
                 crop = self.view(32, 48)
                 views.append(crop)
@@ -153,8 +153,8 @@ def check_same_training(
     """
     names = sorted(expected_weights)
     assert sorted(weights) == names
-    found, expected = (np.concatenate([m[f"{n}.exp_avg"].ravel() for n in names]) for m in (moments, expected_moments[-1]))
-    assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
+    result, expected = (np.concatenate([m[f"{n}.exp_avg"].ravel() for n in names]) for m in (moments, expected_moments[-1]))
+    assert np.linalg.norm(result - expected) < 1e-4 * np.linalg.norm(expected)
     clear_values = 0
     for name in names:
         clear, before = np.ones(expected_weights[name].shape, bool), np.float32(0)
