@@ -106,7 +106,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Scene:
-    """The content of a picture: the cards, the first of which the question is about, and the cut of which background."""
+    """Content of a picture: cards, of which the first is the subject of the question, and the background."""
 
     cards: tuple[Card, ...]
     split: str
@@ -252,7 +252,7 @@ def _check_split(split: str) -> None:
 
 
 def picture_uri(split: str, seed: int, index: int, shift: str = "") -> str:
-    """The name of a picture."""
+    """URI of a picture."""
     return "cards:?" + urlencode({"split": split, "seed": seed, "index": index, "shift": shift}, safe=",")
 
 

@@ -256,7 +256,7 @@ def _two_subjects(question: str, pairs: Pairs) -> Iterator[tuple[str, tuple[floa
 
 
 def _order(question: str, answer: str, pairs: Pairs) -> tuple[str, str] | None:
-    """Yes or no to whether one subject has more than the other: the opposite when the order is reversed elsewhere."""
+    """The opposite answer to a yes/no comparison of two subjects if their order was reversed."""
     if canonical(answer) not in ("yes", "no"):
         return None
     for key, (a, b), (c, d) in _two_subjects(question, pairs):
@@ -301,7 +301,7 @@ def _side(answer: str, pairs: Pairs) -> tuple[str, str] | None:
 
 
 def _differences(pairs: Pairs, axis: int) -> list[tuple[str, float, float]]:
-    """Differences along an axis before and after: of tracks, and between the places of the first and the last call."""
+    """Values before and after a change along an axis: of tracks, and between the boxes of the first and the last call."""
     key = ("dx", "dy")[axis]
     track = f"track.{key}"
     result = [(track, float(old.facts[track]), float(new.facts.get(track, 0))) for old, new in pairs if track in old.facts]

@@ -277,7 +277,7 @@ def direction(sample: Sample) -> Demonstration:
 
 
 def ends(sample: Sample) -> Demonstration:
-    """The ninth of the frame where a thing is at the end."""
+    """Ask where an object ends: its final position in the 3 x 3 grid of the frame."""
     track = sample.pick(_tracks(sample))
     value = naming.position(track.boxes[-1])
     _ask(sample, track, what=track.what)
