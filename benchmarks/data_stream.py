@@ -29,7 +29,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import numpy as np
 from PIL import Image
 
-from benchmarks import operation_sets as sets
+from benchmarks import operation_datasets as sets
 from benchmarks.harness import Ratio, Report, local_ray, parse_args
 from pixelis.config import Config, parse
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks import operation_sets as sets
+from benchmarks import operation_datasets as sets
 from benchmarks.harness import Report, local_ray, percentile
 from pixelis.config import Config, parse
 from pixelis.operations import Scene, execute

@@ -16,7 +16,7 @@ import av
 import cv2
 import numpy as np
 
-from benchmarks import operation_sets as sets
+from benchmarks import operation_datasets as sets
 from benchmarks.harness import Report
 from pixelis.config import ToolboxConfig
 from pixelis.operations import Scene, execute, masks

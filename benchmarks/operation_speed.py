@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from benchmarks import operation_sets as sets
+from benchmarks import operation_datasets as sets
 from benchmarks.harness import Report, compare
 from benchmarks.operation_quality import call
 from pixelis.config import ToolboxConfig

@@ -191,6 +191,7 @@ class Trainer:
         if self.average is not None:
             # Also after an undone step: the average goes on catching up with the weights.
             self.average = moving_average(self.average, self.zero.weights(), self.ema)
+        dropped = sum_over_workers([float(causes[cause]) for cause in CAUSES])
         metrics |= {
             "policy/lr": rate,
             "policy/grad_norm": norm if norm is not None else float("nan"),
@@ -198,7 +199,7 @@ class Trainer:
             "learner/sequences": float(sequences),
             "learner/trained_sequences": float(trained),
             "learner/micro_batches": float(micro_batches),
-            **{f"learner/dropped_{cause}": count for cause, count in self._causes(causes).items()},
+            **{f"learner/dropped_{cause}": count for cause, count in zip(CAUSES, dropped, strict=True) if count},
         }
         self._count(norm is None)
         seconds = time.perf_counter() - started
@@ -315,10 +316,6 @@ class Trainer:
             for index, (name, value) in enumerate(zip(names, totals, strict=True)):
                 metrics[f"policy/{name}"] = value if index < largest else value / tokens
         return metrics
-
-    def _causes(self, causes: Counter[str]) -> dict[str, float]:
-        totals = sum_over_workers([float(causes[c]) for c in CAUSES])
-        return {c: n for c, n in zip(CAUSES, totals, strict=True) if n}
 
     def _count(self, was_skipped: bool) -> None:
         self.step_count += 1
