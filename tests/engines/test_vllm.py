@@ -107,7 +107,7 @@ def test_requests_beyond_the_limits_are_refused_before_vllm(running: RunningEngi
         with pytest.raises(BadInput, match="max_images"):
             await session.generate([t for v in many for t in maker.image(v)], many, GREEDY)
         for temperature in (0.001, 3.0):
-            with pytest.raises(BadInput, match="temperatures"):
+            with pytest.raises(BadInput, match="supports temperature"):
                 await session.generate(maker.text(4), [], SamplingParams(temperature))
         last = await session.generate(maker.text(DIALOGUE.max_context - 3), [], dataclasses.replace(GREEDY, max_tokens=9))
         assert (len(last.tokens), last.finish) == (3, "length") or last.finish == "stop"
