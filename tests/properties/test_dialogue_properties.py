@@ -106,7 +106,7 @@ EPISODE = [
 
 @quick
 @given(st.sampled_from(list(DIALECTS.values())), WORDS.filter(lambda t: not any(tag in t for tag in ALL_TAGS)), st.data())
-def test_what_a_dialect_writes_it_reads_as_what_it_makes_of_the_action(dialect, think, data):
+def test_a_rendered_action_parses_to_the_adapted_action(dialect, think, data):
     scale = Scale.of(dialect.scale or "thousand", EPISODE)
     action = data.draw(_actions(scale))
     nameless = dialect.name == "deepeyes" and action.target != "img0"

@@ -410,7 +410,7 @@ def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[...
     assert ray.wait([placed.actor.next_batch.remote(0, 1, 11)], timeout=0.5)[0] == [], "one in ten minutes, that was"
 
 
-def test_what_people_say_keeps_tasks_from_the_learner(place: Callable[..., Placed], bare_store: ActorHandle) -> None:
+def test_feedback_removes_tasks_from_the_queue(place: Callable[..., Placed], bare_store: ActorHandle) -> None:
     placed = place("evolution.vote.collapse_window=16", store=bare_store)
     placed.call("begin", 0, {"base": 0}, 0)
     submit(placed.actor, "a", "b", "c")

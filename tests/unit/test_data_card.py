@@ -126,7 +126,7 @@ def test_clips_show_their_frames():
     assert "not kept" not in page.text
 
 
-def test_what_the_data_says_is_shown_and_never_run(shown: Demonstration):
+def test_data_is_displayed_and_never_executed(shown: Demonstration):
     evil = '<script>alert(1)</script><img src=x onerror=alert(1)>" onload="x'
     turns = [shown.turns[0].model_copy(update={"think": evil}), Step(think=evil, answer=evil)]
     hostile = shown.model_copy(update={"question": evil, "task": evil, "answers": [evil], "turns": turns})

@@ -42,7 +42,7 @@ def test_a_sound_demonstration_passes_and_a_masked_mistake_may_be_wrong(tmp_path
         ({"turns": [LOOK, ANSWER], "scorer": "exakt"}, "scorer", "did you mean `exact`?"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, row: dict[str, Any], column: str, message: str) -> None:
+def test_errors_name_their_location(tmp_path: Path, row: dict[str, Any], column: str, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         read(tmp_path, {"turns": [LOOK, ANSWER]}, row)
     assert f"row d1, column {column}: " in str(caught.value)

@@ -196,7 +196,7 @@ def test_a_missing_or_broken_picture_has_its_error_code(player: Player, row: Cal
     assert caught.value.code == "image_not_found"
 
 
-def test_what_the_learner_reads_from_the_stream_is_what_was_played(row: Callable[..., Demonstration], tmp_path: Path) -> None:
+def test_the_stream_yields_the_played_demonstrations(row: Callable[..., Demonstration], tmp_path: Path) -> None:
     store = tmp_path / "shelf"
     config = parse(
         {**settings().model_dump(), "sft": {"batch": 3, "weights": {"think": 0.5}}, "data": {"demonstrations": "cards:"}}

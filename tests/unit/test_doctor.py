@@ -115,7 +115,7 @@ def test_little_memory_keeps_the_quickstart_from_running(monkeypatch):
     assert states(doctor._machine(), "machine")["available memory"] == "note"
 
 
-def test_gpus_are_what_nvidia_smi_says(monkeypatch):
+def test_gpus_come_from_nvidia_smi(monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(doctor, "_output", lambda command, timeout: "NVIDIA H200, 143771, 570.1\nNVIDIA H200, [N/A], 570.1\n")
     gpus = doctor.find_gpus()

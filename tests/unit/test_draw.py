@@ -66,7 +66,7 @@ def test_a_region_shows_what_the_whole_picture_shows_there():
     assert (small[60, 40] == whole[240, 160]).all()
 
 
-def test_boxes_cover_nothing_of_what_they_frame():
+def test_drawn_boxes_do_not_cover_their_content():
     out = annotate(ground(), {"boxes": [[0.25, 0.25, 0.75, 0.75]]})
     mark = changed(ground(), out)
     assert not mark[60:180, 80:240][1:-1, 1:-1].any()

@@ -124,7 +124,7 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
         assert not known.earlier, "it is made from nothing of the old one"
 
 
-def test_what_cannot_be_read_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_unreadable_inputs_are_reported_before_anything_starts(tmp_path: Path) -> None:
     gone = make(tmp_path / "run")
     gone = gone.model_copy(update={"policy": gone.policy.model_copy(update={"model": str(tmp_path / "no-model")})})
     damaged, lora = tmp_path / "step_00000001", tmp_path / "step_00000003"

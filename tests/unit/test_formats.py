@@ -420,7 +420,7 @@ def test_a_chat_in_which_one_speaks_twice_is_a_bad_row(folder: Path, speakers: s
 
 
 @pytest.mark.parametrize(("own", "scorer"), [("TRANCE_3", "func_seq"), ("entrance_3", "math"), ("clevr-trance-3", "func_seq")])
-def test_sequences_of_functions_are_told_by_the_id(folder: Path, own: str, scorer: str) -> None:
+def test_chained_functions_are_recognised_by_the_id(folder: Path, own: str, scorer: str) -> None:
     assert one(write(folder, {"id": own, "problem": "What?", "answer": "shape(1, cube)"})).scorer == scorer
 
 
@@ -495,7 +495,7 @@ def test_images_of_clips_and_of_refused_calls_keep_their_numbers(folder: Path) -
     assert [(turn.target, turn.learn) for turn in back.steps] == told
 
 
-def test_what_a_format_has_no_place_for_is_refused(folder: Path) -> None:
+def test_content_that_a_format_cannot_hold_is_refused(folder: Path) -> None:
     clip = Media(id="vid0", kind="video", frames=["a.png"])
     question = Question(id="q", question="?", media=[clip], answers=["x"])
     for format in ("reason_rft", "mini_o3", "ttrl", "deepeyes"):

@@ -100,7 +100,7 @@ def test_the_published_weights_are_the_average_and_a_checkpoint_keeps_it(tmp_pat
         assert resumed.adapter().sha256() == whole.sha256()
 
 
-def test_going_back_leaves_nothing_of_what_was_learnt_since():
+def test_a_reset_discards_everything_learnt_since():
     start, samples = random_adapter(), batch(3)
     with trainer(ema=0.5, adapter=start) as learner, trainer(ema=0.5, adapter=start) as fresh:
         for _ in range(2):

@@ -445,7 +445,7 @@ def test_memory_is_given_back_when_sessions_close():
     with_engine(body)
 
 
-def test_shutting_down_fails_what_waits():
+def test_shutting_down_fails_waiting_calls():
     async def body(engine: HfEngine) -> None:
         assert isinstance(engine, Engine)
         prompt = Prompt(Maker())

@@ -66,7 +66,7 @@ def test_a_learner_that_fails_is_started_again_later_each_time_that_no_update_li
     assert "RuntimeError: gone" in evolution.heard[0]
 
 
-def test_what_cannot_heal_is_told_and_not_tried_again(
+def test_permanent_failures_are_reported_and_not_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
     calls = []

@@ -81,7 +81,7 @@ def test_only_thoughts_change(writer: Callable) -> None:
         (["About 42 of them stand there.", GOOD[1]], "the unknown number"),
     ],
 )
-def test_what_is_wrong_with_a_thought_is_named(thoughts: list[str], reason: str) -> None:
+def test_errors_in_a_thought_are_named(thoughts: list[str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         read_thoughts(said(*thoughts), MADE, WriterConfig())
 

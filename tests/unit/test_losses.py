@@ -96,7 +96,7 @@ def test_the_kl_term_is_never_negative_and_pulls_to_the_reference():
     assert (k3(new.detach(), reference) >= 0).all()
 
 
-def test_what_the_gradient_of_each_divergence_estimates():
+def test_the_gradients_of_the_divergence_estimators():
     """Summed over a whole vocabulary: k2 follows KL(new || ref), k3 KL(ref || new), k1 nothing at all."""
     torch.manual_seed(0)
     logits, reference = torch.randn(11, requires_grad=True), torch.log_softmax(torch.randn(11), -1)
@@ -171,7 +171,7 @@ def test_spans_sum_and_average_each_sequence():
 
 
 @pytest.mark.parametrize("keys", [{"ratio": "sequence"}, {"importance_level": "sequence"}])
-def test_what_concerns_sequences_says_that_it_needs_them(keys: dict[str, str]):
+def test_sequence_level_settings_require_spans(keys: dict[str, str]):
     with pytest.raises(ValueError, match=r"needs? spans"):
         policy_loss(tensor(-1.0), tensor(-1.0), torch.ones(1), torch.ones(1), config.LossConfig(**keys))
 

@@ -67,7 +67,7 @@ def test_nearest_by_every_kind_and_metric(kind: str, metric: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_removed_never_comes_back(kind: str) -> None:
+def test_removed_entries_never_come_back(kind: str) -> None:
     stored = vectors(400, 24)
     index = Index(config(kind), 24)
     index.add(range(300), stored[:300])

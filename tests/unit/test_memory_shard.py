@@ -161,7 +161,7 @@ def test_a_draw_is_without_replacement_and_by_weight(tmp_path: Path) -> None:
     shard.close()
 
 
-def test_what_withdrawn_versions_answered_is_failed(tmp_path: Path) -> None:
+def test_answers_of_withdrawn_versions_are_marked_as_failed(tmp_path: Path) -> None:
     shard = Shard(tmp_path, MemoryConfig())
     for version in (1, 2, 3):
         shard.add([Entry(made(version, policy_version=version))])
@@ -196,7 +196,7 @@ def test_feedback_is_kept(tmp_path: Path) -> None:
     shard.close()
 
 
-def test_what_a_user_deletes_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_experience_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "TAIL", 4)
     shard = Shard(tmp_path, MemoryConfig(index="hnsw"))
     secret = np.linspace(1.0, 2.0, 16).astype(np.float32)

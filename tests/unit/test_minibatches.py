@@ -39,7 +39,7 @@ def test_every_pass_takes_every_sample_once_and_the_first_in_turn() -> None:
     assert steps != list(minibatch_indices(7, 3, 2, seed=(42, 6)))
 
 
-def test_epochs_over_a_batch_are_optimizer_steps_whose_ratio_is_to_the_weights_before_the_first() -> None:
+def test_ratios_of_all_epochs_are_relative_to_the_weights_before_the_first_step() -> None:
     samples = batch(6)
     with trainer(minibatches=2, epochs=3) as learner, trainer() as by_hand:
         metrics = learner.step(LearnerBatch(4, samples))

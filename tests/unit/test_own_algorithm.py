@@ -213,7 +213,7 @@ def test_an_own_advantage_is_whitened_over_the_batch(module):
     assert result == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-3)
 
 
-def test_an_own_deviation_is_what_std_divides_by(module):
+def test_std_divides_by_a_user_defined_deviation(module):
     settings = config.AdvantageConfig(baseline="own_module:with_deviation", eps=1e-12)
     assert batch_advantages([[3.0, 1.0]], settings) == [pytest.approx([1.0, 0.0])]
 
@@ -255,7 +255,7 @@ def test_a_function_cannot_change_the_rewards(module):
         ("rft.loss.surrogate=own_module:halved", "does not accept (ratio, log_probs, advantages, settings)"),
     ],
 )
-def test_what_is_named_wrongly_is_told_before_anything_starts(module, override: str, told: str):
+def test_wrong_function_names_are_reported_before_anything_starts(module, override: str, told: str):
     with pytest.raises(BadConfig) as caught:
         config.load(None, [override])
     assert told in str(caught.value)

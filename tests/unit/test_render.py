@@ -162,7 +162,7 @@ def test_policy_tokens_are_kept_exactly_as_sampled(name: str):
 
 
 @pytest.mark.parametrize("name", ["nano", "large"])
-def test_a_turn_reads_back_what_was_said(name: str):
+def test_a_turn_reads_back_as_written(name: str):
     r = renderer(name)
     step = 1 / (4 * r.spec.multiple) if name == "large" else 1 / 1000
     action = Action(op="zoom_in", target="obs1", arguments={"box": [3 * step, 0.0, 60 * step, 30 * step]})
@@ -226,7 +226,7 @@ def test_spec_prefers_the_folders_own_image_statistics(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_folder_leaves_unsaid_is_what_transformers_takes(family, tmp_path):
+def test_missing_settings_of_a_folder_are_the_defaults_of_transformers(family, tmp_path):
     """Also where it writes the sizes of its text beside, as the first folders of Qwen2.5-VL did, or below `text_config`."""
     for file in large_folder().iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -108,7 +108,7 @@ def test_calls_are_written_in_the_form_of_the_seed_system_and_read_back(
         ("mini_o3", ground("[0,0,1,1]"), Action(op="zoom_in", arguments={"box": [0, 0, 1, 1]})),
     ],
 )
-def test_what_models_write_beside_our_own_form(dialect: str, text: str, action: Action | None) -> None:
+def test_variants_of_the_form_that_models_write_are_parsed(dialect: str, text: str, action: Action | None) -> None:
     reply = DIALECTS[dialect].parse(text, ALL, PICTURE)
     if action is None:
         assert reply.error is not None
@@ -261,7 +261,7 @@ def test_an_answer_that_would_end_its_own_box_is_refused() -> None:
         DIALECTS["pixel_reasoner"].render("1}", PICTURE)
 
 
-def test_other_zooms_become_boxes_and_what_has_no_form_is_refused() -> None:
+def test_other_zooms_become_boxes_and_other_operations_are_refused() -> None:
     around = Action(op="zoom_in", arguments={"center": [0.9, 0.5], "factor": 2.0, "padding": 0.1})
     np.testing.assert_allclose(DIALECTS["mini_o3"].adapt(around).arguments["box"], [0.4, 0.15, 1.0, 0.85])
     assert DIALECTS["pixel_reasoner"].adapt(zoom()) == zoom(padding=0.1)
@@ -276,7 +276,7 @@ def test_other_zooms_become_boxes_and_what_has_no_form_is_refused() -> None:
         DIALECTS["pixel_reasoner"].render(Action(op="select_frames", target="vid0", arguments={"times": [1.0]}), CLIP)
 
 
-def test_offered_is_what_the_dialect_has_a_form_for() -> None:
+def test_only_operations_with_a_form_in_the_dialect_are_offered() -> None:
     rotate = [*ToolboxConfig().operations, "rotate_example:Rotate"]
     names = {
         name: [o.name for o in offered(parse({"dialogue": {"dialect": name}, "toolbox": {"operations": rotate}}))]

@@ -299,7 +299,7 @@ def test_a_checkpoint_answers_at_the_size_of_the_picture(checkpoints, kind: str,
     assert sam.load(str(checkpoints[kind])) is sam.load(str(checkpoints[kind]))
 
 
-def test_sam_gets_what_its_own_processor_gives(checkpoints):
+def test_inputs_of_sam_equal_those_of_its_processor(checkpoints):
     import torch
     from transformers import SamImageProcessorPil
 

@@ -41,7 +41,7 @@ def test_the_same_seed_gives_the_same_interval():
     assert first != paired_bootstrap(a, b, seed=8)
 
 
-def test_pairing_removes_what_makes_questions_hard_for_both():
+def test_pairing_removes_shared_difficulty_of_questions():
     rng = np.random.default_rng(3)
     hardness = rng.random(300)
     a, b = hardness + 0.1 + rng.normal(0, 0.01, 300), hardness
@@ -62,7 +62,7 @@ def test_equal_policies_differ_by_nothing():
 
 
 @pytest.mark.parametrize(("a", "b"), [([1, 2], [1]), ([1], [0]), ({"q": 1.0}, {"p": 1.0}), ({"q": 1.0}, [1.0])])
-def test_what_cannot_be_paired_is_refused(a, b):
+def test_unpaired_results_are_refused(a, b):
     with pytest.raises(ValueError):
         paired_bootstrap(a, b)
 

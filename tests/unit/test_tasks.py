@@ -136,7 +136,7 @@ def test_answers_of_comparisons_follow_from_the_masks(samples):
     assert checked
 
 
-def test_what_is_read_is_what_is_written(samples):
+def test_read_text_returns_the_annotated_text(samples):
     for sample in samples["targeted_ocr"]:
         texts = [line.text for line in sample.annotations.lines]
         read = [" ".join(line["text"] for line in s.observation.data["lines"]) for s in sample.steps if s.op == "read_text"]

@@ -109,7 +109,7 @@ def test_known_motions_over_real_footage(path, size, photo, move, grow):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["leaves", "vanishes"])
-def test_what_is_gone_is_lost(way):
+def test_an_object_that_leaves_or_vanishes_is_lost(way):
     ground = footage(BIKES, 48, **BIKES_SIZE)
     if way == "leaves":
         frames, truth = paste(ground, FACE(), lambda t: (0.5 + 0.9 * t, 0.5), lambda t: 80)

@@ -261,7 +261,7 @@ def _still(kind: str) -> bytes:
     ],
     ids=["empty", "text", "zeros", "noise", "svg"],
 )
-def test_what_is_no_video(data, code, tmp_path):
+def test_files_that_are_no_video_are_refused(data, code, tmp_path):
     assert _code(data) == code
     (tmp_path / "clip.mp4").write_bytes(data)
     assert _code(tmp_path / "clip.mp4") == code
