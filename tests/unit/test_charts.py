@@ -25,6 +25,7 @@ def test_ticks_rise_and_enclose_the_values(a: float, b: float) -> None:
     assert ticks[-1] >= high - slack
 
 
+@example([0.0, 5e-324])
 @given(st.lists(finite, min_size=1, max_size=20))
 def test_any_curve_can_be_drawn(values: list[float]) -> None:
     chart = line_chart({"curve": list(enumerate(values))})

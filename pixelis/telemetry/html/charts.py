@@ -14,6 +14,8 @@ WIDTH, HEIGHT = 420, 230
 """Drawing units. A chart is shown about this wide, so that its text keeps its size on a phone and on a desktop."""
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 34
 MAX_POINTS = 300
+TINY = 1e-290
+"""Smaller differences count as 0: dividing them would underflow."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,9 @@ def line_chart(series: Mapping[str, Series], share: bool = False) -> Chart | Non
 
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Round values at equal steps (1, 2 or 5 times a power of ten) that enclose low..high; at least two."""
-    if not high - low > 1e-9 * max(abs(low), abs(high)):  # equal within the twelve digits of a tick
-        pad = abs(low) * 0.1 or 1.0
+    largest = max(abs(low), abs(high))
+    if not high - low > max(1e-9 * largest, TINY):  # equal within the twelve digits of a tick
+        pad = 0.1 * abs(low) if largest > TINY else 1.0
         low, high = low - pad, high + pad
     raw = (high - low) / about
     magnitude = 10.0 ** math.floor(math.log10(raw))
