@@ -131,6 +131,7 @@ SUMMARY = {
         "before": arm("", 0.316, 0.9),
         "after": arm("", 0.35, 0.9),
         "updates": 20,
+        "replies_right": {"first_quarter": 0.8, "last_quarter": 0.815},
         "after_minus_before": {"mean": 0.034, "ci95": [-0.02, 0.09]},
     },
     "hardware": {"cores": 2},
@@ -151,7 +152,7 @@ CURVES = [{"kind": "step/sft", "step": i, "sft/loss": 2 / i} for i in range(1, 6
 ]
 
 
-def test_a_report_stands_alone_and_says_what_it_found(tmp_path):
+def test_a_report_is_one_file_with_all_results(tmp_path):
     path = write_report(tmp_path / "run", SUMMARY, CURVES, [episode(accuracy=1.0)])
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["report.html"]
     document = path.read_text(encoding="utf-8")
@@ -174,6 +175,7 @@ def test_a_report_stands_alone_and_says_what_it_found(tmp_path):
         "python -m pixelis.jobs.quickstart",
         "Seed 42",
         "no calls",
+        "replies right, first quarter",
     ):
         assert said in page.text, said
 

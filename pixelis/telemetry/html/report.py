@@ -125,8 +125,18 @@ def _shift(shift: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "results": [_result(arm, name) for name, arm in arms.items()],
         "differences": _differences(paired),
-        "facts": {key: value for key, value in shift.items() if key not in (*arms, *paired)},
+        "facts": _flat({key: value for key, value in shift.items() if key not in (*arms, *paired)}),
     }
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values under names like `replies right, first quarter`."""
+    flat: dict[str, Any] = {}
+    for key, value in facts.items():
+        name = key.replace("_", " ")
+        nested = {f"{name}, {part.replace('_', ' ')}": item for part, item in value.items()} if isinstance(value, dict) else {}
+        flat |= nested or {name: value}
+    return flat
 
 
 def _stages(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Figure]]:
