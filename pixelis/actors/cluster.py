@@ -45,6 +45,8 @@ def connect(config: Config) -> None:
         return
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "DS_BUILD_OPS": "0"}
+    # Hides the GPUs from processes that reserve none, before any library looks for them; see `use_reserved_gpus`.
+    env["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "1"
     env |= {name: value for name, value in os.environ.items() if name in WORKER_ENV or name.startswith("RAY_SERVE_")}
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "namespace": "pixelis"}
     inherited: dict[str, str] = {}
@@ -111,6 +113,16 @@ def _haproxy_env() -> dict[str, str]:
 def spawn(kind: Any, *arguments: Any, **options: Any) -> ActorHandle:
     """Start an actor of a `ray.remote` class with these options."""
     return kind.options(**options).remote(*arguments)
+
+
+def use_reserved_gpus() -> list[str]:
+    """Restrict this process to the GPUs that it has reserved, if any; returns their ids. Call it before CUDA is used.
+
+    Ray shows a process that reserved no GPU all GPUs of its node.
+    """
+    ids = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
+    return ids
 
 
 def lower_priority(config: Config) -> None:

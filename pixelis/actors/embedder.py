@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import ray
 
-from pixelis.actors.cluster import freeze_gc, lower_priority
+from pixelis.actors.cluster import freeze_gc, lower_priority, use_reserved_gpus
 from pixelis.config import Config
 from pixelis.records import Group, Question
 
@@ -17,6 +17,7 @@ class Embedder:
     """The policy's base model without an adapter, so that its vectors stay the same while the policy learns."""
 
     def __init__(self, config: Config):
+        use_reserved_gpus()
         import torch
 
         from pixelis.policy.forward import use_packed_attention

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from pixelis.actors.cluster import freeze_gc, lower_priority
+from pixelis.actors.cluster import freeze_gc, lower_priority, use_reserved_gpus
 from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.config import Config
@@ -35,6 +35,7 @@ class Generator:
     def __init__(self, config: Config, store: str, index: int = 0):
         # A name, because a handle argument is kept in the object store, where its loss can make a restart impossible.
         self.config, self.store, self.index = config, ray.get_actor(store), index
+        use_reserved_gpus()
         lower_priority(config)
         from pixelis.policy.model_path import resolve
 

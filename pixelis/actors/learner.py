@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pixelis import errors
-from pixelis.actors.cluster import unwrap_ray_error
+from pixelis.actors.cluster import unwrap_ray_error, use_reserved_gpus
+from pixelis.actors.reservations import learner_bundle, reserved_learners
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.train_loop import train_loop
 from pixelis.errors import InfraFailure, PixelisError
@@ -40,12 +41,15 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
     if latest is not None and checkpoint.step_of(latest) >= job.source.steps:
         return latest
     attempt = uuid.uuid4().hex
+    with reserved_learners(job.config) as strategy:
+        pass  # Ray Train waits for resources silently
     trainer = TorchTrainer(
         functools.partial(_guarded, train_loop, job, attempt),
         scaling_config=ScalingConfig(
             num_workers=learner.workers,
             use_gpu=learner.gpus > 0,
-            resources_per_worker={"CPU": learner.cpus, **({"GPU": learner.gpus} if learner.gpus else {})},
+            resources_per_worker=learner_bundle(job.config),
+            placement_strategy=strategy,
         ),
         run_config=RunConfig(
             name="train",
@@ -74,6 +78,8 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
 def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> None:
     """Run the loop, unless it is a restart after a permanent failure in this attempt. Write failures as events."""
     run_dir = job.config.run.dir
+    if not job.config.learner.gpus:  # Ray Train chooses the GPU of a learner that reserves one
+        use_reserved_gpus()
     if _permanent_failure(run_dir, attempt):
         return
     try:

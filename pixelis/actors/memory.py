@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from pixelis.actors.cluster import freeze_gc
+from pixelis.actors.cluster import freeze_gc, use_reserved_gpus
 from pixelis.config import Config, MemoryConfig
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.memory import Entry, Shard
@@ -55,6 +55,7 @@ class MemoryShard:
     """One shard in the folder ``shard-I-of-N``; a restart keeps everything acknowledged. Each call runs in a thread."""
 
     def __init__(self, config: Config, number: int = 0):
+        use_reserved_gpus()
         memory = config.memory
         folder = folder_of(config)
         others = [path.name for path in folder.glob("shard-*-of-*") if not path.name.endswith(f"-of-{memory.shards}")]
@@ -146,7 +147,8 @@ def place_shards(config: Config, prefix: str) -> tuple[list[str], list[ActorHand
     """Start all shards with the names ``PREFIX-memory-I``; returns names and handles. They are ready when ``health`` answers."""
     names = [f"{prefix}-memory-{number}" for number in range(config.memory.shards)]
     kind: Any = MemoryShard
-    actors = [kind.options(name=name, num_cpus=config.memory.cpus).remote(config, i) for i, name in enumerate(names)]
+    resources = {"num_cpus": config.memory.cpus, "num_gpus": config.memory.gpus}
+    actors = [kind.options(name=name, **resources).remote(config, i) for i, name in enumerate(names)]
     return names, actors
 
 

@@ -1,4 +1,4 @@
-"""Places the actors of a job within a timeout, or reports the bundle that does not fit the cluster."""
+"""Places the actors of a job in placement groups within a timeout, or reports the part that does not fit the cluster."""
 
 from __future__ import annotations
 
@@ -6,27 +6,37 @@ import importlib
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup
 
 from pixelis.actors.cluster import connect, spawn, wait_ready
 from pixelis.actors.coordinator import Coordinator
 from pixelis.actors.embedder import Embedder
 from pixelis.actors.generator import Generator
 from pixelis.actors.policy_store import PolicyStore
+from pixelis.actors.reservations import (
+    bundle,
+    generator_bundles,
+    inside,
+    preflight,
+    release,
+    reserve,
+    reserved_learners,
+    wait_reserved,
+)
 from pixelis.actors.scorer import Scorer
 from pixelis.config import Config
-from pixelis.errors import InfraFailure
 from pixelis.telemetry.progress import stage
 
 
 @dataclass
 class Actors:
-    """Actors of a job by role. names: of the generators."""
+    """Actors of a job by role. names: of the generators; groups: placement groups by the name or role of their actors."""
 
     store: Any = None
     generators: list[ActorHandle] = field(default_factory=list)
@@ -35,6 +45,7 @@ class Actors:
     embedder: Any = None
     coordinator: Any = None
     store_name: str = ""
+    groups: dict[str, PlacementGroup] = field(default_factory=dict)
 
     def all(self) -> list[ActorHandle]:
         """All actors."""
@@ -42,33 +53,13 @@ class Actors:
         return [*self.generators, *self.scorers, *single]
 
 
-def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> None:
-    """Raise InfraFailure with the bundles of the job if it needs more resources than the cluster has. online: include serving."""
-    bundles: list[tuple[str, int, float, float]] = []
-    if rollouts:
-        bundles += [
-            ("engine (generators)", config.engine.workers, config.engine.cpus, config.engine.gpus),
-            ("toolboxes (of the generators)", config.engine.workers * config.toolbox.workers, config.toolbox.cpus, 0),
-            ("rewards (scorers)", config.rewards.workers, config.rewards.cpus, 0),
-            ("embedder", int(config.rewards.needs_states), config.engine.cpus, config.engine.gpus),
-        ]
-    if online and config.memory.enabled:
-        bundles.append(("memory (shards)", config.memory.shards, config.memory.cpus, 0))
-        bundles.append(("embedder (of the memory)", 1, config.engine.cpus, config.engine.gpus))
-    if online and config.evolution.enabled and config.evolution.canary.enabled:
-        bundles.append(("evolution.canary (generator)", 1, config.evolution.canary.cpus, config.evolution.canary.gpus))
-        bundles.append(("toolboxes (of the canary)", config.toolbox.workers, config.toolbox.cpus, 0))
-    if learner:
-        bundles.append(("learner", config.learner.workers, config.learner.cpus, config.learner.gpus))
-    available = ray.cluster_resources()
-    for resource, column in (("CPU", 2), ("GPU", 3)):
-        total = sum(row[1] * float(row[column]) for row in bundles)
-        if total > available.get(resource, 0) and not config.cluster.autoscaling:
-            parts = ", ".join(f"{row[0]} {row[1]} x {row[column]:g}" for row in bundles if row[1] and row[column])
-            raise InfraFailure(
-                f"the job needs {total:g} {resource} ({parts}) but the cluster has {available.get(resource, 0):g}",
-                fix="lower the workers or their cpus/gpus in the configuration, add nodes, or set cluster.autoscaling=true",
-            )
+def start_generator(config: Config, store: str, index: int, name: str) -> tuple[ActorHandle, PlacementGroup]:
+    """Start a generator in its own placement group with its toolboxes, without waiting for either.
+
+    store: name of the policy store. Release the group after killing the actor.
+    """
+    group = reserve(generator_bundles(config), name=name)
+    return spawn(Generator, config, store, index, name=name, **inside(group, children=True)), group
 
 
 @contextmanager
@@ -82,7 +73,7 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
     preflight(config, learner=learner, rollouts=True)
     generators = f"{config.engine.workers} generator{'s' if config.engine.workers > 1 else ''} ({config.engine.name})"
     stage(f"placing {generators}, toolboxes, scorers and the coordinator", config.telemetry.progress)
-    actors, job = Actors(), job or uuid.uuid4().hex[:6]
+    actors, job, timeout_s = Actors(), job or uuid.uuid4().hex[:6], config.cluster.placement_timeout_s
     try:
 
         def names(role: str, count: int) -> list[str]:
@@ -92,20 +83,27 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
         actors.store_name = store
         actors.names = names("generator", config.engine.workers)
         actors.store = spawn(PolicyStore, config.run.dir, initial, name=store)
-        scorers = names("scorer", config.rewards.workers)
-        actors.scorers = [
-            spawn(Scorer, config, index, name=name, num_cpus=config.rewards.cpus) for index, name in enumerate(scorers)
-        ]
-        engine = {"num_cpus": config.engine.cpus, "num_gpus": config.engine.gpus}
-        actors.generators = [
-            spawn(Generator, config, store, index, name=name, **engine) for index, name in enumerate(actors.names)
-        ]
-        (embedder,) = names("states", 1)
-        if config.rewards.needs_states:
-            actors.embedder = spawn(Embedder, config, name=embedder, **engine)
-        # Names, because handle arguments are kept in the object store, where their loss can make a restart impossible.
-        states = embedder if actors.embedder is not None else None
-        actors.coordinator = spawn(Coordinator, config, actors.names, scorers, states, num_cpus=0)
+        with ExitStack() as held:
+            if learner:
+                # Before the generators, which could otherwise split the learners over nodes.
+                held.enter_context(reserved_learners(config))
+            for index, name in enumerate(actors.names):
+                generator, actors.groups[name] = start_generator(config, store, index, name)
+                actors.generators.append(generator)
+            scorers, (embedder,) = names("scorer", config.rewards.workers), names("states", 1)
+            services = [bundle(config.rewards.cpus)] * len(scorers)
+            if config.rewards.needs_states:
+                services.append(bundle(config.engine.cpus, config.engine.gpus))
+            actors.groups["scorers"] = reserve(services, "PACK", f"{config.run.name}-{job}-scorers")
+            for index, name in enumerate(scorers):
+                actors.scorers.append(spawn(Scorer, config, index, name=name, **inside(actors.groups["scorers"], index)))
+            if config.rewards.needs_states:
+                last = inside(actors.groups["scorers"], len(scorers))
+                actors.embedder = spawn(Embedder, config, name=embedder, **last)
+            # Names, because handle arguments are kept in the object store, where their loss can make a restart impossible.
+            states = embedder if actors.embedder is not None else None
+            actors.coordinator = spawn(Coordinator, config, actors.names, scorers, states, num_cpus=0)
+            wait_reserved(actors.groups, timeout_s)
         if learner:
             # The import takes seconds, during which this process would only wait.
             threading.Thread(target=importlib.import_module, args=("ray.train.torch",), daemon=True).start()
@@ -115,8 +113,10 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
             "scorer": [actor.health.remote() for actor in actors.scorers],
             "embedder": [actors.embedder.health.remote()] if actors.embedder is not None else [],
         }
-        wait_ready(ready, config.cluster.placement_timeout_s)
+        wait_ready(ready, timeout_s)
         yield actors
     finally:
         for actor in actors.all():
             ray.kill(actor)
+        for group in actors.groups.values():
+            release(group)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import ray
 
+from pixelis.actors.cluster import use_reserved_gpus
 from pixelis.config import Config
 from pixelis.errors import BadInput
 from pixelis.records import Group
@@ -29,6 +30,7 @@ class Scorer:
     """
 
     def __init__(self, config: Config, index: int = 0):
+        use_reserved_gpus()
         self.config = config
         self.grader = Grader(config.rewards, config.run.dir, config.run.seed)
         self.initial = self.grader.state() if config.rewards.stateful else b""

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import ray
 from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup
 
-from pixelis.actors import cluster, placement
+from pixelis.actors import cluster, placement, reservations
 from pixelis.config import Config
 
 
@@ -23,6 +24,7 @@ class ServingActors:
     embedder: ActorHandle | None = None
     memory: list[ActorHandle] = field(default_factory=list)
     names: dict[str, list[str]] = field(default_factory=dict)
+    groups: dict[str, PlacementGroup] = field(default_factory=dict)
 
     def all(self) -> list[ActorHandle]:
         """All of these actors."""
@@ -41,7 +43,7 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
     from pixelis.actors.generator import Generator
     from pixelis.actors.memory import place_shards
 
-    placement.preflight(config, learner=config.evolution.enabled, rollouts=True, online=True)
+    reservations.preflight(config, learner=config.evolution.enabled, rollouts=True, online=True)
     placed, prefix = ServingActors(), f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"
     engine = {"num_cpus": config.engine.cpus, "num_gpus": config.engine.gpus}
     try:
@@ -54,9 +56,10 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
             if config.evolution.canary.enabled:
                 c = config.evolution.canary
                 name = f"{prefix}-canary"
-                placed.canary = cluster.spawn(
-                    Generator, config, actors.store_name, config.engine.workers, name=name, num_cpus=c.cpus, num_gpus=c.gpus
-                )
+                group = reservations.reserve(reservations.generator_bundles(config, c.cpus, c.gpus), name=name)
+                placed.groups["canary"] = group
+                arguments = (config, actors.store_name, config.engine.workers)
+                placed.canary = cluster.spawn(Generator, *arguments, name=name, **reservations.inside(group, children=True))
             placed.names["evolution"] = [f"{prefix}-evolution"]
             # Names, not handles: arguments with a handle live in the object store, and their loss would prevent a restart.
             evolution = (config, actors.names, actors.store_name, name, placed.names.get("memory", []))
@@ -68,11 +71,14 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
             "evolution": [placed.evolution],
         }
         ready = {role: [a.health.remote() for a in handles if a is not None] for role, handles in roles.items()}
+        reservations.wait_reserved(placed.groups, config.cluster.placement_timeout_s)
         cluster.wait_ready(ready, config.cluster.placement_timeout_s)
         yield placed
     finally:
         for actor in placed.all():
             ray.kill(actor)
+        for group in placed.groups.values():
+            reservations.release(group)
 
 
 def has_memory(config: Config) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from pixelis.actors.cluster import freeze_gc
+from pixelis.actors.cluster import freeze_gc, use_reserved_gpus
 from pixelis.config import Config
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage, PixelisError
@@ -62,6 +62,7 @@ class Toolbox:
     """Opens media and runs operations. Stateless between calls; images are passed by reference."""
 
     def __init__(self, config: Config, multiple: int, kind: str):
+        use_reserved_gpus()
         self.config, self.multiple, self.kind = config, multiple, kind
         d = config.dialogue
         self.crop = PixelBudget(d.crop.min_pixels, d.crop.max_pixels)

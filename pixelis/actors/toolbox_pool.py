@@ -51,7 +51,7 @@ class ToolboxPool:
     def __init__(self, config: Config, multiple: int, kind: str, **options: Any):
         self.config, self.timeout_s, self.multiple, self.kind = config, config.toolbox.timeout_s, multiple, kind
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
-        self.options = {"num_cpus": config.toolbox.cpus, **options}
+        self.options = {"num_cpus": config.toolbox.cpus, "num_gpus": config.toolbox.gpus, **options}
         self.workers = [Worker(self._create_toolbox()) for _ in range(config.toolbox.workers)]
         self.node = ray.get_runtime_context().get_node_id()
         self.idle: deque[Worker] = deque()

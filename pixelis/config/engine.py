@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pixelis.config.base import Section
 
@@ -48,7 +48,7 @@ class EngineConfig(Section):
         description="drain: finish the running episodes before loading new weights; keep: pause them, load the weights and "
         "continue, which avoids waiting for the longest episode when rft.max_off_policy_steps is above 0",
     )
-    tensor_parallel: int = Field(1, ge=1, description="vllm: GPUs that share one model")
+    tensor_parallel: int = Field(1, ge=1, description="vllm: GPUs of one node that share one model, equal to engine.gpus")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="vllm: share of the GPU memory for weights and KV cache")
     kv_cache_bytes: int | None = Field(
         None, ge=1, description="vllm: size of the KV cache; unset: what gpu_memory_utilization leaves (on CPUs 1 GiB)"
@@ -60,3 +60,9 @@ class EngineConfig(Section):
     max_loras: int = Field(
         2, ge=1, description="vllm: maximum number of loaded LoRA adapters (the new one is loaded while the old one is in use)"
     )
+
+    @model_validator(mode="after")
+    def _reserves_its_gpus(self) -> EngineConfig:
+        if self.tensor_parallel > 1 and self.gpus and self.gpus != self.tensor_parallel:
+            raise ValueError(f"engine.tensor_parallel {self.tensor_parallel} needs as many engine.gpus, not {self.gpus:g}")
+        return self

@@ -25,6 +25,7 @@ class MemoryConfig(Section):
     dir: str | None = Field(None, description="folder of the shards; unset: run.dir/memory")
     shards: int = Field(1, ge=1, description="number of shard actors; experiences are distributed by the hash of their id")
     cpus: float = Field(0.1, ge=0, description="CPUs that each shard reserves")
+    gpus: float = Field(0, ge=0, description="GPUs that each shard reserves, for faiss-gpu; 0: it searches on the CPU")
     capacity: int = Field(10_000, ge=1, description="maximum number of experiences in all shards together")
     evict: Literal["fifo", "priority"] = Field(
         "fifo", description="experience to evict from a full memory: the oldest (fifo) or the one with the lowest priority"

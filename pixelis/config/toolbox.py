@@ -14,6 +14,7 @@ class ToolboxConfig(Section):
     )
     workers: int = Field(1, ge=1, description="toolbox actors per generator")
     cpus: float = Field(0.25, ge=0, description="CPUs that each toolbox reserves")
+    gpus: float = Field(0, ge=0, description="GPUs that each toolbox reserves, for a SAM segmenter; 0: it runs on the CPU")
     timeout_s: float = Field(30.0, gt=0, description="timeout in seconds of an operation")
     memory_bytes: int = Field(
         2_000_000_000, ge=100_000_000, description="memory that an operation may use beyond the idle toolbox"

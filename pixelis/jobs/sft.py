@@ -12,7 +12,7 @@ from pathlib import Path
 import ray
 from ray.actor import ActorHandle
 
-from pixelis.actors import cluster, learner, placement
+from pixelis.actors import cluster, learner, placement, reservations
 from pixelis.actors.demonstrations import DemonstrationSource, Schedule
 from pixelis.actors.train_job import TrainJob
 from pixelis.config import Config, from_command_line
@@ -66,7 +66,7 @@ def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
             yield actors
         return
     cluster.connect(config)
-    placement.preflight(config, learner=True, rollouts=False)
+    reservations.preflight(config, learner=True, rollouts=False)
     yield None
 
 

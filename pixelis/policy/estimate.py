@@ -212,9 +212,6 @@ def _learner(c: config.Config, job: str) -> list[Finding]:
             out.append(Finding("error", "deepspeed", message))
         if c.rft.sampling.temperature <= 0:
             out.append(Finding("error", "sampling", "rft.sampling.temperature 0 has no distribution to learn from"))
-        if c.engine.name == "vllm" and 0 < c.engine.gpus < c.engine.tensor_parallel:
-            message = f"engine.tensor_parallel {c.engine.tensor_parallel} needs at least as many engine.gpus"
-            out.append(Finding("error", "engine", message))
     return out
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from placed_actors import PlacedJob, check_group, greedy_tokens, health, kill, random_adapter, temporary, wait_until
 
-from pixelis.actors import cluster, placement
+from pixelis.actors import cluster, placement, reservations
 from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import parse
@@ -181,8 +181,8 @@ def test_a_missing_segmenter_is_reported_when_the_job_starts(placed: PlacedJob, 
 def test_preflight_names_the_part_of_a_job_that_does_not_fit(placed: PlacedJob) -> None:
     config = placed.config.model_copy(update={"engine": placed.config.engine.model_copy(update={"workers": 40, "cpus": 1})})
     with pytest.raises(InfraFailure) as caught:
-        placement.preflight(config, learner=True, rollouts=True)
-    assert "engine (generators) 40 x 1" in caught.value.message
+        reservations.preflight(config, learner=True, rollouts=True)
+    assert "generator with its toolboxes 40 x 1.25" in caught.value.message
 
 
 def test_a_run_from_another_checkpoint_discards_the_versions_in_its_folder(placed: PlacedJob, tmp_path: Path) -> None:

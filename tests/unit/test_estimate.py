@@ -203,7 +203,7 @@ def test_deepspeed_accepts_the_shipped_files(name: str) -> None:
         (["learner.zero_stage=3"], "learner.zero_stage is 3, but learner.deepspeed zero2.json: 2"),
         (["learner.zero_stage=3", "learner.deepspeed=null", "rft.loss.kl=0.1"], "rft.loss.kl swaps complete weights"),
         (["rft.sampling.temperature=0"], "rft.sampling.temperature 0"),
-        (["engine.tensor_parallel=2"], "engine.tensor_parallel 2 needs at least as many engine.gpus"),
+        (["engine.tensor_parallel=2"], "engine.tensor_parallel 2 needs as many engine.gpus, not 1"),
         (["engine.tensor_parallel=3", "engine.gpus=3"], "engine.tensor_parallel 3 does not divide the 28 heads"),
         (["dialogue.max_context=3000"], "the pictures of the longest prompt (2562 tokens)"),
         (["dialogue.frames=39", "dialogue.max_images=38"], "dialogue.frames 39 is above dialogue.max_images 38"),
@@ -220,8 +220,8 @@ def test_deepspeed_accepts_the_shipped_files(name: str) -> None:
     ],
 )
 def test_a_contradiction_names_its_key(public: dict[str, str], overrides: list[str], message: str) -> None:
-    c = recipe("qwen2_5_vl_7b/rft.yaml", public, *overrides)
     try:
+        c = recipe("qwen2_5_vl_7b/rft.yaml", public, *overrides)
         errors = [f.text for f in estimate.check(c, "rft", gpu_bytes=estimate.GPU_BYTES) if f.level == "error"]
     except BadConfig as error:
         errors = [error.message]

@@ -1,0 +1,184 @@
+"""Reserves the resources of a job's actors as Ray placement groups, or reports the part that does not fit.
+
+A generator and its toolboxes are one group on one node. Learners are on one node if one has room for all of them. Groups of
+different generators are independent, so that generators can be added, removed and replaced one at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from pixelis.config import Config
+from pixelis.errors import InfraFailure
+
+Bundle = dict[str, float]
+"""Resources of one process by name: CPU, GPU."""
+SMALLEST_CPU = 0.001
+"""CPUs reserved for a process that reserves nothing, because Ray has no empty bundles."""
+ONE_NODE_WAIT_S = 2.0
+"""Seconds to wait for a node with room for all learners, before they are split over nodes."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Resources of `count` equal parts of a job; the bundles of a part must be on one node."""
+
+    role: str
+    count: int
+    bundles: tuple[Bundle, ...]
+
+    def total(self, resource: str) -> float:
+        """Amount of a resource in one part."""
+        return sum(bundle.get(resource, 0.0) for bundle in self.bundles)
+
+
+def bundle(cpus: float, gpus: float = 0.0) -> Bundle:
+    """Bundle of a process."""
+    return {"CPU": cpus if cpus or gpus else SMALLEST_CPU, **({"GPU": gpus} if gpus else {})}
+
+
+def learner_bundle(config: Config) -> Bundle:
+    """Bundle of a learner process."""
+    return bundle(config.learner.cpus, config.learner.gpus)
+
+
+def generator_bundles(config: Config, cpus: float | None = None, gpus: float | None = None) -> tuple[Bundle, ...]:
+    """Bundles of a generator and of each of its toolboxes. cpus, gpus: of the generator, instead of the engine's."""
+    engine, toolbox = config.engine, config.toolbox
+    generator = bundle(engine.cpus if cpus is None else cpus, engine.gpus if gpus is None else gpus)
+    return generator, *([bundle(toolbox.cpus, toolbox.gpus)] * toolbox.workers)
+
+
+def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> list[Need]:
+    """Resources of a job by part. online: include serving."""
+    canary, engine = config.evolution.canary, (bundle(config.engine.cpus, config.engine.gpus),)
+    out: list[Need] = []
+    if rollouts:
+        out += [
+            Need("generator with its toolboxes", config.engine.workers, generator_bundles(config)),
+            Need("scorer", config.rewards.workers, (bundle(config.rewards.cpus),)),
+            Need("embedder", int(config.rewards.needs_states), engine),
+        ]
+    if online and config.memory.enabled:
+        out += [
+            Need("memory shard", config.memory.shards, (bundle(config.memory.cpus, config.memory.gpus),)),
+            Need("embedder of the memory", 1, engine),
+        ]
+    if online and config.evolution.enabled and canary.enabled:
+        out.append(Need("canary with its toolboxes", 1, generator_bundles(config, canary.cpus, canary.gpus)))
+    if learner:
+        out.append(Need("learner", config.learner.workers, (learner_bundle(config),)))
+    return [need for need in out if need.count]
+
+
+def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> None:
+    """Raise InfraFailure if the job needs more than the cluster has, or a part more than any of its nodes has.
+
+    Names the parts with their resources. online: include serving. Does nothing for a cluster that can add nodes.
+    """
+    if config.cluster.autoscaling:
+        return
+    parts, nodes = needs(config, learner=learner, rollouts=rollouts, online=online), node_resources()
+    for resource in ("CPU", "GPU"):
+        total, available = sum(p.count * p.total(resource) for p in parts), sum(n.get(resource, 0.0) for n in nodes.values())
+        # The bundles of processes that reserve nothing may exceed the cluster.
+        if total > available + SMALLEST_CPU * sum(p.count * len(p.bundles) for p in parts):
+            shares = ", ".join(f"{p.role} {p.count} x {p.total(resource):g}" for p in parts if p.total(resource) > SMALLEST_CPU)
+            raise InfraFailure(
+                f"the job needs {total:g} {resource} ({shares}) but the cluster has {available:g}",
+                fix="lower the workers or their cpus/gpus in the configuration, add nodes, or set cluster.autoscaling=true",
+            )
+    for part in parts:
+        if not any(_fits(part.bundles, node) for node in nodes.values()):
+            raise InfraFailure(
+                f"a {part.role} needs {describe(part.bundles)} on one node, but the nodes have {_describe_nodes(nodes)}",
+                fix="lower the cpus/gpus of that part in the configuration, or add a larger node",
+            )
+
+
+def node_resources() -> dict[str, dict[str, float]]:
+    """Resources of each live node, by its address and id, whether or not they are in use."""
+    return {f"{n['NodeManagerAddress']} ({n['NodeID'][:6]})": n["Resources"] for n in ray.nodes() if n["Alive"]}
+
+
+def _fits(bundles: Sequence[Bundle], node: Mapping[str, float]) -> bool:
+    slack = SMALLEST_CPU * len(bundles)
+    return all(sum(b.get(name, 0.0) for b in bundles) <= node.get(name, 0.0) + slack for name in ("CPU", "GPU"))
+
+
+def describe(bundles: Sequence[Bundle]) -> str:
+    """Sum of bundles, for messages: `CPU 2, GPU 1`."""
+    totals = {name: sum(b.get(name, 0.0) for b in bundles) for name in ("CPU", "GPU")}
+    return ", ".join(f"{name} {total:g}" for name, total in totals.items() if total > SMALLEST_CPU * len(bundles)) or "a process"
+
+
+def _describe_nodes(nodes: Mapping[str, Mapping[str, float]]) -> str:
+    return "; ".join(f"{name}: CPU {node.get('CPU', 0):g}, GPU {node.get('GPU', 0):g}" for name, node in nodes.items())
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------------------
+
+
+def reserve(bundles: Sequence[Bundle], strategy: str = "STRICT_PACK", name: str = "") -> PlacementGroup:
+    """Request a group, without waiting. It ends with the process that requests it, or by `release`."""
+    return placement_group(list(bundles), strategy=strategy, name=name)
+
+
+def wait_reserved(groups: Mapping[str, PlacementGroup], timeout_s: float) -> None:
+    """Wait for groups by role. Raises InfraFailure with the first role that does not fit within the timeout, and why."""
+    deadline = time.monotonic() + timeout_s
+    for role, group in groups.items():
+        if not group.wait(max(0.0, deadline - time.monotonic())):
+            free, bundles = ray.available_resources(), group.bundle_specs
+            raise InfraFailure(
+                f"{role} does not fit: it needs {describe(bundles)}{' on one node' if len(bundles) > 1 else ''} and did not get "
+                f"it in {timeout_s:g} s; nodes: {_describe_nodes(node_resources())}; "
+                f"free in all of them: CPU {free.get('CPU', 0):g}, GPU {free.get('GPU', 0):g}",
+                fix="look at `ray status` for what uses them, lower cpus/gpus in the configuration, add nodes, "
+                "or raise cluster.placement_timeout_s",
+            )
+
+
+def inside(group: PlacementGroup, index: int = 0, *, children: bool = False) -> dict[str, Any]:
+    """Options of an actor in a bundle of a group, which it uses completely. children: actors that it starts join the group."""
+    resources = group.bundle_specs[index]
+    strategy = PlacementGroupSchedulingStrategy(group, index, placement_group_capture_child_tasks=children)
+    return {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "scheduling_strategy": strategy}
+
+
+def release(group: PlacementGroup) -> None:
+    """Free a group's resources. Ends the actors in it."""
+    remove_placement_group(group)
+
+
+@contextmanager
+def reserved_learners(config: Config, workers: int | None = None) -> Iterator[str]:
+    """Reserve the learners' resources during the block, on one node if possible; yields the placement strategy.
+
+    Ray Train makes its own reservation: leave the block before it starts. Raises InfraFailure after
+    `cluster.placement_timeout_s`.
+    """
+    bundles = [learner_bundle(config)] * (workers or config.learner.workers)
+    strategy, group = "PACK", None
+    if any(_fits(bundles, node) for node in node_resources().values()):
+        group = reserve(bundles, "STRICT_PACK")
+        if group.wait(ONE_NODE_WAIT_S):
+            strategy = "STRICT_PACK"
+        else:
+            release(group)
+            group = None
+    group = group or reserve(bundles, "PACK")
+    try:
+        role = "the learner" if len(bundles) == 1 else f"the group of {len(bundles)} learners"
+        wait_reserved({role: group}, config.cluster.placement_timeout_s)
+        yield strategy
+    finally:
+        release(group)
