@@ -19,3 +19,17 @@ class BadRow(NamedTuple):
     def error(self) -> DataFailure:
         """The failure to raise where bad rows are not tolerated."""
         return DataFailure(f"{self.file}, row {self.row}, column {self.column}: {self.message}", code=self.code)
+
+
+class UniqueIds:
+    """Finds the rows of a source whose id an earlier row has. Stores a hash of each id, which bounds its memory."""
+
+    def __init__(self) -> None:
+        self.seen = set[int]()
+
+    def check(self, id: str, file: str, row: str) -> BadRow | None:
+        """The bad row if an earlier one has this id; otherwise None."""
+        if (key := hash(id)) in self.seen:
+            return BadRow(file, row, "id", "duplicate_id", f"an earlier row has the id {id!r}")
+        self.seen.add(key)
+        return None

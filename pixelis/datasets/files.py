@@ -9,7 +9,8 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ CHUNK = 1 << 20
 """Characters read at a time from a JSON list, and bytes of a parquet column."""
 TOKEN = 16
 """Maximal length of a JSON literal, sign or escape: an error farther from the end is not due to truncation."""
+PART_BYTES = 32 << 20
+"""Size of the part of a file that one task reads."""
 BATCH_BYTES = 4 << 20
 """Size of the decoded parquet rows in memory; a single row may be larger."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*://")
@@ -44,6 +47,18 @@ class Row(NamedTuple):
     file: str
     number: int
     values: dict[str, Any]
+
+
+class Part(NamedTuple):
+    """Consecutive rows of a file: bytes ``start`` to ``stop`` of JSON lines, row groups of parquet, or all (``stop`` is None).
+
+    rows_before: lines of JSON lines, or rows of parquet, before the part.
+    """
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+    rows_before: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,22 +141,86 @@ def kind(path: str) -> str | None:
 
 
 def read_file(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """The rows of one file; those that are no JSON object become ``BadRow``. BadInput if the rest cannot be read."""
-    try:
-        match kind(path):
+    """The rows of one file; see `read_part`."""
+    return read_part(system, Part(path))
+
+
+def read_part(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
+    """The rows of a part; those that are no JSON object become ``BadRow``. BadInput if the rest cannot be read."""
+    with _readable(part.path):
+        match kind(part.path):
             case ".parquet":
-                yield from _parquet(system, path)
+                yield from _parquet(system, part)
             case ".json":
-                yield from _json(system, path)
+                yield from _json(system, part.path)
             case _:
-                yield from _lines(system, path)
+                yield from _lines(system, part)
+
+
+def split_file(system: fs.FileSystem, path: str, size: int = PART_BYTES) -> list[Part]:
+    """Parts of at least ``size`` bytes, in order. A compressed file and a JSON list are one part. Raises BadInput."""
+    with _readable(path):
+        if path.lower().endswith(".parquet"):
+            return _split_parquet(system, path, size)
+        is_lines = path.lower().endswith((".jsonl", ".ndjson"))
+        if is_lines and (system.get_file_info(path).size or 0) > size:
+            return _split_lines(system, path, size)
+        return [Part(path)]
+
+
+def _split_parquet(system: fs.FileSystem, path: str, size: int) -> list[Part]:
+    with system.open_input_file(path) as handle, pq.ParquetFile(handle) as table:
+        groups = [table.metadata.row_group(i) for i in range(table.num_row_groups)]
+    parts, start, rows, rows_before, nbytes = [], 0, 0, 0, 0
+    for i, group in enumerate(groups, 1):
+        rows, nbytes = rows + group.num_rows, nbytes + group.total_byte_size
+        if nbytes >= size or i == len(groups):
+            parts.append(Part(path, start, i, rows_before))
+            start, rows_before, nbytes = i, rows, 0
+    return parts
+
+
+def _split_lines(system: fs.FileSystem, path: str, size: int) -> list[Part]:
+    """Cut after the first end of a line beyond each ``size`` bytes. Reads the whole file, to count its lines."""
+    parts, start, position, lines, rows_before = [], 0, 0, 0, 0
+    with system.open_input_stream(path, compression=None, buffer_size=0) as stream:
+        while chunk := stream.read(CHUNK):
+            if position + len(chunk) - start >= size and (end := chunk.find(b"\n", max(0, start + size - position)) + 1):
+                rows = lines + chunk.count(b"\n", 0, end)
+                parts.append(Part(path, start, position + end, rows_before))
+                start, rows_before = position + end, rows
+            lines, position = lines + chunk.count(b"\n"), position + len(chunk)
+    return [*parts, Part(path, start, position, rows_before)] if position > start else parts
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
     except (pa.ArrowException, OSError) as error:
         raise BadInput(f"{path} cannot be read: {_one_line(error)}", fix="write the file again, or remove it") from None
 
 
-def _lines(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    with system.open_input_stream(path, compression="detect", buffer_size=CHUNK) as stream:
-        for number, line in enumerate(io.BufferedReader(stream, CHUNK), 1):
+def _text_lines(system: fs.FileSystem, part: Part) -> Generator[tuple[int, bytes], None, None]:
+    """The lines of a part with their numbers."""
+    if part.stop is None:
+        with system.open_input_stream(part.path, compression="detect", buffer_size=CHUNK) as stream:
+            yield from enumerate(io.BufferedReader(stream, CHUNK), 1)
+        return
+    with system.open_input_file(part.path) as file:
+        file.seek(part.start)
+        position = part.start
+        for number, line in enumerate(io.BufferedReader(file, CHUNK), part.rows_before + 1):
+            yield number, line
+            position += len(line)
+            if position >= part.stop:
+                return
+
+
+def _lines(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
+    path = part.path
+    with closing(_text_lines(system, part)) as lines:
+        for number, line in lines:
             if not line.strip():
                 continue
             try:
@@ -206,16 +285,17 @@ def _as_row(path: str, number: int, values: Any) -> Row | BadRow:
     return Row(path, number, values)
 
 
-def _parquet(system: fs.FileSystem, path: str) -> Iterator[Row]:
-    with system.open_input_file(path) as handle, pq.ParquetFile(handle, buffer_size=CHUNK, pre_buffer=False) as table:
-        groups = [table.metadata.row_group(i) for i in range(table.num_row_groups)]
+def _parquet(system: fs.FileSystem, part: Part) -> Iterator[Row]:
+    with system.open_input_file(part.path) as handle, pq.ParquetFile(handle, buffer_size=CHUNK, pre_buffer=False) as table:
+        indices = list(range(part.start, table.num_row_groups if part.stop is None else part.stop))
+        groups = [table.metadata.row_group(i) for i in indices]
         rows, size = sum(group.num_rows for group in groups), sum(group.total_byte_size for group in groups)
         batch_rows = max(1, min(1024, BATCH_BYTES // max(1, size // max(rows, 1))))
-        number = 0
-        for batch in table.iter_batches(batch_size=batch_rows, use_threads=False):
+        number = part.rows_before
+        for batch in table.iter_batches(batch_size=batch_rows, row_groups=indices, use_threads=False):
             for values in batch.to_pylist():
                 number += 1
-                yield Row(path, number, values)
+                yield Row(part.path, number, values)
 
 
 def _one_line(error: BaseException) -> str:

@@ -13,18 +13,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, cast
 
 import numpy as np
 
 from pixelis.datasets import cards
-from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.bad_rows import BadRow, UniqueIds
 from pixelis.datasets.source_options import parse_options, whole_option
 from pixelis.errors import BadConfig, BadInput
 from pixelis.records import Demonstration, Question
 
-R = TypeVar("R", bound=Question)
+T = TypeVar("T")
 
 CARDS_EPOCH = 1_000_000
 """Questions of an epoch of a `cards:` source, which is practically endless."""
@@ -89,7 +89,16 @@ def read_questions(
     """
     if source.startswith("cards:"):
         return _read_cards(source, seed, start, limit or CARDS_EPOCH, epochs)
-    return _read(source, Question, seed, start, limit, epochs, BadRowBudget(source, max_bad_rows, on_bad_row), shuffle_rows)
+    return epochs_of(
+        lambda: read_rows(source),
+        sampling_weight,
+        BadRowBudget(source, max_bad_rows, on_bad_row),
+        seed=seed,
+        start=start,
+        limit=limit,
+        epochs=epochs,
+        window=shuffle_rows,
+    )
 
 
 def count_questions(source: str, limit: int = 0, max_bad_rows: float = 0) -> int:
@@ -121,7 +130,10 @@ def read_demonstrations(source: str, count: int, seed: int, direct_share: float)
             options.get("split", "train"), count, whole_option(source, options, "seed", seed), direct_share, aim
         )
         return [Demonstration.model_validate(row) for row in rows]
-    return list(itertools.islice(_read(source, Demonstration, seed, 0, 0, None, BadRowBudget(source), SHUFFLE_ROWS), count))
+    demonstrations = cast("Callable[[], Iterator[Demonstration | BadRow]]", lambda: read_rows(source, Demonstration))
+    return list(
+        itertools.islice(epochs_of(demonstrations, sampling_weight, BadRowBudget(source), seed=seed, kind="demonstration"), count)
+    )
 
 
 def read_rows(source: str, kind: type[Question] = Question) -> Iterator[Question | BadRow]:
@@ -138,61 +150,58 @@ def read_rows(source: str, kind: type[Question] = Question) -> Iterator[Question
     if not issubclass(Question, kind):
         message = f"{source} holds annotated media, not demonstrations"
         raise BadInput(message, fix="generate demonstrations from it with jobs.synthesize")
-    return _unique(source, packaged.read(source) if source.startswith("packaged:") else readers.read(source))
+    ids, rows = UniqueIds(), packaged.read(source) if source.startswith("packaged:") else readers.read(source)
+    return (row if isinstance(row, BadRow) else ids.check(row.id, source, row.id) or row for row in rows)
 
 
-def _unique(source: str, rows: Iterable[Question | BadRow]) -> Iterator[Question | BadRow]:
-    ids = set[int]()  # hashes, to bound the memory of long sources
-    for row in rows:
-        if not isinstance(row, BadRow):
-            if (key := hash(row.id)) in ids:
-                row = BadRow(source, row.id, "id", "duplicate_id", f"an earlier row has the id {row.id!r}")
-            ids.add(key)
-        yield row
-
-
-def _read(
-    source: str,
-    kind: type[R],
-    seed: int | None,
-    start: int,
-    limit: int,
-    epochs: int | None,
+def epochs_of(
+    rows: Callable[[], Iterator[T | BadRow]],
+    weight: Callable[[T], float],
     budget: BadRowBudget,
-    window: int,
-) -> Iterator[R]:
+    *,
+    seed: int | None,
+    start: int = 0,
+    limit: int = 0,
+    epochs: int | None = None,
+    window: int = SHUFFLE_ROWS,
+    kind: str = "question",
+) -> Iterator[T]:
+    """The usable rows from number ``start`` on, in the order of `read_questions`; ``rows()`` is one pass through the source.
+
+    Bad rows are counted in the first pass only. Raises BadInput if they exceed the budget, or if there is no usable row.
+    """
     number, epoch, length = 0, 0, 0
     while epochs is None or epoch < epochs:
         if length and (skipped := (start - number) // length) > 0:  # whole epochs before the start
             number, epoch = number + skipped * length, epoch + skipped
             continue
         first = number
-        rows = _usable(source, kind, limit, budget if epoch == 0 else None)
+        usable = _usable(rows(), limit, budget if epoch == 0 else None)
         if seed is None:
-            for record in rows:
+            for row in usable:
                 if number >= start:
-                    yield record
+                    yield row
                 number += 1
         else:
-            for position, block in enumerate(_windows(rows, window)):
-                order = _shuffled(block, np.random.default_rng([seed, epoch, position]))
+            for position, block in enumerate(_windows(usable, window)):
+                order = _shuffled([weight(row) for row in block], np.random.default_rng([seed, epoch, position]))
                 for i in order[max(0, start - number) :]:
                     yield block[i]
                 number += len(block)
         length, epoch = number - first, epoch + 1
         if not length:
-            raise BadInput(f"{source} holds no {kind.__name__.lower()}", code="no_rows", fix="name a source that has some")
+            raise BadInput(f"{budget.source} holds no {kind}", code="no_rows", fix="name a source that has some")
 
 
-def _usable(source: str, kind: type[R], limit: int, budget: BadRowBudget | None) -> Iterator[R]:
-    """The records of one pass, the first ``limit`` unless that is 0; bad rows are counted in the first pass only."""
+def _usable(rows: Iterator[T | BadRow], limit: int, budget: BadRowBudget | None) -> Iterator[T]:
+    """The usable ones of one pass, the first ``limit`` unless that is 0."""
     count = 0
-    for row in read_rows(source, kind):
+    for row in rows:
         bad = row if isinstance(row, BadRow) else None
         if budget is not None:
             budget.add(bad)
         if bad is None:
-            yield cast("R", row)
+            yield cast("T", row)
             count += 1
             if count == limit:
                 break
@@ -200,24 +209,24 @@ def _usable(source: str, kind: type[R], limit: int, budget: BadRowBudget | None)
         budget.check()
 
 
-def _windows(rows: Iterator[R], count: int) -> Iterator[list[R]]:
+def _windows(rows: Iterator[T], count: int) -> Iterator[list[T]]:
     while block := list(itertools.islice(rows, count)):
         yield block
 
 
-def _shuffled(block: Sequence[Question], rng: np.random.Generator) -> np.ndarray:
-    """As many positions of a window as it has, shuffled; those of higher weights several times, of lower ones maybe never."""
-    order = rng.permutation(len(block))
-    weights = np.array([_weight(question) for question in block])
-    if (weights == weights[0]).all():
+def _shuffled(weights: Sequence[float], rng: np.random.Generator) -> np.ndarray:
+    """As many positions as weights, shuffled; those of higher weights several times, of lower ones maybe never."""
+    order, shares = rng.permutation(len(weights)), np.asarray(weights)
+    if (shares == shares[0]).all():
         return order
     # Systematic sampling: each position comes its expected number of times, rounded down or up.
-    edges = np.cumsum(weights) / weights.sum()
-    positions = np.searchsorted(edges, (np.arange(len(block)) + rng.random()) / len(block))
-    return np.minimum(positions, len(block) - 1)[order]
+    edges = np.cumsum(shares) / shares.sum()
+    positions = np.searchsorted(edges, (np.arange(len(weights)) + rng.random()) / len(weights))
+    return np.minimum(positions, len(weights) - 1)[order]
 
 
-def _weight(question: Question) -> float:
+def sampling_weight(question: Question) -> float:
+    """``meta.weight`` of a question, by default 1; BadInput if it is not a positive number."""
     weight = question.meta.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
         raise BadInput(f"{question.id}: meta.weight {weight!r} is not a positive number", fix="remove or correct it")

@@ -1,9 +1,14 @@
-"""Streams questions by Ray Data: a separate process reads a bounded number ahead of the consumer."""
+"""Streams the records of a source by Ray Data: several tasks read its parts, a bounded number of rows ahead of the consumer.
+
+The order is that of a plain loop over the source: Ray Data returns the parts in order, and the consumer shuffles.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import ray.data
@@ -11,44 +16,68 @@ from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from pixelis.config import DataConfig
-from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.questions import read_questions, require_text
+from pixelis.datasets import readers
+from pixelis.datasets.bad_rows import BadRow, UniqueIds
+from pixelis.datasets.files import PART_BYTES, Part
+from pixelis.datasets.formats import Record, Records
+from pixelis.datasets.questions import BadRowBudget, epochs_of, read_questions, read_rows, require_text, sampling_weight
 from pixelis.records import Question
 
 ROWS = 8
-"""Questions passed to Ray Data at a time, which joins them into blocks."""
-BLOCK_BYTES = 1 << 14
-"""Size of a block: some dozens of questions, so that the first ones arrive early."""
-AHEAD_BYTES = 1 << 20
-"""Size of the questions that are read ahead, in the object store."""
-SCHEMA = pa.schema([("question", pa.string()), ("bad", pa.list_(pa.string()))])
-"""A question as JSON, or the fields of a bad row."""
+"""Records passed to Ray Data at a time, which joins them into blocks."""
+BLOCK_BYTES = 1 << 17
+"""Size of a block: some hundred questions, so that the first ones arrive early."""
+AHEAD_BYTES = 1 << 22
+"""Size of the records that are read ahead, in the object store."""
+READERS = 4
+"""Tasks that read at the same time."""
+TASKS = 128
+"""Read tasks of one execution, which takes a second to start. It passes through a source of fewer parts several times."""
+CARDS = 1000
+"""Questions of `cards:` that one task generates."""
+SCHEMA = pa.schema(
+    {
+        "id": pa.string(),
+        "text": pa.string(),
+        "weight": pa.float64(),
+        "file": pa.string(),
+        "row": pa.string(),
+        "problem": pa.list_(pa.string()),
+    }
+)
+"""A record as JSON with its place, or the problem of a bad row: column, code and message. All null at the end of a pass."""
+END: dict[str, Any] = dict.fromkeys(SCHEMA.names)
+Read = Callable[[], Iterable[dict[str, Any]]]
+"""Returns the rows of a task."""
 
 
-class Questions(Datasource):
-    """A source as one endless task that yields blocks; Ray Data lets it run no further ahead than its buffers.
+class Text(NamedTuple):
+    """A record as JSON."""
 
-    There is one task because the order depends on seed and number only. A question is a kilobyte of text, and one process reads
-    far more of them than a cluster answers.
-    """
+    id: str
+    text: str
+    weight: float
 
-    def __init__(self, data: DataConfig, seed: int, start: int = 0):
+
+class Parts(Datasource):
+    """One read task for each part of a source, in order."""
+
+    def __init__(self, name: str, reads: list[Read]):
         super().__init__()
-        self.data, self.seed, self.start = data, seed, start
+        self.name, self.reads = name, reads
 
     def get_name(self) -> str:
         """The name on Ray's dashboard."""
-        return "Questions"
+        return self.name
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """None: the source is endless."""
+        """None: unknown before reading."""
         return None
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
-        """The one task."""
-        data, seed, start = self.data, self.seed, self.start
+        """The tasks."""
         metadata = BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
-        return [ReadTask(lambda: _blocks(data, seed, start), metadata, schema=SCHEMA)]
+        return [ReadTask(functools.partial(_blocks, read), metadata, schema=SCHEMA) for read in self.reads]
 
 
 def question_stream(
@@ -58,6 +87,44 @@ def question_stream(
 
     ``on_bad_row`` is called once for each row that cannot be used. Raises what ``read_questions`` raises.
     """
+    source = data.train
+    if source.startswith("cards:"):
+        for first in itertools.count(start, CARDS * TASKS):
+            starts = range(first, first + CARDS * TASKS, CARDS)
+            for row in _execute("Cards", [functools.partial(_read_cards, source, seed, n, data.limit) for n in starts]):
+                yield Question.model_validate_json(row["text"])
+    passes = _passes("Questions", [*_reads(source, Question, data.limit, with_text=True)])
+    budget = BadRowBudget(source, data.max_bad_rows, on_bad_row)
+    for text in epochs_of(passes, lambda row: row.weight, budget, seed=seed, start=start, window=data.shuffle_rows):
+        yield Question.model_validate_json(text.text)
+
+
+def record_stream(source: str, kind: type[Question], limit: int = 0) -> Iterator[Text | BadRow]:
+    """The records of a source in order, once, as `read_rows` reads them. Not for `cards:`."""
+    return _passes(kind.__name__ + "s", [*_reads(source, kind, limit)], endless=False)()
+
+
+def _passes(name: str, reads: list[Read], endless: bool = True) -> Callable[[], Iterator[Text | BadRow]]:
+    """A function that returns the rows of the next pass through a source whose last task ends with `END`."""
+    repeats = max(1, TASKS // len(reads)) if endless else 1
+    rows = itertools.chain.from_iterable(_execute(name, reads * repeats) for _ in (itertools.count() if endless else (0,)))
+
+    def next_pass() -> Iterator[Text | BadRow]:
+        ids = UniqueIds()
+        for row in rows:
+            if row["file"] is None:
+                return
+            if row["problem"] is not None:
+                yield BadRow(row["file"], row["row"], *row["problem"])
+            else:
+                repeated = ids.check(row["id"], row["file"], row["row"])
+                yield repeated or Text(row["id"], row["text"], row["weight"])
+
+    return next_pass
+
+
+def _execute(name: str, reads: list[Read]) -> Iterator[dict[str, Any]]:
+    """The rows of all tasks in order."""
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -65,29 +132,59 @@ def question_stream(
     context.execution_options.preserve_order = True
     context.execution_options.resource_limits = ray.data.ExecutionResources.for_limits(object_store_memory=AHEAD_BYTES)
     with ray.data.DataContext.current(context):
-        read = ray.data.read_datasource(Questions(data, seed, start), override_num_blocks=1, num_cpus=0)
-    for block in read.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
-        for text, bad in zip(block["question"].to_pylist(), block["bad"].to_pylist(), strict=True):
-            if bad is None:
-                yield Question.model_validate_json(text)
-            elif on_bad_row is not None:
-                on_bad_row(BadRow(*bad))
+        blocks = ray.data.read_datasource(
+            Parts(name, reads), override_num_blocks=len(reads), concurrency=READERS, ray_remote_args={"num_cpus": 0}
+        )
+    for block in blocks.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+        yield from block.to_pylist()
 
 
-def _blocks(data: DataConfig, seed: int, start: int) -> Iterable[pa.Table]:
-    rows: list[dict[str, Any]] = []
-    questions = read_questions(
-        data.train,
-        seed=seed,
-        start=start,
-        limit=data.limit,
-        max_bad_rows=data.max_bad_rows,
-        shuffle_rows=data.shuffle_rows,
-        on_bad_row=lambda row: rows.append({"question": None, "bad": [*row]}),
-    )
-    for question in questions:
-        text = require_text(question, data.train).model_dump_json(exclude={"annotations"})
-        rows.append({"question": text, "bad": None})
-        if len(rows) >= ROWS:
-            yield pa.Table.from_pylist(rows, schema=SCHEMA)
-            rows.clear()
+def _reads(source: str, kind: type[Question], limit: int, with_text: bool = False) -> Iterator[Read]:
+    """The reading of each part of a source; of the whole source where it cannot be divided."""
+    text = functools.partial(_row, source, with_text)
+    if limit or source.startswith("packaged:") or readers.is_dataset(source):
+        yield functools.partial(_read_all, source, kind, limit, text)
+        return
+    records, files = Records.open(source, kind)
+    parts = records.parts(files, PART_BYTES)
+    for i, (part, name) in enumerate(parts, 1):
+        yield functools.partial(_read_part, records, part, name, text, i == len(parts))
+
+
+def _read_all(source: str, kind: type[Question], limit: int, row: Callable[[Record], dict]) -> Iterator[dict]:
+    count = 0
+    for value in read_rows(source, kind):
+        is_bad = isinstance(value, BadRow)
+        yield row(Record(value.file, value.row, value) if isinstance(value, BadRow) else Record(source, value.id, value))
+        count += not is_bad
+        if count == limit:
+            break
+    yield END
+
+
+def _read_part(records: Records, part: Part, name: str | None, row: Callable[[Record], dict], is_last: bool) -> Iterator[dict]:
+    yield from map(row, records.read(part, name))
+    if is_last:
+        yield END
+
+
+def _read_cards(source: str, seed: int, start: int, limit: int) -> Iterator[dict]:
+    for question in itertools.islice(read_questions(source, seed, start, limit), CARDS):
+        yield END | {"text": question.model_dump_json()}
+
+
+def _row(source: str, with_text: bool, record: Record) -> dict[str, Any]:
+    file, row, value = record
+    if isinstance(value, BadRow):
+        return END | {"file": file, "row": row, "problem": [value.column, value.code, value.message]}
+    if with_text:
+        require_text(value, source)
+    text = value.model_dump_json(exclude={"annotations"} if with_text else None)
+    weight = sampling_weight(value) if with_text else 1.0
+    return {"id": value.id, "text": text, "weight": weight, "file": file, "row": row, "problem": None}
+
+
+def _blocks(read: Read) -> Iterator[pa.Table]:
+    rows = iter(read())
+    while chunk := list(itertools.islice(rows, ROWS)):
+        yield pa.Table.from_pylist(chunk, schema=SCHEMA)

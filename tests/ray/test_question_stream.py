@@ -9,11 +9,15 @@ import os
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.config import DataConfig
 from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.files import PART_BYTES
+from pixelis.datasets.formats import Records
 from pixelis.datasets.questions import read_questions
 from pixelis.datasets.stream import question_stream
 from pixelis.errors import BadInput
@@ -48,6 +52,35 @@ def test_the_stream_equals_the_plain_loop_over_epochs_and_resumes_at_any_number(
     resumed.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_several_tasks_read_a_large_source_in_the_order_of_the_plain_loop(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files of several parts each; bad rows, repeated ids and rows without an id are named by their line."""
+    monkeypatch.setattr("pixelis.datasets.stream.PART_BYTES", 20_000)
+    monkeypatch.setattr("pixelis.datasets.files.CHUNK", 4096)
+    for name in ("a", "b"):
+        rows = [{"prompt": f"{name}{i}?", "answer": "1", "text": f"{name}{i} " * 100} for i in range(250)]
+        if suffix == "jsonl":
+            lines = [*map(json.dumps, rows)]
+            lines[120], lines[180] = "{torn", ""
+            (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet", row_group_size=20)
+    data = DataConfig(train=str(tmp_path), max_bad_rows=2, shuffle_rows=64)
+    records, files = Records.open(data.train)
+    assert len(records.parts(files, 20_000)) >= 6
+    expected_bad: list[BadRow] = []
+    plain = read_questions(data.train, seed=4, max_bad_rows=2, shuffle_rows=64, on_bad_row=expected_bad.append)
+    expected = list(itertools.islice(plain, 700))
+    bad: list[BadRow] = []
+    stream = question_stream(data, 4, 0, bad.append)
+    assert list(itertools.islice(stream, 700)) == expected
+    stream.close()  # type: ignore[attr-defined]
+    assert bad == expected_bad
+    assert len(bad) == (2 if suffix == "jsonl" else 0)
+
+
 def test_the_stream_of_cards_equals_the_plain_loop() -> None:
     stream = question_stream(DataConfig(train="cards:?split=validation"), 3, 7)
     assert list(itertools.islice(stream, 60)) == list(itertools.islice(read_questions("cards:?split=validation", 3, 7), 60))
@@ -65,24 +98,26 @@ def test_too_many_bad_rows_end_the_stream_with_a_typed_error(tmp_path: Path) -> 
     assert "a.jsonl, row 31, column question" in error.message
 
 
-def test_the_reader_stays_a_bounded_number_of_rows_ahead(tmp_path: Path) -> None:
-    """Take a few of 60 MB of rows; the reader's position in the file then stops advancing."""
+def test_the_readers_stay_a_bounded_number_of_rows_ahead(tmp_path: Path) -> None:
+    """Take a few of 60 MB of rows, which are two parts; the readers' positions in the file then stop advancing."""
     data = DataConfig(train=file(tmp_path / "a.jsonl", 55_000), shuffle_rows=16)
     stream = question_stream(data, 4, 0)
     assert len(list(itertools.islice(stream, 40))) == 40
-    offsets = [0]
+    offsets = [read_offsets(data.train)]
     for _ in range(8):
         time.sleep(0.25)
-        offsets.append(read_offset(data.train))
+        offsets.append(read_offsets(data.train))
     stream.close()  # type: ignore[attr-defined]
-    assert 0 < offsets[-1] < 20e6
+    assert offsets[-1]
+    assert all(offset % PART_BYTES < 20e6 for offset in offsets[-1])
     assert offsets[-1] == offsets[-3]
 
 
-def read_offset(path: str) -> int:
-    """Return the offset in bytes of the process that has the file open; 0 if none has."""
+def read_offsets(path: str) -> list[int]:
+    """Return the offsets in bytes of the processes that have the file open."""
+    offsets = []
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
             if os.readlink(link) == path:
-                return int((link.parents[1] / "fdinfo" / link.name).read_text().split()[1])
-    return 0
+                offsets.append(int((link.parents[1] / "fdinfo" / link.name).read_text().split()[1]))
+    return sorted(offsets)

@@ -6,14 +6,17 @@ A format is recognised by the columns of a row, or named by the source (``rows.p
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
+from pyarrow import fs
 from pydantic import ValidationError
 
-from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.bad_rows import BadRow, UniqueIds
 from pixelis.datasets.fields import RowError
+from pixelis.datasets.files import Part, Source, read_file, read_part, split_file
 from pixelis.datasets.files import Row as FileRow
-from pixelis.datasets.files import Source, read_file
 from pixelis.datasets.formats import (
     chat,
     deepeyes,
@@ -57,32 +60,66 @@ def detect(columns: Iterable[str], row: str = "the row") -> str:
 # -- reading ----------------------------------------------------------------------------------------------------------------
 
 
-def read_records(text: str, kind: type[Question] = Question) -> Iterator[Question | BadRow]:
-    """The records of a source of files in order; rows of the wrong schema, or that are not a ``kind``, are bad rows.
+class Record(NamedTuple):
+    """A row with its file and number: the record, or what is wrong with it."""
 
-    MissingFile, or BadInput for an unknown format or a damaged file.
-    """
-    source = Source.of(text)
-    if source.format is not None and source.format not in FORMATS:
-        raise BadInput(f"{text}: no format `{source.format}`", code="unknown_format", fix=f"one of {', '.join(FORMATS)}")
-    if source.scorer is not None:
-        find_scorer(source.scorer)
-    system, folder, files = source.files()
-    root = MediaRoot.of_source(system, folder, source.media, source.cache)
-    ids = set[int]()  # hashes, to bound the memory of long sources
-    for path in files:
-        name = source.format
-        for row in read_file(system, path):
+    file: str
+    row: str
+    value: Question | BadRow
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a source of files; rows of the wrong schema, or that are not a ``kind``, are bad rows."""
+
+    source: Source
+    kind: type[Question]
+    system: fs.FileSystem
+    folder: str
+
+    @classmethod
+    def open(cls, text: str, kind: type[Question] = Question) -> tuple[Records, list[str]]:
+        """The records of a source, and its files in order. MissingFile, or BadInput for an unknown format or scorer."""
+        source = Source.of(text)
+        if source.format is not None and source.format not in FORMATS:
+            raise BadInput(f"{text}: no format `{source.format}`", code="unknown_format", fix=f"one of {', '.join(FORMATS)}")
+        if source.scorer is not None:
+            find_scorer(source.scorer)
+        system, folder, files = source.files()
+        return cls(source, kind, system, folder), files
+
+    def parts(self, files: Iterable[str], size: int) -> list[tuple[Part, str | None]]:
+        """Parts of at least ``size`` bytes in order, each with the format of its file, None for that of its first row."""
+        parts: list[tuple[Part, str | None]] = []
+        for path in files:
+            cut = split_file(self.system, path, size)
+            # All parts of a file have the format of its first row, which only the first one holds.
+            rows = (row for row in read_file(self.system, path) if isinstance(row, FileRow)) if len(cut) > 1 else iter(())
+            first = next(rows, None)
+            name = _detect(first) if first is not None and self.source.format is None else self.source.format
+            parts += [(part, name) for part in cut]
+        return parts
+
+    def read(self, part: Part, name: str | None = None) -> Iterator[Record]:
+        """The records of a part in order. name: of its format. BadInput for a damaged file or an unknown format."""
+        root = MediaRoot.of_source(self.system, self.folder, self.source.media, self.source.cache)
+        name = name or self.source.format
+        for row in read_part(self.system, part):
             if isinstance(row, BadRow):
-                yield row
+                yield Record(row.file, row.row, row)
                 continue
             name = name or _detect(row)
-            record = _record(row, f"{_stem(path, folder)}-{row.number}", FORMATS[name], root, kind, source.scorer)
-            if isinstance(record, Question):
-                if (key := hash(record.id)) in ids:
-                    record = BadRow(path, str(row.number), "id", "duplicate_id", f"an earlier row has the id {record.id!r}")
-                ids.add(key)
-            yield record
+            own_id = f"{_stem(part.path, self.folder)}-{row.number}"
+            value = _record(row, own_id, FORMATS[name], root, self.kind, self.source.scorer)
+            yield Record(row.file, str(row.number), value)
+
+
+def read_records(text: str, kind: type[Question] = Question) -> Iterator[Question | BadRow]:
+    """All records of a source in order, as `Records` reads them; a repeated id is a bad row."""
+    (records, files), ids = Records.open(text, kind), UniqueIds()
+    for path in files:
+        for file, row, value in records.read(Part(path)):
+            yield value if isinstance(value, BadRow) else ids.check(value.id, file, row) or value
 
 
 def _detect(row: FileRow) -> str:
