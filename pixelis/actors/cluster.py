@@ -6,13 +6,14 @@ import gc
 import importlib
 import importlib.util
 import logging
+import operator
 import os
 import re
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,16 @@ from ray.exceptions import RayError, RayTaskError
 import pixelis
 from pixelis import errors
 from pixelis.config import Config
+from pixelis.config.base import leaf_keys
 from pixelis.errors import InfraFailure, PixelisError
 from pixelis.telemetry.progress import stage
 
 WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
-"""Variables of the driver's environment that workers get."""
+"""Variables of the driver's environment that workers get, beside those of FORWARDED."""
+FORWARDED = ("NCCL_", "TORCH_NCCL_", "GLOO_", "WANDB_", "MLFLOW_", "HF_", "RAY_SERVE_")
+"""Prefixes of the variables that workers get: communication, trackers, Hugging Face, Ray Serve."""
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
+"""Marks the names of variables whose values Ray must not write to its logs."""
 LOCAL_ENV = {
     # Ray warns if more than four processes start at once, and a run on a laptop starts more actors.
     "RAY_worker_maximum_startup_concurrency": "8",
@@ -47,11 +53,14 @@ def connect(config: Config) -> None:
     env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "DS_BUILD_OPS": "0"}
     # Hides the GPUs from processes that reserve none, before any library looks for them; see `use_reserved_gpus`.
     env["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "1"
-    env |= {name: value for name, value in os.environ.items() if name in WORKER_ENV or name.startswith("RAY_SERVE_")}
+    forwarded, secrets = worker_variables(config, os.environ)
+    env |= forwarded
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "namespace": "pixelis"}
     inherited: dict[str, str] = {}
     if address:
         options["runtime_env"] = {"env_vars": env}
+        if secrets:
+            options["runtime_env"]["worker_process_setup_hook"] = _set_secrets(secrets)
     else:
         # Inherited rather than in a runtime_env, because a job with a runtime_env cannot use processes that Ray has prestarted.
         inherited = {name: os.environ.get(name, value) for name, value in LOCAL_ENV.items()} | env | _haproxy_env()
@@ -80,6 +89,30 @@ def connect(config: Config) -> None:
     # ray.init replaces the handler of SIGTERM; restore the driver's.
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
+
+
+def worker_variables(config: Config, environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The variables of a driver's environment that its workers get: those that may be logged, and secrets.
+
+    Secrets are passwords, keys and tokens by name, addresses with a password, and what the configuration names (`*_env`).
+    """
+    keys = {
+        str(value) for path, *_ in leaf_keys(Config) if path.endswith("_env") and (value := operator.attrgetter(path)(config))
+    }
+    passed = {
+        name: value for name, value in environment.items() if name in keys or name in WORKER_ENV or name.startswith(FORWARDED)
+    }
+    secret = {n: v for n, v in passed.items() if n in keys or SECRET.search(n) or re.search(r"://[^/\s]*@", v)}
+    return {name: value for name, value in passed.items() if name not in secret}, secret
+
+
+def _set_secrets(secrets: dict[str, str]) -> Callable[[], None]:
+    """A function that sets variables in a worker. Ray logs and shows the variables of a runtime_env, but not this function."""
+
+    def set_secrets() -> None:
+        os.environ.update(secrets)
+
+    return set_secrets
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from pixelis.config.base import accepts_null, leaf_keys, merge, unknown_keys
-from pixelis.config.root import RECIPES, Config, shipped
+from pixelis.config.root import RECIPES, Config, recipe_files, shipped
 from pixelis.errors import BadConfig, MissingFile
 
 SCORING_KEYS = ("own", "own_timeout_s", "own_workers", "scorer", "math", "judge", "workers", "cpus")
@@ -48,7 +48,7 @@ def find(path: str | Path) -> Path:
         return path
     if recipe := shipped(str(path), suffix=".yaml"):
         return recipe
-    recipes = [str(file.relative_to(RECIPES)) for file in sorted(RECIPES.rglob("*.yaml"))]
+    recipes = [str(file.relative_to(RECIPES)) for file in recipe_files()]
     near = difflib.get_close_matches(str(path).removeprefix("configs/"), recipes, n=1)
     fix = (
         f"did you mean configs/{near[0]}?" if near else "give the path of a YAML file, or a recipe: `pixelis recipes` lists them"

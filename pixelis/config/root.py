@@ -53,6 +53,8 @@ PATHS = (
 )
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 """Folder of the packaged recipes: `configs/` in a checkout."""
+DEPLOYMENT = ("cluster", "monitoring")
+"""Its folders with files of Ray, Kubernetes, Slurm, Prometheus and Grafana, which are no recipes."""
 TOKENS_PER_S = 10.0
 """Slowest expected generation speed of one episode, for timeouts."""
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -165,6 +167,13 @@ class Config(Section):
     def sha256(self) -> str:
         """Hash of the resolved configuration, checked by every actor at its start."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+def recipe_files(*suffixes: str) -> list[Path]:
+    """The packaged recipes; ``suffixes``: of their files, by default `.yaml`."""
+    files = sorted(RECIPES.rglob("*"))
+    recipes = [file for file in files if file.relative_to(RECIPES).parts[0] not in DEPLOYMENT]
+    return [file for file in recipes if file.suffix in (suffixes or (".yaml",))]
 
 
 def shipped(name: str, suffix: str = "") -> Path | None:

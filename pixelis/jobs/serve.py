@@ -13,6 +13,7 @@ are in run.dir/checkpoints. On a cluster, with autoscaled gateways:
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import sys
@@ -21,6 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray import serve
@@ -40,6 +42,7 @@ from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint
 from pixelis.serve import app
 from pixelis.serve.backends import Backends
+from pixelis.serve.gateway import SYSTEM
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +136,7 @@ class Learning:
 
 
 @serve.deployment(
-    name="System",
+    name=SYSTEM,
     num_replicas=1,
     graceful_shutdown_timeout_s=30.0,
     health_check_period_s=5.0,
@@ -164,15 +167,41 @@ class System:
         self.stack.close()
 
 
-def application(arguments: dict[str, str]) -> serve.Application:
-    """Application for `serve run` and `serve deploy`: ``config`` names a file, other keys override its values.
+def application(arguments: dict[str, Any]) -> serve.Application:
+    """Application for `serve run`: ``config`` names a file, other keys override its values.
 
     Serve's address is not known here, so an API key is always required. Raises BadConfig.
     """
+    config = _config(arguments)
+    return app.build(config, System.bind(config), app.api_key_digest(config, UNKNOWN_ADDRESS))  # type: ignore[attr-defined]
+
+
+def engines(arguments: dict[str, Any]) -> serve.Application:
+    """Application of everything behind the gateways: generators, memory, learner. See configs/cluster/serve.yaml."""
+    return System.bind(_config(arguments))  # type: ignore[attr-defined]
+
+
+def gateways(arguments: dict[str, Any]) -> serve.Application:
+    """Application of the gateways alone: ``engines`` names the application of `engines`, whose configuration they share.
+
+    Deploying it again with another option of the gateways, such as ``serve.samples``, leaves the engines as they are.
+    Raises BadConfig.
+    """
+    arguments = dict(arguments)
+    name = arguments.pop("engines", "engines")
+    config = _config(arguments)
+    return app.build(config, name, app.api_key_digest(config, UNKNOWN_ADDRESS))
+
+
+UNKNOWN_ADDRESS = "the address that Serve binds"
+
+
+def _config(arguments: dict[str, Any]) -> Config:
+    """The configuration of a builder's arguments: those of a Serve file may be numbers and booleans too."""
     values = dict(arguments)
     path = values.pop("config", None)
-    config = configuration.absolute(configuration.load(path, [f"{key}={value}" for key, value in values.items()]))
-    return app.build(config, System.bind(config), app.api_key_digest(config, "the address that Serve binds"))  # type: ignore[attr-defined]
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return configuration.absolute(configuration.load(path, [f"{key}={text}" for key, text in texts.items()]))
 
 
 def main() -> None:

@@ -24,10 +24,10 @@ SPARE_REQUESTS = 64
 """Requests above those running and waiting that still reach the gateway: health checks, and requests it answers with 429."""
 
 
-def build(config: Config, backends: Backends | DeploymentHandle, key_digest: bytes | None) -> serve.Application:
+def build(config: Config, backends: Backends | DeploymentHandle | str, key_digest: bytes | None) -> serve.Application:
     """The application for ``serve.run``. Serve scales its replicas from ``serve.replicas`` to ``serve.max_replicas``.
 
-    ``backends`` names running actors, or is a deployment with a method ``backends`` that does.
+    ``backends`` names running actors, or is a deployment with a method ``backends`` that does, or the application that has it.
     ``key_digest`` None requires no key.
     """
     s = config.serve
@@ -48,6 +48,7 @@ def build(config: Config, backends: Backends | DeploymentHandle, key_digest: byt
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=min(s.timeout_s, 20.0),
         graceful_shutdown_wait_loop_s=0.5,
+        max_surge_percent=100,  # a changed gateway starts before the one that it replaces stops
         ray_actor_options={"num_cpus": 0},
     )
     return deployment.bind(config, key_digest, backends)

@@ -33,6 +33,8 @@ from pixelis.serve.routes.page import add_page
 from pixelis.serve.state import GatewayState
 
 START_TIMEOUT_S = 20.0
+SYSTEM = "System"
+"""Name of the deployment whose method ``backends`` names the actors."""
 
 
 def create_app(state: GatewayState) -> FastAPI:
@@ -82,12 +84,14 @@ async def _report_health(state: GatewayState) -> None:
 class Gateway:
     """The Serve deployment: one agent and its routes in a replica.
 
-    ``backends`` names the actors, or is a deployment whose method ``backends`` does.
+    ``backends`` names the actors, or is a deployment whose method ``backends`` does, or the name of the application that has it.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: Config, key_digest: bytes | None, backends: Backends | DeploymentHandle
+        self, config: Config, key_digest: bytes | None, backends: Backends | DeploymentHandle | str
     ):
+        if isinstance(backends, str):
+            backends = serve.get_deployment_handle(SYSTEM, app_name=backends)
         if isinstance(backends, DeploymentHandle):
             backends = await backends.backends.remote()
         # Threads that redact and encode hold the interpreter: the event loop must not wait 5 ms for each of them.

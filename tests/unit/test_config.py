@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from pixelis import config
 from pixelis.config.base import RENAMED, SYNONYMS, leaf_keys
 from pixelis.config.command_line import SECTIONS
+from pixelis.config.root import recipe_files
 from pixelis.errors import BadConfig, MissingFile
 
-CONFIGS = sorted(Path("configs").rglob("*.yaml"))
+CONFIGS = recipe_files()
 
 
 def test_overrides_reach_their_key_and_keep_the_rest() -> None:

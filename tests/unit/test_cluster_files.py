@@ -1,0 +1,210 @@
+"""The files that start clusters are valid for Ray, KubeRay, Slurm and Docker, and name only what exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import ray
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.scripts import scripts
+from ray.serve.schema import ServeDeploySchema
+
+from pixelis.config import load
+from pixelis.jobs import serve as serve_job
+from pixelis.jobs.cli import JOBS
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = ROOT / "configs/cluster"
+
+
+def read(name: str) -> dict[str, Any]:
+    return yaml.safe_load((CLUSTER / name).read_text(encoding="utf-8"))
+
+
+def fields(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "required": list(required), "properties": properties}
+
+
+def items(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "minItems": 1, "items": schema}
+
+
+# The fields of KubeRay 1.6's custom resources (docs.ray.io, KubeRay CRD API reference) and of Kubernetes' pods that the manifests
+# may use. KubeRay and the API server refuse or prune unknown fields.
+TEXT, COUNT, FLAG = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
+TEXTS = {"type": "object", "additionalProperties": TEXT}
+SECRET = fields(("secretKeyRef",), secretKeyRef=fields(("name", "key"), name=TEXT, key=TEXT))
+CONTAINER = fields(
+    ("name", "image"),
+    name=TEXT,
+    image=TEXT,
+    workingDir=TEXT,
+    env=items(fields(("name",), name=TEXT, value=TEXT, valueFrom=SECRET)),
+    ports=items(fields(("containerPort",), containerPort=COUNT, name=TEXT)),
+    resources=fields(requests=TEXTS, limits=TEXTS),
+    volumeMounts=items(fields(("name", "mountPath"), name=TEXT, mountPath=TEXT)),
+)
+VOLUME = fields(
+    ("name",),
+    name=TEXT,
+    persistentVolumeClaim=fields(("claimName",), claimName=TEXT),
+    emptyDir=fields(medium={"enum": ["Memory"]}, sizeLimit=TEXT),
+)
+POD = fields(("spec",), spec=fields(("containers",), containers=items(CONTAINER), volumes=items(VOLUME)))
+GROUP = {"rayStartParams": TEXTS, "template": POD}
+WORKERS = fields(
+    ("groupName", "minReplicas", "maxReplicas", *GROUP),
+    groupName=TEXT,
+    replicas=COUNT,
+    minReplicas=COUNT,
+    maxReplicas=COUNT,
+    **GROUP,
+)
+RAY_CLUSTER = fields(
+    ("headGroupSpec", "rayVersion"),
+    rayVersion=TEXT,
+    authOptions=fields(("mode",), mode={"enum": ["token"]}),
+    enableInTreeAutoscaling=FLAG,
+    autoscalerOptions=fields(idleTimeoutSeconds=COUNT, upscalingMode={"enum": ["Default", "Conservative", "Aggressive"]}),
+    headGroupSpec=fields(("template",), **GROUP),
+    workerGroupSpecs=items(WORKERS),
+)
+SPECS = {
+    "RayJob": fields(
+        ("entrypoint", "rayClusterSpec"),
+        entrypoint=TEXT,
+        runtimeEnvYAML=TEXT,
+        shutdownAfterJobFinishes=FLAG,
+        ttlSecondsAfterFinished=COUNT,
+        backoffLimit=COUNT,
+        rayClusterSpec=RAY_CLUSTER,
+    ),
+    "RayService": fields(
+        ("serveConfigV2", "rayClusterConfig"),
+        upgradeStrategy=fields(type={"enum": ["None", "NewCluster"]}),
+        serveConfigV2=TEXT,
+        rayClusterConfig=RAY_CLUSTER,
+    ),
+}
+
+
+def resource(kind: str) -> dict[str, Any]:
+    return fields(
+        ("apiVersion", "kind", "metadata", "spec"),
+        apiVersion={"const": "ray.io/v1"},
+        kind={"const": kind},
+        metadata=fields(("name",), name=TEXT),
+        spec=SPECS[kind],
+    )
+
+
+def check_command(words: list[str]) -> None:
+    """A `pixelis JOB CONFIG key=value ...` whose job, recipe and keys exist."""
+    program, job, config, *overrides = words
+    assert program == "pixelis"
+    assert job in JOBS
+    assert (ROOT / config).is_file()
+    load(config, overrides)
+
+
+def test_ray_up_takes_the_cluster_file() -> None:
+    config = prepare_config(read("ray_up.yaml"))
+    validate_config(config)
+    nodes = config["available_node_types"]
+    assert nodes["gpu"]["min_workers"] == 0 < nodes["gpu"]["max_workers"] <= config["max_workers"]
+    for command in config["head_start_ray_commands"] + config["worker_start_ray_commands"]:
+        words = [word for word in shlex.split(command) if not re.match(r"\w+=", word)]
+        name, arguments = scripts.cli.get_command(None, words[1]), words[2:]  # type: ignore[arg-type]
+        assert words[0] == "ray"
+        name.make_context(words[1], arguments)  # parses every option
+
+
+@pytest.mark.parametrize(
+    ("file", "kind", "cluster"), [("rayjob", "RayJob", "rayClusterSpec"), ("rayservice", "RayService", "rayClusterConfig")]
+)
+def test_kuberay_takes_the_manifest(file: str, kind: str, cluster: str) -> None:
+    manifest = read(f"{file}.yaml")
+    jsonschema.validate(manifest, resource(kind))
+    spec = manifest["spec"][cluster]
+    assert spec["rayVersion"] == ray.__version__
+    (workers,) = spec["workerGroupSpecs"]
+    assert workers["minReplicas"] == 0 < workers["maxReplicas"]
+    for group in (spec["headGroupSpec"], workers):
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        assert container["workingDir"] in (ROOT / "Dockerfile").read_text()
+        scripts.start.make_context("start", [f"--{key}={value}" for key, value in group["rayStartParams"].items()])
+    if kind == "RayJob":
+        check_command(shlex.split(manifest["spec"]["entrypoint"]))
+        assert yaml.safe_load(manifest["spec"]["runtimeEnvYAML"])["env_vars"]
+    else:
+        assert yaml.safe_load(manifest["spec"]["serveConfigV2"]) == read("serve.yaml")
+
+
+def test_serve_deploy_takes_the_service() -> None:
+    file = read("serve.yaml")
+    schema = ServeDeploySchema.model_validate(file)
+    assert [app.route_prefix for app in schema.applications] == [None, "/"]
+    engines, gateways = schema.applications
+    assert gateways.args.pop("engines") == engines.name
+    for application in (engines, gateways):
+        module, name = application.import_path.split(":")
+        assert module == serve_job.__name__
+        assert callable(getattr(serve_job, name))
+        assert (ROOT / application.args["config"]).is_file()
+        serve_job._config(application.args)
+
+
+def test_the_slurm_script_starts_ray_on_every_node_and_removes_its_token(tmp_path: Path) -> None:
+    script = CLUSTER / "slurm.sbatch"
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/activate").touch()
+    tools = {"srun": 'printf "%s\\n" "$@"; stat -c "mode %a" "$RAY_AUTH_TOKEN_PATH"', "scontrol": 'printf "node7\\nnode8\\n"'}
+    for name, body in tools.items():  # stand-ins for Slurm's programs
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "123456"}
+    env |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "64", "SLURM_GPUS_ON_NODE": "8", "SLURM_JOB_NODELIST": "node[7-8]"}
+    job = ["rft", "configs/qwen2_5_vl_7b/cluster.yaml", "run.dir=/shared/my run"]
+    done = subprocess.run(["bash", script, *job], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *command, mode = done.stdout.splitlines()
+    assert mode == "mode 600"
+    assert not list(tmp_path.glob(".ray-token*"))
+    assert command[1:7] == ["ray", "symmetric-run", "--address", "node7:23456", "--min-nodes", "2"]
+    start, entrypoint = command[7 : command.index("--")], command[command.index("--") + 1 :]
+    scripts.start.make_context("start", ["--head", *start])
+    assert entrypoint[:4] == ["pixelis", *job]
+    check_command(entrypoint)
+    assert subprocess.run(["bash", script], env=env, capture_output=True, text=True).returncode == 2
+
+
+def test_the_images_are_made_by_the_makefile() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    stages = {match[1] for line in lines if (match := re.match(r"FROM \S+ AS (\w+)", line))}
+    assert stages == {"base", "cpu", "cuda"}
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    made = [line.removeprefix("RUN make ") for line in lines if line.startswith("RUN make ")]
+    assert made == ["install", "install-gpu"]
+    assert set(made) - {"install-gpu"} <= set(targets)
+
+
+def test_the_page_names_files_and_commands_that_exist() -> None:
+    page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:configs|tests)/[\w/.]+)`", page):
+        assert (ROOT / path).is_file(), path
+    assert {f"configs/cluster/{file.name}" for file in CLUSTER.iterdir()} <= set(re.findall(r"configs/cluster/[\w.]+", page))
+    commands = re.findall(r"pixelis (\w+) (configs/\S+\.yaml)((?:[ \\\n]+[\w.]+=\S+)*)", page)
+    assert commands
+    for job, config, overrides in commands:
+        check_command(["pixelis", job, config, *re.findall(r"[\w.]+=\S+", overrides)])
