@@ -21,6 +21,7 @@ from pixelis.actors.generator import Generator
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.reservations import (
     bundle,
+    embedder_bundle,
     generator_bundles,
     inside,
     preflight,
@@ -93,7 +94,7 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
             scorers, (embedder,) = names("scorer", config.rewards.workers), names("states", 1)
             services = [bundle(config.rewards.cpus)] * len(scorers)
             if config.rewards.needs_states:
-                services.append(bundle(config.engine.cpus, config.engine.gpus))
+                services.append(embedder_bundle(config))
             actors.groups["scorers"] = reserve(services, "PACK", f"{config.run.name}-{job}-scorers")
             for index, name in enumerate(scorers):
                 actors.scorers.append(spawn(Scorer, config, index, name=name, **inside(actors.groups["scorers"], index)))

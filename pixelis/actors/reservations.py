@@ -57,22 +57,28 @@ def generator_bundles(config: Config, cpus: float | None = None, gpus: float | N
     return generator, *([bundle(toolbox.cpus, toolbox.gpus)] * toolbox.workers)
 
 
+def embedder_bundle(config: Config) -> Bundle:
+    """Bundle of an embedder: the base model fits one GPU."""
+    return bundle(config.engine.cpus, min(1.0, config.engine.gpus))
+
+
 def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> list[Need]:
     """Resources of a job by part. online: include serving."""
-    canary, engine = config.evolution.canary, (bundle(config.engine.cpus, config.engine.gpus),)
+    canary, embedder = config.evolution.canary, (embedder_bundle(config),)
     out: list[Need] = []
     if rollouts:
         out += [
             Need("generator with its toolboxes", config.engine.workers, generator_bundles(config)),
             Need("scorer", config.rewards.workers, (bundle(config.rewards.cpus),)),
-            Need("embedder", int(config.rewards.needs_states), engine),
+            Need("embedder", int(config.rewards.needs_states), embedder),
         ]
-    if online and config.memory.enabled:
+    learns = online and not config.serve.read_only
+    if learns and config.memory.enabled:
         out += [
             Need("memory shard", config.memory.shards, (bundle(config.memory.cpus, config.memory.gpus),)),
-            Need("embedder of the memory", 1, engine),
+            Need("embedder of the memory", 1, embedder),
         ]
-    if online and config.evolution.enabled and canary.enabled:
+    if learns and config.evolution.enabled and canary.enabled:
         out.append(Need("canary with its toolboxes", 1, generator_bundles(config, canary.cpus, canary.gpus)))
     if learner:
         out.append(Need("learner", config.learner.workers, (learner_bundle(config),)))

@@ -45,7 +45,8 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
 
     reservations.preflight(config, learner=config.evolution.enabled, rollouts=True, online=True)
     placed, prefix = ServingActors(), f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"
-    engine = {"num_cpus": config.engine.cpus, "num_gpus": config.engine.gpus}
+    embedder = reservations.embedder_bundle(config)
+    engine = {"num_cpus": embedder["CPU"], "num_gpus": embedder.get("GPU", 0)}
     try:
         if has_memory(config):
             placed.names["memory"], placed.memory = place_shards(config, prefix)

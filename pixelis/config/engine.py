@@ -49,7 +49,9 @@ class EngineConfig(Section):
         "continue, which avoids waiting for the longest episode when rft.max_off_policy_steps is above 0",
     )
     tensor_parallel: int = Field(1, ge=1, description="vllm: GPUs of one node that share one model, equal to engine.gpus")
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="vllm: share of the GPU memory for weights and KV cache")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="vllm: share of the reserved GPU memory (gpus=0.5: of half a GPU) for weights and KV cache"
+    )
     kv_cache_bytes: int | None = Field(
         None, ge=1, description="vllm: size of the KV cache; unset: what gpu_memory_utilization leaves (on CPUs 1 GiB)"
     )

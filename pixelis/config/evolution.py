@@ -62,7 +62,7 @@ class CanaryConfig(Section):
     watch_s: float = Field(300.0, gt=0, description="seconds between evaluations of the served version; a drop rolls it back")
     timeout_s: float = Field(300.0, gt=0, description="timeout in seconds of a question, including restarts of the generator")
     cpus: float = Field(0.25, ge=0, description="CPUs that the generator of the canary reserves")
-    gpus: float = Field(0, ge=0, description="GPUs that the generator of the canary reserves")
+    gpus: float | None = Field(None, ge=0, description="GPUs that the generator of the canary reserves; unset: engine.gpus")
 
 
 class ReviewConfig(Section):

@@ -191,7 +191,7 @@ class VllmEngine(Sessions[VllmSession]):
                 "tensor_parallel_size": engine.tensor_parallel,
                 # Never the Ray backend: in an actor it would reserve the actor's GPUs a second time.
                 "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
-                "gpu_memory_utilization": engine.gpu_memory_utilization,
+                "gpu_memory_utilization": engine.gpu_memory_utilization * min(1.0, engine.gpus / engine.tensor_parallel or 1.0),
                 "kv_cache_memory_bytes": engine.kv_cache_bytes or (None if on_gpu else _CPU_CACHE_BYTES),
                 "enforce_eager": engine.enforce_eager or not on_gpu,
                 "enable_prefix_caching": True,

@@ -17,14 +17,14 @@ from pixelis.config import Config
 from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 
 if TYPE_CHECKING:
-    from pixelis.policy.estimate import Prompt
+    from pixelis.policy.estimate import Job, Prompt
 
 PROMPTS = 256
 """Number of questions read to estimate the longest prompt."""
 PROBE_ROWS = 1000
 """Number of demonstrations checked."""
-ESTIMATED = {"rft": "rft", "ttrl": "rft", "sft": "sft"}
-"""Job -> the kind of training that its memory estimate is for."""
+ESTIMATED: dict[str, Job] = {"rft": "rft", "ttrl": "rft", "sft": "sft", "serve": "serve", "evaluate": "evaluate"}
+"""Job -> the kind of job that its memory estimate is for."""
 
 
 def checks(job: str) -> Callable[[Config], None]:
@@ -43,7 +43,10 @@ def check(config: Config, job: str) -> None:
         file=sys.stderr,
     )
     if job in ESTIMATED:
-        findings = estimate.check(config, ESTIMATED[job], prompts(config) if ESTIMATED[job] == "rft" else [])  # type: ignore[arg-type]
+        from pixelis.jobs import plan
+
+        findings = estimate.check(config, ESTIMATED[job], prompts(config) if ESTIMATED[job] == "rft" else [])
+        findings += plan.check(config, job)
         print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
         if errors := [finding.text for finding in findings if finding.level == "error"]:
             raise BadConfig("; ".join(errors), fix="change these keys")
@@ -106,7 +109,7 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
         yield "policy.adapter", policy.adapter, load_header
     if policy.lora.ranks:
         yield "policy.lora.ranks", policy.lora.ranks, read_ranks
-    if config.learner.deepspeed and job in ESTIMATED:
+    if config.learner.deepspeed and job in ("rft", "ttrl", "sft", "serve"):
         yield "learner.deepspeed", config.learner.deepspeed, _json
     if job == "sft":
         yield "data.demonstrations", data.demonstrations, samples

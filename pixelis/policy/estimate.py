@@ -141,6 +141,10 @@ class Finding:
     text: str
 
 
+Job = Literal["rft", "sft", "serve", "evaluate"]
+"""Jobs with a model; ttrl is checked as rft."""
+
+
 class Prompt(TypedDict):
     """Size of a prompt: tokens of text, number of pictures and of clips."""
 
@@ -154,15 +158,14 @@ def table(findings: Iterable[Finding]) -> str:
     return "\n".join(f"  {f.level:5}  {f.subject:15}  {f.text}" for f in findings)
 
 
-def check(
-    config: config.Config, job: Literal["rft", "sft"], prompts: Sequence[Prompt] = (), gpu_bytes: int | None = None
-) -> list[Finding]:
+def check(config: config.Config, job: Job, prompts: Sequence[Prompt] = (), gpu_bytes: int | None = None) -> list[Finding]:
     """Check a configuration without starting an actor.
 
-    prompts: sizes of some prompts of the job; gpu_bytes: memory of a GPU, by default of this machine's, else 80 GiB. Without
-    the model's folder, checks that need the model are left out. Raises BadConfig for an unsupported model or a wrong target.
+    prompts: sizes of some prompts of the job; gpu_bytes: memory of a GPU, by default `cluster.nodes.gpu_gib` or this machine's,
+    else 80 GiB. Without the model's folder, checks that need the model are left out. Raises BadConfig for an unsupported model
+    or a wrong target.
     """
-    out = _batch(config, job) + _learner(config, job)
+    out = (_batch(config, job) if job in ("rft", "sft") else []) + (_learner(config, job) if job != "evaluate" else [])
     try:
         arch = Architecture(config.policy.model, learner_dtype(config.policy, config.learner.gpus > 0))
     except MissingFile as error:
@@ -176,9 +179,14 @@ def check(
     out += _context(config, arch, prompts, job)
     if job == "rft":
         out += _reward_states(config, arch)
-    present = int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else GPU_BYTES
-    out += _memory(config, arch, job, gpu_bytes or present)
+    out += _memory(config, arch, job, gpu_bytes or _gpu_bytes(config))
     return out
+
+
+def _gpu_bytes(c: config.Config) -> int:
+    if c.cluster.nodes.gpu_gib is not None:
+        return int(c.cluster.nodes.gpu_gib * GIB)
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else GPU_BYTES
 
 
 def _batch(c: config.Config, job: str) -> list[Finding]:
@@ -225,7 +233,7 @@ def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
     if excessive := [(rank, -min(shapes[name])) for name, rank in ranks.items() if rank > min(shapes[name])]:
         rank, side = max(excessive)
         return Finding("error", "adapters", f"{key} {rank} is above the {-side} of a layer it adapts")
-    if job == "rft" and c.engine.name == "vllm":
+    if job != "sft" and c.engine.name == "vllm":
         if merges(c.policy, c.engine):
             reason = "" if c.engine.adapters == "merge" else " as lm_head is adapted"
             return Finding("ok", "adapters", f"{message}, merged into vLLM's weights{reason}")
@@ -265,11 +273,11 @@ def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], jo
         if tokens + text + d.max_turn_tokens > d.max_context:
             message = f"{part} ({tokens} tokens), its text ({text}) and one turn of dialogue.max_turn_tokens {d.max_turn_tokens}"
             out.append(Finding("error", "context", f"{message} do not fit dialogue.max_context {d.max_context}: lower {keys}"))
-    turns = d.max_turns if job == "rft" else 1
+    turns = d.max_turns if job != "sft" else 1
     episode = text + images + turns * d.max_turn_tokens + (turns - 1) * crop
     message = f"longest prompt {text + images} ({f'text {text}' if prompts else 'text unknown'})"
     message += f", with {turns} full turns and crops {episode} of dialogue.max_context {d.max_context}"
-    if job == "rft" and c.engine.name == "vllm":
+    if job != "sft" and c.engine.name == "vllm":
         message += " (vLLM's max_model_len)"
     if episode > d.max_context:
         out.append(Finding("note", "context", f"{message}: an episode that uses it all ends as over_context"))
@@ -287,23 +295,22 @@ def _reward_states(c: config.Config, arch: Architecture) -> list[Finding]:
 
 
 def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> list[Finding]:
-    device, host = learner_memory(arch, c.policy, c.learner)
-    out = [_learner_fits(device, c.learner.gpus, gpu_bytes)]
+    out = []
+    if job in ("rft", "sft") or (job == "serve" and c.evolution.enabled and not c.serve.read_only):
+        device, host = learner_memory(arch, c.policy, c.learner)
+        out.append(_learner_fits(device, c.learner.gpus, gpu_bytes))
+        if host:
+            out.append(Finding("ok", "learner's host", f"{_format_parts(host)} for each learner"))
     if c.policy.full and job == "rft":
         version, store = arch.parameters * 4, c.cluster.object_store_bytes
         message = f"a published version is {format_bytes(version)} in the object store"
         if version > store:
             message += f": more than cluster.object_store_bytes {format_bytes(store)} of a local cluster"
         out.append(Finding("note" if version > store else "ok", "version", message))
-    if host:
-        out.append(Finding("ok", "learner's host", f"{_format_parts(host)} for each learner"))
     if job == "sft":
         return out
-    required = {"generators": c.engine.workers * c.engine.gpus, "learners": c.learner.workers * c.learner.gpus}
-    if c.rewards.needs_states:
-        required["embedder"] = c.engine.gpus
-    if gpus := sum(required.values()):
-        out.append(Finding("ok", "GPUs", f"{' + '.join(f'{count:g} for {name}' for name, count in required.items())} = {gpus:g}"))
+    if c.rewards.needs_states or (job == "serve" and c.memory.enabled and not c.serve.read_only):
+        out.append(_embedder_fits(c, arch, gpu_bytes))
     generator = arch
     if (dtype := learner_dtype(c.policy, c.engine.gpus > 0)) != arch.dtype:
         generator = Architecture(c.policy.model, dtype)
@@ -319,9 +326,10 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
         out.append(Finding("ok", "generator", summary))
         return out
     share = c.engine.gpu_memory_utilization if c.engine.name == "vllm" else 1.0
-    usable = int(min(1.0, c.engine.gpus / c.engine.tensor_parallel) * share * gpu_bytes)
+    reserved = int(min(1.0, c.engine.gpus / c.engine.tensor_parallel) * gpu_bytes)
+    usable = int(share * reserved)
     episodes = max(0, (c.engine.kv_cache_bytes or usable - sum(parts.values())) // episode)
-    message = f"{summary}, {episodes} fit the rest of {format_bytes(gpu_bytes)} at once"
+    message = f"{summary}, {episodes} fit the rest of {format_bytes(reserved)} at once"
     if not episodes:
         out.append(Finding("error", "generator", f"{message}: raise engine.tensor_parallel or lower dialogue.max_context"))
     elif episodes < c.engine.max_num_seqs:
@@ -330,6 +338,17 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
     else:
         out.append(Finding("ok", "generator", message))
     return out
+
+
+def _embedder_fits(c: config.Config, arch: Architecture, gpu_bytes: int) -> Finding:
+    """The frozen base model, which runs one prompt at a time."""
+    layer = language_layer_bytes(arch.single_layer(), c.dialogue.max_context)
+    parts = {"weights": arch.parameters * arch.width, "activations": layer}
+    if not c.engine.gpus:
+        return Finding("ok", "embedder", f"{_format_parts(parts)} in the memory of its machine")
+    available = int(gpu_bytes * min(1.0, c.engine.gpus))
+    fits = sum(parts.values()) <= available
+    return Finding("ok" if fits else "error", "embedder", f"{_format_parts(parts)} of {format_bytes(available)}")
 
 
 def _learner_fits(parts: dict[str, int], gpus: float, gpu_bytes: int) -> Finding:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from public_models import save_configs
 from tiny_policy import LORA, Maker, folder, policy
-from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
 
 from pixelis import config
 from pixelis.errors import BadConfig
-from pixelis.jobs import rft, sft
+from pixelis.jobs import plan, rft, sft
 from pixelis.policy import architecture, estimate
 from pixelis.policy.adapters import adapter_bytes
 from pixelis.policy.forward import use_packed_attention
@@ -21,97 +21,47 @@ from pixelis.policy.model import load_model
 from pixelis.policy.packing import segment
 from pixelis.policy.train_step import Trainer
 
-PUBLIC = {
-    "qwen2_5_vl": Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": 152064,
-            "hidden_size": 3584,
-            "intermediate_size": 18944,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 128000,
-            "tie_word_embeddings": False,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-        },
-        vision_config={
-            "depth": 32,
-            "hidden_size": 1280,
-            "num_heads": 16,
-            "intermediate_size": 3420,
-            "patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "out_hidden_size": 3584,
-            "window_size": 112,
-            "fullatt_block_indexes": [7, 15, 23, 31],
-        },
-        tie_word_embeddings=False,
-    ),
-    "qwen3_vl": Qwen3VLConfig(
-        text_config={
-            "vocab_size": 151936,
-            "hidden_size": 4096,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 262144,
-            "tie_word_embeddings": False,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 5e6,
-                "mrope_section": [24, 20, 20],
-                "mrope_interleaved": True,
-            },
-        },
-        vision_config={
-            "depth": 27,
-            "hidden_size": 1152,
-            "num_heads": 16,
-            "intermediate_size": 4304,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "out_hidden_size": 4096,
-            "deepstack_visual_indexes": [8, 16, 24],
-            "num_position_embeddings": 2304,
-        },
-        tie_word_embeddings=False,
-    ),
-}
-FOLDERS = {"qwen2_5_vl_7b": "qwen2_5_vl", "qwen3_vl_8b": "qwen3_vl"}
-RECIPES = [p for p in sorted(Path("configs").rglob("*.yaml")) if p.name.startswith(("rft", "sft", "cluster", "quickstart"))]
+JOBS = {"cluster": "rft", "quickstart": "rft", **{name: name for name in ("rft", "sft", "ttrl", "serve", "evaluate")}}
+"""Job of a recipe by the beginning of its name."""
+RECIPES = [p for p in sorted(Path("configs").rglob("*.yaml")) if p.stem.split("_")[0] in JOBS]
 
 
 @pytest.fixture(scope="module")
 def public(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Family -> a folder that holds nothing but the config.json of its public model."""
-    root = tmp_path_factory.mktemp("public")
-    for family, settings in PUBLIC.items():
-        settings.save_pretrained(root / family)
-    return {family: str(root / family) for family in PUBLIC}
+    """Name -> a folder that holds nothing but the config.json of its public model."""
+    return save_configs(tmp_path_factory.mktemp("public"))
 
 
 def recipe(path: str, public: dict[str, str], *more: str) -> config.Config:
-    family = FOLDERS.get(Path(path).parent.name)
-    return config.load(f"configs/{path}", [*([f"policy.model={public[family]}"] if family else []), *more])
+    model = public.get(Path(path).parent.name)
+    return config.load(f"configs/{path}", [*([f"policy.model={model}"] if model else []), *more])
 
 
 def test_the_public_models_have_their_parameters_and_layers(public: dict[str, str]) -> None:
     architectures = {family: architecture.Architecture(name) for family, name in public.items()}
     assert {family: (a.parameters, a.vision_parameters) for family, a in architectures.items()} == {
-        "qwen2_5_vl": (8_292_166_656, 676_550_144),
-        "qwen3_vl": (8_767_123_696, 576_388_336),
+        "qwen2_5_vl_3b": (3_754_622_976, 668_684_288),
+        "qwen2_5_vl_7b": (8_292_166_656, 676_550_144),
+        "qwen2_5_vl_32b": (33_452_718_336, 688_841_984),
+        "qwen3_vl_8b": (8_767_123_696, 576_388_336),
     }
     targets = config.LoraConfig().targets
-    assert {family: len(a.shapes(targets)) for family, a in architectures.items()} == {"qwen2_5_vl": 28 * 7, "qwen3_vl": 36 * 7}
+    assert {family: len(a.shapes(targets)) for family, a in architectures.items()} == {
+        "qwen2_5_vl_3b": 36 * 7,
+        "qwen2_5_vl_7b": 28 * 7,
+        "qwen2_5_vl_32b": 64 * 7,
+        "qwen3_vl_8b": 36 * 7,
+    }
     assert all(p.device.type == "meta" for a in architectures.values() for p in a.model.parameters())
     # 2 * layers * kv heads * head width * 2 bytes
-    assert {family: a.kv_token_bytes for family, a in architectures.items()} == {"qwen2_5_vl": 57344, "qwen3_vl": 147456}
+    assert {family: a.kv_token_bytes for family, a in architectures.items()} == {
+        "qwen2_5_vl_3b": 36864,
+        "qwen2_5_vl_7b": 57344,
+        "qwen2_5_vl_32b": 262144,
+        "qwen3_vl_8b": 147456,
+    }
     with pytest.raises(BadConfig, match="did you mean q_proj"):
-        architectures["qwen3_vl"].shapes(["q_porj"])
+        architectures["qwen3_vl_8b"].shapes(["q_porj"])
 
 
 @pytest.mark.slow
@@ -154,7 +104,7 @@ def test_a_layer_saves_on_the_meta_device_what_it_saves_for_real(family: str) ->
 
 
 def test_sharding_and_offload_reduce_the_bytes_on_the_device(public: dict[str, str]) -> None:
-    arch = architecture.Architecture(public["qwen3_vl"])
+    arch = architecture.Architecture(public["qwen3_vl_8b"])
     full = config.PolicyConfig(full=True, gradient_checkpointing=True, dtype="bfloat16")
 
     def memory(stage: int, file: str | None = None) -> tuple[dict[str, int], dict[str, int]]:
@@ -175,7 +125,7 @@ def test_sharding_and_offload_reduce_the_bytes_on_the_device(public: dict[str, s
 
 
 def test_gradient_checkpointing_saves_only_the_inputs_of_layers(public: dict[str, str]) -> None:
-    arch, learner = architecture.Architecture(public["qwen2_5_vl"]), config.LearnerConfig(gpus=1, row_tokens=8192, rows=1)
+    arch, learner = architecture.Architecture(public["qwen2_5_vl_7b"]), config.LearnerConfig(gpus=1, row_tokens=8192, rows=1)
     saved = {
         on: estimate.learner_memory(arch, config.PolicyConfig(gradient_checkpointing=on, dtype="bfloat16"), learner)[0][
             "activations"
@@ -240,14 +190,24 @@ def test_the_rank_that_vllm_reserves_is_reported(public: dict[str, str]) -> None
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=str)
-def test_every_recipe_passes_its_checks(public: dict[str, str], path: Path) -> None:
-    job = "sft" if path.name == "sft.yaml" else "rft"
+def test_every_recipe_fits_its_machines(public: dict[str, str], path: Path) -> None:
+    job = JOBS[path.stem.split("_")[0]]
     c = recipe(str(path.relative_to("configs")), public)
-    findings = estimate.check(c, job, gpu_bytes=estimate.GPU_BYTES)  # type: ignore[arg-type]
+    estimated = estimate.check(c, "rft" if job == "ttrl" else job)  # type: ignore[arg-type]
+    findings = [*estimated, *plan.check(c, job)]
+    table = estimate.table(findings)
     assert [f.text for f in findings if f.level == "error"] == []
-    assert [f for f in findings if f.subject == "learner" and f.level == "note"] == [], estimate.table(findings)
-    if path.parent.name in FOLDERS and path.name not in ("sft.yaml", "cluster.yaml"):
-        assert next(f.text for f in findings if f.subject == "GPUs").endswith("= 8")
+    assert [f for f in findings if f.subject in ("learner", "placement") and f.level != "ok"] == [], table
+    assert path.parent.name == "first_run" or not any("no model in" in f.text for f in findings)
+
+
+def test_recipes_for_eight_gpus_use_all_of_them(public: dict[str, str]) -> None:
+    for path in RECIPES:
+        if path.parent.name in ("qwen2_5_vl_7b", "qwen3_vl_8b"):
+            job, c = JOBS[path.stem.split("_")[0]], recipe(str(path.relative_to("configs")), public)
+            gpus = sum(part.count * part.total("GPU") for part in plan.requirements(c, job))
+            expected = 8 * c.cluster.nodes.count if job in ("rft", "serve") else 4
+            assert gpus == expected, path
 
 
 def test_the_command_prints_yaml_and_the_table(public: dict[str, str], capsys: pytest.CaptureFixture, monkeypatch) -> None:
@@ -261,7 +221,7 @@ def test_the_command_prints_yaml_and_the_table(public: dict[str, str], capsys: p
     assert code == 0
     assert yaml.safe_load(out)["policy"]["model"] == "nano"
     assert "longest prompt 32 (text 14)" in err
-    code, out, err = run(sft, "configs/qwen2_5_vl_7b/sft.yaml", f"policy.model={public['qwen2_5_vl']}")
+    code, out, err = run(sft, "configs/qwen2_5_vl_7b/sft.yaml", f"policy.model={public['qwen2_5_vl_7b']}")
     assert (code, yaml.safe_load(out)["run"]["name"]) == (1, "sft-qwen2_5_vl_7b")
     for key in ("data.demonstrations=", "sft.validation=", "policy.model="):
         assert f"\n{key}" in f"\n{err.partition('pixelis sft: ')[2]}"

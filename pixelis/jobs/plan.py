@@ -1,0 +1,163 @@
+"""Checks of `--dry-run` across the parts of a job: placement on its machines, host memory, reward phases, the judge.
+
+The machines are those of `cluster.nodes`, by default this one. Nothing is started.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pixelis.actors.reservations import Need, describe, needs
+from pixelis.config import Config
+from pixelis.config.rewards import CurriculumConfig
+from pixelis.errors import PixelisError
+from pixelis.policy.estimate import GIB, Finding
+
+PROCESS_BYTES = GIB
+"""Host memory of a process that has imported torch and Ray, without what it loads."""
+
+
+@dataclass
+class Node:
+    """A machine while a job is placed on it: free resources, and the number of parts by role."""
+
+    cpus: float
+    gpus: float
+    parts: Counter[str] = field(default_factory=Counter)
+
+    def fits(self, need: Need, parts: int = 1) -> bool:
+        """Whether so many parts of a need fit."""
+        slack = 1e-2  # processes that reserve nothing still take a thousandth of a CPU
+        return parts * need.total("CPU") <= self.cpus + slack and parts * need.total("GPU") <= self.gpus + 1e-6
+
+    def place(self, need: Need, parts: int = 1) -> None:
+        """Place so many parts of a need here."""
+        self.cpus -= parts * need.total("CPU")
+        self.gpus -= parts * need.total("GPU")
+        self.parts[need.role] += parts
+
+
+def check(config: Config, job: str) -> list[Finding]:
+    """All checks of a job. The levels are those of `estimate.Finding`."""
+    findings = _placement(config, job)
+    if job in ("rft", "ttrl"):
+        findings += [*_curriculum(config), *_services(config)]
+    return findings
+
+
+def requirements(config: Config, job: str) -> list[Need]:
+    """What a job reserves: learners for training, generators for rollouts, and the parts of a service."""
+    episodes = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
+    if job == "serve":
+        learns = config.evolution.enabled and not config.serve.read_only
+        return needs(config, learner=learns, rollouts=True, online=True)
+    return needs(config, learner=job in ("rft", "ttrl", "sft"), rollouts=job != "sft" or episodes)
+
+
+# -- placement -------------------------------------------------------------------------------------------------------------------
+
+
+def _placement(config: Config, job: str) -> list[Finding]:
+    given, parts = config.cluster.nodes, requirements(config, job)
+    cpus = given.cpus or config.cluster.cpus or float(max(4, os.cpu_count() or 4))
+    gpus = float(_gpus()) if given.gpus is None else given.gpus
+    nodes = [Node(cpus, gpus) for _ in range(given.count)]
+    machines = f"{given.count} x ({cpus:g} CPUs, {gpus:g} GPUs)"
+    total = " + ".join(f"{p.count} x {p.role} {p.total('GPU'):g}" for p in parts if p.total("GPU"))
+    out = []
+    if total:
+        out.append(Finding("ok", "GPUs", f"{total} = {sum(p.count * p.total('GPU') for p in parts):g}"))
+    # Learners first, as the job reserves them, then the largest parts.
+    for part in sorted(parts, key=lambda p: (p.role != "learner", -p.total("GPU"), -p.total("CPU"))):
+        missing = _place(part, nodes)
+        if missing:
+            needed = f"{describe(part.bundles)}{' on one machine' if len(part.bundles) > 1 else ''}"
+            message = f"{missing} of {part.count} x {part.role} find no room on {machines}: each needs {needed}"
+            # Where the machines are not named, the job may be meant for others.
+            named = given.gpus is not None or not part.total("GPU")
+            message += "" if named else "; name the machines of the job with cluster.nodes"
+            is_error = named and not config.cluster.autoscaling
+            out.append(Finding("error" if is_error else "note", "placement", message))
+    if not any(f.subject == "placement" for f in out):
+        layouts = Counter(", ".join(f"{n} x {role}" for role, n in sorted(node.parts.items())) for node in nodes)
+        text = "; ".join(f"on {n}: {layout or 'nothing'}" for layout, n in layouts.items())
+        out.append(Finding("ok", "placement", f"{machines}: {text}"))
+    return out
+
+
+def _place(part: Need, nodes: list[Node]) -> int:
+    """Place the parts of a need; returns how many find no room. Learners share a machine if one has room for all."""
+    if part.role == "learner":
+        for node in nodes:
+            if node.fits(part, part.count):
+                node.place(part, part.count)
+                return 0
+    for placed in range(part.count):
+        free = next((node for node in nodes if node.fits(part)), None)
+        if free is None:
+            return part.count - placed
+        free.place(part)
+    return 0
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+# -- rewards ---------------------------------------------------------------------------------------------------------------------
+
+
+def _curriculum(config: Config) -> list[Finding]:
+    """The steps at which the phases of the curriculum begin, against the steps of the run."""
+    settings, steps = config.rewards.curriculum, config.rft.steps
+    if settings.kind == "none":
+        return []
+    rollouts = config.rft.prompts_per_step * config.rft.group_size
+    spans = _triggered_spans(settings, rollouts) if settings.kind == "trigger" else [(s[0], s[0]) for s in settings.steps[1:]]
+    out = []
+    for phase, (earliest, latest) in enumerate(spans, 2):
+        when = f"at step {earliest}" if earliest == latest else f"at step {earliest} to {latest}, by progress"
+        message = f"phase {phase} of {len(spans) + 1} begins {when}, of rft.steps {steps}"
+        if earliest >= steps:
+            key = (
+                "rewards.curriculum.steps" if settings.kind == "steps" else "check_every, min_samples, first_steps, second_steps"
+            )
+            out.append(Finding("error", "curriculum", f"{message}: the run ends before; lower {key}, or raise rft.steps"))
+        elif latest >= steps:
+            out.append(Finding("note", "curriculum", f"{message}: without enough progress the run ends before"))
+        else:
+            out.append(Finding("ok", "curriculum", message))
+    return out
+
+
+def _triggered_spans(settings: CurriculumConfig, rollouts: int) -> list[tuple[int, int]]:
+    """(first, last) step at which phases 2 and 3 can begin; see `rewards.curriculum.Curriculum`."""
+
+    def check_at(step: float) -> int:
+        """The first check at or after a step."""
+        return settings.check_every * max(1, math.ceil(step / settings.check_every))
+
+    enough = math.ceil(settings.min_samples / rollouts)
+    first = check_at(enough), check_at(max(enough, settings.first_steps + 1))
+    # The slope is fitted over checks of phase 2, but a product of success and coherence can end it at the first one.
+    second = first[0] + settings.check_every, max(check_at(settings.second_steps + 1), first[1] + settings.check_every)
+    return [first, second]
+
+
+def _services(config: Config) -> list[Finding]:
+    """Whether the judge has a url, a model and a key in the environment, and own reward functions can be called."""
+    from pixelis.rewards.services import Services
+
+    judge, services = config.rewards.judge, Services(config.rewards)
+    try:
+        services.check()
+    except PixelisError as error:
+        return [Finding("error", "rewards", f"{error.message} ({error.fix})")]
+    finally:
+        services.close()
+    return [Finding("ok", "rewards", f"judge {judge.model} at {judge.url}, which is not asked now")] if judge.url else []
