@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import sys
+import time
 import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from pixelis import errors
 from pixelis.actors.cluster import unwrap_ray_error, use_reserved_gpus
-from pixelis.actors.reservations import learner_bundle, reserved_learners
+from pixelis.actors.node_watch import NodeWatch
+from pixelis.actors.reservations import describe, describe_cluster, fitting_learners, learner_bundle, reserved_learners
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.train_loop import train_loop
+from pixelis.config import Config
 from pixelis.errors import InfraFailure, PixelisError
 from pixelis.policy import checkpoint
 from pixelis.telemetry import events
@@ -21,32 +28,69 @@ from pixelis.telemetry.events import EventLog
 
 FAILURE = "learner/failure"
 """Event that a failing worker writes. The drivers show it immediately."""
+PLACED = "learner/placed"
+"""Event with the node of each learner, in the order of their ranks."""
+ROOM_POLL_S = 2.0
+"""Seconds between checks for room for the learners after a failure."""
+REPEAT_S = 15.0
+"""Seconds after which it is told again what the learners wait for."""
 PERMANENT = (LookupError, TypeError, ValueError, AttributeError, NameError, AssertionError, ImportError, NotImplementedError)
 """Errors of code or data, which would occur again after a restart from the last checkpoint."""
 
 
-def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
+def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -> Path | None:
     """Train until the source ends; returns the last checkpoint of the run, or None if it took no step.
 
     A failing worker writes a `learner/failure` event with its cause. Failures of machines are retried `learner.max_failures`
-    times; errors of code or data are not. Raises the error that stopped the run.
+    times; errors of code or data are not. The loss of a node is reported within seconds; the run resumes from its last checkpoint
+    when there is room for its learners, or for `learner.min_workers` of them. Raises the error that stopped the run.
+
+    name: prefix of the names of the job's placement groups, to report which of them a lost node had.
     """
+    config = job.config
+    latest = checkpoint.latest(config.run.dir)
+    if latest is not None and checkpoint.step_of(latest) >= job.source.steps:
+        return latest
+    attempt = uuid.uuid4().hex
+    with reserved_learners(config) as strategy:
+        workers = config.learner.workers
+
+    def learners() -> dict[int, str]:
+        event = events.last(config.run.dir, PLACED)
+        return dict(enumerate(event["nodes"])) if event is not None and event["attempt"] == attempt else {}
+
+    def lost(node: str, address: str, names: list[str]) -> None:
+        effect = f"the learners resume from {_resume_point(config)}" if any(n.startswith("learner") for n in names) else ""
+        effect = effect or "its groups are rolled out again"
+        _notice(config, f"node {address} ({node[:6]}) was lost with {', '.join(names)}: {effect}")
+
+    with NodeWatch(name, learners, lost):
+        for failures in itertools.count(1):
+            try:
+                _train(job, datasets or {}, attempt, workers, strategy)
+                break
+            except InfraFailure:
+                if failures > config.learner.max_failures:
+                    raise
+            placed = _wait_for_room(config, elastic=not datasets)
+            if placed is None:
+                break
+            workers, strategy = placed
+    return checkpoint.latest(config.run.dir)
+
+
+def _train(job: TrainJob, datasets: dict[str, Any], attempt: str, workers: int, strategy: str) -> None:
+    """Train on this many workers without retries. Raises InfraFailure for what another try may mend."""
     import ray.train
     from ray.data import ExecutionOptions
     from ray.train import DataConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     run_dir, learner = job.config.run.dir, job.config.learner
-    latest = checkpoint.latest(run_dir)
-    if latest is not None and checkpoint.step_of(latest) >= job.source.steps:
-        return latest
-    attempt = uuid.uuid4().hex
-    with reserved_learners(job.config) as strategy:
-        pass  # Ray Train waits for resources silently
     trainer = TorchTrainer(
         functools.partial(_guarded, train_loop, job, attempt),
         scaling_config=ScalingConfig(
-            num_workers=learner.workers,
+            num_workers=workers,
             use_gpu=learner.gpus > 0,
             resources_per_worker=learner_bundle(job.config),
             placement_strategy=strategy,
@@ -54,10 +98,11 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
         run_config=RunConfig(
             name="train",
             storage_path=str(Path(run_dir).resolve()),
-            failure_config=FailureConfig(max_failures=learner.max_failures),
+            # `fit` retries, because it can change the number of workers and tell what is missing.
+            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
         torch_config=TorchConfig(backend="nccl" if learner.gpus else "gloo"),
-        datasets=datasets or {},
+        datasets=datasets,
         # Each worker has its own dataset, so none is split. Train ignores the dataset's own options, and resuming at a step needs
         # the order preserved.
         dataset_config=DataConfig([], ExecutionOptions(preserve_order=True)),
@@ -72,7 +117,40 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None) -> Path | None:
         raise cause from error
     if failure := _permanent_failure(run_dir, attempt):
         raise failure
-    return checkpoint.latest(run_dir)
+
+
+def _wait_for_room(config: Config, elastic: bool) -> tuple[int, str] | None:
+    """Wait until there is room for the learners; returns their number and placement strategy, None if the run is to stop.
+
+    Repeats what is missing until then. elastic: `learner.min_workers` are enough.
+    """
+    learner, waiting_since = config.learner, 0.0
+    fewest = (learner.min_workers or learner.workers) if elastic else learner.workers
+    counts = [n for n in range(learner.workers, fewest - 1, -1) if config.rft.prompts_per_step % n == 0 or n == learner.workers]
+    while not (Path(config.run.dir) / "STOP").exists():
+        if (fitting := fitting_learners(config, counts, ROOM_POLL_S)) is not None:
+            text = f"{fitting[0]} of {learner.workers} learners resume" if fitting[0] < learner.workers else "the learners resume"
+            _notice(config, f"{text} from {_resume_point(config)}")
+            return fitting
+        if time.monotonic() - waiting_since > REPEAT_S:
+            waiting_since = time.monotonic()
+            share = describe([learner_bundle(config)])
+            text = f"waiting for room for {fewest} x {share} ({describe_cluster()}): the run then resumes from "
+            text += _resume_point(config)
+            _notice(config, text, waiting=True)
+    return None
+
+
+def _resume_point(config: Config) -> str:
+    latest = checkpoint.latest(config.run.dir)
+    return f"step {checkpoint.step_of(latest)} ({latest.name})" if latest is not None else "step 0, as there is no checkpoint"
+
+
+def _notice(config: Config, text: str, waiting: bool = False) -> None:
+    """Print a message of the cluster's state and write it to the event log."""
+    print(text, file=sys.stderr, flush=True)
+    with EventLog(config.run.dir) as log:
+        log.write(events.NOTICE, text=text, waiting=waiting)
 
 
 def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> None:
@@ -83,6 +161,7 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
     if _permanent_failure(run_dir, attempt):
         return
     try:
+        _log_nodes(run_dir, attempt)
         loop(job)
     except Exception as error:
         typed = error if isinstance(error, PixelisError) else None
@@ -100,6 +179,18 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
                 traceback=traceback.format_exc(limit=-12),
             )
         raise
+
+
+def _log_nodes(run_dir: str, attempt: str) -> None:
+    """Write the event with the nodes of all workers. Collective."""
+    import torch.distributed as dist
+
+    node = ray.get_runtime_context().get_node_id()
+    nodes = [node] * dist.get_world_size()
+    dist.all_gather_object(nodes, node)
+    if dist.get_rank() == 0:
+        with EventLog(run_dir) as log:
+            log.write(PLACED, attempt=attempt, nodes=nodes)
 
 
 def _permanent_failure(run_dir: str, attempt: str) -> PixelisError | None:

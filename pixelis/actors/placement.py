@@ -37,7 +37,10 @@ from pixelis.telemetry.progress import stage
 
 @dataclass
 class Actors:
-    """Actors of a job by role. names: of the generators; groups: placement groups by the name or role of their actors."""
+    """Actors of a job by role.
+
+    name: prefix of their names; names: of the generators; groups: placement groups by the name or role of their actors.
+    """
 
     store: Any = None
     generators: list[ActorHandle] = field(default_factory=list)
@@ -45,6 +48,7 @@ class Actors:
     scorers: list[ActorHandle] = field(default_factory=list)
     embedder: Any = None
     coordinator: Any = None
+    name: str = ""
     store_name: str = ""
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
 
@@ -78,8 +82,9 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
     try:
 
         def names(role: str, count: int) -> list[str]:
-            return [f"{config.run.name}-{job}-{role}-{index}" for index in range(count)]
+            return [f"{actors.name}-{role}-{index}" for index in range(count)]
 
+        actors.name = f"{config.run.name}-{job}"
         (store,) = names("store", 1)
         actors.store_name = store
         actors.names = names("generator", config.engine.workers)
@@ -95,7 +100,7 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
             services = [bundle(config.rewards.cpus)] * len(scorers)
             if config.rewards.needs_states:
                 services.append(embedder_bundle(config))
-            actors.groups["scorers"] = reserve(services, "PACK", f"{config.run.name}-{job}-scorers")
+            actors.groups["scorers"] = reserve(services, "PACK", f"{actors.name}-scorers")
             for index, name in enumerate(scorers):
                 actors.scorers.append(spawn(Scorer, config, index, name=name, **inside(actors.groups["scorers"], index)))
             if config.rewards.needs_states:

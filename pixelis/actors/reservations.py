@@ -130,6 +130,13 @@ def _describe_nodes(nodes: Mapping[str, Mapping[str, float]]) -> str:
     return "; ".join(f"{name}: CPU {node.get('CPU', 0):g}, GPU {node.get('GPU', 0):g}" for name, node in nodes.items())
 
 
+def describe_cluster() -> str:
+    """What the nodes have and what is free, for messages."""
+    free = ray.available_resources()
+    nodes = _describe_nodes(node_resources())
+    return f"nodes: {nodes}; free in all of them: CPU {free.get('CPU', 0):g}, GPU {free.get('GPU', 0):g}"
+
+
 # -- groups ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -143,11 +150,10 @@ def wait_reserved(groups: Mapping[str, PlacementGroup], timeout_s: float) -> Non
     deadline = time.monotonic() + timeout_s
     for role, group in groups.items():
         if not group.wait(max(0.0, deadline - time.monotonic())):
-            free, bundles = ray.available_resources(), group.bundle_specs
+            bundles = group.bundle_specs
             raise InfraFailure(
                 f"{role} does not fit: it needs {describe(bundles)}{' on one node' if len(bundles) > 1 else ''} and did not get "
-                f"it in {timeout_s:g} s; nodes: {_describe_nodes(node_resources())}; "
-                f"free in all of them: CPU {free.get('CPU', 0):g}, GPU {free.get('GPU', 0):g}",
+                f"it in {timeout_s:g} s; {describe_cluster()}",
                 fix="look at `ray status` for what uses them, lower cpus/gpus in the configuration, add nodes, "
                 "or raise cluster.placement_timeout_s",
             )
@@ -166,25 +172,40 @@ def release(group: PlacementGroup) -> None:
 
 
 @contextmanager
-def reserved_learners(config: Config, workers: int | None = None) -> Iterator[str]:
+def reserved_learners(config: Config) -> Iterator[str]:
     """Reserve the learners' resources during the block, on one node if possible; yields the placement strategy.
 
     Ray Train makes its own reservation: leave the block before it starts. Raises InfraFailure after
     `cluster.placement_timeout_s`.
     """
-    bundles = [learner_bundle(config)] * (workers or config.learner.workers)
-    strategy, group = "PACK", None
-    if any(_fits(bundles, node) for node in node_resources().values()):
-        group = reserve(bundles, "STRICT_PACK")
-        if group.wait(ONE_NODE_WAIT_S):
-            strategy = "STRICT_PACK"
-        else:
-            release(group)
-            group = None
-    group = group or reserve(bundles, "PACK")
+    group, strategy = _reserve_learners(config, config.learner.workers)
     try:
-        role = "the learner" if len(bundles) == 1 else f"the group of {len(bundles)} learners"
+        role = "the learner" if config.learner.workers == 1 else f"the group of {config.learner.workers} learners"
         wait_reserved({role: group}, config.cluster.placement_timeout_s)
         yield strategy
     finally:
         release(group)
+
+
+def fitting_learners(config: Config, counts: Sequence[int], wait_s: float) -> tuple[int, str] | None:
+    """The first of these numbers of learners that the cluster has room for, and their placement strategy; None if it has none.
+
+    Waits up to `wait_s` seconds for each.
+    """
+    for count in counts:
+        group, strategy = _reserve_learners(config, count)
+        fits = group.wait(wait_s)
+        release(group)
+        if fits:
+            return count, strategy
+    return None
+
+
+def _reserve_learners(config: Config, count: int) -> tuple[PlacementGroup, str]:
+    bundles = [learner_bundle(config)] * count
+    if any(_fits(bundles, node) for node in node_resources().values()):
+        group = reserve(bundles, "STRICT_PACK")
+        if group.wait(ONE_NODE_WAIT_S):
+            return group, "STRICT_PACK"
+        release(group)
+    return reserve(bundles, "PACK"), "PACK"

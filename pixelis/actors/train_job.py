@@ -14,7 +14,7 @@ from pixelis.policy.adapters import load_adapter
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.samples import LearnerBatch
 from pixelis.telemetry import lineage
-from pixelis.telemetry.events import STAGE, EventLog
+from pixelis.telemetry.events import STAGE, EventLog, mark_replayed
 from pixelis.telemetry.metrics import Tracker, publish
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class TrainJob:
         )
         state = trainer.restore(latest) if latest is not None else {}
         trainer.batches = batches
+        if trainer.is_first:
+            mark_replayed(config.run.dir, batches)
         stages.write(STAGE, name="waiting for the first batch")
         stages.close()
         return trainer, state
@@ -107,7 +109,7 @@ class StepLog:
     def __init__(self, job: TrainJob, trainer: Trainer):
         self.trainer, self.kind, self.run = trainer, job.source.kind, job.config.run.name
         self.events = EventLog(job.config.run.dir) if trainer.is_first else None
-        self.tracker = Tracker(job.config) if trainer.is_first else None
+        self.tracker = Tracker(job.config, trainer.batches) if trainer.is_first else None
 
     def write(self, metrics: dict[str, float]) -> None:
         """Log the metrics of the last step."""

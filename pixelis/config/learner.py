@@ -11,6 +11,12 @@ from pixelis.config.base import Section
 
 class LearnerConfig(Section):
     workers: int = Field(1, ge=1, description="learner processes")
+    min_workers: int | None = Field(
+        None,
+        ge=1,
+        description="rft, ttrl: learner processes with which a run goes on if a lost node leaves room for no more; unset: it "
+        "waits for room for all of them",
+    )
     cpus: float = Field(0.5, ge=0, description="CPUs that each learner process reserves")
     gpus: float = Field(0, ge=0, description="GPUs that each learner process reserves")
     threads: int = Field(1, ge=1, description="CPU threads of each learner process")

@@ -115,6 +115,8 @@ class Config(Section):
             problems.append(
                 f"rft.prompts_per_step {self.rft.prompts_per_step} is not divisible by learner.workers {self.learner.workers}"
             )
+        if (self.learner.min_workers or 1) > self.learner.workers:
+            problems.append(f"learner.min_workers {self.learner.min_workers} is above learner.workers {self.learner.workers}")
         if self.sft.batch % self.learner.workers:
             problems.append(f"sft.batch {self.sft.batch} is not divisible by learner.workers {self.learner.workers}")
         if self.rft.replay.capacity and self.rft.loss.kl > 0 and self.rft.loss.kl_in == "reward":

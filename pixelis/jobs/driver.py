@@ -214,9 +214,12 @@ def watch(
             while not future.done():
                 time.sleep(POLL_S)
                 done, metrics = poll()
-                progress.update(
-                    done, **(metrics or ({"status": _startup_stage(folder, started, waiting)} if done == start else {}))
-                )
+                if notice := _interruption(folder, started):
+                    progress.update(done, waiting=True, status=notice)
+                else:
+                    progress.update(
+                        done, **(metrics or ({"status": _startup_stage(folder, started, waiting)} if done == start else {}))
+                    )
                 last_failure = _print_failure(folder, started, last_failure)
             done, metrics = poll()
             progress.update(done, **metrics)
@@ -235,6 +238,15 @@ def _startup_stage(folder: Path, since: float, waiting: str) -> str:
     """Stage of the learner before its first step."""
     row = events.last(folder, events.STAGE)
     return row["name"] if row and row["time"] >= since - POLL_S else waiting
+
+
+def _interruption(folder: Path, since: float) -> str:
+    """Why the learners make no steps at the moment: the last notice since their last step; empty if they do."""
+    notice = events.last(folder, events.NOTICE)
+    if notice is None or notice["time"] < since:
+        return ""
+    steps = (events.last(folder, kind) for kind in ("step/sft", "step/policy"))
+    return "" if any(row is not None and row["time"] >= notice["time"] for row in steps) else str(notice["text"])
 
 
 def _print_failure(folder: Path, since: float, last: float) -> float:

@@ -42,7 +42,7 @@ def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool
             config,
             "rft",
             config.rft.steps,
-            lambda: learner.fit(job),
+            lambda: learner.fit(job, name=actors.name),
             poll,
             stop=actors.coordinator.stop.remote,
         )

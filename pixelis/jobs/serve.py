@@ -86,7 +86,7 @@ def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> 
     beta = max(e.guard.beta, e.guard.min_beta) if e.guard.mode == "auto" else e.guard.beta
     loss = config.rft.loss.model_copy(update={"kl": beta, "kl_in": "loss", "kl_estimator": "k3"})
     source = UpdateSource(online_config, evolution, CandidatePublisher(actors.store, e.canary.every if e.canary.enabled else 1))
-    return learner.fit(TrainJob(online_config, source, loss, config.serve.sampling.temperature, e.ema, e.lr))
+    return learner.fit(TrainJob(online_config, source, loss, config.serve.sampling.temperature, e.ema, e.lr), name=actors.name)
 
 
 class Learning:

@@ -19,6 +19,10 @@ from typing import Any
 
 FILE = "events.jsonl"
 RESERVED = frozenset({"time", "kind"})
+NOTICE = "notice"
+"""Kind of the messages about lost nodes and what a run waits for: `text`, and `waiting` if it makes no steps until then."""
+REPLAYED = "replayed"
+"""Kind of a step's event whose result was lost, because the run resumed from an earlier checkpoint and repeated the step."""
 BLOCK = 2**16
 STAGE = "stage"
 """Kind of the events that name the current startup stage of a run."""
@@ -109,6 +113,29 @@ def last(run_dir: str | Path, kind: str) -> dict[str, Any] | None:
                 if (event := _event(line)) is not None and event.get("kind") == kind:
                     return event
     return None
+
+
+def mark_replayed(run_dir: str | Path, step: int) -> int:
+    """Change the kind of steps and evaluations after `step` to `replayed`, before a run repeats them; returns their number.
+
+    In place and without a change of length, because other processes append to the same file.
+    """
+    path, marked = Path(run_dir) / FILE, 0
+    if not path.is_file():
+        return 0
+    with path.open("r+b") as file:
+        position = 0
+        for line in iter(file.readline, b""):
+            event = _event(line) or {}
+            kind = str(event.get("kind", ""))
+            if (kind.startswith("step/") or kind == "evaluation") and event.get("step", 0) > step:
+                old, new = f'"kind": "{kind}"'.encode(), f'"kind": "{REPLAYED}"'.encode()
+                file.seek(position)
+                file.write(line.replace(old, new.ljust(len(old)), 1))
+                marked += 1
+            position += len(line)
+            file.seek(position)
+    return marked
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

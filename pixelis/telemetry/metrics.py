@@ -94,15 +94,16 @@ class Tracker:
 
     Weights & Biases works offline: without an API key, without a network or with WANDB_MODE=offline it writes to `run.dir/wandb`,
     which `wandb sync` uploads later. With a key, a job that resumes `run.dir` also resumes the W&B run.
+    resumed: step that the run continues from; TensorBoard hides what later steps logged before, W&B keeps it for their replay.
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, resumed: int | None = None):
         self._sinks: dict[str, Sink] = {}
         kinds: dict[str, type[Wandb | TensorBoard]] = {"wandb": Wandb, "tensorboard": TensorBoard}
         for name, kind in kinds.items():
             if getattr(config.telemetry, name):
                 try:
-                    self._sinks[name] = kind(config)
+                    self._sinks[name] = kind(config, resumed)
                 except Exception as error:  # a tracker may fail in any way and must not end the run
                     self._drop(name, error)
 
@@ -151,7 +152,7 @@ class Tracker:
 class Wandb:
     """Weights & Biases, offline without an API key."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, resumed: int | None = None):
         try:
             import wandb
         except ImportError:
@@ -196,12 +197,13 @@ class Wandb:
 class TensorBoard:
     """TensorBoard event files in `run.dir/tensorboard`, written by tensorboardX."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, resumed: int | None = None):
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
             raise _not_installed("tensorboard") from None
-        self._writer = SummaryWriter(logdir=str(Path(config.run.dir) / "tensorboard"))
+        purge = resumed + 1 if resumed else None
+        self._writer = SummaryWriter(logdir=str(Path(config.run.dir) / "tensorboard"), purge_step=purge)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for key, value in values.items():

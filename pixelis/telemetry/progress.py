@@ -54,10 +54,12 @@ class Progress:
             self._bar.start()
         return self
 
-    def update(self, done: int, **metrics: float | int | str) -> None:
-        """Show that `done` of `total` are finished, with the latest metrics."""
+    def update(self, done: int, *, waiting: bool = False, **metrics: float | int | str) -> None:
+        """Show that `done` of `total` are finished, with the latest metrics. waiting: it is unknown for how long."""
         now = time.monotonic()
-        if done != self.done:
+        if waiting or done < self.done:
+            self._recent.clear()
+        elif done != self.done:
             self._recent.append((now, done))
         self.done = done
         self._metrics = "  ".join(f"{key} {_short(value)}" for key, value in metrics.items())

@@ -95,9 +95,11 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
             ray.kill(probe)
             reservations.release(group)
 
+        batch = ("rft.prompts_per_step=6", "sft.batch=6")
         for name, workers in (("fits one node", 2), ("needs two nodes", 3)):
-            with reservations.reserved_learners(config("learner.gpus=1", "learner.cpus=1"), workers) as strategy:
+            with reservations.reserved_learners(config("learner.gpus=1", f"learner.workers={workers}", *batch)) as strategy:
                 result[name] = strategy
+        result["what is left"] = reservations.fitting_learners(config("learner.gpus=1"), (8, 4, 2), 0.5)
         """,
     )
     ids = [(*ids, node) for ids, _, node in result["generators"]]
@@ -111,3 +113,4 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
     assert "free in all of them: CPU 3.5, GPU 1" in result["late"]
     assert "a generator with its toolboxes needs CPU 0.75, GPU 3 on one node" in result["too_large"]
     assert (result["fits one node"], result["needs two nodes"]) == ("STRICT_PACK", "PACK")
+    assert result["what is left"] == [4, "PACK"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pixelis.records import Question, StopReason
-from pixelis.telemetry.events import EventLog, last, read
+from pixelis.telemetry.events import REPLAYED, EventLog, last, mark_replayed, read
 from pixelis.telemetry.progress import Progress, clock
 
 
@@ -165,3 +165,35 @@ def test_progress_draws_a_bar_on_a_terminal():
 
 def test_clock():
     assert [clock(s) for s in (0.4, 42, 185, 7380)] == ["0 s", "42 s", "3:05 min", "2:03 h"]
+
+
+def test_replayed_steps_stand_once_in_the_log_while_others_append(tmp_path):
+    with EventLog(tmp_path) as other:
+        for step in range(1, 7):
+            other.write("step/policy", step=step, **{"policy/loss": 1.0 / step})
+        other.write("evaluation", step=4, accuracy=0.5)
+        other.write("evaluation", step=6, accuracy=0.7)
+        other.write("alarm", step=6, text="kept")
+        size = (tmp_path / "events.jsonl").stat().st_size
+        assert mark_replayed(tmp_path, 4) == 3
+        assert (tmp_path / "events.jsonl").stat().st_size == size
+        for step in (5, 6):
+            other.write("step/policy", step=step)
+    assert [row["step"] for row in read(tmp_path, "step/policy")] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read(tmp_path, REPLAYED)] == [5, 6, 6]
+    assert [row["step"] for row in read(tmp_path, "evaluation")] == [4]
+    assert len(read(tmp_path)) == 11
+    assert mark_replayed(tmp_path / "none", 0) == 0
+
+
+def test_a_waiting_run_shows_no_time_left():
+    out = io.StringIO()
+    with Progress("rft", total=100, every=0, stream=out) as progress:
+        for done in range(1, 4):
+            progress.update(done)
+        assert progress.seconds_left is not None
+        progress.update(3, waiting=True, status="a node was lost")
+        assert progress.seconds_left is None
+        assert out.getvalue().splitlines()[-1] == "[rft] 3/100  status a node was lost"
+        progress.update(2)  # the run has resumed from an earlier step
+        assert progress.seconds_left is None

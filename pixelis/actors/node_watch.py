@@ -1,0 +1,82 @@
+"""Reports the loss of a node with actors of a job within seconds.
+
+Ray itself notices a dead node only when it has missed several heartbeats, 15 to 30 s. This watch connects to the port of every
+node's raylet instead, which a dead process refuses and an unreachable machine does not answer.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group_table
+
+POLL_S = 1.0
+"""Seconds between checks."""
+CONNECT_S = 1.0
+"""Seconds that a node has to accept a connection."""
+MISSED = 2
+"""Consecutive checks that a lost node misses."""
+
+
+class NodeWatch:
+    """Calls `lost(node id, address, names of the actors there)` once for every node with actors of a job that is lost.
+
+    job: prefix of the names of the job's placement groups, empty without any; learners: node id by rank. Runs as a thread of the
+    driver during a `with` block.
+    """
+
+    def __init__(self, job: str, learners: Callable[[], dict[int, str]], lost: Callable[[str, str, list[str]], None]):
+        self.job, self.learners, self.lost = job, learners, lost
+        self.missed: dict[str, int] = {}
+        self.groups: dict[str, str] = {}  # placement group and bundle -> node id, before a loss
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="node-watch", daemon=True)
+
+    def __enter__(self) -> NodeWatch:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stopping.set()
+        self.thread.join()
+
+    def _run(self) -> None:
+        while not self.stopping.wait(POLL_S):
+            with suppress(Exception):  # the head does not answer for a moment: the next check will tell
+                self.check(ray.nodes())
+
+    def check(self, nodes: list[dict[str, Any]]) -> None:
+        """Check the nodes once; `nodes` as `ray.nodes()` returns them."""
+        for node in nodes:
+            id = node["NodeID"]
+            if self.missed.get(id, 0) >= MISSED:
+                continue
+            alive = node["Alive"] and _accepts(node["NodeManagerAddress"], node["NodeManagerPort"])
+            self.missed[id] = 0 if alive else MISSED if not node["Alive"] else self.missed.get(id, 0) + 1
+            if self.missed[id] >= MISSED and (names := self._actors_on(id)):
+                self.lost(id, node["NodeManagerAddress"], names)
+        if self.job and not any(self.missed.values()):
+            self.groups = {
+                name if len(group["bundles_to_node_id"]) == 1 or "generator" in name else f"{name}-{index}": node
+                for group in placement_group_table().values()
+                if (name := group["name"]).startswith(self.job)
+                for index, node in group["bundles_to_node_id"].items()
+            }
+
+    def _actors_on(self, id: str) -> list[str]:
+        learners = [f"learner {rank}" for rank, node in sorted(self.learners().items()) if node == id]
+        return learners + sorted(name.removeprefix(self.job).strip("-") for name, node in self.groups.items() if node == id)
+
+
+def _accepts(address: str, port: int) -> bool:
+    """Whether a process listens on a port."""
+    try:
+        socket.create_connection((address, port), CONNECT_S).close()
+    except OSError:
+        return False
+    return True
