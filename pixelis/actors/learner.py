@@ -30,8 +30,8 @@ FAILURE = "learner/failure"
 """Event that a failing worker writes. The drivers show it immediately."""
 PLACED = "learner/placed"
 """Event with the node of each learner, in the order of their ranks."""
-ROOM_POLL_S = 2.0
-"""Seconds between checks for room for the learners after a failure."""
+ROOM_POLL_S = 5.0
+"""Seconds to wait for room for a number of learners, until the groups of the failed ones are gone."""
 REPEAT_S = 15.0
 """Seconds after which it is told again what the learners wait for."""
 PERMANENT = (LookupError, TypeError, ValueError, AttributeError, NameError, AssertionError, ImportError, NotImplementedError)

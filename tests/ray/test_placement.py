@@ -99,7 +99,7 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
         for name, workers in (("fits one node", 2), ("needs two nodes", 3)):
             with reservations.reserved_learners(config("learner.gpus=1", f"learner.workers={workers}", *batch)) as strategy:
                 result[name] = strategy
-        result["what is left"] = reservations.fitting_learners(config("learner.gpus=1"), (8, 4, 2), 0.5)
+        result["what is left"] = reservations.fitting_learners(config("learner.gpus=1"), (8, 4, 2), 5)
         """,
     )
     ids = [(*ids, node) for ids, _, node in result["generators"]]
