@@ -51,6 +51,8 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
     latest = checkpoint.latest(config.run.dir)
     if latest is not None and checkpoint.step_of(latest) >= job.source.steps:
         return latest
+    import ray.train
+
     attempt = uuid.uuid4().hex
     with reserved_learners(config) as strategy:
         workers = config.learner.workers
@@ -67,37 +69,38 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
     with NodeWatch(name, learners, lost):
         for failures in itertools.count(1):
             try:
-                _train(job, datasets or {}, attempt, workers, strategy)
+                _train(functools.partial(_guarded, train_loop, job, attempt), config, datasets or {}, workers, strategy)
                 break
-            except InfraFailure:
-                if failures > config.learner.max_failures:
-                    raise
+            except ray.train.v2.api.exceptions.TrainingFailedError as error:
+                if (permanent := _permanent_failure(config.run.dir, attempt)) or failures > config.learner.max_failures:
+                    raise permanent or _cause(error) from error
             placed = _wait_for_room(config, elastic=not datasets)
             if placed is None:
                 break
             workers, strategy = placed
+    if failure := _permanent_failure(config.run.dir, attempt):
+        raise failure
     return checkpoint.latest(config.run.dir)
 
 
-def _train(job: TrainJob, datasets: dict[str, Any], attempt: str, workers: int, strategy: str) -> None:
-    """Train on this many workers without retries. Raises InfraFailure for what another try may mend."""
-    import ray.train
+def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], workers: int, strategy: str) -> None:
+    """Call `run` on this many learner workers, once. Raises TrainingFailedError."""
     from ray.data import ExecutionOptions
     from ray.train import DataConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    run_dir, learner = job.config.run.dir, job.config.learner
+    learner = config.learner
     trainer = TorchTrainer(
-        functools.partial(_guarded, train_loop, job, attempt),
+        run,
         scaling_config=ScalingConfig(
             num_workers=workers,
             use_gpu=learner.gpus > 0,
-            resources_per_worker=learner_bundle(job.config),
+            resources_per_worker=learner_bundle(config),
             placement_strategy=strategy,
         ),
         run_config=RunConfig(
             name="train",
-            storage_path=str(Path(run_dir).resolve()),
+            storage_path=str(Path(config.run.dir).resolve()),
             # `fit` retries, because it can change the number of workers and tell what is missing.
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
@@ -107,16 +110,13 @@ def _train(job: TrainJob, datasets: dict[str, Any], attempt: str, workers: int, 
         # the order preserved.
         dataset_config=DataConfig([], ExecutionOptions(preserve_order=True)),
     )
-    try:
-        trainer.fit()
-    except ray.train.v2.api.exceptions.TrainingFailedError as error:
-        cause = _permanent_failure(run_dir, attempt) or unwrap_ray_error(error)
-        if cause is None:
-            last = str(error).strip().splitlines()[-1]
-            cause = InfraFailure(f"training failed: {last}", fix="see the worker logs of the Ray session")
-        raise cause from error
-    if failure := _permanent_failure(run_dir, attempt):
-        raise failure
+    trainer.fit()
+
+
+def _cause(error: BaseException) -> PixelisError:
+    """The typed error behind a failure of Ray Train."""
+    last = str(error).strip().splitlines()[-1]
+    return unwrap_ray_error(error) or InfraFailure(f"training failed: {last}", fix="see the worker logs of the Ray session")
 
 
 def _wait_for_room(config: Config, elastic: bool) -> tuple[int, str] | None:
