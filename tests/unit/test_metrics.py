@@ -160,7 +160,7 @@ def test_metrics_are_published_to_ray():
 
 def test_a_failing_tracker_gives_one_warning_and_the_run_continues(tmp_path, caplog, monkeypatch):
     class Broken:
-        def __init__(self, config):
+        def __init__(self, config, resumed):
             pass
 
         def log(self, step, values):
