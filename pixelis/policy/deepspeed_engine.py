@@ -9,7 +9,8 @@ import atexit
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pixelis import config
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+Shards = Mapping[str, Tensor]
+"""A worker's parts of the parameters, by name."""
 
 
 def ensure_process_group(device: torch.device) -> None:
@@ -173,6 +176,43 @@ class ZeroEngine:
                     parameter.copy_(value)
             if self.stage > 0:
                 safe_set_full_fp32_param(parameter, value)
+
+    def shards(self) -> Shards:
+        """Copy of this worker's part of the parameters that the forward pass reads: all of each, except under ZeRO-3."""
+        return {name: self._shard(parameter).clone() for name, parameter in self.parameters.items()}
+
+    @contextmanager
+    def using(self, shards: Shards) -> Iterator[None]:
+        """Use other parameters in forward passes. The current ones are restored bit for bit."""
+        current = self.shards()
+        try:
+            self._set_shards(shards)
+            yield
+        finally:
+            self._set_shards(current)
+
+    def complete(self, shards: Shards) -> dict[str, np.ndarray]:
+        """Parameters of which `shards` are the parts, float32."""
+        from deepspeed import zero
+
+        out = {}
+        with self.using(shards):
+            for name, parameter in self.parameters.items():
+                with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+                    out[name] = parameter.detach().float().cpu().numpy().copy()
+        return out
+
+    @staticmethod
+    def _shard(parameter: Any) -> Tensor:
+        return parameter.ds_tensor if hasattr(parameter, "ds_id") else parameter.detach()
+
+    def _set_shards(self, shards: Shards) -> None:
+        parameters: dict[str, Any] = self.parameters
+        for name, parameter in parameters.items():
+            if hasattr(parameter, "ds_id") and parameter.ds_persist:
+                # DeepSpeed keeps small parameters gathered. The next pass gathers it again, from the new parts.
+                parameter.partition(has_been_updated=False)
+            self._shard(parameter).copy_(shards[name])
 
     def moments(self) -> dict[str, np.ndarray]:
         """AdamW's state as `{name}.exp_avg`, `{name}.exp_avg_sq` and `step`; empty before the first step."""

@@ -214,12 +214,8 @@ def _learner(c: config.Config, job: str) -> list[Finding]:
     if c.learner.deepspeed and stage != c.learner.zero_stage:
         message = f"learner.zero_stage is {c.learner.zero_stage}, but learner.deepspeed {Path(c.learner.deepspeed).name}: {stage}"
         out.append(Finding("error", "deepspeed", message))
-    if job == "rft":
-        if c.rft.loss.kl > 0 and stage == 3:
-            message = "rft.loss.kl swaps complete weights, which a worker under learner.zero_stage 3 does not have"
-            out.append(Finding("error", "deepspeed", message))
-        if c.rft.sampling.temperature <= 0:
-            out.append(Finding("error", "sampling", "rft.sampling.temperature 0 has no distribution to learn from"))
+    if job == "rft" and c.rft.sampling.temperature <= 0:
+        out.append(Finding("error", "sampling", "rft.sampling.temperature 0 has no distribution to learn from"))
     return out
 
 

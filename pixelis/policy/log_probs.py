@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pixelis.policy.forward import Features, VisionLanguageModel, concatenate, encode_views, packed_hidden_states
+from pixelis.policy.lora_linear import LoraLinear
 
 if TYPE_CHECKING:
     from pixelis.dialogue.spec import ModelSpec
@@ -58,23 +61,43 @@ def project(
     chunk_values: int = CHUNK_VALUES,
     smoothing: float = 0.0,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
-    """Log-probabilities of `targets` and entropies, from the hidden states that predict them."""
+    """Log-probabilities of `targets` and entropies, from the hidden states that predict them. Calls `lm_head` once."""
     limit = max(1, chunk_values // len(banned))
     size = min(limit, max(64, CACHED_VALUES // len(banned))) if hidden.device.type == "cpu" else limit
-    weight = getattr(lm_head, "weight", None)
-    # A frozen matrix needs no second pass. A head with an adapter, a bias or ZeRO-3's hooks has to be called as a module.
-    is_plain = type(lm_head) is nn.Linear and lm_head.bias is None and not hasattr(weight, "ds_id")
-    if is_plain and weight is not None and not weight.requires_grad:
-        return _FrozenHead.apply(hidden, weight, targets, banned, temperature, smoothing, size, torch.is_grad_enabled())
+    multiply = lm_head.product if isinstance(lm_head, LoraLinear) else lm_head.forward
 
-    def head(h: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        log_prob, entropy = _TokenLogProbs.apply(lm_head(h), target, banned, temperature, smoothing)
-        return log_prob, entropy
+    def score(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        weight = getattr(lm_head, "weight", None)
+        # A frozen matrix needs no second pass.
+        if type(lm_head) is nn.Linear and lm_head.bias is None and weight is not None and not weight.requires_grad:
+            return _FrozenHead.apply(hidden, weight, targets, banned, temperature, smoothing, size, torch.is_grad_enabled())
 
-    chunks = zip(hidden.split(size), targets.split(size), strict=True)
-    recompute = len(targets) > limit
-    results = [checkpoint(head, h, t, use_reentrant=False) if recompute else head(h, t) for h, t in chunks]
-    return torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])
+        def head(h: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            log_prob, entropy = _TokenLogProbs.apply(multiply(h), target, banned, temperature, smoothing)
+            return log_prob, entropy
+
+        chunks = zip(hidden.split(size), targets.split(size), strict=True)
+        recompute = len(targets) > limit
+        results = [checkpoint(head, h, t, use_reentrant=False) if recompute else head(h, t) for h, t in chunks]
+        return torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])
+
+    return _inside([m for m in lm_head.modules() if m._parameters], score, hidden, targets)
+
+
+def _inside(modules: list[nn.Module], function: Callable[..., Any], *inputs: Tensor) -> Any:
+    """Call `function` instead of the forward pass of these modules, nested in their hooks.
+
+    ZeRO-3 gathers a module's weights in the hooks of a call. A call for each chunk would gather them as often, and hang where
+    workers have different numbers of chunks.
+    """
+    if not modules:
+        return function(*inputs)
+    first, *others = modules
+    first.forward = functools.partial(_inside, others, function)
+    try:
+        return first(*inputs)
+    finally:
+        del first.forward
 
 
 def _score(
@@ -180,6 +203,7 @@ class PolicyModule(nn.Module):
         super().__init__()
         self.banned: Tensor
         self.model, self.spec, self.temperature, self.one_pass = model, spec, temperature, one_pass
+        self.chunk_values = CHUNK_VALUES
         self.register_buffer("banned", banned_mask(spec.banned, spec.vocab, next(model.parameters()).device), persistent=False)
 
     def forward(self, batch: PackedBatch, features: Features | None, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -187,7 +211,7 @@ class PolicyModule(nn.Module):
         if features is None and (views := batch.views or self._blank_views()):
             features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
         image, t = self.spec.image_token, self.temperature
-        return token_log_probs(self.model, batch, features, image, self.banned, t, smoothing=smoothing)
+        return token_log_probs(self.model, batch, features, image, self.banned, t, self.chunk_values, smoothing)
 
     def _blank_views(self) -> list[np.ndarray]:
         """A dummy view for a batch without images, when every worker has to run the vision tower.

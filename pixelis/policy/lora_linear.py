@@ -24,13 +24,18 @@ class LoraLinear(lora.Linear):
 
     def forward(self, x: Float[Tensor, "... in"], *args: Any, **kwargs: Any) -> Float[Tensor, "... out"]:
         """Output in the type of the frozen layer."""
-        weight = self.base_layer.weight
-        has_dropout = self.training and isinstance(self.lora_dropout[ADAPTER], torch.nn.Dropout)
         # Under ZeRO-3, hooks on the submodules gather the weights, and only peft's own forward calls the submodules.
-        if has_dropout or hasattr(weight, "ds_id"):
-            return super().forward(x, *args, **kwargs)
-        a, b = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
-        return _AdaptedLinear.apply(x, weight, self.base_layer.bias, a, b, self.scaling[ADAPTER])
+        return super().forward(x, *args, **kwargs) if hasattr(self.base_layer.weight, "ds_id") else self.product(x)
+
+    def product(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
+        """Output without a call of the submodules, whose weights must be complete."""
+        weight, bias = self.base_layer.weight, self.base_layer.bias
+        a, b, scale = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight, self.scaling[ADAPTER]
+        if self.training and isinstance(self.lora_dropout[ADAPTER], torch.nn.Dropout):
+            frozen = functional.linear(x, weight, bias)
+            low = functional.linear(self.lora_dropout[ADAPTER](x.to(a.dtype)), a)
+            return frozen + (functional.linear(low, b) * scale).to(frozen.dtype)
+        return _AdaptedLinear.apply(x, weight, bias, a, b, scale)
 
 
 class _AdaptedLinear(torch.autograd.Function):

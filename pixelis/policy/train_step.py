@@ -65,10 +65,6 @@ class Trainer:
         self.total_steps, self.seed = total_steps, seed
         if temperature <= 0:
             raise BadConfig("the temperature of the rollouts must be above 0", fix="set rft.sampling.temperature=1.0")
-        if self.loss.kl > 0 and learner.zero_stage == 3:
-            raise BadConfig(
-                "a KL term needs the full weights, which ZeRO-3 does not hold", fix="set learner.zero_stage=2 or kl=0"
-            )
         self.device = torch.device(device) if device is not None else default_device()
         if self.device.type == "cpu":
             torch.set_num_threads(learner.threads)
@@ -86,7 +82,7 @@ class Trainer:
             self.zero.set_weights(adapter.tensors)
         # A frozen vision tower always computes the same features. ZeRO-3 workers must all run it equally often: no cache.
         self.features = FeatureCache() if not policy.full and self.zero.stage < 3 else None
-        self.reference = self.zero.weights() if self.loss.kl > 0 else None
+        self.reference = self.zero.shards() if self.loss.kl > 0 else None
         self.average = self.zero.weights() if ema else None
         self.kl_weight = self.loss.kl
         self.batches = self.step_count = self.skipped = self.skipped_in_a_row = 0
@@ -175,12 +171,12 @@ class Trainer:
         old_log_probs = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else []
         totals = Totals(tokens or 1.0, sequences)  # all weights of a batch can be 0
         batches = [collate([active[i] for i in members], self.spec, self.shares_prompts) for members in bins]
-        references = self._reference_log_probs(batches) if kind == "policy" and self._kl_in_loss else []
+        references = self._reference_log_probs(batches, micro_batches) if kind == "policy" and self._kl_in_loss else []
         sums: defaultdict[str, float] = defaultdict(float)
         for i in range(micro_batches):
             # Workers with fewer micro-batches add empty ones, so that all take part in the same collectives.
             is_real = i < len(batches)
-            micro = batches[i] if is_real else collate([self._empty_sample()], self.spec)
+            micro = batches[i] if is_real else self._empty_batch()
             reference = references[i] if is_real and references else None
             ratio_base = old_log_probs[i] if is_real and old_log_probs else None
             self._backward(micro.to(self.device), kind, totals, reference, ratio_base, float(is_real), sums)
@@ -247,10 +243,10 @@ class Trainer:
             total, tokens = sum_over_workers([float(np.sum(np.expm1(r) - r)), float(len(r))])
         return total / tokens if tokens else 0.0
 
-    def _empty_sample(self) -> TrainSample:
+    def _empty_batch(self) -> PackedBatch:
         """A minimal sample without a loss."""
         tokens, mask = np.asarray([self.spec.stop] * 2, dtype=np.int64), np.asarray([False, True])
-        return TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])
+        return collate([TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])], self.spec)
 
     def _view_features(self, batch: PackedBatch) -> Features | None:
         if self.features is None or not batch.views:
@@ -361,8 +357,7 @@ class Trainer:
             for i, values in zip(members, np.split(new.cpu().numpy(), np.cumsum(sizes)[:-1]), strict=True):
                 out[i] = values
         for _ in range(len(bins), passes):
-            batch = collate([self._empty_sample()], self.spec).to(self.device)
-            self.zero.engine.module(batch, self._view_features(batch))
+            self.zero.engine.module(self._empty_batch().to(self.device), None)
         return out
 
     def kl_to_reference(self, samples: Sequence[TrainSample]) -> list[float | None]:
@@ -373,7 +368,7 @@ class Trainer:
         """
         if self.reference is None:
             raise BadConfig("there is no reference policy to measure the KL divergence from", fix="set rft.loss.kl above 0")
-        with self._weights_of(self.reference):
+        with self.zero.using(self.reference):
             reference = self.log_probs(samples)
         return [
             float((s.log_probs[s.mask] - values).sum(dtype=np.float64)) if len(values) else None
@@ -385,22 +380,13 @@ class Trainer:
         return self.reference is not None and self.loss.kl_in == "loss"
 
     @torch.no_grad()
-    def _reference_log_probs(self, batches: Sequence[PackedBatch]) -> list[torch.Tensor]:
-        with self._without_dropout(), self._weights_of(self.reference or {}):
-            return [self.zero.engine.module(b, self._view_features(b))[0] for b in (batch.to(self.device) for batch in batches)]
-
-    @contextmanager
-    def _weights_of(self, values: Mapping[str, np.ndarray]) -> Iterator[None]:
-        """Use other weights temporarily. The current ones are restored bit for bit."""
-        parameters = {name: p.detach() for name, p in self.zero.parameters.items()}
-        current = {name: p.clone() for name, p in parameters.items()}
-        try:
-            for name, parameter in parameters.items():
-                parameter.copy_(torch.from_numpy(np.array(values[name])))
-            yield
-        finally:
-            for name, parameter in parameters.items():
-                parameter.copy_(current[name])
+    def _reference_log_probs(self, batches: Sequence[PackedBatch], passes: int) -> list[torch.Tensor]:
+        """Log-probabilities of each batch. Under ZeRO-3 every worker takes part in all passes."""
+        empty = [self._empty_batch()] * (passes - len(batches)) if self.zero.stage == 3 else []
+        on_device = (batch.to(self.device) for batch in [*batches, *empty])
+        with self._without_dropout(), self.zero.using(self.reference or {}):
+            results = [self.zero.engine.module(batch, self._view_features(batch))[0] for batch in on_device]
+        return results[: len(batches)]
 
     def adapter(self) -> Adapter:
         """Copy of the current weights."""
@@ -445,12 +431,13 @@ class Trainer:
         `telemetry.lineage.of_checkpoint`.
         """
         adapter, moments = self.adapter(), self.zero.moments()
+        reference = self.zero.complete(self.reference) if self.reference is not None else {}
         step = self.step_count if name is None else name
         folder = Path(run_dir) / "checkpoints" / f"step_{step:08d}"
         if self.is_first:
             tensors = {FILES[adapter.kind]: adapter.tensors, "optimizer": moments}
             if self.reference is not None:
-                tensors["reference"] = self.reference
+                tensors["reference"] = reference
             if self.average is not None:
                 tensors["average"] = self.average
             state = {
@@ -475,10 +462,11 @@ class Trainer:
         if state.get("format") != STATE_FORMAT:
             raise BadInput(f"{folder} has the state format {state.get('format')}, this version reads {STATE_FORMAT}")
         self._check_adapter(adapter, self.zero.parameters)
+        if self.loss.kl > 0 and "reference" in tensors:
+            self.zero.set_weights(tensors["reference"])
+            self.reference = self.zero.shards()
         self.zero.set_weights(adapter.tensors)
         self.zero.set_moments(tensors.get("optimizer", {}))
-        if self.loss.kl > 0 and "reference" in tensors:
-            self.reference = tensors["reference"]
         self.average = tensors.get("average", self.zero.weights()) if self.ema else None
         self.step_count, self.skipped = int(state["step"]), int(state["skipped"])
         self.skipped_in_a_row = int(state["skipped_in_a_row"])

@@ -1,0 +1,82 @@
+"""Two learner workers with unequal shares take the steps of one, under every ZeRO stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_policy import FAMILIES, check_same_training, folder
+from two_workers import CASES, LEARNER, SAVED, samples_of
+
+from pixelis.policy import checkpoint
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the metrics of both workers, `rank0.json` and `rank1.json`, and the checkpoint of SAVED."""
+    out = tmp_path_factory.mktemp("workers")
+    folders = json.dumps({family: str(folder(family)) for family in FAMILIES})
+    here, root = Path(__file__).parent, Path(__file__).parents[2]
+    workers = []
+    for rank in range(2):
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{here}"
+        command = [sys.executable, str(here / "two_workers.py"), str(out), folders]
+        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    outputs = [worker.communicate(timeout=280)[0] for worker in workers]
+    assert [w.returncode for w in workers] == [0, 0], "\n".join(s[-2500:] for s in outputs)
+    return out
+
+
+@pytest.fixture(scope="module")
+def metrics(out: Path) -> dict[str, list[dict[str, float]]]:
+    """Metrics of each step by case, which both workers report equally."""
+    first, second = (json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2))
+    for name, steps in first.items():
+        for one, other in zip(steps, second[name], strict=True):
+            assert {k: v for k, v in one.items() if "second" not in k and "_per_s" not in k} == {
+                k: v for k, v in other.items() if "second" not in k and "_per_s" not in k
+            }
+    return first
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_workers_take_the_step_of_one(metrics: dict[str, Any], name: str) -> None:
+    case = CASES[name]
+    alone = case.trainer(stage=0)
+    try:
+        expected = case.run(alone, samples_of(case.family))
+    finally:
+        alone.close()
+    names = ("policy/loss", "policy/drift", "policy/grad_norm", *(("policy/kl",) if case.kl else ()))
+    assert case.kl == 0 or expected[-1]["policy/kl"] > 0
+    for step, one in zip(metrics[name], expected, strict=True):
+        assert [step[n] for n in names] == pytest.approx([one[n] for n in names], abs=1e-5, rel=1e-4)
+
+
+def test_one_worker_resumes_the_checkpoint_of_two(out: Path) -> None:
+    case = CASES[SAVED]
+    alone = case.trainer(stage=0)
+    moments, losses = [], []
+    for _ in range(case.steps):
+        losses.append(alone.update(samples_of(case.family))["policy/loss"])
+        moments.append(alone.zero.moments())
+    weights = alone.adapter().tensors
+    alone.close()
+    latest = checkpoint.latest(out)
+    assert latest is not None
+    tensors, _ = checkpoint.read(latest)
+    check_same_training(tensors["adapter"], tensors["optimizer"], weights, moments, 0.01 * LEARNER.lr)
+    resumed = case.trainer(stage=1)
+    try:
+        assert resumed.restore(latest) == {"rank": 0}
+        assert resumed.update(samples_of(case.family))["policy/loss"] < losses[0]
+    finally:
+        resumed.close()

@@ -1,0 +1,93 @@
+"""A worker of tests/unit/test_two_workers.py: trains every case on its share of the samples and writes its metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import tiny_policy
+import torch.distributed as dist
+from tiny_policy import LORA, policy
+
+from pixelis import config
+from pixelis.policy.samples import TrainSample
+from pixelis.policy.train_step import Trainer
+
+LEARNER = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=128, rows=1, keep=2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training run. chunk_values: logits that pass the LM head at once, None for the default."""
+
+    stage: int
+    full: bool = False
+    steps: int = 1
+    kl: float = 0.0
+    head: bool = False
+    chunk_values: int | None = None
+    family: str = "qwen3_vl"
+
+    def trainer(self, stage: int | None = None) -> Trainer:
+        lora = LORA.model_copy(update={"targets": [*LORA.targets, "lm_head"]}) if self.head else LORA
+        learner = LEARNER.model_copy(update={"zero_stage": self.stage if stage is None else stage})
+        loss = config.LossConfig(kl=self.kl)
+        trainer = Trainer(policy(self.family, full=self.full, lora=lora), learner, loss, total_steps=4, device="cpu")
+        if self.chunk_values is not None:
+            trainer.zero.engine.module.chunk_values = self.chunk_values
+        return trainer
+
+    def run(self, trainer: Trainer, samples: list[TrainSample]) -> list[dict[str, float]]:
+        return [trainer.update(samples) for _ in range(self.steps)]
+
+
+CASES = {
+    "adapters, stage 2": Case(2, steps=3),
+    "all parameters, stage 3": Case(3, full=True),
+    "all parameters, stage 3, chunks of the head": Case(3, full=True, chunk_values=2000),
+    "adapters, stage 3, chunks of a frozen head": Case(3, chunk_values=2000, steps=2, family="qwen2_5_vl"),
+    "adapters, stage 3, chunks of an adapted head": Case(3, head=True, chunk_values=2000, steps=2),
+    "adapters, stage 1, KL": Case(1, steps=3, kl=0.5),
+    "adapters, stage 3, KL": Case(3, steps=3, kl=0.5),
+    "all parameters, stage 3, KL": Case(3, full=True, steps=3, kl=0.5, chunk_values=2000),
+}
+"""Every case is compared with one worker under stage 0."""
+SAVED = "adapters, stage 2"
+"""Case whose checkpoint the test resumes."""
+
+
+def samples_of(family: str) -> list[TrainSample]:
+    """Seven samples, the last one of text alone."""
+    from test_train_step import batch
+
+    *pictures, last = batch(7, family)
+    keep = last.tokens != tiny_policy.spec(family).image_token
+    text = TrainSample(last.tokens[keep], last.mask[keep], last.log_probs[keep], last.advantage, [], id=last.id)
+    return [*pictures, text]
+
+
+def main(out: str, folders: dict[str, str]) -> None:
+    """Train on this worker. The second one has fewer micro-batches, and no picture."""
+    rank = int(os.environ["RANK"])
+    dist.init_process_group(
+        "gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=2, timeout=timedelta(seconds=120)
+    )
+    tiny_policy.folder = lambda family: Path(folders[family])
+    results: dict[str, Any] = {}
+    for name, case in CASES.items():
+        samples = samples_of(case.family)
+        trainer = case.trainer()
+        results[name] = case.run(trainer, samples[:6] if rank == 0 else samples[6:])
+        if name == SAVED:
+            trainer.save(out, {"rank": rank})
+        trainer.close()
+        Path(out, f"rank{rank}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))
