@@ -165,7 +165,7 @@ class Coordinator:
             self.changed.notify_all()
 
     async def next_batch(self, rank: int, world: int, step: int, incarnation: int | None = None) -> RolloutBatch | None:
-        """Share of ``rank`` in batch ``step``: whole groups, round robin; None at the end of the run.
+        """Share of ``rank`` in batch ``step``: whole groups of about equally many tokens; None at the end of the run.
 
         Raises the error that stopped production, and InfraFailure ``restarted`` for another ``incarnation``.
         """

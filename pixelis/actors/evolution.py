@@ -218,7 +218,7 @@ class Evolution:
 
     @ray.method(max_task_retries=-1)
     async def next_batch(self, rank: int, world: int, step: int, incarnation: int | None = None) -> RolloutBatch | None:
-        """Rank ``rank``'s share of update ``step``: whole groups, round robin; None when drained or stopped.
+        """Rank ``rank``'s share of update ``step``: whole groups of about equally many tokens; None when drained or stopped.
 
         Waits for ``evolution.batch`` tasks and for the rate limit. While draining, the last batch may be smaller if every rank
         gets a group. Raises InfraFailure ``restarted`` for another ``incarnation``.

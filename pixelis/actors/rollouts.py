@@ -24,6 +24,7 @@ from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation.batches import NO_MAJORITY, batch_metrics, learnt_votes
 from pixelis.policy.advantages import assign_advantages, group_rewards, usable
+from pixelis.policy.distributed import balanced_shares
 from pixelis.policy.replay import SampleReplay, informative, subset
 from pixelis.records import Group, Question
 
@@ -47,9 +48,11 @@ class RolloutBatch:
     restore: int | None = None
 
     def share(self, rank: int, world: int) -> RolloutBatch:
-        """Part of worker ``rank`` out of ``world``: whole groups, round robin."""
-        part = slice(rank, None, world)
-        return replace(self, groups=self.groups[part], views=self.views[part], greedy=self.greedy[part])
+        """Part of worker ``rank`` out of ``world``: whole groups, so that all workers have about equally many tokens."""
+        sizes = [sum(len(turn.tokens) for t in group.trajectories for turn in t.turns) for group in self.groups]
+        part = balanced_shares(sizes, world)[rank]
+        greedy = [self.greedy[i] for i in part] if self.greedy else []
+        return replace(self, groups=[self.groups[i] for i in part], views=[self.views[i] for i in part], greedy=greedy)
 
 
 @dataclass

@@ -1,7 +1,8 @@
-"""Rank, world size and sums over the learner's workers. Imports torch only on the first call."""
+"""Rank, world size, shares of a batch and sums over the learner's workers. Imports torch only on the first call."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pixelis.errors import InfraFailure
@@ -11,6 +12,21 @@ def rank_and_world_size() -> tuple[int, int]:
     """Rank of this worker and number of workers. Raises InfraFailure without a process group."""
     dist = _process_group()
     return dist.get_rank(), dist.get_world_size()
+
+
+def balanced_shares(sizes: Sequence[int], workers: int) -> list[list[int]]:
+    """Indices of each worker's items, in order: the largest item first, each to the worker with the smallest sum so far.
+
+    The largest sum exceeds the mean by less than one item. With at least as many items as workers, each gets one. Source: longest
+    processing time first, R. L. Graham, Bounds on Multiprocessing Timing Anomalies, 1969.
+    """
+    shares: list[list[int]] = [[] for _ in range(workers)]
+    sums = [0] * workers
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        worker = min(range(workers), key=lambda w: (sums[w], len(shares[w]), w))
+        shares[worker].append(index)
+        sums[worker] += sizes[index]
+    return [sorted(share) for share in shares]
 
 
 def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:

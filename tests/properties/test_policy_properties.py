@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pixelis import config
 from pixelis.config.presets.algorithms import ALGORITHMS
 from pixelis.policy.advantages import batch_advantages
+from pixelis.policy.distributed import balanced_shares
 from pixelis.policy.losses import Spans, Totals, policy_loss, token_weights
 from pixelis.policy.packing import Prompt, pack, segment
 
@@ -171,3 +172,13 @@ def test_no_advantage_no_gradient(seed: int):
     loss, _ = policy_loss(new, torch.randn(9, generator=generator), advantages, torch.ones(9), config.LossConfig())
     loss.backward()
     assert (new.grad[::2] == 0).all()
+
+
+@given(st.lists(st.integers(0, 20_000), max_size=60), st.integers(1, 9))
+def test_shares_hold_every_item_once_and_are_balanced(sizes: list[int], workers: int) -> None:
+    shares = balanced_shares(sizes, workers)
+    assert sorted(i for share in shares for i in share) == list(range(len(sizes)))
+    assert all(share == sorted(share) for share in shares)
+    sums = [sum(sizes[i] for i in share) for share in shares]
+    assert max(sums) <= sum(sizes) / workers + max(sizes, default=0)
+    assert len(sizes) < workers or all(shares)
