@@ -36,6 +36,7 @@ from pixelis.errors import DataFailure, InfraFailure, PixelisError
 from pixelis.evaluation.metrics import summarise
 from pixelis.records import Group, Question
 from pixelis.telemetry.events import EventLog
+from pixelis.telemetry.metrics import count, observe
 
 __all__ = ["Coordinator", "RolloutBatch", "StepResult"]
 
@@ -156,12 +157,17 @@ class Coordinator:
             self.first_started = min(self.first_started or started, started)
             if isinstance(result, str):
                 self.buffer.add_failed(number, result)
+                outcome = result
             else:
                 result.number = number
                 if (abstained := abstains(result.group)) or not self.rollouts.informative(result):
                     self.buffer.add_unusable(result, abstained)
+                    outcome = "abstained" if abstained else "uninformative"
                 else:
                     self.buffer.add(result)
+                    outcome = "kept"
+            count("rollouts/groups", tags={"outcome": outcome})
+            observe("rollouts/group_seconds", time.monotonic() - started)
             self.changed.notify_all()
 
     async def next_batch(self, rank: int, world: int, step: int, incarnation: int | None = None) -> RolloutBatch | None:

@@ -476,13 +476,13 @@ class Evolution:
 
     def _health(self) -> dict[str, float]:
         """Metrics for the alert thresholds; the update rate only while updates are due."""
-        minute = time.monotonic() - 60.0
-        while self.updates_at and self.updates_at[0] < minute:
+        while self.updates_at and self.updates_at[0] < time.monotonic() - 60.0:
             self.updates_at.popleft()
         result = {
             "queue_size": float(len(self.queue)),
             "queue_fill": len(self.queue) / self.settings.queue,
             "vote_collapsed": float(self.collapse.collapsed),
+            **{"updates": float(self.counts["updates"]), "version": float(self.promotion.served)},
         }
         if self.learning and not self.paused and len(self.queue) >= self.settings.batch:
             result["update_rate"] = float(len(self.updates_at))

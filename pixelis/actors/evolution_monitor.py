@@ -17,6 +17,7 @@ from pixelis.config import Config, ThresholdConfig
 from pixelis.errors import PixelisError
 from pixelis.evolution.alerts import Alerter
 from pixelis.evolution.audit import FOLDER, AuditLog
+from pixelis.telemetry.metrics import count, publish
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class EvolutionMonitor:
 
     async def note(self, event: str, actor: str, action: str, result: str, details: Mapping[str, Any]) -> None:
         """Write an audit event, on disk on return. Raises InfraFailure when the disk refuses."""
+        count("evolution/events", tags={"event": event, "result": result})
         await asyncio.to_thread(self.log.write, event, actor, action, result, details)
 
     def recent_audit(self, n: int) -> list[dict[str, Any]]:
@@ -93,6 +95,8 @@ class EvolutionMonitor:
         while True:
             await asyncio.sleep(self.every_s)
             try:
-                await self.alert(self.metrics())
+                metrics = self.metrics()
+                publish({f"evolution/{name}": value for name, value in metrics.items()})
+                await self.alert(metrics)
             except (PixelisError, OSError):
                 log.exception("checking the health metrics failed")

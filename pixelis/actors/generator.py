@@ -21,6 +21,7 @@ from pixelis.dialogue.session import SamplingParams, Session
 from pixelis.engines import start_engine
 from pixelis.operations import select
 from pixelis.records import Group, Turn
+from pixelis.telemetry.metrics import count, publish
 
 TurnEvent = tuple[int, Turn, list[np.ndarray]]
 """Index of a sample, a turn without its tokens, and the uint8 views that the turn adds."""
@@ -43,7 +44,7 @@ class Generator:
         operations = select(config.toolbox.operations)
         self.renderer = Renderer(self.engine.tokenizer, self.engine.spec, config.dialogue, operations)
         self.tools = ToolboxPool(config, self.engine.spec.multiple, self.renderer.coordinates)
-        self.started, self.loading = False, asyncio.Lock()
+        self.started, self.loading, self.running = False, asyncio.Lock(), 0
         freeze_gc()
 
     async def _ensure_started(self) -> None:
@@ -130,6 +131,9 @@ class Generator:
         turn_tokens = min(sampling.max_tokens, d.max_turn_tokens)
         limits = Limits(request.max_turns or d.max_turns, turn_tokens, d.max_context, d.max_images)
         sessions: list[Session] = []
+        tags = {"generator": str(self.index)}
+        self.running += 1
+        publish({"engine/running": self.running}, tags)
         try:
             for _ in range(request.samples):
                 sessions.append(await self.engine.open(request.group_id))
@@ -155,9 +159,15 @@ class Generator:
                 )
             )
         finally:
+            self.running -= 1
+            publish({"engine/running": self.running}, tags)
             for session in sessions:
                 session.close()
         await self._exit_if_engine_died()  # episodes that the death of the engine cut off must not be used
         trajectories = [e.trajectory for e in episodes]
         group = Group(id=request.group_id, question=question, trajectories=trajectories, policy_version=version)
+        publish({"engine/version": version}, tags)
+        count("engine/groups", tags=tags)
+        count("engine/episodes", len(trajectories), tags)
+        count("engine/tokens", sum(len(turn.tokens) for t in trajectories for turn in t.turns if turn.is_policy), tags)
         return group, {e.trajectory.id: e.views for e in episodes}

@@ -22,6 +22,7 @@ from pixelis.errors import BadConfig, InfraFailure
 from pixelis.memory import Entry, Shard
 from pixelis.memory.shard import Place, Row, experience, unknown
 from pixelis.records import Experience, Feedback, Neighbour, new_id
+from pixelis.telemetry.metrics import count, publish
 
 __all__ = ["Entry", "Memory", "MemoryShard", "SearchResult", "place_shards"]
 
@@ -33,6 +34,7 @@ RETRY_PAUSE_S = 0.1
 MAX_SIZE_AGE_S = 1.0
 """Age at which the cached size is refreshed."""
 PRUNE_S = 3600.0
+PUBLISH_S = 10.0
 
 Near = list[tuple[str, float]]
 """Ids and similarities, best first."""
@@ -67,8 +69,9 @@ class MemoryShard:
             )
         share = -(-memory.capacity // memory.shards)
         self.shard = Shard(folder / f"shard-{number}-of-{memory.shards}", memory, share)
-        self.pruned_at = 0.0
+        self.tags, self.pruned_at, self.published_at = {"shard": str(number)}, 0.0, 0.0
         self._prune()
+        self._publish()
         freeze_gc()
 
     def _prune(self) -> None:
@@ -84,14 +87,28 @@ class MemoryShard:
 
     def add(self, entries: list[Entry]) -> list[bool]:
         self._prune()
-        return self.shard.add(entries)
+        added = self.shard.add(entries)
+        count("memory/added", sum(added), self.tags)
+        self._publish()
+        return added
+
+    def _publish(self) -> None:
+        """Publish the size, at most every PUBLISH_S seconds."""
+        if time.monotonic() - self.published_at > PUBLISH_S or not self.published_at:
+            self.published_at = time.monotonic()
+            stats = self.shard.stats()
+            publish({"memory/experiences": stats["size"], "memory/bytes": stats["bytes"]}, self.tags)
 
     def search(self, vectors: np.ndarray, k: int) -> list[list[tuple[str, float]]]:
-        return self.shard.search(vectors, k)
+        started = time.monotonic()
+        near = self.shard.search(vectors, k)
+        count("memory/searches", len(vectors), self.tags)
+        count("memory/search_seconds", time.monotonic() - started, self.tags)
+        return near
 
     def find(self, vector: np.ndarray, k: int) -> list[tuple[float, Row]]:
         """The ``k`` nearest with their records; some are not among the best of all shards, but one call suffices."""
-        (near,) = self.shard.search(vector[None], k)
+        (near,) = self.search(vector[None], k)
         rows = self.shard.rows([id for id, _ in near])
         return [(similarity, row) for (_, similarity), row in zip(near, rows, strict=True) if row is not None]
 

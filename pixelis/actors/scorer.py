@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import threading
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from pixelis.config import Config
 from pixelis.errors import BadInput
 from pixelis.records import Group
 from pixelis.rewards.grader import Advance, Grader
+from pixelis.telemetry.metrics import count
 
 CONCURRENT_GROUPS = 16
 """Groups that one actor scores concurrently; most of the time they wait for the judge or for worker processes."""
@@ -51,7 +54,12 @@ class Scorer:
 
     def score(self, group: Group, step: int | None = None, states: dict[str, Sequence[Sequence[float]]] | None = None) -> Group:
         """The group with terms and reward, or the cause of being unscored, on each trajectory; see ``Grader.score``."""
+        started = time.monotonic()
         scored = self.grader.score(group, step, states=states)
+        count("scorer/groups")
+        count("scorer/seconds", time.monotonic() - started)
+        for cause, episodes in Counter(t.unscored for t in scored.trajectories if t.unscored).items():
+            count("scorer/unscored", episodes, {"cause": cause})
         if self.stateful and step is not None:
             exclude = {"trajectories": {"__all__": {"turns": {"__all__": {"tokens", "log_probs"}}}}}
             line = json.dumps({"group": scored.model_dump(mode="json", exclude=exclude), "states": states})

@@ -32,6 +32,7 @@ from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Media, Observation
+from pixelis.telemetry.metrics import count
 
 Pictures = dict[str, np.ndarray | Clip]
 """Images, uint8 [H, W, 3] at full resolution, and clips by media id."""
@@ -138,6 +139,9 @@ class Toolbox:
         if observation.status == "error":
             size = len(observation.text)
         observation.seconds = time.perf_counter() - start
+        operation = name if name in self.operations else "unknown"  # the policy writes the name
+        count("toolbox/calls", tags={"operation": operation, "status": observation.status})
+        count("toolbox/seconds", observation.seconds, {"operation": operation})
         return (observation, views), size
 
     @contextmanager

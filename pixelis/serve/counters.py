@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, gen
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from pixelis.telemetry.metrics import count, observe, publish
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RECENT = 10_000
 """Answers that ``health`` looks back on at most."""
@@ -52,6 +54,8 @@ class Counters(Collector):
         """Count a finished request; status 0 means that the caller disconnected before the reply began."""
         self.requests.labels(self.replica, route, str(status or "gone")).inc()
         self.seconds.labels(self.replica, route).observe(seconds)
+        count("gateway/requests", tags={"route": route, "status": str(status or "gone")})
+        observe("gateway/request_seconds", seconds, {"route": route})
 
     def answered(self, seconds: float, searched: bool, partial: bool) -> None:
         """Record an answer: its duration, whether memory was searched, and whether a shard did not answer."""
@@ -79,6 +83,12 @@ class Counters(Collector):
                 metric = CounterMetricFamily(f"pixelis_{name}", name.replace("_", " "), labels=["replica"])
             metric.add_metric([self.replica], value)
             yield metric
+
+    def publish(self) -> None:
+        """Publish the gauges of this replica as Ray metrics, which Prometheus finds on every node."""
+        values = self.read()
+        published = {f"gateway/{name}": values[name] for name in ("inside", "policy_version") if name in values}
+        publish(published, {"replica": self.replica})
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -33,6 +33,7 @@ from pixelis.serve.routes.page import add_page
 from pixelis.serve.state import GatewayState
 
 START_TIMEOUT_S = 20.0
+PUBLISH_S = 5.0
 SYSTEM = "System"
 """Name of the deployment whose method ``backends`` names the actors."""
 
@@ -64,10 +65,17 @@ def create_app(state: GatewayState) -> FastAPI:
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: GatewayState = app.state.gateway
-    reporting = asyncio.create_task(_report_health(state))
+    tasks = [asyncio.create_task(_report_health(state)), asyncio.create_task(_publish(state))]
     yield
-    reporting.cancel()
+    for task in tasks:
+        task.cancel()
     await state.agent.drain()  # store experiences and updates of the answers so far
+
+
+async def _publish(state: GatewayState) -> None:
+    while True:
+        state.counters.publish()
+        await asyncio.sleep(PUBLISH_S)
 
 
 async def _report_health(state: GatewayState) -> None:

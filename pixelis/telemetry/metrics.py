@@ -23,8 +23,48 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pixelis.telemetry")
 
+ACTOR_METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "rollouts/groups": (
+        "counter",
+        ("outcome",),
+        "groups that ended: kept, uninformative, abstained or a cause",
+    ),
+    "rollouts/group_seconds": ("histogram", (), "seconds from admission to the score of a group"),
+    "engine/groups": ("counter", ("generator",), "groups generated"),
+    "engine/episodes": ("counter", ("generator",), "episodes generated"),
+    "engine/tokens": ("counter", ("generator",), "tokens of the policy's turns"),
+    "engine/running": ("gauge", ("generator",), "groups that are being generated"),
+    "engine/version": ("gauge", ("generator",), "policy version of the last group"),
+    "toolbox/calls": ("counter", ("operation", "status"), "operations executed, by status: ok or error"),
+    "toolbox/seconds": ("counter", ("operation",), "seconds spent in operations"),
+    "scorer/groups": ("counter", (), "groups scored"),
+    "scorer/seconds": ("counter", (), "seconds spent scoring"),
+    "scorer/unscored": ("counter", ("cause",), "episodes without a reward, by cause"),
+    "memory/searches": ("counter", ("shard",), "searches of a shard"),
+    "memory/search_seconds": ("counter", ("shard",), "seconds spent searching"),
+    "memory/added": ("counter", ("shard",), "experiences stored"),
+    "memory/experiences": ("gauge", ("shard",), "experiences in a shard"),
+    "memory/bytes": ("gauge", ("shard",), "bytes of a shard on disk"),
+    "evolution/version": ("gauge", (), "policy version that is served"),
+    "evolution/updates": ("gauge", (), "updates applied since the service started"),
+    "evolution/events": ("counter", ("event", "result"), "events of the audit log: promotions, rollbacks, alerts, decisions"),
+    "evolution/queue_size": ("gauge", (), "update tasks that wait for the learner"),
+    "evolution/queue_fill": ("gauge", (), "filled share of the queue of update tasks"),
+    "evolution/vote_collapsed": ("gauge", (), "1 while the votes have collapsed to one answer"),
+    "evolution/memory_usage": ("gauge", (), "used share of the memory of the machine that Evolution is on"),
+    "gateway/requests": ("counter", ("route", "status"), "requests by route and status"),
+    "gateway/request_seconds": ("histogram", ("route",), "seconds from arrival to the end of the reply"),
+    "gateway/inside": ("gauge", ("replica",), "requests that run or wait in a gateway"),
+    "gateway/policy_version": ("gauge", ("replica",), "policy version of a gateway's last answer"),
+}
+"""Metrics of actors: key -> kind, tags, description. Learners also publish the metrics of each step (docs/metrics.md)."""
+
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+"""Upper bounds of the buckets of histograms."""
+
 _gauges: dict[tuple[str, tuple[str, ...]], Any] = {}
 _counters: dict[tuple[str, tuple[str, ...]], Any] = {}
+_histograms: dict[tuple[str, tuple[str, ...]], Any] = {}
 
 
 def metric_name(key: str) -> str:
@@ -48,12 +88,21 @@ def count(key: str, amount: float = 1.0, tags: Mapping[str, str] | None = None) 
         _instrument(_counters, "Counter", key, tags).inc(amount, tags=dict(tags or {}))
 
 
-def _instrument(instruments: dict[tuple[str, tuple[str, ...]], Any], kind: str, key: str, tags: Mapping[str, str] | None) -> Any:
+def observe(key: str, seconds: float, tags: Mapping[str, str] | None = None) -> None:
+    """Add a duration to a Ray histogram (`ray_pixelis_..._bucket`, `_sum` and `_count` in Prometheus)."""
+    _instrument(_histograms, "Histogram", key, tags, boundaries=list(SECONDS)).observe(seconds, tags=dict(tags or {}))
+
+
+def _instrument(
+    instruments: dict[tuple[str, tuple[str, ...]], Any], kind: str, key: str, tags: Mapping[str, str] | None, **options: Any
+) -> Any:
     names = tuple(sorted(tags or {}))
     if (key, names) not in instruments:
         from ray.util import metrics  # loaded on first use: drivers without Ray never need it
 
-        instruments[key, names] = getattr(metrics, kind)(metric_name(key), description=key, tag_keys=names)
+        instruments[key, names] = getattr(metrics, kind)(
+            metric_name(key), description=ACTOR_METRICS[key][2] if key in ACTOR_METRICS else key, tag_keys=names, **options
+        )
     return instruments[key, names]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from exported import missing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from placed_actors import PlacedJob, check_group, greedy_tokens, health, kill, random_adapter, temporary, wait_until
@@ -17,10 +18,13 @@ from placed_actors import PlacedJob, check_group, greedy_tokens, health, kill, r
 from pixelis.actors import cluster, placement, reservations
 from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.policy_store import PolicyStore
+from pixelis.actors.toolbox import Call, Toolbox
 from pixelis.config import parse
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, DataFailure, InfraFailure
 from pixelis.policy.adapters import Adapter, save_adapter
+from pixelis.records import Action, ImageView
+from pixelis.telemetry.metrics import ACTOR_METRICS
 
 pytestmark = pytest.mark.slow
 
@@ -202,3 +206,15 @@ def test_a_run_from_another_checkpoint_discards_the_versions_in_its_folder(place
     assert weights(tmp_path / "a") == (1, first.sha256())
     assert weights(tmp_path / "a") == (2, first.sha256()), "a resumed run keeps its versions"
     assert weights(tmp_path / "b") == (1, second.sha256())
+
+
+def test_the_metrics_of_rollouts_are_exported(placed: PlacedJob) -> None:
+    with temporary(placed.coordinator(prompts_per_step=1, group_size=2, steps=1)) as coordinator:
+        learn(coordinator, 1, 1, version=0)
+    with temporary(cluster.spawn(Toolbox, placed.config, 28, "thousand", num_cpus=0)) as toolbox:
+        image = np.zeros((64, 64, 3), np.uint8)
+        view = ImageView(id="img0", source_size=(64, 64), view_size=(64, 64))
+        call = Call(Action(op="zoom_in", arguments={"box": [0, 0, 500, 500]}), [view], {}, 0)
+        ray.get(toolbox.execute.remote([call], 10.0, {"img0": image}))
+    expected = {key for key in ACTOR_METRICS if key.startswith(("rollouts/", "engine/", "scorer/", "toolbox/"))}
+    assert missing(expected - {"scorer/unscored"}) == set()

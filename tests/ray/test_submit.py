@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -12,11 +14,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
+from ray.job_submission import JobStatus, JobSubmissionClient
 
+from pixelis.jobs.cli import JOBS
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.telemetry import events
@@ -38,7 +44,7 @@ def free_ports(count: int) -> list[int]:
             probe.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def head() -> Iterator[tuple[str, dict[str, str]]]:
     """A separate cluster on free ports: (dashboard address, environment of a client)."""
     # A short path, because the cluster's sockets are below it.
@@ -46,6 +52,7 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
     token = home / "token"
     token.write_text(secrets.token_hex(32))
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])  # an activated environment
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
     env |= {"RAY_JOB_STOP_WAIT_TIME_S": "30"}
     names = ("port", "dashboard-port", "dashboard-agent-listen-port", "metrics-export-port", "ray-client-server-port")
@@ -77,15 +84,25 @@ def wait_for_port(port: int, process: subprocess.Popen, log: Path) -> None:
     raise AssertionError(log.read_text())
 
 
-def job(address: str, env: dict[str, str], verb: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Run `ray job VERB`, bypassing any HTTP proxy of the machine."""
+def run(command: list[str], env: dict[str, str], cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    """Run a command, bypassing any HTTP proxy of the machine."""
     env = {**env, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    command = [RAY, "job", verb, "--address", address, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=400)
+
+
+def job(address: str, env: dict[str, str], verb: str, *arguments: str) -> subprocess.CompletedProcess:
+    return run([RAY, "job", verb, "--address", address, *arguments], env)
 
 
 def submit(address: str, env: dict[str, str], *command: str) -> subprocess.CompletedProcess:
     return job(address, env, "submit", "--working-dir", ".", "--", *command)
+
+
+def documented() -> list[str]:
+    """The lines of docs/cluster.md that set the authentication and submit a job."""
+    (block, *_) = re.findall(r"```\n(.*?)```", (ROOT / "docs/cluster.md").read_text(encoding="utf-8"), re.DOTALL)
+    lines = block.strip().splitlines()
+    return [lines[0], *itertools.dropwhile(lambda line: not line.startswith("ray job submit"), lines)]
 
 
 def test_a_submitted_job_writes_its_checkpoint_to_the_run_folder_when_it_is_stopped(
@@ -118,12 +135,74 @@ def test_a_submitted_job_writes_its_checkpoint_to_the_run_folder_when_it_is_stop
     assert not (tmp_path / "run" / "lock.json").exists()
 
     # tests/chaos/test_learner_faults.py tests that the run resumes from there.
-    dry_run = submit(address, env, *rft, "--dry-run")
+    export, *submission = documented()
+    (tmp_path / "runs/nano/sft/checkpoints").mkdir(parents=True)
+    (tmp_path / "runs/nano/sft/checkpoints/step_00000150").symlink_to(latest)
+    client = {**env, "RAY_API_SERVER_ADDRESS": address}
+    del client["RAY_AUTH_MODE"]
+    script = "\n".join([export, *submission]) + " --dry-run"
+    dry_run = run(["bash", "-ec", script], client, tmp_path)
     output = dry_run.stdout + dry_run.stderr
     assert dry_run.returncode == 0, output
     assert "checks of rft" in output
     assert "succeeded" in output
+    without = run(["bash", "-ec", "\n".join(submission)], client, tmp_path)
+    assert without.returncode != 0
+    assert "authentication token" in without.stderr.lower(), "docs/cluster.md explains this error"
 
     wrong_token = {**env, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "other-token")}
     (tmp_path / "other-token").write_text(secrets.token_hex(32))
     assert submit(address, wrong_token, "true").returncode != 0, "a client with a wrong token is refused"
+
+
+SYNTHESIS = {
+    "datasources": {"digits": {"path": "packaged:digits?split=train&count=20"}},
+    "tasks": {"detail_perception": {"target_sample_count": 8, "source_datasets": ["digits"]}},
+    "shard": 4,
+    "workers": 1,
+}
+COMMANDS = {
+    "synthesize": "synthesize {tmp}/synthesize.yaml",
+    "refine": "refine configs/nano/refine.yaml data.demonstrations={tmp}/synthesized/samples --dry-run",
+    "sft": "sft configs/nano/sft.yaml --dry-run",
+    "rft": "rft configs/nano/rft.yaml --dry-run",
+    "ttrl": "ttrl configs/nano/ttrl.yaml --dry-run",
+    "ranks": "ranks configs/nano/ranks.yaml ranks.tuned={root}/pixelis/nano/base --dry-run",
+    "evaluate": "evaluate configs/nano/evaluate.yaml --dry-run",
+    "serve": "serve configs/nano/serve.yaml --dry-run",
+    "quickstart": "quickstart configs/nano/quickstart.yaml --dry-run",
+    "operate": "operate {root}/pixelis/serve/page/example.jpg zoom_in box=0.2,0.2,0.5,0.5 --out {tmp}/operated",
+    "audit": "audit --help",
+    "lineage": "lineage {tmp}/synthesized",
+    "doctor": "doctor --help",
+    "recipes": "recipes",
+    "tiny-model": "tiny-model {tmp}/tiny",
+    "completion": "completion bash",
+}
+"""A short command of every job."""
+
+
+def test_every_job_runs_when_it_is_submitted(
+    head: tuple[str, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(COMMANDS) == set(JOBS)
+    synthesis = {"run": {"dir": str(tmp_path / "synthesized")}, "synthesis": SYNTHESIS, "telemetry": {"progress": False}}
+    (tmp_path / "synthesize.yaml").write_text(yaml.safe_dump(synthesis))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    address, env = head
+    client = JobSubmissionClient(address, headers={"Authorization": f"Bearer {Path(env['RAY_AUTH_TOKEN_PATH']).read_text()}"})
+
+    def finish(name: str) -> str:
+        """Submit a job's command and wait for its end; returns the output of a failed one."""
+        command = f"pixelis {COMMANDS[name]}".format(root=ROOT, tmp=tmp_path)
+        id = client.submit_job(entrypoint=command, runtime_env={"working_dir": str(ROOT)})
+        while not (status := client.get_job_status(id)).is_terminal():
+            time.sleep(0.5)
+        return "" if status == JobStatus.SUCCEEDED else f"{command}\n{client.get_job_logs(id)}"
+
+    assert not finish("synthesize")  # its samples are the input of others
+    with ThreadPoolExecutor(3) as pool:
+        failures = [*filter(None, pool.map(finish, set(COMMANDS) - {"synthesize"}))]
+    assert not failures, "\n\n".join(failures)
+    assert len(list((tmp_path / "operated").iterdir())) > 1
+    assert (tmp_path / "tiny/config.json").is_file()
