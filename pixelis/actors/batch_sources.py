@@ -24,7 +24,7 @@ from pixelis.config import Config
 from pixelis.errors import InfraFailure
 from pixelis.evolution.updates import elected
 from pixelis.policy.advantages import assign_advantages
-from pixelis.policy.distributed import rank_and_world_size, sum_over_workers
+from pixelis.policy.distributed import rank_and_world_size, release_cached_memory, sum_over_workers
 from pixelis.policy.samples import LearnerBatch, TrainSample, from_trajectory
 from pixelis.records import Group
 
@@ -147,6 +147,8 @@ class RolloutSource(BatchSource):
 
     def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
         """Load the version on the generators and advance the rewards. Waits for evaluations only after the last batch."""
+        if self.config.engine.colocate:
+            release_cached_memory()
         if self.rank:
             return StepResult()
         self.version = version

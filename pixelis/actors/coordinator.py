@@ -75,6 +75,9 @@ class Coordinator:
         self.stopped = False
         self.error: PixelisError | None = None
         self.changed = asyncio.Condition()
+        self.switching = asyncio.Lock()
+        self.learnt = -1  # last step whose weights the learner has published
+        self.asleep_since = 0.0
         self.producer: asyncio.Task | None = None
         self.evaluating = asyncio.Lock()
         self.evaluations: set[asyncio.Task] = set()
@@ -99,7 +102,8 @@ class Coordinator:
         self.step, self.consumed, self.buffer = step, Consumed.of(state), RolloutBuffer(self.config.rft, step)
         self.bad_rows.clear()
         self.step_of_version = {version: step}
-        self.current, self.error = None, None
+        self.current, self.error, self.learnt = None, None, step - 1
+        await self.router.wake()
         if resumes_rewards:
             rewards = base64.b64decode(state["rewards"]) if state.get("rewards") else None
             await asyncio.gather(*(scorer.load.remote(rewards) for scorer in self.scorers))
@@ -187,7 +191,25 @@ class Coordinator:
                     raise self.error
                 return None
             _, batch = self.current
+        if self.config.engine.colocate:
+            await self._leave_gpus_to_the_learner(step)
         return batch.share(rank, world)
+
+    async def _leave_gpus_to_the_learner(self, step: int) -> None:
+        """Let the generators sleep before the learner gets batch ``step``, once the evaluations have ended."""
+        async with self.switching:
+            if step > self.learnt and self.router.awake.is_set():
+                await asyncio.gather(*self.evaluations, return_exceptions=True)
+                await self.router.sleep()
+                self.asleep_since = time.monotonic()
+
+    async def _wake_generators(self, step: int) -> dict[str, float]:
+        """Wake the generators after the learner's ``step``; returns how long they slept."""
+        async with self.switching:
+            self.learnt = max(self.learnt, step)
+            asleep_s = time.monotonic() - self.asleep_since
+            await self.router.wake()
+        return {"rollout/asleep_s": asleep_s}
 
     def _check(self, incarnation: int | None) -> None:
         if incarnation is not None and incarnation != self.incarnation:
@@ -254,6 +276,7 @@ class Coordinator:
         if incarnation is not None and incarnation != self.incarnation:
             return StepResult()
         self.step_of_version[version] = step + 1
+        asleep = await self._wake_generators(step) if self.config.engine.colocate else {}
         await self.router.load(version)
         advances = await asyncio.gather(*(scorer.advance.remote(step) for scorer in self.scorers))
         every = self.config.rft.evaluate_every
@@ -265,7 +288,7 @@ class Coordinator:
             loaded = self.router.version  # possibly a newer version
             self.step = max(self.step, self.step_of_version.get(version if loaded is None else loaded, 0))
             self.changed.notify_all()
-        metrics = {name: value for advance in advances for name, value in advance.metrics.items()}
+        metrics = asleep | {name: value for advance in advances for name, value in advance.metrics.items()}
         return StepResult(metrics, next((advance.boundary for advance in advances if advance.boundary), None))
 
     async def reward_state(self) -> dict[str, Any]:

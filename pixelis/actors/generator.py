@@ -68,6 +68,16 @@ class Generator:
                 await self._load(version)
             return self.engine.version
 
+    async def sleep(self) -> None:
+        """Free the engine's GPU, once no episode is running; `load` and `rollout` wait for `wake`."""
+        await self._exit_if_engine_died()
+        await self.engine.sleep()
+
+    async def wake(self) -> None:
+        """Take the GPU again."""
+        await self._exit_if_engine_died()
+        await self.engine.wake()
+
     async def _exit_if_engine_died(self) -> None:
         """Ray then restarts this process, and the router repeats its requests."""
         if (await self.engine.health()).get("alive") is False:

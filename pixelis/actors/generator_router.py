@@ -149,6 +149,8 @@ class GeneratorRouter:
         self.handles: dict[str, ActorHandle] = {}
         self.load_count = 0
         self.polling: asyncio.Task | None = None
+        self.awake = asyncio.Event()
+        self.awake.set()
 
     # -- membership -------------------------------------------------------------------------------------------------
 
@@ -310,6 +312,24 @@ class GeneratorRouter:
             if member.version != version == self.version and not member.quarantined:
                 self._quarantine(member, "late load")
 
+    async def sleep(self) -> None:
+        """Let the generators sleep, once their episodes have ended. They load no version until `wake`."""
+        self.awake.clear()
+        await asyncio.gather(*(self._call(m, "sleep") for m in self.members if not m.quarantined))
+
+    async def wake(self) -> None:
+        """Wake the generators. A generator that fails has to load its version again."""
+        if not self.awake.is_set():
+            await asyncio.gather(*(self._call(m, "wake") for m in self.members))
+            self.awake.set()
+
+    async def _call(self, member: Member, method: str) -> None:
+        try:
+            actor = await self._handle(member)
+            await asyncio.wait_for(_value(getattr(actor, method).remote()), self.timeouts.load_s)
+        except (RayError, TimeoutError, InfraFailure) as error:
+            self._quarantine(member, f"{method} {type(_root_cause(error)).__name__}")
+
     @asynccontextmanager
     async def reserve(self, version: int, share: float = 1.0) -> AsyncIterator[Reservation]:
         """Reserve a share of the generators, at least one, for `version`. Loads of other versions skip them.
@@ -345,6 +365,7 @@ class GeneratorRouter:
         return member.reservation.version if member.reservation is not None else self.version
 
     async def _load(self, member: Member) -> None:
+        await self.awake.wait()
         version = self._version_of(member)
         try:
             actor = await self._handle(member)

@@ -90,8 +90,9 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
         actors.names = names("generator", config.engine.workers)
         actors.store = spawn(PolicyStore, config.run.dir, initial, name=store)
         with ExitStack() as held:
-            if learner:
-                # Before the generators, which could otherwise split the learners over nodes.
+            if learner and not config.engine.colocate:
+                # Before the generators, which could otherwise split the learners over nodes. Learners that share the generators'
+                # GPUs come after them.
                 held.enter_context(reserved_learners(config))
             for index, name in enumerate(actors.names):
                 generator, actors.groups[name] = start_generator(config, store, index, name)

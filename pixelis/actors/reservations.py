@@ -17,12 +17,14 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pixelis.config import Config
-from pixelis.errors import InfraFailure
+from pixelis.errors import BadConfig, InfraFailure
 
 Bundle = dict[str, float]
 """Resources of one process by name: CPU, GPU."""
 SMALLEST_CPU = 0.001
 """CPUs reserved for a process that reserves nothing, because Ray has no empty bundles."""
+LEARNER_SHARE = 0.4
+"""Share of a GPU that a learner reserves beside a generator's. Two generators fit no GPU, so each gets one learner."""
 ONE_NODE_WAIT_S = 2.0
 """Seconds to wait for a node with room for all learners, before they are split over nodes."""
 
@@ -47,23 +49,27 @@ def bundle(cpus: float, gpus: float = 0.0) -> Bundle:
 
 def learner_bundle(config: Config) -> Bundle:
     """Bundle of a learner process."""
-    return bundle(config.learner.cpus, config.learner.gpus)
+    return bundle(config.learner.cpus, config.learner.gpus * (LEARNER_SHARE if config.engine.colocate else 1))
 
 
 def generator_bundles(config: Config, cpus: float | None = None, gpus: float | None = None) -> tuple[Bundle, ...]:
     """Bundles of a generator and of each of its toolboxes. cpus, gpus: of the generator, instead of the engine's."""
     engine, toolbox = config.engine, config.toolbox
-    generator = bundle(engine.cpus if cpus is None else cpus, engine.gpus if gpus is None else gpus)
+    share = 1 - LEARNER_SHARE if engine.colocate else 1
+    generator = bundle(engine.cpus if cpus is None else cpus, engine.gpus * share if gpus is None else gpus)
     return generator, *([bundle(toolbox.cpus, toolbox.gpus)] * toolbox.workers)
 
 
 def embedder_bundle(config: Config) -> Bundle:
     """Bundle of an embedder: the base model fits one GPU."""
-    return bundle(config.engine.cpus, min(1.0, config.engine.gpus))
+    return bundle(config.engine.cpus, 0 if config.engine.colocate else min(1.0, config.engine.gpus))
 
 
 def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> list[Need]:
-    """Resources of a job by part. online: include serving."""
+    """Resources of a job by part. online: include serving. Raises BadConfig for a learning service with `engine.colocate`."""
+    if online and learner and config.engine.colocate:
+        message = "engine.colocate lets generators sleep while the learner steps, but a service must answer meanwhile"
+        raise BadConfig(message, fix="set engine.colocate=false, or evolution.enabled=false")
     canary, embedder = config.evolution.canary, (embedder_bundle(config),)
     out: list[Need] = []
     if rollouts:

@@ -19,6 +19,11 @@ class EngineConfig(Section):
     workers: int = Field(1, ge=1, description="generator actors")
     cpus: float = Field(0.5, ge=0, description="CPUs that each generator reserves")
     gpus: float = Field(0, ge=0, description="GPUs that each generator reserves")
+    colocate: bool = Field(
+        False,
+        description="rft, ttrl: each generator shares the GPU of a learner and sleeps while the learner steps; needs "
+        "rft.max_off_policy_steps=0, engine.workers=learner.workers and gpus=1 (or 0) of both; the embedder runs on the CPU",
+    )
     threads: int = Field(1, ge=1, description="CPU threads of each generator")
     max_num_seqs: int = Field(256, ge=1, description="maximum number of episodes decoded together")
     timeout_s: float = Field(

@@ -138,11 +138,31 @@ class Config(Section):
         uniform = not self.policy.full and not self.policy.lora.ranks
         if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
+        problems += self._colocation()
         if not self.toolbox.operations and self.evaluate.operations:
             problems.append("toolbox.operations is empty but evaluate.operations is true")
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _colocation(self) -> list[str]:
+        """What contradicts engine.colocate."""
+        e, learner, problems = self.engine, self.learner, []
+        if not e.colocate:
+            return []
+        if self.rft.max_off_policy_steps:
+            problems.append(
+                f"engine.colocate lets generators and learners take turns, which needs rft.max_off_policy_steps=0, not "
+                f"{self.rft.max_off_policy_steps}"
+            )
+        if (e.gpus or learner.gpus) and not e.gpus == learner.gpus == e.tensor_parallel == 1:
+            problems.append(
+                "engine.colocate shares one GPU between a generator and a learner, but engine.gpus is "
+                f"{e.gpus:g}, learner.gpus {learner.gpus:g} and engine.tensor_parallel {e.tensor_parallel}: set them to 1"
+            )
+        if e.gpus and e.workers != learner.workers:
+            problems.append(f"engine.colocate needs as many engine.workers ({e.workers}) as learner.workers ({learner.workers})")
+        return problems
 
     @property
     def rollout_timeout_s(self) -> float:

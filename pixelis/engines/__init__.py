@@ -38,6 +38,14 @@ class Engine(Protocol):
         """
         ...
 
+    async def sleep(self) -> None:
+        """Free the accelerator's memory, once no session is open. `open` and `load` wait for `wake`. Idempotent."""
+        ...
+
+    async def wake(self) -> None:
+        """Continue with the weights from before `sleep`. Idempotent."""
+        ...
+
     async def health(self) -> dict[str, object]:
         """Version, load and counters; available while the engine is busy."""
         ...

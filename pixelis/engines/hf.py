@@ -86,6 +86,7 @@ class HfEngine(Sessions[HfSession]):
     def __init__(self, model_folder: str | Path, policy: config.PolicyConfig, engine: config.EngineConfig, seed: int = 0):
         self.model, self.tokenizer, self.spec = load_model(policy, folder=model_folder)
         self.model.requires_grad_(False)
+        self._device = next(self.model.parameters()).device
         use_cached_attention(self.model)
         super().__init__(fingerprint(model_folder), drains=engine.on_update == "drain")
         self.max_num_seqs, self.seed, self.version = engine.max_num_seqs, seed, 0
@@ -108,6 +109,21 @@ class HfEngine(Sessions[HfSession]):
             await asyncio.get_running_loop().run_in_executor(self._worker, self._merge, adapter)
             self.version = version
 
+    async def _free(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._move, torch.device("cpu"))
+
+    async def _restore(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._move, self._device)
+
+    def _move(self, device: torch.device) -> None:
+        if self._device.type == "cpu":
+            return
+        self._decoder.features.clear()
+        self.model.to(device)
+        for name, weight in self._base.items():
+            self._base[name] = weight.to(device)
+        torch.cuda.empty_cache()
+
     def _merge(self, adapter: Adapter | None) -> None:
         changed = set(self._base) | set(adapter.tensors if adapter is not None else ())
         merge_into(self.model, self._base, adapter)
@@ -123,7 +139,8 @@ class HfEngine(Sessions[HfSession]):
             "sessions": len(self._sessions),
             "pending": len(self._pending),
             "busy": self._wave is not None,
-            "loading": not self._may_open.is_set(),
+            "loading": not (self._may_open.is_set() or self.asleep),
+            "asleep": self.asleep,
             "waves": self.waves,
             "rows": self.rows_done,
             "failures": self.failures,

@@ -47,8 +47,9 @@ class Sessions(ABC, Generic[S]):
         self._sessions: set[S] = set()
         self._keys: dict[str, list[int]] = {}  # [sessions so far, open sessions]
         self._may_open, self._idle, self._load_lock = asyncio.Event(), asyncio.Event(), asyncio.Lock()
-        self._may_open.set()
-        self._idle.set()
+        self._awake = asyncio.Event()
+        for event in (self._may_open, self._idle, self._awake):
+            event.set()
         self._shutdown = False
 
     @abstractmethod
@@ -83,6 +84,42 @@ class Sessions(ABC, Generic[S]):
         if not self._sessions:
             self._idle.set()
 
+    @property
+    def asleep(self) -> bool:
+        """Whether the engine is between `sleep` and `wake`."""
+        return not self._awake.is_set()
+
+    async def sleep(self) -> None:
+        """Free the accelerator once no session is open; see `engines.Engine.sleep`."""
+        async with self._load_lock:
+            if self.asleep:
+                return
+            self._may_open.clear()
+            try:
+                await self._idle.wait()
+                self._check_alive()
+                await self._free()
+            except BaseException:
+                self._may_open.set()
+                raise
+            self._awake.clear()
+
+    async def wake(self) -> None:
+        """Take the accelerator again; see `engines.Engine.wake`."""
+        async with self._load_lock:
+            if self.asleep:
+                await self._restore()
+                self._awake.set()
+                self._may_open.set()
+
+    @abstractmethod
+    async def _free(self) -> None:
+        """Move the weights from the accelerator and drop what is cached there."""
+
+    @abstractmethod
+    async def _restore(self) -> None:
+        """Undo `_free`."""
+
     @asynccontextmanager
     async def _loading(self, adapter: Adapter | None) -> AsyncIterator[None]:
         """Context in which the weights may change: one load at a time, and no open session if the engine drains.
@@ -93,12 +130,17 @@ class Sessions(ABC, Generic[S]):
             raise BadInput(
                 "the adapter was trained on another base model", code="foreign_adapter", fix="use the same policy.model"
             )
-        async with self._load_lock:
-            self._may_open.clear()
-            try:
-                if self.drains:
-                    await self._idle.wait()
-                self._check_alive()
-                yield
-            finally:
-                self._may_open.set()
+        while True:
+            await self._awake.wait()
+            async with self._load_lock:
+                if self.asleep:
+                    continue
+                self._may_open.clear()
+                try:
+                    if self.drains:
+                        await self._idle.wait()
+                    self._check_alive()
+                    yield
+                finally:
+                    self._may_open.set()
+            return

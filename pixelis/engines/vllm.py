@@ -169,7 +169,7 @@ class VllmEngine(Sessions[VllmSession]):
 
     def _start(self, folder: Path, policy: config.PolicyConfig, engine: config.EngineConfig) -> Any:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # vLLM reads it on import
-        on_gpu = torch.cuda.is_available()
+        on_gpu = self._on_gpu = torch.cuda.is_available()
         environment = {
             "VLLM_NO_USAGE_STATS": "1",
             **({} if on_gpu else {**_CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(engine.threads)}),
@@ -195,6 +195,7 @@ class VllmEngine(Sessions[VllmSession]):
                 "kv_cache_memory_bytes": engine.kv_cache_bytes or (None if on_gpu else _CPU_CACHE_BYTES),
                 "enforce_eager": engine.enforce_eager or not on_gpu,
                 "enable_prefix_caching": True,
+                "enable_sleep_mode": engine.colocate and on_gpu,
                 "limit_mm_per_prompt": {"image": self.max_images, "video": 0},
                 "logprobs_mode": "processed_logprobs",
                 "generation_config": "vllm",
@@ -234,6 +235,15 @@ class VllmEngine(Sessions[VllmSession]):
             self._loads += 1
             await self._guarded(self._merge(adapter) if self.merges else self._swap(version, adapter), "version load")
             self.version = version
+
+    async def _free(self) -> None:
+        """Move vLLM's weights to host memory and drop its cache (its sleep level 1). Its CPU build has no sleep mode."""
+        if self._on_gpu:
+            await self._guarded(self._llm.sleep(level=1, mode="wait"), "sleep")
+
+    async def _restore(self) -> None:
+        if self._on_gpu:
+            await self._guarded(self._llm.wake_up(), "wake")
 
     async def _swap(self, version: int, adapter: Adapter | None) -> None:
         """Pass vLLM the adapter as a file in shared memory under a new name, and remove the previous adapter."""
@@ -311,7 +321,8 @@ class VllmEngine(Sessions[VllmSession]):
             "sessions": len(self._sessions),
             "pending": self._pending,
             "busy": self._pending > 0,
-            "loading": not self._may_open.is_set(),
+            "loading": not (self._may_open.is_set() or self.asleep),
+            "asleep": self.asleep,
             "rows": self.rows_done,
             "failures": self.failures,
             "busy_s": round(self.busy_s + busy, 3),

@@ -37,6 +37,7 @@ from pixelis.actors.train_job import TrainJob
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, from_command_line
 from pixelis.errors import BadInput, InfraFailure, PixelisError
+from pixelis.jobs import plan
 from pixelis.jobs.driver import driver, run_folder, stop_file
 from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint
@@ -201,7 +202,9 @@ def _config(arguments: dict[str, Any]) -> Config:
     values = dict(arguments)
     path = values.pop("config", None)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-    return configuration.absolute(configuration.load(path, [f"{key}={text}" for key, text in texts.items()]))
+    config = configuration.absolute(configuration.load(path, [f"{key}={text}" for key, text in texts.items()]))
+    plan.requirements(config, "serve")
+    return config
 
 
 def main() -> None:
@@ -225,7 +228,8 @@ def main() -> None:
 
 
 def check_address(config: Config) -> None:
-    """Raise BadConfig for a missing API key or a port in use, before anything starts."""
+    """Raise BadConfig for a missing API key, a port in use or engine.colocate, before anything starts."""
+    plan.requirements(config, "serve")
     app.api_key_digest(config)
     if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):  # a running Serve instance owns the port
         app.require_free_port(config.serve.host, config.serve.port)

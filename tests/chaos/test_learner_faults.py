@@ -273,6 +273,23 @@ def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_ru
 
 
 @pytest.mark.skipif(os.environ.get("PIXELIS_CHAOS") != "full", reason="PIXELIS_CHAOS=full: half a minute like the SIGTERM test")
+def test_a_colocated_run_equals_one_with_its_own_generators(
+    uninterrupted: Path, tmp_path: Path, record_figures: RecordFigures
+) -> None:
+    """The generators sleep during every step of the learner and during nothing else; evaluations happen before."""
+    settings = config(tmp_path, "engine.colocate=true", "engine.on_update=keep", "rft.evaluate_every=4", "evaluate.questions=4")
+    with run_folder(settings, settings.data.train), placement.placed(settings) as actors:
+        rft.run(settings, actors)
+        assert not ray.get(actors.generators[0].health.remote())["asleep"]
+    difference = check_equal_runs(tmp_path, uninterrupted)
+    rows = step_rows(tmp_path).values()
+    assert all(row["rollout/asleep_s"] >= row["learner/seconds"] for row in rows)
+    assert not any("rollout/asleep_s" in row for row in step_rows(uninterrupted).values())
+    assert {row["step"] for row in events.read(tmp_path, "evaluation")} == {4, 8}
+    asleep, learning = (sum(row[key] for row in rows) for key in ("rollout/asleep_s", "learner/seconds"))
+    record_figures(difference=difference, asleep_s=asleep, learner_s=learning)
+
+
 def test_f16_a_ctrl_c_leaves_a_checkpoint_and_nothing_else(tmp_path: Path, record_figures: RecordFigures) -> None:
     """F16: Ctrl-C, which the terminal sends to every process of the group. Goal: as for SIGTERM."""
     result = stop(tmp_path, signal.SIGINT, 1)

@@ -99,6 +99,18 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
         for name, workers in (("fits one node", 2), ("needs two nodes", 3)):
             with reservations.reserved_learners(config("learner.gpus=1", f"learner.workers={workers}", *batch)) as strategy:
                 result[name] = strategy
+
+        # Colocated: each of two generators shares its GPU with one learner.
+        shared = config("engine.gpus=1", "learner.gpus=1", "engine.colocate=true", "engine.workers=2", "learner.workers=2")
+        groups = [reservations.reserve(reservations.generator_bundles(shared)) for _ in range(2)]
+        groups.append(reservations.reserve([reservations.learner_bundle(shared)] * 2, "PACK"))
+        reservations.wait_reserved({str(i): group for i, group in enumerate(groups)}, 20)
+        places = [(groups[0], 0), (groups[1], 0), (groups[2], 0), (groups[2], 1)]
+        probes = [Probe.options(**reservations.inside(group, index)).remote() for group, index in places]
+        result["shared"] = ray.get([p.devices.remote() for p in probes])
+        for group in groups:
+            reservations.release(group)
+
         result["what is left"] = reservations.fitting_learners(config("learner.gpus=1"), (8, 4, 2), 5)
         """,
     )
@@ -113,4 +125,7 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
     assert "free in all of them: CPU 3.5, GPU 1" in result["late"]
     assert "a generator with its toolboxes needs CPU 0.75, GPU 3 on one node" in result["too_large"]
     assert (result["fits one node"], result["needs two nodes"]) == ("STRICT_PACK", "PACK")
+    gpus = [(*ids, node) for ids, _, node in result["shared"]]
+    assert sorted(gpus[:2]) == sorted(gpus[2:])
+    assert len(set(gpus)) == 2
     assert result["what is left"] == [4, "PACK"]

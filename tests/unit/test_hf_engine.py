@@ -468,3 +468,31 @@ def test_shutting_down_fails_waiting_calls():
 def test_impossible_sampling_is_refused(values: dict[str, float]):
     with pytest.raises(BadInput):
         SamplingParams(**values)  # type: ignore[arg-type]
+
+
+def test_a_sleeping_engine_generates_and_loads_nothing_until_it_wakes():
+    async def test(engine: HfEngine) -> None:
+        prompt, adapter = Prompt(Maker(seed=7)), random_adapter("qwen3_vl", 3)
+        await engine.load(1, adapter)
+        before = await prompt.play(await engine.open(), GREEDY)
+        session = await engine.open()
+        sleeping = asyncio.ensure_future(engine.sleep())
+        await asyncio.sleep(0.05)
+        assert not sleeping.done(), "an open session ends first"
+        session.close()
+        await sleeping
+        await engine.sleep()
+        assert (await engine.health())["asleep"]
+        opening, loading = asyncio.ensure_future(engine.open()), asyncio.ensure_future(engine.load(2, None))
+        await asyncio.sleep(0.05)
+        assert not opening.done()
+        assert not loading.done()
+        opening.cancel()
+        await engine.wake()
+        await loading
+        await engine.load(3, adapter)
+        after = await prompt.play(await engine.open(), GREEDY)
+        assert (after.tokens.tolist(), engine.version) == (before.tokens.tolist(), 3)
+        assert not (await engine.health())["asleep"]
+
+    with_engine(test)
