@@ -17,7 +17,7 @@ import ray
 from pixelis import errors
 from pixelis.actors.cluster import unwrap_ray_error, use_reserved_gpus
 from pixelis.actors.node_watch import NodeWatch
-from pixelis.actors.reservations import describe, describe_cluster, fitting_learners, learner_bundle, reserved_learners
+from pixelis.actors.reservations import Room, describe, describe_cluster, fitting_learners, learner_bundle, reserved_learners
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.train_loop import train_loop
 from pixelis.config import Config
@@ -54,8 +54,8 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
     import ray.train
 
     attempt = uuid.uuid4().hex
-    with reserved_learners(config) as strategy:
-        workers = config.learner.workers
+    with reserved_learners(config, name) as room:
+        pass  # Ray Train would wait for its resources without a message
 
     def learners() -> dict[int, str]:
         event = events.last(config.run.dir, PLACED)
@@ -69,22 +69,21 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
     with NodeWatch(name, learners, lost):
         for failures in itertools.count(1):
             try:
-                _train(functools.partial(_guarded, train_loop, job, attempt), config, datasets or {}, workers, strategy)
+                _train(functools.partial(_guarded, train_loop, job, attempt), config, datasets or {}, room)
                 break
             except ray.train.v2.api.exceptions.TrainingFailedError as error:
                 if (permanent := _permanent_failure(config.run.dir, attempt)) or failures > config.learner.max_failures:
                     raise permanent or _cause(error) from error
-            placed = _wait_for_room(config, elastic=not datasets)
-            if placed is None:
+            if (found := _wait_for_room(config, name, elastic=not datasets)) is None:
                 break
-            workers, strategy = placed
+            room = found
     if failure := _permanent_failure(config.run.dir, attempt):
         raise failure
     return checkpoint.latest(config.run.dir)
 
 
-def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], workers: int, strategy: str) -> None:
-    """Call `run` on this many learner workers, once. Raises TrainingFailedError."""
+def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], room: Room) -> None:
+    """Call `run` on as many learner workers as there is room for, once. Raises TrainingFailedError."""
     from ray.data import ExecutionOptions
     from ray.train import DataConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -93,10 +92,11 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], wo
     trainer = TorchTrainer(
         run,
         scaling_config=ScalingConfig(
-            num_workers=workers,
+            num_workers=room.workers,
             use_gpu=learner.gpus > 0,
             resources_per_worker=learner_bundle(config),
-            placement_strategy=strategy,
+            placement_strategy=room.strategy,
+            label_selector=room.labels,
         ),
         run_config=RunConfig(
             name="train",
@@ -119,8 +119,8 @@ def _cause(error: BaseException) -> PixelisError:
     return unwrap_ray_error(error) or InfraFailure(f"training failed: {last}", fix="see the worker logs of the Ray session")
 
 
-def _wait_for_room(config: Config, elastic: bool) -> tuple[int, str] | None:
-    """Wait until there is room for the learners; returns their number and placement strategy, None if the run is to stop.
+def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:
+    """Wait until there is room for the learners; None if the run is to stop.
 
     Repeats what is missing until then. elastic: `learner.min_workers` are enough.
     """
@@ -128,8 +128,9 @@ def _wait_for_room(config: Config, elastic: bool) -> tuple[int, str] | None:
     fewest = (learner.min_workers or learner.workers) if elastic else learner.workers
     counts = [n for n in range(learner.workers, fewest - 1, -1) if config.rft.prompts_per_step % n == 0 or n == learner.workers]
     while not (Path(config.run.dir) / "STOP").exists():
-        if (fitting := fitting_learners(config, counts, ROOM_POLL_S)) is not None:
-            text = f"{fitting[0]} of {learner.workers} learners resume" if fitting[0] < learner.workers else "the learners resume"
+        if (fitting := fitting_learners(config, counts, ROOM_POLL_S, name)) is not None:
+            some = f"{fitting.workers} of {learner.workers}" if fitting.workers < learner.workers else "the"
+            text = f"{some} learners resume"
             _notice(config, f"{text} from {_resume_point(config)}")
             return fitting
         if time.monotonic() - waiting_since > REPEAT_S:

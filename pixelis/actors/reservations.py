@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pixelis.config import Config
@@ -23,6 +23,8 @@ Bundle = dict[str, float]
 """Resources of one process by name: CPU, GPU."""
 SMALLEST_CPU = 0.001
 """CPUs reserved for a process that reserves nothing, because Ray has no empty bundles."""
+RAY_NODE_ID_KEY = "ray.io/node-id"
+"""Label of each node that Ray sets to the node's id."""
 LEARNER_SHARE = 0.4
 """Share of a GPU that a learner reserves beside a generator's. Two generators fit no GPU, so each gets one learner."""
 ONE_NODE_WAIT_S = 2.0
@@ -177,41 +179,55 @@ def release(group: PlacementGroup) -> None:
     remove_placement_group(group)
 
 
+class Room(NamedTuple):
+    """Room for learners: their number, and the strategy and node of each for Ray Train's placement group."""
+
+    workers: int
+    strategy: str
+    labels: list[dict[str, str]] | None = None
+
+
 @contextmanager
-def reserved_learners(config: Config) -> Iterator[str]:
-    """Reserve the learners' resources during the block, on one node if possible; yields the placement strategy.
+def reserved_learners(config: Config, job: str = "") -> Iterator[Room]:
+    """Reserve the learners' resources during the block: on one node if possible, colocated ones beside the generators of `job`.
 
     Ray Train makes its own reservation: leave the block before it starts. Raises InfraFailure after
     `cluster.placement_timeout_s`.
     """
-    group, strategy = _reserve_learners(config, config.learner.workers)
+    group, room = _reserve_learners(config, config.learner.workers, job)
     try:
-        role = "the learner" if config.learner.workers == 1 else f"the group of {config.learner.workers} learners"
+        role = "the learner" if room.workers == 1 else f"the group of {room.workers} learners"
         wait_reserved({role: group}, config.cluster.placement_timeout_s)
-        yield strategy
+        yield room
     finally:
         release(group)
 
 
-def fitting_learners(config: Config, counts: Sequence[int], wait_s: float) -> tuple[int, str] | None:
-    """The first of these numbers of learners that the cluster has room for, and their placement strategy; None if it has none.
-
-    Waits up to `wait_s` seconds for each.
-    """
+def fitting_learners(config: Config, counts: Sequence[int], wait_s: float, job: str = "") -> Room | None:
+    """Room for the first of these numbers of learners that fits; None if none does. Waits up to `wait_s` seconds for each."""
     for count in counts:
-        group, strategy = _reserve_learners(config, count)
+        group, room = _reserve_learners(config, count, job)
         fits = group.wait(wait_s)
         release(group)
         if fits:
-            return count, strategy
+            return room
     return None
 
 
-def _reserve_learners(config: Config, count: int) -> tuple[PlacementGroup, str]:
+def _reserve_learners(config: Config, count: int, job: str) -> tuple[PlacementGroup, Room]:
     bundles = [learner_bundle(config)] * count
-    if any(_fits(bundles, node) for node in node_resources().values()):
+    if config.engine.colocate and config.learner.gpus:
+        nodes = [
+            group["bundles_to_node_id"][0]
+            for group in placement_group_table().values()
+            if group["name"].startswith(f"{job}-generator-") and group["state"] == "CREATED"
+        ]
+        labels = [{RAY_NODE_ID_KEY: node} for node in nodes[:count]]
+        if len(labels) == count:
+            return placement_group(bundles, strategy="PACK", bundle_label_selector=labels), Room(count, "PACK", labels)
+    elif any(_fits(bundles, node) for node in node_resources().values()):
         group = reserve(bundles, "STRICT_PACK")
         if group.wait(ONE_NODE_WAIT_S):
-            return group, "STRICT_PACK"
+            return group, Room(count, "STRICT_PACK")
         release(group)
-    return reserve(bundles, "PACK"), "PACK"
+    return reserve(bundles, "PACK"), Room(count, "PACK")

@@ -272,7 +272,6 @@ def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_ru
     record_figures(drift_max=drift, loss_difference=difference)
 
 
-@pytest.mark.skipif(os.environ.get("PIXELIS_CHAOS") != "full", reason="PIXELIS_CHAOS=full: half a minute like the SIGTERM test")
 def test_a_colocated_run_equals_one_with_its_own_generators(
     uninterrupted: Path, tmp_path: Path, record_figures: RecordFigures
 ) -> None:
@@ -290,6 +289,7 @@ def test_a_colocated_run_equals_one_with_its_own_generators(
     record_figures(difference=difference, asleep_s=asleep, learner_s=learning)
 
 
+@pytest.mark.skipif(os.environ.get("PIXELIS_CHAOS") != "full", reason="PIXELIS_CHAOS=full: half a minute like the SIGTERM test")
 def test_f16_a_ctrl_c_leaves_a_checkpoint_and_nothing_else(tmp_path: Path, record_figures: RecordFigures) -> None:
     """F16: Ctrl-C, which the terminal sends to every process of the group. Goal: as for SIGTERM."""
     result = stop(tmp_path, signal.SIGINT, 1)

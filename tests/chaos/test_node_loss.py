@@ -100,7 +100,7 @@ def test_a_lost_node_of_the_learners(
 def test_a_run_without_room_tells_what_it_waits_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = load(None, [f"run.dir={tmp_path}", "learner.cpus=100"])
     threading.Timer(6.0, (tmp_path / "STOP").touch).start()
-    assert _wait_for_room(config, elastic=True) is None
+    assert _wait_for_room(config, "", elastic=True) is None
     (notice,) = events.read(tmp_path, events.NOTICE)
     assert notice["waiting"]
     assert "waiting for room for 1 x CPU 100 (nodes: " in notice["text"]

@@ -97,13 +97,14 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
 
         batch = ("rft.prompts_per_step=6", "sft.batch=6")
         for name, workers in (("fits one node", 2), ("needs two nodes", 3)):
-            with reservations.reserved_learners(config("learner.gpus=1", f"learner.workers={workers}", *batch)) as strategy:
-                result[name] = strategy
+            with reservations.reserved_learners(config("learner.gpus=1", f"learner.workers={workers}", *batch)) as room:
+                result[name] = room.strategy
 
         # Colocated: each of two generators shares its GPU with one learner.
         shared = config("engine.gpus=1", "learner.gpus=1", "engine.colocate=true", "engine.workers=2", "learner.workers=2")
-        groups = [reservations.reserve(reservations.generator_bundles(shared)) for _ in range(2)]
-        groups.append(reservations.reserve([reservations.learner_bundle(shared)] * 2, "PACK"))
+        groups = [reservations.reserve(reservations.generator_bundles(shared), name=f"job-generator-{i}") for i in range(2)]
+        reservations.wait_reserved({str(i): group for i, group in enumerate(groups)}, 20)
+        groups.append(reservations._reserve_learners(shared, 2, "job")[0])
         reservations.wait_reserved({str(i): group for i, group in enumerate(groups)}, 20)
         places = [(groups[0], 0), (groups[1], 0), (groups[2], 0), (groups[2], 1)]
         probes = [Probe.options(**reservations.inside(group, index)).remote() for group, index in places]
@@ -111,7 +112,7 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
         for group in groups:
             reservations.release(group)
 
-        result["what is left"] = reservations.fitting_learners(config("learner.gpus=1"), (8, 4, 2), 5)
+        result["what is left"] = reservations.fitting_learners(config("learner.gpus=1"), (8, 4, 2), 5)[:2]
         """,
     )
     ids = [(*ids, node) for ids, _, node in result["generators"]]

@@ -57,11 +57,19 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
         ("learner.workers=3", "rft.prompts_per_step 32 is not divisible by learner.workers 3"),
         ("rft.advantage.min_group=9", "rft.advantage.min_group 9 is above rft.group_size 8"),
         ("nonsense", "is not an override"),
+        ("engine.tensor_parallel=2 engine.gpus=1", "engine.tensor_parallel 2 needs as many engine.gpus, not 1"),
+        ("engine.colocate=true rft.max_off_policy_steps=1", "needs rft.max_off_policy_steps=0, not 1"),
+        ("engine.colocate=true engine.gpus=1", "engine.gpus is 1, learner.gpus 0 and engine.tensor_parallel 1: set them to 1"),
+        (
+            "engine.colocate=true engine.gpus=1 learner.gpus=1 engine.workers=2",
+            "engine.workers (2) as learner.workers (1)",
+        ),
+        ("learner.min_workers=2", "learner.min_workers 2 is above learner.workers 1"),
     ],
 )
 def test_a_mistake_names_the_key(override: str, told: str) -> None:
     with pytest.raises(BadConfig) as caught:
-        config.load(None, [override])
+        config.load(None, override.split())
     assert told in str(caught.value)
 
 

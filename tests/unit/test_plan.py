@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pixelis import config
 from pixelis.config.rewards import CurriculumConfig
+from pixelis.errors import BadConfig
 from pixelis.jobs import plan
 from pixelis.policy.estimate import Finding
 from pixelis.rewards.curriculum import Curriculum
@@ -58,6 +59,9 @@ def test_a_read_only_service_needs_neither_learner_nor_canary_nor_embedder() -> 
     everything = roles()
     assert {"learner", "memory shard", "embedder of the memory", "canary with its toolboxes"} <= everything
     assert roles("serve.read_only=true") == {"generator with its toolboxes", "scorer"}
+    with pytest.raises(BadConfig, match="a service must answer meanwhile"):
+        roles("engine.colocate=true")
+    assert roles("engine.colocate=true", "evolution.enabled=false")
 
 
 def boundaries(settings: CurriculumConfig, success: float, coherence: float, rollouts: int, steps: int) -> list[int]:
