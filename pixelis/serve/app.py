@@ -35,7 +35,14 @@ def build(config: Config, backends: Backends | DeploymentHandle | str, key_diges
     scaling: dict[str, Any] = {"num_replicas": s.replicas}
     if s.max_replicas is not None:
         load = float(max(1, running_limit(config)))
-        limits = AutoscalingConfig(min_replicas=s.replicas, max_replicas=s.max_replicas, target_ongoing_requests=load)
+        limits = AutoscalingConfig(
+            min_replicas=s.replicas,
+            max_replicas=s.max_replicas,
+            target_ongoing_requests=load,
+            # A gateway holds no model: it starts in seconds and costs little.
+            upscale_delay_s=5.0,
+            downscale_delay_s=60.0,
+        )
         scaling = {"autoscaling_config": limits}
     # The gateway refuses requests itself, with OpenAI's errors. Serve's limits are wider: its proxy counts a request as queued
     # until a replica is chosen, so a tight limit there would refuse bursts that the gateway can handle.

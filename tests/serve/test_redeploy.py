@@ -1,4 +1,4 @@
-"""`serve deploy` with another option of the gateways, under load: no request fails and the engines stay as they are."""
+"""Gateways change and scale under load: no request fails and the engines stay as they are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ BODY = {"question": "wait 0.2 say 7", "image": picture_url()}
 def deploy(deployed: Deployed, tmp_path: Path) -> Iterator[Callable[..., None]]:
     """Deploys configs/cluster/serve.yaml as `serve deploy` does, with scripted engines and options of the gateways."""
 
-    def apply(**options: Any) -> None:
+    def apply(scaling: dict[str, float] | None = None, **options: Any) -> None:
         file = yaml.safe_load(Path("configs/cluster/serve.yaml").read_text())
         engines, gateways = file["applications"]
         path = os.pathsep.join([str(Path(__file__).parent), *sys.path])  # Serve builds the application in a process of its own
@@ -40,6 +42,8 @@ def deploy(deployed: Deployed, tmp_path: Path) -> Iterator[Callable[..., None]]:
         gateways |= {"route_prefix": "/redeploy", "runtime_env": {"env_vars": {"PIXELIS_API_KEY": KEY}}}
         gateways["args"] = {"engines": "engines", "run.dir": str(tmp_path), "engine.workers": 2, "engine.max_num_seqs": 64}
         gateways["args"] |= {"evolution.enabled": False, "memory.enabled": False, "serve.cache": 0, **options}
+        if scaling:
+            gateways["deployments"] = [{"name": "Gateway", "autoscaling_config": scaling}]
         schema = ServeDeploySchema.model_validate({"applications": [engines, gateways]})
         client = _get_global_client()
         client.deploy_apps(schema, _blocking=True)
@@ -59,16 +63,23 @@ def engines() -> set[int]:
     return found
 
 
-def test_a_changed_option_of_the_gateways_fails_no_request_and_leaves_the_engines(
-    deployed: Deployed, deploy: Callable[..., None], record_figures: Callable[..., None]
-) -> None:
-    deploy(**{"serve.samples": 4})
-    before, stop = engines(), threading.Event()
-    assert len(before) >= 3
-    replies: list[tuple[float, float, int | str, int]] = []
+@dataclass
+class Reply:
+    """Start (monotonic), duration, status or error, and number of votes of a reply."""
+
+    at: float
+    seconds: float
+    status: int | str
+    votes: int
+
+
+@contextmanager
+def callers(url: str, count: int, replies: list[Reply]) -> Iterator[None]:
+    """Callers that each send one request after the other until the end of the block."""
+    stop = threading.Event()
 
     def call() -> None:
-        with httpx.Client(base_url=f"{deployed.url}/redeploy", timeout=60, headers={"Authorization": f"Bearer {KEY}"}) as client:
+        with httpx.Client(base_url=f"{url}/redeploy", timeout=60, headers={"Authorization": f"Bearer {KEY}"}) as client:
             while not stop.is_set():
                 at = time.monotonic()
                 try:
@@ -76,24 +87,59 @@ def test_a_changed_option_of_the_gateways_fails_no_request_and_leaves_the_engine
                     status, votes = reply.status_code, len(reply.json()["verdict"]["votes"]) if reply.is_success else 0
                 except httpx.HTTPError as error:
                     status, votes = type(error).__name__, 0
-                replies.append((at, time.monotonic() - at, status, votes))
+                replies.append(Reply(at, time.monotonic() - at, status, votes))
 
-    with ThreadPoolExecutor(CALLERS) as pool:
-        calls = [pool.submit(call) for _ in range(CALLERS)]
+    with ThreadPoolExecutor(count) as pool:
+        calls = [pool.submit(call) for _ in range(count)]
+        try:
+            yield
+        finally:
+            stop.set()
+        for done in calls:
+            done.result()
+
+
+def test_a_changed_option_of_the_gateways_fails_no_request_and_leaves_the_engines(
+    deployed: Deployed, deploy: Callable[..., None], record_figures: Callable[..., None]
+) -> None:
+    deploy(**{"serve.samples": 4})
+    before, replies = engines(), list[Reply]()
+    assert len(before) >= 3
+    with callers(deployed.url, CALLERS, replies):
         time.sleep(2)
         started = time.monotonic()
         deploy(**{"serve.samples": 2})
         deployed_s = time.monotonic() - started
         time.sleep(5)
-        stop.set()
-        for done in calls:
-            done.result()
-    statuses = Counter(status for *_, status, _ in replies)
-    record_figures(
-        requests=len(replies), failed=len(replies) - statuses[200], slowest_s=max(seconds for _, seconds, *_ in replies)
-    )
+    statuses = Counter(reply.status for reply in replies)
+    record_figures(requests=len(replies), failed=len(replies) - statuses[200], slowest_s=max(r.seconds for r in replies))
     record_figures(deploy_s=deployed_s)
     assert set(statuses) == {200}, statuses
-    assert {votes for *_, votes in replies} == {4, 2}
-    assert {votes for at, *_, votes in replies if at > started + deployed_s + 4} == {2}
+    assert {reply.votes for reply in replies} == {4, 2}
+    assert {reply.votes for reply in replies if reply.at > started + deployed_s + 4} == {2}
     assert engines() == before
+
+
+def test_gateways_scale_with_the_load_and_back(
+    deployed: Deployed, deploy: Callable[..., None], record_figures: Callable[..., None]
+) -> None:
+    delays = {"upscale_delay_s": 1.0, "downscale_delay_s": 3.0, "metrics_interval_s": 0.5, "look_back_period_s": 2.0}
+    deploy({"min_replicas": 1, "max_replicas": 3, "target_ongoing_requests": 4.0, **delays})
+
+    def wait_for(replicas: int) -> float:
+        started = time.monotonic()
+        while serve.status().applications["gateways"].deployments["Gateway"].replica_states.get("RUNNING") != replicas:
+            assert time.monotonic() - started < 90
+            time.sleep(0.2)
+        return time.monotonic() - started
+
+    assert wait_for(1) < 5
+    replies: list[Reply] = []
+    with callers(deployed.url, 1, replies):  # goes on while gateways come and go
+        with callers(deployed.url, CALLERS, replies):
+            record_figures(seconds_from_1_to_3=wait_for(3))
+        record_figures(seconds_from_3_to_1=wait_for(1))
+        time.sleep(2)
+    statuses = Counter(reply.status for reply in replies)
+    record_figures(requests=len(replies), failed=len(replies) - statuses[200])
+    assert set(statuses) == {200}, statuses
