@@ -26,6 +26,9 @@ class EngineConfig(Section):
     )
     threads: int = Field(1, ge=1, description="CPU threads of each generator")
     max_num_seqs: int = Field(256, ge=1, description="maximum number of episodes decoded together")
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="vllm: maximum number of tokens computed in one pass; unset: vLLM's default for the GPU"
+    )
     timeout_s: float = Field(
         600.0, gt=0, description="vllm: timeout in seconds of one turn of an episode and of loading a version"
     )

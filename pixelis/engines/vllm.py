@@ -27,7 +27,7 @@ from pixelis.dialogue.positions import mrope_positions
 from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines.sessions import Sessions, check_request
-from pixelis.engines.vllm_files import BaseFile, Scratch, link_model, write_peft
+from pixelis.engines.vllm_files import OWNER, BaseFile, Scratch, link_model, write_peft
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError
 from pixelis.policy.model import pick_dtype
 from pixelis.policy.model_path import fingerprint
@@ -172,10 +172,12 @@ class VllmEngine(Sessions[VllmSession]):
         on_gpu = self._on_gpu = torch.cuda.is_available()
         environment = {
             "VLLM_NO_USAGE_STATS": "1",
+            OWNER: str(os.getpid()),
             **({} if on_gpu else {**_CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(engine.threads)}),
         }
         with _environment(environment):
             from vllm import AsyncEngineArgs
+            from vllm.usage.usage_lib import UsageContext
             from vllm.v1.engine.async_llm import AsyncLLM
 
             from pixelis.engines import vllm_worker
@@ -188,6 +190,7 @@ class VllmEngine(Sessions[VllmSession]):
                 "seed": self.seed % 2**31,
                 "max_model_len": self.max_context,
                 "max_num_seqs": engine.max_num_seqs,
+                "max_num_batched_tokens": engine.max_num_batched_tokens,
                 "tensor_parallel_size": engine.tensor_parallel,
                 # Never the Ray backend: in an actor it would reserve the actor's GPUs a second time.
                 "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
@@ -215,7 +218,8 @@ class VllmEngine(Sessions[VllmSession]):
                 rank = served_rank(largest_rank(policy.lora))
                 arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": engine.max_loras}
             try:
-                settings = AsyncEngineArgs(**arguments).create_engine_config()
+                # The context of offline inference has the largest default for the tokens of a prefill.
+                settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
                 ban = vllm_worker.BanV2 if settings.use_v2_model_runner and on_gpu else vllm_worker.Ban
                 settings.model_config.logits_processors = [f"{ban.__module__}:{ban.__qualname__}"]
                 return AsyncLLM.from_vllm_config(settings, disable_log_stats=True)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pixelis.policy.adapters import Adapter
 
 PREFIX = "pixelis-vllm-"
+OWNER = "PIXELIS_VLLM_OWNER"
+"""Environment variable of vLLM's processes with the id of the process that started them."""
 _PROCESSORS = {
     "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
     "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),

@@ -1,10 +1,15 @@
-"""Code that runs in vLLM's processes: a logits processor that bans tokens, and weight updates from files.
+"""Code that runs in vLLM's processes: a logits processor that bans tokens, weight updates from files, and the end with the owner.
 
 vLLM imports this module by name (logits processor, worker extension). It depends only on `vllm_files`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +22,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as LogitsProcessorV2
 
-from pixelis.engines.vllm_files import checkpoint_tensors
+from pixelis.engines.vllm_files import OWNER, checkpoint_tensors
 
 TRANSFER = "pixelis_file"
 BANNED = "pixelis_banned"
@@ -25,7 +30,27 @@ BANNED = "pixelis_banned"
 
 
 class Extension:
-    """An empty worker extension: importing its module registers the transfer engine below."""
+    """An empty worker extension: importing its module registers the transfer engine below and watches the owner."""
+
+
+def _end_with_owner() -> None:
+    """Kill vLLM's processes when their owner dies without ending them, for example of an out-of-memory kill.
+
+    vLLM's engine process would keep its GPU memory, and a restarted owner could not start.
+    """
+    owner, parent = int(os.environ.get(OWNER, 0)), os.getppid()
+    if not owner or owner == os.getpid():
+        return
+
+    def watch() -> None:
+        with contextlib.suppress(ProcessLookupError), os.fdopen(os.pidfd_open(owner)) as handle:
+            select.select([handle], [], [])
+        # With several workers the parent is the engine, otherwise the worker is the engine.
+        for pid in {parent, os.getpid()} - {owner}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="pixelis-owner", daemon=True).start()
 
 
 class _Ban:
@@ -132,3 +157,4 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
 
 
 WeightTransferEngineFactory.register_engine(TRANSFER, FileTransfer)
+_end_with_owner()
