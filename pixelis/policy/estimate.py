@@ -297,6 +297,8 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
         out.append(_learner_fits(device, c.learner.gpus, gpu_bytes))
         if host:
             out.append(Finding("ok", "learner's host", f"{_format_parts(host)} for each learner"))
+        if job == "rft" and c.engine.colocate and c.engine.name == "vllm":
+            out.append(_turns_fit(device, c.engine.gpu_memory_utilization, gpu_bytes))
     if c.policy.full and job == "rft":
         version, store = arch.parameters * 4, c.cluster.object_store_bytes
         message = f"a published version is {format_bytes(version)} in the object store"
@@ -334,6 +336,17 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
     else:
         out.append(Finding("ok", "generator", message))
     return out
+
+
+def _turns_fit(learner: dict[str, int], share: float, gpu_bytes: int) -> Finding:
+    """Whether the part of a colocated learner that stays on the GPU while vLLM generates leaves vLLM its share."""
+    resident = sum(learner.get(k, 0) for k in ("weights", "adapters", "gradients", "optimizer"))
+    message = (
+        f"engine.gpu_memory_utilization {share:g} of {format_bytes(gpu_bytes)} beside {format_bytes(resident)} of the learner"
+    )
+    if share * gpu_bytes + resident > gpu_bytes:
+        return Finding("error", "colocate", f"{message}: does not fit, lower it to {max(0.0, 1 - resident / gpu_bytes):.2f}")
+    return Finding("ok", "colocate", message)
 
 
 def _embedder_fits(c: config.Config, arch: Architecture, gpu_bytes: int) -> Finding:

@@ -201,6 +201,15 @@ def test_every_recipe_fits_its_machines(public: dict[str, str], path: Path) -> N
     assert path.parent.name == "first_run" or not any("no model in" in f.text for f in findings)
 
 
+def test_a_colocated_learner_must_leave_vllm_its_share(public: dict[str, str]) -> None:
+    def colocated(share: float) -> estimate.Finding:
+        c = recipe("qwen2_5_vl_3b/rft_24gb.yaml", public, f"engine.gpu_memory_utilization={share}")
+        return next(f for f in estimate.check(c, "rft") if f.subject == "colocate")
+
+    assert colocated(0.6).level == "ok"
+    assert (colocated(0.8).level, "lower it to 0.6" in colocated(0.8).text) == ("error", True)
+
+
 def test_recipes_for_eight_gpus_use_all_of_them(public: dict[str, str]) -> None:
     for path in RECIPES:
         if path.parent.name in ("qwen2_5_vl_7b", "qwen3_vl_8b"):
