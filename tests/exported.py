@@ -12,23 +12,27 @@ from prometheus_client.parser import text_string_to_metric_families
 from pixelis.telemetry.metrics import ACTOR_METRICS, metric_name
 
 
+def exported() -> dict[str, tuple[str, set[str]]]:
+    """Name -> kind and labels of the metrics that the nodes export now."""
+    found = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+            for family in text_string_to_metric_families(httpx.get(address, trust_env=False).text):
+                labels = {label for sample in family.samples for label in sample.labels}
+                found[family.name] = (family.type, labels)
+    return found
+
+
 def missing(keys: Iterable[str], timeout_s: float = 30.0) -> set[str]:
-    """The keys of ACTOR_METRICS that no node exports with their kind and labels within ``timeout_s``."""
+    """The keys that no node exports within ``timeout_s``: those of ACTOR_METRICS as registered, others as a gauge of a run."""
     deadline = time.monotonic() + timeout_s
     while True:
-        exported = {}
-        for node in ray.nodes():
-            if node["Alive"]:
-                address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-                text = httpx.get(address, trust_env=False).text
-                for family in text_string_to_metric_families(text):
-                    labels = {label for sample in family.samples for label in sample.labels}
-                    exported[family.name] = (family.type, labels)
-        absent = set()
+        found, absent = exported(), set()
         for key in keys:
-            kind, tags, _ = ACTOR_METRICS[key]
-            found, labels = exported.get(f"ray_{metric_name(key)}", ("", set()))
-            if found != kind or not labels >= set(tags):
+            kind, tags, _ = ACTOR_METRICS.get(key, ("gauge", ("run",), ""))
+            actual, labels = found.get(f"ray_{metric_name(key)}", ("", set[str]()))
+            if actual != kind or not labels >= set(tags):
                 absent.add(key)
         if not absent or time.monotonic() > deadline:
             return absent

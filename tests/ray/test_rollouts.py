@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, DataFailure, InfraFailure
 from pixelis.policy.adapters import Adapter, save_adapter
 from pixelis.records import Action, ImageView
-from pixelis.telemetry.metrics import ACTOR_METRICS
+from pixelis.telemetry.metrics import ACTOR_METRICS, publish
 
 pytestmark = pytest.mark.slow
 
@@ -208,7 +209,18 @@ def test_a_run_from_another_checkpoint_discards_the_versions_in_its_folder(place
     assert weights(tmp_path / "b") == (1, second.sha256())
 
 
-def test_the_metrics_of_rollouts_are_exported(placed: PlacedJob) -> None:
+@ray.remote(num_cpus=0)
+class Learner:
+    def step(self, keys: list[str]) -> None:
+        publish(dict.fromkeys(keys, 1.0), {"run": "rollouts"})
+
+
+def test_the_metrics_of_rollouts_and_steps_are_exported(
+    placed: PlacedJob, documented_metrics: dict[str, tuple[re.Pattern[str], bool]]
+) -> None:
+    steps = [name for name, (_, always) in documented_metrics.items() if always]
+    learner = Learner.remote()
+    ray.get(learner.step.remote(steps))
     with temporary(placed.coordinator(prompts_per_step=1, group_size=2, steps=1)) as coordinator:
         learn(coordinator, 1, 1, version=0)
     with temporary(cluster.spawn(Toolbox, placed.config, 28, "thousand", num_cpus=0)) as toolbox:
@@ -217,4 +229,4 @@ def test_the_metrics_of_rollouts_are_exported(placed: PlacedJob) -> None:
         call = Call(Action(op="zoom_in", arguments={"box": [0, 0, 500, 500]}), [view], {}, 0)
         ray.get(toolbox.execute.remote([call], 10.0, {"img0": image}))
     expected = {key for key in ACTOR_METRICS if key.startswith(("rollouts/", "engine/", "scorer/", "toolbox/"))}
-    assert missing(expected - {"scorer/unscored"}) == set()
+    assert missing(expected - {"scorer/unscored"} | set(steps)) == set()

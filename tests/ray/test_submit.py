@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import secrets
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from ray.job_submission import JobStatus, JobSubmissionClient
@@ -153,6 +155,17 @@ def test_a_submitted_job_writes_its_checkpoint_to_the_run_folder_when_it_is_stop
     wrong_token = {**env, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "other-token")}
     (tmp_path / "other-token").write_text(secrets.token_hex(32))
     assert submit(address, wrong_token, "true").returncode != 0, "a client with a wrong token is refused"
+
+
+def test_the_head_lists_the_metrics_of_every_node_for_prometheus(head: tuple[str, dict[str, str]]) -> None:
+    home = Path(head[1]["RAY_AUTH_TOKEN_PATH"]).parent
+    deadline, pages = time.monotonic() + 60, list[str]()
+    while not any("ray_node_cpu_count" in page for page in pages):  # a node's first report takes seconds
+        assert time.monotonic() < deadline, [page[:200] for page in pages]
+        time.sleep(1)
+        listed = json.loads((home / "ray/prom_metrics_service_discovery.json").read_text())
+        targets = {target for entry in listed for target in entry["targets"]}
+        pages = [httpx.get(f"http://{target}/metrics", trust_env=False).text for target in targets]
 
 
 SYNTHESIS = {

