@@ -9,11 +9,12 @@ import logging
 import operator
 import os
 import re
+import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ FORWARDED = ("NCCL_", "TORCH_NCCL_", "GLOO_", "WANDB_", "MLFLOW_", "HF_", "RAY_S
 """Prefixes of the variables that workers get: communication, trackers, Hugging Face, Ray Serve."""
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 """Marks the names of variables whose values Ray must not write to its logs."""
+log = logging.getLogger(__name__)
+
+DEFAULT_STORE = 1_000_000_000
+SMALLEST_STORE = 80_000_000
+"""Bytes of a local object store: by default, and at least (Ray's minimum)."""
 LOCAL_ENV = {
     # Ray warns if more than four processes start at once, and a run on a laptop starts more actors.
     "RAY_worker_maximum_startup_concurrency": "8",
@@ -45,8 +51,12 @@ LOCAL_ENV = {
 """Environment of a local cluster. Variables that are already set keep their values."""
 
 
-def connect(config: Config) -> None:
-    """Join the cluster at `cluster.address` or RAY_ADDRESS, else start a local one. Does nothing if connected."""
+def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> None:
+    """Join the cluster at `cluster.address` or RAY_ADDRESS, else start a local one. Does nothing if connected.
+
+    store_bytes: size that the job needs of all object stores together, largest_object: of one of them. Warns if a joined cluster
+    has less; raises InfraFailure if no node can hold the largest object.
+    """
     if ray.is_initialized():
         return
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
@@ -67,7 +77,7 @@ def connect(config: Config) -> None:
         options |= {
             # At least 4 slots even on fewer cores, because most actors wait most of the time.
             "num_cpus": config.cluster.cpus or max(4, os.cpu_count() or 4),
-            "object_store_memory": config.cluster.object_store_bytes,
+            "object_store_memory": config.cluster.object_store_bytes or _local_store_bytes(store_bytes),
             "include_dashboard": config.cluster.dashboard,
         }
     handler = signal.getsignal(signal.SIGTERM)
@@ -86,6 +96,8 @@ def connect(config: Config) -> None:
             f"Ray did not start: {message}",
             fix="try again when the machine is less busy; check free disk space in /tmp and `pixelis doctor`",
         ) from None
+    if address:
+        check_object_stores(ray.nodes(), store_bytes, largest_object)
     # ray.init replaces the handler of SIGTERM; restore the driver's.
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
@@ -113,6 +125,35 @@ def _set_secrets(secrets: dict[str, str]) -> Callable[[], None]:
         os.environ.update(secrets)
 
     return set_secrets
+
+
+def _local_store_bytes(needed: int) -> int:
+    """Size of a local object store: what is needed, as far as the shared memory of this machine holds it."""
+    shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else needed
+    return max(SMALLEST_STORE, min(max(needed, DEFAULT_STORE), int(0.8 * shared)))
+
+
+def check_object_stores(nodes: Sequence[Mapping[str, Any]], needed: int, largest: int) -> str:
+    """Warn if the object stores of the nodes, as `ray.nodes()` returns them, are smaller than needed; returns the warning.
+
+    Raises InfraFailure if none can hold the largest object.
+    """
+    sizes = [int(node["Resources"].get("object_store_memory", 0)) for node in nodes if node["Alive"]]
+    advice = "start the nodes with `ray start --object-store-memory BYTES` and as much /dev/shm"
+    if largest > max(sizes, default=0):
+        raise InfraFailure(
+            f"a policy version takes {largest / 1e9:.3g} GB, but the largest object store of the cluster has "
+            f"{max(sizes, default=0) / 1e9:.3g} GB",
+            fix=advice,
+        )
+    if needed <= sum(sizes):
+        return ""
+    warning = (
+        f"the object stores of the cluster have {sum(sizes) / 1e9:.3g} GB, the job may need {needed / 1e9:.3g} GB: Ray would "
+        f"spill the rest to disk, which is slow; {advice}"
+    )
+    log.warning(warning)
+    return warning
 
 
 @contextmanager

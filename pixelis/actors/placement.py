@@ -32,6 +32,8 @@ from pixelis.actors.reservations import (
 )
 from pixelis.actors.scorer import Scorer
 from pixelis.config import Config
+from pixelis.errors import MissingFile
+from pixelis.policy import object_store
 from pixelis.telemetry.progress import stage
 
 
@@ -67,6 +69,14 @@ def start_generator(config: Config, store: str, index: int, name: str) -> tuple[
     return spawn(Generator, config, store, index, name=name, **inside(group, children=True)), group
 
 
+def _object_store(config: Config) -> tuple[int, int]:
+    """Bytes that the job needs of the object store, and of its largest object. The job reports a missing model itself."""
+    try:
+        return object_store.needed_bytes(config)
+    except MissingFile:
+        return 0, 0
+
+
 @contextmanager
 def placed(config: Config, *, learner: bool = True, initial: str | None = None, job: str | None = None) -> Iterator[Actors]:
     """Place store, scorers, generators with their toolboxes, and coordinator; kill these on exit.
@@ -74,7 +84,7 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
     initial: checkpoint folder with the adapter of the first version; job: part of the actors' names. Raises InfraFailure if an
     actor is not ready within `cluster.placement_timeout_s`.
     """
-    connect(config)
+    connect(config, *_object_store(config))
     preflight(config, learner=learner, rollouts=True)
     generators = f"{config.engine.workers} generator{'s' if config.engine.workers > 1 else ''} ({config.engine.name})"
     stage(f"placing {generators}, toolboxes, scorers and the coordinator", config.telemetry.progress)

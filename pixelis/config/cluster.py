@@ -18,7 +18,12 @@ class NodesConfig(Section):
 class ClusterConfig(Section):
     address: str | None = Field(None, description="address of the Ray cluster; unset: RAY_ADDRESS, or a new local cluster")
     cpus: float | None = Field(None, description="CPUs of a local cluster; unset: all")
-    object_store_bytes: int = Field(1_000_000_000, ge=80_000_000, description="size of the object store of a local cluster")
+    object_store_bytes: int | None = Field(
+        None,
+        ge=80_000_000,
+        description="size of the object store of a local cluster; unset: estimated from the versions and views that a job keeps "
+        "in it, from 1 GB to 80 % of /dev/shm",
+    )
     dashboard: bool = Field(False, description="start the Ray dashboard with a local cluster")
     autoscaling: bool = Field(False, description="the cluster can add nodes: wait for them instead of failing")
     nodes: NodesConfig = Field(NodesConfig(), description="machines that `--dry-run` checks the job against")

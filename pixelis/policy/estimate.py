@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import torch
 
 from pixelis.errors import MissingFile
+from pixelis.policy import object_store
 from pixelis.policy.adapters import adapter_bytes
 from pixelis.policy.architecture import Architecture, language_layer_bytes, vision_block_bytes
 from pixelis.policy.deepspeed_engine import deepspeed_config
@@ -299,12 +300,11 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
             out.append(Finding("ok", "learner's host", f"{_format_parts(host)} for each learner"))
         if job == "rft" and c.engine.colocate and c.engine.name == "vllm":
             out.append(_turns_fit(device, c.engine.gpu_memory_utilization, gpu_bytes))
-    if c.policy.full and job == "rft":
-        version, store = arch.parameters * 4, c.cluster.object_store_bytes
-        message = f"a published version is {format_bytes(version)} in the object store"
-        if version > store:
-            message += f": more than cluster.object_store_bytes {format_bytes(store)} of a local cluster"
-        out.append(Finding("note" if version > store else "ok", "version", message))
+    if job == "rft":
+        shares, store = object_store.parts(c, object_store.version_bytes(c, arch)), c.cluster.object_store_bytes
+        short = store is not None and sum(shares.values()) > store
+        message = f": more than cluster.object_store_bytes {format_bytes(store)} of a local cluster" if store and short else ""
+        out.append(Finding("note" if short else "ok", "object store", f"at most {_format_parts(shares)}{message}"))
     if job == "sft":
         return out
     if c.rewards.needs_states or (job == "serve" and c.memory.enabled and not c.serve.read_only):

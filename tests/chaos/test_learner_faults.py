@@ -272,6 +272,25 @@ def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_ru
     record_figures(drift_max=drift, loss_difference=difference)
 
 
+def test_two_jobs_at_once_on_one_cluster_do_not_disturb_each_other(uninterrupted: Path, tmp_path: Path) -> None:
+    """Two jobs of one name, one of them in its own process, make the same steps as one alone, and leave no reservation."""
+    from ray.util.placement_group import placement_group_table
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    command = [sys.executable, "-m", "pixelis.jobs.rft", str(BARE), *RUN, f"run.dir={second}"]
+    env = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    other = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        train(config(first))
+        output = other.communicate(timeout=200)[0]
+    finally:
+        other.kill()
+    assert other.returncode == 0, output
+    for folder in (first, second):
+        check_equal_runs(folder, uninterrupted)
+    wait_until(lambda: all(group["state"] == "REMOVED" for group in placement_group_table().values()), 30)
+
+
 def test_a_colocated_run_equals_one_with_its_own_generators(
     uninterrupted: Path, tmp_path: Path, record_figures: RecordFigures
 ) -> None:

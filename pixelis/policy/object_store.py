@@ -1,0 +1,66 @@
+"""Estimates how much of Ray's object store a job needs: policy versions, views and pictures of the groups in flight.
+
+An object store that is too small spills to disk, which slows every step; the loss of a spilled version fails its loading.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pixelis.policy.adapters import adapter_bytes
+
+if TYPE_CHECKING:
+    from pixelis import config
+    from pixelis.policy.architecture import Architecture
+
+KEPT_VERSIONS = 12
+"""Versions in the store at most: the newest 8, 3 to roll back to, and the one that is published."""
+PICTURE_PIXELS = 2_000_000
+"""Assumed pixels of a question's picture at full resolution."""
+PIXEL_BYTES = 3
+MIN_BYTES = 1_000_000_000
+"""Smallest object store of a local cluster. It also holds the blocks that Ray Data reads ahead."""
+RESERVE = 1.3
+"""Factor for what is not counted: copies in transfer, and results of operations that wait for their caller."""
+
+
+def version_bytes(c: config.Config, arch: Architecture) -> int:
+    """Bytes of a published version in float32: all parameters, or an adapter."""
+    if c.policy.full:
+        return arch.parameters * 4
+    return adapter_bytes(arch.shapes(c.policy.lora.targets), arch.ranks(c.policy.lora))
+
+
+def parts(c: config.Config, version: int) -> dict[str, int]:
+    """Bytes in the object stores of all nodes at most, by part. version: bytes of one.
+
+    - versions: those that the policy store keeps.
+    - views: the first view of a question once, and a crop for each further turn of each rollout; of the groups that are accepted
+      or running, `(max_off_policy_steps + 1) * prompts_per_step`, and of the batch that is learnt.
+    - pictures: at full resolution, until a group ends.
+    - replay: `rft.replay.max_bytes`, if it is used.
+    """
+    r, d = c.rft, c.dialogue
+    running = (r.max_off_policy_steps + 1) * r.prompts_per_step
+    crops = max(0, min(d.max_turns, d.max_images) - 1) * r.group_size
+    group = (d.input.max_pixels + crops * d.crop.max_pixels) * PIXEL_BYTES
+    out = {
+        "versions": KEPT_VERSIONS * version,
+        "views": (running + r.prompts_per_step) * group,
+        "pictures": running * PICTURE_PIXELS * PIXEL_BYTES,
+        "replay": r.replay.max_bytes if r.replay.capacity else 0,
+    }
+    return {name: size for name, size in out.items() if size}
+
+
+def needed_bytes(c: config.Config) -> tuple[int, int]:
+    """(bytes that a job's object stores should have together, bytes of its largest object).
+
+    Raises MissingFile without the model's config.json.
+    """
+    import torch
+
+    from pixelis.policy.architecture import Architecture
+
+    version = version_bytes(c, Architecture(c.policy.model, torch.float32))
+    return max(MIN_BYTES, int(RESERVE * sum(parts(c, version).values()))), version
