@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import json
 import logging
 import operator
 import os
@@ -68,7 +69,10 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "namespace": "pixelis"}
     inherited: dict[str, str] = {}
     if address:
-        options["runtime_env"] = {"env_vars": env}
+        # Ray refuses variables that the job was submitted with; its workers have them already.
+        submitted = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env", {}).get("env_vars", {})
+        secrets = {name: value for name, value in secrets.items() if name not in submitted}
+        options["runtime_env"] = {"env_vars": {name: value for name, value in env.items() if name not in submitted}}
         if secrets:
             options["runtime_env"]["worker_process_setup_hook"] = _set_secrets(secrets)
     else:

@@ -51,6 +51,19 @@ def test_secrets_are_told_apart_by_their_names_and_values() -> None:
 
 
 @pytest.mark.slow
+def test_variables_of_a_submitted_job_are_not_given_again(ray_cluster: None) -> None:
+    """Ray refuses a driver that repeats a variable of `ray job submit --runtime-env-json`."""
+    given = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "WANDB_API_KEY": "k"}
+    submitted = {"runtime_env": {"env_vars": given}, "metadata": {}}  # as the job manager tells the driver
+    env = {**os.environ, **given, "WANDB_PROJECT": "zoom", "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(submitted)}
+    command = [sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    values = json.loads(done.stdout.splitlines()[-1])
+    assert (values["NCCL_DEBUG"], values["WANDB_PROJECT"], values["WANDB_API_KEY"]) == ("INFO", "zoom", "k")
+
+
+@pytest.mark.slow
 def test_a_worker_on_a_joined_cluster_has_the_drivers_variables_and_ray_logs_no_secret(ray_cluster: None) -> None:
     key = secrets.token_hex(16)
     given = {"NCCL_DEBUG": "WARN", "WANDB_PROJECT": "zoom", "WANDB_API_KEY": key, "PIXELIS_JUDGE_API_KEY": key}
