@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pixelis.config import Config
@@ -149,7 +155,13 @@ def describe_cluster() -> str:
 
 
 def reserve(bundles: Sequence[Bundle], strategy: str = "STRICT_PACK", name: str = "") -> PlacementGroup:
-    """Request a group, without waiting. It ends with the process that requests it, or by `release`."""
+    """Request a group, without waiting. It ends with the driver that requests it, or by `release`.
+
+    Replaces a group of the same name: that of an actor that was killed, for example the system of a service, outlives it.
+    """
+    if name:
+        with suppress(ValueError):  # the usual case: there is none
+            release(get_placement_group(name))
     return placement_group(list(bundles), strategy=strategy, name=name)
 
 

@@ -242,11 +242,8 @@ def _startup_stage(folder: Path, since: float, waiting: str) -> str:
 
 def _interruption(folder: Path, since: float) -> str:
     """Why the learners make no steps at the moment: the last notice since their last step; empty if they do."""
-    notice = events.last(folder, events.NOTICE)
-    if notice is None or notice["time"] < since:
-        return ""
-    steps = (events.last(folder, kind) for kind in ("step/sft", "step/policy"))
-    return "" if any(row is not None and row["time"] >= notice["time"] for row in steps) else str(notice["text"])
+    row = events.last(folder, events.NOTICE, "step/sft", "step/policy")
+    return str(row["text"]) if row is not None and row["kind"] == events.NOTICE and row["time"] >= since else ""
 
 
 def _print_failure(folder: Path, since: float, last: float) -> float:

@@ -96,8 +96,8 @@ def read(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
     return events
 
 
-def last(run_dir: str | Path, kind: str) -> dict[str, Any] | None:
-    """The newest event of a kind, None without one. Reads from the end, so the length of the log does not matter."""
+def last(run_dir: str | Path, *kinds: str) -> dict[str, Any] | None:
+    """The newest event of these kinds, None without one. Reads from the end, so the length of the log does not matter."""
     path, tail = Path(run_dir) / FILE, b""
     if not path.is_file():
         return None
@@ -110,7 +110,7 @@ def last(run_dir: str | Path, kind: str) -> dict[str, Any] | None:
             tail = file.read(size) + tail
             first, *rest = tail.split(b"\n")  # the first line may be cut off
             for line in reversed(rest if start else [first, *rest]):
-                if (event := _event(line)) is not None and event.get("kind") == kind:
+                if (event := _event(line)) is not None and event.get("kind") in kinds:
                     return event
     return None
 

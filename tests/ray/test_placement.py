@@ -100,6 +100,21 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
             with reservations.reserved_learners(config("learner.gpus=1", f"learner.workers={workers}", *batch)) as room:
                 result[name] = room.strategy
 
+        # The group of an actor that was killed outlives it; the next one of its name replaces it.
+        @ray.remote(num_cpus=0)
+        class System:
+            def start(self):
+                self.group = reservations.reserve([{"CPU": 3.0}], name="serve-generator-0")
+                return self.group.wait(10)
+        result["restarts"] = []
+        for _ in range(3):
+            system = System.remote()
+            result["restarts"].append(ray.get(system.start.remote()))
+            ray.kill(system)
+        alive = [g for g in placement_group_table().values() if g["name"] == "serve-generator-0" and g["state"] != "REMOVED"]
+        result["groups_left"] = len(alive)
+        reservations.release(ray.util.get_placement_group("serve-generator-0"))
+
         # Colocated: each of two generators shares its GPU with one learner.
         shared = config("engine.gpus=1", "learner.gpus=1", "engine.colocate=true", "engine.workers=2", "learner.workers=2")
         groups = [reservations.reserve(reservations.generator_bundles(shared), name=f"job-generator-{i}") for i in range(2)]
@@ -126,6 +141,7 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
     assert "free in all of them: CPU 3.5, GPU 1" in result["late"]
     assert "a generator with its toolboxes needs CPU 0.75, GPU 3 on one node" in result["too_large"]
     assert (result["fits one node"], result["needs two nodes"]) == ("STRICT_PACK", "PACK")
+    assert (result["restarts"], result["groups_left"]) == ([True] * 3, 1)
     gpus = [(*ids, node) for ids, _, node in result["shared"]]
     assert sorted(gpus[:2]) == sorted(gpus[2:])
     assert len(set(gpus)) == 2

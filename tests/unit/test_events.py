@@ -197,3 +197,12 @@ def test_a_waiting_run_shows_no_time_left():
         assert out.getvalue().splitlines()[-1] == "[rft] 3/100  status a node was lost"
         progress.update(2)  # the run has resumed from an earlier step
         assert progress.seconds_left is None
+
+
+def test_the_newest_event_of_several_kinds(tmp_path):
+    with EventLog(tmp_path) as log:
+        for kind, step in (("step/sft", 1), ("notice", 1), ("stage", 2)):
+            log.write(kind, step=step)
+    assert last(tmp_path, "notice", "step/sft")["kind"] == "notice"
+    assert last(tmp_path, "step/sft", "none")["step"] == 1
+    assert last(tmp_path, "none", "other") is None
