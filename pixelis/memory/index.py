@@ -17,12 +17,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import faiss as _faiss
 import numpy as np
 
 from pixelis.config import MemoryConfig
+from pixelis.errors import MissingDependency, install_extra
 from pixelis.memory.vectors import unit, validate
 
+try:
+    import faiss as _faiss
+except ImportError:
+    raise MissingDependency(
+        "the memory needs FAISS, which is not installed", fix=f"{install_extra('cpu')}; with a GPU: {install_extra('gpu')}"
+    ) from None
 faiss: Any = _faiss
 """The type stubs of FAISS are incomplete."""
 METRICS = {"cosine": faiss.METRIC_INNER_PRODUCT, "euclidean": faiss.METRIC_L2, "manhattan": faiss.METRIC_L1}

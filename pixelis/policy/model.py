@@ -47,7 +47,8 @@ def pick_attention(name: str, device: torch.device) -> str:
     if name == "auto":
         return "flash_attention_2" if device.type == "cuda" and installed else "sdpa"
     if name == "flash_attention_2" and not installed:
-        raise MissingDependency("policy.attention needs flash-attn, which is not installed", fix="pip install pixelis[flash]")
+        fix = "pip install --no-build-isolation 'flash-attn>=2.8' (compiles with nvcc), or policy.attention=auto"
+        raise MissingDependency("policy.attention needs flash-attn, which is not installed", fix=fix)
     return name
 
 

