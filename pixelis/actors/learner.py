@@ -165,7 +165,7 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
         _log_nodes(run_dir, attempt)
         loop(job)
     except Exception as error:
-        typed = error if isinstance(error, PixelisError) else None
+        typed = unwrap_ray_error(error) if isinstance(error, PixelisError) else None  # of this process or of another actor
         permanent = isinstance(error, PERMANENT) if typed is None else not isinstance(typed, InfraFailure)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         with EventLog(run_dir) as log:
@@ -173,7 +173,7 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
                 FAILURE,
                 attempt=attempt,
                 permanent=permanent,
-                error=type(error).__name__,
+                error=type(typed or error).__name__,
                 message=typed.message if typed else f"{error}",
                 fix=typed.fix if typed else None,
                 at=f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}",

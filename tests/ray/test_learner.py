@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import ray.cloudpickle
 
 from pixelis.actors import learner
@@ -54,6 +55,25 @@ def test_a_programming_error_ends_the_run_with_its_cause(tmp_path: Path) -> None
 def test_a_typed_error_keeps_its_type_and_fix(tmp_path: Path) -> None:
     error, failures = fail(tmp_path, DataFailure("nothing is left to learn", fix="add rows"))
     assert (type(error), error.fix, len(failures)) == (DataFailure, "add rows", 1)
+
+
+@ray.remote(num_cpus=0)
+def find_nothing() -> None:
+    raise DataFailure("no question has a majority", fix="more samples")
+
+
+def test_a_typed_error_of_another_actor_keeps_its_type_and_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the worker sets it
+    monkeypatch.setattr(learner, "_log_nodes", lambda *_: None)
+    job = TrainJob(load(None, [f"run.dir={tmp_path}"]), FailingSource(load(None), DataFailure("unused")))
+    with pytest.raises(DataFailure):
+        learner._guarded(lambda _: ray.get(find_nothing.remote()), job, "first")
+    error = learner._permanent_failure(str(tmp_path), "first")
+    assert (type(error), error and error.message, error and error.fix) == (
+        DataFailure,
+        "no question has a majority",
+        "more samples",
+    )
 
 
 def test_an_infrastructure_failure_is_retried(tmp_path: Path) -> None:
