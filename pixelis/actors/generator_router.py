@@ -106,6 +106,7 @@ class Member:
     failed_at: float = float("-inf")
     reservation: Reservation | None = None
     recovery: asyncio.Task | None = None
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def name(self) -> str:
@@ -309,7 +310,7 @@ class GeneratorRouter:
         free = [m for m in self.members if m.reservation is None]
         await asyncio.gather(*(self._load(m) for m in free if not m.quarantined))
         for member in free:
-            if member.version != version == self.version and not member.quarantined:
+            if member.version != version == self.version and member.reservation is None and not member.quarantined:
                 self._quarantine(member, "late load")
 
     async def sleep(self) -> None:
@@ -343,7 +344,8 @@ class GeneratorRouter:
         for member in reserved:
             member.reservation = reservation
         try:
-            await asyncio.gather(*(self._load(m) for m in reserved if m.version != version and not m.quarantined))
+            outdated = [m for m in reserved if m.version != version or m.loading.locked()]
+            await asyncio.gather(*(self._load(m) for m in outdated if not m.quarantined))
             for member in reserved:
                 if member.version != version and not member.quarantined:
                     self._quarantine(member, "late load")
@@ -366,14 +368,15 @@ class GeneratorRouter:
 
     async def _load(self, member: Member) -> None:
         await self.awake.wait()
-        version = self._version_of(member)
-        try:
-            actor = await self._handle(member)
-            member.version = await asyncio.wait_for(_value(actor.load.remote(version)), self.timeouts.load_s)
-        except BadInput:
-            raise
-        except (RayError, TimeoutError, InfraFailure) as error:
-            self.failures[f"load {type(_root_cause(error)).__name__}"] += 1
+        async with member.loading:  # a reservation may begin while another version is being loaded
+            version = self._version_of(member)
+            try:
+                actor = await self._handle(member)
+                member.version = await asyncio.wait_for(_value(actor.load.remote(version)), self.timeouts.load_s)
+            except BadInput:
+                raise
+            except (RayError, TimeoutError, InfraFailure) as error:
+                self.failures[f"load {type(_root_cause(error)).__name__}"] += 1
 
     def _quarantine(self, member: Member, failure: str | None = None) -> None:
         """Give a generator no work until it has loaded the version that it has to hold. failure: counted, None for no failure."""
