@@ -368,15 +368,16 @@ class GeneratorRouter:
 
     async def _load(self, member: Member) -> None:
         await self.awake.wait()
-        async with member.loading:  # a reservation may begin while another version is being loaded
-            version = self._version_of(member)
-            try:
+        try:
+            # One at a time: a reservation may begin while another version is being loaded.
+            async with asyncio.timeout(self.timeouts.load_s), member.loading:
+                version = self._version_of(member)
                 actor = await self._handle(member)
-                member.version = await asyncio.wait_for(_value(actor.load.remote(version)), self.timeouts.load_s)
-            except BadInput:
-                raise
-            except (RayError, TimeoutError, InfraFailure) as error:
-                self.failures[f"load {type(_root_cause(error)).__name__}"] += 1
+                member.version = await _value(actor.load.remote(version))
+        except BadInput:
+            raise
+        except (RayError, TimeoutError, InfraFailure) as error:
+            self.failures[f"load {type(_root_cause(error)).__name__}"] += 1
 
     def _quarantine(self, member: Member, failure: str | None = None) -> None:
         """Give a generator no work until it has loaded the version that it has to hold. failure: counted, None for no failure."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.exceptions import ActorUnavailableError
 
 from pixelis.actors import generator_router
 from pixelis.actors.generator_router import GeneratorRouter, Member, RolloutRequest, RouterTimeouts
@@ -170,6 +171,47 @@ def test_a_late_generator_gets_no_work_until_it_has_loaded() -> None:
             await asyncio.sleep(0.01)
         await asyncio.gather(*(router.rollout(request(f"p{i}")) for i in range(4)))
         assert slow.requests == 2
+
+    run(body)
+
+
+def test_sleeping_generators_load_nothing_and_one_that_died_meanwhile_loads_its_version_again() -> None:
+    class Sleeper(Actor):
+        def __init__(self, dies: bool = False):
+            super().__init__()
+            self.asleep, self.dies = False, dies
+            self.sleep, self.wake = Method(self._sleep), Method(self._wake)
+
+        async def _sleep(self) -> None:
+            self.asleep = True
+
+        async def _wake(self) -> None:
+            self.asleep = False
+            if self.dies:
+                self.version = -1
+                raise ActorUnavailableError("it died", None)
+
+        async def _load(self, version: int) -> int:
+            assert not self.asleep
+            return await super()._load(version)
+
+    async def body() -> None:
+        sound, dying = Sleeper(), Sleeper(dies=True)
+        router = GeneratorRouter([sound, dying], QUICK)  # type: ignore[list-item]
+        await router.load(1)
+        await router.sleep()
+        assert sound.asleep
+        assert dying.asleep
+        loading = asyncio.create_task(router.load(2))
+        await asyncio.sleep(0.01)
+        assert not loading.done()
+        await router.wake()
+        await router.wake()
+        await loading
+        while router.stats()["generators/able"] < 2:
+            await asyncio.sleep(0.001)
+        assert (sound.version, dying.version) == (2, 2)
+        assert router.failures["wake ActorUnavailableError"] == 1
 
     run(body)
 
