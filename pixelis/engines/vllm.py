@@ -27,8 +27,9 @@ from pixelis.dialogue.positions import mrope_positions
 from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines.sessions import Sessions, check_request
-from pixelis.engines.vllm_files import OWNER, BaseFile, Scratch, link_model, write_peft
+from pixelis.engines.vllm_files import OWNER, Scratch, link_model
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError, install_extra
+from pixelis.policy.export import BaseFile, write_peft
 from pixelis.policy.model import pick_dtype
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.ranks import largest_rank, merges, served_rank
@@ -256,7 +257,7 @@ class VllmEngine(Sessions[VllmSession]):
         old, new = self._lora, None
         if adapter is not None:
             folder = self._scratch.path / f"v{version}-{self._loads}"
-            await asyncio.to_thread(write_peft, adapter, folder)
+            await asyncio.to_thread(write_peft, adapter, folder, fold_scale=True)
             # The name is part of the prefix cache's keys: versions do not share cached values.
             new = LoRARequest(folder.name, self._loads, str(folder))
             try:

@@ -1,6 +1,6 @@
 """Code that runs in vLLM's processes: a logits processor that bans tokens, weight updates from files, and the end with the owner.
 
-vLLM imports this module by name (logits processor, worker extension). It depends only on `vllm_files`.
+vLLM imports this module by name (logits processor, worker extension). It depends only on `vllm_files` and `policy.export`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as LogitsProcessorV2
 
-from pixelis.engines.vllm_files import OWNER, checkpoint_tensors
+from pixelis.engines.vllm_files import OWNER
+from pixelis.policy.export import checkpoint_tensors
 
 TRANSFER = "pixelis_file"
 BANNED = "pixelis_banned"

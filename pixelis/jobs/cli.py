@@ -18,6 +18,7 @@ JOBS = {
     "ranks": "find a LoRA rank for each layer from a full fine-tune",
     "evaluate": "evaluate a policy on held-out questions",
     "serve": "serve the agent over HTTP and learn from its traffic",
+    "export": "write a PEFT adapter or a merged Hugging Face model",
     "operate": "run one pixel operation on a picture or clip",
     "audit": "verify and search the audit log of a service",
     "lineage": "print the inputs of a checkpoint, a data set or a result, and verify them",

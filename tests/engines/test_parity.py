@@ -16,6 +16,7 @@ from pixelis.dialogue.session import Completion, SamplingParams, Session
 from pixelis.engines import Engine
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.policy.adapters import Adapter
+from pixelis.policy.export import write_peft
 from pixelis.policy.forward import concatenate, encode_views, use_packed_attention
 from pixelis.policy.log_probs import banned_mask, token_log_probs
 from pixelis.policy.lora import merge_into
@@ -163,6 +164,24 @@ def test_adapters_give_the_log_probs_of_the_learner_and_can_be_unloaded(running:
         after = await run_all(engine, episodes, [GREEDY] * 7)
         assert [s.tokens.tolist() for s in after] == [s.tokens.tolist() for s in before]
         assert worst < 1e-4
+
+    running.run(body)
+
+
+def test_vllm_loads_exported_adapters(running: RunningEngine, monkeypatch: pytest.MonkeyPatch):
+    """The folder of `pixelis export`, whose scale is not folded into the weights."""
+    if not running.swaps:
+        pytest.skip("only vLLM applies adapters at runtime")
+    monkeypatch.setattr("pixelis.engines.vllm.write_peft", lambda adapter, folder, **_: write_peft(adapter, folder, "base"))
+    adapter = random_adapter(running.family, seed=11)
+
+    async def body(engine) -> None:
+        await engine.load(11, adapter)
+        samples = await run_all(engine, sample_episodes(Maker(running.family)), [GREEDY] * 7)
+        model = stock(running.family)
+        merge_into(model, {}, adapter)  # type: ignore[arg-type]
+        assert max(check_greedy(model, sample, running.spec.banned) for sample in samples) < 1e-4
+        await engine.load(12, None)
 
     running.run(body)
 

@@ -18,12 +18,12 @@ from safetensors.numpy import save_file
 from tiny_policy import LORA, Maker, adapter_state, folder, policy, set_adapter_state, stock, stock_log_probs
 
 from pixelis import config
-from pixelis.engines.vllm_files import write_peft
 from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 from pixelis.jobs import lineage as lineage_job
 from pixelis.jobs import ranks as job
 from pixelis.policy import architecture, estimate, ranks
 from pixelis.policy.adapters import Adapter, adapter_bytes, load_adapter, save_adapter
+from pixelis.policy.export import write_peft
 from pixelis.policy.lora import BaseWeights, add_lora, merge_into
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.train_step import Trainer

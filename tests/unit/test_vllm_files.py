@@ -20,15 +20,16 @@ from tiny_policy import FAMILIES, LORA, folder, policy, random_adapter, spec, st
 from pixelis import config
 from pixelis.engines import start_engine
 from pixelis.engines.vllm import VllmEngine, collapse
-from pixelis.engines.vllm_files import BaseFile, Scratch, checkpoint_tensors, link_model, parameter_name, write_peft
+from pixelis.engines.vllm_files import Scratch, link_model
 from pixelis.errors import BadInput, MissingDependency
 from pixelis.policy.adapters import Adapter
+from pixelis.policy.export import BaseFile, checkpoint_tensors, parameter_name, write_peft
 from pixelis.policy.lora import merge_into
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_the_error_says_what_to_install():
-    with pytest.raises(MissingDependency, match=r"pixelis\[vllm\]"):
+    with pytest.raises(MissingDependency, match=r"make install-gpu"):
         VllmEngine(folder("qwen3_vl"), policy(), config.EngineConfig(), config.DialogueConfig())
     with pytest.raises(MissingDependency):
         start_engine(config.load(None, ["engine.name=vllm"]), folder("qwen3_vl"))
@@ -82,7 +83,7 @@ def test_older_checkpoints_have_other_names(tmp_path: Path):
 def test_peft_files_hold_the_scale_and_leave_the_adapter_alone(tmp_path: Path):
     adapter = random_adapter()
     kept = {name: array.copy() for name, array in adapter.tensors.items()}
-    written = write_peft(adapter, tmp_path / "v1")
+    written = write_peft(adapter, tmp_path / "v1", fold_scale=True)
     arrays, settings = load_file(written / "adapter_model.safetensors"), json.loads((written / "adapter_config.json").read_text())
     assert settings["lora_alpha"] == settings["r"] == LORA.rank
     assert len(arrays) == len(adapter.tensors)

@@ -1,0 +1,159 @@
+"""Writes policies in the formats of other libraries: PEFT adapters, and merged Hugging Face model folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
+from torch import Tensor
+
+from pixelis.errors import BadInput
+from pixelis.policy.lora import weight_updates
+
+if TYPE_CHECKING:
+    from pixelis.policy.adapters import Adapter
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+"""Files of a model folder that hold weights, which a merged folder replaces."""
+
+
+def checkpoint_files(path: str | Path) -> list[Path]:
+    """The safetensors files of a model folder, or the file itself."""
+    path = Path(path)
+    return [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+
+
+def checkpoint_tensors(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors of a checkpoint, read lazily."""
+    for file in checkpoint_files(path):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (no mapping)
+                yield name, tensors.get_tensor(name)
+
+
+def parameter_name(name: str) -> str:
+    """The parameter name in transformers for the checkpoint's `name`; older checkpoints use shorter names."""
+    if name.startswith("visual."):
+        return f"model.{name}"
+    if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
+        return f"model.language_model.{name.removeprefix('model.')}"
+    return name
+
+
+class BaseFile:
+    """The base model's parameters by their names in transformers; shapes are read on creation, values on demand."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.locations: dict[str, tuple[Path, str]] = {}
+        self.shapes: dict[str, torch.Tensor] = {}
+        for file in checkpoint_files(folder):
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (no mapping)
+                    self.locations[parameter_name(name)] = file, name
+                    shape = tensors.get_slice(name).get_shape()
+                    self.shapes[parameter_name(name)] = torch.empty(shape, device="meta")
+
+    def read(self, name: str) -> Float[Tensor, ...]:
+        """Read one parameter. Raises BadInput for an unknown name."""
+        if name not in self.locations:
+            raise BadInput(f"{self.folder} has no parameter {name}", code="foreign_model")
+        file, original = self.locations[name]
+        with safe_open(file, framework="pt") as tensors:
+            return tensors.get_tensor(original)
+
+    def updates(self, adapter: Adapter) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
+        """The changes of the adapter; see `lora.weight_updates`. Raises BadInput if it does not fit or is not finite."""
+        return weight_updates(self.shapes, adapter)
+
+    def write_merged(self, adapter: Adapter, path: Path, dtype: torch.dtype) -> Path:
+        """Write the changed parameters under the checkpoint's names, merged in float32 and rounded once to `dtype`."""
+        merged: dict[str, torch.Tensor] = {}
+        for name, (left, right) in self.updates(adapter).items():
+            if right is not None:
+                left = self.read(name).to(dtype).float() + left @ right
+            merged[self.locations[name][1]] = left.to(dtype).contiguous()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_torch_file(merged, path)
+        return path
+
+
+def write_peft(adapter: Adapter, folder: Path, base_model: str | None = None, fold_scale: bool = False) -> Path:
+    """Write a LoRA adapter in PEFT's format; returns the folder, which must not exist.
+
+    base_model: named in the adapter's configuration. fold_scale: multiply the scale into B in float32, where the reader would do
+    it in a narrower type. Layers of other ranks are listed as PEFT's patterns; the scale is the same for all layers. Raises
+    BadInput for the weights of a whole model.
+    """
+    if adapter.kind != "lora":
+        raise BadInput("the checkpoint holds all parameters, which are no adapter", fix="export a merged model instead")
+    folder.mkdir(parents=True)
+    arrays: dict[str, np.ndarray] = {}
+    folded, scale = (adapter.scale, 1.0) if fold_scale else (1.0, adapter.scale)
+    for module in adapter.ranks:
+        stem = f"base_model.model.{module}"
+        arrays[f"{stem}.lora_A.weight"] = np.ascontiguousarray(adapter.tensors[f"{module}.A"])
+        # The product is a copy: vLLM modifies its tensors in place.
+        arrays[f"{stem}.lora_B.weight"] = np.ascontiguousarray(adapter.tensors[f"{module}.B"] * np.float32(folded))
+    rank = max(adapter.ranks.values())
+    others = {module: r for module, r in adapter.ranks.items() if r != rank}
+    settings = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": base_model,
+        "r": rank,
+        "lora_alpha": scale * rank,
+        "rank_pattern": others,
+        "alpha_pattern": {module: scale * r for module, r in others.items()},
+        "lora_dropout": 0.0,
+        "bias": "none",
+        # Full names: layers of the vision tower have the same last names.
+        "target_modules": sorted(adapter.ranks),
+    }
+    save_file(arrays, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    return folder
+
+
+def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.dtype | None = None) -> Path:
+    """Write a model folder in the layout of `base` with the policy's weights; returns the folder, which must not exist.
+
+    dtype: of the floating-point weights, None for that of each weight in `base`. Adapters are merged in float32 and rounded once.
+    Holds one file of weights in memory. Raises BadInput for weights that do not fit the base model.
+    """
+    source = BaseFile(base)
+    updates = {source.locations[name][1]: update for name, update in source.updates(adapter).items()}
+    folder.mkdir(parents=True)
+    for path in sorted(base.iterdir()):
+        if path.is_file() and path.suffix not in WEIGHT_SUFFIXES:
+            shutil.copyfile(path, folder / path.name)
+    for path in checkpoint_files(base):
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in checkpoint_tensors(path):
+            target = (dtype or tensor.dtype) if tensor.is_floating_point() else tensor.dtype
+            if name in updates:
+                left, right = updates[name]
+                tensor = left if right is None else tensor.float() + left @ right
+            tensors[name] = tensor.to(target).contiguous()
+        save_torch_file(tensors, folder / path.name, metadata={"format": "pt"})
+    if dtype is not None:
+        _set_dtype(folder / "config.json", dtype)
+    return folder
+
+
+def _set_dtype(path: Path, dtype: torch.dtype) -> None:
+    """Name the type of the weights where the configuration names one."""
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    for section in (settings, settings.get("text_config", {}), settings.get("vision_config", {})):
+        for key in {"dtype", "torch_dtype"} & section.keys():
+            section[key] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(settings, indent=2), encoding="utf-8")
