@@ -30,6 +30,9 @@ class LearnerConfig(Section):
     rows: int = Field(4, ge=1, description="packed rows per forward pass")
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0: no sharding, sufficient for adapters")
     deepspeed: str | None = Field(None, description="DeepSpeed JSON file merged into the generated configuration")
+    peak_tflops: float | None = Field(
+        None, gt=0, description="10^12 operations per second of a GPU, for the metric learner/mfu; unset: by the GPU's name"
+    )
     checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
     keep: int = Field(3, ge=1, description="number of checkpoints to keep")
     max_failures: int = Field(2, ge=0, description="restarts from the last checkpoint before the run fails")

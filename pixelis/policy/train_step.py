@@ -20,6 +20,7 @@ from pixelis.policy import checkpoint
 from pixelis.policy.adapters import FILES, Adapter, check_adapter, load_adapter, moving_average
 from pixelis.policy.deepspeed_engine import ZeroEngine
 from pixelis.policy.distributed import sum_over_workers
+from pixelis.policy.flops import FlopCounter, peak_flops
 from pixelis.policy.forward import FeatureCache, Features, concatenate, use_packed_attention
 from pixelis.policy.log_probs import PolicyModule
 from pixelis.policy.lora import add_lora, lora_parameters
@@ -82,6 +83,7 @@ class Trainer:
             self.zero.set_weights(adapter.tensors)
         # A frozen vision tower always computes the same features. ZeRO-3 workers must all run it equally often: no cache.
         self.features = FeatureCache() if not policy.full and self.zero.stage < 3 else None
+        self.flops, self.peak_flops = FlopCounter(self.model, self.spec.patch), peak_flops(self.device, learner.peak_tflops)
         self.reference = self.zero.shards() if self.loss.kl > 0 else None
         self.average = self.zero.weights() if ema else None
         self.kl_weight = self.loss.kl
@@ -173,6 +175,7 @@ class Trainer:
         batches = [collate([active[i] for i in members], self.spec, self.shares_prompts) for members in bins]
         references = self._reference_log_probs(batches, micro_batches) if kind == "policy" and self._kl_in_loss else []
         sums: defaultdict[str, float] = defaultdict(float)
+        flops = 0.0
         for i in range(micro_batches):
             # Workers with fewer micro-batches add empty ones, so that all take part in the same collectives.
             is_real = i < len(batches)
@@ -180,6 +183,8 @@ class Trainer:
             reference = references[i] if is_real and references else None
             ratio_base = old_log_probs[i] if is_real and old_log_probs else None
             self._backward(micro.to(self.device), kind, totals, reference, ratio_base, float(is_real), sums)
+            if is_real:
+                flops += self.flops.step(micro, [len(active[j].tokens) for j in bins[i]])
         norm = self.zero.apply(rate) if micro_batches else 0.0
         metrics = self._metrics(kind, sums, trained)
         if before_step is not None and kl_limit is not None:
@@ -199,7 +204,11 @@ class Trainer:
         }
         self._count(norm is None)
         seconds = time.perf_counter() - started
-        times = {"learner/seconds": seconds, "learner/tokens_per_s": metrics["learner/tokens"] / seconds}
+        flops_per_s = sum_over_workers([flops])[0] / (seconds * dist.get_world_size())
+        times = {"learner/seconds": seconds, "learner/tflops_per_s": flops_per_s / 1e12}
+        times["learner/tokens_per_s"] = metrics["learner/tokens"] / seconds
+        if self.peak_flops is not None:
+            times["learner/mfu"] = flops_per_s / self.peak_flops
         return metrics | times | {"learner/skipped": float(self.skipped)}
 
     def _select(

@@ -1,0 +1,85 @@
+"""Floating-point operations of a training step, for the share of the hardware's peak that a run reaches (MFU).
+
+Counted as in PaLM (arXiv 2204.02311, appendix B): a matrix of N weights costs 2 N operations a token in the forward pass, again
+for the gradient of its input and again for that of its weights; attention counts whole squares of a sample's length. Recomputed
+activations do not count. A frozen vision tower, whose features are cached, does not either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from pixelis.policy.forward import VisionLanguageModel
+    from pixelis.policy.packing import PackedBatch
+
+PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100 NVL": 835.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "RTX 6000 Ada": 364.0,
+    "RTX 4090": 165.0,
+    "A10": 125.0,
+    "L4": 121.0,
+    "RTX 3090": 71.0,
+}
+"""Dense bfloat16 tensor operations per second in 10^12, by a part of the GPU's name, from NVIDIA's data sheets."""
+
+
+def peak_flops(device: torch.device, tflops: float | None = None) -> float | None:
+    """Operations per second of a device; None if unknown. tflops: overrides the table, in 10^12."""
+    if tflops is not None:
+        return tflops * 1e12
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((1e12 * value for part, value in PEAK_TFLOPS.items() if part in name), None)
+
+
+class FlopCounter:
+    """Counts the operations of training steps of a model. patch: side of an image patch in pixels.
+
+    Which weights are trained must not change afterwards.
+    """
+
+    def __init__(self, model: VisionLanguageModel, patch: int):
+        self.patch = patch
+        text = model.config.text_config
+        head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        self.attention = 4 * text.num_hidden_layers * text.num_attention_heads * head_width
+        self.layers = _per_token(model.model.language_model.layers)
+        self.head = _per_token(model.lm_head)
+        visual = model.model.visual
+        self.vision = _per_token(visual) if any(p.requires_grad for p in visual.parameters()) else 0
+
+    def step(self, batch: PackedBatch, lengths: Sequence[int]) -> float:
+        """Operations of the forward and the backward pass of a micro-batch. lengths: of its samples."""
+        patches = sum(view.shape[0] * view.shape[1] for view in batch.views) // self.patch**2
+        return self.count(len(batch.tokens), sum(batch.policy_tokens.tolist()), lengths, patches)
+
+    def count(self, tokens: int, policy_tokens: int, lengths: Sequence[int], patches: int = 0) -> float:
+        """Operations for a row of `tokens`, logits of `policy_tokens`, attention in samples of `lengths`, and images."""
+        attention = 3 * self.attention * sum(length**2 for length in lengths)
+        return float(self.layers * tokens + self.head * policy_tokens + self.vision * patches + attention)
+
+
+def _per_token(module: nn.Module) -> int:
+    """Operations of the matrices of a module for a token: three passes of trainable ones, two of frozen ones."""
+    return sum(2 * (3 if p.requires_grad else 2) * _numel(p) for p in _matrices(module))
+
+
+def _matrices(module: nn.Module) -> Sequence[Any]:
+    return [m.weight for m in module.modules() if isinstance(m, nn.Linear)]
+
+
+def _numel(parameter: Any) -> int:
+    """Number of weights, also of one that ZeRO-3 has divided."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
