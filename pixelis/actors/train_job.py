@@ -13,7 +13,7 @@ from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.samples import LearnerBatch
-from pixelis.telemetry import lineage
+from pixelis.telemetry import events, lineage
 from pixelis.telemetry.events import STAGE, EventLog, mark_replayed
 from pixelis.telemetry.metrics import Tracker, publish
 
@@ -77,7 +77,10 @@ class TrainJob:
 
 
 class Checkpoints:
-    """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches and at the end. Collective over all workers."""
+    """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches and at the end. Collective over all workers.
+
+    The one with the best evaluation is kept and linked as ``run.dir/best``.
+    """
 
     def __init__(self, job: TrainJob, trainer: Trainer):
         self.config, self.source, self.trainer = job.config, job.source, trainer
@@ -97,10 +100,35 @@ class Checkpoints:
         """Save if batches were learnt since the last checkpoint."""
         if self.trainer.batches > self.saved:
             self._save(self.config.run.dir)
+        if self.trainer.is_first:
+            self._link_best()
 
     def _save(self, folder: str) -> None:
         state = self.state | (self.source.state() if self.trainer.is_first else {})
-        self.trainer.save(folder, state, name=self.trainer.batches, lineage=lineage.of_checkpoint(folder))
+        best = self._link_best() if self.trainer.is_first else None
+        self.trainer.save(folder, state, name=self.trainer.batches, lineage=lineage.of_checkpoint(folder), best=best)
+
+    def _link_best(self) -> int | None:
+        """Link the checkpoint with the best evaluation; returns its step."""
+        best = best_step(self.config.run.dir)
+        if best is not None:
+            checkpoint.link_best(self.config.run.dir, best)
+        return best
+
+
+def best_step(run_dir: str) -> int | None:
+    """Step of the checkpoint with the highest accuracy, or without accuracies the lowest loss, in an evaluation.
+
+    The newer one of equal ones. None if no checkpoint was evaluated.
+    """
+    saved, scores = checkpoint.steps(run_dir), dict[str, dict[int, float]](accuracy={}, loss={})
+    for event in events.read(run_dir, "evaluation") + events.read(run_dir, "step/sft"):
+        for name, values in scores.items():
+            value = event.get(f"evaluate/{name}")
+            if isinstance(value, int | float) and event["step"] in saved:
+                values[event["step"]] = value if name == "accuracy" else -value
+    values = scores["accuracy"] or scores["loss"]
+    return max(values, key=lambda step: (values[step], step), default=None)
 
 
 class StepLog:

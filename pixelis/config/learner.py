@@ -34,5 +34,5 @@ class LearnerConfig(Section):
         None, gt=0, description="10^12 operations per second of a GPU, for the metric learner/mfu; unset: by the GPU's name"
     )
     checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
-    keep: int = Field(3, ge=1, description="number of checkpoints to keep")
+    keep: int = Field(3, ge=1, description="number of checkpoints to keep, beside the one with the best evaluation")
     max_failures: int = Field(2, ge=0, description="restarts from the last checkpoint before the run fails")

@@ -74,7 +74,7 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
         if not config.run.resume:
             for name in ("checkpoints", "versions", "train", "phases", "scorers"):
                 shutil.rmtree(folder / name, ignore_errors=True)
-            for name in ("events.jsonl", "rollouts.jsonl", "consumed.jsonl", lineage.NAME):
+            for name in ("events.jsonl", "rollouts.jsonl", "consumed.jsonl", "best", lineage.NAME):
                 (folder / name).unlink(missing_ok=True)
         _check_same_run(folder / "config.yaml", config)
         (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")

@@ -2,8 +2,9 @@
 
 usage: pixelis export CHECKPOINT OUT [--merge] [--model FOLDER] [--dtype bfloat16|float16|float32] [--dry-run]
 
-CHECKPOINT is a checkpoint, or a run, whose last one is exported. transformers with PEFT, and vLLM with --enable-lora, load the
-adapter beside the base model; they load the merged folder like any other model. Policies of policy.full=true can only be merged.
+CHECKPOINT is a checkpoint, or a run: then its best one, or without evaluations the last. transformers with PEFT, and vLLM with
+--enable-lora, load the adapter beside the base model; they load the merged folder like any other model. Policies of
+policy.full=true can only be merged.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint folder itself, or the last one of a run. Raises MissingFile."""
-    found = checkpoint.latest(path) if (path / "checkpoints").is_dir() else path
+    """The checkpoint folder itself, or the best or else the last one of a run. Raises MissingFile."""
+    is_run = (path / "checkpoints").is_dir()
+    best = (path / "best").resolve() if is_run else path
+    found = best if best.is_dir() else checkpoint.latest(path)
     if found is None or not found.is_dir():
         raise MissingFile(f"no checkpoint in {path}", fix="name a run, or a folder like RUN/checkpoints/step_00000010")
     return found

@@ -46,8 +46,9 @@ def write(
     keep: int = 0,
     headers: Mapping[str, dict[str, str]] | None = None,
     notes: Mapping[str, Any] | None = None,
+    best: int | None = None,
 ) -> Path:
-    """Write `run_dir/checkpoints/step_NNNNNNNN` and return it; prune to the newest `keep` (0: keep all).
+    """Write `run_dir/checkpoints/step_NNNNNNNN` and return it; prune to the newest `keep` (0: keep all) and that of step `best`.
 
     tensors: file stem -> name -> array, each stored as `STEM.safetensors`; state: JSON values, stored as `state.json`; headers:
     file stem -> metadata of that safetensors file; notes: file stem -> further JSON values. Replaces a complete checkpoint of the
@@ -64,8 +65,17 @@ def write(
     final = Path(run_dir) / "checkpoints" / f"step_{step:08d}"
     write_folder(final, fill)
     if keep:
-        prune(run_dir, keep)
+        prune(run_dir, keep, best)
     return final
+
+
+def link_best(run_dir: str | Path, step: int) -> None:
+    """Point the link `run_dir/best` to the checkpoint of a step."""
+    link = Path(run_dir) / "best"
+    aside = link.with_name(f".best.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(Path("checkpoints") / f"step_{step:08d}", target_is_directory=True)
+    aside.replace(link)
 
 
 def write_folder(final: str | Path, fill: Callable[[Path], None]) -> None:
@@ -98,8 +108,8 @@ def write_folder(final: str | Path, fill: Callable[[Path], None]) -> None:
     _sync(final.parent)
 
 
-def is_complete(folder: str | Path) -> bool:
-    """True if the manifest exists and every file has its size and checksum."""
+def is_complete(folder: str | Path, verify: bool = True) -> bool:
+    """True if the manifest exists and every file has its size and, with `verify`, its checksum."""
     folder = Path(folder)
     try:
         files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
@@ -107,7 +117,7 @@ def is_complete(folder: str | Path) -> bool:
             return False
         for name, entry in files.items():
             path = folder / name
-            if path.stat().st_size != entry["bytes"] or file_sha256(path) != entry["sha256"]:
+            if path.stat().st_size != entry["bytes"] or (verify and file_sha256(path) != entry["sha256"]):
                 return False
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -131,6 +141,11 @@ def read(folder: str | Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str
     return tensors, json.loads((folder / "state.json").read_text(encoding="utf-8"))
 
 
+def steps(run_dir: str | Path) -> set[int]:
+    """Steps of the checkpoints of a run, complete or not."""
+    return {step for step, _ in _steps(run_dir)}
+
+
 def step_of(folder: str | Path) -> int:
     """Step in the name of a checkpoint folder. Raises BadInput for another name."""
     match = _NAME.fullmatch(Path(folder).name)
@@ -139,15 +154,16 @@ def step_of(folder: str | Path) -> int:
     return int(match.group(1))
 
 
-def prune(run_dir: str | Path, keep: int) -> None:
-    """Remove all but the newest `keep` complete checkpoints, and the remains of interrupted writes."""
+def prune(run_dir: str | Path, keep: int, best: int | None = None) -> None:
+    """Remove all but the newest `keep` complete checkpoints and that of step `best`, and the remains of interrupted writes."""
     folders = _steps(run_dir)
-    complete = [path for _, path in folders if is_complete(path)]
+    # Checksums were computed when the files were written; reading all of them again would take minutes for a large model.
+    complete = [path for _, path in folders if is_complete(path, verify=False)]
     if not complete:
         return
     oldest = step_of(complete[-keep:][0])
     for step, path in folders:
-        if step < oldest:
+        if step < oldest and step != best:
             shutil.rmtree(path, ignore_errors=True)
     _remove_orphans(Path(run_dir) / "checkpoints", ".step_*")
 

@@ -433,11 +433,12 @@ class Trainer:
         extra: Mapping[str, Any] | None = None,
         name: int | None = None,
         lineage: Mapping[str, Any] | None = None,
+        best: int | None = None,
     ) -> Path:
         """Write a complete checkpoint, prune to `learner.keep`, return the folder. extra: the caller's state, JSON.
 
         name: number in the folder's name instead of the optimizer step. lineage: origin of the checkpoint, from
-        `telemetry.lineage.of_checkpoint`.
+        `telemetry.lineage.of_checkpoint`. best: number of a further checkpoint to keep.
         """
         adapter, moments = self.adapter(), self.zero.moments()
         reference = self.zero.complete(self.reference) if self.reference is not None else {}
@@ -460,7 +461,8 @@ class Trainer:
             }
             headers = {FILES[adapter.kind]: adapter.metadata()}
             notes = {"lineage": lineage} if lineage else {}
-            checkpoint.write(run_dir, step, {k: v for k, v in tensors.items() if v}, state, self.learner.keep, headers, notes)
+            present = {k: v for k, v in tensors.items() if v}
+            checkpoint.write(run_dir, step, present, state, self.learner.keep, headers, notes, best)
         dist.barrier()
         return folder
 

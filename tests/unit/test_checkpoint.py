@@ -15,8 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pixelis.actors.train_job import best_step
 from pixelis.errors import BadInput, MissingFile
 from pixelis.policy import checkpoint
+from pixelis.telemetry.events import EventLog
 
 TENSORS = {"adapter": {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}, "optimizer": {"m": np.ones(4, np.float32)}}
 
@@ -117,7 +119,9 @@ def test_an_interrupted_replacement_is_finished(tmp_path: Path):
 
 WRITER = """
 import sys, numpy as np
+from pixelis.actors.train_job import best_step
 from pixelis.policy import checkpoint
+from pixelis.telemetry.events import EventLog
 start = int(sys.argv[2])
 print("ready", flush=True)
 for step in range(start, start + 100000):
@@ -162,3 +166,30 @@ def test_json_is_replaced_atomically(tmp_path: Path):
         checkpoint.write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": None}
     assert [p.name for p in path.parent.iterdir()] == ["versions.json"]
+
+
+def test_the_checkpoint_with_the_best_evaluation_is_kept_and_linked(tmp_path: Path) -> None:
+    with EventLog(tmp_path) as log:
+        for step, accuracy in ((1, 0.5), (2, 0.9), (3, 0.7)):
+            log.write("evaluation", step=step, **{"evaluate/accuracy": accuracy})
+    assert best_step(str(tmp_path)) is None
+    for step in range(1, 8):
+        best = best_step(str(tmp_path))
+        checkpoint.write(tmp_path, step, {"adapter": {"a": np.ones(2, np.float32)}}, {}, keep=2, best=best)
+    assert checkpoint.steps(tmp_path) == {2, 6, 7}
+    assert best_step(str(tmp_path)) == 2
+    for step in (6, 2):
+        checkpoint.link_best(tmp_path, step)
+        assert checkpoint.step_of((tmp_path / "best").resolve()) == step
+    with EventLog(tmp_path) as log:
+        log.write("evaluation", step=7, **{"evaluate/accuracy": 0.9})
+        log.write("step/sft", step=6, **{"evaluate/loss": 0.1})
+    assert best_step(str(tmp_path)) == 7
+
+
+def test_without_accuracies_the_lowest_loss_is_the_best(tmp_path: Path) -> None:
+    with EventLog(tmp_path) as log:
+        for step, loss in ((1, 0.5), (2, 0.1), (3, 0.2)):
+            log.write("step/sft", step=step, **{"evaluate/loss": loss})
+            checkpoint.write(tmp_path, step, {"adapter": {"a": np.ones(2, np.float32)}}, {})
+    assert best_step(str(tmp_path)) == 2
