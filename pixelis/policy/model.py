@@ -13,7 +13,7 @@ from pixelis.dialogue.spec import ModelSpec, load_tokenizer, model_config
 from pixelis.errors import BadInput, MissingDependency
 from pixelis.policy.model_path import resolve
 from pixelis.policy.transformers_compat import Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
-from pixelis.policy.vision import batch_equal_windows
+from pixelis.policy.vision import batch_windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -80,6 +80,6 @@ def load_model(
         message = f"{folder}: {len(names)} weights are missing or have the wrong shape, first {names[0]}"
         raise BadInput(message, code="bad_model", fix="download the model again, or correct its config.json")
     model.to(target).eval()
-    batch_equal_windows(model)
+    batch_windows(model)
     tokenizer = load_tokenizer(folder)
     return model, tokenizer, ModelSpec.load(folder, tokenizer)

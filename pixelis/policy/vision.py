@@ -1,12 +1,12 @@
 """Input patches of the vision tower, and a faster attention for it.
 
 `patchify` equals the image processors of transformers, which require torchvision. Without flash attention, transformers' Qwen
-vision towers attend image by image in a Python loop; `batch_equal_windows` replaces the loop by a single call if all windows have
-the same length, which is the case for views of one pixel budget.
+vision towers attend window by window in a Python loop; `batch_windows` replaces the loop by a call for each length of a window.
 """
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -63,20 +63,17 @@ def patchify(
     return torch.cat(groups), torch.tensor(grids, dtype=torch.int64)
 
 
-def batch_equal_windows(model: nn.Module) -> int:
-    """Replace the sdpa attention of a Qwen2.5-VL or Qwen3-VL vision tower. Windows of unequal length use transformers' attention.
+def batch_windows(model: nn.Module) -> int:
+    """Replace the sdpa attention of a Qwen2.5-VL or Qwen3-VL vision tower by one call for all windows of equal length.
 
-    Returns the number of replaced layers. Idempotent.
+    On GPUs in half precision by one call of the variable-length kernel. Returns the number of replaced layers. Idempotent.
     """
     changed = 0
     module: Any
     for module in model.modules():
-        if type(module).__name__ not in _ATTENTIONS or module.config._attn_implementation != "sdpa":
-            continue
-        if not hasattr(module, "_stock_forward"):
-            module._stock_forward = module.forward
+        if type(module).__name__ in _ATTENTIONS and module.config._attn_implementation == "sdpa":
             module.forward = types.MethodType(_batched_attention, module)
-        changed += 1
+            changed += 1
     return changed
 
 
@@ -87,25 +84,53 @@ def _batched_attention(
     position_embeddings: tuple[Float[Tensor, "patches width"], Float[Tensor, "patches width"]],
     **kwargs: object,
 ) -> Float[Tensor, "patches hidden"]:
-    lengths = cu_seqlens[1:] - cu_seqlens[:-1]
-    count, length = len(lengths), int(lengths[0])
-    if count < 2 or not bool((lengths == length).all()):
-        return self._stock_forward(hidden_states, cu_seqlens=cu_seqlens, position_embeddings=position_embeddings, **kwargs)
-    heads = self.num_heads
-    query, key, value = self.qkv(hidden_states).view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    # [patches, width] -> [windows, 1, window length, width], float32 as in transformers.
-    cos, sin = (table.view(count, 1, length, -1).float() for table in position_embeddings)
-    attended = functional.scaled_dot_product_attention(
-        _rotate(query, cos, sin), _rotate(key, cos, sin), value, scale=self.scaling
-    )
-    return self.proj(attended.transpose(1, 2).reshape(count * length, -1))
+    query, key, value = self.qkv(hidden_states).view(len(hidden_states), 3, self.num_heads, -1).unbind(1)
+    # float32, as in transformers.
+    cos, sin = (table.unsqueeze(1).float() for table in position_embeddings)
+    query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+    if query.is_cuda and query.dtype != torch.float32:
+        from torch.nn.attention.varlen import varlen_attn
+
+        longest = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
+        attended: Any = varlen_attn(query, key, value, cu_seqlens, cu_seqlens, longest, longest, scale=self.scaling)
+    else:
+        attended = _attend_by_length(query, key, value, cu_seqlens.tolist(), self.scaling)
+    return self.proj(attended.reshape(hidden_states.shape))
+
+
+def _attend_by_length(
+    query: Float[Tensor, "patches heads width"],
+    key: Float[Tensor, "patches heads width"],
+    value: Float[Tensor, "patches heads width"],
+    edges: list[int],
+    scale: float,
+) -> Float[Tensor, "patches heads width"]:
+    """Attention inside each window, for all windows of one length together. Most windows have the same length."""
+    starts: dict[int, list[int]] = {}
+    for start, stop in itertools.pairwise(edges):
+        starts.setdefault(stop - start, []).append(start)
+    heads, width = query.shape[1:]
+    out = torch.empty_like(query) if len(starts) > 1 else query
+    for length, first in starts.items():
+        rows = None
+        if len(starts) > 1:
+            offsets = torch.arange(length, device=query.device)
+            rows = (torch.tensor(first, device=query.device)[:, None] + offsets).reshape(-1)
+        parts = (t if rows is None else t.index_select(0, rows) for t in (query, key, value))
+        # [windows * length, heads, width] -> [windows, heads, length, width]
+        q, k, v = (part.view(len(first), length, heads, width).transpose(1, 2) for part in parts)
+        attended = functional.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).reshape(-1, heads, width)
+        if rows is None:
+            return attended
+        out = out.index_copy(0, rows, attended)
+    return out
 
 
 def _rotate(
-    states: Float[Tensor, "windows heads length width"],
-    cos: Float[Tensor, "windows 1 length width"],
-    sin: Float[Tensor, "windows 1 length width"],
-) -> Float[Tensor, "windows heads length width"]:
+    states: Float[Tensor, "patches heads width"],
+    cos: Float[Tensor, "patches 1 width"],
+    sin: Float[Tensor, "patches 1 width"],
+) -> Float[Tensor, "patches heads width"]:
     half = states.shape[-1] // 2
     rotated = torch.cat((-states[..., half:], states[..., :half]), dim=-1)
     return (states.float() * cos + rotated.float() * sin).to(states.dtype)

@@ -16,7 +16,7 @@ from pixelis.errors import BadInput
 from pixelis.nano import BASE
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import BINS, SPECIAL, ZOOM_CALL, build_tokenizer
-from pixelis.policy.vision import batch_equal_windows, patchify
+from pixelis.policy.vision import batch_windows, patchify
 
 TOKENIZER = build_tokenizer()
 
@@ -117,7 +117,7 @@ def test_a_lesson_teaches_every_part():
 @pytest.fixture(scope="module")
 def base():
     model = AutoModelForImageTextToText.from_pretrained(BASE, dtype=torch.float32).eval()
-    batch_equal_windows(model)
+    batch_windows(model)
     return model
 
 

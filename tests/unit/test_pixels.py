@@ -10,7 +10,7 @@ from pixelis.errors import BadInput
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.operations.pixel_budget import PixelBudget, fit, fitted_size
-from pixelis.policy.vision import batch_equal_windows, patchify
+from pixelis.policy.vision import batch_windows, patchify
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
@@ -93,12 +93,23 @@ def test_patchify_refuses_sides_that_are_not_multiples():
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-@pytest.mark.parametrize("sizes", [[(64, 64)] * 5, [(64, 64)], [(64, 64), (32, 64), (64, 64)]])
+@pytest.mark.parametrize("sizes", [[(64, 64)] * 5, [(64, 64)], [(64, 64), (32, 64), (64, 64)], [(112, 176), (144, 80)]])
 def test_batched_vision_attention_equals_the_stock_one(family, sizes):
+    """Output and gradients; Qwen2.5-VL also with windows, those at the edges of a picture being smaller."""
     model = build(build_tokenizer(), family).eval()
+    if family == "qwen2_5_vl":
+        model.model.visual.fullatt_block_indexes, model.model.visual.window_size = [2], 48
     pixels, grid = patchify([noise(h, w, 3, seed=i) for i, (h, w) in enumerate(sizes)], 8, 2, 2)
-    with torch.no_grad():
-        stock = model.model.visual(pixels, grid_thw=grid).pooler_output
-        assert batch_equal_windows(model) == 3
-        assert batch_equal_windows(model) == 3
-        assert torch.allclose(stock, model.model.visual(pixels, grid_thw=grid).pooler_output, atol=1e-6)
+    results = []
+    for batched in (False, True):
+        if batched:
+            assert batch_windows(model) == 3
+            assert batch_windows(model) == 3
+        model.zero_grad(set_to_none=True)
+        out = model.model.visual(pixels, grid_thw=grid).pooler_output
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        results.append((out.detach(), [p.grad for p in model.model.visual.parameters() if p.grad is not None]))
+    (stock, stock_gradients), (ours, gradients) = results
+    assert torch.allclose(stock, ours, atol=1e-6)
+    for expected, gradient in zip(stock_gradients, gradients, strict=True):
+        assert torch.allclose(expected, gradient, atol=1e-5 * max(1.0, float(expected.abs().max())))
