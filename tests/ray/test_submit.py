@@ -185,6 +185,7 @@ COMMANDS = {
     "quickstart": "quickstart configs/nano/quickstart.yaml --dry-run",
     "operate": "operate {root}/pixelis/serve/page/example.jpg zoom_in box=0.2,0.2,0.5,0.5 --out {tmp}/operated",
     "audit": "audit --help",
+    "export": "export --help",
     "lineage": "lineage {tmp}/synthesized",
     "doctor": "doctor --help",
     "recipes": "recipes",
