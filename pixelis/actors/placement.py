@@ -33,7 +33,7 @@ from pixelis.actors.reservations import (
 from pixelis.actors.scorer import Scorer
 from pixelis.config import Config
 from pixelis.errors import MissingFile
-from pixelis.policy import object_store
+from pixelis.policy import storage
 from pixelis.telemetry.progress import stage
 
 
@@ -72,7 +72,7 @@ def start_generator(config: Config, store: str, index: int, name: str) -> tuple[
 def _object_store(config: Config) -> tuple[int, int]:
     """Bytes that the job needs of the object store, and of its largest object. The job reports a missing model itself."""
     try:
-        return object_store.needed_bytes(config)
+        return storage.needed_bytes(config)
     except MissingFile:
         return 0, 0
 

@@ -8,6 +8,7 @@ context, fragmentation in the allocator, and the buffers of NCCL and cuBLAS.
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import torch
 
 from pixelis.errors import MissingFile
-from pixelis.policy import object_store
+from pixelis.policy import storage
 from pixelis.policy.adapters import adapter_bytes
 from pixelis.policy.architecture import Architecture, language_layer_bytes, vision_block_bytes
 from pixelis.policy.deepspeed_engine import deepspeed_config
@@ -301,10 +302,12 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
         if job == "rft" and c.engine.colocate and c.engine.name == "vllm":
             out.append(_turns_fit(device, c.engine.gpu_memory_utilization, gpu_bytes))
     if job == "rft":
-        shares, store = object_store.parts(c, object_store.version_bytes(c, arch)), c.cluster.object_store_bytes
+        shares, store = storage.parts(c, storage.version_bytes(c, arch)), c.cluster.object_store_bytes
         short = store is not None and sum(shares.values()) > store
         message = f": more than cluster.object_store_bytes {format_bytes(store)} of a local cluster" if store and short else ""
         out.append(Finding("note" if short else "ok", "object store", f"at most {_format_parts(shares)}{message}"))
+    if out:
+        out.append(_disk(c, storage.disk_parts(c, storage.version_bytes(c, arch), job)))
     if job == "sft":
         return out
     if c.rewards.needs_states or (job == "serve" and c.memory.enabled and not c.serve.read_only):
@@ -336,6 +339,16 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
     else:
         out.append(Finding("ok", "generator", message))
     return out
+
+
+def _disk(c: config.Config, parts: dict[str, int]) -> Finding:
+    """What the run writes, against the free space of its folder's disk if that exists here."""
+    folder = next(path for path in (Path(c.run.dir).absolute(), *Path(c.run.dir).absolute().parents) if path.is_dir())
+    free, needed = shutil.disk_usage(folder).free, sum(parts.values())
+    message = f"at most {_format_parts(parts)} in run.dir"
+    if needed > free:
+        return Finding("note", "disk", f"{message}: {folder} has {format_bytes(free)} free on this machine")
+    return Finding("ok", "disk", message)
 
 
 def _turns_fit(learner: dict[str, int], share: float, gpu_bytes: int) -> Finding:

@@ -1,4 +1,4 @@
-"""Estimates how much of Ray's object store a job needs: policy versions, views and pictures of the groups in flight.
+"""Estimates how much of Ray's object store and of the disk a job needs.
 
 An object store that is too small spills to disk, which slows every step; the loss of a spilled version fails its loading.
 """
@@ -51,6 +51,21 @@ def parts(c: config.Config, version: int) -> dict[str, int]:
         "replay": r.replay.max_bytes if r.replay.capacity else 0,
     }
     return {name: size for name, size in out.items() if size}
+
+
+def disk_parts(c: config.Config, version: int, job: str) -> dict[str, int]:
+    """Bytes in run.dir at most, by part, without logs and saved episodes. version: bytes of one.
+
+    - checkpoints: weights, two moments of each, with a KL term the reference, and with an average that; the newest
+      `learner.keep`, the best one if there are evaluations, and the one that is written.
+    - versions: those that the policy store keeps.
+    """
+    has_reference = job == "serve" or (job == "rft" and c.rft.loss.kl > 0)
+    has_average = job == "serve" and c.evolution.ema > 0
+    evaluated = (job == "rft" and c.rft.evaluate_every) or (job == "sft" and c.sft.evaluate_every)
+    kept = c.learner.keep + bool(evaluated) + 1
+    out = {"checkpoints": kept * (3 + has_reference + has_average) * version}
+    return out if job == "sft" else out | {"versions": KEPT_VERSIONS * version}
 
 
 def needed_bytes(c: config.Config) -> tuple[int, int]:
