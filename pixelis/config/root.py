@@ -102,6 +102,12 @@ class Config(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         d, problems = self.dialogue, []
+        for key, folder in (("run.dir", self.run.dir), ("memory.dir", self.memory.dir)):
+            if folder and "://" in folder:
+                # Files are locked, appended to, renamed and linked there, which object stores do not support.
+                problems.append(
+                    f"{key} {folder} is no folder: mount a filesystem that all nodes share (NFS, FSx, Filestore, JuiceFS)"
+                )
         if d.max_turn_tokens >= d.max_context:
             problems.append(
                 f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context {d.max_context}"

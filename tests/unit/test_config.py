@@ -57,6 +57,8 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
         ("learner.workers=3", "rft.prompts_per_step 32 is not divisible by learner.workers 3"),
         ("rft.advantage.min_group=9", "rft.advantage.min_group 9 is above rft.group_size 8"),
         ("nonsense", "is not an override"),
+        ("run.dir=s3://bucket/run", "run.dir s3://bucket/run is no folder: mount a filesystem"),
+        ("memory.dir=gs://bucket/memory", "memory.dir gs://bucket/memory is no folder"),
         ("engine.tensor_parallel=2 engine.gpus=1", "engine.tensor_parallel 2 needs as many engine.gpus, not 1"),
         ("engine.colocate=true rft.max_off_policy_steps=1", "needs rft.max_off_policy_steps=0, not 1"),
         ("engine.colocate=true engine.gpus=1", "engine.gpus is 1, learner.gpus 0 and engine.tensor_parallel 1: set them to 1"),
