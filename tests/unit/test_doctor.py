@@ -7,11 +7,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
-from pixelis.jobs import doctor
-from pixelis.jobs.doctor import Check, Need
+from pixelis.jobs import doctor, doctor_gpu
+from pixelis.jobs.doctor import Need
+from pixelis.jobs.doctor_checks import Check
+
+ROOT = Path(__file__).parents[2]
 
 
 def states(checks, area):
@@ -117,20 +122,72 @@ def test_little_memory_keeps_the_quickstart_from_running(monkeypatch):
 
 
 def test_gpus_come_from_nvidia_smi(monkeypatch):
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(doctor, "_output", lambda command, timeout: "NVIDIA H200, 143771, 570.1\nNVIDIA H200, [N/A], 570.1\n")
-    gpus = doctor.find_gpus()
+    monkeypatch.setattr(doctor_gpu.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(doctor_gpu, "output", lambda command, timeout: "NVIDIA H200, 143771, 570.1\nNVIDIA H200, [N/A], 570.1\n")
+    gpus = doctor_gpu.find_gpus()
     assert gpus[0] == {"name": "NVIDIA H200", "memory_gib": 140.4, "driver": "570.1"}
     assert gpus[1]["memory_gib"] is None
-    monkeypatch.setattr(doctor, "version", lambda name: "2.13.0+cpu")
-    result = doctor._gpus(gpus)  # the probe's output is no three words: torch does not see them
-    assert [check.state for check in result] == ["ok", "ok", "wrong"]
+    monkeypatch.setattr(doctor_gpu, "version", {"torch": "2.13.0+cpu", "faiss-cpu": "1.15.1"}.get)
+    result = doctor_gpu.gpu_checks(gpus)  # the probe's output has not four words: torch does not see them
+    assert [check.state for check in result] == ["ok", "ok", "wrong", "note"]
+    assert [check.fix.partition(";")[0] for check in result[2:]] == ["make install-gpu"] * 2
+    monkeypatch.setattr(doctor_gpu, "version", {"torch": "2.13.0", "faiss-gpu": "1.15.1"}.get)
+    monkeypatch.setattr(doctor_gpu, "output", lambda command, timeout: "2 13.0 True 2.29.7\n")
+    (torch_sees,) = doctor_gpu.gpu_checks(gpus)[2:]
+    assert (torch_sees.state, torch_sees.detail) == ("ok", "2, CUDA 13.0, NCCL 2.29.7, bf16 yes")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "path"),
+    [
+        ([], "configs/nano/quickstart.yaml"),
+        ([8.0], "configs/nano/quickstart.yaml"),
+        ([None], "configs/nano/quickstart.yaml"),
+        ([24.0], "configs/qwen2_5_vl_3b/rft_24gb.yaml"),
+        ([24.0, 80.0], "configs/qwen2_5_vl_3b/rft_80gb.yaml"),
+        ([79.6] * 8, "configs/qwen2_5_vl_7b/rft.yaml"),
+        ([79.6] * 7, "configs/qwen2_5_vl_3b/rft_80gb.yaml"),
+    ],
+)
+def test_the_recipe_fits_the_gpus(sizes: list[float | None], path: str):
+    check = doctor_gpu.recipe([{"name": "GPU", "memory_gib": size, "driver": "1"} for size in sizes])
+    assert check.name == path
+    assert (ROOT / path).is_file()
+
+
+def test_limits_of_a_cluster_matter_on_machines_with_gpus(monkeypatch):
+    gpu = {"name": "GPU", "memory_gib": 80.0, "driver": "1"}
+    monkeypatch.setattr(doctor_gpu.resource, "getrlimit", lambda kind: (1024, 4096))
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(doctor_gpu.shutil, "disk_usage", lambda path: usage(2 * 2**30, 0, 2 * 2**30))
+    assert doctor_gpu.limits([]) == []
+    found = {check.name: check.fix for check in doctor_gpu.limits([gpu])}
+    assert "--shm-size=16g" in found["shared memory (/dev/shm)"]
+    assert "raise the hard limit of 4096" in found["open files"]
+
+
+def test_the_quickstart_needs_one_build_of_faiss(monkeypatch):
+    needs = [Need("faiss-cpu", "==1.15.1", "cpu"), Need("faiss-gpu", "==1.15.1", "gpu")]
+    monkeypatch.setattr(doctor, "version", {}.get)
+    missing = doctor._faiss(needs, [])
+    assert (missing.state, missing.needed, ".[cpu]" in missing.fix) == ("missing", True, True)
+    assert doctor._faiss(needs, [{}]).fix == "make install-gpu"
+    monkeypatch.setattr(doctor, "version", {"faiss-gpu": "1.15.1"}.get)
+    assert doctor._faiss(needs, []).state == "ok"
+
+
+def test_a_version_that_does_not_fit_is_wrong(monkeypatch):
+    pytest.importorskip("packaging")
+    monkeypatch.setattr(doctor, "version", {"vllm": "0.33.0", "transformers": "5.19.0"}.get)
+    needs = [Need("vllm", "==0.32.0", "gpu"), Need("transformers", ">=5.17,<5.20", None)]
+    (vllm,) = [c for c in doctor._optional(needs, []) if c.name.startswith("vllm")]
+    assert (vllm.state, vllm.detail, vllm.fix) == ("wrong", "vllm 0.33.0, requires ==0.32.0", "make install-gpu")
 
 
 def test_no_gpu_is_a_note_not_a_fault(monkeypatch):
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    assert doctor.find_gpus() == []
-    assert [check.state for check in doctor._gpus([])] == ["note"]
+    monkeypatch.setattr(doctor_gpu.shutil, "which", lambda name: None)
+    assert doctor_gpu.find_gpus() == []
+    assert [check.state for check in doctor_gpu.gpu_checks([])] == ["note"]
 
 
 def test_a_cluster_that_was_asked_for_must_answer(monkeypatch, tmp_path):
