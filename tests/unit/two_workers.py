@@ -36,6 +36,8 @@ class Case:
     def trainer(self, stage: int | None = None) -> Trainer:
         lora = LORA.model_copy(update={"targets": [*LORA.targets, "lm_head"]}) if self.head else LORA
         learner = LEARNER.model_copy(update={"zero_stage": self.stage if stage is None else stage})
+        if learner.zero_stage == 3:
+            learner = learner.model_copy(update={"deepspeed": str(DIVIDE_ALL)})
         loss = config.LossConfig(kl=self.kl)
         trainer = Trainer(policy(self.family, full=self.full, lora=lora), learner, loss, total_steps=4, device="cpu")
         if self.chunk_values is not None:
@@ -46,6 +48,8 @@ class Case:
         return [trainer.update(samples) for _ in range(self.steps)]
 
 
+DIVIDE_ALL = Path(__file__).with_name("divide_all.json")
+"""DeepSpeed's settings under which every parameter is divided. By default it keeps all of a tiny model's on every worker."""
 CASES = {
     "adapters, stage 2": Case(2, steps=3),
     "all parameters, stage 3": Case(3, full=True),
