@@ -45,9 +45,11 @@ def learner_dtype(policy: config.PolicyConfig, gpu: bool) -> torch.dtype:
 
 
 def learner_memory(
-    arch: Architecture, policy: config.PolicyConfig, learner: config.LearnerConfig
+    arch: Architecture, policy: config.PolicyConfig, learner: config.LearnerConfig, has_reference: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
     """(bytes on each learner's device, bytes in its host's memory) by part, at the peak of a step.
+
+    has_reference: for a KL term, which adds the reference's part of the trainable weights, and while it is used the current ones.
 
     With P trainable and F frozen parameters, N workers, and `width` bytes a weight (ZeRO, arXiv 1910.02054, sections 3 and 5;
     DeepSpeed's optimizers from stage 1 keep a float32 copy of the trainable parameters):
@@ -81,6 +83,8 @@ def learner_memory(
         "gradients": trainable * gradient_width // gradient_shards,
         "optimizer": trainable * (12 if stage >= 1 else 8) // optimizer_shards,
     }
+    if has_reference:
+        device["reference"] = 2 * trainable * gradient_width // weight_shards
     host = {"optimizer": 0, "weights": 0}
     if _is_offloaded(zero, "offload_optimizer"):
         host["optimizer"], device["optimizer"] = device["optimizer"] + trainable * 4 // workers, 0  # with the gradients
@@ -295,7 +299,7 @@ def _reward_states(c: config.Config, arch: Architecture) -> list[Finding]:
 def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> list[Finding]:
     out = []
     if job in ("rft", "sft") or (job == "serve" and c.evolution.enabled and not c.serve.read_only):
-        device, host = learner_memory(arch, c.policy, c.learner)
+        device, host = learner_memory(arch, c.policy, c.learner, job == "serve" or (job == "rft" and c.rft.loss.kl > 0))
         out.append(_learner_fits(device, c.learner.gpus, gpu_bytes))
         if host:
             out.append(Finding("ok", "learner's host", f"{_format_parts(host)} for each learner"))

@@ -88,7 +88,8 @@ def _batched_attention(
     # float32, as in transformers.
     cos, sin = (table.unsqueeze(1).float() for table in position_embeddings)
     query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
-    if query.is_cuda and query.dtype != torch.float32:
+    # The kernel needs an Ampere GPU or a newer one.
+    if query.is_cuda and query.dtype != torch.float32 and torch.cuda.get_device_capability(query.device) >= (8, 0):
         from torch.nn.attention.varlen import varlen_attn
 
         longest = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())

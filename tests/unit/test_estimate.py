@@ -117,6 +117,8 @@ def test_sharding_and_offload_reduce_the_bytes_on_the_device(public: dict[str, s
     assert (one["weights"], one["gradients"], one["optimizer"]) == (2 * p, 2 * p, 12 * p // 4)
     assert (two["weights"], two["gradients"], two["optimizer"]) == (2 * p, p // 2, 12 * p // 4)
     assert three["weights"] == p // 2
+    with_reference, _ = estimate.learner_memory(arch, full, config.LearnerConfig(workers=4, gpus=1, zero_stage=3), True)
+    assert with_reference["reference"] == p  # two parts of a quarter of the weights, two bytes each
     less, host = memory(2, "configs/deepspeed/zero2_offload.json")
     assert "optimizer" not in less
     assert host["optimizer"] == 4 * p
