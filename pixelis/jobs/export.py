@@ -84,6 +84,10 @@ def export(
         else:
             formats.write_peft(load_adapter(folder), aside, str(base))
         aside.rename(out)
+    except OSError as error:
+        raise InfraFailure(
+            f"{out} could not be written: {error}", code="disk_full", fix="free the disk, or choose another"
+        ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return f"{text}: written to {out}"

@@ -103,7 +103,7 @@ def load_header(folder: str | Path) -> tuple[Path, dict[str, str]]:
     folder = Path(folder)
     path = next((p for stem in FILES.values() if (p := folder / f"{stem}.safetensors").is_file()), None)
     if path is None:
-        raise MissingFile(f"no adapter in {folder}", fix="name a folder like RUN/checkpoints/step_00000010")
+        raise MissingFile(f"no adapter in {folder}", fix="name a folder like RUN/checkpoints/step_00000010, or RUN/best")
     if not is_complete(folder):
         raise BadInput(f"{folder} is incomplete or damaged", code="damaged_checkpoint", fix="use an older checkpoint of the run")
     with safe_open(path, framework="numpy") as file:
