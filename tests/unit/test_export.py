@@ -112,9 +112,10 @@ def test_mistakes_are_explained_and_leave_nothing_behind(run: Path, tmp_path: Pa
     def fill_disk(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as full, pytest.raises(job.InfraFailure, match="No space left"):
+    with monkeypatch.context() as full:
         full.setattr("pixelis.policy.export.save_file", fill_disk)
-        job.export(run, tmp_path / "out", merge=False)
+        with pytest.raises(job.InfraFailure, match="No space left"):
+            job.export(run, tmp_path / "out", merge=False)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 0))
     with pytest.raises(job.InfraFailure, match="GB"):
