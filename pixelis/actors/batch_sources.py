@@ -54,7 +54,7 @@ class BatchSource(ABC):
     @contextmanager
     def open(self, trainer: Trainer, state: dict[str, Any]) -> Iterator[Iterator[LearnerBatch]]:
         """Iterate over the batches after the trainer's last one; ``state`` comes from its checkpoint."""
-        self.trainer, (self.rank, self.world) = trainer, rank_and_world_size()
+        self.trainer, (self.rank, _), (self.share, self.shares) = trainer, rank_and_world_size(), trainer.sequence.share
         self.begin(state)
         yield self._until_stopped()
         self.end()
@@ -123,7 +123,7 @@ class RolloutSource(BatchSource):
         if loss.kl > 0 and loss.kl_in == "reward":
             divergence = iter(self.trainer.kl_to_reference(samples))
             kl = [[(next(divergence) or 0.0) if t.advantage is not None else 0.0 for t in g.trajectories] for g in share.groups]
-            weighted = {"greedy": share.greedy, "kl": kl, "kl_weight": loss.kl, "sum_workers": sum_over_workers}
+            weighted = {"greedy": share.greedy, "kl": kl, "kl_weight": loss.kl, "sum_workers": self.trainer.sequence.sum}
             metrics = metrics | assign_advantages(share.groups, self.config.rft.advantage, **weighted)  # type: ignore[arg-type]
             samples = _samples(share.groups, views)
         self.last_state = share.state
@@ -134,7 +134,7 @@ class RolloutSource(BatchSource):
         for _ in range(MAX_RESTARTS):
             share, has_restarted = None, False
             try:
-                share = ray.get(self.actor.next_batch.remote(self.rank, self.world, self.trainer.batches, self.incarnation))
+                share = ray.get(self.actor.next_batch.remote(self.share, self.shares, self.trainer.batches, self.incarnation))
             except (RayActorError, InfraFailure) as error:
                 cause = unwrap_ray_error(error)
                 has_restarted = isinstance(error, RayActorError) or (cause is not None and cause.code == "restarted")

@@ -99,7 +99,7 @@ class DemonstrationSource(BatchSource):
 
         context = ray.train.get_context()
         batches = ray.train.get_dataset_shard(f"train-{context.get_world_rank()}").iter_batches(
-            batch_size=self.config.sft.batch // context.get_world_size(),
+            batch_size=self.config.sft.batch // self.config.learner.shares(context.get_world_size()),
             batch_format="numpy",
             # With a schedule, prefetching would wait for a batch whose mixture depends on an evaluation after the current batch.
             prefetch_batches=0 if self.schedule is not None else 1,
@@ -116,7 +116,7 @@ class DemonstrationSource(BatchSource):
         if version is not None:
             ray.get(version)
         if self.config.sft.evaluate_every:
-            self.evaluation.load(self.rank, self.world)
+            self.evaluation.load(self.share, self.shares)
 
     def next(self) -> LearnerBatch | None:
         """The next batch, None at the end. Raises DataFailure if more than `data.max_bad_rows` demonstrations are unusable."""
@@ -129,7 +129,7 @@ class DemonstrationSource(BatchSource):
             return None
         levels = Counter(rows["level"].tolist())
         errors = [text for text in rows["error"] if text]
-        *counts, failed = sum_over_workers([*(float(levels[level]) for level in LEVELS), float(len(errors))])
+        *counts, failed = self.trainer.sequence.sum([*(float(levels[level]) for level in LEVELS), float(len(errors))])
         self.unusable += int(failed)
         self._check(errors)
         metrics = {f"curriculum/count_{level}": n for level, n in zip(LEVELS, counts, strict=True)} if any(counts) else {}
@@ -179,15 +179,15 @@ class HeldOut:
         self.config, self.coordinator = config, coordinator
         self.samples: list[tuple[str, TrainSample]] = []
 
-    def load(self, rank: int, world: int) -> None:
-        """Read this worker's share of the validation demonstrations of the kinds in `sft.kinds`."""
+    def load(self, share: int, shares: int) -> None:
+        """Read one of `shares` parts of the validation demonstrations of the kinds in `sft.kinds`."""
         from pixelis.datasets.demonstration_stream import demonstrations, train_sample
         from pixelis.datasets.demonstrations import Player
 
         player, count = Player(self.config, str(resolve(self.config.policy.model))), self.config.sft.validation_size
         source = demonstrations(self.config, self.config.sft.validation, count)
         rows = itertools.islice((row for row in source if row.kind in self.config.sft.kinds), count)
-        self.samples = [(row.level or "", train_sample(player, row)) for row in itertools.islice(rows, rank, None, world)]
+        self.samples = [(row.level or "", train_sample(player, row)) for row in itertools.islice(rows, share, None, shares)]
 
     def loss(self, trainer: Trainer) -> dict[str, float]:
         """Mean negative log-likelihood of the held-out tokens, over all and by level. All workers must call it together."""

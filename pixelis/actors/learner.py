@@ -126,7 +126,8 @@ def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:
     """
     learner, waiting_since = config.learner, 0.0
     fewest = (learner.min_workers or learner.workers) if elastic else learner.workers
-    counts = [n for n in range(learner.workers, fewest - 1, -1) if config.rft.prompts_per_step % n == 0 or n == learner.workers]
+    shares = {n: learner.shares(n) for n in range(learner.workers, fewest - 1, -learner.sequence_parallel)}
+    counts = [n for n, share in shares.items() if config.rft.prompts_per_step % share == 0 or n == learner.workers]
     while not (Path(config.run.dir) / "STOP").exists():
         if (fitting := fitting_learners(config, counts, ROOM_POLL_S, name)) is not None:
             some = f"{fitting.workers} of {learner.workers}" if fitting.workers < learner.workers else "the"

@@ -29,6 +29,12 @@ class LearnerConfig(Section):
     row_tokens: int = Field(1024, ge=16, description="tokens per packed row")
     rows: int = Field(4, ge=1, description="packed rows per forward pass")
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0: no sharding, sufficient for adapters")
+    sequence_parallel: int = Field(
+        1,
+        ge=1,
+        description="learners that divide each packed row among them, for rows that do not fit one GPU; a divisor of `workers` "
+        "and of the model's attention heads",
+    )
     deepspeed: str | None = Field(None, description="DeepSpeed JSON file merged into the generated configuration")
     peak_tflops: float | None = Field(
         None, gt=0, description="10^12 operations per second of a GPU, for the metric learner/mfu; unset: by the GPU's name"
@@ -36,3 +42,17 @@ class LearnerConfig(Section):
     checkpoint_every: int = Field(10, ge=1, description="steps between checkpoints")
     keep: int = Field(3, ge=1, description="number of checkpoints to keep, beside the one with the best evaluation")
     max_failures: int = Field(2, ge=0, description="restarts from the last checkpoint before the run fails")
+
+    def shares(self, workers: int) -> int:
+        """Number of parts that `workers` learners divide a batch into: one for each group of `sequence_parallel`."""
+        return workers // self.sequence_parallel
+
+    def problems(self) -> list[str]:
+        """What contradicts the numbers of workers."""
+        out = []
+        if (self.min_workers or 1) > self.workers:
+            out.append(f"learner.min_workers {self.min_workers} is above learner.workers {self.workers}")
+        for key, workers in {"workers": self.workers, "min_workers": self.min_workers or self.workers}.items():
+            if workers % self.sequence_parallel:
+                out.append(f"learner.{key} {workers} is no multiple of learner.sequence_parallel {self.sequence_parallel}")
+        return out

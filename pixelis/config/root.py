@@ -117,14 +117,13 @@ class Config(Section):
                 f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: "
                 "an episode must fit into a row"
             )
-        if self.rft.prompts_per_step % self.learner.workers:
-            problems.append(
-                f"rft.prompts_per_step {self.rft.prompts_per_step} is not divisible by learner.workers {self.learner.workers}"
-            )
-        if (self.learner.min_workers or 1) > self.learner.workers:
-            problems.append(f"learner.min_workers {self.learner.min_workers} is above learner.workers {self.learner.workers}")
-        if self.sft.batch % self.learner.workers:
-            problems.append(f"sft.batch {self.sft.batch} is not divisible by learner.workers {self.learner.workers}")
+        problems += self.learner.problems()
+        shares = self.learner.shares(self.learner.workers)
+        groups = f"{shares} groups of learners" if self.learner.sequence_parallel > 1 else f"learner.workers {shares}"
+        if self.rft.prompts_per_step % shares:
+            problems.append(f"rft.prompts_per_step {self.rft.prompts_per_step} is not divisible by {groups}")
+        if self.sft.batch % shares:
+            problems.append(f"sft.batch {self.sft.batch} is not divisible by {groups}")
         if self.rft.replay.capacity and self.rft.loss.kl > 0 and self.rft.loss.kl_in == "reward":
             problems.append("rft.replay stores advantages, but with rft.loss.kl_in=reward they depend on the current weights")
         if self.rft.advantage.min_group > self.rft.group_size:

@@ -96,7 +96,8 @@ class Prepare:
     def __init__(
         self, config: Config, model_folder: str, store: str, start: int = 0, rank: int = 0, schedule: ActorHandle | None = None
     ):
-        self.config, self.start, self.rank, self.schedule = config, start, rank, schedule
+        self.config, self.start, self.schedule = config, start, schedule
+        self.share, self.shares = rank // config.learner.sequence_parallel, config.learner.shares(config.learner.workers)
         self.player = Player(config, model_folder)
         self.store = DemonstrationStore(store)
         self.sampler = batch_sampler(config, self.store)
@@ -106,7 +107,7 @@ class Prepare:
         columns: dict[str, list] = {name: [] for name in names}
         for step in (batch["id"] + self.start).tolist():
             mixture = ray.get(self.schedule.mixture.remote(step)) if self.schedule is not None else None
-            for number in self.sampler.rows(step, mixture)[self.rank :: self.config.learner.workers]:
+            for number in self.sampler.rows(step, mixture)[self.share :: self.shares]:
                 row = self.store[number]
                 for name, value in zip(names, (row.id, row.level or "", *self._prepare(row)), strict=True):
                     columns[name].append(value)

@@ -89,7 +89,8 @@ def _merge(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]
 class ZeroEngine:
     """A module under DeepSpeed with torch's AdamW.
 
-    parameters: the trainable parameters, by their names in checkpoints. All workers must call the methods together.
+    parameters: the trainable parameters, by their names in checkpoints. All workers must call the methods together. Requires a
+    process group.
     """
 
     def __init__(
@@ -111,7 +112,6 @@ class ZeroEngine:
         if not parameters:
             raise BadConfig("nothing to train: no parameter is trainable", fix="check policy.lora.targets")
         self.parameters = parameters
-        ensure_process_group(device)
         optimizer = torch.optim.AdamW(
             list(parameters.values()), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay
         )
@@ -136,8 +136,9 @@ class ZeroEngine:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         if self.stage == 0:
-            # step() reduces again, which does not change an average that all workers share.
-            self.engine.allreduce_gradients()
+            # Before step(), so that all workers agree on whether to take it; DeepSpeed's allreduce_gradients does nothing outside
+            # of it. step() reduces again, which does not change an average that all workers share.
+            self.engine.buffered_allreduce_fallback()
             gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
             norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
             if not np.isfinite(norm):

@@ -59,8 +59,9 @@ def learner_memory(
     - gradients: P * width, divided by N from stage 2. Optimizer: two moments of 4 bytes and, from stage 1, a float32 copy,
       divided by N.
     - buckets: `reduce_bucket_size` numbers of a gradient, doubled by `overlap_comm`.
-    - activations of a packed pass of `rows * row_tokens` tokens: saved by all layers, or with gradient checkpointing the input of
-      each layer and the activations of one (arXiv 1604.06174). In addition the two widest gradients inside a layer.
+    - activations of a packed pass of `rows * row_tokens / sequence_parallel` tokens: saved by all layers, or with gradient
+      checkpointing the input of each layer and the activations of one (arXiv 1604.06174). In addition the two widest gradients
+      inside a layer.
     - vision: a frozen tower needs the current block and up to 256 MiB of cached features; a trained tower counts as above. Every
       token is assumed to be an image token of `merge ** 2` patches.
     - logits: `log_probs.CHUNK_VALUES` of them in the model's type, twice in float32 (probabilities and their logarithms), and
@@ -96,7 +97,7 @@ def learner_memory(
     if stage >= 1:
         bucket = min(int(zero.get("reduce_bucket_size", 5 * 10**8)), max(trainable, 1))
         device["buckets"] = bucket * gradient_width * (2 if zero.get("overlap_comm") else 1)
-    tokens = learner.rows * learner.row_tokens
+    tokens = -(-learner.rows * learner.row_tokens // learner.sequence_parallel)
     layer, layers = language_layer_bytes(model, tokens), int(arch.text.num_hidden_layers)
     widest = max(int(arch.text.intermediate_size), int(arch.text.hidden_size))
     workspace = 2 * tokens * widest * (width if policy.full else 4)
@@ -196,13 +197,14 @@ def _gpu_bytes(c: config.Config) -> int:
 
 
 def _batch(c: config.Config, job: str) -> list[Finding]:
-    workers = c.learner.workers
+    shares, parallel = c.learner.shares(c.learner.workers), c.learner.sequence_parallel
+    learners = f"{shares} groups of {parallel} learners" if parallel > 1 else f"{shares} learners"
     if job == "sft":
-        return [Finding("ok", "batch", f"{c.sft.batch} demonstrations over {workers} learners: {c.sft.batch // workers} each")]
+        return [Finding("ok", "batch", f"{c.sft.batch} demonstrations over {learners}: {c.sft.batch // shares} each")]
     prompts, minibatches = c.rft.prompts_per_step, c.rft.minibatches
     rollouts = prompts * c.rft.group_size
-    share = rollouts // workers
-    message = f"{prompts} questions x {c.rft.group_size} = {rollouts} rollouts over {workers} learners: {share} each"
+    share = rollouts // shares
+    message = f"{prompts} questions x {c.rft.group_size} = {rollouts} rollouts over {learners}: {share} each"
     out = [Finding("ok", "batch", message + (f", in {minibatches} optimizer steps" if minibatches > 1 else ""))]
     if minibatches > share:
         out.append(Finding("error", "batch", f"rft.minibatches {minibatches} is above the {share} rollouts of a learner"))

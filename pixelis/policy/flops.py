@@ -60,15 +60,18 @@ class FlopCounter:
         visual = model.model.visual
         self.vision = _per_token(visual) if any(p.requires_grad for p in visual.parameters()) else 0
 
-    def step(self, batch: PackedBatch, lengths: Sequence[int]) -> float:
-        """Operations of the forward and the backward pass of a micro-batch. lengths: of its samples."""
-        patches = sum(view.shape[0] * view.shape[1] for view in batch.views) // self.patch**2
-        return self.count(len(batch.tokens), sum(batch.policy_tokens.tolist()), lengths, patches)
+    def step(self, batch: PackedBatch, lengths: Sequence[int], workers: int = 1) -> float:
+        """Operations of the forward and the backward pass of a micro-batch.
 
-    def count(self, tokens: int, policy_tokens: int, lengths: Sequence[int], patches: int = 0) -> float:
-        """Operations for a row of `tokens`, logits of `policy_tokens`, attention in samples of `lengths`, and images."""
-        attention = 3 * self.attention * sum(length**2 for length in lengths)
-        return float(self.layers * tokens + self.head * policy_tokens + self.vision * patches + attention)
+        lengths: of its samples; workers: that divide its row, of which `batch` has one part.
+        """
+        patches = sum(view.shape[0] * view.shape[1] for view in batch.views) // self.patch**2
+        return self.count(len(batch.tokens), sum(batch.policy_tokens.tolist()), lengths, patches, workers)
+
+    def count(self, tokens: int, policy_tokens: int, lengths: Sequence[int], patches: int = 0, workers: int = 1) -> float:
+        """Operations for `tokens` and images, and 1 / `workers` of those for logits and for attention in samples of `lengths`."""
+        whole = self.head * policy_tokens + 3 * self.attention * sum(length**2 for length in lengths)
+        return float(self.layers * tokens + self.vision * patches + whole / workers)
 
 
 def _per_token(module: nn.Module) -> int:

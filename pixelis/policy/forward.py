@@ -144,16 +144,20 @@ def hidden_states(
 
 
 def packed_hidden_states(
-    model: VisionLanguageModel, batch: PackedBatch, features: Features | None, image_token: int
+    model: VisionLanguageModel, batch: PackedBatch, features: Features | None, image_token: int, **attention: Any
 ) -> Float[Tensor, "tokens hidden"]:
-    """Hidden states of the last layer of a packed batch. features: of its distinct views, in order."""
+    """Hidden states of the last layer of a packed batch.
+
+    features: of its distinct views, in order; attention: further arguments of the model's attention function.
+    """
     if features is not None:
         features = features.rows(batch.image_rows)
     # Flash attention derives the samples from the restarting positions and takes no such argument.
     is_packed = model.model.language_model.config._attn_implementation == PACKED
-    extra = {"segments": batch.segments} if is_packed else {}
+    if is_packed or attention:
+        attention["segments"] = batch.segments
     positions = batch.positions[:, None]
-    return hidden_states(model, batch.tokens[None], positions, features, image_token, use_cache=False, **extra)[0]
+    return hidden_states(model, batch.tokens[None], positions, features, image_token, use_cache=False, **attention)[0]
 
 
 def use_packed_attention(model: VisionLanguageModel) -> bool:

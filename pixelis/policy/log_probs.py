@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pixelis.policy.forward import Features, VisionLanguageModel, concatenate, encode_views, packed_hidden_states
 from pixelis.policy.lora_linear import LoraLinear
+from pixelis.policy.sequence_parallel import SequenceGroup
 
 if TYPE_CHECKING:
     from pixelis.dialogue.spec import ModelSpec
@@ -41,15 +42,25 @@ def token_log_probs(
     temperature: float = 1.0,
     chunk_values: int = CHUNK_VALUES,
     smoothing: float = 0.0,
+    sequence: SequenceGroup | None = None,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
     """Log-probabilities and entropies (without gradient) of the policy tokens of a packed batch, float32, in row order.
 
     features: of the batch's distinct views, in order; banned: from `banned_mask`; temperature: the engine's, above 0; smoothing:
     share of each log-probability that is replaced by the mean over the allowed tokens (label smoothing, arXiv 1512.00567).
-    Logits are computed only where a policy token is predicted.
+    Logits are computed only where a policy token is predicted. sequence: the workers that share the row, each of which has its
+    part of the batch; all of them get the results of all.
     """
-    predicting = packed_hidden_states(model, batch, features, image_token).index_select(0, batch.previous)
-    return project(model.lm_head, predicting, batch.tokens[batch.mask], banned, temperature, chunk_values, smoothing)
+    if sequence is None or sequence.size == 1:
+        predicting = packed_hidden_states(model, batch, features, image_token).index_select(0, batch.previous)
+        return project(model.lm_head, predicting, batch.targets, banned, temperature, chunk_values, smoothing)
+    hidden = packed_hidden_states(model, batch, features, image_token, sequence=sequence)
+    places = batch.previous - sequence.rank * len(hidden)
+    own = ((places >= 0) & (places < len(hidden))).nonzero()[:, 0]
+    predicting = hidden.index_select(0, places[own])
+    results = project(model.lm_head, predicting, batch.targets[own], banned, temperature, chunk_values, smoothing)
+    log_probs, entropies = (sequence.gather(values, own, len(places)) for values in results)
+    return log_probs, entropies
 
 
 def project(
@@ -176,7 +187,7 @@ class _FrozenHead(torch.autograd.Function):
         with_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
         log_probs, entropies, by_hidden = [], [], torch.empty_like(hidden) if with_gradients else None
-        for start in range(0, len(hidden), size):
+        for start in range(0, max(1, len(hidden)), size):
             part = slice(start, start + size)
             log_prob, entropy, by_logits = _score(
                 hidden[part] @ weight.t(), targets[part], banned, temperature, smoothing, with_gradients
@@ -199,9 +210,17 @@ class _FrozenHead(torch.autograd.Function):
 class PolicyModule(nn.Module):
     """The module that DeepSpeed wraps: a packed batch to log-probabilities and entropies of its policy tokens."""
 
-    def __init__(self, model: VisionLanguageModel, spec: ModelSpec, temperature: float, one_pass: bool):
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        spec: ModelSpec,
+        temperature: float,
+        one_pass: bool,
+        sequence: SequenceGroup | None = None,
+    ):
         super().__init__()
         self.banned: Tensor
+        self.sequence = sequence
         self.model, self.spec, self.temperature, self.one_pass = model, spec, temperature, one_pass
         self.chunk_values = CHUNK_VALUES
         self.register_buffer("banned", banned_mask(spec.banned, spec.vocab, next(model.parameters()).device), persistent=False)
@@ -211,7 +230,8 @@ class PolicyModule(nn.Module):
         if features is None and (views := batch.views or self._blank_views()):
             features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
         image, t = self.spec.image_token, self.temperature
-        return token_log_probs(self.model, batch, features, image, self.banned, t, self.chunk_values, smoothing)
+        chunk = self.chunk_values
+        return token_log_probs(self.model, batch, features, image, self.banned, t, chunk, smoothing, self.sequence)
 
     def _blank_views(self) -> list[np.ndarray]:
         """A dummy view for a batch without images, when every worker has to run the vision tower.

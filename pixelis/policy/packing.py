@@ -53,15 +53,16 @@ class Segments:
 class PackedBatch:
     """One packed micro-batch: `row` tokens of `samples` samples, of which `tokens` are policy tokens.
 
-    positions: index within the sample, then M-RoPE (time, row, column); mask: the policy tokens; previous: row index of the token
-    before each policy token; behaviour: log-probabilities; weights: of each token in the SFT loss; sequence: sample of each token
-    (of a shared prompt, its first); policy_tokens: number of policy tokens of each sample; views, digests: the distinct images;
-    image_rows: row of each image token in the concatenated features of the distinct views.
+    positions: index within the sample, then M-RoPE (time, row, column); mask: the policy tokens; targets: their ids; previous:
+    row index of the token before each policy token; behaviour: log-probabilities; weights: of each token in the SFT loss;
+    sequence: sample of each token (of a shared prompt, its first); policy_tokens: number of policy tokens of each sample; views,
+    digests: the distinct images; image_rows: row of each image token in the concatenated features of the distinct views.
     """
 
     tokens: Int[Tensor, " row"]
     positions: Int[Tensor, "4 row"]
     mask: Bool[Tensor, " row"]
+    targets: Int[Tensor, " tokens"]
     previous: Int[Tensor, " tokens"]
     behaviour: Float[Tensor, " row"]
     weights: Float[Tensor, " row"]
@@ -75,8 +76,8 @@ class PackedBatch:
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """Copy with the tensors on `device`. Views are not copied."""
-        names = ("tokens", "positions", "mask", "previous", "behaviour", "weights", "sequence", "advantages", "policy_tokens")
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in (*names, "image_rows")}
+        names = ("tokens", "positions", "mask", "targets", "previous", "behaviour", "weights", "sequence", "advantages")
+        moved = {n: getattr(self, n).to(device, non_blocking=True) for n in (*names, "policy_tokens", "image_rows")}
         segments = Segments([b.to(device, non_blocking=True) for b in self.segments.buckets], self.segments.inverse.to(device))
         return PackedBatch(**moved, segments=segments, views=self.views, digests=self.digests)
 
@@ -162,6 +163,7 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False
         tokens=torch.from_numpy(tokens[stored]),
         positions=torch.from_numpy(positions[:, stored]),
         mask=torch.from_numpy(mask[stored]),
+        targets=torch.from_numpy(tokens[mask]),
         previous=torch.from_numpy(places[np.flatnonzero(mask) - 1]),
         behaviour=torch.from_numpy(np.concatenate([s.log_probs for s in samples]).astype(np.float32)[stored]),
         weights=torch.from_numpy(np.concatenate([_weights(s) for s in samples])[stored]),

@@ -18,7 +18,7 @@ from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import FILES, Adapter, check_adapter, load_adapter, moving_average
-from pixelis.policy.deepspeed_engine import ZeroEngine
+from pixelis.policy.deepspeed_engine import ZeroEngine, ensure_process_group
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.flops import FlopCounter, peak_flops
 from pixelis.policy.forward import FeatureCache, Features, concatenate, use_packed_attention
@@ -30,6 +30,7 @@ from pixelis.policy.model import default_device, load_model
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.policy.packing import PackedBatch, collate, pack_samples
 from pixelis.policy.samples import CAUSES, LearnerBatch, TrainSample, unusable
+from pixelis.policy.sequence_parallel import SequenceGroup
 
 Kind = Literal["sft", "policy"]
 STATE_FORMAT = 1
@@ -71,12 +72,15 @@ class Trainer:
             torch.set_num_threads(learner.threads)
         self.model, self.tokenizer, self.spec = load_model(policy, self.device)
         self.base_sha256 = fingerprint(resolve(policy.model))
+        ensure_process_group(self.device)
+        self.sequence = SequenceGroup.create(learner.sequence_parallel)
         self.shares_prompts = use_packed_attention(self.model)
+        self.sequence.check(self.model)
         if policy.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         parameters = self._make_trainable()
         bfloat16 = policy.full and next(self.model.parameters()).dtype == torch.bfloat16
-        module = PolicyModule(self.model, self.spec, temperature, one_pass=learner.zero_stage == 3)
+        module = PolicyModule(self.model, self.spec, temperature, learner.zero_stage == 3, self.sequence)
         self._check_adapter(adapter, parameters)
         self.zero = ZeroEngine(module, parameters, learner, bfloat16, self.device)
         if adapter is not None:
@@ -166,13 +170,13 @@ class Trainer:
         bins = pack_samples(active, self.spec, self.learner.rows * self.learner.row_tokens, self.shares_prompts)
         size = sum(s.weight if kind == "sft" else s.policy_tokens for s in usable)
         counts = [float(len(bins)), float(len(usable)), float(len(active)), float(size)]
-        *integers, tokens = sum_over_workers(counts, largest=1)
+        *integers, tokens = self.sequence.sum(counts, largest=1)
         micro_batches, sequences, trained = (int(c) for c in integers)
         if not sequences:
             raise DataFailure(f"no usable sample in the batch: {dict(causes)}", code="no_usable_sample")
         old_log_probs = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else []
         totals = Totals(tokens or 1.0, sequences)  # all weights of a batch can be 0
-        batches = [collate([active[i] for i in members], self.spec, self.shares_prompts) for members in bins]
+        batches = [self._collate([active[i] for i in members]) for members in bins]
         references = self._reference_log_probs(batches, micro_batches) if kind == "policy" and self._kl_in_loss else []
         sums: defaultdict[str, float] = defaultdict(float)
         flops = 0.0
@@ -184,7 +188,7 @@ class Trainer:
             ratio_base = old_log_probs[i] if is_real and old_log_probs else None
             self._backward(micro.to(self.device), kind, totals, reference, ratio_base, float(is_real), sums)
             if is_real:
-                flops += self.flops.step(micro, [len(active[j].tokens) for j in bins[i]])
+                flops += self.flops.step(micro, [len(active[j].tokens) for j in bins[i]], self.sequence.size)
         norm = self.zero.apply(rate) if micro_batches else 0.0
         metrics = self._metrics(kind, sums, trained)
         if before_step is not None and kl_limit is not None:
@@ -192,11 +196,11 @@ class Trainer:
         if self.average is not None:
             # Also after an undone step: the average goes on catching up with the weights.
             self.average = moving_average(self.average, self.zero.weights(), self.ema)
-        dropped = sum_over_workers([float(causes[cause]) for cause in CAUSES])
+        dropped = self.sequence.sum([float(causes[cause]) for cause in CAUSES])
         metrics |= {
             "policy/lr": rate,
             "policy/grad_norm": norm if norm is not None else float("nan"),
-            "learner/tokens": float(sum_over_workers([float(sum(len(s.tokens) for s in active))])[0]),
+            "learner/tokens": float(self.sequence.sum([float(sum(len(s.tokens) for s in active))])[0]),
             "learner/sequences": float(sequences),
             "learner/trained_sequences": float(trained),
             "learner/micro_batches": float(micro_batches),
@@ -255,7 +259,12 @@ class Trainer:
     def _empty_batch(self) -> PackedBatch:
         """A minimal sample without a loss."""
         tokens, mask = np.asarray([self.spec.stop] * 2, dtype=np.int64), np.asarray([False, True])
-        return collate([TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])], self.spec)
+        sample = TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])
+        return self.sequence.part(collate([sample], self.spec), self.spec)
+
+    def _collate(self, samples: Sequence[TrainSample]) -> PackedBatch:
+        """This worker's part of the row of these samples."""
+        return self.sequence.part(collate(samples, self.spec, self.shares_prompts), self.spec)
 
     def _view_features(self, batch: PackedBatch) -> Features | None:
         if self.features is None or not batch.views:
@@ -315,7 +324,7 @@ class Trainer:
             names = [n for n in own if n.endswith("_max")] + names + [n for n in own if not n.endswith("_max")]
         largest = sum(name.endswith("_max") for name in names)
         local = [sums.get(n, 0.0) for n in (*names, "loss", "policy_tokens")]
-        *totals, loss, tokens = sum_over_workers(local, largest=largest)
+        *totals, loss, tokens = self.sequence.sum(local, largest=largest)
         metrics = {"policy/loss": loss}
         if trained and tokens:
             for index, (name, value) in enumerate(zip(names, totals, strict=True)):
@@ -360,7 +369,7 @@ class Trainer:
         passes = int(sum_over_workers([float(len(bins))], largest=1)[0]) if self.zero.stage == 3 else len(bins)
         for bin_ in bins:
             members = [usable[i] for i in bin_]
-            batch = collate([samples[i] for i in members], self.spec, self.shares_prompts).to(self.device)
+            batch = self._collate([samples[i] for i in members]).to(self.device)
             new, _ = self.zero.engine.module(batch, self._view_features(batch))
             sizes = [samples[i].policy_tokens for i in members]
             for i, values in zip(members, np.split(new.cpu().numpy(), np.cumsum(sizes)[:-1]), strict=True):

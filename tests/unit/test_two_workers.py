@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_policy import FAMILIES, check_same_training, folder
 from two_workers import CASES, LEARNER, SAVED, samples_of
@@ -59,6 +60,22 @@ def test_two_workers_take_the_step_of_one(metrics: dict[str, Any], name: str) ->
     assert case.kl == 0 or expected[-1]["policy/kl"] > 0
     for step, one in zip(metrics[name], expected, strict=True):
         assert [step[n] for n in names] == pytest.approx([one[n] for n in names], abs=1e-5, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.sequence_parallel > 1])
+def test_workers_that_divide_the_row_have_the_gradients_of_one(out: Path, name: str) -> None:
+    case = CASES[name]
+    alone = case.trainer(stage=0)
+    try:
+        case.run(alone, samples_of(case.family))
+        expected = alone.zero.moments()
+    finally:
+        alone.close()
+    moments = np.load(out / f"{name}.npz")
+    gradients = {key: values for key, values in expected.items() if key.endswith(".exp_avg")}  # a sum over the steps
+    scale = max(np.linalg.norm(values) for values in gradients.values())
+    for key, values in gradients.items():
+        assert np.linalg.norm(moments[key] - values) < 1e-5 * scale, key
 
 
 def test_one_worker_resumes_the_checkpoint_of_two(out: Path) -> None:

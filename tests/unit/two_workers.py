@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tiny_policy
 import torch.distributed as dist
 from tiny_policy import LORA, policy
@@ -32,10 +33,13 @@ class Case:
     head: bool = False
     chunk_values: int | None = None
     family: str = "qwen3_vl"
+    sequence_parallel: int = 1
 
     def trainer(self, stage: int | None = None) -> Trainer:
+        """The trainer of a worker; with `stage`, of one that is alone."""
         lora = LORA.model_copy(update={"targets": [*LORA.targets, "lm_head"]}) if self.head else LORA
-        learner = LEARNER.model_copy(update={"zero_stage": self.stage if stage is None else stage})
+        workers = {"sequence_parallel": self.sequence_parallel} if stage is None else {}
+        learner = LEARNER.model_copy(update={"zero_stage": self.stage if stage is None else stage, **workers})
         if learner.zero_stage == 3:
             learner = learner.model_copy(update={"deepspeed": str(DIVIDE_ALL)})
         loss = config.LossConfig(kl=self.kl)
@@ -51,6 +55,7 @@ class Case:
 DIVIDE_ALL = Path(__file__).with_name("divide_all.json")
 """DeepSpeed's settings under which every parameter is divided. By default it keeps all of a tiny model's on every worker."""
 CASES = {
+    "adapters, stage 0": Case(0, steps=3),
     "adapters, stage 2": Case(2, steps=3),
     "all parameters, stage 3": Case(3, full=True),
     "all parameters, stage 3, chunks of the head": Case(3, full=True, chunk_values=2000),
@@ -58,6 +63,10 @@ CASES = {
     "adapters, stage 3, chunks of an adapted head": Case(3, head=True, chunk_values=2000, steps=2),
     "adapters, stage 1, KL": Case(1, steps=3, kl=0.5),
     "adapters, stage 3, KL": Case(3, steps=3, kl=0.5),
+    "adapters, stage 0, sequence parallel": Case(0, steps=2, kl=0.5, sequence_parallel=2),
+    "adapters, stage 2, sequence parallel": Case(2, steps=2, family="qwen2_5_vl", sequence_parallel=2),
+    "all parameters, stage 3, sequence parallel": Case(3, full=True, chunk_values=2000, sequence_parallel=2),
+    "all parameters, stage 1, sequence parallel": Case(1, full=True, family="qwen2_5_vl", sequence_parallel=2),
     "all parameters, stage 3, KL": Case(3, full=True, steps=3, kl=0.5, chunk_values=2000),
 }
 """Every case is compared with one worker under stage 0."""
@@ -86,7 +95,12 @@ def main(out: str, folders: dict[str, str]) -> None:
     for name, case in CASES.items():
         samples = samples_of(case.family)
         trainer = case.trainer()
-        results[name] = case.run(trainer, samples[:6] if rank == 0 else samples[6:])
+        share = samples if case.sequence_parallel == 2 else samples[:6] if rank == 0 else samples[6:]
+        results[name] = case.run(trainer, share)
+        if case.sequence_parallel > 1:
+            moments = trainer.zero.moments()
+            if rank == 0:
+                np.savez(Path(out, f"{name}.npz"), **moments)
         if name == SAVED:
             trainer.save(out, {"rank": rank})
         trainer.close()
