@@ -25,6 +25,9 @@ class LearnerConfig(Section):
     schedule: Literal["constant", "cosine"] = Field("constant", description="learning rate after the warm-up")
     betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW betas")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
+    moments: Literal["float32", "bfloat16"] = Field(
+        "float32", description="type of AdamW's moments; bfloat16, rounded at random, halves their memory"
+    )
     max_grad_norm: float = Field(1.0, gt=0, description="maximum norm of the gradient; larger gradients are clipped")
     row_tokens: int = Field(1024, ge=16, description="tokens per packed row")
     rows: int = Field(4, ge=1, description="packed rows per forward pass")

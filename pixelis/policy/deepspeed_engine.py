@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pixelis.errors import BadConfig, MissingFile
+from pixelis.policy.adamw import AdamW
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,7 +88,7 @@ def _merge(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]
 
 
 class ZeroEngine:
-    """A module under DeepSpeed with torch's AdamW.
+    """A module under DeepSpeed with AdamW, torch's or one with bfloat16 moments.
 
     parameters: the trainable parameters, by their names in checkpoints. All workers must call the methods together. Requires a
     process group.
@@ -112,9 +113,9 @@ class ZeroEngine:
         if not parameters:
             raise BadConfig("nothing to train: no parameter is trainable", fix="check policy.lora.targets")
         self.parameters = parameters
-        optimizer = torch.optim.AdamW(
-            list(parameters.values()), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay
-        )
+        self.moments_dtype = getattr(torch, learner.moments)
+        kind = torch.optim.AdamW if self.moments_dtype == torch.float32 else AdamW
+        optimizer = kind(list(parameters.values()), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay)
         settings = deepspeed_config(learner, bfloat16, device)
         self.stage = int(settings["zero_optimization"]["stage"])
         self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings, dist_init_required=False)
@@ -250,7 +251,7 @@ class ZeroEngine:
             state["step"] = torch.tensor(step)
             for moment in MOMENTS:
                 if moment not in state:
-                    state[moment] = torch.zeros_like(partition.detach())
+                    state[moment] = torch.zeros_like(partition.detach(), dtype=self.moments_dtype)
                 state[moment].zero_()
         if self.stage in (1, 2):
             self.engine.optimizer._lazy_init_hp_params_optimizer_state()

@@ -56,8 +56,8 @@ def learner_memory(
 
     - weights: (P + F) * width, divided by N at stage 3, plus the gathered weights (`stage3_max_live_parameters`). Adapters are
       float32.
-    - gradients: P * width, divided by N from stage 2. Optimizer: two moments of 4 bytes and, from stage 1, a float32 copy,
-      divided by N.
+    - gradients: P * width, divided by N from stage 2. Optimizer: two moments of 4 bytes (2 with `moments=bfloat16`) and, from
+      stage 1, a float32 copy, divided by N.
     - buckets: `reduce_bucket_size` numbers of a gradient, doubled by `overlap_comm`.
     - activations of a packed pass of `rows * row_tokens / sequence_parallel` tokens: saved by all layers, or with gradient
       checkpointing the input of each layer and the activations of one (arXiv 1604.06174). In addition the two widest gradients
@@ -77,12 +77,13 @@ def learner_memory(
         trainable, gradient_width = arch.parameters, width
     else:
         trainable, gradient_width = adapter_bytes(arch.shapes(policy.lora.targets), arch.ranks(policy.lora), 1), 4
+    moment = 2 if learner.moments == "bfloat16" else 4
     weight_shards, gradient_shards, optimizer_shards = (workers if stage >= first else 1 for first in (3, 2, 1))
     device = {
         "weights": arch.parameters * width // weight_shards,
         "adapters": 0 if policy.full else trainable * 4 // weight_shards,
         "gradients": trainable * gradient_width // gradient_shards,
-        "optimizer": trainable * (12 if stage >= 1 else 8) // optimizer_shards,
+        "optimizer": trainable * (2 * moment + (4 if stage >= 1 else 0)) // optimizer_shards,
     }
     if has_reference:
         device["reference"] = 2 * trainable * gradient_width // weight_shards
