@@ -20,6 +20,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from pixelis.actors import report
 from pixelis.actors.cluster import actor_handle, unwrap_ray_error
@@ -35,6 +36,7 @@ from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import DataFailure, InfraFailure, PixelisError
 from pixelis.evaluation.metrics import summarise
 from pixelis.records import Group, Question
+from pixelis.telemetry import events
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import count, observe
 
@@ -50,7 +52,8 @@ EVALUATION_METRICS = ("accuracy", "rapr", "tool_error_rate", "turns")
 class Coordinator:
     """Handles records and references only, never pixels or tensors.
 
-    Generators, scorers and the embedder are actors or their names. A restarted Coordinator has no state: the learner notices the
+    Generators, scorers and the embedder are actors or their names. Those named in ``elastic`` join when they have started. A
+    restarted Coordinator has no state: the learner notices the
     new ``incarnation`` and starts it at its current batch; groups in flight are rolled out again.
     """
 
@@ -60,7 +63,9 @@ class Coordinator:
         generators: Sequence[ActorHandle | str],
         scorers: Sequence[ActorHandle | str],
         embedder: ActorHandle | str | None = None,
+        elastic: Sequence[str] = (),
     ):
+        self.elastic, self.joining = list(elastic), list[asyncio.Task]()
         self.config, self.scorers = config, [actor_handle(scorer) for scorer in scorers]
         self.router = GeneratorRouter([actor_handle(g) for g in generators], RouterTimeouts.of(config))
         self.rollouts = Rollouts(config, self.router, self.scorers, actor_handle(embedder) if embedder is not None else None)
@@ -117,9 +122,23 @@ class Coordinator:
             prompts.close()
             raise
         self.producer = asyncio.get_running_loop().create_task(self._produce(prompts))
+        while self.elastic:
+            self.joining.append(asyncio.get_running_loop().create_task(self._join(self.elastic.pop())))
         self.producer.add_done_callback(self._producer_done)
         self.producer.add_done_callback(lambda _: prompts.close())
         return self.incarnation
+
+    async def _join(self, name: str) -> None:
+        """Give a generator work from when it has started."""
+        while True:
+            try:
+                generator = await asyncio.to_thread(actor_handle, name)
+                await generator.ready.remote()
+                break
+            except (ValueError, RayError):  # not created yet, or lost with its node: Ray starts it elsewhere
+                await asyncio.sleep(self.config.engine.retry_pause_s)
+        self.router.join(generator)
+        self.log.write(events.JOINED, generator=name, generators=len(self.router.members))
 
     def _producer_done(self, task: asyncio.Task) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -243,6 +262,7 @@ class Coordinator:
             "rollout/tokens_per_s": sum(len(t.token_ids()) for g in groups for t in g.trajectories) / max(seconds, 1e-9),
             "rollout/staleness": float(max(ages)),
             "rollout/staleness_mean": sum(ages) / len(ages),
+            "rollout/generators": self.router.stats()["generators/able"],
         }
         for scored in selection.stale:
             age = step - self.step_of_version.get(scored.group.policy_version, step)

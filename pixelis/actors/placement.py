@@ -41,7 +41,8 @@ from pixelis.telemetry.progress import stage
 class Actors:
     """Actors of a job by role.
 
-    name: prefix of their names; names: of the generators; groups: placement groups by the name or role of their actors.
+    name: prefix of their names; names: of the generators; groups: placement groups by the name or role of their actors; elastic:
+    generators that may not have started.
     """
 
     store: Any = None
@@ -53,15 +54,19 @@ class Actors:
     name: str = ""
     store_name: str = ""
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
+    elastic: list[ActorHandle] = field(default_factory=list)
+    elastic_groups: list[PlacementGroup] = field(default_factory=list)
 
     def all(self) -> list[ActorHandle]:
         """All actors."""
         single = [a for a in (self.coordinator, self.embedder, self.store) if a is not None]
-        return [*self.generators, *self.scorers, *single]
+        return [*self.generators, *self.elastic, *self.scorers, *single]
 
 
 def start_generator(config: Config, store: str, index: int, name: str) -> tuple[ActorHandle, PlacementGroup]:
     """Start a generator in its own placement group with its toolboxes, without waiting for either.
+
+    Without room, the actor starts as soon as there is some; the pending group lets an autoscaler add a node.
 
     store: name of the policy store. Release the group after killing the actor.
     """
@@ -81,12 +86,15 @@ def _object_store(config: Config) -> tuple[int, int]:
 def placed(config: Config, *, learner: bool = True, initial: str | None = None, job: str | None = None) -> Iterator[Actors]:
     """Place store, scorers, generators with their toolboxes, and coordinator; kill these on exit.
 
-    initial: checkpoint folder with the adapter of the first version; job: part of the actors' names. Raises InfraFailure if an
+    initial: checkpoint folder with the adapter of the first version; job: part of the actors' names. In training, the generators
+    beyond `engine.workers` may start at any time: the Coordinator gives them work from then on. Raises InfraFailure if another
     actor is not ready within `cluster.placement_timeout_s`.
     """
     connect(config, *_object_store(config))
     preflight(config, learner=learner, rollouts=True)
-    generators = f"{config.engine.workers} generator{'s' if config.engine.workers > 1 else ''} ({config.engine.name})"
+    workers, more = config.engine.workers, config.engine.most_workers - config.engine.workers if learner else 0
+    numbers = f"{workers} to {workers + more}" if more else f"{workers}"
+    generators = f"{numbers} generator{'s' if workers + more > 1 else ''} ({config.engine.name})"
     stage(f"placing {generators}, toolboxes, scorers and the coordinator", config.telemetry.progress)
     actors, job, timeout_s = Actors(), job or uuid.uuid4().hex[:6], config.cluster.placement_timeout_s
     try:
@@ -97,7 +105,7 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
         actors.name = f"{config.run.name}-{job}"
         (store,) = names("store", 1)
         actors.store_name = store
-        actors.names = names("generator", config.engine.workers)
+        actors.names, elastic = names("generator", workers), names("generator", workers + more)[workers:]
         actors.store = spawn(PolicyStore, config.run.dir, initial, name=store)
         with ExitStack() as held:
             if learner and not config.engine.colocate:
@@ -119,8 +127,12 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
                 actors.embedder = spawn(Embedder, config, name=embedder, **last)
             # Names, because handle arguments are kept in the object store, where their loss can make a restart impossible.
             states = embedder if actors.embedder is not None else None
-            actors.coordinator = spawn(Coordinator, config, actors.names, scorers, states, num_cpus=0)
+            actors.coordinator = spawn(Coordinator, config, actors.names, scorers, states, elastic, num_cpus=0)
             wait_reserved(actors.groups, timeout_s)
+            for index, name in enumerate(elastic, workers):  # after the learners and everything that the job cannot do without
+                generator, group = start_generator(config, store, index, name)
+                actors.elastic.append(generator)
+                actors.elastic_groups.append(group)
         if learner:
             # The import takes seconds, during which this process would only wait.
             threading.Thread(target=importlib.import_module, args=("ray.train.torch",), daemon=True).start()
@@ -135,5 +147,5 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
     finally:
         for actor in actors.all():
             ray.kill(actor)
-        for group in actors.groups.values():
+        for group in [*actors.groups.values(), *actors.elastic_groups]:
             release(group)

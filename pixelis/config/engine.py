@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,13 @@ class SamplingConfig(Section):
 
 class EngineConfig(Section):
     name: Literal["hf", "vllm"] = Field("hf", description="generation engine")
-    workers: int = Field(1, ge=1, description="generator actors")
+    workers: int = Field(1, ge=1, description="generator actors; in a file also {min: 1, max: 8}, which sets max_workers")
+    max_workers: int | None = Field(
+        None,
+        ge=1,
+        description="rft, ttrl: generators at most; those beyond `workers` join the run when the cluster has room for them, and "
+        "an autoscaling cluster adds nodes for them; unset: as many as `workers`",
+    )
     cpus: float = Field(0.5, ge=0, description="CPUs that each generator reserves")
     gpus: float = Field(0, ge=0, description="GPUs that each generator reserves")
     colocate: bool = Field(
@@ -70,6 +76,21 @@ class EngineConfig(Section):
     max_loras: int = Field(
         2, ge=1, description="vllm: maximum number of loaded LoRA adapters (the new one is loaded while the old one is in use)"
     )
+
+    @property
+    def most_workers(self) -> int:
+        """Generators at most."""
+        return self.max_workers or self.workers
+
+    @model_validator(mode="before")
+    @classmethod
+    def _range_of_workers(cls, values: Any) -> Any:
+        """`workers: {min: 1, max: 8}` as `workers: 1` and `max_workers: 8`."""
+        if not isinstance(values, dict) or not isinstance(workers := values.get("workers"), dict):
+            return values
+        if workers.keys() != {"min", "max"}:
+            raise ValueError(f"engine.workers is a number or has the keys min and max, not {', '.join(workers) or 'none'}")
+        return {**values, "workers": workers["min"], "max_workers": workers["max"]}
 
     @model_validator(mode="after")
     def _reserves_its_gpus(self) -> EngineConfig:

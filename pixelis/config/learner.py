@@ -48,7 +48,7 @@ class LearnerConfig(Section):
 
     def shares(self, workers: int) -> int:
         """Number of parts that `workers` learners divide a batch into: one for each group of `sequence_parallel`."""
-        return workers // self.sequence_parallel
+        return max(1, workers // self.sequence_parallel)
 
     def problems(self) -> list[str]:
         """What contradicts the numbers of workers."""

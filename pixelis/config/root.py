@@ -153,8 +153,12 @@ class Config(Section):
     def _colocation(self) -> list[str]:
         """What contradicts engine.colocate."""
         e, learner, problems = self.engine, self.learner, []
+        if e.most_workers < e.workers:
+            problems.append(f"engine.max_workers {e.max_workers} is below engine.workers {e.workers}")
         if not e.colocate:
-            return []
+            return problems
+        if e.most_workers > e.workers:
+            problems.append(f"engine.colocate has a generator for each learner: unset engine.max_workers {e.max_workers}")
         if self.rft.max_off_policy_steps:
             problems.append(
                 f"engine.colocate lets generators and learners take turns, which needs rft.max_off_policy_steps=0, not "

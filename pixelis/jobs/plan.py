@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 
-from pixelis.actors.reservations import Need, describe, needs
+from pixelis.actors.reservations import Need, describe, generator_bundles, needs
 from pixelis.config import Config
 from pixelis.config.rewards import CurriculumConfig
 from pixelis.errors import PixelisError
@@ -81,6 +81,13 @@ def _placement(config: Config, job: str) -> list[Finding]:
             message += "" if named else "; name the machines of the job with cluster.nodes"
             is_error = named and not config.cluster.autoscaling
             out.append(Finding("error" if is_error else "note", "placement", message))
+    more = config.engine.most_workers - config.engine.workers if job in ("rft", "ttrl") else 0
+    if more and not any(f.subject == "placement" for f in out):
+        late = Need("generator with its toolboxes", more, generator_bundles(config))
+        missing = _place(late, nodes)
+        message = f"{more - missing} of {more} generators beyond engine.workers have room on {machines}"
+        waiting = "the others join when nodes are added" if config.cluster.autoscaling or missing < more else "none can join"
+        out.append(Finding("note" if missing else "ok", "generators", message + (f"; {waiting}" if missing else "")))
     if not any(f.subject == "placement" for f in out):
         layouts = Counter(", ".join(f"{n} x {role}" for role, n in sorted(node.parts.items())) for node in nodes)
         text = "; ".join(f"on {n}: {layout or 'nothing'}" for layout, n in layouts.items())

@@ -122,7 +122,7 @@ class ScriptedGenerator:
 
     def _episode(self, question, group_id: str, answer: str, operations: bool) -> tuple[Trajectory, list[np.ndarray]]:  # type: ignore[no-untyped-def]
         picture = question.media[0]
-        images = [ImageView(id="img0", source_size=(picture.width, picture.height), view_size=(8, 8))]
+        images = [ImageView(id="img0", source_size=(picture.width or 8, picture.height or 8), view_size=(8, 8))]
         views = [np.full((8, 8, 3), 10, np.uint8)]
         turns = [Turn(role="user", text=question.question, tokens=[1, 2, 3], images=["img0"])]
         if operations:

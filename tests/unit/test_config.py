@@ -67,12 +67,26 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
             "engine.workers (2) as learner.workers (1)",
         ),
         ("learner.min_workers=2", "learner.min_workers 2 is above learner.workers 1"),
+        ("learner.sequence_parallel=2", "learner.workers 1 is no multiple of learner.sequence_parallel 2"),
+        ("engine.workers=3 engine.max_workers=2", "engine.max_workers 2 is below engine.workers 3"),
+        ("engine.workers={min: 1}", "engine.workers is a number or has the keys min and max, not min"),
+        (
+            "engine.max_workers=2 engine.colocate=true",
+            "a generator for each learner: unset engine.max_workers 2",
+        ),
     ],
 )
 def test_a_mistake_names_the_key(override: str, told: str) -> None:
     with pytest.raises(BadConfig) as caught:
-        config.load(None, override.split())
+        config.load(None, [override] if "{" in override else override.split())
     assert told in str(caught.value)
+
+
+def test_a_range_of_generators_is_a_number_to_start_with_and_a_maximum(tmp_path: Path) -> None:
+    (tmp_path / "elastic.yaml").write_text("engine: {workers: {min: 2, max: 8}}\n")
+    engine = config.load(tmp_path / "elastic.yaml", []).engine
+    assert (engine.workers, engine.max_workers, engine.most_workers) == (2, 8, 8)
+    assert config.load(None, ["engine.workers=3"]).engine.most_workers == 3
 
 
 def test_a_file_extends_another_and_later_values_win(tmp_path: Path) -> None:

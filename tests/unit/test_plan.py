@@ -46,6 +46,21 @@ def test_what_finds_no_room_is_named_with_its_needs(overrides: tuple[str, ...], 
     assert words in placement.text
 
 
+def test_generators_that_may_join_are_counted_by_the_room_left() -> None:
+    def more(*overrides: str) -> tuple[str, str]:
+        (finding,) = findings("rft", "generators", *TWO_NODES, "learner.workers=4", "engine.workers=2", *overrides)
+        return finding.level, finding.text
+
+    assert more("engine.max_workers=4") == ("ok", "2 of 2 generators beyond engine.workers have room on 2 x (32 CPUs, 4 GPUs)")
+    level, text = more("engine.max_workers=6")
+    assert level == "note"
+    assert text.startswith("2 of 4")
+    assert "the others join when nodes are added" in text
+    assert not findings("rft", "generators", *TWO_NODES)
+    with pytest.raises(BadConfig, match="generators of a service do not scale"):
+        plan.check(config.load(None, ["engine.max_workers=4"]), "serve")
+
+
 def test_gpus_of_machines_that_are_not_named_are_only_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     levels = {f.level for f in findings("rft", "placement", "learner.gpus=1")}
