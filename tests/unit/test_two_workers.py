@@ -19,20 +19,25 @@ from pixelis.policy import checkpoint
 pytestmark = pytest.mark.slow
 
 
+def launch(script: str, world: int, out: Path) -> None:
+    """Run a script of this folder as `world` workers and wait for them."""
+    folders = json.dumps({family: str(folder(family)) for family in FAMILIES})
+    here, root = Path(__file__).parent, Path(__file__).parents[2]
+    workers = []
+    for rank in range(world):
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{here}"
+        command = [sys.executable, str(here / script), str(out), folders]
+        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    outputs = [worker.communicate(timeout=280)[0] for worker in workers]
+    assert [w.returncode for w in workers] == [0] * world, "\n".join(s[-2500:] for s in outputs)
+
+
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the metrics of both workers, `rank0.json` and `rank1.json`, and the checkpoint of SAVED."""
     out = tmp_path_factory.mktemp("workers")
-    folders = json.dumps({family: str(folder(family)) for family in FAMILIES})
-    here, root = Path(__file__).parent, Path(__file__).parents[2]
-    workers = []
-    for rank in range(2):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-        environment["PYTHONPATH"] = f"{root}{os.pathsep}{here}"
-        command = [sys.executable, str(here / "two_workers.py"), str(out), folders]
-        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    outputs = [worker.communicate(timeout=280)[0] for worker in workers]
-    assert [w.returncode for w in workers] == [0, 0], "\n".join(s[-2500:] for s in outputs)
+    launch("two_workers.py", 2, out)
     return out
 
 

@@ -57,6 +57,7 @@ DIVIDE_ALL = Path(__file__).with_name("divide_all.json")
 CASES = {
     "adapters, stage 0": Case(0, steps=3),
     "adapters, stage 2": Case(2, steps=3),
+    "all parameters, stage 2": Case(2, full=True),
     "all parameters, stage 3": Case(3, full=True),
     "all parameters, stage 3, chunks of the head": Case(3, full=True, chunk_values=2000),
     "adapters, stage 3, chunks of a frozen head": Case(3, chunk_values=2000, steps=2, family="qwen2_5_vl"),
