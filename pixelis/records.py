@@ -344,6 +344,16 @@ class Trajectory(Record):
         """Number of policy turns."""
         return sum(t.is_policy for t in self.turns)
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return sum(len(turn.tokens) for turn in self.turns)
+
+    @property
+    def learnt_tokens(self) -> int:
+        """Number of tokens of policy turns with ``learn``."""
+        return sum(len(turn.tokens) for turn in self.turns if turn.is_policy and turn.learn)
+
     def token_ids(self) -> list[int]:
         """All token ids in order, image pads expanded."""
         return [token for turn in self.turns for token in turn.tokens]

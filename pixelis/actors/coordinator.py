@@ -259,7 +259,7 @@ class Coordinator:
         ages = [step - self.step_of_version.get(g.policy_version, step) for g in batch.groups]
         batch.metrics |= {
             "rollout/seconds": seconds,
-            "rollout/tokens_per_s": sum(len(t.token_ids()) for g in groups for t in g.trajectories) / max(seconds, 1e-9),
+            "rollout/tokens_per_s": sum(t.tokens for g in groups for t in g.trajectories) / max(seconds, 1e-9),
             "rollout/staleness": float(max(ages)),
             "rollout/staleness_mean": sum(ages) / len(ages),
             "rollout/generators": self.router.stats()["generators/able"],

@@ -49,7 +49,7 @@ class RolloutBatch:
 
     def share(self, rank: int, world: int) -> RolloutBatch:
         """Part of worker ``rank`` out of ``world``: whole groups, so that all workers have about equally many tokens."""
-        sizes = [sum(len(turn.tokens) for t in group.trajectories for turn in t.turns) for group in self.groups]
+        sizes = [sum(t.tokens for t in group.trajectories) for group in self.groups]
         part = balanced_shares(sizes, world)[rank]
         greedy = [self.greedy[i] for i in part] if self.greedy else []
         return replace(self, groups=[self.groups[i] for i in part], views=[self.views[i] for i in part], greedy=greedy)

@@ -12,6 +12,7 @@ import numpy as np
 import ray.data
 
 from pixelis.config import Config
+from pixelis.datasets.execution import stream_context
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.quota_scheduler import SourceRows
 from pixelis.datasets.synthesis.sample_builder import Attempt, SampleBuilder
@@ -61,12 +62,7 @@ def outcomes(config: Config, attempts: Sequence[Attempt], rows: SourceRows) -> I
         for a in attempts
     ]
     logging.getLogger("ray.data").setLevel(logging.WARNING)
-    context = ray.data.DataContext.get_current().copy()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    context.execution_options.preserve_order = True
-    context.execution_options.resource_limits = ray.data.ExecutionResources.for_limits(object_store_memory=AHEAD_BYTES)
-    with ray.data.DataContext.current(context):
+    with ray.data.DataContext.current(stream_context(AHEAD_BYTES)):
         blocks = max(min(config.synthesis.workers, len(items)), len(items) // BATCH)
         samples = ray.data.from_items(items, override_num_blocks=blocks).map_batches(
             BuildSamples,

@@ -18,6 +18,7 @@ from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstration_checks import check_demonstration
 from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
 from pixelis.datasets.demonstrations import Player
+from pixelis.datasets.execution import stream_context
 from pixelis.datasets.questions import BadRowBudget, read_demonstrations, read_rows
 from pixelis.dialogue.dialects import offered
 from pixelis.errors import BadInput, DataFailure
@@ -73,17 +74,14 @@ def demonstration_stream(
 
     Every step is a separate block, because a step may have to wait for the evaluation of the one before.
     """
-    context = ray.data.DataContext.get_current()
-    context.execution_options.preserve_order = True
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    return ray.data.range(steps - start, override_num_blocks=max(1, steps - start)).map_batches(
-        Prepare,
-        fn_constructor_args=(config, str(resolve(config.policy.model)), str(store), start, rank, schedule),
-        batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=1),
-        num_cpus=CPUS,
-    )
+    with ray.data.DataContext.current(stream_context()):
+        return ray.data.range(steps - start, override_num_blocks=max(1, steps - start)).map_batches(
+            Prepare,
+            fn_constructor_args=(config, str(resolve(config.policy.model)), str(store), start, rank, schedule),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(size=1),
+            num_cpus=CPUS,
+        )
 
 
 class Prepare:

@@ -18,6 +18,7 @@ from ray.data.block import BlockMetadata
 from pixelis.config import DataConfig
 from pixelis.datasets import readers
 from pixelis.datasets.bad_rows import BadRow, UniqueIds
+from pixelis.datasets.execution import stream_context
 from pixelis.datasets.files import PART_BYTES, Part
 from pixelis.datasets.formats import Record, Records
 from pixelis.datasets.questions import BadRowBudget, epochs_of, read_questions, read_rows, require_text, sampling_weight
@@ -125,12 +126,8 @@ def _passes(name: str, reads: list[Read], endless: bool = True) -> Callable[[], 
 
 def _execute(name: str, reads: list[Read]) -> Iterator[dict[str, Any]]:
     """The rows of all tasks in order."""
-    context = ray.data.DataContext.get_current().copy()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
+    context = stream_context(AHEAD_BYTES)
     context.target_max_block_size = BLOCK_BYTES
-    context.execution_options.preserve_order = True
-    context.execution_options.resource_limits = ray.data.ExecutionResources.for_limits(object_store_memory=AHEAD_BYTES)
     with ray.data.DataContext.current(context):
         blocks = ray.data.read_datasource(
             Parts(name, reads), override_num_blocks=len(reads), concurrency=READERS, ray_remote_args={"num_cpus": 0}

@@ -24,13 +24,13 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
     trajectories = [t for g in groups for t in g.trajectories]
     if not trajectories:
         return {}
-    summary = summarise(trajectories)
+    summary = summarise(trajectories, interval=False)
     out = {
         "rollout/rapr": summary["rapr"],
         "rollout/tool_error_rate": summary["tool_error_rate"],
         "rollout/calls": sum(operation_counts(t)[0] for t in trajectories) / len(trajectories),
         "rollout/turns": summary["turns"],
-        "rollout/tokens": sum(sum(t.loss_mask()) for t in trajectories) / len(trajectories),
+        "rollout/tokens": sum(t.learnt_tokens for t in trajectories) / len(trajectories),
         "rollout/unscored": sum(t.reward is None for t in trajectories) / len(trajectories),
     }
     if summary["accuracy"] is not None:

@@ -11,15 +11,19 @@ from pixelis.records import Group, Trajectory
 
 
 def summarise(
-    items: Iterable[Group | Trajectory], truths: Mapping[str, Sequence[str]] | None = None, seed: int = 0
+    items: Iterable[Group | Trajectory],
+    truths: Mapping[str, Sequence[str]] | None = None,
+    seed: int = 0,
+    *,
+    interval: bool = True,
 ) -> dict[str, Any]:
     """Summarise a set of episodes.
 
     - `accuracy`: mean of the raw reward term `accuracy` over the `n` scored episodes, None without any. With `truths` (question
       id -> accepted answers) episodes are scored by exact match instead. Unscored episodes are counted by cause in `unscored`
       and never as wrong.
-    - `ci95`: Wilson interval if every question has one right-or-wrong episode, else a bootstrap over questions, because episodes
-      of one question are not independent.
+    - `ci95`, if `interval`: Wilson interval if every question has one right-or-wrong episode, else a bootstrap over questions,
+      because episodes of one question are not independent.
     - `rapr`: rate of pixel reasoning (Pixel-Reasoner), the share of episodes with at least one executed operation.
     - `tool_error_rate`: failed / requested operations, see `operation_counts`; 0.0 without requests.
     - `operations`: number of requested operations. `questions`: number with a scored episode. `stop_reasons`: count by reason.
@@ -35,7 +39,7 @@ def summarise(
     stops = Counter(episode.stop_reason.value for episode in episodes)
     return {
         "accuracy": sum(values) / len(values) if values else None,
-        "ci95": list(_interval(scores, seed)),
+        **({"ci95": list(_interval(scores, seed))} if interval else {}),
         "n": len(values),
         "questions": len(scores),
         "unscored": dict(unscored),

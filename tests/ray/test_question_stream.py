@@ -121,3 +121,13 @@ def read_offsets(path: str) -> list[int]:
             if os.readlink(link) == path:
                 offsets.append(int((link.parents[1] / "fdinfo" / link.name).read_text().split()[1]))
     return sorted(offsets)
+
+
+def test_a_slow_consumer_leaves_the_processor_to_others(tmp_path: Path) -> None:
+    stream = question_stream(DataConfig(train=file(tmp_path / "a.jsonl", 5000)), 0)
+    next(stream)
+    time.sleep(2)  # Ray Data has read as far ahead as it may
+    before = time.process_time()
+    time.sleep(3)
+    assert time.process_time() - before < 1.5
+    stream.close()  # type: ignore[attr-defined]
