@@ -106,7 +106,8 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
         (store,) = names("store", 1)
         actors.store_name = store
         actors.names, elastic = names("generator", workers), names("generator", workers + more)[workers:]
-        actors.store = spawn(PolicyStore, config.run.dir, initial, name=store)
+        newest, promoted = (kept(config.policy.full) for kept in (config.policy_store.newest, config.policy_store.promoted))
+        actors.store = spawn(PolicyStore, config.run.dir, initial, newest, promoted, name=store)
         with ExitStack() as held:
             if learner and not config.engine.colocate:
                 # Before the generators, which could otherwise split the learners over nodes. Learners that share the generators'

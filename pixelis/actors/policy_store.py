@@ -15,31 +15,29 @@ from pixelis.policy.adapters import Adapter, load_adapter, save_adapter
 from pixelis.policy.checkpoint import write_json
 from pixelis.records import PolicyVersion, VersionStatus
 
-ROLLBACK_VERSIONS = 3
-"""Promoted versions whose weights are kept for rollbacks."""
-
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class PolicyStore:
     """Monotone versions of the policy's weights; version 0 is the starting policy.
 
-    Weights are kept for version 0, the last ROLLBACK_VERSIONS promoted versions and the newest ``keep`` versions; records for
-    all. A candidate (``promote=False``) is not served until ``promote`` is called. ``initial`` is a checkpoint folder with the
-    adapter of version 0; without it version 0 is the bare model.
+    Weights are kept for version 0, the last ``rollback`` promoted versions and the newest ``keep`` versions; records for all. A
+    candidate (``promote=False``) is not served until ``promote`` is called. ``initial`` is a checkpoint folder with the adapter
+    of version 0; without it version 0 is the bare model.
     """
 
-    def __init__(self, run_dir: str, initial: str | None = None, keep: int = 8):
+    def __init__(self, run_dir: str, initial: str | None = None, keep: int = 8, rollback: int = 3):
         self.folder = Path(run_dir) / "versions"
-        self.keep = keep
+        self.keep, self.rollback = keep, rollback
         self.versions: dict[int, PolicyVersion] = {}
         self.refs: dict[int, ray.ObjectRef | None] = {}
         index = self.folder / "versions.json"
         first = load_adapter(initial) if initial else None
         records = [PolicyVersion.model_validate(row) for row in json.loads(index.read_text())] if index.is_file() else []
-        if records and records[0].sha256 == (first.sha256() if first is not None else ""):
+        digest = first.sha256() if first is not None else ""
+        if records and records[0].sha256 == digest:
             self.versions = {record.version: record for record in records}
         else:  # a new run, or the records of a run with another starting policy
-            self._add(first, PolicyVersion(version=0, status=VersionStatus.PROMOTED, stage="initial"))
+            self._add(first, digest, PolicyVersion(version=0, status=VersionStatus.PROMOTED, stage="initial"))
 
     def publish(
         self,
@@ -61,19 +59,19 @@ class PolicyStore:
                 for later in self.list() if restart else []:
                     if later.version > record.version:
                         later.status = VersionStatus.ROLLED_BACK
-                self._add(adapter, record)
+                self._add(adapter, digest, record)
                 return record.version
         status = VersionStatus.PROMOTED if promote else VersionStatus.CANDIDATE
         record = PolicyVersion(
             version=max(self.versions) + 1, parent=self.promoted(), status=status, stage=stage, step=step, metrics=metrics or {}
         )
-        self._add(adapter, record)
+        self._add(adapter, digest, record)
         return record.version
 
-    def _add(self, adapter: Adapter | None, record: PolicyVersion) -> None:
-        """Store weights and record unless they exist."""
+    def _add(self, adapter: Adapter | None, digest: str, record: PolicyVersion) -> None:
+        """Store weights, whose hash is ``digest``, and record unless they exist."""
         if adapter is not None:
-            record.sha256, record.bytes = adapter.sha256(), adapter.nbytes
+            record.sha256, record.bytes = digest, adapter.nbytes
             # A folder without a record was left by another run, or by a crash before the record was written.
             if record.version not in self.versions or not self._path(record.version).is_dir():
                 save_adapter(adapter, self._path(record.version))
@@ -88,7 +86,7 @@ class PolicyStore:
 
     def _save(self) -> None:
         promoted = [v.version for v in self.list() if v.status is VersionStatus.PROMOTED]
-        retained = {0, *promoted[-ROLLBACK_VERSIONS:], *sorted(self.versions)[-self.keep :]}
+        retained = {0, *promoted[-self.rollback :], *sorted(self.versions)[-self.keep :]}
         for version in set(self.versions) - retained:
             self.refs.pop(version, None)
             shutil.rmtree(self._path(version), ignore_errors=True)

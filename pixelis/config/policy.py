@@ -37,3 +37,20 @@ class PolicyConfig(Section):
     full: bool = Field(False, description="train all parameters instead of adapters")
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
     lora: LoraConfig = LoraConfig()
+
+
+class PolicyStoreConfig(Section):
+    keep: int | None = Field(
+        None,
+        ge=1,
+        description="newest policy versions whose weights are kept in the object store and in run.dir, beside the first one and "
+        "up to three promoted ones; unset: 8 adapters, or 3 models with policy.full",
+    )
+
+    def newest(self, full: bool) -> int:
+        """Newest versions to keep. full: they are models, not adapters."""
+        return self.keep or (3 if full else 8)
+
+    def promoted(self, full: bool) -> int:
+        """Promoted versions to keep for rollbacks."""
+        return min(3, self.newest(full))

@@ -21,7 +21,7 @@ from pixelis.config.evaluate import EvaluateConfig
 from pixelis.config.evolution import EvolutionConfig
 from pixelis.config.learner import LearnerConfig
 from pixelis.config.memory import MemoryConfig
-from pixelis.config.policy import PolicyConfig
+from pixelis.config.policy import PolicyConfig, PolicyStoreConfig
 from pixelis.config.quickstart import QuickstartConfig
 from pixelis.config.ranks import RanksConfig
 from pixelis.config.refinement import RefinementConfig
@@ -65,6 +65,7 @@ class Config(Section):
 
     run: RunConfig = Field(RunConfig(), description="name, folder, seed and resumption of the run")
     policy: PolicyConfig = Field(PolicyConfig(), description="model, adapters, precision")
+    policy_store: PolicyStoreConfig = Field(PolicyStoreConfig(), description="versions of the policy that a run keeps")
     dialogue: DialogueConfig = Field(DialogueConfig(), description="dialect, pixel budgets, limits of an episode")
     engine: EngineConfig = Field(EngineConfig(), description="generators: engine, number, resources, timeouts")
     toolbox: ToolboxConfig = Field(ToolboxConfig(), description="pixel operations and their limits")

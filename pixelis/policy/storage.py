@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from pixelis import config
     from pixelis.policy.architecture import Architecture
 
-KEPT_VERSIONS = 12
-"""Versions in the store at most: the newest 8, 3 to roll back to, and the one that is published."""
 PICTURE_PIXELS = 2_000_000
 """Assumed pixels of a question's picture at full resolution."""
 PIXEL_BYTES = 3
@@ -22,6 +20,11 @@ MIN_BYTES = 1_000_000_000
 """Smallest object store of a local cluster. It also holds the blocks that Ray Data reads ahead."""
 RESERVE = 1.3
 """Factor for what is not counted: copies in transfer, and results of operations that wait for their caller."""
+
+
+def kept_versions(c: config.Config) -> int:
+    """Versions that the policy store keeps at most: the newest, those to roll back to, and the one that is published."""
+    return c.policy_store.newest(c.policy.full) + c.policy_store.promoted(c.policy.full) + 1
 
 
 def version_bytes(c: config.Config, arch: Architecture) -> int:
@@ -45,7 +48,7 @@ def parts(c: config.Config, version: int) -> dict[str, int]:
     crops = max(0, min(d.max_turns, d.max_images) - 1) * r.group_size
     group = (d.input.max_pixels + crops * d.crop.max_pixels) * PIXEL_BYTES
     out = {
-        "versions": KEPT_VERSIONS * version,
+        "versions": kept_versions(c) * version,
         "views": (running + r.prompts_per_step) * group,
         "pictures": running * PICTURE_PIXELS * PIXEL_BYTES,
         "replay": r.replay.max_bytes if r.replay.capacity else 0,
@@ -65,7 +68,7 @@ def disk_parts(c: config.Config, version: int, job: str) -> dict[str, int]:
     evaluated = (job == "rft" and c.rft.evaluate_every) or (job == "sft" and c.sft.evaluate_every)
     kept = c.learner.keep + bool(evaluated) + 1
     out = {"checkpoints": kept * (3 + has_reference + has_average) * version}
-    return out if job == "sft" else out | {"versions": KEPT_VERSIONS * version}
+    return out if job == "sft" else out | {"versions": kept_versions(c) * version}
 
 
 def needed_bytes(c: config.Config) -> tuple[int, int]:

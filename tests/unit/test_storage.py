@@ -30,6 +30,8 @@ def test_the_parts_follow_the_recipe() -> None:
     assert shares["views"] == 40 * 3 * (5_000 + 2 * 4 * 4096)
     assert shares["pictures"] == 30 * 3 * storage.PICTURE_PIXELS
     assert "replay" not in shares
+    assert storage.parts(load(None, ["policy.full=true"]), 1_000)["versions"] == 7_000
+    assert storage.parts(load(None, ["policy.full=true", "policy_store.keep=1"]), 1_000)["versions"] == 3_000
 
 
 def test_a_version_is_the_adapter_or_all_parameters() -> None:
@@ -66,9 +68,9 @@ def test_the_disk_of_a_run_is_estimated_from_its_checkpoints_and_versions(tmp_pa
     for step in range(1, 6):
         trainer.save(tmp_path, name=step)
     trainer.close()
-    for number in range(storage.KEPT_VERSIONS):
+    c = load(None, ["learner.keep=2", "rft.loss.kl=0.1", "rft.evaluate_every=0", "policy_store.keep=4"])
+    for number in range(storage.kept_versions(c)):
         save_adapter(adapter, tmp_path / "versions" / f"v{number:06d}")
-    c = load(None, ["learner.keep=2", "rft.loss.kl=0.1", "rft.evaluate_every=0"])
     parts = storage.disk_parts(c, adapter.nbytes, "rft")
     written = {name: sum(f.stat().st_size for f in (tmp_path / name).rglob("*") if f.is_file()) for name in parts}
     # The estimate counts a third checkpoint, which exists while it is written.
