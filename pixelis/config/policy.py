@@ -27,7 +27,11 @@ class PolicyConfig(Section):
     model: str = Field(
         "nano", description="`nano` (the embedded model), or a folder with a Hugging Face Qwen2.5-VL or Qwen3-VL model"
     )
-    adapter: str | None = Field(None, description="checkpoint folder to start from: its adapter, or with policy.full its model")
+    adapter: str | None = Field(
+        None,
+        description="checkpoint to start from, or a run (its best checkpoint, else its newest): its adapter, or with policy.full "
+        "its model",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="precision; auto: bfloat16 on GPUs that support it, else float32"
     )

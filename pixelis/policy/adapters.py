@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from pixelis.errors import BadInput, MissingFile
-from pixelis.policy.checkpoint import is_complete, write_folder
+from pixelis.policy.checkpoint import is_complete, latest, write_folder
 
 if TYPE_CHECKING:
     from pixelis.config import PolicyConfig
@@ -92,18 +92,26 @@ def save_tensors(adapter: Adapter, folder: Path) -> None:
 
 
 def load_adapter(folder: str | Path) -> Adapter:
-    """Read the adapter of a checkpoint folder. Raises MissingFile without an adapter, BadInput for a damaged one."""
+    """Read the adapter of a checkpoint, or of a run's best or else newest one.
+
+    Raises MissingFile without an adapter, BadInput for a damaged one.
+    """
     path, header = load_header(folder)
     kind: Literal["lora", "full"] = "full" if header["kind"] == "full" else "lora"
     return Adapter(load_file(path), int(header["alpha"]), int(header["rank"]), header["base_sha256"], kind)
 
 
 def load_header(folder: str | Path) -> tuple[Path, dict[str, str]]:
-    """(file, `Adapter.metadata`) of a checkpoint folder. Reads no tensors. Raises the errors of `load_adapter`."""
+    """(file, `Adapter.metadata`) of a checkpoint, or of a run's best or else newest one. Reads no tensors.
+
+    Raises the errors of `load_adapter`.
+    """
     folder = Path(folder)
+    if (folder / "checkpoints").is_dir():
+        folder = folder / "best" if (folder / "best").is_dir() else latest(folder) or folder
     path = next((p for stem in FILES.values() if (p := folder / f"{stem}.safetensors").is_file()), None)
     if path is None:
-        raise MissingFile(f"no adapter in {folder}", fix="name a folder like RUN/checkpoints/step_00000010, or RUN/best")
+        raise MissingFile(f"no adapter in {folder}", fix="name a run, or a checkpoint like RUN/checkpoints/step_00000010")
     if not is_complete(folder):
         raise BadInput(f"{folder} is incomplete or damaged", code="damaged_checkpoint", fix="use an older checkpoint of the run")
     with safe_open(path, framework="numpy") as file:

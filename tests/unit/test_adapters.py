@@ -26,6 +26,7 @@ from tiny_policy import (
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.policy.adapters import Adapter, adapter_bytes, load_adapter, save_adapter
+from pixelis.policy.checkpoint import link_best
 from pixelis.policy.lora import BaseWeights, adapted_layers, add_lora, lora_parameters, merge_into
 from pixelis.policy.lora_linear import LoraLinear
 from pixelis.policy.model import load_model
@@ -172,6 +173,14 @@ def test_an_adapter_is_saved_and_loaded_and_damage_is_detected(tmp_path: Path):
         load_adapter(tmp_path / "v1")
     with pytest.raises(MissingFile, match="no adapter"):
         load_adapter(tmp_path)
+
+
+def test_a_run_stands_for_its_best_checkpoint_or_else_its_newest(tmp_path: Path):
+    for step in (1, 2):
+        save_adapter(random_adapter(seed=step), tmp_path / "checkpoints" / f"step_{step:08d}")
+    assert load_adapter(tmp_path).sha256() == random_adapter(seed=2).sha256()
+    link_best(tmp_path, 1)
+    assert load_adapter(tmp_path).sha256() == random_adapter(seed=1).sha256()
 
 
 def test_a_missing_model_raises_an_error_with_a_fix(tmp_path: Path):
