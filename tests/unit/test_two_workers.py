@@ -67,6 +67,12 @@ def test_two_workers_take_the_step_of_one(metrics: dict[str, Any], name: str) ->
         assert [step[n] for n in names] == pytest.approx([one[n] for n in names], abs=1e-5, rel=1e-4)
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_all_workers_skip_a_step_that_is_not_finite_on_one(out: Path, stage: int) -> None:
+    for rank in range(2):
+        assert json.loads((out / f"skipped{rank}_stage{stage}.json").read_text()) == [1, 1]  # the first step, not the second
+
+
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.sequence_parallel > 1])
 def test_workers_that_divide_the_row_have_the_gradients_of_one(out: Path, name: str) -> None:
     case = CASES[name]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from tiny_policy import LORA, policy
 
 from pixelis import config
+from pixelis.policy import train_step
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer
 
@@ -106,6 +107,16 @@ def main(out: str, folders: dict[str, str]) -> None:
             trainer.save(out, {"rank": rank})
         trainer.close()
         Path(out, f"rank{rank}.json").write_text(json.dumps(results))
+    healthy = train_step.policy_loss
+    for stage in (0, 1):
+        trainer = Case(stage).trainer()
+        if rank == 0:
+            train_step.policy_loss = lambda *a, **k: (healthy(*a, **k)[0] * float("inf"), {})
+        skipped = [trainer.update(samples_of("qwen3_vl")[rank::2])["learner/skipped"]]
+        train_step.policy_loss = healthy
+        skipped.append(trainer.update(samples_of("qwen3_vl")[rank::2])["learner/skipped"])
+        trainer.close()
+        Path(out, f"skipped{rank}_stage{stage}.json").write_text(json.dumps(skipped))
 
 
 if __name__ == "__main__":
