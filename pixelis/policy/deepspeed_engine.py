@@ -34,10 +34,17 @@ Shards = Mapping[str, Tensor]
 
 
 def ensure_process_group(device: torch.device) -> None:
-    """Initialize torch.distributed with one worker unless Ray Train has already done so.
+    """Import DeepSpeed, and initialize torch.distributed with one worker unless Ray Train has already done so.
 
     The group lasts until the process ends, because DeepSpeed uses the group of its first engine for all later ones.
     """
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from deepspeed import ops
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # Compiling it takes a minute, and it reduces small tensors no faster than gloo.
+    ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if dist.is_initialized():
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -90,8 +97,8 @@ def _merge(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]
 class ZeroEngine:
     """A module under DeepSpeed with AdamW, torch's or one with bfloat16 moments.
 
-    parameters: the trainable parameters, by their names in checkpoints. All workers must call the methods together. Requires a
-    process group.
+    parameters: the trainable parameters, by their names in checkpoints. All workers must call the methods together. Requires
+    `ensure_process_group`.
     """
 
     def __init__(
@@ -102,14 +109,8 @@ class ZeroEngine:
         bfloat16: bool,
         device: torch.device,
     ):
-        if device.type == "cpu":
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import deepspeed
-        from deepspeed import ops
 
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-        # Compiling it takes a minute, and it reduces small tensors no faster than gloo.
-        ops.__compatible_ops__["deepspeed_shm_comm"] = False
         if not parameters:
             raise BadConfig("nothing to train: no parameter is trainable", fix="check policy.lora.targets")
         self.parameters = parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,23 +60,34 @@ def model_class(folder: Path) -> Any:
 
 
 def load_model(
-    policy: config.PolicyConfig, device: torch.device | str | None = None, folder: str | Path | None = None
+    policy: config.PolicyConfig,
+    device: torch.device | str | None = None,
+    folder: str | Path | None = None,
+    zero3: Mapping[str, Any] | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, ModelSpec]:
     """(model in eval mode on `device`, tokenizer, spec) of `folder`, by default of `policy.model`.
 
-    Raises MissingFile for a missing folder, BadConfig for an unsupported architecture, BadInput for weights that do not fit.
+    zero3: DeepSpeed's configuration, if the workers divide the weights: each keeps its part of every parameter as it is read, so
+    that none ever holds the model. Requires a process group. Raises MissingFile for a missing folder, BadConfig for an
+    unsupported architecture, BadInput for weights that do not fit.
     """
+    from transformers.integrations import HfDeepSpeedConfig
     from transformers.utils import logging
 
     folder = resolve(str(folder) if folder is not None else policy.model)
     target = torch.device(device) if device is not None else default_device()
     logging.disable_progress_bar()  # the driver shows progress
+    dtype = pick_dtype(policy.dtype, target)
+    # transformers divides the weights while this object lives. Their type may differ from that of the trained adapters.
+    division = HfDeepSpeedConfig({**zero3, "bf16": {"enabled": dtype == torch.bfloat16}}) if zero3 is not None else None
     model, report = model_class(folder).from_pretrained(
         folder,
-        dtype=pick_dtype(policy.dtype, target),
+        dtype=dtype,
         attn_implementation=pick_attention(policy.attention, target),
         output_loading_info=True,
     )
+    del division
+    _restore_frequencies(model)
     if names := sorted(str(k) for k in (*report["missing_keys"], *report["mismatched_keys"])):
         message = f"{folder}: {len(names)} weights are missing or have the wrong shape, first {names[0]}"
         raise BadInput(message, code="bad_model", fix="download the model again, or correct its config.json")
@@ -83,3 +95,12 @@ def load_model(
     batch_windows(model)
     tokenizer = load_tokenizer(folder)
     return model, tokenizer, ModelSpec.load(folder, tokenizer)
+
+
+def _restore_frequencies(model: PreTrainedModel) -> None:
+    """Compute rotary frequencies again that DeepSpeed has rounded: while it divides a model, all its new tensors are bfloat16."""
+    for module in model.modules():
+        frequencies = module._buffers.get("inv_freq")
+        if frequencies is not None and frequencies.dtype != torch.float32:
+            type(module).__init__(module, module.config)
+            module.to(frequencies.device)

@@ -18,7 +18,7 @@ from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import FILES, Adapter, check_adapter, load_adapter, moving_average
-from pixelis.policy.deepspeed_engine import ZeroEngine, ensure_process_group
+from pixelis.policy.deepspeed_engine import ZeroEngine, deepspeed_config, ensure_process_group
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.flops import FlopCounter, peak_flops
 from pixelis.policy.forward import FeatureCache, Features, concatenate, use_packed_attention
@@ -26,7 +26,7 @@ from pixelis.policy.log_probs import PolicyModule
 from pixelis.policy.lora import add_lora, lora_parameters
 from pixelis.policy.losses import Spans, Totals, metric_names, policy_loss, sft_loss, token_weights
 from pixelis.policy.minibatches import combine_metrics, minibatch_indices
-from pixelis.policy.model import default_device, load_model
+from pixelis.policy.model import default_device, load_model, pick_dtype
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.policy.packing import PackedBatch, collate, pack_samples
 from pixelis.policy.samples import CAUSES, LearnerBatch, TrainSample, unusable
@@ -70,16 +70,18 @@ class Trainer:
         self.device = torch.device(device) if device is not None else default_device()
         if self.device.type == "cpu":
             torch.set_num_threads(learner.threads)
-        self.model, self.tokenizer, self.spec = load_model(policy, self.device)
-        self.base_sha256 = fingerprint(resolve(policy.model))
         ensure_process_group(self.device)
+        bfloat16 = policy.full and pick_dtype(policy.dtype, self.device) == torch.bfloat16
+        settings = deepspeed_config(learner, bfloat16, self.device)
+        divides = settings["zero_optimization"]["stage"] == 3 and dist.get_world_size() > 1
+        self.model, self.tokenizer, self.spec = load_model(policy, self.device, zero3=settings if divides else None)
+        self.base_sha256 = fingerprint(resolve(policy.model))
         self.sequence = SequenceGroup.create(learner.sequence_parallel)
         self.shares_prompts = use_packed_attention(self.model)
         self.sequence.check(self.model)
         if policy.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         parameters = self._make_trainable()
-        bfloat16 = policy.full and next(self.model.parameters()).dtype == torch.bfloat16
         module = PolicyModule(self.model, self.spec, temperature, learner.zero_stage == 3, self.sequence)
         self._check_adapter(adapter, parameters)
         self.zero = ZeroEngine(module, parameters, learner, bfloat16, self.device)

@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import tiny_policy
+import torch
 import torch.distributed as dist
 from tiny_policy import LORA, policy
 
 from pixelis import config
 from pixelis.policy import train_step
+from pixelis.policy.deepspeed_engine import deepspeed_config
+from pixelis.policy.model import load_model
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer
 
@@ -35,6 +38,7 @@ class Case:
     chunk_values: int | None = None
     family: str = "qwen3_vl"
     sequence_parallel: int = 1
+    dtype: str = "float32"
 
     def trainer(self, stage: int | None = None) -> Trainer:
         """The trainer of a worker; with `stage`, of one that is alone."""
@@ -44,7 +48,8 @@ class Case:
         if learner.zero_stage == 3:
             learner = learner.model_copy(update={"deepspeed": str(DIVIDE_ALL)})
         loss = config.LossConfig(kl=self.kl)
-        trainer = Trainer(policy(self.family, full=self.full, lora=lora), learner, loss, total_steps=4, device="cpu")
+        settings = policy(self.family, full=self.full, lora=lora, dtype=self.dtype)
+        trainer = Trainer(settings, learner, loss, total_steps=4, device="cpu")
         if self.chunk_values is not None:
             trainer.zero.engine.module.chunk_values = self.chunk_values
         return trainer
@@ -63,6 +68,7 @@ CASES = {
     "all parameters, stage 3, chunks of the head": Case(3, full=True, chunk_values=2000),
     "adapters, stage 3, chunks of a frozen head": Case(3, chunk_values=2000, steps=2, family="qwen2_5_vl"),
     "adapters, stage 3, chunks of an adapted head": Case(3, head=True, chunk_values=2000, steps=2),
+    "adapters, stage 3, bfloat16 model": Case(3, steps=2, dtype="bfloat16"),
     "adapters, stage 1, KL": Case(1, steps=3, kl=0.5),
     "adapters, stage 3, KL": Case(3, steps=3, kl=0.5),
     "adapters, stage 0, sequence parallel": Case(0, steps=2, kl=0.5, sequence_parallel=2),
@@ -86,6 +92,23 @@ def samples_of(family: str) -> list[TrainSample]:
     return [*pictures, text]
 
 
+def divided(family: str) -> dict[str, Any]:
+    """Share of the parameters that this worker holds of a model that is divided while it is read, and whether it is the model."""
+    from deepspeed import zero
+
+    settings = policy(family, dtype="bfloat16")
+    zero3 = deepspeed_config(LEARNER.model_copy(update={"zero_stage": 3}), False, torch.device("cpu"))
+    whole, parts = load_model(settings, "cpu")[0], load_model(settings, "cpu", zero3=zero3)[0]
+    same = True
+    for one, part in zip(whole.parameters(), parts.parameters(), strict=True):
+        with zero.GatheredParameters([part]):
+            same &= one.dtype == part.dtype and torch.equal(one, part)
+    buffers = all(torch.equal(a, b) for a, b in zip(whole.buffers(), parts.buffers(), strict=True))
+    parameters: list[Any] = list(parts.parameters())
+    share = sum(p.ds_tensor.numel() for p in parameters) / sum(p.ds_numel for p in parameters)
+    return {"share": share, "weights": same, "buffers": buffers}
+
+
 def main(out: str, folders: dict[str, str]) -> None:
     """Train on this worker. The second one has fewer micro-batches, and no picture."""
     rank = int(os.environ["RANK"])
@@ -107,6 +130,7 @@ def main(out: str, folders: dict[str, str]) -> None:
             trainer.save(out, {"rank": rank})
         trainer.close()
         Path(out, f"rank{rank}.json").write_text(json.dumps(results))
+    Path(out, f"divided{rank}.json").write_text(json.dumps({family: divided(family) for family in folders}))
     healthy = train_step.policy_loss
     for stage in (0, 1):
         trainer = Case(stage).trainer()
