@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import math
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,10 +28,11 @@ import ray
 from ray.cluster_utils import Cluster
 
 from benchmarks import coordinator
-from benchmarks.async_overlap import SLOTS, AlternatingScorer, TimedGenerator
+from benchmarks.async_overlap import SLOTS, AlternatingScorer, TimedGenerator, group_seconds
 from benchmarks.harness import Report, parse_args
 from pixelis.actors.coordinator import Coordinator
 from pixelis.config import parse
+from pixelis.datasets.questions import read_questions
 
 SIGMA = float(np.log(8) / 2.326)
 """Spread of a log-normal duration whose 99th percentile is 8 times the median."""
@@ -40,7 +43,7 @@ class Costs:
     """Seconds of the parts of a step.
 
     group: mean of a group on a generator that rolls out `slots` groups at a time; coordinator: for each group, one after the
-    other; training: of a batch; transfer: of the weights to all generators. tail: whether groups differ as in SIGMA.
+    other; training: of a batch; transfer: of the weights to all generators.
     """
 
     group: float
@@ -48,7 +51,6 @@ class Costs:
     coordinator: float
     training: float
     transfer: float
-    tail: bool = True
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,11 @@ class Prediction:
         return name if parts[name] > 0.5 else "the slowest groups"
 
 
-def predict(costs: Costs, generators: int, prompts: int, staleness: int, steps: int = 12, seed: int = 0) -> Prediction:
-    """Play `steps` steps of `prompts` groups; the first quarter is not counted."""
-    rng = np.random.default_rng(seed)
+def predict(
+    costs: Costs, generators: int, prompts: int, staleness: int, steps: int = 12, durations: Sequence[float] = ()
+) -> Prediction:
+    """Play `steps` steps of `prompts` groups; the first quarter is not counted. durations: of the groups, if they are known."""
+    rng, known = np.random.default_rng(0), iter(durations)
     free = [0.0] * (generators * costs.slots)  # when each slot is free
     finished: list[float] = []
     coordinator_free = learner_free = loaded = generating = 0.0
@@ -78,7 +82,7 @@ def predict(costs: Costs, generators: int, prompts: int, staleness: int, steps: 
     for step in range(steps):
         admitted = prompts * (staleness + 1 if step == 0 else 1)
         for _ in range(admitted):
-            seconds = costs.group * (rng.lognormal(-(SIGMA**2) / 2, SIGMA) if costs.tail else 1.0)
+            seconds = next(known) if durations else costs.group * rng.lognormal(-(SIGMA**2) / 2, SIGMA)
             coordinator_free = max(coordinator_free, loaded) + costs.coordinator
             start = max(heapq.heappop(free), coordinator_free)
             heapq.heappush(free, start + seconds)
@@ -169,18 +173,20 @@ def main() -> None:
 
 def compare(report: Report, args: argparse.Namespace, handled: float) -> None:
     """Rows of the model against real actors."""
-    group_s, prompts = args.check_seconds, 16
+    group_s, prompts, defaults = args.check_seconds, 16, parse({})
     for staleness in (0, 1):
         for generators in (1, 2, 4):
             # Training takes half as long as two generators need.
             training = 0.5 * prompts * group_s / (2 * SLOTS)
             costs = Costs(group_s, SLOTS, handled, training, 0.0)
-            # Durations are drawn at random on both sides: the mean of many plays.
-            plays = [predict(costs, generators, prompts, staleness, args.check_steps, seed).step for seed in range(20)]
+            count = prompts * (args.check_steps + staleness)
+            questions = read_questions(defaults.data.train, seed=defaults.run.seed)
+            durations = [group_seconds(question.id, group_s, long_tail=True) for question in itertools.islice(questions, count)]
+            played = predict(costs, generators, prompts, staleness, args.check_steps, durations).step
             real = measure(generators, group_s, training, prompts, staleness, args.check_steps)
-            note = f"{np.mean(plays):.2f} s a step, measured {real:.2f} s"
+            note = f"{played:.2f} s a step, measured {real:.2f} s"
             name = f"predicted / measured, {generators} generators, staleness {staleness}"
-            report.row(name, float(np.mean(plays)) / real, "", note)
+            report.row(name, played / real, "", note)
 
 
 def scale(report: Report, args: argparse.Namespace, gpus: int, handled: float) -> None:

@@ -169,7 +169,16 @@ def autoscaling_cluster(folder: str) -> Iterator[str]:
     file.write_text(json.dumps(settings))
     environment = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_enable_autoscaler_v2": "1"}
     environment |= dict.fromkeys(("RAY_CLOUD_INSTANCE_ID", "RAY_OVERRIDE_NODE_ID_FOR_TESTING"), FAKE_HEAD_NODE_ID)
-    command = ["ray", "start", "--head", "--block", "--num-cpus=1", "--object-store-memory=80000000", "--include-dashboard=false"]
+    program = str(Path(sys.executable).with_name("ray"))  # which PATH may lack
+    command = [
+        program,
+        "start",
+        "--head",
+        "--block",
+        "--num-cpus=1",
+        "--object-store-memory=80000000",
+        "--include-dashboard=false",
+    ]
     command += [f"--port={address.split(':')[1]}", f"--autoscaling-config={file}"]
     head = psutil.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
     try:

@@ -226,5 +226,5 @@ def test_the_held_out_loss_is_of_kinds_that_are_learnt(row: Callable[..., Demons
     (tmp_path / "held_out.jsonl").write_text("\n".join(one.model_dump_json() for one in rows) + "\n")
     sft = {"validation": str(tmp_path / "held_out.jsonl"), "validation_size": 2}
     held_out = HeldOut(parse({**settings().model_dump(), "sft": sft}), None)
-    held_out.load(rank=0, world=1)
+    held_out.load(share=0, shares=1)
     assert [sample.id for _, sample in held_out.samples] == ["q1", "q3"]

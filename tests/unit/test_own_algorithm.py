@@ -18,7 +18,7 @@ from pixelis import config
 from pixelis.config.presets.algorithms import ALGORITHMS
 from pixelis.errors import BadConfig
 from pixelis.jobs import rft
-from pixelis.policy import train_step
+from pixelis.policy import sequence_parallel, train_step
 from pixelis.policy.advantages import assign_advantages, batch_advantages
 from pixelis.policy.lora import add_lora
 from pixelis.policy.losses import policy_loss
@@ -162,7 +162,8 @@ def test_a_worker_without_samples_reports_the_metrics_of_the_others(example: con
     with trainer(loss=example.loss) as learner:
         names = set(learner.update(batch()))
         # Another worker that adds 1 to every number: a micro-batch, a sample, a token.
-        monkeypatch.setattr(train_step, "sum_over_workers", lambda values, largest=0: [value + 1 for value in values])
+        for module in (train_step, sequence_parallel):
+            monkeypatch.setattr(module, "sum_over_workers", lambda values, largest=0: [value + 1 for value in values])
         alone = learner.update([])
         assert names <= set(alone)
         assert alone["policy/tapered"] == 1
