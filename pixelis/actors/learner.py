@@ -48,8 +48,8 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
     name: prefix of the names of the job's placement groups, to report which of them a lost node had.
     """
     config = job.config
-    latest = checkpoint.latest(config.run.dir)
-    if latest is not None and checkpoint.step_of(latest) >= job.source.steps:
+    latest = checkpoint.latest(config.run.dir, verify=False)  # the workers verify it
+    if latest is not None and checkpoint.step_of(latest) >= job.source.steps and checkpoint.is_complete(latest):
         return latest
     import ray.train
 
@@ -79,7 +79,7 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
             room = found
     if failure := _permanent_failure(config.run.dir, attempt):
         raise failure
-    return checkpoint.latest(config.run.dir)
+    return checkpoint.latest(config.run.dir, verify=False)
 
 
 def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], room: Room) -> None:
@@ -144,7 +144,7 @@ def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:
 
 
 def _resume_point(config: Config) -> str:
-    latest = checkpoint.latest(config.run.dir)
+    latest = checkpoint.latest(config.run.dir, verify=False)
     return f"step {checkpoint.step_of(latest)} ({latest.name})" if latest is not None else "step 0, as there is no checkpoint"
 
 

@@ -43,7 +43,7 @@ class TrainJob:
 
     def start_or_resume(self) -> tuple[Trainer, dict[str, Any]]:
         """Trainer at the last complete checkpoint, if there is one, and the source state from it."""
-        config, latest = self.config, checkpoint.latest(self.config.run.dir)
+        config, latest = self.config, checkpoint.latest_of_workers(self.config.run.dir)
         batches = checkpoint.step_of(latest) if latest is not None else 0
         self.source.prepare(batches)
         stages = EventLog(config.run.dir)
@@ -67,7 +67,7 @@ class TrainJob:
             minibatches=minibatches,
             epochs=epochs,
         )
-        state = trainer.restore(latest) if latest is not None else {}
+        state = trainer.restore(latest, verify=False) if latest is not None else {}
         trainer.batches = batches
         if trainer.is_first:
             mark_replayed(config.run.dir, batches)
@@ -79,6 +79,7 @@ class TrainJob:
 class Checkpoints:
     """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches and at the end. Collective over all workers.
 
+    The files are written while the next batches are learnt; a failure to write them ends the run at the next checkpoint.
     The one with the best evaluation is kept and linked as ``run.dir/best``.
     """
 
@@ -97,16 +98,18 @@ class Checkpoints:
             self._save(str(Path(self.config.run.dir) / "phases" / (boundary or "")))
 
     def save_last(self) -> None:
-        """Save if batches were learnt since the last checkpoint."""
+        """Save if batches were learnt since the last checkpoint; returns when it is complete."""
         if self.trainer.batches > self.saved:
             self._save(self.config.run.dir)
+        self.trainer.writer.wait()
         if self.trainer.is_first:
             self._link_best()
 
     def _save(self, folder: str) -> None:
         state = self.state | (self.source.state() if self.trainer.is_first else {})
         best = self._link_best() if self.trainer.is_first else None
-        self.trainer.save(folder, state, name=self.trainer.batches, lineage=lineage.of_checkpoint(folder), best=best)
+        origin = lineage.of_checkpoint(folder)
+        self.trainer.save(folder, state, name=self.trainer.batches, lineage=origin, best=best, wait=False)
 
     def _link_best(self) -> int | None:
         """Link the checkpoint with the best evaluation; returns its step."""

@@ -18,7 +18,7 @@ import yaml
 
 from pixelis.errors import BadInput, InfraFailure, MissingFile, PixelisError
 from pixelis.policy import checkpoint
-from pixelis.policy.adapters import load_adapter, load_header
+from pixelis.policy.adapters import load_header, read_adapter
 from pixelis.policy.model_path import fingerprint, resolve
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -53,14 +53,14 @@ def export(
 ) -> str:
     """Write the export and return a description. Raises BadInput if `out` exists, InfraFailure if the disk is too small."""
     folder = find_checkpoint(source)
-    path, header = load_header(folder)
+    files, header = load_header(folder)
     base = base_model(folder, model, header["base_sha256"])
     if out.exists():
         raise BadInput(f"{out} exists", fix="name a new folder, or remove this one")
     if header["kind"] == "full" and not merge:
         raise BadInput(f"{folder} holds all parameters, which are no adapter", fix="add --merge")
     weights = sorted(base.glob("*.safetensors"))
-    size = sum(file.stat().st_size for file in weights) if merge else path.stat().st_size
+    size = sum(file.stat().st_size for file in weights) if merge else sum(file.stat().st_size for file in files)
     if merge and dtype == "float32":
         size *= 2
     parent = next(p for p in out.absolute().parents if p.is_dir())
@@ -80,9 +80,10 @@ def export(
         if merge:
             import torch
 
-            formats.write_merged_model(load_adapter(folder), base, aside, getattr(torch, dtype) if dtype else None)
+            policy = read_adapter(files, header, lazily=True)
+            formats.write_merged_model(policy, base, aside, getattr(torch, dtype) if dtype else None)
         else:
-            formats.write_peft(load_adapter(folder), aside, str(base))
+            formats.write_peft(read_adapter(files, header), aside, str(base))
         aside.rename(out)
     except OSError as error:
         raise InfraFailure(

@@ -44,12 +44,15 @@ def tuned_file(config: Config) -> Path:
         folder = checkpoint.latest(folder) or folder
     if not (folder / checkpoint.MANIFEST).is_file():
         return resolve(str(folder))
-    file, header = load_header(folder)
+    files, header = load_header(folder)
     if header["kind"] != "full":
         raise BadInput(f"{folder} has adapters, not a full fine-tune", fix="train it with policy.full=true")
     if header["base_sha256"] != fingerprint(resolve(config.policy.model)):
         raise BadInput(f"{folder} was not tuned from {config.policy.model}", fix="set policy.model to the model that was tuned")
-    return file
+    if len(files) > 1:
+        fix = f"write it as one model with `pixelis export {folder} OUT --merge`, and set ranks.tuned=OUT"
+        raise BadInput(f"the weights in {folder} are divided among {len(files)} workers", fix=fix)
+    return files[0]
 
 
 def analyse(config: Config, folder: Path) -> RankFile:

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
 
 from pixelis.errors import BadInput, MissingFile
+from pixelis.policy import tensor_parts
 from pixelis.policy.checkpoint import is_complete, latest, write_folder
+from pixelis.policy.tensor_parts import StoredTensors, files_of
 
 if TYPE_CHECKING:
     from pixelis.config import PolicyConfig
 
 FILES = {"lora": "adapter", "full": "model"}
-"""Kind of an adapter -> stem of its safetensors file in a checkpoint."""
+"""Kind of an adapter -> stem of its safetensors files in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Adapter:
     every layer, including layers whose A has another rank. base_sha256: fingerprint of the base model (`model_path.fingerprint`).
     """
 
-    tensors: dict[str, np.ndarray]
+    tensors: Mapping[str, np.ndarray]
     alpha: int
     rank: int
     base_sha256: str
@@ -87,8 +88,7 @@ def save_adapter(adapter: Adapter, folder: str | Path) -> None:
 
 def save_tensors(adapter: Adapter, folder: Path) -> None:
     """Write `adapter.safetensors` (or `model.safetensors`) into an existing folder."""
-    arrays = {name: np.ascontiguousarray(a) for name, a in adapter.tensors.items()}
-    save_file(arrays, folder / f"{FILES[adapter.kind]}.safetensors", metadata=adapter.metadata())
+    tensor_parts.save_tensors(adapter.tensors, folder / f"{FILES[adapter.kind]}.safetensors", adapter.metadata())
 
 
 def load_adapter(folder: str | Path) -> Adapter:
@@ -96,29 +96,38 @@ def load_adapter(folder: str | Path) -> Adapter:
 
     Raises MissingFile without an adapter, BadInput for a damaged one.
     """
-    path, header = load_header(folder)
+    files, header = load_header(folder)
+    return read_adapter(files, header)
+
+
+def read_adapter(files: list[Path], header: Mapping[str, str], lazily: bool = False) -> Adapter:
+    """Read the adapter in files of a verified checkpoint, or with `lazily` each tensor when it is used.
+
+    header: its `Adapter.metadata`.
+    """
     kind: Literal["lora", "full"] = "full" if header["kind"] == "full" else "lora"
-    return Adapter(load_file(path), int(header["alpha"]), int(header["rank"]), header["base_sha256"], kind)
+    tensors = StoredTensors(files)
+    return Adapter(tensors if lazily else dict(tensors), int(header["alpha"]), int(header["rank"]), header["base_sha256"], kind)
 
 
-def load_header(folder: str | Path) -> tuple[Path, dict[str, str]]:
-    """(file, `Adapter.metadata`) of a checkpoint, or of a run's best or else newest one. Reads no tensors.
+def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], dict[str, str]]:
+    """(files, `Adapter.metadata`) of a checkpoint, or of a run's best or else newest one. Reads no tensors.
 
-    Raises the errors of `load_adapter`.
+    verify: compare the checksums. Raises the errors of `load_adapter`.
     """
     folder = Path(folder)
     if (folder / "checkpoints").is_dir():
         folder = folder / "best" if (folder / "best").is_dir() else latest(folder) or folder
-    path = next((p for stem in FILES.values() if (p := folder / f"{stem}.safetensors").is_file()), None)
-    if path is None:
+    files = next((found for stem in FILES.values() if (found := files_of(folder, stem))), None)
+    if files is None:
         raise MissingFile(f"no adapter in {folder}", fix="name a run, or a checkpoint like RUN/checkpoints/step_00000010")
-    if not is_complete(folder):
+    if not is_complete(folder, verify):
         raise BadInput(f"{folder} is incomplete or damaged", code="damaged_checkpoint", fix="use an older checkpoint of the run")
-    with safe_open(path, framework="numpy") as file:
+    with safe_open(files[0], framework="numpy") as file:
         header = dict(file.metadata() or {})
     if "kind" not in header:
-        raise BadInput(f"{path} was not written by pixelis: its header names no kind")
-    return path, header
+        raise BadInput(f"{files[0]} was not written by pixelis: its header names no kind")
+    return files, header
 
 
 def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -1,26 +1,33 @@
 """Atomic, checksummed checkpoint folders: tensors as safetensors, everything else as JSON, nothing pickled.
 
 A folder is written under a temporary name, flushed to disk and renamed. A process killed at any point leaves the last complete
-checkpoint in place.
+checkpoint in place. Each worker of a learner writes its own files, in the background; the first one renames the folder.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
 import shutil
+import socket
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
 
-from pixelis.errors import BadInput, MissingFile
+from pixelis.errors import BadInput, InfraFailure, MissingFile, PixelisError
+from pixelis.policy.distributed import broadcast_text, rank_and_world_size, sum_over_workers
+from pixelis.policy.tensor_parts import Part, StoredTensors, files_of, part_name, save_tensors, stem_of
 
 MANIFEST = "manifest.json"
+TIMEOUT_S = 3600.0
+"""Seconds that the first worker waits for the files of the others."""
 _NAME = re.compile(r"step_(\d{8})$")
 
 
@@ -38,35 +45,141 @@ def write_json(path: str | Path, value: Any) -> None:
     _sync(path.parent)
 
 
+class Writer:
+    """Writes the checkpoints of a group of workers in a thread, one at a time, while the training goes on.
+
+    Every worker writes its own files into one folder, which therefore must be on storage that all of them share.
+    """
+
+    def __init__(self, worker: int = 0, workers: int = 1):
+        self.worker, self.workers = worker, workers
+        self._thread: threading.Thread | None = None
+        self._error: PixelisError | None = None
+
+    def start(
+        self,
+        run_dir: str | Path,
+        step: int,
+        tensors: Mapping[str, Mapping[str, np.ndarray | Part]],
+        texts: Mapping[str, Any],
+        headers: Mapping[str, dict[str, str]] | None = None,
+        keep: int = 0,
+        best: int | None = None,
+    ) -> Path:
+        """Begin to write `run_dir/checkpoints/step_NNNNNNNN` and return it. All workers call it together.
+
+        tensors: file stem -> name -> this worker's array or part of it, not to be changed before `wait` returns; texts: file stem
+        -> JSON value, written by the first worker; headers: file stem -> header of its safetensors files. Afterwards all but the
+        newest `keep` checkpoints (0: none) and that of step `best` are removed. Replaces a checkpoint of the same step.
+
+        Waits for the checkpoint before and raises its failure.
+        """
+        self.wait()
+        final = Path(run_dir) / "checkpoints" / f"step_{step:08d}"
+        temporary = Path(broadcast_text(str(_create_temporary(final)) if not self.worker else ""))
+        if not temporary.is_dir():
+            raise InfraFailure(
+                f"{temporary} does not exist on this node", code="no_shared_storage", fix="set run.dir to storage of all nodes"
+            )
+
+        def write() -> None:
+            try:
+                entries = self._fill(temporary, tensors, {} if self.worker else texts, headers or {})
+                if self._gather(temporary, entries):
+                    _rename(temporary, final)
+                    if keep:
+                        prune(run_dir, keep, best)
+            except OSError as error:
+                self._fail(temporary, _disk_failure(final, error))
+            except PixelisError as error:
+                self._fail(temporary, error)
+            except BaseException as error:
+                self._fail(temporary, InfraFailure(f"{final.name} could not be written: {error!r}"))
+
+        self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
+        self._thread.start()
+        return final
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is complete. Raises InfraFailure if it could not be written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _fill(
+        self,
+        folder: Path,
+        tensors: Mapping[str, Mapping[str, np.ndarray | Part]],
+        texts: Mapping[str, Any],
+        headers: Mapping[str, dict[str, str]],
+    ) -> dict[str, Any]:
+        paths = []
+        for stem, arrays in tensors.items():
+            if arrays:
+                paths.append(folder / part_name(stem, self.worker, self.workers))
+                save_tensors(arrays, paths[-1], headers.get(stem))
+        for stem, value in texts.items():
+            paths.append(folder / f"{stem}.json")
+            paths[-1].write_text(json.dumps(value, indent=1), encoding="utf-8")
+        return _flush(paths)
+
+    def _gather(self, folder: Path, entries: dict[str, Any]) -> bool:
+        """Write the manifest of all workers' files; True on the first worker, which then renames the folder."""
+        if self.worker:
+            write_json(folder / f".worker-{self.worker}.json", entries)
+            return False
+        deadline = time.monotonic() + TIMEOUT_S
+        for worker in range(1, self.workers):
+            path = folder / f".worker-{worker}.json"
+            while not path.is_file():
+                if time.monotonic() > deadline:
+                    raise InfraFailure(f"worker {worker} did not write its part of {folder.name} in {TIMEOUT_S:g} s")
+                time.sleep(0.02)
+            written = json.loads(path.read_text(encoding="utf-8"))
+            if "error" in written:
+                raise InfraFailure(f"worker {worker} could not write its part: {written['error']}", code="disk_full")
+            entries |= written
+            path.unlink()
+        _write_manifest(folder, entries)
+        return True
+
+    def _fail(self, folder: Path, error: PixelisError) -> None:
+        self._error = error
+        try:
+            if self.worker:
+                write_json(folder / f".worker-{self.worker}.json", {"error": str(error)})
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            pass  # the first worker ends its wait after TIMEOUT_S; this worker's own failure ends the run before
+
+
 def write(
     run_dir: str | Path,
     step: int,
-    tensors: Mapping[str, Mapping[str, np.ndarray]],
+    tensors: Mapping[str, Mapping[str, np.ndarray | Part]],
     state: Mapping[str, Any],
     keep: int = 0,
     headers: Mapping[str, dict[str, str]] | None = None,
     notes: Mapping[str, Any] | None = None,
     best: int | None = None,
 ) -> Path:
-    """Write `run_dir/checkpoints/step_NNNNNNNN` and return it; prune to the newest `keep` (0: keep all) and that of step `best`.
+    """Write a checkpoint of one worker and return its folder when it is complete; see `Writer.start`.
 
-    tensors: file stem -> name -> array, each stored as `STEM.safetensors`; state: JSON values, stored as `state.json`; headers:
-    file stem -> metadata of that safetensors file; notes: file stem -> further JSON values. Replaces a complete checkpoint of the
-    same step. Raises OSError if writing fails.
+    state: JSON values, stored as `state.json`; notes: file stem -> further ones.
     """
+    writer = Writer()
+    folder = writer.start(run_dir, step, tensors, {"state": state, **(notes or {})}, headers, keep, best)
+    writer.wait()
+    return folder
 
-    def fill(folder: Path) -> None:
-        for stem, arrays in tensors.items():
-            contiguous = {name: np.ascontiguousarray(a) for name, a in arrays.items()}
-            save_file(contiguous, folder / f"{stem}.safetensors", metadata=(headers or {}).get(stem))
-        for stem, value in {"state": state, **(notes or {})}.items():
-            (folder / f"{stem}.json").write_text(json.dumps(value, indent=1), encoding="utf-8")
 
-    final = Path(run_dir) / "checkpoints" / f"step_{step:08d}"
-    write_folder(final, fill)
-    if keep:
-        prune(run_dir, keep, best)
-    return final
+def _disk_failure(path: Path, error: OSError) -> InfraFailure:
+    fix = f"free space for {path.parent}, or set run.dir to another disk; the run resumes from its last checkpoint"
+    return InfraFailure(f"{path.name} could not be written: {error.strerror or error}", code="disk_full", fix=fix)
 
 
 def link_best(run_dir: str | Path, step: int) -> None:
@@ -81,64 +194,110 @@ def link_best(run_dir: str | Path, step: int) -> None:
 def write_folder(final: str | Path, fill: Callable[[Path], None]) -> None:
     """Call `fill` with a temporary folder, add the manifest, flush all files and rename the folder to `final`."""
     final = Path(final)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    temporary = final.with_name(f".{final.name}.{os.getpid()}.aside")
-    _remove_orphans(final.parent, f".{final.name}.*.aside")
-    temporary.mkdir()
+    temporary = _create_temporary(final)
     try:
         fill(temporary)
-        files = sorted(p for p in temporary.iterdir() if p.is_file())
-        manifest = {p.name: {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in files}
-        (temporary / MANIFEST).write_text(json.dumps({"files": manifest}, indent=1), encoding="utf-8")
-        for path in (*files, temporary / MANIFEST):
-            _sync(path)
-        _sync(temporary)
-        if final.exists():
-            # rename() does not replace a folder with files, so the old one is renamed first.
-            old = final.with_name(f".{final.name}.{os.getpid()}.old")
-            shutil.rmtree(old, ignore_errors=True)
-            os.rename(final, old)
-            os.rename(temporary, final)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.rename(temporary, final)
+        _write_manifest(temporary, _flush(sorted(p for p in temporary.iterdir() if p.is_file())))
+        _rename(temporary, final)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _create_temporary(final: Path) -> Path:
+    """Create the folder that will be renamed to `final`; removes those of ended processes."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_orphans(final.parent, f".{final.name}.*.aside")
+    temporary = final.with_name(f".{final.name}.{_owner()}.aside")
+    temporary.mkdir()
+    return temporary
+
+
+def _flush(paths: list[Path]) -> dict[str, Any]:
+    """Flush files to disk; returns their entries in the manifest. The only time that a file is read back."""
+    entries = {}
+    for path in paths:
+        entries[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+        _sync(path)
+    return entries
+
+
+def _write_manifest(folder: Path, entries: dict[str, Any]) -> None:
+    text = json.dumps({"files": dict(sorted(entries.items()))}, indent=1)
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    _sync(folder / MANIFEST)
+    _sync(folder)
+
+
+def _rename(temporary: Path, final: Path) -> None:
+    if final.exists():
+        # rename() does not replace a folder with files, so the old one is renamed first.
+        old = final.with_name(f".{final.name}.{_owner()}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(final, old)
+        os.rename(temporary, final)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.rename(temporary, final)
     _sync(final.parent)
 
 
-def is_complete(folder: str | Path, verify: bool = True) -> bool:
-    """True if the manifest exists and every file has its size and, with `verify`, its checksum."""
-    folder = Path(folder)
+def is_complete(folder: str | Path, verify: bool = True, share: tuple[int, int] = (0, 1)) -> bool:
+    """True if the manifest exists and every file has its size and, with `verify`, its checksum.
+
+    share: (worker, workers); each of several workers verifies some of the files.
+    """
+    folder, (worker, workers) = Path(folder), share
     try:
         files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
         if not files:
             return False
-        for name, entry in files.items():
-            path = folder / name
-            if path.stat().st_size != entry["bytes"] or (verify and file_sha256(path) != entry["sha256"]):
+        for index, (name, entry) in enumerate(files.items()):
+            path, is_mine = folder / name, index % workers == worker
+            if path.stat().st_size != entry["bytes"] or (verify and is_mine and file_sha256(path) != entry["sha256"]):
                 return False
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return True
 
 
-def latest(run_dir: str | Path) -> Path | None:
-    """The newest complete checkpoint of a run, or None. Skips incomplete and corrupt ones."""
+def latest(run_dir: str | Path, verify: bool = True) -> Path | None:
+    """The newest complete checkpoint of a run, or None. Skips incomplete and, with `verify`, corrupt ones."""
     _finish_replacements(Path(run_dir) / "checkpoints")
-    return next((path for _, path in reversed(_steps(run_dir)) if is_complete(path)), None)
+    return next((path for _, path in reversed(_steps(run_dir)) if is_complete(path, verify)), None)
 
 
-def read(folder: str | Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-    """(tensors, state) as passed to `write`. Raises MissingFile without a checkpoint, BadInput for a damaged one."""
+def latest_of_workers(run_dir: str | Path) -> Path | None:
+    """`latest` of a learner that starts: all workers agree on it, and each verifies a share of the files.
+
+    Removes what interrupted writes left, since no other learner of the run is writing.
+    """
+    worker, workers = rank_and_world_size()
+    if not worker:
+        _finish_replacements(Path(run_dir) / "checkpoints")
+        for path in (Path(run_dir) / "checkpoints").glob(".step_*"):
+            shutil.rmtree(path, ignore_errors=True)
+    candidates = [path for _, path in _steps(run_dir)]
+    while name := broadcast_text(candidates.pop().name if candidates else ""):
+        path = Path(run_dir) / "checkpoints" / name
+        if not sum_over_workers([float(not is_complete(path, share=(worker, workers)))])[0]:
+            return path
+    return None
+
+
+def read(folder: str | Path, verify: bool = True) -> tuple[dict[str, StoredTensors], dict[str, Any]]:
+    """(tensors, state) of a checkpoint: file stem -> name -> whole array, each read when it is asked for.
+
+    Raises MissingFile without a checkpoint, BadInput for an incomplete or, with `verify`, damaged one.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise MissingFile(f"no checkpoint {folder}", fix="name a folder below checkpoints/ of a run")
-    if not is_complete(folder):
+    if not is_complete(folder, verify):
         raise BadInput(f"checkpoint {folder} is incomplete or damaged", code="damaged_checkpoint", fix="use an older one")
-    tensors = {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
-    return tensors, json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    stems = sorted({stem_of(path) for path in folder.glob("*.safetensors")})
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    return {stem: StoredTensors(files_of(folder, stem)) for stem in stems}, state
 
 
 def steps(run_dir: str | Path) -> set[int]:
@@ -189,9 +348,21 @@ def _remove_orphans(root: Path, pattern: str) -> None:
 
 
 def _is_orphan(path: Path) -> bool:
-    """True if the process whose id is in the temporary name has ended, or is this one, which is not writing now."""
-    owner = path.name.split(".")[-2]
-    return owner.isdigit() and (int(owner) == os.getpid() or not Path(f"/proc/{owner}").exists())
+    """True if the process in the temporary name has ended. What other machines write is not judged."""
+    machine, _, process = path.name.split(".")[-2].partition("-")
+    return machine == _machine() and not Path(f"/proc/{process}").exists()
+
+
+def _owner() -> str:
+    """This process among those of all machines that share the storage."""
+    return f"{_machine()}-{os.getpid()}"
+
+
+@functools.cache
+def _machine() -> str:
+    """This machine, or container, since its last start."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    return hashlib.sha256(f"{socket.gethostname()} {boot}".encode()).hexdigest()[:8]
 
 
 def _steps(run_dir: str | Path) -> list[tuple[int, Path]]:

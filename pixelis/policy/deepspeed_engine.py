@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pixelis.errors import BadConfig, MissingFile
 from pixelis.policy.adamw import AdamW
+from pixelis.policy.tensor_parts import Part
 
 if TYPE_CHECKING:
     from torch import nn
@@ -164,10 +165,41 @@ class ZeroEngine:
             out[name] = value.float().cpu().numpy().copy()
         return out
 
+    def parts(self) -> tuple[dict[str, Part], dict[str, Part | np.ndarray]]:
+        """Copies of this worker's parts of `weights` and of `moments`; those of all workers together are complete."""
+        weights: dict[str, Part] = {}
+        moments: dict[str, Part | np.ndarray] = {}
+        states = list(self._adam.state.values())
+        if states and dist.get_rank() == 0:
+            moments["step"] = np.asarray([float(states[0]["step"])], dtype=np.float32)
+        for name, parameter in self.parameters.items():
+            weights |= self._part(name, parameter, None)
+            for moment in MOMENTS if states else ():
+                moments |= {f"{n}.{moment}": part for n, part in self._part(name, parameter, moment).items()}
+        return weights, moments
+
+    def _part(self, name: str, parameter: Any, moment: str | None) -> dict[str, Part]:
+        """{name: this worker's part of a float32 parameter, or of a moment of it}, or {} without one."""
+        if self.stage == 0:
+            return _even_part(name, parameter if moment is None else self._adam.state[parameter][moment])
+        if self.stage == 3:
+            return _zero3_part(name, parameter, parameter._z3_optimizer.get_local_fp32_param(parameter, moment))
+        mapping = parameter._hp_mapping
+        if mapping is None:
+            return {}
+        return {name: Part(_copy(mapping.get_hp_fragment(moment)), mapping.lp_fragment_address.start, tuple(parameter.shape))}
+
+    def parts_of(self, shards: Shards) -> dict[str, Part]:
+        """Copies of this worker's parts of the parameters that `shards` stand for; those of all workers are complete."""
+        parts: dict[str, Part] = {}
+        for name, parameter in self.parameters.items():
+            is_divided = hasattr(parameter, "ds_id")
+            parts |= _zero3_part(name, parameter, shards[name]) if is_divided else _even_part(name, shards[name])
+        return parts
+
     def set_weights(self, values: Mapping[str, np.ndarray]) -> None:
         """Overwrite the trainable parameters and their float32 master copies."""
         from deepspeed import zero
-        from deepspeed.utils import safe_set_full_fp32_param
 
         for name, parameter in self.parameters.items():
             value = torch.from_numpy(np.array(values[name], dtype=np.float32)).to(self.engine.device)
@@ -178,7 +210,18 @@ class ZeroEngine:
                 with torch.no_grad():
                     parameter.copy_(value)
             if self.stage > 0:
-                safe_set_full_fp32_param(parameter, value)
+                self._set_part(parameter, value, None)
+
+    def _set_part(self, parameter: Any, value: Tensor, moment: str | None) -> None:
+        """Overwrite this worker's part of a float32 parameter, or of a moment of it, from the whole value."""
+        if self.stage < 3:
+            parameter.set_full_hp_param(value, moment)
+            return
+        # DeepSpeed's own setter fails if the workers' parts are padded.
+        size = parameter.ds_tensor.numel()
+        values = value.reshape(-1)[dist.get_rank() * size :][:size]
+        padded = torch.nn.functional.pad(values, (0, size - len(values)))
+        parameter._z3_optimizer.set_local_hp_param(padded, parameter, moment)
 
     def shards(self) -> Shards:
         """Copy of this worker's part of the parameters that the forward pass reads: all of each, except under ZeRO-3."""
@@ -193,17 +236,6 @@ class ZeroEngine:
             yield
         finally:
             self._set_shards(current)
-
-    def complete(self, shards: Shards) -> dict[str, np.ndarray]:
-        """Parameters of which `shards` are the parts, float32."""
-        from deepspeed import zero
-
-        out = {}
-        with self.using(shards):
-            for name, parameter in self.parameters.items():
-                with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
-                    out[name] = parameter.detach().float().cpu().numpy().copy()
-        return out
 
     @staticmethod
     def _shard(parameter: Any) -> Tensor:
@@ -236,8 +268,6 @@ class ZeroEngine:
 
     def set_moments(self, values: Mapping[str, np.ndarray]) -> None:
         """Restore AdamW's state, or clear it if `values` is empty."""
-        from deepspeed.utils import safe_set_full_optimizer_state
-
         adam = self._adam
         if self.stage == 0:
             partitions = list(self.parameters.values())
@@ -262,8 +292,26 @@ class ZeroEngine:
                 if self.stage == 0:
                     adam.state[parameter][moment].copy_(value)
                 else:
-                    safe_set_full_optimizer_state(parameter, value, moment)
+                    self._set_part(parameter, value, moment)
 
     def close(self) -> None:
         """Free the engine."""
         self.engine.destroy()
+
+
+def _copy(value: Tensor) -> np.ndarray:
+    return value.detach().float().cpu().numpy().copy()
+
+
+def _even_part(name: str, value: Tensor) -> dict[str, Part]:
+    """{name: this worker's part of a tensor that all workers hold}, or {} for an empty one."""
+    worker, workers = dist.get_rank(), dist.get_world_size()
+    start, end = value.numel() * worker // workers, value.numel() * (worker + 1) // workers
+    return {name: Part(_copy(value.reshape(-1)[start:end]), start, tuple(value.shape))} if end > start else {}
+
+
+def _zero3_part(name: str, parameter: Any, value: Tensor) -> dict[str, Part]:
+    """{name: this worker's part of a tensor that ZeRO-3 divides}, or {} for one that is only padding."""
+    start = value.numel() * dist.get_rank()
+    value = value.reshape(-1)[: max(0, parameter.ds_numel - start)]
+    return {name: Part(_copy(value), start, tuple(parameter.ds_shape))} if value.numel() else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,26 @@ def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:
         dist.all_reduce(tensor[:largest], op=dist.ReduceOp.MAX)
     dist.all_reduce(tensor[largest:])
     return tensor.tolist()
+
+
+def broadcast_text(text: str) -> str:
+    """The first worker's text, on all workers. A process without a process group is the only worker."""
+    if "torch" not in sys.modules:
+        return text
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return text
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    content = text.encode()
+    size = torch.tensor([len(content)], device=device)
+    dist.broadcast(size, 0)
+    data = torch.zeros(int(size), dtype=torch.uint8, device=device)
+    if dist.get_rank() == 0 and content:
+        data.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    dist.broadcast(data, 0)
+    return bytes(data.tolist()).decode()
 
 
 def release_cached_memory() -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
 from pixelis.policy import checkpoint
-from pixelis.policy.adapters import FILES, Adapter, check_adapter, load_adapter, moving_average
+from pixelis.policy.adapters import FILES, Adapter, check_adapter, load_header, moving_average, read_adapter
 from pixelis.policy.deepspeed_engine import ZeroEngine, deepspeed_config, ensure_process_group
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.flops import FlopCounter, peak_flops
@@ -31,6 +31,7 @@ from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.policy.packing import PackedBatch, collate, pack_samples
 from pixelis.policy.samples import CAUSES, LearnerBatch, TrainSample, unusable
 from pixelis.policy.sequence_parallel import SequenceGroup
+from pixelis.policy.tensor_parts import Part
 
 Kind = Literal["sft", "policy"]
 STATE_FORMAT = 1
@@ -93,6 +94,7 @@ class Trainer:
         self.reference = self.zero.shards() if self.loss.kl > 0 else None
         self.average = self.zero.weights() if ema else None
         self.kl_weight = self.loss.kl
+        self.writer = checkpoint.Writer(dist.get_rank(), dist.get_world_size())
         self.batches = self.step_count = self.skipped = self.skipped_in_a_row = 0
 
     @property
@@ -408,6 +410,9 @@ class Trainer:
             results = [self.zero.engine.module(batch, self._view_features(batch))[0] for batch in on_device]
         return results[: len(batches)]
 
+    def _if_first(self, tensors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        return tensors if self.is_first else {}
+
     def adapter(self) -> Adapter:
         """Copy of the current weights."""
         return self._as_adapter(self.zero.weights())
@@ -445,51 +450,57 @@ class Trainer:
         name: int | None = None,
         lineage: Mapping[str, Any] | None = None,
         best: int | None = None,
+        wait: bool = True,
     ) -> Path:
-        """Write a complete checkpoint, prune to `learner.keep`, return the folder. extra: the caller's state, JSON.
+        """Write a checkpoint, prune to `learner.keep`, return its folder. extra: the caller's state, JSON.
 
         name: number in the folder's name instead of the optimizer step. lineage: origin of the checkpoint, from
-        `telemetry.lineage.of_checkpoint`. best: number of a further checkpoint to keep.
+        `telemetry.lineage.of_checkpoint`. best: number of a further checkpoint to keep. wait: return when it is complete;
+        otherwise it is written in the background, until `writer.wait`.
         """
-        adapter, moments = self.adapter(), self.zero.moments()
-        reference = self.zero.complete(self.reference) if self.reference is not None else {}
+        weights, moments = self.zero.parts()
+        # An adapter is small and wanted as one file. Everything else is written in parts, each by the worker that holds it.
+        adapter = self._as_adapter({}) if self.policy.full else self.adapter()
+        tensors: dict[str, Mapping[str, np.ndarray | Part]] = {
+            FILES[adapter.kind]: weights if self.policy.full else self._if_first(adapter.tensors),
+            "optimizer": moments,
+            "reference": self.zero.parts_of(self.reference) if self.reference is not None else {},
+            "average": self._if_first(self.average or {}),
+        }
+        state = {
+            "format": STATE_FORMAT,
+            "step": self.step_count,
+            "skipped": self.skipped,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "total_steps": self.total_steps,
+            "seed": self.seed,
+            "extra": dict(extra or {}),
+        }
+        texts = {"state": state, **({"lineage": lineage} if lineage else {})}
         step = self.step_count if name is None else name
-        folder = Path(run_dir) / "checkpoints" / f"step_{step:08d}"
-        if self.is_first:
-            tensors = {FILES[adapter.kind]: adapter.tensors, "optimizer": moments}
-            if self.reference is not None:
-                tensors["reference"] = reference
-            if self.average is not None:
-                tensors["average"] = self.average
-            state = {
-                "format": STATE_FORMAT,
-                "step": self.step_count,
-                "skipped": self.skipped,
-                "skipped_in_a_row": self.skipped_in_a_row,
-                "total_steps": self.total_steps,
-                "seed": self.seed,
-                "extra": dict(extra or {}),
-            }
-            headers = {FILES[adapter.kind]: adapter.metadata()}
-            notes = {"lineage": lineage} if lineage else {}
-            present = {k: v for k, v in tensors.items() if v}
-            checkpoint.write(run_dir, step, present, state, self.learner.keep, headers, notes, best)
-        dist.barrier()
+        headers = {FILES[adapter.kind]: adapter.metadata()}
+        folder = self.writer.start(run_dir, step, tensors, texts, headers, self.learner.keep, best)
+        if wait:
+            self.writer.wait()
+            dist.barrier()
         return folder
 
-    def restore(self, folder: str | Path) -> dict[str, Any]:
-        """Continue exactly where `save` was called; returns its `extra`. Raises MissingFile, and BadInput for other formats."""
-        adapter = load_adapter(folder)
-        tensors, state = checkpoint.read(folder)
+    def restore(self, folder: str | Path, verify: bool = True) -> dict[str, Any]:
+        """Continue exactly where `save` was called; returns its `extra`. verify: compare the checksums.
+
+        Reads one parameter at a time. Raises MissingFile, and BadInput for other formats and damaged files.
+        """
+        tensors, state = checkpoint.read(folder, verify)
         if state.get("format") != STATE_FORMAT:
             raise BadInput(f"{folder} has the state format {state.get('format')}, this version reads {STATE_FORMAT}")
+        adapter = read_adapter(*load_header(folder, verify=False), lazily=True)
         self._check_adapter(adapter, self.zero.parameters)
         if self.loss.kl > 0 and "reference" in tensors:
             self.zero.set_weights(tensors["reference"])
             self.reference = self.zero.shards()
         self.zero.set_weights(adapter.tensors)
         self.zero.set_moments(tensors.get("optimizer", {}))
-        self.average = tensors.get("average", self.zero.weights()) if self.ema else None
+        self.average = dict(tensors.get("average") or self.zero.weights()) if self.ema else None
         self.step_count, self.skipped = int(state["step"]), int(state["skipped"])
         self.skipped_in_a_row = int(state["skipped_in_a_row"])
         return dict(state["extra"])

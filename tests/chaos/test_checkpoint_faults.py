@@ -26,7 +26,7 @@ import builtins, io, os, signal, sys
 from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
-from pixelis.policy import checkpoint
+from pixelis.policy import checkpoint, tensor_parts
 
 class KillSwitch:
     '''Counts the bytes and operations that the writer does on disk, and kills the process at a given count.'''
@@ -51,7 +51,7 @@ class KillSwitch:
 
 def write(run_dir, step, at):
     switch = KillSwitch(at)
-    checkpoint.save_file = lambda arrays, path, metadata=None: switch.write(path, save(arrays, metadata))
+    tensor_parts.save_file = lambda arrays, path, metadata=None: switch.write(path, save(arrays, metadata))
     Path.write_text = lambda path, text, encoding=None: switch.write(path, text.encode())
     checkpoint._sync, os.rename, Path.mkdir = map(switch.step, (checkpoint._sync, os.rename, Path.mkdir))
     weights = {f"layer{i}.{part}": np.full((8, 24), step, np.float32) for i in range(4) for part in "AB"}

@@ -9,15 +9,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pixelis.actors.train_job import best_step
-from pixelis.errors import BadInput, MissingFile
+from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.policy import checkpoint
+from pixelis.policy.adapters import load_header
+from pixelis.policy.tensor_parts import Part, StoredTensors, files_of
 from pixelis.telemetry.events import EventLog
 
 TENSORS = {"adapter": {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}, "optimizer": {"m": np.ones(4, np.float32)}}
@@ -98,10 +103,88 @@ def test_a_failed_write_leaves_only_the_old_checkpoint(tmp_path: Path):
 
 
 def test_temporary_folders_of_killed_processes_are_removed_by_the_next_write(tmp_path: Path):
-    for owner in (2**22 + 1, os.getppid()):
-        (tmp_path / f".rows.{owner}.aside").mkdir()
+    here, ended = checkpoint._machine(), 2**22 + 1
+    alive, elsewhere = f".rows.{here}-{os.getppid()}.aside", f".rows.0123abcd-{ended}.aside"
+    for name in (alive, elsewhere, f".rows.{here}-{ended}.aside"):
+        (tmp_path / name).mkdir()
     checkpoint.write_folder(tmp_path / "rows", lambda folder: (folder / "a").write_bytes(b"x") and None)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f".rows.{os.getppid()}.aside", "rows"]
+    assert {p.name for p in tmp_path.iterdir()} == {alive, elsewhere, "rows"}, "another machine may still be writing"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_checkpoint_in_parts_is_read_as_a_whole(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {"a": np.arange(24, dtype=np.float32).reshape(4, 6), "b": np.ones(1, np.float32), "c": np.zeros((2, 0), np.float32)}
+    group = together(workers, monkeypatch)
+    for worker, writer in enumerate(group):
+        parts: dict[str, np.ndarray | Part] = {}
+        for name, values in whole.items():
+            first, end = (values.size * (worker + i) // workers for i in (0, 1))
+            if end > first or not (values.size or worker):
+                parts[name] = Part(values.reshape(-1)[first:end], first, values.shape)
+        folder = writer.start(tmp_path, 3, {"model": parts}, {"state": {"step": 3}}, {"model": {"kind": "full"}})
+    for writer in group:
+        writer.wait()
+    assert checkpoint.latest(tmp_path) == folder
+    tensors, state = checkpoint.read(folder)
+    assert state == {"step": 3}
+    assert tensors["model"].keys() == whole.keys()
+    assert all(np.array_equal(tensors["model"][name], values) for name, values in whole.items())
+    assert len(list(folder.glob("model.*"))) == workers
+    assert load_header(folder)[1]["kind"] == "full"
+    if workers > 1:
+        (folder / "model.2-of-3.safetensors").unlink()
+        assert checkpoint.latest(tmp_path) is None
+        with pytest.raises(BadInput, match="a part of a is missing"):
+            StoredTensors(files_of(folder, "model"))["a"]
+
+
+def test_a_worker_that_cannot_write_fails_the_checkpoint_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = together(2, monkeypatch)
+    original = checkpoint.save_tensors
+
+    def full(tensors: Any, path: Path, header: Any = None) -> None:
+        if "2-of-2" in path.name:
+            raise OSError(28, "No space left on device")
+        original(tensors, path, header)
+
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
+    for writer in group:
+        writer.start(tmp_path, 1, TENSORS, {"state": {}})
+    for writer in group:
+        with pytest.raises(InfraFailure, match="No space left") as caught:
+            writer.wait()
+        assert caught.value.code == "disk_full"
+        writer.wait()  # raised once
+    assert checkpoint.latest(tmp_path) is None
+    assert not [p for p in (tmp_path / "checkpoints").rglob("*") if p.suffix == ".safetensors"]
+
+
+def test_a_checkpoint_is_written_in_the_background_and_waits_for_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, original = threading.Event(), checkpoint.save_tensors
+    monkeypatch.setattr(checkpoint, "save_tensors", lambda *arguments: go.wait(30) and original(*arguments))
+    writer = checkpoint.Writer()
+    writer.start(tmp_path, 1, TENSORS, {"state": {}})
+    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.steps(tmp_path) == set(), "best_step would link a checkpoint that is not complete"
+    threading.Timer(0.2, go.set).start()
+    writer.start(tmp_path, 2, TENSORS, {"state": {}})
+    assert 1 in checkpoint.steps(tmp_path)
+    writer.wait()
+    assert checkpoint.steps(tmp_path) == {1, 2}
+
+
+def together(workers: int, monkeypatch: pytest.MonkeyPatch) -> list[checkpoint.Writer]:
+    """Writers of several workers in this process; the first one has to start first."""
+    names: list[str] = []
+
+    def broadcast(text: str) -> str:
+        names.extend([text] * bool(text))
+        return names[-1]
+
+    monkeypatch.setattr(checkpoint, "broadcast_text", broadcast)
+    return [checkpoint.Writer(worker, workers) for worker in range(workers)]
 
 
 def test_a_step_can_be_written_again(tmp_path: Path):
@@ -113,7 +196,7 @@ def test_a_step_can_be_written_again(tmp_path: Path):
 
 def test_an_interrupted_replacement_is_finished(tmp_path: Path):
     folder = write(tmp_path, 3)
-    os.rename(folder, folder.with_name(f".{folder.name}.{os.getpid()}.old"))
+    os.rename(folder, folder.with_name(f".{folder.name}.{checkpoint._machine()}-{2**22 + 1}.old"))
     assert checkpoint.latest(tmp_path) == folder
 
 

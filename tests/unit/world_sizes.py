@@ -39,7 +39,10 @@ def main(out: str, folders: dict[str, str]) -> None:
                 assert arrays.keys() == tensors[kind].keys()
                 assert all(np.array_equal(array, tensors[kind][key]) for key, array in arrays.items()), kind
         losses[folder] = [trainer.update(samples_of(case.family)[rank::world])["policy/loss"] for _ in range(STEPS)]
-        trainer.save(run)
+        saved = trainer.save(run)
+        sizes = [path.stat().st_size for path in saved.glob("optimizer.*")]
+        assert len(sizes) == world
+        assert max(sizes) < 1.3 * min(sizes), "the workers' parts differ"
         trainer.close()
     if rank == 0:
         Path(out, f"losses{world}.json").write_text(json.dumps(losses))

@@ -1,0 +1,88 @@
+"""Tensors in safetensors files, whole or divided among workers.
+
+A file that holds parts of tensors lists them in its header: `parts` is a JSON object, name -> [first element, *whole shape].
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from pixelis.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Part:
+    """A worker's part of a tensor: the flattened elements from `start` on. shape: of the whole tensor."""
+
+    values: np.ndarray
+    start: int
+    shape: tuple[int, ...]
+
+
+def save_tensors(tensors: Mapping[str, np.ndarray | Part], path: Path, header: Mapping[str, str] | None = None) -> None:
+    """Write tensors and parts of tensors as a safetensors file with a header. Raises OSError if writing fails."""
+    arrays, parts = {}, {}
+    for name, tensor in tensors.items():
+        values = tensor.values if isinstance(tensor, Part) else tensor
+        if isinstance(tensor, Part):
+            if values.size == math.prod(tensor.shape):
+                values = values.reshape(tensor.shape)
+            else:
+                parts[name] = [tensor.start, *tensor.shape]
+        arrays[name] = np.ascontiguousarray(values)
+    metadata = {**(header or {}), **({"parts": json.dumps(parts)} if parts else {})}
+    save_file(arrays, path, metadata=metadata or None)
+
+
+def part_name(stem: str, worker: int, workers: int) -> str:
+    """Name of a worker's file: `STEM.safetensors` of a single worker, `STEM.2-of-4.safetensors` of several."""
+    return f"{stem}.safetensors" if workers == 1 else f"{stem}.{worker + 1}-of-{workers}.safetensors"
+
+
+def stem_of(path: Path) -> str:
+    """The stem of a file that `part_name` named."""
+    return path.name.split(".", 1)[0]
+
+
+def files_of(folder: Path, stem: str) -> list[Path]:
+    """The files of a folder that hold the tensors of a stem."""
+    return sorted(p for p in folder.glob(f"{stem}.*safetensors") if stem_of(p) == stem)
+
+
+class StoredTensors(Mapping[str, np.ndarray]):
+    """The whole tensors in some files, each read when it is asked for. Raises BadInput for a tensor with a part missing."""
+
+    def __init__(self, files: list[Path]):
+        self._pieces: dict[str, list[tuple[Any, int, tuple[int, ...]]]] = {}
+        for path in files:
+            file = safe_open(path, framework="numpy")
+            parts = json.loads((file.metadata() or {}).get("parts", "{}"))
+            for name in file.keys():  # noqa: SIM118 (no mapping)
+                start, *shape = parts.get(name, (0, *file.get_slice(name).get_shape()))
+                self._pieces.setdefault(name, []).append((file, int(start), tuple(shape)))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        pieces = sorted(self._pieces[name], key=lambda piece: piece[1])
+        values, end, (*_, shape) = [], 0, pieces[0]
+        for file, start, _ in pieces:
+            if start == end:
+                values.append(file.get_tensor(name))
+                end += values[-1].size
+        if end != math.prod(shape):
+            raise BadInput(f"a part of {name} is missing in the checkpoint", code="damaged_checkpoint", fix="use an older one")
+        return (values[0] if len(values) == 1 else np.concatenate(values)).reshape(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pieces)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
