@@ -29,8 +29,9 @@ class Adapter:
     """The trainable part of a policy, as it is published and stored.
 
     tensors: `{module}.A` float32 [rank, in] and `{module}.B` [out, rank] of each adapted layer, named as in the base model; for
-    kind `full` the parameters themselves by name (bfloat16 widened to float32). alpha, rank: as configured; their ratio scales
-    every layer, including layers whose A has another rank. base_sha256: fingerprint of the base model (`model_path.fingerprint`).
+    kind `full` the parameters themselves by name, float32 or the bits of bfloat16 as uint16. alpha, rank: as configured; their
+    ratio scales every layer, including layers whose A has another rank. base_sha256: fingerprint of the base model
+    (`model_path.fingerprint`).
     """
 
     tensors: Mapping[str, np.ndarray]
@@ -73,6 +74,24 @@ class Adapter:
             header["rank_pattern"] = json.dumps(other)
             header["alpha_pattern"] = json.dumps({name: self.scale * rank for name, rank in other.items()})
         return header
+
+
+def to_float32(values: np.ndarray) -> np.ndarray:
+    """Values of an adapter as float32; the bits of bfloat16 are the upper half of float32's."""
+    return (values.astype(np.uint32) << 16).view(np.float32) if values.dtype == np.uint16 else np.asarray(values, np.float32)
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """The bits of float32 values, finite and rounded to the nearest bfloat16 (ties to even), as uint16."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def is_finite(values: np.ndarray) -> bool:
+    """Whether all values of an adapter's tensor are finite: not all bits of an exponent are set."""
+    if values.dtype == np.uint16:
+        return not ((values & 0x7F80) == 0x7F80).any()
+    return bool(np.isfinite(values).all())
 
 
 def adapter_bytes(shapes: Mapping[str, tuple[int, int]], rank: int | Mapping[str, int], width: int = 4) -> int:
@@ -151,7 +170,7 @@ def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shap
         if values.shape != shape:
             message = f"{name} is {list(values.shape)} in the checkpoint, {list(shape)} by the configuration"
             raise BadInput(message, code="foreign_adapter", fix=fix)
-        if not np.isfinite(values).all():
+        if not is_finite(values):
             raise BadInput(f"{name} holds values that are not finite", code="non_finite_adapter")
 
 

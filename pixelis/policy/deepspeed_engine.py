@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pixelis.errors import BadConfig, MissingFile
 from pixelis.policy.adamw import AdamW
+from pixelis.policy.adapters import to_float32
 from pixelis.policy.tensor_parts import Part
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class ZeroEngine:
 
         if not parameters:
             raise BadConfig("nothing to train: no parameter is trainable", fix="check policy.lora.targets")
-        self.parameters = parameters
+        self.parameters, self.bfloat16 = parameters, bfloat16
         self.moments_dtype = getattr(torch, learner.moments)
         kind = torch.optim.AdamW if self.moments_dtype == torch.float32 else AdamW
         optimizer = kind(list(parameters.values()), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay)
@@ -165,6 +166,22 @@ class ZeroEngine:
             out[name] = value.float().cpu().numpy().copy()
         return out
 
+    def model_weights(self) -> dict[str, np.ndarray]:
+        """Copy of the trainable parameters as the forward pass reads them, on the first worker; {} on the others.
+
+        float32, or the bits of bfloat16 as uint16.
+        """
+        from deepspeed import zero
+
+        out = {}
+        for name, parameter in self.parameters.items():
+            with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+                if dist.get_rank() == 0:
+                    value = parameter.detach().contiguous()
+                    value = value.view(torch.uint16) if value.dtype == torch.bfloat16 else value.float()
+                    out[name] = value.cpu().numpy().copy()
+        return out
+
     def parts(self) -> tuple[dict[str, Part], dict[str, Part | np.ndarray]]:
         """Copies of this worker's parts of `weights` and of `moments`; those of all workers together are complete."""
         weights: dict[str, Part] = {}
@@ -202,7 +219,7 @@ class ZeroEngine:
         from deepspeed import zero
 
         for name, parameter in self.parameters.items():
-            value = torch.from_numpy(np.array(values[name], dtype=np.float32)).to(self.engine.device)
+            value = torch.from_numpy(np.array(to_float32(values[name]))).to(self.engine.device)
             if hasattr(parameter, "ds_id"):
                 with zero.GatheredParameters([parameter], modifier_rank=0):
                     parameter.data.copy_(value)

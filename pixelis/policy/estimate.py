@@ -314,7 +314,7 @@ def _memory(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> l
         message = f": more than cluster.object_store_bytes {format_bytes(store)} of a local cluster" if store and short else ""
         out.append(Finding("note" if short else "ok", "object store", f"at most {_format_parts(shares)}{message}"))
     if out:
-        out.append(_disk(c, storage.disk_parts(c, storage.version_bytes(c, arch), job)))
+        out.append(_disk(c, storage.disk_parts(c, storage.version_bytes(c, arch), storage.trained_bytes(c, arch), job)))
     if job == "sft":
         return out
     if c.rewards.needs_states or (job == "serve" and c.memory.enabled and not c.serve.read_only):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pixelis.errors import BadConfig, BadInput
-from pixelis.policy.adapters import Adapter
+from pixelis.policy.adapters import Adapter, is_finite
 from pixelis.policy.ranks import ranks_of
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def weight_updates(
             if name not in parameters:
                 raise BadInput(f"the model has no parameter {name}", code="foreign_adapter")
             _check(name, array, tuple(parameters[name].shape))
-            updates[name] = (torch.from_numpy(np.array(array)), None)
+            updates[name] = (_as_tensor(array), None)
         return updates
     modules = {name[:-2] for name in adapter.tensors}
     if differing := sorted(set(adapter.tensors) ^ {f"{m}.{part}" for m in modules for part in "AB"}):
@@ -154,9 +155,17 @@ def weight_updates(
     return updates
 
 
+def _as_tensor(array: np.ndarray) -> Tensor:
+    """A tensor of float32 or bfloat16 that shares the array's memory, which may be read-only: nothing may write to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
+
+
 def _check(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
     if tuple(array.shape) != shape:
         message = f"{name} has the shape {list(array.shape)}, the model needs {list(shape)}"
         raise BadInput(message, code="foreign_adapter", fix="compare policy.lora.rank")
-    if not np.isfinite(array).all():
+    if not is_finite(array):
         raise BadInput(f"{name} holds values that are not finite", code="non_finite_adapter")

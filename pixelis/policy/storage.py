@@ -28,7 +28,12 @@ def kept_versions(c: config.Config) -> int:
 
 
 def version_bytes(c: config.Config, arch: Architecture) -> int:
-    """Bytes of a published version in float32: all parameters, or an adapter."""
+    """Bytes of a published version: all parameters in the model's type, or an adapter in float32."""
+    return arch.parameters * arch.dtype.itemsize if c.policy.full else trained_bytes(c, arch)
+
+
+def trained_bytes(c: config.Config, arch: Architecture) -> int:
+    """Bytes of what is trained in float32, as in a checkpoint: all parameters, or an adapter."""
     if c.policy.full:
         return arch.parameters * 4
     return adapter_bytes(arch.shapes(c.policy.lora.targets), arch.ranks(c.policy.lora))
@@ -56,8 +61,8 @@ def parts(c: config.Config, version: int) -> dict[str, int]:
     return {name: size for name, size in out.items() if size}
 
 
-def disk_parts(c: config.Config, version: int, job: str) -> dict[str, int]:
-    """Bytes in run.dir at most, by part, without logs and saved episodes. version: bytes of one.
+def disk_parts(c: config.Config, version: int, trained: int, job: str) -> dict[str, int]:
+    """Bytes in run.dir at most, by part, without logs and saved episodes. version: bytes of one; trained: see `trained_bytes`.
 
     - checkpoints: weights, two moments of each, with a KL term the reference, and with an average that; the newest
       `learner.keep`, the best one if there are evaluations, and the one that is written.
@@ -67,7 +72,7 @@ def disk_parts(c: config.Config, version: int, job: str) -> dict[str, int]:
     has_average = job == "serve" and c.evolution.ema > 0
     evaluated = (job == "rft" and c.rft.evaluate_every) or (job == "sft" and c.sft.evaluate_every)
     kept = c.learner.keep + bool(evaluated) + 1
-    out = {"checkpoints": kept * (3 + has_reference + has_average) * version}
+    out = {"checkpoints": kept * (3 + has_reference + has_average) * trained}
     return out if job == "sft" else out | {"versions": kept_versions(c) * version}
 
 
@@ -76,9 +81,8 @@ def needed_bytes(c: config.Config) -> tuple[int, int]:
 
     Raises MissingFile without the model's config.json.
     """
-    import torch
-
     from pixelis.policy.architecture import Architecture
+    from pixelis.policy.estimate import learner_dtype
 
-    version = version_bytes(c, Architecture(c.policy.model, torch.float32))
+    version = version_bytes(c, Architecture(c.policy.model, learner_dtype(c.policy, c.learner.gpus > 0)))
     return max(MIN_BYTES, int(RESERVE * sum(parts(c, version).values()))), version

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
 from pixelis.policy import checkpoint
-from pixelis.policy.adapters import FILES, Adapter, check_adapter, load_header, moving_average, read_adapter
+from pixelis.policy.adapters import FILES, Adapter, check_adapter, load_header, moving_average, read_adapter, to_bfloat16
 from pixelis.policy.deepspeed_engine import ZeroEngine, deepspeed_config, ensure_process_group
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.flops import FlopCounter, peak_flops
@@ -418,8 +418,14 @@ class Trainer:
         return self._as_adapter(self.zero.weights())
 
     def served(self) -> Adapter:
-        """Weights to publish: the average, or the current weights without one."""
-        return self.adapter() if self.average is None else self._as_adapter(self.average)
+        """Weights to publish, complete on the first worker: the average, or the current weights without one.
+
+        All parameters (`policy.full`) are of the model's type, since the engines would round them to it.
+        """
+        if self.average is not None:
+            is_rounded = self.zero.bfloat16
+            return self._as_adapter({n: to_bfloat16(a) for n, a in self.average.items()} if is_rounded else self.average)
+        return self._as_adapter(self.zero.model_weights()) if self.policy.full else self.adapter()
 
     def _as_adapter(self, weights: dict[str, np.ndarray]) -> Adapter:
         lora = self.policy.lora

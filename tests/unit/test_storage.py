@@ -38,7 +38,10 @@ def test_a_version_is_the_adapter_or_all_parameters() -> None:
     c = load(None, [])
     arch = Architecture(c.policy.model, torch.float32)
     full = load(None, ["policy.full=true"])
-    assert storage.version_bytes(full, arch) == arch.parameters * 4
+    assert storage.version_bytes(full, arch) == storage.trained_bytes(full, arch) == arch.parameters * 4
+    half = Architecture(c.policy.model, torch.bfloat16)
+    assert storage.version_bytes(full, half) == arch.parameters * 2
+    assert storage.trained_bytes(full, half) == arch.parameters * 4
     assert 0 < storage.version_bytes(c, arch) < arch.parameters * 4
     needed, version = storage.needed_bytes(c)
     assert needed >= storage.MIN_BYTES
@@ -71,9 +74,9 @@ def test_the_disk_of_a_run_is_estimated_from_its_checkpoints_and_versions(tmp_pa
     c = load(None, ["learner.keep=2", "rft.loss.kl=0.1", "rft.evaluate_every=0", "policy_store.keep=4"])
     for number in range(storage.kept_versions(c)):
         save_adapter(adapter, tmp_path / "versions" / f"v{number:06d}")
-    parts = storage.disk_parts(c, adapter.nbytes, "rft")
+    parts = storage.disk_parts(c, adapter.nbytes, adapter.nbytes, "rft")
     written = {name: sum(f.stat().st_size for f in (tmp_path / name).rglob("*") if f.is_file()) for name in parts}
     # The estimate counts a third checkpoint, which exists while it is written.
     assert written["checkpoints"] == pytest.approx(parts["checkpoints"] * 2 / 3, rel=0.15)
     assert written["versions"] == pytest.approx(parts["versions"], rel=0.15)
-    assert set(storage.disk_parts(c, 1, "sft")) == {"checkpoints"}
+    assert set(storage.disk_parts(c, 1, 1, "sft")) == {"checkpoints"}

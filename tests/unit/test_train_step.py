@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from tiny_policy import (
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure, MissingFile
 from pixelis.policy import checkpoint, train_step
-from pixelis.policy.adapters import load_adapter
+from pixelis.policy.adapters import load_adapter, save_adapter, to_bfloat16, to_float32
 from pixelis.policy.lora import BaseWeights, add_lora, lora_parameters, merge_into
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer, learning_rate
@@ -313,6 +314,32 @@ def test_training_all_parameters_reaches_the_vision_tower(family: str):
     with trainer(family, policy=policy(family, full=True), adapter=trained) as resumed:
         assert resumed.adapter().sha256() == trained.sha256()
         assert np.array_equal(resumed.log_probs(samples[:1])[0], measured)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_bfloat16_model_is_published_in_its_own_bytes(stage: int, tmp_path: Path):
+    settings = policy("qwen3_vl", full=True, dtype="bfloat16")
+    learner = LEARNER.model_copy(update={"lr": 1e-3, "zero_stage": stage})
+    with trainer("qwen3_vl", policy=settings, learner=learner) as trained:
+        trained.update(batch(4, "qwen3_vl"), "sft")
+        version, masters = trained.served(), trained.adapter()
+        count = sum(a.size for a in masters.tensors.values())
+        assert version.nbytes == 2 * count == masters.nbytes // 2
+        for name, values in masters.tensors.items():  # rounded once, as torch rounds
+            assert np.array_equal(to_float32(version.tensors[name]), torch.from_numpy(values).bfloat16().float().numpy())
+            assert np.array_equal(to_bfloat16(values), version.tensors[name])
+    save_adapter(version, tmp_path / "v1")
+    loaded = load_adapter(tmp_path / "v1")
+    assert loaded.sha256() == version.sha256()
+    merged = stock("qwen3_vl").bfloat16()
+    merge_into(merged, BaseWeights(), loaded)
+    weights = dict(merged.named_parameters())
+    assert all(np.array_equal(to_float32(a), weights[n].detach().float().numpy()) for n, a in loaded.tensors.items())
+    broken = {n: np.full_like(a, 0x7F80) if n == "lm_head.weight" else a for n, a in loaded.tensors.items()}  # infinite
+    with pytest.raises(BadInput, match="not finite"):
+        merge_into(merged, BaseWeights(), replace(loaded, tensors=broken))
+    with trainer("qwen3_vl", policy=settings, learner=learner, adapter=loaded) as resumed:
+        assert resumed.served().sha256() == version.sha256()
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory():
