@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 FILES = {"lora": "adapter", "full": "model"}
 """Kind of an adapter -> stem of its safetensors files in a checkpoint."""
+HASH_THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,18 @@ class Adapter:
         return {name[:-2]: array.shape[0] for name, array in sorted(self.tensors.items()) if name.endswith(".A")}
 
     def sha256(self) -> str:
-        """Content hash over names, shapes, values and scale."""
-        digest = hashlib.sha256(json.dumps(self.metadata(), sort_keys=True).encode())
-        for name in sorted(self.tensors):
+        """Content hash over names, shapes, values and scale; a model's tensors are hashed in several threads."""
+
+        def digest_of(name: str) -> bytes:
             array = np.ascontiguousarray(self.tensors[name])
-            digest.update(f"{name}{array.dtype}{array.shape}".encode())
+            digest = hashlib.sha256(f"{name}{array.dtype}{array.shape}".encode())
             digest.update(array.data)
+            return digest.digest()
+
+        digest = hashlib.sha256(json.dumps(self.metadata(), sort_keys=True).encode())
+        with ThreadPoolExecutor(HASH_THREADS if self.kind == "full" else 1) as pool:
+            for part in pool.map(digest_of, sorted(self.tensors)):
+                digest.update(part)
         return digest.hexdigest()
 
     def metadata(self) -> dict[str, str]:
@@ -124,9 +133,14 @@ def read_adapter(files: list[Path], header: Mapping[str, str], lazily: bool = Fa
 
     header: its `Adapter.metadata`.
     """
-    kind: Literal["lora", "full"] = "full" if header["kind"] == "full" else "lora"
     tensors = StoredTensors(files)
-    return Adapter(tensors if lazily else dict(tensors), int(header["alpha"]), int(header["rank"]), header["base_sha256"], kind)
+    return adapter_of(tensors if lazily else dict(tensors), header)
+
+
+def adapter_of(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) -> Adapter:
+    """The adapter of tensors and its `Adapter.metadata`."""
+    kind: Literal["lora", "full"] = "full" if header["kind"] == "full" else "lora"
+    return Adapter(tensors, int(header["alpha"]), int(header["rank"]), header["base_sha256"], kind)
 
 
 def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], dict[str, str]]:

@@ -23,6 +23,7 @@ from torch import Tensor
 from pixelis.errors import BadConfig, MissingFile
 from pixelis.policy.adamw import AdamW
 from pixelis.policy.adapters import to_float32
+from pixelis.policy.flat_tensors import FlatTensors
 from pixelis.policy.tensor_parts import Part
 
 if TYPE_CHECKING:
@@ -166,20 +167,22 @@ class ZeroEngine:
             out[name] = value.float().cpu().numpy().copy()
         return out
 
-    def model_weights(self) -> dict[str, np.ndarray]:
+    def model_weights(self) -> FlatTensors:
         """Copy of the trainable parameters as the forward pass reads them, on the first worker; {} on the others.
 
         float32, or the bits of bfloat16 as uint16.
         """
         from deepspeed import zero
 
-        out = {}
+        bits = {torch.bfloat16: torch.uint16}
+        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self.parameters.items()}
+        dtypes = {name: "uint16" if p.dtype in bits else "float32" for name, p in self.parameters.items()}
+        out = FlatTensors([(name, dtypes[name], shapes[name]) for name in shapes] if dist.get_rank() == 0 else [])
         for name, parameter in self.parameters.items():
             with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
-                if dist.get_rank() == 0:
+                if name in out:
                     value = parameter.detach().contiguous()
-                    value = value.view(torch.uint16) if value.dtype == torch.bfloat16 else value.float()
-                    out[name] = value.cpu().numpy().copy()
+                    torch.from_numpy(out[name]).copy_(value.view(bits.get(value.dtype, value.dtype)))
         return out
 
     def parts(self) -> tuple[dict[str, Part], dict[str, Part | np.ndarray]]:

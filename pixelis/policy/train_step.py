@@ -427,7 +427,7 @@ class Trainer:
             return self._as_adapter({n: to_bfloat16(a) for n, a in self.average.items()} if is_rounded else self.average)
         return self._as_adapter(self.zero.model_weights()) if self.policy.full else self.adapter()
 
-    def _as_adapter(self, weights: dict[str, np.ndarray]) -> Adapter:
+    def _as_adapter(self, weights: Mapping[str, np.ndarray]) -> Adapter:
         lora = self.policy.lora
         kind: Literal["lora", "full"] = "full" if self.policy.full else "lora"
         return Adapter(weights, lora.alpha, lora.rank, self.base_sha256, kind)

@@ -1,0 +1,144 @@
+"""Streams a version of all parameters from the learner to the generators: one broadcast in buckets, with gloo or NCCL.
+
+The learner keeps a store of torch.distributed. Whoever loads a version asks there for its broadcast, with the name of a group; the
+learner and the receivers then join the group. A group is used for one version, so that a process that fails in the middle spoils
+nothing but this broadcast: each receiver has all bytes, or fails and keeps its old version.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pixelis.errors import InfraFailure
+from pixelis.policy.adapters import Adapter, adapter_of
+from pixelis.policy.flat_tensors import FlatTensors
+
+BUCKET = 1 << 26
+"""Bytes of a broadcast."""
+Backend = Literal["gloo", "nccl"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAddress:
+    """A learner's store, with the backend and the timeout in seconds of each operation of its broadcasts."""
+
+    host: str
+    port: int
+    backend: Backend
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlace:
+    """A receiver's place in the group of a broadcast; the learner has rank 0."""
+
+    address: StreamAddress
+    group: str
+    rank: int
+    size: int
+
+
+def request(address: StreamAddress, version: int, group: str, size: int) -> None:
+    """Ask the learner to broadcast a version in a group of `size` processes. Raises InfraFailure if it does not answer."""
+    try:
+        _connect(address).set(_key(version), json.dumps([group, size]))
+    except RuntimeError as error:
+        raise _failure("the learner cannot be reached", error) from error
+
+
+def receive(place: StreamPlace) -> Adapter:
+    """The weights that are broadcast. Raises InfraFailure after a failure of any process of the group, or after the timeout."""
+    try:
+        channel = _Channel(_connect(place.address), place.group, place.rank, place.size, place.address)
+        lengths = channel.broadcast(np.zeros(2, np.int64))
+        header = json.loads(channel.broadcast(np.zeros(lengths[0], np.uint8)).tobytes())
+        tensors = FlatTensors(header["tensors"])
+        for start in range(0, len(tensors.data), BUCKET):
+            channel.broadcast(tensors.data[start : start + BUCKET])
+        channel.close()
+    except RuntimeError as error:
+        raise _failure("the weights were not received", error) from error
+    return adapter_of(tensors, header["adapter"])
+
+
+class WeightSender:
+    """The learner's side. host: address of this node for the generators."""
+
+    def __init__(self, host: str, backend: Backend, timeout_s: float):
+        timeout = timedelta(seconds=timeout_s)
+        self._store = dist.TCPStore(host, 0, is_master=True, timeout=timeout, wait_for_workers=False)
+        self.address = StreamAddress(host, self._store.port, backend, timeout_s)
+
+    def send(self, version: int, adapter: Adapter) -> dict[str, float]:
+        """Wait for the request of a version and broadcast it; returns the bytes, the receivers and the seconds without the wait.
+
+        Raises InfraFailure after a failure of any process, or without a request within the timeout.
+        """
+        try:
+            self._store.wait([_key(version)], timedelta(seconds=self.address.timeout_s))
+            group, size = json.loads(self._store.get(_key(version)))
+            started, tensors = time.perf_counter(), FlatTensors.of(adapter.tensors)
+            channel = _Channel(self._store, group, 0, size, self.address)
+            text = json.dumps({"tensors": tensors.layout, "adapter": adapter.metadata()}).encode()
+            header = np.frombuffer(text, np.uint8)
+            channel.broadcast(np.array([len(header), len(tensors.data)], np.int64))
+            channel.broadcast(header)
+            for start in range(0, len(tensors.data), BUCKET):
+                channel.broadcast(tensors.data[start : start + BUCKET])
+            channel.close()
+        except RuntimeError as error:
+            raise _failure(f"version {version} was not sent", error) from error
+        return {"bytes": float(len(tensors.data)), "receivers": size - 1.0, "seconds": time.perf_counter() - started}
+
+
+class _Channel:
+    """A process group of its own, beside the one that the learner's workers have."""
+
+    def __init__(self, store: Any, group: str, rank: int, size: int, address: StreamAddress):
+        timeout, store = timedelta(seconds=address.timeout_s), dist.PrefixStore(group, store)
+        self._device: torch.device | None = None
+        if address.backend == "nccl":
+            self._device = torch.device("cuda", torch.cuda.current_device())
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+        else:
+            self._group = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._options = dist.BroadcastOptions()
+        self._options.rootRank, self._is_sender = 0, rank == 0
+
+    def broadcast(self, array: np.ndarray) -> np.ndarray:
+        """Send the sender's array into those of the receivers, in place."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # the sender's is only read
+            tensor = torch.from_numpy(array)
+        on_device = tensor.to(self._device) if self._device is not None else tensor
+        self._group.broadcast([on_device], self._options).wait()
+        if on_device is not tensor and not self._is_sender:
+            tensor.copy_(on_device)
+        return array
+
+    def close(self) -> None:
+        """Wait until all processes have everything: a process that leaves closes the connections of the others."""
+        self._group.barrier().wait()
+
+
+def _connect(address: StreamAddress) -> Any:
+    return dist.TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=address.timeout_s))
+
+
+def _key(version: int) -> str:
+    return f"request/{version}"
+
+
+def _failure(text: str, error: RuntimeError) -> InfraFailure:
+    return InfraFailure(f"{text}: {str(error).splitlines()[0] if str(error) else error!r}", code="stream_failed")
