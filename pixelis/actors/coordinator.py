@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import itertools
 import json
 import random
@@ -27,6 +28,7 @@ from pixelis.actors.cluster import actor_handle, unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter, Reservation, RolloutRequest, RouterTimeouts
 from pixelis.actors.rollout_buffer import RolloutBuffer, ScoredGroup
 from pixelis.actors.rollouts import Prompts, RolloutBatch, Rollouts, StepResult, abstains
+from pixelis.actors.weights import arrange_stream
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.questions import read_questions, require_text
@@ -52,9 +54,9 @@ EVALUATION_METRICS = ("accuracy", "rapr", "tool_error_rate", "turns")
 class Coordinator:
     """Handles records and references only, never pixels or tensors.
 
-    Generators, scorers and the embedder are actors or their names. Those named in ``elastic`` join when they have started. A
-    restarted Coordinator has no state: the learner notices the
-    new ``incarnation`` and starts it at its current batch; groups in flight are rolled out again.
+    Generators, scorers and the embedder are actors or their names. Those named in ``elastic`` join when they have started.
+    ``store``: name of the PolicyStore if the learner broadcasts its versions. A restarted Coordinator has no state: the learner
+    notices the new ``incarnation`` and starts it at its current batch; groups in flight are rolled out again.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class Coordinator:
         scorers: Sequence[ActorHandle | str],
         embedder: ActorHandle | str | None = None,
         elastic: Sequence[str] = (),
+        store: str | None = None,
     ):
+        self.store = ray.get_actor(store) if store is not None else None
         self.elastic, self.joining = list(elastic), list[asyncio.Task]()
         self.config, self.scorers = config, [actor_handle(scorer) for scorer in scorers]
         self.router = GeneratorRouter([actor_handle(g) for g in generators], RouterTimeouts.of(config))
@@ -297,7 +301,7 @@ class Coordinator:
             return StepResult()
         self.step_of_version[version] = step + 1
         asleep = await self._wake_generators(step) if self.config.engine.colocate else {}
-        await self.router.load(version)
+        await self.router.load(version, functools.partial(arrange_stream, self.store, version) if self.store else None)
         advances = await asyncio.gather(*(scorer.advance.remote(step) for scorer in self.scorers))
         every = self.config.rft.evaluate_every
         if every and (step + 1) % every == 0:

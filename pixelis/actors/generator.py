@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
@@ -22,6 +22,10 @@ from pixelis.engines import start_engine
 from pixelis.operations import select
 from pixelis.records import Group, Turn
 from pixelis.telemetry.metrics import count, publish
+
+if TYPE_CHECKING:
+    from pixelis.policy.adapters import Adapter
+    from pixelis.policy.weight_stream import StreamPlace
 
 TurnEvent = tuple[int, Turn, list[np.ndarray]]
 """Index of a sample, a turn without its tokens, and the uint8 views that the turn adds."""
@@ -59,14 +63,28 @@ class Generator:
         await self.engine.load(version, await ref)
         self.started = True
 
-    async def load(self, version: int) -> int:
-        """Switch to `version` once no episode is running; returns the loaded version."""
+    async def load(self, version: int, place: StreamPlace | None = None) -> int:
+        """Switch to `version` once no episode is running; returns the loaded version.
+
+        place: in the broadcast of the version, which is received while the old one serves.
+        """
         await self._exit_if_engine_died()
+        weights = await asyncio.to_thread(self._receive, place) if place is not None else None
         async with self.loading:
             # A new engine reports its bare model as version 0, which may also be the version of an adapter.
             if not self.started or self.engine.version != version:
-                await self._load(version)
+                if weights is None:
+                    await self._load(version)
+                else:
+                    await self.engine.load(version, weights)
+                    self.started = True
             return self.engine.version
+
+    @staticmethod
+    def _receive(place: StreamPlace) -> Adapter:
+        from pixelis.policy.weight_stream import receive
+
+        return receive(place)
 
     async def sleep(self) -> None:
         """Free the engine's GPU, once no episode is running; `load` and `rollout` wait for `wake`."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -295,9 +295,10 @@ class GeneratorRouter:
 
     # -- loading versions ----------------------------------------------------------------------------------------------
 
-    async def load(self, version: int) -> None:
+    async def load(self, version: int, arrange: Callable[[list[str]], Awaitable[dict[str, Any]]] | None = None) -> None:
         """Make `version` current on all generators; returns when each has loaded it or is quarantined because it is late.
 
+        arrange: gives those of some generators, by name, that receive the version in a broadcast their place in it.
         Reserved generators load it after their release; if all are reserved, the call waits for the first release. A load that a
         newer one overtakes while waiting is skipped. Raises BadInput for weights that the engine rejects.
         """
@@ -308,7 +309,13 @@ class GeneratorRouter:
             return
         self.version = version
         free = [m for m in self.members if m.reservation is None]
-        await asyncio.gather(*(self._load(m) for m in free if not m.quarantined))
+        able = [m for m in free if not m.quarantined]
+        try:
+            places = await arrange([m.name for m in able]) if arrange is not None else {}
+        except (RayError, InfraFailure) as error:
+            self.failures[f"stream {type(_root_cause(error)).__name__}"] += 1
+            places = {}
+        await asyncio.gather(*(self._load(m, places.get(m.name)) for m in able))
         for member in free:
             if member.version != version == self.version and member.reservation is None and not member.quarantined:
                 self._quarantine(member, "late load")
@@ -366,14 +373,15 @@ class GeneratorRouter:
         """The version that a member has to hold."""
         return member.reservation.version if member.reservation is not None else self.version
 
-    async def _load(self, member: Member) -> None:
+    async def _load(self, member: Member, place: Any = None) -> None:
         await self.awake.wait()
         try:
             # One at a time: a reservation may begin while another version is being loaded.
             async with asyncio.timeout(self.timeouts.load_s), member.loading:
                 version = self._version_of(member)
                 actor = await self._handle(member)
-                member.version = await _value(actor.load.remote(version))
+                arguments = (version,) if place is None else (version, place)
+                member.version = await _value(actor.load.remote(*arguments))
         except BadInput:
             raise
         except (RayError, TimeoutError, InfraFailure) as error:

@@ -128,7 +128,8 @@ def placed(config: Config, *, learner: bool = True, initial: str | None = None, 
                 actors.embedder = spawn(Embedder, config, name=embedder, **last)
             # Names, because handle arguments are kept in the object store, where their loss can make a restart impossible.
             states = embedder if actors.embedder is not None else None
-            actors.coordinator = spawn(Coordinator, config, actors.names, scorers, states, elastic, num_cpus=0)
+            streamed = store if config.policy_store.streams else None
+            actors.coordinator = spawn(Coordinator, config, actors.names, scorers, states, elastic, streamed, num_cpus=0)
             wait_reserved(actors.groups, timeout_s)
             for index, name in enumerate(elastic, workers):  # after the learners and everything that the job cannot do without
                 generator, group = start_generator(config, store, index, name)

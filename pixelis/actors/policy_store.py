@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from pixelis.errors import BadInput, MissingFile
+from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.policy.adapters import Adapter, load_adapter, save_adapter
 from pixelis.policy.checkpoint import write_json
 from pixelis.records import PolicyVersion, VersionStatus
@@ -27,9 +27,10 @@ class PolicyStore:
 
     def __init__(self, run_dir: str, initial: str | None = None, keep: int = 8, rollback: int = 3):
         self.folder = Path(run_dir) / "versions"
-        self.keep, self.rollback = keep, rollback
+        self.newest, self.rollback = keep, rollback
         self.versions: dict[int, PolicyVersion] = {}
         self.refs: dict[int, ray.ObjectRef | None] = {}
+        self.streams: dict[int, Any] = {}
         index = self.folder / "versions.json"
         first = load_adapter(initial) if initial else None
         records = [PolicyVersion.model_validate(row) for row in json.loads(index.read_text())] if index.is_file() else []
@@ -54,19 +55,55 @@ class PolicyStore:
         rolled back.
         """
         digest = adapter.sha256()
-        for record in reversed(self.list()):
-            if record.sha256 == digest and record.status is not VersionStatus.ROLLED_BACK:
-                for later in self.list() if restart else []:
-                    if later.version > record.version:
-                        later.status = VersionStatus.ROLLED_BACK
-                self._add(adapter, digest, record)
-                return record.version
-        status = VersionStatus.PROMOTED if promote else VersionStatus.CANDIDATE
-        record = PolicyVersion(
-            version=max(self.versions) + 1, parent=self.promoted(), status=status, stage=stage, step=step, metrics=metrics or {}
-        )
+        record = self._equal(digest)
+        if record is None:
+            record = self._new(stage, step, metrics, promote)
+        for later in self.list() if restart else []:
+            if later.version > record.version:
+                later.status = VersionStatus.ROLLED_BACK
         self._add(adapter, digest, record)
         return record.version
+
+    def announce(
+        self,
+        content: tuple[str, int],
+        stage: str,
+        step: int,
+        metrics: dict[str, float] | None = None,
+        promote: bool = True,
+        address: Any = None,
+    ) -> int:
+        """Version of weights that the learner broadcasts from `address` before `keep` stores them. content: (hash, bytes)."""
+        record = self._equal(content[0])
+        if record is None or not self._has_weights(record):
+            record = record or self._new(stage, step, metrics, promote)
+            record.sha256, record.bytes = content
+            record.created_at = record.created_at or time.time()
+            self.versions[record.version], self.streams[record.version] = record, address
+            self._save()
+        return record.version
+
+    def stream_of(self, version: int) -> Any:
+        """Address from which the learner broadcasts a version; None once it is stored."""
+        return self.streams.get(version)
+
+    def keep(self, version: int, adapter: Adapter) -> None:
+        """Store the weights of an announced version."""
+        record = self._record(version, weights=False)
+        if not self._has_weights(record):
+            save_adapter(adapter, self._path(version))
+        self.streams.pop(version, None)
+        self._save()
+
+    def _equal(self, digest: str) -> PolicyVersion | None:
+        """The newest version of these weights that is not rolled back."""
+        equal = (r for r in reversed(self.list()) if r.sha256 == digest and r.status is not VersionStatus.ROLLED_BACK)
+        return next(equal, None)
+
+    def _new(self, stage: str, step: int, metrics: dict[str, float] | None, promote: bool) -> PolicyVersion:
+        status = VersionStatus.PROMOTED if promote else VersionStatus.CANDIDATE
+        number, parent = max(self.versions) + 1, self.promoted()
+        return PolicyVersion(version=number, parent=parent, status=status, stage=stage, step=step, metrics=metrics or {})
 
     def _add(self, adapter: Adapter | None, digest: str, record: PolicyVersion) -> None:
         """Store weights, whose hash is ``digest``, and record unless they exist."""
@@ -86,9 +123,10 @@ class PolicyStore:
 
     def _save(self) -> None:
         promoted = [v.version for v in self.list() if v.status is VersionStatus.PROMOTED]
-        retained = {0, *promoted[-self.rollback :], *sorted(self.versions)[-self.keep :]}
+        retained = {0, *promoted[-self.rollback :], *sorted(self.versions)[-self.newest :]}
         for version in set(self.versions) - retained:
             self.refs.pop(version, None)
+            self.streams.pop(version, None)
             shutil.rmtree(self._path(version), ignore_errors=True)
         write_json(self.folder / "versions.json", [v.model_dump(mode="json") for v in self.list()])
 
@@ -103,8 +141,10 @@ class PolicyStore:
     def get(self, version: int) -> list[Any]:
         """``[ref]`` of the version's Adapter, or of None for the bare model; in a list, so that Ray passes the reference.
 
-        Raises MissingFile for an unknown version or one without weights.
+        Raises MissingFile for an unknown version or one without weights, InfraFailure for one that is not stored yet.
         """
+        if version == max(self.versions) and not self._has_weights(self.versions[version]):
+            raise InfraFailure(f"the weights of version {version} are not stored yet", code="not_stored", fix="try again")
         if version not in self.refs:
             record = self._record(version)
             self.refs[version] = ray.put(load_adapter(self._path(version)) if record.sha256 else None)

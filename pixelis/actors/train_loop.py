@@ -20,5 +20,6 @@ def train_loop(job: TrainJob) -> None:
             log.write({**batch.metrics, **metrics, **result.metrics})
             checkpoints.save_if_due(batch, result.boundary)
     checkpoints.save_last()
+    job.weights.close()
     log.close()
     trainer.close()

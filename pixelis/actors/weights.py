@@ -1,14 +1,25 @@
-"""Publishes the learner's weights as policy versions."""
+"""Publishes the learner's weights as policy versions: through the PolicyStore, or whole models in a broadcast."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import threading
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
 
+from pixelis.errors import InfraFailure
+from pixelis.telemetry import events
+from pixelis.telemetry.events import EventLog
+
 if TYPE_CHECKING:
+    from pixelis.config import Config
+    from pixelis.policy.adapters import Adapter
     from pixelis.policy.train_step import Trainer
+    from pixelis.policy.weight_stream import StreamPlace, WeightSender
 
 
 class WeightPublisher:
@@ -35,6 +46,87 @@ class WeightPublisher:
         if not trainer.is_first:
             return None
         return self.store.publish.remote(weights, self.stage, trainer.batches, metrics, self.promote, restart)
+
+    def close(self) -> None:
+        """Wait until the last version is stored."""
+
+
+class StreamPublisher(WeightPublisher):
+    """Publishes whole models: the generators receive them in a broadcast, the store keeps them afterwards.
+
+    A version that is not broadcast, because a process failed or nobody asked for it in time, is loaded from the store.
+    """
+
+    def __init__(self, config: Config, store: ActorHandle, stage: str):
+        super().__init__(store, stage)
+        self.settings, self.run_dir = config.policy_store, config.run.dir
+        self.sender: WeightSender | None = None
+        self.thread: threading.Thread | None = None
+        self.version: int | None = None
+        self.error: BaseException | None = None
+
+    def publish(self, trainer: Trainer, metrics: dict[str, float], restart: bool = False) -> ray.ObjectRef | None:
+        """Announce the version and begin to send it; see `WeightPublisher.publish`. Waits until the one before is stored."""
+        if restart or self.store is None or not self.due(trainer, metrics):
+            return super().publish(trainer, metrics, restart)
+        weights = trainer.served()
+        if not trainer.is_first:
+            return None
+        if self.sender is None:
+            from pixelis.policy.weight_stream import WeightSender
+
+            backend: Any = self.settings.transfer
+            self.sender = WeightSender(ray.util.get_node_ip_address(), backend, self.settings.transfer_timeout_s)
+        elif self.version is not None:
+            self.sender.give_up(self.version)
+        self.close()
+        content = (weights.sha256(), weights.nbytes)
+        version = self.store.announce.remote(content, self.stage, trainer.batches, metrics, self.promote, self.sender.address)
+        self.version = ray.get(version)
+        self.thread = threading.Thread(target=self._send, args=(self.sender, self.version, weights), name="weights", daemon=True)
+        self.thread.start()
+        return version
+
+    def _send(self, sender: WeightSender, version: int, weights: Adapter) -> None:
+        assert self.store is not None
+        try:
+            if ray.get(self.store.stream_of.remote(version)) is None:
+                return  # an older version with equal weights
+            with EventLog(self.run_dir) as log:
+                try:
+                    log.write(events.STREAMED, version=version, **sender.send(version, weights))
+                except InfraFailure as error:
+                    log.write(events.NOTICE, text=f"{error}: the generators load it from the policy store")
+            ray.get(self.store.keep.remote(version, weights))
+        except BaseException as error:
+            self.error = error
+
+    def close(self) -> None:
+        """Wait until the last version is stored. Raises what prevented it."""
+        if self.thread is not None:
+            self.thread.join()
+        self.thread = None
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+
+def publisher_for(config: Config, store: ActorHandle, stage: str) -> WeightPublisher:
+    """Publisher of every step's weights by `policy_store.transfer`."""
+    return StreamPublisher(config, store, stage) if config.policy_store.streams else WeightPublisher(store, stage)
+
+
+async def arrange_stream(store: ActorHandle, version: int, receivers: Sequence[str]) -> dict[str, StreamPlace]:
+    """Place of each receiver in the broadcast of a version; {} for a version to be loaded from the store."""
+    from pixelis.policy.weight_stream import StreamPlace, request
+
+    address = await store.stream_of.remote(version)
+    if address is None or not receivers:
+        return {}
+    group, size = uuid.uuid4().hex, len(receivers) + 1
+    if not await asyncio.to_thread(request, address, version, group, size):
+        return {}
+    return {name: StreamPlace(address, group, rank, size) for rank, name in enumerate(receivers, 1)}
 
 
 class CandidatePublisher(WeightPublisher):

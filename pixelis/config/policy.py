@@ -51,6 +51,20 @@ class PolicyStoreConfig(Section):
         "up to three promoted ones; unset: 8 adapters, or 3 models with policy.full",
     )
 
+    transfer: Literal["object", "gloo", "nccl"] = Field(
+        "object",
+        description="rft, ttrl: how generators get a new version: object: from Ray's object store; gloo, nccl: with policy.full, "
+        "from the learner in one broadcast between hosts, or between GPUs, while they serve the old version",
+    )
+    transfer_timeout_s: float = Field(
+        60.0, gt=0, description="timeout in seconds of each part of a broadcast; after a failure a version comes from the store"
+    )
+
+    @property
+    def streams(self) -> bool:
+        """Whether versions are broadcast."""
+        return self.transfer != "object"
+
     def newest(self, full: bool) -> int:
         """Newest versions to keep. full: they are models, not adapters."""
         return self.keep or (3 if full else 8)

@@ -144,7 +144,7 @@ class Config(Section):
         uniform = not self.policy.full and not self.policy.lora.ranks
         if self.engine.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             problems.append(f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}")
-        problems += self._colocation()
+        problems += self._colocation() + self._transfer()
         if not self.toolbox.operations and self.evaluate.operations:
             problems.append("toolbox.operations is empty but evaluate.operations is true")
         if problems:
@@ -172,6 +172,17 @@ class Config(Section):
             )
         if e.gpus and e.workers != learner.workers:
             problems.append(f"engine.colocate needs as many engine.workers ({e.workers}) as learner.workers ({learner.workers})")
+        return problems
+
+    def _transfer(self) -> list[str]:
+        """What contradicts policy_store.transfer."""
+        transfer, problems = self.policy_store.transfer, []
+        if self.policy_store.streams and not self.policy.full:
+            problems.append(f"policy_store.transfer={transfer} is for policy.full=true: an adapter is small, leave it at object")
+        if transfer == "nccl" and self.engine.colocate:
+            problems.append("policy_store.transfer=nccl needs a GPU for each process, which engine.colocate shares: use object")
+        elif transfer == "nccl" and not (self.learner.gpus and self.engine.gpus):
+            problems.append("policy_store.transfer=nccl needs learner.gpus and engine.gpus: use gloo between hosts")
         return problems
 
     @property

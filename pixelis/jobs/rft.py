@@ -15,7 +15,7 @@ from typing import Any
 from pixelis.actors import learner, placement
 from pixelis.actors.batch_sources import RolloutSource
 from pixelis.actors.train_job import TrainJob
-from pixelis.actors.weights import WeightPublisher
+from pixelis.actors.weights import publisher_for
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.questions import count_questions
 from pixelis.jobs.driver import driver, latest_step, require_checkpoint, run_folder, watch
@@ -29,7 +29,7 @@ def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool
 
     ``should_stop`` is polled every second; True ends the run after the current step.
     """
-    source = RolloutSource(config, actors.coordinator, WeightPublisher(actors.store, "rft"))
+    source = RolloutSource(config, actors.coordinator, publisher_for(config, actors.store, "rft"))
     job = TrainJob(config, source, loss=config.rft.loss, temperature=config.rft.sampling.temperature)
 
     def poll() -> tuple[int, dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Streams a version of all parameters from the learner to the generators: one broadcast in buckets, with gloo or NCCL.
 
-The learner keeps a store of torch.distributed. Whoever loads a version asks there for its broadcast, with the name of a group; the
-learner and the receivers then join the group. A group is used for one version, so that a process that fails in the middle spoils
+The learner keeps a store of torch.distributed. Whoever loads a version asks there for its broadcast, with the name of a group;
+the learner and the receivers then join that group. It is used for one version, so that a process that fails in the middle spoils
 nothing but this broadcast: each receiver has all bytes, or fails and keeps its old version.
 """
 
@@ -25,6 +25,7 @@ from pixelis.policy.flat_tensors import FlatTensors
 BUCKET = 1 << 26
 """Bytes of a broadcast."""
 Backend = Literal["gloo", "nccl"]
+_GIVEN_UP = "given up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,14 @@ class StreamPlace:
     size: int
 
 
-def request(address: StreamAddress, version: int, group: str, size: int) -> None:
-    """Ask the learner to broadcast a version in a group of `size` processes. Raises InfraFailure if it does not answer."""
+def request(address: StreamAddress, version: int, group: str, size: int) -> bool:
+    """Ask the learner to broadcast a version in a group of `size` processes; False if it has given the version up.
+
+    Raises InfraFailure if it does not answer.
+    """
+    text = json.dumps([group, size])
     try:
-        _connect(address).set(_key(version), json.dumps([group, size]))
+        return _connect(address).compare_set(_key(version), "", text).decode() == text
     except RuntimeError as error:
         raise _failure("the learner cannot be reached", error) from error
 
@@ -85,11 +90,13 @@ class WeightSender:
         """
         try:
             self._store.wait([_key(version)], timedelta(seconds=self.address.timeout_s))
-            group, size = json.loads(self._store.get(_key(version)))
+            if (text := self._store.get(_key(version)).decode()) == _GIVEN_UP:
+                raise InfraFailure(f"version {version} was not asked for before the next one", code="stream_failed")
+            group, size = json.loads(text)
             started, tensors = time.perf_counter(), FlatTensors.of(adapter.tensors)
             channel = _Channel(self._store, group, 0, size, self.address)
-            text = json.dumps({"tensors": tensors.layout, "adapter": adapter.metadata()}).encode()
-            header = np.frombuffer(text, np.uint8)
+            described = json.dumps({"tensors": tensors.layout, "adapter": adapter.metadata()})
+            header = np.frombuffer(described.encode(), np.uint8)
             channel.broadcast(np.array([len(header), len(tensors.data)], np.int64))
             channel.broadcast(header)
             for start in range(0, len(tensors.data), BUCKET):
@@ -98,6 +105,10 @@ class WeightSender:
         except RuntimeError as error:
             raise _failure(f"version {version} was not sent", error) from error
         return {"bytes": float(len(tensors.data)), "receivers": size - 1.0, "seconds": time.perf_counter() - started}
+
+    def give_up(self, version: int) -> None:
+        """End the wait for the request of a version; a broadcast that has begun goes on."""
+        self._store.compare_set(_key(version), "", _GIVEN_UP)
 
 
 class _Channel:

@@ -22,6 +22,7 @@ RESERVED = frozenset({"time", "kind"})
 NOTICE = "notice"
 """Kind of the messages about lost nodes and what a run waits for: `text`, and `waiting` if it makes no steps until then."""
 JOINED = "generator/joined"
+STREAMED = "weights/streamed"
 """Kind of the events of generators that join a run: `generator`, its name, and `generators`, how many there are then."""
 REPLAYED = "replayed"
 """Kind of a step's event whose result was lost, because the run resumed from an earlier checkpoint and repeated the step."""
