@@ -26,6 +26,7 @@ from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.policy.adapters import Adapter
 from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint
+from pixelis.policy.weight_stream import StreamPlace, WeightSender, receive, request
 
 pytestmark = pytest.mark.slow
 FAMILY = "qwen2_5_vl"
@@ -70,6 +71,34 @@ def test_full_weights_replace_the_base_and_can_be_unloaded(running: RunningEngin
         await engine.load(3, None)
         after = await run_all(engine, episodes, [GREEDY] * 7)
         assert [s.tokens.tolist() for s in after] == [s.tokens.tolist() for s in before]
+
+    running.run(body)
+
+
+def test_weights_from_a_broadcast_are_served_and_an_aborted_one_leaves_the_old_ones(running: RunningEngine):
+    async def body(engine) -> None:
+        model = load_model(policy(FAMILY), "cpu", running.folder)[0]
+        episodes, sender = sample_episodes(Maker(FAMILY)), WeightSender("127.0.0.1", "gloo", 20.0)
+        before = await run_all(engine, episodes, [GREEDY] * 7)
+        alone = StreamPlace(dataclasses.replace(sender.address, timeout_s=0.3), "aborted", 1, 3)
+        with pytest.raises(InfraFailure, match="not received"):
+            await asyncio.to_thread(receive, alone)  # the other receiver never comes
+        kept = await run_all(engine, episodes, [GREEDY] * 7)
+        assert [s.tokens.tolist() for s in kept] == [s.tokens.tolist() for s in before]
+        rng = np.random.default_rng(3)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += torch.from_numpy(rng.normal(0, 0.03, tuple(parameter.shape)).astype(np.float32))
+        tensors = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+        weights = Adapter(tensors, 1, 1, fingerprint(running.folder), "full")
+        assert request(sender.address, 9, "all", 2)
+        sent = asyncio.create_task(asyncio.to_thread(sender.send, 9, weights))
+        await engine.load(9, await asyncio.to_thread(receive, StreamPlace(sender.address, "all", 1, 2)))
+        assert (await sent)["bytes"] == pytest.approx(weights.nbytes, rel=0.01)
+        samples = await run_all(engine, episodes, [GREEDY] * 7)
+        assert max(check_greedy(model, sample, running.spec.banned) for sample in samples) < 1e-4
+        assert [s.tokens.tolist() for s in samples] != [s.tokens.tolist() for s in before]
+        await engine.load(10, None)
 
     running.run(body)
 
