@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,7 +56,11 @@ RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
 
 @contextmanager
 def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, ServingActors]]:
-    """Run the service on placed actors; yields its base URL and its memory and evolution actors."""
+    """Run the service on placed actors; yields its base URL and its memory and evolution actors.
+
+    Raises BadConfig if another service runs on the cluster: its route would lead here.
+    """
+    app.require_no_other(actors.name)
     with online(config, actors) as backend:
         try:
             yield app.start(config, backends(actors, backend)), backend
@@ -214,7 +219,9 @@ def main() -> None:
         check_address(config)
         with (
             run_folder(config),
-            placement.placed(config, learner=config.evolution.enabled, initial=config.policy.adapter) as actors,
+            placement.placed(
+                config, learner=config.evolution.enabled, initial=config.policy.adapter, job=f"serve-{uuid.uuid4().hex[:6]}"
+            ) as actors,
             serving(config, actors) as (url, backend),
         ):
             print(f"serving on {url}  (open it in a browser; API: {url}/docs; Ctrl-C stops)", flush=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import re
 import socket
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, BackpressureConfig, HTTPOptions
 from ray.serve.handle import DeploymentHandle
@@ -20,6 +22,8 @@ from pixelis.serve.gateway import Gateway
 from pixelis.serve.limits import running_limit, waiting_limit
 
 APP_NAME = "pixelis"
+_SERVICE = re.compile(r"(?P<name>(?P<run>.+)-serve-[0-9a-f]{6})-store")
+"""Name of the policy store of a service that a driver started."""
 SPARE_REQUESTS = 64
 """Requests above those running and waiting that still reach the gateway: health checks, and requests it answers with 429."""
 
@@ -97,6 +101,19 @@ def start(config: Config, backends: Backends) -> str:
     serve.start(http_options=HTTPOptions(host=config.serve.host, port=config.serve.port))
     serve.run(application, name=APP_NAME, route_prefix="/")
     return url(config)
+
+
+def require_no_other(own: str) -> None:
+    """Raise BadConfig if the application belongs to another service that runs. own: name of this service's actors."""
+    if APP_NAME not in serve.status().applications:
+        return
+    names = (actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True))
+    for match in filter(None, map(_SERVICE.fullmatch, names)):
+        if match["name"] != own:
+            raise BadConfig(
+                f"the service of run {match['run']!r} runs on this cluster, and Serve has one route for both",
+                fix="stop it first, or start this one on another cluster",
+            )
 
 
 def stop() -> None:

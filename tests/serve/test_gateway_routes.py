@@ -17,10 +17,14 @@ import pytest
 import ray
 from gateway_helpers import STORE, error_of, messages, publish, until
 from PIL import Image
+from placed_actors import wait_until
 from scripted import KEY, Deployed, picture_url
 
 from pixelis.actors.evolution import Evolution
+from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import Config
+from pixelis.errors import BadConfig
+from pixelis.serve import app
 from pixelis.serve.agent import Agent
 from pixelis.serve.backends import Backends
 from pixelis.serve.gateway import create_app
@@ -381,3 +385,16 @@ def test_the_official_client_raises_not_found(deployed: Deployed) -> None:
             client.models.retrieve("a/b")
         with pytest.raises(openai.NotFoundError):
             client.embeddings.create(model="pixelis-nano", input="x")
+
+
+def test_a_second_service_on_a_cluster_is_refused(deployed: Deployed) -> None:
+    other = PolicyStore.options(name="demo-serve-0a1b2c-store").remote(f"{deployed.config.run.dir}/other")
+    try:
+        ray.get(other.list.remote())
+        with pytest.raises(BadConfig, match=r"service of run 'demo' runs on this cluster"):
+            app.require_no_other("mine-serve-ffffff")
+        app.require_no_other("demo-serve-0a1b2c")
+    finally:
+        ray.kill(other)
+    wait_until(lambda: "demo-serve-0a1b2c-store" not in str(ray.util.list_named_actors(all_namespaces=True)))
+    app.require_no_other("mine-serve-ffffff")  # the route of a service that died is taken over
