@@ -63,13 +63,12 @@ def request(address: StreamAddress, version: int, group: str, size: int) -> bool
 def receive(place: StreamPlace) -> Adapter:
     """The weights that are broadcast. Raises InfraFailure after a failure of any process of the group, or after the timeout."""
     try:
-        channel = _Channel(_connect(place.address), place.group, place.rank, place.size, place.address)
-        lengths = channel.broadcast(np.zeros(2, np.int64))
-        header = json.loads(channel.broadcast(np.zeros(lengths[0], np.uint8)).tobytes())
-        tensors = FlatTensors(header["tensors"])
-        for start in range(0, len(tensors.data), BUCKET):
-            channel.broadcast(tensors.data[start : start + BUCKET])
-        channel.close()
+        with _Channel(_connect(place.address), place.group, place.rank, place.size, place.address) as channel:
+            lengths = channel.broadcast(np.zeros(2, np.int64))
+            header = json.loads(channel.broadcast(np.zeros(lengths[0], np.uint8)).tobytes())
+            tensors = FlatTensors(header["tensors"])
+            for start in range(0, len(tensors.data), BUCKET):
+                channel.broadcast(tensors.data[start : start + BUCKET])
     except RuntimeError as error:
         raise _failure("the weights were not received", error) from error
     return adapter_of(tensors, header["adapter"])
@@ -94,14 +93,13 @@ class WeightSender:
                 raise InfraFailure(f"version {version} was not asked for before the next one", code="stream_failed")
             group, size = json.loads(text)
             started, tensors = time.perf_counter(), FlatTensors.of(adapter.tensors)
-            channel = _Channel(self._store, group, 0, size, self.address)
             described = json.dumps({"tensors": tensors.layout, "adapter": adapter.metadata()})
             header = np.frombuffer(described.encode(), np.uint8)
-            channel.broadcast(np.array([len(header), len(tensors.data)], np.int64))
-            channel.broadcast(header)
-            for start in range(0, len(tensors.data), BUCKET):
-                channel.broadcast(tensors.data[start : start + BUCKET])
-            channel.close()
+            with _Channel(self._store, group, 0, size, self.address) as channel:
+                channel.broadcast(np.array([len(header), len(tensors.data)], np.int64))
+                channel.broadcast(header)
+                for start in range(0, len(tensors.data), BUCKET):
+                    channel.broadcast(tensors.data[start : start + BUCKET])
         except RuntimeError as error:
             raise _failure(f"version {version} was not sent", error) from error
         return {"bytes": float(len(tensors.data)), "receivers": size - 1.0, "seconds": time.perf_counter() - started}
@@ -138,9 +136,14 @@ class _Channel:
             tensor.copy_(on_device)
         return array
 
-    def close(self) -> None:
-        """Wait until all processes have everything: a process that leaves closes the connections of the others."""
-        self._group.barrier().wait()
+    def __enter__(self) -> _Channel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Leave the group when all processes have everything; after a failure at once, which fails those that still wait."""
+        if kind is None:
+            self._group.barrier().wait()
+        self._group = None
 
 
 def _connect(address: StreamAddress) -> Any:

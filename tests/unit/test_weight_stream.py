@@ -64,6 +64,7 @@ def start(sender: WeightSender, group: str, dies_at: tuple[int | None, ...]) -> 
     return pipes, processes
 
 
+@pytest.mark.slow
 def test_every_receiver_has_the_learners_bytes_and_a_death_spoils_one_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_stream, "BUCKET", 1 << 18)
     sender, versions = WeightSender(HOST, "gloo", 30.0), [model(0), model(1)]
