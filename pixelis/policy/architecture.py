@@ -143,3 +143,10 @@ def vision_block_bytes(model: Any, patches: int) -> int:
     bounds = torch.tensor([0, MEASURED_TOKENS], dtype=torch.int32)  # the block reads the values, so not on the meta device
     measured = saved_bytes(block, lambda: block(hidden, cu_seqlens=bounds, position_embeddings=(table, table)))
     return measured * patches // MEASURED_TOKENS
+
+
+def learner_dtype(policy: config.PolicyConfig, gpu: bool) -> torch.dtype:
+    """Expected type of the weights. `model.pick_dtype` chooses it when the model is loaded."""
+    if policy.dtype == "auto":
+        return torch.bfloat16 if gpu else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[policy.dtype]

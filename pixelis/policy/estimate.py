@@ -19,7 +19,7 @@ import torch
 from pixelis.errors import MissingFile
 from pixelis.policy import storage
 from pixelis.policy.adapters import adapter_bytes
-from pixelis.policy.architecture import Architecture, language_layer_bytes, vision_block_bytes
+from pixelis.policy.architecture import Architecture, language_layer_bytes, learner_dtype, vision_block_bytes
 from pixelis.policy.deepspeed_engine import deepspeed_config
 from pixelis.policy.log_probs import CHUNK_VALUES
 from pixelis.policy.ranks import largest_rank, merges, served_rank
@@ -35,13 +35,6 @@ TIGHT = 0.95
 FEATURE_CACHE_BYTES = 256 * 2**20
 
 # -- memory ---------------------------------------------------------------------------------------------------------------------
-
-
-def learner_dtype(policy: config.PolicyConfig, gpu: bool) -> torch.dtype:
-    """Expected type of the weights. `model.pick_dtype` chooses it when the model is loaded."""
-    if policy.dtype == "auto":
-        return torch.bfloat16 if gpu else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[policy.dtype]
 
 
 def learner_memory(

@@ -81,8 +81,7 @@ def needed_bytes(c: config.Config) -> tuple[int, int]:
 
     Raises MissingFile without the model's config.json.
     """
-    from pixelis.policy.architecture import Architecture
-    from pixelis.policy.estimate import learner_dtype
+    from pixelis.policy.architecture import Architecture, learner_dtype
 
     version = version_bytes(c, Architecture(c.policy.model, learner_dtype(c.policy, c.learner.gpus > 0)))
     return max(MIN_BYTES, int(RESERVE * sum(parts(c, version).values()))), version
