@@ -10,20 +10,16 @@ torch; parts that need vLLM are skipped without it. `--smoke` runs tiny shapes, 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import importlib.util
 import json
 import os
 import shutil
-import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,75 +28,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from benchmarks.gpu_models import episodes, picture, random_model
+from benchmarks.gpu_engines import grpo, hf_engine, vllm_engine, weights
+from benchmarks.gpu_models import episodes, picture
+from benchmarks.gpu_part import ROOT, Part, Skip, job
 from benchmarks.harness import parse_args
 from pixelis import config
-from pixelis.dialogue.session import SamplingParams
 from pixelis.policy import estimate
 from pixelis.policy.architecture import Architecture
 from pixelis.policy.forward import encode_views
 from pixelis.policy.log_probs import banned_mask, project
 from pixelis.policy.model import default_device, load_model
-from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
-ROOT = Path(__file__).parents[1]
-MIB = 2**20
-
-
-class Skip(Exception):
-    """The part cannot run here; the message is the reason."""
-
-
-@dataclass
-class Part:
-    """A part while it runs. device, smoke, folder: of the whole run; figures: name -> value; failures: missed goals."""
-
-    device: torch.device
-    smoke: bool
-    folder: Path
-    figures: dict[str, Any] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
-
-    def figure(self, name: str, value: Any, passed: bool | None = None, goal: str = "") -> None:
-        """Record and print a figure. passed: whether it reaches its goal; None without one. Goals do not count in a smoke run."""
-        self.figures[name] = value
-        if passed is False and not self.smoke:
-            self.failures.append(f"{name} {value} (goal {goal})")
-        mark = {None: " ", True: "+", False: "-"}[passed]
-        text = f"{value:.4g}" if isinstance(value, float) else value
-        print(f"  {mark} {name:58} {text}  {f'goal {goal}' if goal else ''}".rstrip(), flush=True)
-
-    def timed(self, function: Callable[[], object], repeats: int = 5) -> float:
-        """Median seconds of a call, after one warm-up."""
-        function()
-        seconds = []
-        for _ in range(1 if self.smoke else repeats):
-            self.synchronize()
-            start = time.perf_counter()
-            function()
-            self.synchronize()
-            seconds.append(time.perf_counter() - start)
-        return statistics.median(seconds)
-
-    def synchronize(self) -> None:
-        """Wait for the GPU."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def extra_memory(self, function: Callable[[], object]) -> float | None:
-        """MiB that a call allocates on the GPU beyond what was allocated before; None on a CPU."""
-        if self.device.type != "cuda":
-            return None
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        function()
-        return (torch.cuda.max_memory_allocated() - before) / MIB
-
-    def model(self, family: str, size: str) -> Path:
-        """Folder of a random model; tiny in a smoke run."""
-        return random_model(self.folder, family, "tiny" if self.smoke else size, self.device)
 
 
 def environment(part: Part) -> None:
@@ -226,100 +166,6 @@ def vision_tower(part: Part, family: str) -> None:
     part.figure(f"{family}: mean relative difference", difference, difference < 0.02, "< .02")
 
 
-async def generate(engine: Any, batch: list[TrainSample], tokens: int) -> list[TrainSample]:
-    """Answer the prompts of episodes; returns episodes with the engine's tokens and log-probabilities."""
-
-    async def one(number: int, sample: TrainSample) -> TrainSample:
-        prompt = sample.tokens[: int(np.argmax(sample.mask))].tolist()
-        session = await engine.open(str(number))
-        completion = await session.generate(prompt, sample.views, SamplingParams(1.0, 1.0, tokens, seed=number))
-        session.close()
-        mask = np.arange(len(prompt) + len(completion.tokens)) >= len(prompt)
-        log_probs = np.zeros(len(mask), np.float32)
-        log_probs[mask] = completion.log_probs
-        return TrainSample(np.asarray([*prompt, *completion.tokens]), mask, log_probs, 0.0, sample.views)
-
-    return list(await asyncio.gather(*(one(i, sample) for i, sample in enumerate(batch))))
-
-
-def check_engine(part: Part, engine: Any, policy: config.PolicyConfig, runner: asyncio.Runner) -> None:
-    """Log-probabilities of an engine against the learner's, and its speed."""
-    count, tokens, pixels = (2, 8, 4096) if part.smoke else (64, 256, 200_000)
-    batch = episodes(engine.spec, count, 64, pixels)
-    runner.run(generate(engine, batch[:2], 8))
-    start = time.perf_counter()
-    answered = runner.run(generate(engine, batch, tokens))
-    seconds = time.perf_counter() - start
-    part.figure("episodes/s", count / seconds)
-    part.figure("generated tokens/s", sum(int(s.mask.sum()) for s in answered) / seconds)
-    longest = max(len(s.tokens) for s in answered)
-    settings = config.LearnerConfig(row_tokens=max(16, longest), rows=1)
-    trainer = Trainer(policy, settings, total_steps=1, device=part.device)
-    differences = [np.abs(a - s.log_probs[s.mask]) for a, s in zip(trainer.log_probs(answered), answered, strict=True)]
-    trainer.close()
-    mean = float(np.concatenate(differences).mean())
-    part.figure("mean |log-probability - learner's|", mean, mean < 0.05, "< .05")
-
-
-def hf_engine(part: Part) -> None:
-    """The embedded engine in bfloat16 against the learner."""
-    from pixelis.engines.hf import HfEngine
-
-    folder = part.model("qwen2_5_vl", "0.5b")
-    policy = config.PolicyConfig(model=str(folder), dtype="bfloat16", lora=config.LoraConfig(rank=16, alpha=32))
-    with asyncio.Runner() as runner:
-        engine = HfEngine(folder, policy, config.EngineConfig(max_num_seqs=64))
-        check_engine(part, engine, policy, runner)
-        runner.run(engine.aclose())
-
-
-def vllm_engine(part: Part) -> None:
-    """vLLM: log-probabilities against the learner's, LoRA swaps, sleep and wake."""
-    if importlib.util.find_spec("vllm") is None or part.device.type != "cuda":
-        raise Skip("needs vLLM and a GPU")
-    from pixelis.engines.vllm import VllmEngine
-
-    folder = part.model("qwen2_5_vl", "3b")
-    policy = config.PolicyConfig(model=str(folder), dtype="bfloat16", lora=config.LoraConfig(rank=32, alpha=64))
-    settings = config.EngineConfig(name="vllm", gpus=1, colocate=True, gpu_memory_utilization=0.5, max_num_seqs=64)
-    trainer = Trainer(policy, config.LearnerConfig(), total_steps=1, device=part.device)
-    adapter = trainer.adapter()
-    trainer.close()
-    with asyncio.Runner() as runner:
-        engine = VllmEngine(folder, policy, settings, config.DialogueConfig(max_context=8192))
-        try:
-            check_engine(part, engine, policy, runner)
-            free, seconds = [], []
-            for version in range(1, 21):
-                start = time.perf_counter()
-                runner.run(engine.load(version, adapter))
-                seconds.append(time.perf_counter() - start)
-                free.append(torch.cuda.mem_get_info()[0] / MIB)
-            part.figure("LoRA swap, s", statistics.median(seconds), statistics.median(seconds) < 1, "< 1")
-            drift = abs(free[-1] - free[0])
-            part.figure("memory after 20 swaps, MiB", drift, drift <= 100, "+- 100")
-            awake = torch.cuda.mem_get_info()[0]
-            start = time.perf_counter()
-            runner.run(engine.sleep())
-            part.figure("sleep, s", time.perf_counter() - start)
-            part.figure("freed by sleep, GiB", (torch.cuda.mem_get_info()[0] - awake) / 2**30)
-            start = time.perf_counter()
-            runner.run(engine.wake())
-            part.figure("wake, s", time.perf_counter() - start)
-            check_engine(part, engine, policy, runner)
-        finally:
-            runner.run(engine.aclose())
-
-
-def job(part: Part, *arguments: str, timeout: int = 1800) -> str:
-    """Run a `pixelis` job as a user would and return its output."""
-    command = [sys.executable, "-m", "pixelis.jobs.cli", *arguments]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
-    if result.returncode:
-        raise RuntimeError(f"{' '.join(arguments)}: {result.stderr[-2000:]}")
-    return result.stdout
-
-
 def quickstart(part: Part) -> None:
     """The quickstart with learner and engine on the GPU."""
     if part.smoke:
@@ -336,28 +182,6 @@ def quickstart(part: Part) -> None:
 
 ARMS = {"direct": 0.0, "sft": 0.0, "rft": 0.8, "evolved": 0.8}
 """Arms of the quickstart with the least accuracy of each."""
-
-
-def grpo(part: Part) -> None:
-    """GRPO end to end with generator and learner on one GPU: where the time of a step goes."""
-    if part.device.type != "cuda":
-        raise Skip("needs a GPU; tests/chaos and tests/ray run it on the CPU")
-    engine = "vllm" if importlib.util.find_spec("vllm") is not None else "hf"
-    # Random models earn no reward; the bonus gives every sample a gradient, so that none is left out.
-    entropy = "rft.loss.entropy=0.001"
-    for size in ("0.5b", "3b"):
-        run = part.folder / f"grpo-{size}"
-        overrides = [f"policy.model={part.model('qwen2_5_vl', size)}", f"run.dir={run}", f"engine.name={engine}", "rft.steps=6"]
-        overrides += ["data.train=cards:?split=train", "rft.evaluate_every=0", entropy]
-        job(part, "rft", "configs/qwen2_5_vl_3b/rft_80gb.yaml", *overrides)
-        rows = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
-        steps = [row for row in rows if row.get("kind") == "step/rft"][2:]
-        rollout, learn = (statistics.fmean(row[name] for row in steps) for name in ("rollout/seconds", "learner/seconds"))
-        wall = (steps[-1]["time"] - steps[0]["time"]) / max(1, len(steps) - 1)
-        idle = max(0.0, 1 - (rollout + learn) / wall)
-        part.figure(f"{size} {engine}: s a step", wall)
-        part.figure(f"{size} {engine}: generating, learning, s", f"{rollout:.2f}, {learn:.2f}")
-        part.figure(f"{size} {engine}: share of neither", idle, idle < 0.15, "< .15")
 
 
 def memory(part: Part) -> None:
@@ -384,6 +208,7 @@ PARTS: dict[str, Callable[[Part], None]] = {
     "hf": hf_engine,
     "quickstart": quickstart,
     "vllm": vllm_engine,
+    "weights": weights,
     "grpo": grpo,
     "memory": memory,
 }

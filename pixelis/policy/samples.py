@@ -131,7 +131,7 @@ def unusable(sample: TrainSample, spec: ModelSpec, row_tokens: int) -> str | Non
     """Reason why a sample cannot be trained on, one of `CAUSES`; None if it can."""
     length = len(sample.tokens)
     weights = sample.log_probs if sample.weights is None else sample.weights
-    if not (length == len(sample.mask) == len(sample.log_probs) == len(weights)) or length == 0:
+    if not length == len(sample.mask) == len(sample.log_probs) == len(weights):
         return "bad_shape"
     if length > row_tokens:
         return "over_context"

@@ -177,7 +177,8 @@ class Trainer:
         *integers, tokens = self.sequence.sum(counts, largest=1)
         micro_batches, sequences, trained = (int(c) for c in integers)
         if not sequences:
-            raise DataFailure(f"no usable sample in the batch: {dict(causes)}", code="no_usable_sample")
+            fix = "no_policy_tokens: no turn fitted dialogue.max_context; the episodes are in rollouts.jsonl of the run"
+            raise DataFailure(f"no usable sample in the batch: {dict(causes)}", code="no_usable_sample", fix=fix)
         old_log_probs = [torch.cat([before[i] for i in members]).to(self.device) for members in bins] if before else []
         totals = Totals(tokens or 1.0, sequences)  # all weights of a batch can be 0
         batches = [self._collate([active[i] for i in members]) for members in bins]

@@ -205,6 +205,9 @@ def test_unusable_samples_are_named_by_cause():
         "non_finite": unusable(changed(advantage=float("nan")), s, 512),
     }
     assert causes == {name: name for name in causes}
+    # An episode whose first prompt does not fit the context has no turn.
+    empty = changed(tokens=good.tokens[:0], mask=good.mask[:0], log_probs=good.log_probs[:0], views=[])
+    assert unusable(empty, s, 512) == "no_policy_tokens"
 
 
 def test_a_trajectory_becomes_a_sample_and_an_unanswered_observation_is_cut():

@@ -1,0 +1,181 @@
+"""Parts of `benchmarks.gpu` with an engine: parity with the learner, versions, and GRPO end to end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu_models import episodes
+from benchmarks.gpu_part import MIB, Part, Skip, job
+from pixelis import config
+from pixelis.dialogue.session import SamplingParams
+from pixelis.policy.adapters import Adapter
+from pixelis.policy.export import BaseFile
+from pixelis.policy.flat_tensors import FlatTensors
+from pixelis.policy.model_path import fingerprint
+from pixelis.policy.samples import TrainSample
+from pixelis.policy.train_step import Trainer
+
+SMALL = ["rft.prompts_per_step=2", "rft.group_size=2", "dialogue.max_turns=1", "dialogue.max_turn_tokens=8", "rft.steps=4"]
+SMALL += ["dialogue.input.min_pixels=784", "dialogue.input.max_pixels=12544", "dialogue.max_context=8192"]
+SMALL += ["engine.gpus=0", "learner.gpus=0", "engine.cpus=.25", "learner.cpus=.25", "learner.row_tokens=8192"]
+"""Overrides for a run on a CPU."""
+
+
+async def generate(engine: Any, batch: list[TrainSample], tokens: int) -> list[TrainSample]:
+    """Answer the prompts of episodes; returns episodes with the engine's tokens and log-probabilities."""
+
+    async def one(number: int, sample: TrainSample) -> TrainSample:
+        prompt = sample.tokens[: int(np.argmax(sample.mask))].tolist()
+        session = await engine.open(str(number))
+        completion = await session.generate(prompt, sample.views, SamplingParams(1.0, 1.0, tokens, seed=number))
+        session.close()
+        mask = np.arange(len(prompt) + len(completion.tokens)) >= len(prompt)
+        log_probs = np.zeros(len(mask), np.float32)
+        log_probs[mask] = completion.log_probs
+        return TrainSample(np.asarray([*prompt, *completion.tokens]), mask, log_probs, 0.0, sample.views)
+
+    return list(await asyncio.gather(*(one(i, sample) for i, sample in enumerate(batch))))
+
+
+def check_engine(part: Part, engine: Any, policy: config.PolicyConfig, runner: asyncio.Runner) -> None:
+    """Log-probabilities of an engine against the learner's, and its speed."""
+    count, tokens, pixels = (2, 8, 4096) if part.smoke else (64, 256, 200_000)
+    batch = episodes(engine.spec, count, 64, pixels)
+    runner.run(generate(engine, batch[:2], 8))
+    start = time.perf_counter()
+    answered = runner.run(generate(engine, batch, tokens))
+    seconds = time.perf_counter() - start
+    part.figure("episodes/s", count / seconds)
+    part.figure("generated tokens/s", sum(int(s.mask.sum()) for s in answered) / seconds)
+    longest = max(len(s.tokens) for s in answered)
+    settings = config.LearnerConfig(row_tokens=max(16, longest), rows=1)
+    trainer = Trainer(policy, settings, total_steps=1, device=part.device)
+    differences = [np.abs(a - s.log_probs[s.mask]) for a, s in zip(trainer.log_probs(answered), answered, strict=True)]
+    trainer.close()
+    mean = float(np.concatenate(differences).mean())
+    part.figure("mean |log-probability - learner's|", mean, mean < 0.05, "< .05")
+
+
+def hf_engine(part: Part) -> None:
+    """The embedded engine in bfloat16 against the learner."""
+    from pixelis.engines.hf import HfEngine
+
+    folder = part.model("qwen2_5_vl", "0.5b")
+    policy = config.PolicyConfig(model=str(folder), dtype="bfloat16", lora=config.LoraConfig(rank=16, alpha=32))
+    with asyncio.Runner() as runner:
+        engine = HfEngine(folder, policy, config.EngineConfig(max_num_seqs=64))
+        check_engine(part, engine, policy, runner)
+        runner.run(engine.aclose())
+
+
+def vllm_engine(part: Part) -> None:
+    """vLLM: log-probabilities against the learner's, LoRA swaps, sleep and wake."""
+    if importlib.util.find_spec("vllm") is None or part.device.type != "cuda":
+        raise Skip("needs vLLM and a GPU")
+    from pixelis.engines.vllm import VllmEngine
+
+    folder = part.model("qwen2_5_vl", "3b")
+    policy = config.PolicyConfig(model=str(folder), dtype="bfloat16", lora=config.LoraConfig(rank=32, alpha=64))
+    settings = config.EngineConfig(name="vllm", gpus=1, colocate=True, gpu_memory_utilization=0.5, max_num_seqs=64)
+    trainer = Trainer(policy, config.LearnerConfig(), total_steps=1, device=part.device)
+    adapter = trainer.adapter()
+    trainer.close()
+    with asyncio.Runner() as runner:
+        engine = VllmEngine(folder, policy, settings, config.DialogueConfig(max_context=8192))
+        try:
+            check_engine(part, engine, policy, runner)
+            free, seconds = [], []
+            for version in range(1, 21):
+                start = time.perf_counter()
+                runner.run(engine.load(version, adapter))
+                seconds.append(time.perf_counter() - start)
+                free.append(torch.cuda.mem_get_info()[0] / MIB)
+            part.figure("LoRA swap, s", statistics.median(seconds), statistics.median(seconds) < 1, "< 1")
+            drift = abs(free[-1] - free[0])
+            part.figure("memory after 20 swaps, MiB", drift, drift <= 100, "+- 100")
+            awake = torch.cuda.mem_get_info()[0]
+            start = time.perf_counter()
+            runner.run(engine.sleep())
+            part.figure("sleep, s", time.perf_counter() - start)
+            part.figure("freed by sleep, GiB", (torch.cuda.mem_get_info()[0] - awake) / 2**30)
+            start = time.perf_counter()
+            runner.run(engine.wake())
+            part.figure("wake, s", time.perf_counter() - start)
+            check_engine(part, engine, policy, runner)
+        finally:
+            runner.run(engine.aclose())
+
+
+def weights(part: Part) -> None:
+    """Versions of all parameters: hash, broadcast on this host, and loads by the engine."""
+    from pixelis.engines.hf import HfEngine
+    from pixelis.policy.weight_stream import StreamPlace, WeightSender, receive, request
+
+    folder = part.model("qwen2_5_vl", "3b")
+    base = BaseFile(folder)
+    tensors = FlatTensors([(name, "uint16", tuple(shape.shape)) for name, shape in base.shapes.items()])
+    for name, values in tensors.items():
+        values[...] = base.read(name).bfloat16().view(torch.uint16).numpy()
+    version = Adapter(tensors, 1, 1, fingerprint(folder), "full")
+    part.figure("bytes / bytes of bfloat16", version.nbytes / (2 * sum(s.numel() for s in base.shapes.values())), None)
+    part.figure("hash, s", part.timed(version.sha256))
+    sender, place = WeightSender("127.0.0.1", "gloo", 120.0), None
+    request(sender.address, 1, "certification", 2)
+    place = StreamPlace(sender.address, "certification", 1, 2)
+    with ThreadPoolExecutor(1) as pool:
+        start = time.perf_counter()
+        sent = pool.submit(sender.send, 1, version)
+        received = receive(place)
+        part.figure("broadcast by gloo to one receiver, s", time.perf_counter() - start)
+        part.figure("bytes sent", sent.result()["bytes"])
+    policy = config.PolicyConfig(model=str(folder), dtype="bfloat16", full=True)
+    with asyncio.Runner() as runner:
+        if part.device.type == "cuda" and importlib.util.find_spec("vllm") is not None:
+            from pixelis.engines.vllm import VllmEngine
+
+            settings = config.EngineConfig(name="vllm", gpus=1, gpu_memory_utilization=0.5, max_num_seqs=64)
+            engine: Any = VllmEngine(folder, policy, settings, config.DialogueConfig(max_context=8192))
+        else:
+            engine = HfEngine(folder, policy, config.EngineConfig(max_num_seqs=64))
+        try:
+            batch = episodes(engine.spec, 2, 64, 4096)
+            before, engine_version = runner.run(generate(engine, batch, 8)), engine.version
+            load = part.timed(lambda: runner.run(engine.load(1, received)), 3)
+            part.figure(f"load by {type(engine).__name__}, s", load, load < 1.5, "< 1.5")
+            runner.run(engine.load(engine_version, None))
+            after = runner.run(generate(engine, batch, 8))
+            equal = [a.tokens.tolist() for a in before] == [a.tokens.tolist() for a in after]
+            part.figure("the base again after unloading", equal, equal, "True")
+        finally:
+            runner.run(engine.aclose())
+
+
+def grpo(part: Part) -> None:
+    """GRPO end to end with generator and learner on one GPU: where the time of a step goes."""
+    has_vllm = part.device.type == "cuda" and importlib.util.find_spec("vllm") is not None
+    engine = "vllm" if has_vllm else "hf"
+    # Random models earn no reward; the bonus gives every sample a gradient, so that none is left out.
+    entropy = "rft.loss.entropy=0.001"
+    for size in ("0.5b",) if part.smoke else ("0.5b", "3b"):
+        run = part.folder / f"grpo-{size}"
+        overrides = [f"policy.model={part.model('qwen2_5_vl', size)}", f"run.dir={run}", f"engine.name={engine}", "rft.steps=6"]
+        overrides += ["data.train=cards:?split=train", "rft.evaluate_every=0", entropy]
+        overrides += SMALL if part.smoke else []
+        job(part, "rft", "configs/qwen2_5_vl_3b/rft_80gb.yaml", *overrides)
+        rows = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+        steps = [row for row in rows if row.get("kind") == "step/policy"][2:]
+        rollout, learn = (statistics.fmean(row[name] for row in steps) for name in ("rollout/seconds", "learner/seconds"))
+        wall = (steps[-1]["time"] - steps[0]["time"]) / max(1, len(steps) - 1)
+        idle = max(0.0, 1 - (rollout + learn) / wall)
+        part.figure(f"{size} {engine}: s a step", wall)
+        part.figure(f"{size} {engine}: generating, learning, s", f"{rollout:.2f}, {learn:.2f}")
+        part.figure(f"{size} {engine}: share of neither", idle, idle < 0.15, "< .15")

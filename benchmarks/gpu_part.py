@@ -1,0 +1,82 @@
+"""A part of `benchmarks.gpu` while it runs: its figures, goals and helpers."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_models import random_model
+
+ROOT = Path(__file__).parents[1]
+MIB = 2**20
+
+
+class Skip(Exception):
+    """The part cannot run here; the message is the reason."""
+
+
+@dataclass
+class Part:
+    """A part while it runs. device, smoke, folder: of the whole run; figures: name -> value; failures: missed goals."""
+
+    device: torch.device
+    smoke: bool
+    folder: Path
+    figures: dict[str, Any] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def figure(self, name: str, value: Any, passed: bool | None = None, goal: str = "") -> None:
+        """Record and print a figure. passed: whether it reaches its goal; None without one. Goals do not count in a smoke run."""
+        self.figures[name] = value
+        if passed is False and not self.smoke:
+            self.failures.append(f"{name} {value} (goal {goal})")
+        mark = {None: " ", True: "+", False: "-"}[passed]
+        text = f"{value:.4g}" if isinstance(value, float) else value
+        print(f"  {mark} {name:58} {text}  {f'goal {goal}' if goal else ''}".rstrip(), flush=True)
+
+    def timed(self, function: Callable[[], object], repeats: int = 5) -> float:
+        """Median seconds of a call, after one warm-up."""
+        function()
+        seconds = []
+        for _ in range(1 if self.smoke else repeats):
+            self.synchronize()
+            start = time.perf_counter()
+            function()
+            self.synchronize()
+            seconds.append(time.perf_counter() - start)
+        return statistics.median(seconds)
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def extra_memory(self, function: Callable[[], object]) -> float | None:
+        """MiB that a call allocates on the GPU beyond what was allocated before; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        function()
+        return (torch.cuda.max_memory_allocated() - before) / MIB
+
+    def model(self, family: str, size: str) -> Path:
+        """Folder of a random model; tiny in a smoke run."""
+        return random_model(self.folder, family, "tiny" if self.smoke else size, self.device)
+
+
+def job(part: Part, *arguments: str, timeout: int = 1800) -> str:
+    """Run a `pixelis` job as a user would and return its output."""
+    command = [sys.executable, "-m", "pixelis.jobs.cli", *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(arguments)}: {result.stderr[-2000:]}")
+    return result.stdout
