@@ -90,6 +90,10 @@ class Evolution:
         self.opening: asyncio.Task | None = None
         self.background: list[asyncio.Task] = []
 
+    async def use_generators(self, names: Sequence[str]) -> None:
+        """Load versions on the generators of these names from now on."""
+        await self.promotion.use_generators(names)
+
     async def _open(self) -> None:
         """Run ``_start`` once per process, on the first call, and again after a failure."""
         if self.opening is None or (self.opening.done() and self.opening.exception() is not None):

@@ -169,6 +169,15 @@ class GeneratorRouter:
             if member.recovery is not None:
                 member.recovery.cancel()
 
+    def set_members(self, generators: Sequence[ActorHandle | str]) -> None:
+        """Let the generators be these: others leave, new ones join."""
+        for member in [m for m in self.members if m.actor not in generators]:
+            self.leave(member.actor)
+        known = [m.actor for m in self.members]
+        for generator in generators:
+            if generator not in known:
+                self.join(generator)
+
     # -- episodes ---------------------------------------------------------------------------------------------------
 
     async def rollout(self, request: RolloutRequest, reservation: Reservation | None = None) -> RolloutResult:

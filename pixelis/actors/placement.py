@@ -83,16 +83,20 @@ def _object_store(config: Config) -> tuple[int, int]:
 
 
 @contextmanager
-def placed(config: Config, *, learner: bool = True, initial: str | None = None, job: str | None = None) -> Iterator[Actors]:
+def placed(
+    config: Config, *, learner: bool = True, initial: str | None = None, job: str | None = None, online: bool = False
+) -> Iterator[Actors]:
     """Place store, scorers, generators with their toolboxes, and coordinator; kill these on exit.
 
     initial: checkpoint folder with the adapter of the first version; job: part of the actors' names. In training, the generators
-    beyond `engine.workers` may start at any time: the Coordinator gives them work from then on. Raises InfraFailure if another
-    actor is not ready within `cluster.placement_timeout_s`.
+    beyond `engine.workers` may start at any time: the Coordinator gives them work from then on. online: for a service, which
+    starts further generators by its load. Raises InfraFailure if another actor is not ready within
+    `cluster.placement_timeout_s`.
     """
     connect(config, *_object_store(config))
     preflight(config, learner=learner, rollouts=True)
-    workers, more = config.engine.workers, config.engine.most_workers - config.engine.workers if learner else 0
+    workers = config.engine.workers
+    more = config.engine.most_workers - workers if learner and not online else 0
     numbers = f"{workers} to {workers + more}" if more else f"{workers}"
     generators = f"{numbers} generator{'s' if workers + more > 1 else ''} ({config.engine.name})"
     stage(f"placing {generators}, toolboxes, scorers and the coordinator", config.telemetry.progress)

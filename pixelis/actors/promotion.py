@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis.actors.canary import Canary
-from pixelis.actors.cluster import unwrap_ray_error
+from pixelis.actors.cluster import actor_handle, unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter
 from pixelis.config import Config
 from pixelis.errors import BadInput, MissingFile, PixelisError
@@ -38,6 +38,7 @@ class Promotion:
 
     def __init__(self, config: Config, store: ActorHandle, router: GeneratorRouter, canary: Canary | None, note: AuditWriter):
         self.config, self.store, self.router, self.canary, self.note = config, store, router, canary, note
+        self.generators: list[str] = []
         self.served = 0
         self.candidate: int | None = None
         self.restore: int | None = None
@@ -247,6 +248,12 @@ class Promotion:
         return fell
 
     # -- state ------------------------------------------------------------------------------------------------
+
+    async def use_generators(self, names: Sequence[str]) -> None:
+        """Load versions on the generators of these names from now on."""
+        if list(names) != self.generators:
+            self.router.set_members([await asyncio.to_thread(actor_handle, name) for name in names])
+            self.generators = list(names)
 
     async def _serve(self, version: int) -> None:
         """Load ``version`` on all generators; the router does not use a generator until it has loaded it."""

@@ -76,12 +76,8 @@ def embedder_bundle(config: Config) -> Bundle:
 def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> list[Need]:
     """Resources of a job by part, without generators that may join later. online: include serving.
 
-    Raises BadConfig for a service with `engine.max_workers` or a broadcast of versions, and for a learning one with
-    `engine.colocate`.
+    Raises BadConfig for a service with a broadcast of versions, and for a learning one with `engine.colocate`.
     """
-    if online and config.engine.most_workers > config.engine.workers:
-        message = "the generators of a service do not scale: engine.max_workers is for rft and ttrl"
-        raise BadConfig(message, fix="set engine.workers to their number and unset engine.max_workers")
     if online and config.policy_store.streams:
         message = f"policy_store.transfer={config.policy_store.transfer} is for rft and ttrl: a service promotes what is stored"
         raise BadConfig(message, fix="set policy_store.transfer=object")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
 from pixelis.actors import cluster, placement, reservations
@@ -22,6 +24,7 @@ class ServingActors:
     evolution: ActorHandle | None = None
     canary: ActorHandle | None = None
     embedder: ActorHandle | None = None
+    scaler: ActorHandle | None = None
     memory: list[ActorHandle] = field(default_factory=list)
     names: dict[str, list[str]] = field(default_factory=dict)
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
@@ -41,6 +44,7 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
     from pixelis.actors.embedder import Embedder
     from pixelis.actors.evolution import Evolution
     from pixelis.actors.generator import Generator
+    from pixelis.actors.generator_scaler import GeneratorScaler
     from pixelis.actors.memory import place_shards
 
     reservations.preflight(config, learner=config.evolution.enabled, rollouts=True, online=True)
@@ -74,8 +78,16 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
         ready = {role: [a.health.remote() for a in handles if a is not None] for role, handles in roles.items()}
         reservations.wait_reserved(placed.groups, config.cluster.placement_timeout_s)
         cluster.wait_ready(ready, config.cluster.placement_timeout_s)
+        if config.engine.most_workers > config.engine.workers:
+            placed.names["scaler"], evolving = [f"{prefix}-scaler"], placed.names.get("evolution", [None])[0]
+            scaling = (config, actors.name, actors.names, actors.store_name, evolving)
+            placed.scaler = cluster.spawn(GeneratorScaler, *scaling, name=f"{prefix}-scaler")
         yield placed
     finally:
+        if placed.scaler is not None:
+            with contextlib.suppress(RayError, TimeoutError):
+                ray.get(placed.scaler.stop.remote(), timeout=10)
+            ray.kill(placed.scaler)
         for actor in placed.all():
             ray.kill(actor)
         for group in placed.groups.values():

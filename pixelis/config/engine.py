@@ -20,8 +20,8 @@ class EngineConfig(Section):
     max_workers: int | None = Field(
         None,
         ge=1,
-        description="rft, ttrl: generators at most; those beyond `workers` join the run when the cluster has room for them, and "
-        "an autoscaling cluster adds nodes for them; unset: as many as `workers`",
+        description="generators at most; rft, ttrl: those beyond `workers` join the run when the cluster has room for them; "
+        "serve: they start and end with the load; an autoscaling cluster adds nodes for them; unset: as many as `workers`",
     )
     cpus: float = Field(0.5, ge=0, description="CPUs that each generator reserves")
     gpus: float = Field(0, ge=0, description="GPUs that each generator reserves")

@@ -24,6 +24,12 @@ class ServeConfig(Section):
     max_replicas: int | None = Field(
         None, ge=1, description="maximum number of gateway replicas, scaled by load; unset: always `replicas`"
     )
+    upscale_delay_s: float = Field(
+        5.0, ge=0, description="with engine.max_workers: seconds of high load after which another generator starts"
+    )
+    downscale_delay_s: float = Field(
+        60.0, ge=0, description="with engine.max_workers: seconds of low load after which a generator ends"
+    )
     per_minute: int = Field(0, ge=0, description="requests per client, minute and replica; 0: no limit")
     per_hour: int = Field(0, ge=0, description="requests per client, hour and replica; 0: no limit")
     proxies: int = Field(

@@ -77,6 +77,7 @@ def backends(actors: placement.Actors, backend: ServingActors) -> Backends:
         evolution=next(iter(names.get("evolution", [])), None),
         memory=tuple(names.get("memory", [])),
         embedder=next(iter(names.get("embedder", [])), None),
+        scaler=next(iter(names.get("scaler", [])), None),
     )
 
 
@@ -157,7 +158,7 @@ class System:
             self.stack.enter_context(run_folder(config))
             initial = config.policy.adapter
             # Fixed names, so that gateways find the actors of a restarted replica.
-            placed = placement.placed(config, learner=config.evolution.enabled, initial=initial, job="serve")
+            placed = placement.placed(config, learner=config.evolution.enabled, initial=initial, job="serve", online=True)
             actors = self.stack.enter_context(placed)
             backend = self.stack.enter_context(online(config, actors, job="serve"))
             self.names = backends(actors, backend)
@@ -220,7 +221,11 @@ def main() -> None:
         with (
             run_folder(config),
             placement.placed(
-                config, learner=config.evolution.enabled, initial=config.policy.adapter, job=f"serve-{uuid.uuid4().hex[:6]}"
+                config,
+                learner=config.evolution.enabled,
+                initial=config.policy.adapter,
+                job=f"serve-{uuid.uuid4().hex[:6]}",
+                online=True,
             ) as actors,
             serving(config, actors) as (url, backend),
         ):

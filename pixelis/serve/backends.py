@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Backends:
     """Names of the running actors in ``namespace``; ``memory`` lists the shards in order.
 
-    Without shards nothing is stored; without Evolution nothing is learnt, reviewed, promoted or rolled back.
+    ``scaler`` lists the generators while their number changes. Without shards nothing is stored; without Evolution nothing is
+    learnt, reviewed, promoted or rolled back.
     """
 
     generators: tuple[str, ...]
@@ -17,3 +18,4 @@ class Backends:
     evolution: str | None = None
     memory: tuple[str, ...] = ()
     embedder: str | None = None
+    scaler: str | None = None

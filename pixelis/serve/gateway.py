@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
@@ -20,17 +21,19 @@ from ray.serve.handle import DeploymentHandle
 
 import pixelis
 from pixelis.actors.cluster import freeze_gc
+from pixelis.actors.generator_scaler import POLL_S
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
 from pixelis.serve.access import Shield
 from pixelis.serve.agent import Agent
 from pixelis.serve.backends import Backends
 from pixelis.serve.dependencies import openapi
+from pixelis.serve.limits import running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError, ErrorResponse
 from pixelis.serve.responses import add_exception_handlers
 from pixelis.serve.routes import agent, chat, evolution, experiences, health
 from pixelis.serve.routes.page import add_page
-from pixelis.serve.state import GatewayState
+from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
 START_TIMEOUT_S = 20.0
 PUBLISH_S = 5.0
@@ -65,7 +68,7 @@ def create_app(state: GatewayState) -> FastAPI:
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: GatewayState = app.state.gateway
-    tasks = [asyncio.create_task(_report_health(state)), asyncio.create_task(_publish(state))]
+    tasks = [asyncio.create_task(work(state)) for work in (_report_health, _publish, _follow_generators)]
     yield
     for task in tasks:
         task.cancel()
@@ -76,6 +79,19 @@ async def _publish(state: GatewayState) -> None:
     while True:
         state.counters.publish()
         await asyncio.sleep(PUBLISH_S)
+
+
+async def _follow_generators(state: GatewayState) -> None:
+    """Use the generators that the scaler lists, and admit as many requests as they can decode."""
+    config, backends = state.config, state.agent.backends
+    while backends.scaler is not None:
+        with contextlib.suppress(RayError, ValueError, TimeoutError):  # it may be restarting
+            async with asyncio.timeout(ACTOR_TIMEOUT_S):
+                scaler = await asyncio.to_thread(ray.get_actor, backends.scaler, backends.namespace)
+                names = await scaler.generators.remote()
+            state.agent.router.set_members(names)
+            state.admission.resize(running_limit(config, len(names)), waiting_limit(config, len(names)))
+        await asyncio.sleep(POLL_S)
 
 
 async def _report_health(state: GatewayState) -> None:

@@ -19,14 +19,17 @@ MAX_CLIENTS = 10_000
 """Clients tracked at once; the one idle for longest is dropped first."""
 
 
-def running_limit(config: Config) -> int:
-    """Requests that the generators can decode at once: the sequences of all engines divided by the samples of a request."""
-    return max(1, config.engine.workers * config.engine.max_num_seqs // config.serve.samples)
+def running_limit(config: Config, generators: int | None = None) -> int:
+    """Requests that the generators can decode at once: the sequences of all engines divided by the samples of a request.
+
+    generators: their number, default `engine.workers`.
+    """
+    return max(1, (generators or config.engine.workers) * config.engine.max_num_seqs // config.serve.samples)
 
 
-def waiting_limit(config: Config) -> int:
+def waiting_limit(config: Config, generators: int | None = None) -> int:
     """Requests that may wait behind the running ones."""
-    return config.serve.max_queue or running_limit(config)
+    return config.serve.max_queue or running_limit(config, generators)
 
 
 class Admission:
@@ -34,7 +37,7 @@ class Admission:
 
     def __init__(self, running: int, waiting: int):
         self.slots, self.capacity, self.running = asyncio.Semaphore(running), running + waiting, running
-        self.inside = 0
+        self.inside = self.surplus = 0
         self.shed = 0
         self.mean_s = 1.0
 
@@ -51,13 +54,27 @@ class Admission:
         finally:
             self.inside -= 1
 
+    def resize(self, running: int, waiting: int) -> None:
+        """Change the limits. A lower one takes effect as running requests end."""
+        self.surplus += self.running - running
+        self.capacity, self.running = running + waiting, running
+        while self.surplus < 0:
+            self.surplus += 1
+            self.slots.release()
+
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """Wait for a free slot. Its duration updates the expected waiting time."""
-        async with self.slots:
-            started = time.monotonic()
+        await self.slots.acquire()
+        started = time.monotonic()
+        try:
             yield
             self.mean_s += 0.1 * (time.monotonic() - started - self.mean_s)
+        finally:
+            if self.surplus > 0:
+                self.surplus -= 1
+            else:
+                self.slots.release()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ RESERVED = frozenset({"time", "kind"})
 NOTICE = "notice"
 """Kind of the messages about lost nodes and what a run waits for: `text`, and `waiting` if it makes no steps until then."""
 JOINED = "generator/joined"
+LEFT = "generator/left"
 STREAMED = "weights/streamed"
 """Kind of the events of generators that join a run: `generator`, its name, and `generators`, how many there are then."""
 REPLAYED = "replayed"

@@ -48,9 +48,13 @@ class ScriptedGenerator:
 
     def __init__(self, index: int):
         self.index, self.version, self.counts = index, 0, Counter[str]()
+        self.sessions = 0
+
+    async def ready(self) -> None:
+        return None
 
     async def health(self) -> dict[str, Any]:
-        return {"index": self.index, "version": self.version}
+        return {"index": self.index, "version": self.version, "sessions": self.sessions}
 
     async def load(self, version: int) -> int:
         self.version = version
@@ -96,6 +100,13 @@ class ScriptedGenerator:
             rollout.cancel()
 
     async def _play(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
+        self.sessions += request.samples
+        try:
+            return await self._answer(request)
+        finally:
+            self.sessions -= request.samples
+
+    async def _answer(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
         question, group_id = request.question, request.group_id
         script = question.question
         if wait := re.search(r"wait ([\d.]+)", script):

@@ -57,8 +57,6 @@ def test_generators_that_may_join_are_counted_by_the_room_left() -> None:
     assert text.startswith("2 of 4")
     assert "the others join when nodes are added" in text
     assert not findings("rft", "generators", *TWO_NODES)
-    with pytest.raises(BadConfig, match="generators of a service do not scale"):
-        plan.check(config.load(None, ["engine.max_workers=4"]), "serve")
 
 
 def test_gpus_of_machines_that_are_not_named_are_only_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,171 @@
+"""The GeneratorScaler actor: starts generators of a service while it is busy, and retires them when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from pixelis.actors.reservations import release
+from pixelis.config import Config
+from pixelis.telemetry import events
+from pixelis.telemetry.events import EventLog
+
+POLL_S = 1.0
+"""Seconds between two measurements of the load, and between two questions of a gateway for the generators."""
+BUSY, IDLE = 0.8, 0.5
+"""Load of each generator above which one more starts, and below which the remaining ones would still be after one has left."""
+log = logging.getLogger(__name__)
+
+
+class Scaling:
+    """Number of generators between `least` and `most`, with delays in seconds against short peaks and lulls."""
+
+    def __init__(self, least: int, most: int, up_s: float, down_s: float):
+        self.least, self.most, self.up_s, self.down_s = least, most, up_s, down_s
+        self._since: tuple[int, float] = (0, 0.0)
+
+    def wanted(self, count: int, load: float, now: float) -> int:
+        """`count`, or one more or less after the load has asked for it throughout the delay.
+
+        count: generators that work or start; load: episodes in flight in units of what a generator decodes at once; now: a clock
+        in seconds.
+        """
+        change = int(load >= BUSY * count) - int(load <= IDLE * (count - 1) and load < BUSY * (count - 1))
+        change = max(self.least - count, min(self.most - count, change))
+        if change != self._since[0]:
+            self._since = change, now
+        delay = self.up_s if change > 0 else self.down_s
+        if not change or now - self._since[1] < delay:
+            return count
+        self._since = 0, now
+        return count + change
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=64)
+class GeneratorScaler:
+    """Keeps the list of a service's generators, which gateways and Evolution follow.
+
+    names: generators that always run; prefix: of the names of further ones; store: name of the policy store; evolution: name of
+    the Evolution actor, if there is one; start: starts a generator, as `placement.start_generator` does. The further generators
+    belong to this actor: they end with it, and a restarted one starts those that the load needs.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        prefix: str,
+        names: Sequence[str],
+        store: str,
+        evolution: str | None = None,
+        start: Callable[..., Any] | None = None,
+    ):
+        self.config, self.prefix, self.store = config, prefix, store
+        self.names, self.fixed = list(names), len(names)
+        self.evolution = evolution
+        self.start = start
+        s = config.serve
+        self.scaling = Scaling(self.fixed, config.engine.most_workers, s.upscale_delay_s, s.downscale_delay_s)
+        self.groups: dict[str, Any] = {}
+        self.handles: dict[str, ActorHandle] = {}
+        self.starting: asyncio.Task | None = None
+        self.retiring: set[asyncio.Task] = set()
+        self.loop: asyncio.Task | None = None
+        self.log = EventLog(config.run.dir)
+
+    async def generators(self) -> list[str]:
+        """Names of the generators that take requests. The first call starts the scaling."""
+        if self.loop is None:
+            self.loop = asyncio.get_running_loop().create_task(self._run())
+        return self.names
+
+    async def stop(self) -> None:
+        """End the generators that it started, at once."""
+        for task in filter(None, (self.loop, self.starting, *self.retiring)):
+            task.cancel()
+        for name in list(self.groups):
+            self._end(name)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                await self._scale()
+            except Exception:
+                log.exception("the number of generators could not be adapted")
+
+    async def _scale(self) -> None:
+        sessions = sum(await asyncio.gather(*(self._sessions(name) for name in self.names)))
+        count = len(self.names) + (self.starting is not None)
+        wanted = self.scaling.wanted(count, sessions / self.config.engine.max_num_seqs, time.monotonic())
+        if self.evolution is not None:
+            with contextlib.suppress(RayError, ValueError):  # it may be restarting: it gets the list next time
+                await ray.get_actor(self.evolution).use_generators.remote(self.names)
+        if wanted > count and self.starting is None:
+            taken = {*self.names, *self.groups}
+            index = next(i for i in range(self.fixed, self.config.engine.most_workers * 2) if self._name(i) not in taken)
+            self.starting = asyncio.get_running_loop().create_task(self._start(index))
+        elif wanted < count and self.starting is not None:
+            self.starting.cancel()  # it still waits for room
+        elif wanted < count:
+            task = asyncio.get_running_loop().create_task(self._retire(self.names.pop()))
+            self.retiring.add(task)
+            task.add_done_callback(self.retiring.discard)
+
+    def _name(self, index: int) -> str:
+        return f"{self.prefix}-generator-{index}"
+
+    async def _sessions(self, name: str) -> int:
+        """Open episodes of a generator; 0 if it does not answer in time."""
+        try:
+            async with asyncio.timeout(self.config.engine.health_timeout_s):
+                return int((await self._handle(name).health.remote()).get("sessions", 0))
+        except (TimeoutError, RayError, ValueError):
+            self.handles.pop(name, None)
+            return 0
+
+    def _handle(self, name: str) -> ActorHandle:
+        if name not in self.handles:
+            self.handles[name] = ray.get_actor(name)
+        return self.handles[name]
+
+    async def _start(self, index: int) -> None:
+        """Start a generator, which waits for room and lets an autoscaling cluster add a node, and give it work."""
+        from pixelis.actors.placement import start_generator
+
+        name = self._name(index)
+        try:
+            # In a thread: reserving and naming ask Ray's head.
+            self.handles[name], self.groups[name] = await asyncio.to_thread(
+                self.start or start_generator, self.config, self.store, index, name
+            )
+            await self.handles[name].ready.remote()
+            self.names.append(name)
+            self.log.write(events.JOINED, generator=name, generators=len(self.names))
+        except BaseException:
+            self._end(name)
+            raise
+        finally:
+            self.starting = None
+
+    async def _retire(self, name: str) -> None:
+        """End a generator when the gateways have taken notice and its episodes have ended."""
+        self.log.write(events.LEFT, generator=name, generators=len(self.names))
+        deadline = time.monotonic() + self.config.serve.timeout_s
+        await asyncio.sleep(3 * POLL_S)
+        while await self._sessions(name) and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+        self._end(name)
+
+    def _end(self, name: str) -> None:
+        if (actor := self.handles.pop(name, None)) is not None:
+            ray.kill(actor)
+        if (group := self.groups.pop(name, None)) is not None:
+            release(group)

@@ -1,0 +1,140 @@
+"""Generators of a service scale with the load and back, without a failed request."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from gateway_helpers import until
+from hypothesis import given
+from hypothesis import strategies as st
+from ray import serve
+from scripted import Deployed, ScriptedGenerator, picture_url
+
+from pixelis.actors.generator_scaler import GeneratorScaler, Scaling
+from pixelis.config import load
+from pixelis.serve import app
+from pixelis.serve.backends import Backends
+from pixelis.telemetry import events
+
+MOST, CALLERS = 3, 24
+BODY = {"question": "wait 0.3 say 7", "image": picture_url()}
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 3), st.floats(0, 8)), max_size=60), st.integers(1, 3), st.integers(0, 3))
+def test_the_number_stays_in_its_range_and_changes_by_one_after_its_delay(
+    loads: list[tuple[float, float]], least: int, more: int
+) -> None:
+    scaling, count, now, changed = Scaling(least, least + more, 2.0, 5.0), least, 0.0, 0.0
+    for seconds, busy in loads:
+        now += seconds
+        wanted = scaling.wanted(count, busy, now)
+        assert least <= wanted <= least + more
+        assert abs(wanted - count) <= 1
+        if wanted != count:
+            assert now - changed >= (2.0 if wanted > count else 5.0) - 1e-9
+            assert busy >= 0.8 * count if wanted > count else busy <= 0.5 * wanted
+            count, changed = wanted, now
+
+
+def test_a_peak_adds_a_generator_and_a_lull_removes_it() -> None:
+    scaling = Scaling(1, 4, 5.0, 60.0)
+    assert [scaling.wanted(1, 1.0, t) for t in (0, 4, 5, 6)] == [1, 1, 2, 1]
+    scaling = Scaling(1, 4, 5.0, 60.0)
+    assert [scaling.wanted(1, busy, t) for t, busy in ((0, 1.0), (4, 0.1), (5, 1.0), (9, 1.0), (10, 1.0))] == [1, 1, 1, 1, 2]
+    assert [scaling.wanted(2, 0.4, t) for t in (20, 79, 80)] == [2, 2, 1]
+    assert [scaling.wanted(2, 0.9, t) for t in (100, 200)] == [2, 2], "one generator would be nearly as busy as now"
+
+
+@ray.remote(num_cpus=0)
+class Follower:
+    """Stands in for Evolution: records the generators that it gets."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+
+    def use_generators(self, names: list[str]) -> None:
+        if not self.seen or self.seen[-1] != names:
+            self.seen.append(names)
+
+    def history(self) -> list[list[str]]:
+        return self.seen
+
+
+def start(config: Any, store: str, index: int, name: str) -> tuple[Any, Any]:
+    """As `placement.start_generator`, with a scripted generator."""
+    from pixelis.actors.reservations import reserve
+
+    return ScriptedGenerator.options(name=name).remote(index), reserve([{"CPU": 0.01}], name=name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_generators_scale_with_the_load_and_back(deployed: Deployed, tmp_path: Path, record_figures: Callable[..., None]) -> None:
+    overrides = ["engine.workers=1", f"engine.max_workers={MOST}", "engine.max_num_seqs=8", "serve.samples=2", "serve.cache=0"]
+    overrides += ["serve.upscale_delay_s=1.5", "serve.downscale_delay_s=3", "serve.max_queue=64", "evolution.enabled=false"]
+    config = load(None, [*overrides, "memory.enabled=false", f"run.dir={tmp_path}"])
+    first = ScriptedGenerator.options(name="scaled-generator-0").remote(0)
+    follower = Follower.options(name="scaled-evolution").remote()
+    # Its process imports this file.
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
+    scaler = GeneratorScaler.options(name="scaled-scaler", runtime_env={"env_vars": {"PYTHONPATH": paths}}).remote(
+        config, "scaled", ["scaled-generator-0"], "store", "scaled-evolution", start
+    )
+    ray.get([first.ready.remote(), follower.history.remote(), scaler.generators.remote()])
+    backends = Backends(("scaled-generator-0",), ray.get_runtime_context().namespace, scaler="scaled-scaler")
+    serve.run(app.build(config, backends, None), name="scaled", route_prefix="/scaled")
+    statuses, until_s, rates = Counter[int](), [time.monotonic() + 90], []
+
+    def call() -> None:
+        with httpx.Client(base_url=f"{deployed.url}/scaled", timeout=30) as client:
+            while time.monotonic() < until_s[0]:
+                statuses[client.post("/v1/agent", json=BODY).status_code] += 1
+
+    def count() -> int:
+        return len(ray.get(scaler.generators.remote()))
+
+    threads = [threading.Thread(target=call) for _ in range(CALLERS)]
+    started = time.monotonic()
+    try:
+        for thread in threads:
+            thread.start()
+        assert until(lambda: count() == MOST, 60)
+        grown_s = time.monotonic() - started
+        for _ in range(2):  # the rate with all of them
+            before, at = statuses[200], time.monotonic()
+            time.sleep(3)
+            rates.append((statuses[200] - before) / (time.monotonic() - at))
+        counters = [ray.get(ray.get_actor(f"scaled-generator-{i}").counters.remote())["rollouts"] for i in range(MOST)]
+        assert min(counters) > 0, "a generator of the list gets no work"
+        until_s[0] = 0
+        for thread in threads:
+            thread.join(60)
+        at = time.monotonic()
+        assert until(lambda: count() == 1, 60)
+        shrunk_s = time.monotonic() - at
+        assert until(lambda: len([n for n in ray.util.list_named_actors() if n.startswith("scaled-generator-")]) == 1, 60)
+        history = ray.get(follower.history.remote())
+        assert [len(names) for names in history] == [1, 2, 3, 2, 1]
+        # The one that stays answers, and admits no more than it can decode.
+        assert httpx.post(f"{deployed.url}/scaled/v1/agent", json=BODY, timeout=30).status_code == 200
+    finally:
+        until_s[0] = 0
+        serve.delete("scaled")
+        ray.get(scaler.stop.remote())
+        for actor in (scaler, first, follower):
+            ray.kill(actor)
+    assert set(statuses) == {200}, statuses
+    assert [row["generators"] for row in events.read(tmp_path, events.JOINED)] == [2, 3]
+    assert [row["generators"] for row in events.read(tmp_path, events.LEFT)] == [2, 1]
+    record_figures(
+        grown_s=round(grown_s, 1), shrunk_s=round(shrunk_s, 1), requests=sum(statuses.values()), a_second=round(rates[-1], 1)
+    )
