@@ -94,7 +94,8 @@ class StreamPublisher(WeightPublisher):
                 return  # an older version with equal weights
             with EventLog(self.run_dir) as log:
                 try:
-                    log.write(events.STREAMED, version=version, **sender.send(version, weights))
+                    if (sent := sender.send(version, weights))["receivers"]:
+                        log.write(events.STREAMED, version=version, **sent)
                 except InfraFailure as error:
                     log.write(events.NOTICE, text=f"{error}: the generators load it from the policy store")
             ray.get(self.store.keep.remote(version, weights))
@@ -121,7 +122,7 @@ async def arrange_stream(store: ActorHandle, version: int, receivers: Sequence[s
     from pixelis.policy.weight_stream import StreamPlace, request
 
     address = await store.stream_of.remote(version)
-    if address is None or not receivers:
+    if address is None:
         return {}
     group, size = uuid.uuid4().hex, len(receivers) + 1
     if not await asyncio.to_thread(request, address, version, group, size):

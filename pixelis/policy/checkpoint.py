@@ -6,6 +6,7 @@ checkpoint in place. Each worker of a learner writes its own files, in the backg
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
@@ -76,7 +77,10 @@ class Writer:
         """
         self.wait()
         final = Path(run_dir) / "checkpoints" / f"step_{step:08d}"
-        temporary = Path(broadcast_text(str(_create_temporary(final)) if not self.worker else ""))
+        try:
+            temporary = Path(broadcast_text(str(_create_temporary(final)) if not self.worker else ""))
+        except OSError as error:
+            raise _disk_failure(final, error) from None
         if not temporary.is_dir():
             raise InfraFailure(
                 f"{temporary} does not exist on this node", code="no_shared_storage", fix="set run.dir to storage of all nodes"
@@ -178,8 +182,10 @@ def write(
 
 
 def _disk_failure(path: Path, error: OSError) -> InfraFailure:
-    fix = f"free space for {path.parent}, or set run.dir to another disk; the run resumes from its last checkpoint"
-    return InfraFailure(f"{path.name} could not be written: {error.strerror or error}", code="disk_full", fix=fix)
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    verb, code = ("free space for", "disk_full") if is_full else ("check the disk of", "disk_failed")
+    fix = f"{verb} {path.parent}, or name a folder on another disk; a run resumes from its last checkpoint"
+    return InfraFailure(f"{path} could not be written: {error.strerror or error}", code=code, fix=fix)
 
 
 def link_best(run_dir: str | Path, step: int) -> None:
@@ -192,15 +198,22 @@ def link_best(run_dir: str | Path, step: int) -> None:
 
 
 def write_folder(final: str | Path, fill: Callable[[Path], None]) -> None:
-    """Call `fill` with a temporary folder, add the manifest, flush all files and rename the folder to `final`."""
+    """Call `fill` with a temporary folder, add the manifest, flush all files and rename the folder to `final`.
+
+    Raises InfraFailure if the disk is full or fails.
+    """
     final = Path(final)
-    temporary = _create_temporary(final)
+    temporary: Path | None = None
     try:
+        temporary = _create_temporary(final)
         fill(temporary)
         _write_manifest(temporary, _flush(sorted(p for p in temporary.iterdir() if p.is_file())))
         _rename(temporary, final)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+    except BaseException as error:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _disk_failure(final, error) from None
         raise
 
 

@@ -5,15 +5,17 @@ A file that holds parts of tensors lists them in its header: `parts` is a JSON o
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from pixelis.errors import BadInput
@@ -40,7 +42,11 @@ def save_tensors(tensors: Mapping[str, np.ndarray | Part], path: Path, header: M
                 parts[name] = [tensor.start, *tensor.shape]
         arrays[name] = np.ascontiguousarray(values)
     metadata = {**(header or {}), **({"parts": json.dumps(parts)} if parts else {})}
-    save_file(arrays, path, metadata=metadata or None)
+    try:
+        save_file(arrays, path, metadata=metadata or None)
+    except SafetensorError as error:  # also of a full disk
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error)) from None
 
 
 def part_name(stem: str, worker: int, workers: int) -> str:

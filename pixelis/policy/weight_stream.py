@@ -93,6 +93,8 @@ class WeightSender:
                 raise InfraFailure(f"version {version} was not asked for before the next one", code="stream_failed")
             group, size = json.loads(text)
             started, tensors = time.perf_counter(), FlatTensors.of(adapter.tensors)
+            if size == 1:  # every generator loads it from the policy store
+                return {"bytes": 0.0, "receivers": 0.0, "seconds": 0.0}
             described = json.dumps({"tensors": tensors.layout, "adapter": adapter.metadata()})
             header = np.frombuffer(described.encode(), np.uint8)
             with _Channel(self._store, group, 0, size, self.address) as channel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from pixelis.actors.train_job import best_step
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_header
-from pixelis.policy.tensor_parts import Part, StoredTensors, files_of
+from pixelis.policy.tensor_parts import Part, StoredTensors, files_of, save_tensors
 from pixelis.telemetry.events import EventLog
 
 TENSORS = {"adapter": {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}, "optimizer": {"m": np.ones(4, np.float32)}}
@@ -95,10 +96,19 @@ def test_a_failed_write_leaves_only_the_old_checkpoint(tmp_path: Path):
         (folder / "half").write_bytes(b"x")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(InfraFailure, match="No space"):
         checkpoint.write_folder(tmp_path / "checkpoints" / "step_00000002", full_disk)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
     assert checkpoint.latest(tmp_path) == good
+
+
+def test_what_prevents_writing_tensors_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file") as caught:
+        save_tensors(TENSORS["adapter"], tmp_path / "missing" / "a.safetensors")
+    assert caught.value.errno == errno.ENOENT
+    with pytest.raises(InfraFailure, match="No such file") as failure:
+        checkpoint.write_folder(tmp_path / "v1", lambda folder: save_tensors(TENSORS["adapter"], folder / "missing" / "a"))
+    assert failure.value.code == "disk_failed"
 
 
 def test_temporary_folders_of_killed_processes_are_removed_by_the_next_write(tmp_path: Path):

@@ -92,6 +92,18 @@ def test_a_version_that_nobody_asks_for_ends_the_wait_of_the_learner() -> None:
     assert time.monotonic() - started < 10
 
 
+def test_a_version_that_all_load_from_the_store_or_that_is_given_up_keeps_the_learner_waiting_no_longer() -> None:
+    sender = WeightSender(HOST, "gloo", 30.0)
+    assert request(sender.address, 1, "nobody", 1)
+    assert sender.send(1, model(0))["receivers"] == 0
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(sender.send, 2, model(0))
+        sender.give_up(2)
+        with pytest.raises(InfraFailure, match="not asked for before the next one"):
+            sending.result(10)
+    assert not request(sender.address, 2, "late", 2), "the generators would wait for a broadcast that never comes"
+
+
 def test_receivers_of_a_learner_that_is_gone_are_told() -> None:
     sender = WeightSender(HOST, "gloo", 0.5)
     place = StreamPlace(sender.address, "g", 1, 2)
