@@ -108,7 +108,8 @@ class WeightSender:
 
     def give_up(self, version: int) -> None:
         """End the wait for the request of a version; a broadcast that has begun goes on."""
-        self._store.compare_set(_key(version), "", _GIVEN_UP)
+        # Its own connection: that of the sender is locked while it waits.
+        _connect(self.address).compare_set(_key(version), "", _GIVEN_UP)
 
 
 class _Channel:
