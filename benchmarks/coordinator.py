@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40.0, help="duration of the measurement")
     parser.add_argument("--group-seconds", type=float, default=5.0, help="time that a group takes")
     parser.add_argument("--tokens", type=int, default=600, help="policy tokens of an episode")
-    args = parse_args(parser, episodes=400, seconds=4.0, group_seconds=0.5)
+    args = parse_args(parser, episodes=80, seconds=3.0, group_seconds=0.5)
     report, connected = Report("coordinator"), ray.is_initialized()
     if not connected:
         ray.init(address="local", num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False)

@@ -38,7 +38,7 @@ class FailingSource(BatchSource):
 
 
 def fail(folder: Path, error: Exception) -> tuple[PixelisError, list[dict]]:
-    config = load(None, [f"run.dir={folder}", "learner.max_failures=2"])
+    config = load(None, [f"run.dir={folder}", "learner.max_failures=1"])
     with pytest.raises(PixelisError) as caught:
         learner.fit(TrainJob(config, FailingSource(config, error)))
     return caught.value, events.read(folder, learner.FAILURE)
@@ -78,4 +78,4 @@ def test_a_typed_error_of_another_actor_keeps_its_type_and_fix(tmp_path: Path, m
 
 def test_an_infrastructure_failure_is_retried(tmp_path: Path) -> None:
     _, failures = fail(tmp_path, RuntimeError("connection closed by peer"))
-    assert [row["permanent"] for row in failures] == [False] * 3
+    assert [row["permanent"] for row in failures] == [False] * 2
