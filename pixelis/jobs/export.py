@@ -10,6 +10,7 @@ policy.full=true can only be merged.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -84,6 +85,9 @@ def export(
             formats.write_merged_model(policy, base, aside, getattr(torch, dtype) if dtype else None)
         else:
             formats.write_peft(read_adapter(files, header), aside, str(base))
+        for file in aside.iterdir():  # a crash after the rename must not leave empty files under the final name
+            with file.open("rb") as content:
+                os.fsync(content.fileno())
         aside.rename(out)
     except OSError as error:
         raise InfraFailure(

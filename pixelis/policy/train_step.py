@@ -69,10 +69,14 @@ class Trainer:
         if temperature <= 0:
             raise BadConfig("the temperature of the rollouts must be above 0", fix="set rft.sampling.temperature=1.0")
         self.device = torch.device(device) if device is not None else default_device()
+        dtype = pick_dtype(policy.dtype, self.device)
         if self.device.type == "cpu":
             torch.set_num_threads(learner.threads)
+        elif dtype == torch.bfloat16:
+            # For the adapters' float32 products: their inputs are bfloat16, and TF32 keeps three bits more of the adapters.
+            torch.set_float32_matmul_precision("high")
         ensure_process_group(self.device)
-        bfloat16 = policy.full and pick_dtype(policy.dtype, self.device) == torch.bfloat16
+        bfloat16 = policy.full and dtype == torch.bfloat16
         settings = deepspeed_config(learner, bfloat16, self.device)
         divides = settings["zero_optimization"]["stage"] == 3 and dist.get_world_size() > 1
         self.model, self.tokenizer, self.spec = load_model(policy, self.device, zero3=settings if divides else None)
