@@ -110,6 +110,7 @@ class Coordinator:
         self.incarnation = random.getrandbits(48)
         self.step, self.consumed, self.buffer = step, Consumed.of(state), RolloutBuffer(self.config.rft, step)
         self.bad_rows.clear()
+        events.drop_steps(Path(self.config.run.dir) / "consumed.jsonl", step)
         self.step_of_version = {version: step}
         self.current, self.error, self.learnt = None, None, step - 1
         await self.router.wake()

@@ -28,6 +28,7 @@ from pixelis.evaluation.metrics import summarise
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.model_path import resolve
 from pixelis.policy.samples import LearnerBatch, TrainSample
+from pixelis.telemetry import events
 
 if TYPE_CHECKING:
     from pixelis.actors.placement import Actors
@@ -110,6 +111,8 @@ class DemonstrationSource(BatchSource):
     def begin(self, state: dict[str, Any]) -> None:
         """Restore the schedule and publish the first weights for evaluation."""
         self.unusable = state.get("unusable", 0)
+        if self.rank == 0:
+            events.drop_steps(Path(self.config.run.dir) / "consumed.jsonl", self.trainer.batches)
         if self.schedule is not None and self.rank == 0:
             self.curriculum = ray.get(self.schedule.begin.remote(self.trainer.batches, state.get("curriculum", {})))
         version = self.weights.publish(self.trainer, {}, restart=True)

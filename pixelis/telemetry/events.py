@@ -142,6 +142,17 @@ def mark_replayed(run_dir: str | Path, step: int) -> int:
     return marked
 
 
+def drop_steps(path: str | Path, step: int) -> None:
+    """Remove the rows of `step` and later ones from a JSON-lines file that nobody is writing, before a run repeats them."""
+    path = Path(path)
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    rows = [line for line in lines if (_event(line) or {"step": step})["step"] < step]
+    if len(rows) < len(lines):
+        aside = path.with_name(f".{path.name}.aside")
+        aside.write_bytes(b"".join(rows))
+        aside.replace(path)
+
+
 def _event(line: bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line)

@@ -70,10 +70,11 @@ def step_rows(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def consumed_ids(folder: Path) -> dict[int, list[str]]:
-    """Return step -> ids of its questions; for a repeated step, those of the last time."""
+    """Return step -> ids of its questions. No step stands there twice."""
     import json
 
     rows = [json.loads(line) for line in (folder / "consumed.jsonl").read_text().splitlines()]
+    assert len(rows) == len({row["step"] for row in rows})
     return {row["step"]: row["ids"] for row in rows}
 
 

@@ -112,8 +112,9 @@ def losses(folder: Path, kind: str) -> dict[int, float]:
 
 
 def consumed_ids(folder: Path) -> dict[int, list[str]]:
-    """Return step -> ids of its demonstrations; for a repeated step, those of the last time."""
+    """Return step -> ids of its demonstrations. No step stands there twice."""
     rows = [json.loads(line) for line in (folder / "consumed.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(rows) == len({row["step"] for row in rows})
     return {row["step"]: row["ids"] for row in rows}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pixelis.records import Question, StopReason
-from pixelis.telemetry.events import REPLAYED, EventLog, last, mark_replayed, read
+from pixelis.telemetry.events import REPLAYED, EventLog, drop_steps, last, mark_replayed, read
 from pixelis.telemetry.progress import Progress, clock
 
 
@@ -206,3 +206,14 @@ def test_the_newest_event_of_several_kinds(tmp_path):
     assert last(tmp_path, "notice", "step/sft")["kind"] == "notice"
     assert last(tmp_path, "step/sft", "none")["step"] == 1
     assert last(tmp_path, "none", "other") is None
+
+
+def test_rows_of_steps_that_are_repeated_are_dropped(tmp_path):
+    path = tmp_path / "consumed.jsonl"
+    drop_steps(path, 1)
+    assert not path.exists()
+    path.write_text("".join(f'{{"step": {step}, "ids": []}}\n' for step in (0, 1, 2, 3)) + '{"step": 4, "i')
+    drop_steps(path, 2)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1]
+    drop_steps(path, 0)
+    assert path.read_text() == ""
