@@ -287,7 +287,7 @@ def latest_of_workers(run_dir: str | Path) -> Path | None:
     """
     worker, workers = rank_and_world_size()
     if not worker:
-        _finish_replacements(Path(run_dir) / "checkpoints")
+        _finish_replacements(Path(run_dir) / "checkpoints", nobody_writes=True)
         for path in (Path(run_dir) / "checkpoints").glob(".step_*"):
             shutil.rmtree(path, ignore_errors=True)
     candidates = [path for _, path in _steps(run_dir)]
@@ -346,11 +346,11 @@ def file_sha256(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _finish_replacements(root: Path) -> None:
+def _finish_replacements(root: Path, nobody_writes: bool = False) -> None:
     """Restore the old checkpoint if a process was killed between the two renames of a replacement."""
     for old in root.glob(".step_*.old"):
         final = root / old.name.split(".")[1]
-        if _is_orphan(old) and not final.exists():
+        if (nobody_writes or _is_orphan(old)) and not final.exists():
             os.rename(old, final)
 
 

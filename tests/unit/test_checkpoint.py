@@ -209,6 +209,19 @@ def test_an_interrupted_replacement_is_finished(tmp_path: Path):
     assert checkpoint.latest(tmp_path) == folder
 
 
+def test_a_starting_learner_finishes_and_removes_what_another_node_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checkpoint, "rank_and_world_size", lambda: (0, 1))
+    monkeypatch.setattr(checkpoint, "sum_over_workers", lambda values: values)
+    older, folder = write(tmp_path, 2), write(tmp_path, 3)
+    os.rename(folder, folder.with_name(f".{folder.name}.0123abcd-7.old"))
+    (tmp_path / "checkpoints" / ".step_00000004.0123abcd-7.aside").mkdir()
+    assert checkpoint.latest(tmp_path) == older, "another learner might be writing"
+    assert checkpoint.latest_of_workers(tmp_path) == folder
+    (folder / "state.json").write_text("{}")
+    assert checkpoint.latest_of_workers(tmp_path) == older
+    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {older.name, folder.name}
+
+
 WRITER = """
 import sys, numpy as np
 from pixelis.actors.train_job import best_step
