@@ -94,7 +94,7 @@ class BatchSampler:
         rows = np.random.default_rng([seed, 1]).permutation(len(store))
         rows = np.sort(rows[: math.ceil(settings.share * len(store))])
         self.pools = [rows, *(rows[store.levels[rows] == level] for level in range(len(LEVELS)))]
-        self.weights = store.weights
+        self.weights, self.sizes = store.weights, np.diff(store.offsets)
         self._order = lru_cache(maxsize=2 * len(self.pools))(self._shuffled)
 
     def __len__(self) -> int:
@@ -130,6 +130,17 @@ class BatchSampler:
             start = int(first * share / ends[-1])
             rows += [self._row(1 + level, start + i) for i in range(int((levels == level).sum()))]
         return np.asarray(rows)
+
+    def share(self, step: int, mixture: Mixture | None, share: int, shares: int) -> np.ndarray:
+        """One of `shares` equally large parts of `rows`, which have about equally many bytes of text, in the batch's order.
+
+        Rows are dealt from the longest to the shortest, to and fro: the sums differ by no more than the longest row.
+        """
+        rows = self.rows(step, mixture)
+        turn, place = np.divmod(np.arange(len(rows)), shares)
+        owners = np.empty(len(rows), np.int64)
+        owners[np.argsort(-self.sizes[rows], kind="stable")] = np.where(turn % 2, shares - 1 - place, place)
+        return rows[owners == share]
 
     def _row(self, pool: int, position: int) -> int:
         epoch, index = divmod(position, len(self.pools[pool]))

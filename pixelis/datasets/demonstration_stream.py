@@ -105,7 +105,7 @@ class Prepare:
         columns: dict[str, list] = {name: [] for name in names}
         for step in (batch["id"] + self.start).tolist():
             mixture = ray.get(self.schedule.mixture.remote(step)) if self.schedule is not None else None
-            for number in self.sampler.rows(step, mixture)[self.share :: self.shares]:
+            for number in self.sampler.share(step, mixture, self.share, self.shares):
                 row = self.store[number]
                 for name, value in zip(names, (row.id, row.level or "", *self._prepare(row)), strict=True):
                     columns[name].append(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,3 +104,18 @@ def test_a_stage_without_demonstrations_is_an_error_before_training(tmp_path: Pa
     draw = BatchSampler(DemonstrationStore.fill(tmp_path / "rows", rows, ["golden"]), SftConfig(batch=4), seed=0)
     with pytest.raises(BadInput, match="stage simple_medium draws medium"):
         draw.check(SftCurriculumConfig().stages)
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 30), st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_learners_get_equally_many_rows_of_about_equally_much_text(
+    store: DemonstrationStore, shares: int, each: int, step: int, random: Any
+) -> None:
+    draw = BatchSampler(store, SftConfig(batch=shares * each), seed=3)
+    draw.sizes = np.asarray([random.choice([1, 5, 40, 600, 7000]) + random.randrange(9) for _ in range(len(store))])
+    rows, parts = draw.rows(step), [draw.share(step, None, share, shares) for share in range(shares)]
+    assert {len(part) for part in parts} == {each}
+    assert sorted(itertools.chain(*(part.tolist() for part in parts))) == sorted(rows.tolist())
+    sums = [int(draw.sizes[part].sum()) for part in parts]
+    assert max(sums) - min(sums) <= draw.sizes[rows].max()
+    assert all(np.array_equal(part, [row for row in rows if row in set(part.tolist())]) for part in parts)
