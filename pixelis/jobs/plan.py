@@ -81,7 +81,7 @@ def _placement(config: Config, job: str) -> list[Finding]:
             message += "" if named else "; name the machines of the job with cluster.nodes"
             is_error = named and not config.cluster.autoscaling
             out.append(Finding("error" if is_error else "note", "placement", message))
-    more = config.engine.most_workers - config.engine.workers if job in ("rft", "ttrl") else 0
+    more = config.engine.most_workers - config.engine.workers if job in ("rft", "ttrl", "serve") else 0
     if more and not any(f.subject == "placement" for f in out):
         late = Need("generator with its toolboxes", more, generator_bundles(config))
         missing = _place(late, nodes)

@@ -57,6 +57,8 @@ def test_generators_that_may_join_are_counted_by_the_room_left() -> None:
     assert text.startswith("2 of 4")
     assert "the others join when nodes are added" in text
     assert not findings("rft", "generators", *TWO_NODES)
+    (service,) = findings("serve", "generators", *TWO_NODES, "engine.max_workers=3", "evolution.enabled=false")
+    assert service.text.startswith("2 of 2 generators beyond engine.workers have room")
 
 
 def test_gpus_of_machines_that_are_not_named_are_only_noted(monkeypatch: pytest.MonkeyPatch) -> None:
