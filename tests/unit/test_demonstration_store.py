@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pixelis.config import SftConfig, SftCurriculumConfig
@@ -107,6 +108,7 @@ def test_a_stage_without_demonstrations_is_an_error_before_training(tmp_path: Pa
 
 
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 30), st.randoms(use_true_random=False))
+@example(5, 5, 2, Random(0))
 @settings(max_examples=60)
 def test_learners_get_equally_many_rows_of_about_equally_much_text(
     store: DemonstrationStore, shares: int, each: int, step: int, random: Any
@@ -118,4 +120,6 @@ def test_learners_get_equally_many_rows_of_about_equally_much_text(
     assert sorted(itertools.chain(*(part.tolist() for part in parts))) == sorted(rows.tolist())
     sums = [int(draw.sizes[part].sum()) for part in parts]
     assert max(sums) - min(sums) <= draw.sizes[rows].max()
-    assert all(np.array_equal(part, [row for row in rows if row in set(part.tolist())]) for part in parts)
+    for part in parts:  # each keeps the order of the batch, which names a row twice where it crosses the end of a shuffle
+        left = iter(rows.tolist())
+        assert all(row in left for row in part.tolist())
