@@ -117,7 +117,8 @@ class Annotations(Record):
 class Question(Record):
     """A question about media. ``answers`` are the accepted answers; None means unlabelled.
 
-    For annotated pictures without a question, ``question`` is empty and ``annotations`` is set.
+    For annotated pictures without a question, ``question`` is empty and ``annotations`` is set. ``tools`` names the operations
+    that the policy may use for this question; None means all of the run.
     """
 
     id: str
@@ -127,6 +128,7 @@ class Question(Record):
     scorer: str = "exact"
     task: str = "qa"
     split: str = "train"
+    tools: list[str] | None = None
     meta: dict[str, Any] = Field(default_factory=dict)
     annotations: Annotations | None = None
 

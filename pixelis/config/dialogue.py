@@ -21,10 +21,10 @@ class PixelRangeConfig(Section):
 
 
 class DialogueConfig(Section):
-    dialect: Literal["qwen", "mini_o3", "pixel_reasoner", "deepeyes", "plain"] = Field(
+    dialect: Literal["qwen", "mini_o3", "pixel_reasoner", "deepeyes", "plain", "dapo"] = Field(
         "qwen",
         description="format of calls and answers, which limits the operations that are offered: qwen all of toolbox.operations, "
-        "mini_o3 zoom_in, pixel_reasoner zoom_in and select_frames, deepeyes zoom_in and rotate, plain none",
+        "mini_o3 zoom_in, pixel_reasoner zoom_in and select_frames, deepeyes zoom_in and rotate, plain and dapo none",
     )
     system: Literal["auto", "none"] = Field(
         "auto", description="auto: a system turn with the tool schemas, except for the embedded model; none: no system turn"

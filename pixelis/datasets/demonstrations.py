@@ -35,7 +35,11 @@ class Player:
         """
         media = {item.id: open_media(item, self.config.toolbox) for item in question.media}
         images, views = first_look(media, self.config.dialogue, self.spec.multiple)
-        turns, dialect = self.renderer.prompt(question, images), self.renderer.dialect.name
+        turns, dialect, offered = (
+            self.renderer.prompt(question, images),
+            self.renderer.dialect.name,
+            self.renderer.offered(question),
+        )
         trajectory = Trajectory(question_id=question.id, dialect=dialect, turns=turns, images=images)
         successes = 0
         for step in question.turns:
@@ -46,14 +50,14 @@ class Player:
             action = Action(op=step.op or "", target=step.target or default_target(media), arguments=step.arguments)
             turn = self.renderer.assistant(action, step.think, images)
             # Parsed from its tokens, with coordinates on the dialect's grid: a policy's call must have the same result.
-            read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images)
+            read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
             trajectory.turns.append(turn.model_copy(update={"learn": step.learn, "action": read.action, "error": read.error}))
             if reply.action is None:
                 code, text = (reply.error.code, reply.error.message) if reply.error else ("bad_json", "no call was found")
                 observation, new_views = Observation(status="error", code=code, text=text), list[np.ndarray]()
             else:
                 action = reply.action
-                observation, new_views = execute(action, self.scene(media, trajectory.objects, images), self.renderer.operations)
+                observation, new_views = execute(action, self.scene(media, trajectory.objects, images), offered)
             if observation.status != "ok":
                 if step.learn:
                     code = observation.code or "operation"

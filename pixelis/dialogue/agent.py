@@ -81,8 +81,9 @@ async def run_episode(
 ) -> Episode:
     """Run one episode: let the policy answer a question. Closes the session.
 
-    ``images`` and ``views`` are the descriptions and pixels of the question's pictures. Without ``tools`` no operations are
-    offered, and a call gets an ``unknown_op`` observation. A call in the last allowed turn is not executed (over_turn). An
+    ``images`` and ``views`` are the descriptions and pixels of the question's pictures. Without ``tools``, or for a
+    question whose own ``tools`` are an empty list, no operations are offered, and a call gets an ``unknown_op`` observation. A
+    call in the last allowed turn is not executed (over_turn). An
     observation that does not fit is not appended (over_context, over_images). A prompt that does not fit gives an episode
     without turns or images. Engine failures end the episode with ``error`` or ``deadline`` and their code in ``unscored``; only
     cancellation is raised.
@@ -134,6 +135,7 @@ async def _play(
         return StopReason.OVER_IMAGES
     _check_views(renderer, episode)
     prompt = renderer.prompt(question, trajectory.images, operations=tools is not None)
+    offered = renderer.offered(question, operations=tools is not None)
     used = sum(len(turn.tokens) for turn in prompt)
     if used >= limits.max_context:
         return StopReason.OVER_CONTEXT
@@ -143,7 +145,7 @@ async def _play(
         room = min(limits.max_turn_tokens, limits.max_context - used)
         completion = await session.generate(tokens, views, dataclasses.replace(sampling, max_tokens=room))
         _check_completion(completion, renderer, room)
-        turn, reply = renderer.read(completion.tokens, completion.log_probs, trajectory.images, operations=tools is not None)
+        turn, reply = renderer.read(completion.tokens, completion.log_probs, trajectory.images, offered)
         trajectory.turns.append(turn)
         used += len(turn.tokens)
         if turn.error == "bad_token":

@@ -7,7 +7,7 @@ one, whatever it spells. Image pads are expanded only here.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pixelis.config import DialogueConfig
@@ -56,13 +56,18 @@ class Renderer:
             token_id(tokenizer, tag)
         self._control = re.compile("|".join(re.escape(text) for text in sorted(controls, key=len, reverse=True)))
 
+    def offered(self, question: Question, operations: bool = True) -> dict[str, type[Operation]]:
+        """The operations that the policy may use for this question, by name; none without ``operations``."""
+        names = question.tools
+        return {name: o for name, o in self.operations.items() if operations and (names is None or name in names)}
+
     def prompt(self, question: Question, views: Sequence[ImageView], operations: bool = True) -> list[Turn]:
         """The turns before the first policy token: [system,] user. The tokens end with the assistant's opener.
 
         ``views`` are the question's pictures in order; ``operations`` False offers no tools.
         """
         turns = []
-        offered = self.operations if operations else {}
+        offered = self.offered(question, operations)
         if self.system and (system := self.dialect.system(views, offered, self.coordinates)):
             text = "".join(piece for piece in system if isinstance(piece, str))
             turns.append(Turn(role="system", text=text, tokens=self._encode([START, "system\n", *system, END, "\n"])))
@@ -83,9 +88,15 @@ class Renderer:
         return Turn(role="tool", text=text, tokens=tokens, images=images, observation=observation)
 
     def read(
-        self, tokens: Sequence[int], log_probs: Sequence[float], images: Sequence[ImageView] = (), operations: bool = True
+        self,
+        tokens: Sequence[int],
+        log_probs: Sequence[float],
+        images: Sequence[ImageView] = (),
+        operations: Mapping[str, type[Operation]] | None = None,
     ) -> tuple[Turn, Reply]:
         """Parse a policy turn; the tokens are stored exactly. ``images`` are the views so far (targets and sizes).
+
+        ``operations`` are those that may be called (`offered`), by default all.
 
         A turn with a banned id, an id outside the vocabulary, or the stop token before its end has ``error`` ``bad_token`` and no
         tokens: its text is for the log, and it never enters a batch. Raises BadInput if tokens and log-probs differ in number.
@@ -100,7 +111,7 @@ class Renderer:
         if len(valid) < len(content) or self.spec.stop in content or not self._banned.isdisjoint(content):
             return Turn(role="assistant", text=text, error="bad_token"), Reply()
         scale = Scale.of(self.coordinates, images, slack=self.spec.multiple)
-        reply = self.dialect.parse(text, self.operations if operations else {}, scale)
+        reply = self.dialect.parse(text, self.operations if operations is None else operations, scale)
         error = reply.error.code if reply.error else None
         return Turn(role="assistant", text=text, tokens=tokens, log_probs=log_probs, action=reply.action, error=error), reply
 

@@ -73,6 +73,11 @@ def boxed_once(trajectory: Trajectory) -> float:
     return 0.0 if valid else -1.0
 
 
+def has_box(trajectory: Trajectory) -> bool:
+    r"""Whether a ``\boxed{}`` follows the last thought: DeepEyes' math rewards nothing else."""
+    return _BOX.search(completion(trajectory).rpartition("</think>")[2]) is not None
+
+
 FORMATS: dict[str, Callable[[Trajectory], float]] = {
     "dialect": dialect,
     "think_answer": think_answer,

@@ -19,7 +19,7 @@ from pixelis.config import RewardsConfig, RewardWeightsConfig
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import coherence as sequences
-from pixelis.rewards.formats import FORMATS, PUNISHING, completion
+from pixelis.rewards.formats import FORMATS, PUNISHING, completion, has_box
 from pixelis.rewards.scorers import LOWEST, SLOW, canonical, case_of, find_scorer, letter
 from pixelis.rewards.services import Services, finite, shared_services
 
@@ -170,6 +170,10 @@ class Context:
         limit = self.settings.max_answer_chars
         return bool(limit) and len(trajectory.answer or "") >= limit
 
+    def discounted(self, trajectory: Trajectory) -> bool:
+        """True for an answer that scores 0 whatever it says: one that is too long, or not in the box that `boxed_once` wants."""
+        return self.too_long(trajectory) or (self.format_kind == "boxed_once" and not has_box(trajectory))
+
     def _grade(self, truths: Sequence[str]) -> dict[str, float | DataFailure]:
         """Score each distinct answer once, those of slow scorers in parallel."""
         name = self._scorer()
@@ -190,10 +194,10 @@ class Context:
                 return DataFailure(f"scorer {name} returned {value}", code="out_of_range")
             return value
 
-        answers = list(dict.fromkeys(t.answer for t in self.valid if not self.too_long(t)))
+        answers = list(dict.fromkeys(t.answer for t in self.valid if not self.discounted(t)))
         run = self.services.threads.map if name in SLOW and len(answers) > 1 else map
         scores = dict(zip(answers, run(grade, answers), strict=True))
-        return {t.id: 0.0 if self.too_long(t) else scores[t.answer] for t in self.valid}
+        return {t.id: 0.0 if self.discounted(t) else scores[t.answer] for t in self.valid}
 
 
 def _value_or_raise(value: float | DataFailure) -> float:

@@ -125,9 +125,9 @@ def test_deepeyes_paper():
 def test_deepeyes_repo():
     episodes = [RIGHT, said("7", "ok"), said("1", "ok"), said("7", last="<think>" + T + A), said("1", last="<think>")]
     assert rewards("deepeyes-repo", *episodes) == pytest.approx([0.8, 2.0, 0.0, 0.6, -0.2])
-    # math: 1.2 * acc + 0.4 * format, one box after the thought, no tool bonus
+    # math: 1.2 * acc + 0.4 * format, one box after the thought, nothing else is an answer, no tool bonus
     boxed = said("7", "ok", last=T + r"\boxed{7}")
-    assert rewards("deepeyes-repo", boxed, RIGHT, WRONG, task="math") == pytest.approx([1.2, 0.8, -0.4])
+    assert rewards("deepeyes-repo", boxed, RIGHT, WRONG, task="math") == pytest.approx([1.2, -0.4, -0.4])
     # answers of 1000 characters are wrong and badly formed
     assert rewards("deepeyes-repo", said("7" * 1000, "ok"), answers=["7" * 1000]) == pytest.approx([-0.2])
 

@@ -288,6 +288,7 @@ def test_only_operations_with_a_form_in_the_dialect_are_offered() -> None:
         "pixel_reasoner": ["zoom_in", "select_frames"],
         "deepeyes": ["zoom_in", "rotate"],
         "plain": [],
+        "dapo": [],
     }
     large = renderer("large")
     with pytest.raises(BadConfig, match="mini_o3 does not support read_text"):

@@ -32,6 +32,7 @@ from pixelis.datasets.formats import (
 )
 from pixelis.datasets.formats.base import Format, Row
 from pixelis.datasets.media_root import MediaRoot
+from pixelis.datasets.prompts import PromptTemplate
 from pixelis.errors import BadInput, first_problem
 from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import find_scorer
@@ -79,12 +80,14 @@ class Records:
 
     @classmethod
     def open(cls, text: str, kind: type[Question] = Question) -> tuple[Records, list[str]]:
-        """The records of a source, and its files in order. MissingFile, or BadInput for an unknown format or scorer."""
+        """The records of a source, and its files in order. MissingFile, or BadInput for an unknown format, scorer or template."""
         source = Source.of(text)
         if source.format is not None and source.format not in FORMATS:
             raise BadInput(f"{text}: no format `{source.format}`", code="unknown_format", fix=f"one of {', '.join(FORMATS)}")
         if source.scorer is not None:
             find_scorer(source.scorer)
+        if source.prompt is not None:
+            PromptTemplate(source.prompt)
         system, folder, files = source.files()
         return cls(source, kind, system, folder), files
 
@@ -104,6 +107,7 @@ class Records:
         """The records of a part in order. name: of its format. BadInput for a damaged file or an unknown format."""
         root = MediaRoot.of_source(self.system, self.folder, self.source.media, self.source.cache)
         name = name or self.source.format
+        prompt = PromptTemplate(self.source.prompt) if self.source.prompt is not None else None
         for row in read_part(self.system, part):
             if isinstance(row, BadRow):
                 yield Record(row.file, row.row, row)
@@ -111,6 +115,8 @@ class Records:
             name = name or _detect(row)
             own_id = f"{_stem(part.path, self.folder)}-{row.number}"
             value = _record(row, own_id, FORMATS[name], root, self.kind, self.source.scorer)
+            if prompt is not None and isinstance(value, Question):
+                value = prompt.apply(value)
             yield Record(row.file, str(row.number), value)
 
 

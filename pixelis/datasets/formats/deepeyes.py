@@ -9,7 +9,7 @@ from pixelis.records import Question
 
 def _write(record: Question) -> Row:
     images = [image_bytes(path) for path in image_paths(record)]
-    env_name = record.meta.get("env_name", "visual_toolbox_v2")
+    env_name = record.meta.get("env_name", "visual_toolbox_v2" if record.tools != [] else "")
     return verl.write_chat_row(record, "model", "vl") | {"images": images, "env_name": env_name}
 
 

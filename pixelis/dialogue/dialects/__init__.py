@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pixelis.config import Config
 from pixelis.dialogue.dialects.base import Dialect, Piece, Reply, Tag, default_target
+from pixelis.dialogue.dialects.dapo import Dapo
 from pixelis.dialogue.dialects.deepeyes import DeepEyes
 from pixelis.dialogue.dialects.mini_o3 import MiniO3
 from pixelis.dialogue.dialects.pixel_reasoner import PixelReasoner
@@ -14,7 +15,9 @@ from pixelis.operations import Operation, select
 
 __all__ = ["DIALECTS", "Dialect", "Piece", "Reply", "Tag", "default_target", "offered", "strict_json"]
 
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (Qwen(), MiniO3(), PixelReasoner(), DeepEyes(), Plain())}
+DIALECTS: dict[str, Dialect] = {
+    dialect.name: dialect for dialect in (Qwen(), MiniO3(), PixelReasoner(), DeepEyes(), Plain(), Dapo())
+}
 """Dialects by name, as stored in trajectories."""
 
 

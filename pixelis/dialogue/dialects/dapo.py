@@ -1,0 +1,55 @@
+"""DAPO and EasyR1's dapo: free reasoning that ends with the line ``Answer: 7``, no operations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pixelis.dialogue.dialects.base import Piece, Tag
+from pixelis.dialogue.dialects.plain import Plain
+from pixelis.errors import OperationError
+from pixelis.records import ImageView
+
+RULE = "\nReason step by step. Write the final answer on a line of its own at the end, in the form `Answer: ...`."
+_LINE = re.compile(r"answer\s*:[ \t]*([^\n]+)", re.IGNORECASE)
+
+
+class Dapo(Plain):
+    """Reasoning, then ``Answer: 7``: the last of several counts, upper and lower case are alike (DAPO, arXiv 2503.14476).
+
+    The public code reads only the last 300 characters; here the line may stand anywhere after the thought.
+    """
+
+    name = "dapo"
+    thinks = False
+    boxes = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags = ("Answer:",)
+        self._answer = _LINE
+
+    def well_formed(self, text: str) -> bool:
+        """True for a text whose last line is its only ``Answer: ...``."""
+        _, body = super()._split(text)
+        matches = list(_LINE.finditer(body))
+        return len(matches) == 1 and not body[matches[0].end() :].strip()
+
+    def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
+        """Pictures, question, and the reply instructions."""
+        return [*views, text, *([Tag(RULE)] if instruct else [])]
+
+    def _render_thought(self, think: str | None) -> list[str]:
+        return [think, "\n"] if think else []
+
+    def _render_answer(self, answer: str) -> list[str]:
+        if "\n" in answer or not answer.strip():
+            raise OperationError("the answer is not one line of text", code="bad_answer")
+        return [Tag("Answer: "), answer]
+
+    def _split(self, text: str) -> tuple[str | None, str]:
+        """The thought is in think tags, or the text before the last answer."""
+        think, body = super()._split(text)
+        if think is None and (matches := list(_LINE.finditer(body))):
+            think = body[: matches[-1].start()].strip()
+        return think or None, body
