@@ -8,10 +8,12 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import yaml
 
 from pixelis.config.base import SYNONYMS, leaf_keys
-from pixelis.config.load import load
+from pixelis.config.load import load_with_origins
 from pixelis.config.root import Config, absolute
 from pixelis.errors import BadConfig, MissingFile, PixelisError
 
@@ -54,11 +56,13 @@ def from_command_line(
             raise BadConfig(
                 f"{len(files)} configuration files: {' '.join(files)}", fix="give one file that extends the other with `extends:`"
             )
-        config = absolute(load(files[0] if files else default, [a for a in args if "=" in a and not a.startswith("-")]))
+        overrides = [a for a in args if "=" in a and not a.startswith("-")]
+        config, origins = load_with_origins(files[0] if files else default, overrides)
+        config = absolute(config)
     except (BadConfig, MissingFile) as error:
         _fail(job, error, 2)
     if "--dry-run" in args:
-        print(config.to_yaml(), end="", flush=True)
+        print(with_origins(config.to_yaml(), origins), end="", flush=True)
         try:
             if check is not None:
                 check(config)
@@ -66,6 +70,25 @@ def from_command_line(
             _fail(job, error, 2 if isinstance(error, BadConfig) else 1)
         raise SystemExit(0)
     return config
+
+
+def with_origins(text: str, origins: Mapping[str, str]) -> str:
+    """YAML with the origin of each key as a comment, `default` for those without one; loads to the same values."""
+    lines = text.splitlines()
+    for path, line in _ends(yaml.compose(text, yaml.SafeLoader)):
+        lines[line] = f"{lines[line]:<40}  # {origins.get(path, 'default')}"
+    return "\n".join(lines) + "\n"
+
+
+def _ends(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Each key and the line on which its scalar value ends, or on which its list or mapping begins."""
+    keys = {path for path, *_ in leaf_keys(Config)}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        path = prefix + key.value
+        if path in keys:
+            yield path, value.end_mark.line if isinstance(value, yaml.ScalarNode) else key.end_mark.line
+        else:
+            yield from _ends(value, f"{path}.")
 
 
 def _fail(job: str, error: PixelisError, code: int) -> None:

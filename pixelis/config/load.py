@@ -4,31 +4,53 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
 
 from pixelis.config.base import accepts_null, leaf_keys, merge, unknown_keys
+from pixelis.config.presets.algorithms import algorithm_settings
+from pixelis.config.presets.rewards import reward_settings
+from pixelis.config.rewards import RewardsConfig
 from pixelis.config.root import RECIPES, Config, recipe_files, shipped
 from pixelis.errors import BadConfig, MissingFile
 
-SCORING_KEYS = ("own", "own_timeout_s", "own_workers", "scorer", "math", "judge", "workers", "cpus")
-"""Keys of `rewards` about scoring itself, which a preset of a later file does not replace."""
+SCORING_KEYS = frozenset({"own_timeout_s", "own_workers", "scorer", "dynamics", "math", "judge", "workers", "cpus"})
+"""Keys of `rewards` about scoring itself: a named preset replaces those of them that it sets, and all other keys."""
+NAMED = {
+    "rft": ("algorithm", algorithm_settings, frozenset({"advantage", "loss", "filter", "replay"})),
+    "rewards": ("preset", reward_settings, frozenset(RewardsConfig.model_fields) - SCORING_KEYS),
+}
+"""Section -> the key that names settings, the settings of a name, and the keys that a name replaces besides those it sets."""
 ALTERNATIVES = {"sft.steps": "sft.epochs", "rft.steps": "rft.epochs"}
 """Alternative keys: one on the command line replaces the other in the file; both on the command line are an error."""
+
+
+class Layer(NamedTuple):
+    """The values of one file and its name."""
+
+    name: str
+    values: dict[str, Any]
 
 
 def load(path: str | Path | None = None, overrides: list[str] | None = None) -> Config:
     """Read a YAML file with its ``extends`` chain and apply ``a.b=value`` overrides; ``a.b=null`` restores a default.
 
+    An algorithm or preset that a file or the command line names replaces what the files below it say; keys beside it refine it.
     A path that does not exist may name a packaged recipe: ``configs/nano/rft.yaml`` or ``nano/rft``. Raises BadConfig with the
     path of the key for unknown keys, wrong types and contradictions; MissingFile for a missing file.
     """
-    values = _read(find(path), seen=()) if path else {}
-    # A preset replaces the rewards of the file, so it comes before the other overrides, which refine it.
+    return load_with_origins(path, overrides)[0]
+
+
+def load_with_origins(path: str | Path | None = None, overrides: list[str] | None = None) -> tuple[Config, dict[str, str]]:
+    """As ``load``, and the origin of each key that has none of the defaults: a file, a named setting or the command line."""
+    layers = _layers(find(path), seen=()) if path else []
+    values: dict[str, Any] = {}
+    for layer in layers:
+        values = merge(_replaced(values, layer.values), layer.values)
     pairs = [_split(override) for override in overrides or []]
-    pairs.sort(key=lambda pair: pair[0] != "rewards.preset")
     keys = {key for key, _ in pairs}
     for steps, epochs in ALTERNATIVES.items():
         if {steps, epochs} <= keys:
@@ -36,9 +58,14 @@ def load(path: str | Path | None = None, overrides: list[str] | None = None) -> 
         if steps in keys:
             section, key = epochs.split(".")
             (values.get(section) or {}).pop(key, None)
+    names = {section: f"{section}.{key}" for section, (key, *_) in NAMED.items()}
+    for section, path_of_name in names.items():
+        for key, text in pairs:
+            if key == path_of_name:
+                values = _replaced(values, {section: {key.partition(".")[2]: _scalar(text)}})
     for key, text in pairs:
         _override(values, key, text)
-    return parse(values)
+    return parse(values), _origins(values, layers, keys)
 
 
 def find(path: str | Path) -> Path:
@@ -73,7 +100,8 @@ def parse(values: dict[str, Any]) -> Config:
         raise BadConfig("invalid configuration: " + "; ".join(lines), fix="`--help SECTION` explains the keys") from None
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _layers(path: Path, seen: tuple[Path, ...]) -> list[Layer]:
+    """A file and those that it extends, the lowest first."""
     path = path.resolve()
     if path in seen:
         raise BadConfig(f"{path.name} extends itself through {' -> '.join(p.name for p in seen)}")
@@ -84,25 +112,63 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise BadConfig(f"{path.name} is a {type(values).__name__}, not a mapping of sections")
     parents = values.pop("extends", None) or []
-    below: dict[str, Any] = {}
+    layers: list[Layer] = []
     for parent in [parents] if isinstance(parents, str) else parents:
         file = path.parent / str(parent)
         if not file.is_file():
             raise MissingFile(f"{path.name} extends {parent}, which does not exist", fix=f"correct `extends:` in {path}")
-        below = _stack(below, _read(file, (*seen, path)))
-    return _stack(below, values)
+        layers += _layers(file, (*seen, path))
+    return [*layers, Layer(f"{path.parent.name}/{path.name}", values)]
 
 
-def _stack(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """``below`` overridden by ``above``; a rewards preset in ``above`` replaces the rewards of ``below``."""
-    rewards = above.get("rewards")
-    if isinstance(rewards, dict) and rewards.get("preset") and isinstance(below.get("rewards"), dict):
-        below = {**below, "rewards": _below_preset(below["rewards"])}
-    return merge(below, above)
+def _replaced(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """``below`` without what the algorithm and the preset named in ``above`` replace."""
+    for section, (key, settings_of, replaced) in NAMED.items():
+        top, base = above.get(section), below.get(section)
+        name = top.get(key) if isinstance(top, dict) else None
+        if not isinstance(name, str) or not isinstance(base, dict):
+            continue
+        try:
+            settings = settings_of(name)
+        except ValueError:  # an unknown name, which `parse` reports
+            continue
+        below = {**below, section: _without({k: v for k, v in base.items() if k not in replaced}, settings)}
+    return below
 
 
-def _below_preset(rewards: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in rewards.items() if key in SCORING_KEYS}
+def _without(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """``values`` without the keys of ``settings``."""
+    out = {}
+    for key, value in values.items():
+        if key not in settings:
+            out[key] = value
+        elif isinstance(value, dict) and isinstance(settings[key], dict):
+            out[key] = _without(value, settings[key])
+    return out
+
+
+def _origins(values: dict[str, Any], layers: list[Layer], overrides: set[str]) -> dict[str, str]:
+    """Key -> where its value comes from, for all keys that are set."""
+    origins: dict[str, str] = {}
+    for section, (key, settings_of, _) in NAMED.items():
+        if isinstance(node := values.get(section), dict) and isinstance(name := node.get(key), str):
+            origins |= {path: f"{key} {name}" for path, *_ in leaf_keys(Config) if _holds({section: settings_of(name)}, path)}
+    for path, *_ in leaf_keys(Config):
+        if not _holds(values, path):
+            continue
+        if files := [layer.name for layer in layers if _holds(layer.values, path)]:
+            origins[path] = files[-1]
+        if any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in overrides):
+            origins[path] = "command line"
+    return origins
+
+
+def _holds(values: Any, path: str) -> bool:
+    for key in path.split("."):
+        if not isinstance(values, dict) or key not in values:
+            return False
+        values = values[key]
+    return True
 
 
 def _split(override: str) -> tuple[str, str]:
@@ -124,8 +190,6 @@ def _override(values: dict[str, Any], key: str, text: str) -> None:
         node.pop(last, None)
         return
     node[last] = value
-    if key == "rewards.preset":
-        values["rewards"] = _below_preset(node) | {last: value}
 
 
 def _scalar(text: str) -> Any:

@@ -14,6 +14,7 @@ from pixelis.config.base import check_name
 PIXELIS: dict[str, Any] = {
     "weights": {"accuracy": 1.0, "curiosity_dynamics": 0.05, "coherence": 0.1, "tool_misuse": 1.0},
     "clip": 10.0,
+    "workers": 1,  # it keeps running statistics
 }
 NORMALISED = {"terms": ["accuracy", "curiosity_dynamics", "coherence"]}
 

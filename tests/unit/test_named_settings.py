@@ -1,0 +1,115 @@
+"""Named algorithms and reward presets replace what a recipe says, and a dry run marks where each value comes from."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pixelis import config
+from pixelis.config.load import NAMED, SCORING_KEYS, load_with_origins
+from pixelis.config.presets.algorithms import ALGORITHMS
+from pixelis.config.presets.rewards import REWARD_PRESETS
+from pixelis.config.root import RECIPES, recipe_files
+from pixelis.errors import BadConfig
+
+TRAINING = [path for path in recipe_files() if path.stem.startswith(("rft", "ttrl", "quickstart"))]
+ALGORITHM_KEYS = NAMED["rft"][2]
+
+
+def differences(resolved: dict, definition: dict) -> list[str]:
+    return [key for key, value in definition.items() if resolved[key] != value]
+
+
+def algorithm(rft: config.RftConfig) -> dict:
+    values = rft.model_dump(include=set(ALGORITHM_KEYS))
+    values["loss"].pop("constant_tokens")  # resolved from the dialogue of the recipe
+    return values
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: str(path.relative_to(RECIPES)))
+def test_named_settings_over_a_recipe_equal_their_definitions(path: Path) -> None:
+    for name in ALGORITHMS:
+        more = ["rft.group_size=64"] if name == "pass_at_k" else []  # k is 4, and some recipes have groups of 4
+        resolved = config.load(path, [f"rft.algorithm={name}", *more]).rft
+        assert differences(algorithm(resolved), algorithm(config.RftConfig(algorithm=name))) == [], name
+    for name in REWARD_PRESETS:
+        rewards = config.load(path, [f"rewards.preset={name}"]).rewards
+        kept = SCORING_KEYS - REWARD_PRESETS[name].keys()
+        definition = config.RewardsConfig(preset=name).model_dump(exclude=set(kept))
+        assert differences(rewards.model_dump(), definition) == [], name
+
+
+@pytest.mark.slow
+def test_an_algorithm_and_a_preset_together_do_not_influence_each_other() -> None:
+    path = "configs/qwen2_5_vl_7b/rft_dapo.yaml"
+    for name, preset in itertools.product(ALGORITHMS, REWARD_PRESETS):
+        both = config.load(path, [f"rewards.preset={preset}", f"rft.algorithm={name}"])
+        assert algorithm(both.rft) == algorithm(config.RftConfig(algorithm=name)), (name, preset)
+        assert both.rewards.weights == config.RewardsConfig(preset=preset).weights, (name, preset)
+
+
+def test_keys_beside_a_name_refine_it_and_the_batch_of_the_recipe_stays() -> None:
+    overrides = ["rft.loss.kl=0.1", "rft.algorithm=gspo", "rewards.preset=pr-paper", "rewards.curiosity.alpha=2"]
+    for order in (overrides, overrides[::-1]):
+        c = config.load("configs/qwen2_5_vl_7b/rft.yaml", order)
+        loss = c.rft.loss
+        assert (c.rft.advantage.scale, loss.clip_low, loss.clip_high, loss.aggregate) == ("std", 3e-4, 4e-4, "sequence")
+        assert (loss.kl, c.rewards.curiosity.alpha, c.rewards.weights.format) == (0.1, 2.0, 0.0)
+        assert (c.rft.prompts_per_step, c.rft.max_off_policy_steps, c.rft.steps) == (64, 1, 240)
+
+
+def test_a_name_in_a_file_replaces_the_files_that_it_extends(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "rft: {algorithm: dapo, advantage: {scale: none}, filter: {max_oversampling: 2}, steps: 7}"
+    )
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\nrft: {algorithm: grpo, loss: {clip_high: 0.3}}")
+    rft = config.load(tmp_path / "top.yaml").rft
+    assert (rft.advantage.scale, rft.filter.key, rft.filter.max_oversampling, rft.loss.clip_high) == ("std", "none", 3.0, 0.3)
+    assert rft.steps == 7
+    assert config.load(tmp_path / "base.yaml").rft.advantage.scale == "none"
+
+
+def test_a_preset_replaces_what_it_sets_of_the_scoring_keys(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("rewards: {judge: {required: false, url: 'http://judge/v1', model: m}, own: [a.b:c]}")
+    rewards = config.load(tmp_path / "a.yaml", ["rewards.preset=mini-o3"]).rewards
+    assert (rewards.judge.required, rewards.judge.url, rewards.own) == (True, "http://judge/v1", {})
+
+
+def test_every_value_has_an_origin(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "rft: {steps: 7, group_size: 4}\nrewards: {format: turns, tasks: {math: {format: turns}}}"
+    )
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\nrft: {algorithm: dapo, group_size: 8, filter: {max_oversampling: 2}}")
+    overrides = ["rft.loss.clip_high=0.4", "rft.advantage={eps: 1e-3}", "rft.steps=null"]
+    _, origins = load_with_origins(tmp_path / "top.yaml", overrides)
+    folder = tmp_path.name
+    assert origins["rft.algorithm"] == origins["rft.group_size"] == origins["rft.filter.max_oversampling"] == f"{folder}/top.yaml"
+    assert origins["rewards.format"] == origins["rewards.tasks"] == f"{folder}/base.yaml"
+    assert origins["rft.filter.key"] == origins["rft.loss.clip_low"] == origins["rft.advantage.scale"] == "algorithm dapo"
+    assert origins["rft.loss.clip_high"] == origins["rft.advantage.eps"] == "command line"
+    assert not {"rft.steps", "rft.loss.entropy", "learner.lr"} & origins.keys()
+
+
+def test_a_dry_run_marks_the_origins_and_loads_to_the_same_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["configs/qwen2_5_vl_7b/rft.yaml", "rft.algorithm=gspo", "rewards.preset=pixelis-steps", "run.name=a # long\nname"]
+    with pytest.raises(SystemExit) as left:
+        config.from_command_line("Doc.", "rft", [*argv, "--dry-run"])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    marks = {line.split(":")[0].strip(): line.rpartition("# ")[2] for line in text.splitlines()}
+    assert (marks["clip_low"], marks["prompts_per_step"]) == ("algorithm gspo", "qwen2_5_vl_7b/rft.yaml")
+    assert (marks["train_samples"], marks["algorithm"], marks["tool_misuse"]) == (
+        "default",
+        "command line",
+        "preset pixelis-steps",
+    )
+    assert config.parse(yaml.safe_load(text)) == config.absolute(config.load(argv[0], argv[1:]))
+
+
+def test_an_unknown_name_is_named(tmp_path: Path) -> None:
+    for override in ("rft.algorithm=gsp0", "rewards.preset=r1-v"):
+        with pytest.raises(BadConfig, match=r"did you mean `(gspo|r1v)`"):
+            config.load("configs/nano/rft.yaml", [override])
