@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pixelis.rewards.notation import unboxed
+
 Kind = type | tuple[type, ...]
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
@@ -80,7 +82,7 @@ def identifier(row: Mapping[str, Any], *columns: str) -> str | None:
 
 
 def answers(row: Mapping[str, Any], column: str) -> list[str]:
-    """One or several accepted answers as text, the content of an ``<answer>`` tag if there is one.
+    """One or several accepted answers as text, the content of an ``<answer>`` tag or of a ``\\boxed{}`` if there is one.
 
     RowError ``missing_column``, ``wrong_type``, or ``no_label`` if no answer remains.
     """
@@ -96,7 +98,7 @@ def answers(row: Mapping[str, Any], column: str) -> list[str]:
         if isinstance(item, bool) or not isinstance(item, str | int | float):
             raise RowError(column, "wrong_type", f"an answer is text or a number, not {type(item).__name__}")
         tagged = _ANSWER.findall(str(item))
-        if answer := (tagged[-1] if tagged else str(item)).strip():
+        if answer := unboxed(tagged[-1] if tagged else str(item)).strip():
             result.append(answer)
     if not result:
         raise RowError(column, "no_label", "the row has no answer")

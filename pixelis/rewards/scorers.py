@@ -1,7 +1,7 @@
 """Scorers: compare an answer with accepted truths; a registry by the scorer name of a question.
 
 Scores are 0..1. Truths that a scorer cannot read raise DataFailure, which leaves the trajectory unscored; an answer that it
-cannot read is wrong, scores 0 and is counted as ``parse_fail``.
+cannot read is wrong, scores 0 and is counted as ``parse_fail``. Numbers, units and LaTeX wrappers are read by ``notation``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rapidfuzz.distance import Indel, Levenshtein
 
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Question
+from pixelis.rewards.notation import Quantity, quantity, unwrap
 
 
 class Services(Protocol):
@@ -77,11 +78,19 @@ def canonical(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split()).casefold()
 
 
+_FULL_STOP = re.compile(r"(?<=[^\W\d_])\.$")
+
+
+def _sentence(text: str) -> str:
+    """``canonical`` without a full stop after the last word."""
+    return _FULL_STOP.sub("", canonical(text))
+
+
 def exact(answer: str | None, truths: Sequence[str]) -> float:
-    """1.0 when the answer equals any truth after ``canonical``, else 0.0."""
+    """1.0 when the answer equals any truth after ``canonical``, but for a full stop after a word, else 0.0."""
     if answer is None:
         return 0.0
-    return float(canonical(answer) in {canonical(truth) for truth in truths})
+    return float(_sentence(answer) in {_sentence(truth) for truth in truths})
 
 
 def partial(answer: str | None, truths: Sequence[str]) -> float:
@@ -123,17 +132,19 @@ def cer(answer: str | None, truths: Sequence[str]) -> float:
 _OPTION_LINE = re.compile(r"^\s*\(?[A-Z][).:]\s+(.+?)\s*$", re.MULTILINE)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOX = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
-_LEADING = re.compile(r"\(?([A-Za-z])(?:\)|[.:](?=\s|$)|$)")
-_INSIDE = re.compile(r"\(([A-Za-z])\)|(?<![A-Za-z])([A-Z])(?:\.(?=\s|$)|$)")
+_LEADING = re.compile(r"[(\[]?([A-Za-z])(?:[)\]]|[.:](?=\s|$)|$)")
+_INSIDE = re.compile(r"[(\[]([A-Za-z])[)\]]|(?<![A-Za-z])([A-Z])(?:\.(?=\s|$)|$)")
+_DENIED = re.compile(r"(?:\bnot|n't|\bneither|\bnor|\bexcept)\s*$", re.IGNORECASE)
 
 
 def letter(text: str, options: Sequence[str] = ()) -> str | None:
     """The choice that a text names, as an upper-case letter; None when it names none.
 
-    Read from the last answer tag, else the last box, else the whole text: a single letter, ``(B) text`` or ``B. text``; else the
-    text of an option; else the last ``(X)`` or ``X.``. Letters beyond the known options are ignored.
+    Read from the last answer tag, else the last box, else the whole text: a single letter, ``(B) text``, ``[B]`` or ``B. text``,
+    in LaTeX too; else the text of an option; else the last ``(X)`` or ``X.`` that is not denied (``not A``). Letters beyond the
+    known options are ignored.
     """
-    inner = (_ANSWER.findall(text) or _BOX.findall(text) or [text])[-1].strip()
+    inner = unwrap((_ANSWER.findall(text) or _BOX.findall(text) or [text])[-1])
     last = chr(ord("A") + len(options) - 1) if options else "Z"
 
     def valid(choice: str) -> str | None:
@@ -141,10 +152,10 @@ def letter(text: str, options: Sequence[str] = ()) -> str | None:
 
     if (leading := _LEADING.match(inner)) and (first := valid(leading[1])):
         return first
-    plain = [canonical(option) for option in options]
-    if canonical(inner) in plain:
-        return chr(ord("A") + plain.index(canonical(inner)))
-    named = [valid(a or b) for a, b in _INSIDE.findall(inner)]
+    plain = [_sentence(option) for option in options]
+    if _sentence(inner) in plain:
+        return chr(ord("A") + plain.index(_sentence(inner)))
+    named = [valid(m[1] or m[2]) for m in _INSIDE.finditer(inner) if not _DENIED.search(inner[: m.start()])]
     return next((choice for choice in reversed(named) if choice), None)
 
 
@@ -166,19 +177,25 @@ def mc_letter(case: Case, services: Services) -> float:
 
 # -- numbers --------------------------------------------------------------------------------------------------------
 
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][-+]?\d+)?")
 LOW, HIGH = 0.05, 0.20
 """Relative error up to which a number scores 1, and from which on it scores 0."""
 
 
+_PLAIN_UNITS = ("", "%", "$", "€", "£")
+
+
 def number(text: str) -> float | None:
-    """The value of a text that is one finite number, with thousands commas, currency or percent sign; else None."""
-    plain = text.strip().strip("$€£").removesuffix("%").strip()
-    if not any(c.isdigit() for c in plain) or not _NUMBER.fullmatch(plain):
+    """The value of a text that is one number, with thousands commas, currency or percent sign; else None."""
+    found = quantity(text)
+    if found is None or len(found.values) != 1 or found.unit not in _PLAIN_UNITS:
         return None
+    return _finite(found)
+
+
+def _finite(found: Quantity) -> float | None:
     try:
-        value = float(plain.replace(",", ""))
-    except ValueError:
+        value = float(found.values[0])
+    except OverflowError:
         return None
     return value if math.isfinite(value) else None
 
@@ -186,15 +203,19 @@ def number(text: str) -> float | None:
 def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
     """1 within 5 % of the truth, 0 beyond 20 %, a half cosine in between; best of the truths. ``exact`` for other text.
 
-    A truth of 0 has the bands as absolute errors, 0.05 and 0.20. Source: Reason-RFT, arXiv 2503.20752, its math accuracy reward.
+    A truth of 0 has the bands as absolute errors, 0.05 and 0.20. Another unit is wrong. Source: Reason-RFT, arXiv 2503.20752, its
+    math accuracy reward.
     """
     if answer is None:
         return 0.0
     best = exact(answer, truths)
-    value = number(answer)
+    given = quantity(answer)
     for truth in truths:
-        expected = number(truth)
-        if value is None or expected is None:
+        accepted = quantity(truth)
+        if given is None or accepted is None or not len(given.values) == len(accepted.values) == 1:
+            continue
+        value, expected = _finite(given), _finite(accepted)
+        if value is None or expected is None or (given.unit and accepted.unit and given.unit != accepted.unit):
             continue
         error = abs(value - expected) / (abs(expected) or 1.0)
         if error <= LOW:
@@ -304,10 +325,45 @@ def iou(case: Case, services: Services) -> float:
 
 
 def math_equal(case: Case, services: Services) -> float:
-    """1.0 when the answer equals a truth as text or as mathematics (math-verify in a worker process)."""
+    """1.0 when the answer equals a truth as text, as a quantity or as mathematics (math-verify in a worker process).
+
+    Quantities are equal in the same unit; a missing unit fits any.
+    """
     if case.answer is None or not case.answer.strip():
         return 0.0
-    return exact(case.answer, case.truths) or services.math(case.answer, case.truths)
+    if exact(case.answer, case.truths) or exact(unwrap(case.answer), [unwrap(truth) for truth in case.truths]):
+        return 1.0
+    given, formulas = quantity(case.answer), []
+    for truth in case.truths:
+        accepted = quantity(truth)
+        if given is None or accepted is None:
+            formulas.append(_formula(accepted) if accepted is not None else truth)
+        elif given.equals(accepted):
+            return 1.0
+    return services.math(case.answer if given is None else _formula(given), formulas) if formulas else 0.0
+
+
+def _formula(value: Quantity) -> str:
+    """The numbers of a quantity as math-verify reads them."""
+    return ", ".join(str(number) for number in value.values)
+
+
+def pixel_reasoner(case: Case, services: Services) -> float:
+    """``math_equal``, or 1.0 when every comma-separated piece of a truth occurs in the answer (Pixel-Reasoner)."""
+    if case.answer is None or not case.answer.strip():
+        return 0.0
+    text = _words(case.answer)
+    for truth in case.truths:
+        pieces = [_words(piece) for piece in truth.split(",") if piece.strip()]
+        single = quantity(truth)
+        if len(pieces) > 1 and (single is None or len(single.values) > 1) and all(piece in text for piece in pieces):
+            return 1.0
+    return math_equal(case, services)
+
+
+def _words(text: str) -> str:
+    """Canonical words between blanks, so that a piece is found as whole words only."""
+    return " " + " ".join(re.findall(r"[^\s,;]+", canonical(unwrap(text)).rstrip("."))) + " "
 
 
 MAX_JUDGED_CHARS = 1000
@@ -318,7 +374,7 @@ def judged(case: Case, services: Services) -> float:
     """1.0 for equal text or the same option; for other text the verdict of a language model."""
     if case.answer is None or not case.answer.strip() or len(case.answer) >= MAX_JUDGED_CHARS:
         return 0.0
-    if exact(case.answer, case.truths):
+    if exact(unwrap(case.answer), [unwrap(truth) for truth in case.truths]):
         return 1.0
     if case.options and (chosen := letter(case.answer, case.options)):
         letters = {letter(truth, case.options) for truth in case.truths} - {None}
@@ -342,6 +398,7 @@ SCORERS: dict[str, Scorer] = {
     "partial": lambda case, services: partial(case.answer, case.truths),
     "mc_letter": mc_letter,
     "math": math_equal,
+    "pixel_reasoner": pixel_reasoner,
     "numeric_band": lambda case, services: numeric_band(case.answer, case.truths),
     "count": count,
     "func_seq": lambda case, services: func_seq(case.answer, case.truths),
@@ -357,5 +414,5 @@ SCORERS: dict[str, Scorer] = {
 """Scorers by name."""
 LOWEST = {"func_seq_penalty": -0.5}
 """Smallest score of scorers that may be negative."""
-SLOW = frozenset({"math", "judge", "math_judge"})
+SLOW = frozenset({"math", "pixel_reasoner", "judge", "math_judge"})
 """Scorers that wait for another process; a group's answers are scored in parallel."""

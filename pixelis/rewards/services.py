@@ -76,8 +76,25 @@ class Services:
         return metrics
 
     def math(self, answer: str, truths: Sequence[str]) -> float:
-        """1.0 when the formulas are equal; DataFailure ``timeout``, ``crashed``, ``truth_unparsable``, ``raised``."""
-        return float(self.math_workers.call({"task": "math", "answer": answer, "truths": list(truths)}))
+        """1.0 when the formulas are equal.
+
+        0.0 for an answer that cannot be parsed or compared, counted by cause (``parse_fail``, ``math_timeout``, ...). DataFailure
+        when the truths cannot be compared at all: ``truth_unparsable``, ``timeout``, ``crashed``, ``raised``.
+        """
+        request: dict[str, Any] = {"task": "math", "truths": list(truths)}
+        try:
+            return float(self.math_workers.call({**request, "answer": answer}))
+        except DataFailure as failure:
+            if failure.code == "truth_unparsable":
+                raise
+            cause = failure.code
+        if cause == "answer_unparsable":
+            self.note("parse_fail")
+            return 0.0
+        # The answer is to blame only if the same truths can be compared with another.
+        self.math_workers.call({**request, "answer": "1"})
+        self.note(f"math_{cause}")
+        return 0.0
 
     def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
         """1.0 when the judge accepts the answer; BadInput ``no_judge`` when none is configured."""

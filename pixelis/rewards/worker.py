@@ -97,16 +97,31 @@ def _formula(text: str) -> list[Any]:
     return next((parsed for t in texts if (parsed := parse(t, parsing_timeout=None, raise_on_error=True))), [])
 
 
+def _read(text: str) -> list[Any]:
+    """The formula of a text; empty when math-verify cannot parse it."""
+    try:
+        return _formula(text)
+    except MemoryError:
+        raise
+    except Exception:
+        return []
+
+
 def _math(request: dict[str, Any]) -> float:
-    """1.0 when the answer equals a truth by math-verify, in either direction, because its comparison is not symmetric."""
+    """1.0 when the answer equals a truth by math-verify, in either direction, because its comparison is not symmetric.
+
+    Refuses ``truth_unparsable`` when no truth can be read, and ``answer_unparsable``.
+    """
     from math_verify import verify
 
-    answer = _formula(request["answer"])
-    truths = [formula for truth in request["truths"] if (formula := _formula(truth))]
+    truths = [formula for truth in request["truths"] if (formula := _read(truth))]
     if not truths:
         raise Refused("truth_unparsable")
+    answer = _read(request["answer"])
+    if not answer:
+        raise Refused("answer_unparsable")
     failure = None
-    for truth in truths if answer else []:
+    for truth in truths:
         for gold, target in ((truth, answer), (answer, truth)):
             try:
                 if verify(gold, target, timeout_seconds=None, raise_on_error=True):

@@ -61,10 +61,11 @@ def test_formulas_that_hang_stall_nobody(longest):
         with ThreadPoolExecutor(4) as actor:
             scored = list(actor.map(grader.score, labelled))
         rewards = [(t.answer, t.reward, t.unscored) for g in scored for t in g.trajectories]
-        assert sum(cause in ("timeout", "out_of_memory") for _, _, cause in rewards) >= hangs
-        settled = [(answer, reward) for answer, reward, cause in rewards if cause is None]
-        assert all(reward == float(answer == "2") for answer, reward in settled)
-        assert len(settled) >= 0.9 * len(rewards) - hangs
+        assert all((reward, cause) == (float(answer == "2"), None) for answer, reward, cause in rewards)
+        counts = grader.services.counts
+        assert counts["math_timeout"] + counts["math_out_of_memory"] >= len(
+            {g.id for g in scored for t in g.trajectories if t.answer == ENDLESS}
+        )
         assert grader.services.math_workers.idle == grader.services.math_workers.size
         assert longest[0] < TIMEOUT_S + 10.0  # on a machine with other work; a formula alone takes for ever
     finally:

@@ -246,7 +246,10 @@ def test_math_is_called_only_for_different_text():
     assert SCORERS["math"](Case(" 1/2", ("1/2",)), services) == 1.0
     assert SCORERS["math"](Case(None, ("1/2",)), services) == SCORERS["math"](Case("  ", ("1/2",)), services) == 0.0
     assert services.calls == []
-    assert SCORERS["math"](Case("0.5", ("1/2",)), services) == 1.0
+    assert SCORERS["math"](Case("0.5", ("1/2",)), services) == 1.0  # quantities need no process
+    assert SCORERS["math"](Case("4", ("1/2", "3")), services) == 0.0
+    assert services.calls == []
+    assert SCORERS["math"](Case("x", ("1/2",)), services) == 1.0
     assert services.calls == ["math"]
 
 

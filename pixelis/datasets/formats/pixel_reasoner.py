@@ -24,7 +24,7 @@ def _read(row: Row, name: str, root: MediaRoot) -> Question:
         question=question_text(fields.text(row, "question"), "question", media),
         media=media,
         answers=answers,
-        scorer=scorer_of(answers, "exact"),
+        scorer=scorer_of(answers, "pixel_reasoner"),
         task=own_id.partition("-")[0] if "-" in own_id else "qa",
         meta=other_columns(row, "qid", "question", "answer", "image", "is_video"),
     )

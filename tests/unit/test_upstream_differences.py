@@ -1,0 +1,133 @@
+r"""Where scores differ from those of the systems' public code, as a table: answer, truth, upstream's score, ours, the reason.
+
+Upstream's scores were measured by running that code. Where both scores are equal, the row was a defect of ours before.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from PIL import Image
+from test_rewards import episode, group
+
+from pixelis.config import RewardsConfig
+from pixelis.datasets.questions import read_questions
+from pixelis.rewards.scorers import SCORERS, Case
+from pixelis.rewards.services import Services
+from pixelis.rewards.terms import score_group
+
+CAT = ("dog", "cat", "cow")
+
+
+@pytest.fixture(scope="module")
+def services():
+    services = Services(RewardsConfig(math={"timeout_s": 20.0}))
+    yield services
+    services.close()
+
+
+buffer = io.BytesIO()
+Image.new("RGB", (2, 2)).save(buffer, "PNG")
+PIXEL = buffer.getvalue()
+
+# fmt: off
+ANSWERS = [
+    # scorer           answer                   truth              upstream  ours  reason
+    ("math",           "7",                     r"\$7",                   1,    1, "currency in truths is read"),
+    ("math",           r"\$36",                 "$36",                    1,    1, "an escaped currency sign"),
+    ("math",           "36",                    r"\$36.00",               1,    1, "a missing unit fits any"),
+    ("math",           "5",                     "5 cm",                   1,    1, "units in truths are read"),
+    ("math",           r"5\text{ cm}",          "5 centimeters",          1,    1, "names of the same unit"),
+    ("math",           "5 m",                   "5 cm",                   1,    0, "another unit is wrong"),
+    ("math",           r"5\text{ cm}^2",        "5 cm",                   1,    0, "another power of a unit is wrong"),
+    ("math",           "not A",                 "A",                      0,    0, "a denied letter"),
+    ("math",           r"\text{A}",             "A",                      1,    1, "LaTeX text is text"),
+    ("math",           "1e3",                   "1000",                   1,    1, "scientific notation"),
+    ("math",           "1 1/2",                 "1.5",                    1,    1, "a mixed number"),
+    ("math",           "3 : 4",                 "3:4",                    1,    1, "a ratio with blanks"),
+    ("math",           "3/4",                   "3:4",                    1,    1, "a ratio is a fraction"),
+    ("math",           "1, 2",                  "1,2",                    1,    1, "a list with blanks"),
+    ("math",           "12",                    "1,2",                    0,    0, "a list is no number"),
+    ("math",           "50%",                   r"50\%",                  1,    1, "an escaped percent sign"),
+    ("math",           "50",                    "50%",                    1,    1, "percent without its sign"),
+    ("math",           "0.5",                   "50%",                    1,    1, "percent as a fraction"),
+    ("math",           r"\frac{1}{0}",          "7",                      0,    0, "an answer without a value is wrong"),
+    ("math",           "７",                     "7",                      0,    0, "full-width digits are wrong, not unscored"),
+    ("math",           "9" * 5000,              "7",                      0,    0, "a number beyond the parser is wrong"),
+    ("math",           "The answer is 7.",      "7",                      1,    1, "a number in prose"),
+    ("exact",          "7 apples",              "7",                      0,    0, "counts are exact inside the tags"),
+    ("exact",          "7.0",                   "7",                      0,    0, "counts are exact inside the tags"),
+    ("exact",          "Yes.",                  "Yes",                    1,    1, "a full stop after a word"),
+    ("mc_letter",      r"\text{A}",             "A",                      1,    1, "a letter in LaTeX"),
+    ("mc_letter",      r"\boxed{\text{A}}",     "A",                      1,    1, "a letter in a box"),
+    ("mc_letter",      "$A$",                   "A",                      1,    1, "a letter in LaTeX"),
+    ("mc_letter",      "[A]",                   "A",                      1,    1, "a letter in brackets"),
+    ("mc_letter",      "not A",                 "A",                      0,    0, "a denied letter"),
+    ("mc_letter",      "B. cat",                "B",                      0,    1, "kept: a letter with its text"),
+    ("mc_letter",      "(B)",                   "B",                      0,    1, "kept: a letter in parentheses"),
+    ("mc_letter",      "cat",                   "B",                      0,    1, "kept: the text of the option"),
+    ("numeric_band",   "5 m",                   "5 cm",                   1,    0, "another unit is wrong"),
+    ("numeric_band",   r"\$102",                "100",                    1,    1, "currency is read"),
+    ("pixel_reasoner", "7",                     "7",                      1,    1, "a plain number"),
+    ("pixel_reasoner", "blue and red",          "red, blue",              1,    1, "every piece of a truth occurs"),
+    ("pixel_reasoner", "red",                   "red, blue",              0,    0, "a piece is missing"),
+    ("pixel_reasoner", "12, 21",                "1, 2",                   1,    0, "pieces are whole words"),
+    ("pixel_reasoner", "45",                    "45%",                    1,    1, "percent without its sign"),
+    ("pixel_reasoner", r"\dfrac{3}{4}",         "3:4",                    1,    1, "a ratio"),
+    ("pixel_reasoner", "5 minutes",             "5",                      1,    1, "a unit beside a bare truth"),
+    ("judge",          r"\text{red}",           "Red",                    1,    1, "no judge is needed for LaTeX text"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("scorer", "answer", "truth", "upstream", "ours", "reason"), ANSWERS)
+def test_answers(services, scorer, answer, truth, upstream, ours, reason):
+    options = CAT if scorer == "mc_letter" else ()
+    assert SCORERS[scorer](Case(answer, (truth,), "?", options), services) == ours, reason
+    assert upstream in (0, 1)
+
+
+BAD_ANSWERS = [r"\frac{1}{0}", "７", "9" * 5000]
+
+
+def test_an_answer_that_cannot_be_parsed_is_wrong_and_counted(services):
+    before = services.counts.total()
+    scored = score_group(
+        group(*[episode(a) for a in BAD_ANSWERS], answers=["x+1"], scorer="math"), RewardsConfig(), services=services
+    )
+    assert [(t.reward, t.unscored) for t in scored.trajectories] == [(0.0, None)] * len(BAD_ANSWERS)
+    assert services.counts.total() - before == len(BAD_ANSWERS)
+
+
+def test_a_broken_truth_is_unscored(services):
+    scored = score_group(group(episode("x"), answers=["７"], scorer="math"), RewardsConfig(), services=services)
+    assert [(t.reward, t.unscored) for t in scored.trajectories] == [(None, "truth_unparsable")]
+
+
+BOXED = [
+    # answer of the row          truth                 answer    upstream  ours (117 of 216 rows were 0)
+    ([r"\boxed{7}"],             ["7"],                "7",            1, 1),
+    (r"\boxed{\frac{1}{2}}",     [r"\frac{1}{2}"],     "0.5",          1, 1),
+    (r"$\boxed{3:4}$",           ["3:4"],              "3 : 4",        1, 1),
+    ([r"\boxed{A}"],             ["A"],                r"\text{A}",    1, 1),
+    ([r"\boxed{red}", "blue"],   ["red", "blue"],      "Blue",         1, 1),
+    (r"\boxed{25\%}",            [r"25\%"],            "25",           1, 1),
+    (r"\boxed{1} or \boxed{2}",  [r"\boxed{1} or \boxed{2}"], "3",     0, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "truths", "answer", "upstream", "ours"), BOXED)
+@pytest.mark.parametrize("virl39k", [False, True])
+def test_boxed_truths_of_pixel_reasoner_and_virl39k(services, tmp_path, virl39k, written, truths, answer, upstream, ours):
+    row = {"qid": "vstar-1", "question": "What?", "answer": written}
+    row |= {"image": ["a.png"], "is_video": False} if not virl39k else {"source": "x", "category": "y", "PassRate_7BBase": 0.5}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "a.png").write_bytes(PIXEL)
+    (question,) = read_questions(str(tmp_path / "rows.jsonl"), epochs=1)
+    assert question.answers == truths
+    answered = group(episode(answer)).model_copy(update={"question": question})
+    (scored,) = score_group(answered, RewardsConfig(), services=services).trajectories
+    assert scored.reward == ours
+    assert upstream in (0, 1)
