@@ -52,6 +52,9 @@ class RewardWeightsConfig(Section):
     tool_misuse: float = Field(0.0, description="weight of the tool penalties, at most 0 (Pixelis)")
 
 
+LABELLED = ("accuracy", "wrong", "tool_if_correct", "tool_penalty", "unrepaired_error_zero", "length")
+"""Terms that compare an answer with the question's truths."""
+
 FormatKind = Literal["dialect", "think_answer", "caption", "turns", "think_boxed", "balanced", "boxed_once"]
 
 
@@ -186,6 +189,17 @@ class RewardsConfig(Section):
     def mixtures(self) -> list[RewardWeightsConfig]:
         """All sets of weights: the general ones and those of each task."""
         return [self.weights, *(task.weights for task in self.tasks.values())]
+
+    @property
+    def labelled(self) -> list[str]:
+        """Keys that let a true answer influence training, in any phase of the curriculum."""
+        curriculum, keys = self.curriculum, [f"rewards.own.{name}" for name in self.own]
+        keys += [f"rewards.weights.{name}" for mixture in self.mixtures for name in LABELLED if getattr(mixture, name)]
+        if curriculum.kind == "trigger":  # its phases end by the success rate
+            keys.append("rewards.curriculum.kind=trigger")
+        if curriculum.kind == "steps" and any(accuracy for _, accuracy, *_ in curriculum.steps):
+            keys.append("rewards.curriculum.steps")
+        return keys
 
     @property
     def needs_states(self) -> bool:

@@ -29,9 +29,6 @@ from pixelis.records import Group
 from pixelis.rewards.scorers import canonical
 from pixelis.telemetry import events, lineage
 
-LABELLED = ("accuracy", "wrong", "tool_if_correct", "tool_penalty", "unrepaired_error_zero", "length")
-"""Terms of `rewards.weights` that use the true answer."""
-
 
 def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
     """Evaluate, adapt and evaluate again on placed actors; returns the content of ttrl.json."""
@@ -61,11 +58,8 @@ def evaluate_questions(config: Config, actors: placement.Actors, name: str, vers
 
 
 def require_unlabelled(config: Config) -> Config:
-    """Return the configuration; BadConfig if one of its rewards uses the true answer."""
-    labelled = [f"rewards.own.{name}" for name in config.rewards.own]
-    for mixture in config.rewards.mixtures:
-        labelled += [f"rewards.weights.{name}" for name in LABELLED if getattr(mixture, name)]
-    if labelled:
+    """Return the configuration; BadConfig if one of its rewards uses the true answer in any phase."""
+    if labelled := config.rewards.labelled:
         raise BadConfig(
             f"{labelled[0]} may use true answers, which TTRL lacks",
             fix="use rewards.preset=ttrl without such terms, or `pixelis rft`",
@@ -121,7 +115,9 @@ def compare(before: Sequence[Group], after: Sequence[Group], seed: int) -> dict[
 
 def main() -> None:
     """Entry point of `python -m pixelis.jobs.ttrl`."""
-    config = from_command_line(__doc__, "ttrl", default="configs/nano/ttrl.yaml", check=checks("ttrl"))
+    config = from_command_line(
+        __doc__, "ttrl", default="configs/nano/ttrl.yaml", check=lambda c: checks("ttrl")(require_unlabelled(c))
+    )
     with (
         driver("ttrl"),
         run_folder(require_unlabelled(config), config.data.train),

@@ -16,6 +16,7 @@ from pixelis.policy.replay import subset
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer
 from pixelis.records import Group, Question, StopReason, Trajectory, Turn
+from pixelis.rewards.grader import Grader
 from pixelis.rewards.terms import score_group
 from pixelis.telemetry.events import EventLog
 
@@ -98,6 +99,9 @@ def test_episodes_without_an_answer_do_not_win() -> None:
         ({"preset": "ttrl", "weights": {"length": 0.5}}, "rewards.weights.length"),
         ({"preset": "ttrl", "tasks": {"counting": {}}}, "rewards.weights.accuracy"),
         ({"preset": "ttrl", "own": {"own_rewards:reward": 1.0}}, "rewards.own"),
+        ({"preset": "ttrl", "curriculum": {"kind": "trigger"}}, "rewards.curriculum.kind=trigger"),
+        ({"preset": "ttrl", "curriculum": {"kind": "steps"}}, "rewards.curriculum.steps"),
+        ({"preset": "ttrl", "curriculum": {"kind": "steps", "steps": [[0, 0, 0, 1], [9, 1, 0, 0]]}}, "rewards.curriculum.steps"),
         ({"weights": {"accuracy": 0.0, "format": 1.0}}, "majority_vote is 0"),
     ],
 )
@@ -109,6 +113,25 @@ def test_a_reward_that_may_look_at_a_truth_is_refused(rewards: dict, named: str)
 def test_the_preset_with_terms_of_the_form_alone_is_taken() -> None:
     settings = config.parse({"rewards": {"preset": "ttrl", "weights": {"format": 0.1}}})
     assert ttrl.require_unlabelled(settings) is settings
+
+
+def test_scrambled_truths_never_reach_a_reward_in_any_phase_that_is_accepted() -> None:
+    phases = {"kind": "steps", "steps": [[0, 0, 0, 0.1], [1, 0, 0, 0.2]]}
+    settings = config.parse({"rewards": {"preset": "ttrl", "curriculum": phases}})
+    grader = Grader(ttrl.require_unlabelled(settings).rewards)
+    for step in range(3):
+        rewards = [[t.reward for t in grader.score(group(["3", "3", "8"], truths=[truth]), step).trajectories] for truth in "38"]
+        assert rewards[0] == rewards[1]
+        grader.advance(step)
+    assert grader.curriculum.phase == 1
+
+
+def test_a_dry_run_of_ttrl_refuses_labels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["ttrl", "configs/nano/ttrl.yaml", "rewards.weights.accuracy=1", "--dry-run"])
+    with pytest.raises(SystemExit) as left:
+        ttrl.main()
+    assert left.value.code == 2
+    assert "rewards.weights.accuracy may use true answers" in capsys.readouterr().err
 
 
 def trained(truths: list[list[str] | None]) -> dict[str, np.ndarray]:
