@@ -72,12 +72,14 @@ def running(adapter: str, folder: str, overrides: list[str], format: str) -> Ite
     settings = {"policy.adapter": adapter, "run.dir": folder, "evolution.enabled": "false", "serve.cache": "0"}
     settings |= dict(override.split("=", 1) for override in overrides)
     config = load("configs/nano/serve.yaml", [f"{key}={value}" for key, value in settings.items()])
-    questions = [_encode(question, format) for question in read_questions("cards:?split=train&seed=5", limit=20, epochs=1)]
+    questions = [
+        encode_question(question, format) for question in read_questions("cards:?split=train&seed=5", limit=20, epochs=1)
+    ]
     with placement.placed(config, learner=False, initial=adapter) as actors, serving(config, actors) as (url, serving_actors):
         yield Service(config, url, actors, serving_actors, questions)
 
 
-def _encode(question: Question, format: str) -> tuple[Question, dict[str, Any]]:
+def encode_question(question: Question, format: str) -> tuple[Question, dict[str, Any]]:
     """Return the question with its picture as a data URL, and the body of its request."""
     buffer = io.BytesIO()
     picture = Image.fromarray(cards.render(question.media[0].uri))
