@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +27,18 @@ from pixelis.telemetry.metrics import count, publish
 
 __all__ = ["Entry", "Memory", "MemoryShard", "SearchResult", "place_shards"]
 
+log = logging.getLogger(__name__)
+
 THREADS = 16
 """Concurrent calls of a shard; waiting adds share a commit."""
 RETRY_TIMEOUT_S = 30.0
 """Seconds for which idempotent calls are retried while a shard restarts."""
 RETRY_PAUSE_S = 0.1
+REOPEN_S = 1.0
 MAX_SIZE_AGE_S = 1.0
 """Age at which the cached size is refreshed."""
 PRUNE_S = 3600.0
+UNAVAILABLE = "unavailable"
 PUBLISH_S = 10.0
 
 Near = list[tuple[str, float]]
@@ -68,7 +73,7 @@ class MemoryShard:
                 "move the folder away and pass the files to Memory.load",
             )
         share = -(-memory.capacity // memory.shards)
-        self.shard = Shard(folder / f"shard-{number}-of-{memory.shards}", memory, share)
+        self.shard = _open(folder / f"shard-{number}-of-{memory.shards}", memory, share)
         self.tags, self.pruned_at, self.published_at = {"shard": str(number)}, 0.0, 0.0
         self._prune()
         self._publish()
@@ -77,13 +82,20 @@ class MemoryShard:
     def _prune(self) -> None:
         if time.monotonic() - self.pruned_at > PRUNE_S or not self.pruned_at:
             self.pruned_at = time.monotonic()
-            self.shard.prune(time.time())
+            try:
+                self.shard.prune(time.time())
+            except InfraFailure as error:  # a disk that refuses: neither a start nor an add may fail because of it
+                log.warning("old experiences are not deleted: %s", error)
 
     def health(self) -> dict[str, Any]:
         """Answers when alive."""
         import os
 
         return {"pid": os.getpid(), "recovery_s": self.shard.recovery_s}
+
+    def pulse(self) -> tuple[int, str]:
+        """Number of experiences, and why the disk refuses to store (empty if it does not)."""
+        return len(self.shard), self.shard.refusal
 
     def add(self, entries: list[Entry]) -> list[bool]:
         self._prune()
@@ -158,6 +170,18 @@ class MemoryShard:
     def close(self) -> None:
         """Write pending data and release the folder, before the actor is ended on purpose."""
         self.shard.close()
+
+
+def _open(folder: Path, config: MemoryConfig, capacity: int) -> Shard:
+    """Open a shard. The first start reports a failure; a restart waits until the disk works, because Ray would not try again."""
+    while True:
+        try:
+            return Shard(folder, config, capacity)
+        except InfraFailure as error:
+            if not ray.get_runtime_context().was_current_actor_reconstructed:
+                raise
+            log.critical("the memory shard cannot restart yet: %s", error)
+            time.sleep(REOPEN_S)
 
 
 def place_shards(config: Config, prefix: str) -> tuple[list[str], list[ActorHandle]]:
@@ -433,9 +457,19 @@ class Memory:
         return sum(self._size[1])
 
     async def _count(self) -> None:
-        answers = await self._shard_stats()
-        sizes = [answers[n]["size"] if n in answers else previous for n, previous in enumerate(self._size[1])]
+        answers = await self._pulses()
+        sizes = [answers[n][0] if n in answers else previous for n, previous in enumerate(self._size[1])]
         self._size = (time.monotonic(), sizes)
+
+    async def refusal(self) -> str:
+        """Why a shard stores nothing at present: a code of ``memory.disk``, or ``unavailable``; empty if all store."""
+        answers = await self._pulses()
+        refusals = [answers[n][1] if n in answers else UNAVAILABLE for n in range(len(self.names))]
+        return next(filter(None, refusals), "")
+
+    async def _pulses(self) -> dict[int, tuple[int, str]]:
+        deadline = time.monotonic() + max(1.0, self.config.timeout_s)
+        return await self._call_within(dict.fromkeys(range(len(self.names)), ("pulse",)), deadline)
 
     async def _shard_stats(self) -> dict[int, dict[str, Any]]:
         deadline = time.monotonic() + max(1.0, self.config.timeout_s)

@@ -44,6 +44,10 @@ class MemoryConfig(Section):
         0.2, gt=0, description="timeout in seconds of a search in a shard; without a slow shard the result is partial"
     )
 
+    write_timeout_s: float = Field(
+        2.0, gt=0, description="seconds that a reply waits for its experience to be on disk; without it the reply has no id"
+    )
+
     @model_validator(mode="after")
     def _weighted(self) -> MemoryConfig:
         if self.visual + self.text <= 0:

@@ -124,7 +124,8 @@ def risk(text: str) -> Risk:
 def clean_png(view: np.ndarray) -> bytes:
     """PNG of uint8 pixels [H, W], [H, W, 3] or [H, W, 4], without metadata, profile or comment."""
     buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(view, dtype=np.uint8)).save(buffer, "PNG")
+    # Level 1 takes a third of the default's time for a quarter more bytes.
+    Image.fromarray(np.ascontiguousarray(view, dtype=np.uint8)).save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
 
 

@@ -27,6 +27,7 @@ from pixelis.config import Config, PolicyConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.spec import ModelSpec
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
+from pixelis.memory.disk import disk_failures
 from pixelis.policy import ranks
 from pixelis.policy.adapters import load_header
 from pixelis.policy.model_path import fingerprint, resolve
@@ -52,7 +53,8 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
 
     ``questions``: sources to check before any actor starts. ``sources``: further inputs by role, recorded in the lineage.
     Raises BadConfig if another live process owns the folder or it has a run of another policy, MissingFile or BadInput for an
-    unreadable model, adapter, rank file or source, and MissingDependency for a tracker that is not installed.
+    unreadable model, adapter, rank file or source, MissingDependency for a tracker that is not installed, and InfraFailure for a
+    disk that refuses.
     """
     ModelSpec.load(resolve(config.policy.model))
     require_trackers(config)
@@ -67,19 +69,21 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
             next(read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBE_ROWS))
     inputs = _inputs(config, {"questions": list(questions), **{role: [source] for role, source in sources.items()}})
     folder = Path(config.run.dir)
-    folder.mkdir(parents=True, exist_ok=True)
     lock = folder / "lock.json"
-    _acquire(lock)
+    with disk_failures(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _acquire(lock)
     try:
-        if not config.run.resume:
-            for name in ("checkpoints", "versions", "train", "phases", "scorers"):
-                shutil.rmtree(folder / name, ignore_errors=True)
-            for name in ("events.jsonl", "rollouts.jsonl", "consumed.jsonl", "best", lineage.NAME):
-                (folder / name).unlink(missing_ok=True)
-        _check_same_run(folder / "config.yaml", config)
-        (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-        stop_file(config).unlink(missing_ok=True)
-        lineage.record(folder, inputs=inputs, config=config, kind="run", grows=True)
+        with disk_failures(folder):
+            if not config.run.resume:
+                for name in ("checkpoints", "versions", "train", "phases", "scorers"):
+                    shutil.rmtree(folder / name, ignore_errors=True)
+                for name in ("events.jsonl", "rollouts.jsonl", "consumed.jsonl", "best", lineage.NAME):
+                    (folder / name).unlink(missing_ok=True)
+            _check_same_run(folder / "config.yaml", config)
+            (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+            stop_file(config).unlink(missing_ok=True)
+            lineage.record(folder, inputs=inputs, config=config, kind="run", grows=True)
         yield folder
         artifacts.log_results(config)
     finally:
@@ -115,7 +119,12 @@ def _acquire(lock: Path) -> None:
     for _ in range(2):
         try:
             with open(lock, "x", encoding="utf-8") as handle:
-                json.dump(owner, handle)
+                try:
+                    json.dump(owner, handle)
+                    handle.flush()
+                except OSError:  # a full disk: an empty lock would stay
+                    lock.unlink()
+                    raise
             return
         except FileExistsError:
             try:

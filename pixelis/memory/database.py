@@ -6,7 +6,9 @@ commits all pending writes together, so that concurrent callers share one sync.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
 import os
 import queue
 import sqlite3
@@ -20,10 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from pixelis.errors import BadInput, InfraFailure
+from pixelis.memory.disk import DAMAGED, NO_SPACE, disk_failure, has_space
+
+log = logging.getLogger(__name__)
 
 SCHEMA = 1
 MAX_BATCH = 256
 """Most writes in one commit."""
+PROBE_S = 1.0
+"""Seconds between attempts to write after the disk refused."""
 
 TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -52,9 +59,14 @@ class Database:
     """The file of one shard. A lock in its folder admits one process at a time."""
 
     def __init__(self, folder: Path, wait_s: float = 10.0):
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "shard.sqlite"
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        self.failure: InfraFailure | None = None
+        """Why the disk refused the last write; None if it did not. Reset when a later write succeeds."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise disk_failure(folder, error) from error
         try:
             self._lock_folder(wait_s)
             self._open()
@@ -84,29 +96,31 @@ class Database:
                 time.sleep(0.05)
 
     def _open(self) -> None:
-        try:
-            self._writer = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None, timeout=30)
-            os.chmod(self.path, 0o600)
-            # secure_delete overwrites deleted records.
-            settings = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"]
-            for setting in (*settings, "cache_size=-32000", "journal_size_limit=67108864"):
-                self._writer.execute(f"PRAGMA {setting}")
-            (version,) = self._writer.execute("PRAGMA user_version").fetchone()
-            if version == 0:
-                self._writer.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={SCHEMA}; COMMIT;")
-                self._writer.execute("INSERT INTO facts VALUES ('name', ?)", (uuid.uuid4().hex,))
-            elif version != SCHEMA:
-                raise BadInput(
-                    f"{self.path} has schema {version}, this version of Pixelis reads {SCHEMA}",
-                    code="bad_schema",
-                    fix="export it to Parquet with the version that wrote it, and load that into an empty memory.dir",
-                )
-        except sqlite3.DatabaseError as error:
-            raise InfraFailure(
-                f"the memory {self.path} cannot be opened: {error}",
-                code="bad_database",
-                fix="free disk space, or move the file away and load the last Parquet export",
-            ) from error
+        with contextlib.ExitStack() as stack:
+            try:
+                self._writer = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None, timeout=30)
+                stack.callback(self._writer.close)
+                os.chmod(self.path, 0o600)
+                # secure_delete overwrites deleted records.
+                settings = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"]
+                for setting in (*settings, "cache_size=-32000", "journal_size_limit=67108864"):
+                    self._writer.execute(f"PRAGMA {setting}")
+                (version,) = self._writer.execute("PRAGMA user_version").fetchone()
+                if version == 0:
+                    self._writer.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={SCHEMA}; COMMIT;")
+                    self._writer.execute("INSERT INTO facts VALUES ('name', ?)", (uuid.uuid4().hex,))
+                elif version != SCHEMA:
+                    raise BadInput(
+                        f"{self.path} has schema {version}, this version of Pixelis reads {SCHEMA}",
+                        code="bad_schema",
+                        fix="export it to Parquet with the version that wrote it, and load that into an empty memory.dir",
+                    )
+            except (sqlite3.DatabaseError, OSError) as error:
+                failure = disk_failure(self.path, error)
+                if failure.code == DAMAGED:
+                    failure.fix = "move the file away, start again and load the last Parquet export (docs/memory.md)"
+                raise failure from error
+            stack.pop_all()
 
     def write(self, change: Change, applied: Callable[[Any], None] | None = None) -> Any:
         """Run ``change`` in a transaction and return its result once it is on disk.
@@ -123,7 +137,11 @@ class Database:
     def _run_writer(self) -> None:
         closing = False
         while not closing:
-            batch = [self._pending.get()]
+            try:
+                batch = [self._pending.get(timeout=None if self.failure is None else PROBE_S)]
+            except queue.Empty:
+                self._probe()
+                continue
             while len(batch) < MAX_BATCH:
                 try:
                     batch.append(self._pending.get_nowait())
@@ -131,6 +149,11 @@ class Database:
                     break
             closing = None in batch
             self._commit([item for item in batch if item is not None])
+
+    def _probe(self) -> None:
+        """Try to write after the disk refused, so that the failure ends without a caller's write."""
+        if self.failure is not None and self.failure.code != DAMAGED:
+            self._commit([(lambda db: db.execute("UPDATE facts SET value = value WHERE name = 'name'"), Future(), None)])
 
     def _commit(self, batch: list[tuple[Change, Future, Callable[[Any], None] | None]]) -> None:
         if not batch:
@@ -146,22 +169,19 @@ class Database:
                     raise
                 except Exception as error:
                     self._writer.execute("ROLLBACK TO change")
-                    done.set_exception(error)
+                    done.set_exception(self._failed(error) if type(error) is sqlite3.DatabaseError else error)  # damaged
                 self._writer.execute("RELEASE change")
             self._writer.execute("COMMIT")
             self.commits += 1
         except Exception as error:
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
-            failure = InfraFailure(
-                f"the memory could not write to {self.path}: {error}",
-                code="disk",
-                fix="check free space and permissions of memory.dir",
-            )
+            failure = self._failed(error)
             for _, done, _ in batch:
                 if not done.done():
                     done.set_exception(failure)
             return
+        self._written()
         for done, result, applied in outcomes:
             try:
                 if applied is not None:
@@ -169,6 +189,23 @@ class Database:
                 done.set_result(result)
             except Exception as error:
                 done.set_exception(error)
+
+    def _written(self) -> None:
+        """End a failure after a commit; damage lasts, and so does a full disk on which only little fitted."""
+        if self.failure is None or self.failure.code == DAMAGED or (self.failure.code == NO_SPACE and not has_space(self.path)):
+            return
+        log.warning("the memory %s can be written again", self.path)
+        self.failure = None
+
+    def _failed(self, error: Exception) -> InfraFailure:
+        """The error of a commit as InfraFailure; one of the disk is remembered, and logged when it begins."""
+        if not isinstance(error, sqlite3.Error | OSError):
+            return InfraFailure(f"writing to {self.path} failed: {error}", code="write_failed", fix="see the log of the shard")
+        failure = disk_failure(self.path, error)
+        if self.failure is None or self.failure.code != failure.code:
+            log.critical("%s", failure)
+        self.failure = failure
+        return failure
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:

@@ -18,6 +18,7 @@ from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput
 from pixelis.memory import portable
 from pixelis.memory.database import Database
+from pixelis.memory.disk import disk_failures
 from pixelis.memory.index import TAIL, Index
 from pixelis.memory.portable import Entry
 from pixelis.memory.priority import keys, weights
@@ -112,6 +113,8 @@ class Shard:
             self._wake.clear()
             try:
                 self._maintain_once()
+            except OSError as error:
+                log.warning("the index of %s is not saved, and will be rebuilt by a restart: %s", self.folder, error)
             except Exception:
                 # Nothing is lost: rows that are not in the built index are searched in the tail, and an unsaved index is rebuilt.
                 log.exception("the index of %s could not be maintained; retrying at the next change", self.folder)
@@ -132,9 +135,13 @@ class Shard:
         self._stop.set()
         self._wake.set()
         self._maintainer.join()
-        if self._index is not None and self._since_save:
-            self._index.save(self._index_file, self.name)
-        self.database.close()
+        try:
+            if self._index is not None and self._since_save:
+                self._index.save(self._index_file, self.name)
+        except OSError as error:
+            log.warning("the index of %s is not saved, and will be rebuilt by a restart: %s", self.folder, error)
+        finally:
+            self.database.close()
 
     # --- adding and searching -----------------------------------------------------------------------------------------------
 
@@ -298,6 +305,11 @@ class Shard:
         sampled = self.get([name for _, name in self.draw(n, rng)])
         return [item for item in sampled if item is not None]
 
+    @property
+    def refusal(self) -> str:
+        """Why the disk refuses to store at present, a code of ``memory.disk``; empty if it does not."""
+        return self.database.failure.code if self.database.failure is not None else ""
+
     def stats(self) -> dict[str, Any]:
         """Counts, means and sizes, as plain values."""
         with self.database.read() as db:
@@ -322,6 +334,7 @@ class Shard:
             "bytes": self.database.nbytes(),
             "commits": self.database.commits,
             "recovery_s": self.recovery_s,
+            "refusal": self.refusal,
         }
 
     # --- retrievals, feedback, withdrawals ------------------------------------------------------------------------------
@@ -405,7 +418,7 @@ class Shard:
         self.database.write(lambda db: db.execute("DELETE FROM retrievals WHERE told_at < ?", (now - RETRIEVAL_DAYS * DAY,)))
         if pruned:
             line = {"time": now, "retention_days": self.config.retention_days, "count": len(pruned), "ids": pruned}
-            with open(self.folder / "pruning.jsonl", "a", encoding="utf-8") as file:
+            with disk_failures(self.folder), open(self.folder / "pruning.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Work after a reply: stores the experience, credits neighbours that agreed, turns a confident verdict into an update task."""
+"""Stores the experience of an answer; then credits neighbours that agreed and turns a confident verdict into an update task."""
 
 from __future__ import annotations
 
@@ -32,15 +32,19 @@ COLD_PRIORITY = 0.9
 VECTOR_TIMEOUT_S = 30.0
 """Longest wait for an experience's vector; without one it is stored, but no search finds it."""
 START_DELAY_S = 0.05
-"""Time in which the reply is encoded and sent, because redaction holds the interpreter."""
+"""Time in which a reply that does not wait for its experience is sent, because redaction holds the interpreter."""
+UNAVAILABLE = "unavailable"
+REFUSALS = {"no_space": "no space", "read_only": "read-only", "io_error": "I/O error", "damaged": "damaged"}
+"""``remembered`` of a reply whose experience the disk refused, by the code of the failure."""
 EVOLUTION_TIMEOUT_S = 30.0
 """Timeout of calls to Evolution: while it restarts, they must not fill the background."""
 
 
 class AfterReply:
-    """Processes at most ``evolution.queue`` answers at once in the background, and never delays or fails a reply.
+    """Stores an answer's experience, which its reply waits for, and does the rest of the work after the reply.
 
-    ``evolution`` returns the actor's handle; None if the service does not learn. The outcome of every answer is counted.
+    Processes at most ``evolution.queue`` answers at once and never fails a reply. ``evolution`` returns the actor's handle; None
+    if the service does not learn. The outcome of every answer is counted.
     """
 
     def __init__(
@@ -55,21 +59,32 @@ class AfterReply:
         # Its own thread: the shared ones decode the pictures of requests that callers wait for.
         self.thread = ThreadPoolExecutor(1, "after-reply")
 
-    def schedule(self, answer: Answer, query: AgentQuery, lookup: Lookup) -> None:
-        """Start the work after this answer; none in a read-only service. Sets ``experience_id`` of an unstored answer to None."""
+    async def remember(self, answer: Answer, query: AgentQuery, lookup: Lookup) -> None:
+        """Start the work on this answer and wait until its experience is on disk, at most ``memory.write_timeout_s``.
+
+        Sets ``experience_id`` and ``remembered``. A read-only service stores nothing.
+        """
         c = self.config
-        remember = self.retrieval.writes and query.remember
+        remember = self.retrieval.writes and bool(query.remember)
         learn = (
             self.evolution is not None and c.evolution.enabled and query.learn and not answer.cold_start and not c.serve.read_only
         )
-        if (remember or learn) and len(self.background) >= c.evolution.queue:
+        if not (remember or learn):
+            return
+        if len(self.background) >= c.evolution.queue:
             self.counts["skipped"] += 1
-            remember = learn = False
-        name = answer.experience_id or ""
-        if not remember:
-            answer.experience_id = None
-        if remember or learn:
-            self._start(name, self._process(answer, query, lookup, remember, learn))
+            answer.remembered = "queue full" if remember else "no"
+            return
+        id, later = new_id("exp"), query.remember == "later"
+        storing = asyncio.create_task(self._remember(id, answer, query, lookup, remember, START_DELAY_S if later else 0.0))
+        self._start(id, self._follow(id, answer, lookup, storing, learn))
+        if later:
+            answer.remembered = "later"
+        elif remember:
+            await asyncio.wait([storing], timeout=c.memory.write_timeout_s)
+            _, answer.remembered = storing.result() if storing.done() else (None, UNAVAILABLE)
+            answer.experience_id = id if answer.remembered == "yes" else None
+            self.counts["not_remembered"] += answer.experience_id is None
 
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
@@ -86,17 +101,38 @@ class AfterReply:
         if self.background:
             await asyncio.wait(list(self.background.values()), timeout=timeout_s)
 
-    async def _process(self, answer: Answer, query: AgentQuery, lookup: Lookup, remember: bool, learn: bool) -> None:
-        await asyncio.sleep(START_DELAY_S)
-        user = privacy.pseudonym(query.user) if query.user else None
-        redacted = await self._in_thread(lambda: privacy.redact_record(as_experience(answer, user)))
+    async def _remember(
+        self, id: str, answer: Answer, query: AgentQuery, lookup: Lookup, remember: bool, delay_s: float
+    ) -> tuple[Experience | None, str]:
+        """The redacted experience, and "yes" once it is on disk, otherwise why it is not."""
+        try:
+            await asyncio.sleep(delay_s)
+            user = privacy.pseudonym(query.user) if query.user else None
+            redacted = await self._in_thread(lambda: privacy.redact_record(as_experience(id, answer, user)))
+            if not remember:
+                return redacted, "no"
+            await self._store(answer, redacted, lookup)
+            self.counts["remembered"] += 1
+            return redacted, "yes"
+        except (RayError, InfraFailure, TimeoutError) as error:
+            self.counts["remembered_failed"] += 1
+            log.warning("an experience is not stored: %s", error if isinstance(error, InfraFailure) else type(error).__name__)
+            return None, REFUSALS.get(getattr(error, "code", ""), UNAVAILABLE)
+        except Exception:
+            self.counts["remembered_failed"] += 1
+            log.exception("an experience is not stored")
+            return None, "error"
+
+    async def _follow(
+        self, id: str, answer: Answer, lookup: Lookup, storing: asyncio.Task[tuple[Experience | None, str]], learn: bool
+    ) -> None:
+        redacted, outcome = await storing
         risk = await self._in_thread(lambda: privacy.risk(answer.group.question.question))
         self.counts[f"privacy_risk_{risk.level}"] += 1
-        if remember:
-            await self._count("remembered", self._store(answer, redacted, lookup))
+        if outcome == "yes":
             await self._count("success_told", self._credit_neighbours(answer.verdict, lookup.retrieval_id))
-        if learn:
-            await self._count("update_sent", self._submit_update(answer, redacted))
+        if learn and redacted is not None:  # what cannot be stored is not learnt from: nobody could find or correct it
+            await self._count("update_sent", self._submit_update(id, answer, redacted))
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self.thread, work)
@@ -121,12 +157,13 @@ class AfterReply:
         if self.config.memory.pictures:
             try:
                 views = (await answer.views)[answer.winner.id]
-            except RayError as error:  # lost with their generator; the caller already has the experience's id
+            except RayError as error:  # lost with their generator
                 self.counts["no_pictures"] += 1
                 log.warning("experience %s is stored without pictures: %s", redacted.id, type(error).__name__)
                 views = []
             pairs = list(zip(answer.winner.images, views, strict=True)) if views else []
             pictures = await self._in_thread(lambda: {image.id: privacy.clean_png(view) for image, view in pairs})
+            answer.pngs = pictures
         vector = await _vector(lookup.vector)
         self.counts["no_vector"] += vector is None
         await self.retrieval.memory.add([Entry(redacted, vector, pictures)])
@@ -146,8 +183,6 @@ class AfterReply:
         """
         if not self.retrieval.writes or self.retrieval.memory is None:
             raise BadInput("this service stores nothing, so it accepts no feedback", code="no_memory")
-        if (task := self.background.get(experience_id)) is not None:
-            await asyncio.wait([task])  # the experience is still being stored
         redacted = privacy.redact_record(feedback)
         redacted = redacted.model_copy(update={"created_at": redacted.created_at or time.time()})
         experience = await self.retrieval.memory.feedback(experience_id, redacted)
@@ -163,14 +198,11 @@ class AfterReply:
 
     # -- evolution --------------------------------------------------------------------------------------------------
 
-    async def _submit_update(self, answer: Answer, redacted: Experience) -> bool:
+    async def _submit_update(self, id: str, answer: Answer, redacted: Experience) -> bool:
         """Send the update task to Evolution; False if the gate rejects the verdict, or Evolution accepts no tasks now."""
         c, verdict = self.config, answer.verdict
         assert self.evolution is not None
-        experience_id = answer.experience_id or ""
-        task = await self._in_thread(
-            partial(make_task, answer.group, verdict, c.evolution, c.rewards, experience_id=experience_id)
-        )
+        task = await self._in_thread(partial(make_task, answer.group, verdict, c.evolution, c.rewards, experience_id=id))
         if task is None:
             self.counts["gated"] += 1
             return False
@@ -184,13 +216,13 @@ class AfterReply:
         return True
 
 
-def as_experience(answer: Answer, user: str | None) -> Experience:
+def as_experience(id: str, answer: Answer, user: str | None) -> Experience:
     """The experience of an answer, before redaction; ``user`` is a pseudonym.
 
     Its priority is .5 (1 - confidence) + .25, or .9 for a cold start: uncertain answers come first.
     """
     return Experience(
-        id=answer.experience_id or "",
+        id=id,
         question=answer.group.question,
         trajectory=answer.winner,
         verdict=answer.verdict,

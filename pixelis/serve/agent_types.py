@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from pixelis.dialogue.session import SamplingParams
-from pixelis.records import Group, ImageView, Media, Neighbour, Record, Trajectory, Turn, Verdict, new_id
+from pixelis.records import Group, ImageView, Media, Neighbour, Record, Trajectory, Turn, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class AgentQuery:
     """A validated question. ``images`` are data URLs.
 
-    ``learn`` false makes no update from it; ``remember`` false does not store it either. ``user`` is stored as a pseudonym.
+    ``learn`` false makes no update from it; ``remember`` false does not store it either, "later" stores it after the reply.
+    ``user`` is stored as a pseudonym.
     """
 
     question: str
@@ -26,7 +27,7 @@ class AgentQuery:
     operations: bool = True
     max_turns: int = 1
     learn: bool = True
-    remember: bool = True
+    remember: bool | Literal["later"] = True
     user: str | None = None
 
 
@@ -62,14 +63,18 @@ class Answer:
     """The group of samples, their verdict, and the ``winner``: the first trajectory with the verdict's answer.
 
     ``views`` is an object reference to all views by trajectory id. ``neighbours`` are the experiences that the search
-    ``retrieval_id`` found, with or without a vote. ``experience_id`` is None if the answer is not stored.
+    ``retrieval_id`` found, with or without a vote. ``remembered`` is "yes" with the ``experience_id`` of an experience that is on
+    disk; otherwise the id is None and ``remembered`` says why. ``pngs`` are the winner's views as PNG by image id, if they have
+    been encoded.
     """
 
     verdict: Verdict
     group: Group
     winner: Trajectory
     views: Any = field(repr=False)
-    experience_id: str | None = field(default_factory=lambda: new_id("exp"))
+    experience_id: str | None = None
+    remembered: str = "no"
+    pngs: dict[str, bytes] = field(default_factory=dict, repr=False)
     neighbours: list[Neighbour] = field(default_factory=list)
     retrieval_id: str = ""
     cold_start: bool = False

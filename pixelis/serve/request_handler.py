@@ -82,8 +82,9 @@ async def _complete(state: GatewayState, reply_format: ReplyFormat, answer: Answ
     partial = answer.verdict.partial
     state.counters.answered(answer.seconds, bool(answer.retrieval_id) or partial, partial)
     reply = await reply_format.reply(state.agent, answer)
-    # With all shards available, or after the cold start, the answer may differ.
-    if reply_format.cache_key is not None and not partial and not answer.cold_start:
+    # With all shards available, or after the cold start, the answer may differ. A disk that refuses now may store later.
+    lasting = not partial and not answer.cold_start and answer.remembered in ("yes", "no")
+    if reply_format.cache_key is not None and lasting:
         state.cache.put(reply_format.cache_key, reply, answer.group.policy_version, answer.experience_id)
     return reply
 
@@ -101,8 +102,6 @@ async def _cached_reply(state: GatewayState, reply_format: ReplyFormat) -> dict[
         return None
     experience_id, memory = cached.experience_id, state.agent.memory
     if experience_id is not None and memory is not None:
-        if (storing := state.agent.after_reply.background.get(experience_id)) is not None:
-            await asyncio.wait([storing], timeout=CACHE_CHECK_S)
         try:
             if await state.with_timeout(memory.get(experience_id), CACHE_CHECK_S) is None:
                 return None

@@ -12,6 +12,7 @@ from ray.exceptions import RayError
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
 from pixelis.serve.access import Access
+from pixelis.serve.after_reply import REFUSALS
 from pixelis.serve.agent import Agent
 from pixelis.serve.cache import ReplyCache
 from pixelis.serve.counters import Counters
@@ -20,6 +21,7 @@ from pixelis.serve.protocol.errors import ApiError
 
 T = TypeVar("T")
 ACTOR_TIMEOUT_S = 5.0
+MEMORY_CHECK_S = 1.0
 STATUS_TIMEOUT_S = 2.0
 """Timeout of calls that only inform: without an answer the reply leaves that part out."""
 
@@ -40,6 +42,7 @@ class GatewayState:
         self.counters = Counters(replica, self._values)
         self._health: tuple[float, list[dict[str, Any]]] = (float("-inf"), [])
         self._health_lock = asyncio.Lock()
+        self._refusal, self._refusal_lock = (float("-inf"), ""), asyncio.Lock()
 
     @property
     def evolves(self) -> bool:
@@ -58,6 +61,20 @@ class GatewayState:
                 health = await self.agent.router.health()
                 self._health = (requested_at, health)
             return health
+
+    async def memory_refusal(self) -> str:
+        """Why the memory stores nothing at present, as ``remembered`` of a reply says it; empty if it stores, or without one.
+
+        At most MEMORY_CHECK_S old.
+        """
+        memory = self.agent.memory
+        if memory is None or self.config.serve.read_only:
+            return ""
+        async with self._refusal_lock:
+            if self._refusal[0] + MEMORY_CHECK_S < time.monotonic():
+                code = await memory.refusal()
+                self._refusal = (time.monotonic(), REFUSALS.get(code, code))
+            return self._refusal[1]
 
     async def call_evolution(self, method: str, *args: Any, timeout_s: float = ACTOR_TIMEOUT_S, **kwargs: Any) -> Any:
         """Call a method of the Evolution actor. Raises ApiError 404 if there is none, 504 after ``timeout_s``."""

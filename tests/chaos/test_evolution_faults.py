@@ -34,11 +34,12 @@ from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import SamplingParams
 from pixelis.evolution import audit
+from pixelis.evolution.privacy import clean_png
 from pixelis.policy.adapters import load_adapter, save_adapter
 from pixelis.policy.model_path import resolve
 from pixelis.policy.train_step import Trainer
 from pixelis.records import Demonstration, PolicyVersion, Question, Step, VersionStatus
-from pixelis.serve.agent import Agent, png_url
+from pixelis.serve.agent import Agent, data_url
 from pixelis.serve.agent_types import AgentQuery, Answer
 from pixelis.serve.backends import Backends
 
@@ -89,7 +90,7 @@ class Service:
         self.actors = [self.evolution, serving, canary, self.store, *shards]
         namespace = ray.get_runtime_context().namespace
         self.agent = Agent(settings, Backends((f"{name}-0",), namespace, name, tuple(memory)))
-        picture = png_url(cards.render(canary_questions()[0].media[0].uri))
+        picture = data_url(clean_png(cards.render(canary_questions()[0].media[0].uri)))
         self.query = AgentQuery(canary_questions()[0].question, [picture], 8, SamplingParams(1.0, 1.0, 24, 0), operations=False)
         self.answers: list[tuple[float, Answer]] = []
         self.loop = asyncio.new_event_loop()

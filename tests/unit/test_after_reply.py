@@ -33,7 +33,7 @@ class RecordingMemory:
         self.entries += entries
 
     async def feedback(self, id: str, feedback: Feedback) -> Experience:
-        return after_reply.as_experience(some_answer(), None)
+        return after_reply.as_experience(id, some_answer(), None)
 
 
 class RecordingRetrieval:
@@ -80,7 +80,9 @@ def test_an_answer_whose_pictures_are_lost_is_stored_without_them() -> None:
         after, memory = after_reply_of(counts)
         views = asyncio.get_running_loop().create_future()
         views.set_exception(RayError("the generator is gone"))
-        after.schedule(some_answer(views), AgentQuery("which?", [], 1, SamplingParams(), learn=False), Lookup(None, None, 0.0))
+        answer = some_answer(views)
+        await after.remember(answer, AgentQuery("which?", [], 1, SamplingParams(), learn=False), Lookup(None, None, 0.0))
+        assert (answer.remembered, answer.experience_id) == ("yes", memory.entries[0].experience.id)
         await after.drain(10)
         return memory, counts
 
@@ -114,12 +116,15 @@ def test_an_unexpected_error_after_a_reply_is_counted(monkeypatch: pytest.Monkey
     async def run() -> Counter[str]:
         counts = Counter[str]()
         after, memory = after_reply_of(counts)
-        after.schedule(some_answer(), AgentQuery("which?", [], 1, SamplingParams()), Lookup(None, None, 0.0))
+        answer = some_answer()
+        await after.remember(answer, AgentQuery("which?", [], 1, SamplingParams()), Lookup(None, None, 0.0))
+        assert (answer.remembered, answer.experience_id) == ("error", None)
         await after.drain(10)
         assert memory.entries == []
         return counts
 
-    assert asyncio.run(run()) == {"follow_failed": 1}
+    counts = asyncio.run(run())
+    assert (counts["remembered_failed"], counts["update_sent"]) == (1, 0)
 
 
 def test_few_searches_give_no_failure_rate() -> None:

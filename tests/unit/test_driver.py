@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import tiny_policy
+from small_disks import fill, make_read_only, small_disk
 
 from pixelis.config import Config, parse
 from pixelis.errors import BadConfig, BadInput, InfraFailure, MissingFile
@@ -54,6 +55,29 @@ def test_a_run_folder_holds_its_lock_while_it_is_used_and_its_configuration_for_
     assert Config.model_validate(jobs.yaml.safe_load((folder / "config.yaml").read_text())) == config
     with jobs.run_folder(config):
         pass
+
+
+def test_a_full_or_read_only_run_folder_is_one_message_and_leaves_no_lock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(folder: Path) -> str:
+        with pytest.raises(SystemExit) as caught, jobs.driver("serve"), jobs.run_folder(make(folder)):
+            pass
+        assert caught.value.code == 1
+        return capsys.readouterr().err
+
+    with small_disk(tmp_path / "disk", 1) as disk:
+        ballast = fill(disk)
+        for folder in (disk, disk / "new"):
+            message = start(folder)
+            assert message.startswith(f"pixelis serve: the disk refuses {disk}"), message
+            assert "no space" in message
+            assert len(message.splitlines()) == 2, "the message and its fix"
+        ballast.unlink()
+        with jobs.run_folder(make(disk)):
+            pass
+        make_read_only(disk)
+        assert "read-only" in start(disk)
 
 
 def test_the_lock_is_given_back_when_the_run_fails(config: Config) -> None:

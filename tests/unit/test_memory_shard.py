@@ -305,7 +305,7 @@ def test_one_process_holds_a_folder_and_damage_is_said(tmp_path: Path) -> None:
     (tmp_path / "b" / "shard.sqlite").write_bytes(b"this is no database" * 1000)
     with pytest.raises(InfraFailure) as caught:
         Shard(tmp_path / "b", MemoryConfig())
-    assert caught.value.code == "bad_database"
+    assert caught.value.code == "damaged"
     with sqlite3.connect(tmp_path / "a" / "shard.sqlite") as db:
         db.execute("PRAGMA user_version = 99")
     db.close()

@@ -20,7 +20,8 @@ class AgentRequest(StrictModel):
 
     - ``samples``: number of votes, at most ``serve.samples``.
     - ``operations``: false answers without pixel operations.
-    - ``learn``: false makes no update from this request; ``remember``: false does not store it either.
+    - ``learn``: false makes no update from this request; ``remember``: false does not store it either, "later" stores it after
+      the reply, which then has no ``experience_id``.
     - ``stream``: true sends the turns as they happen.
     - ``cache``: true allows a cached reply for a sampled request too; false never uses the cache.
     - ``user``: stored as a pseudonym.
@@ -36,7 +37,7 @@ class AgentRequest(StrictModel):
     operations: bool = True
     max_turns: int | None = Field(None, ge=1)
     learn: bool = True
-    remember: bool = True
+    remember: bool | Literal["later"] = True
     stream: bool = False
     cache: bool | None = None
     user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
@@ -51,7 +52,9 @@ class AgentReply(BaseModel):
 
     - ``answer``: null if no sample reached one; ``confidence`` is the verdict's.
     - ``trajectory``: the winning sample without token ids and log-probs; ``images[].uri`` are PNG data URLs.
-    - ``experience_id``: the stored experience, null if none was stored.
+    - ``experience_id``: the experience, which is on disk; null if there is none.
+    - ``remembered``: "yes" with an ``experience_id``; "no" if the request or the service stores nothing, "later" as requested, or
+      why it is not stored: "no space", "read-only", "I/O error", "damaged", "unavailable", "queue full", "error".
     - ``cached``: true for an earlier reply; the request made no experience.
     - ``seconds``: since the request arrived.
     """
@@ -65,6 +68,7 @@ class AgentReply(BaseModel):
     trajectory: Trajectory
     policy_version: int
     experience_id: str | None = None
+    remembered: str
     cached: bool = False
     seconds: float
 
@@ -94,6 +98,7 @@ class AgentFormat:
             trajectory=without_tokens(answer.winner, await agent.pictures(answer)),
             policy_version=answer.group.policy_version,
             experience_id=answer.experience_id,
+            remembered=answer.remembered,
             seconds=time.monotonic() - self.started,
         )
         return reply.model_dump(mode="json")

@@ -154,13 +154,17 @@ class Choice(BaseModel):
 
 
 class PixelisFields(BaseModel):
-    """What OpenAI's format has no field for. ``operations`` is the number of successful pixel operations."""
+    """What OpenAI's format has no field for. ``operations`` is the number of successful pixel operations.
+
+    ``experience_id`` and ``remembered`` as in the AgentReply.
+    """
 
     confidence: float
     verdict: Verdict
     policy_version: int
     operations: int
     experience_id: str | None
+    remembered: str
     cached: bool = False
     seconds: float
 
@@ -197,6 +201,7 @@ class ChatCompletion(BaseModel):
                 policy_version=version,
                 operations=winner.operations_ok,
                 experience_id=answer.experience_id,
+                remembered=answer.remembered,
                 seconds=round(seconds, 4),
             ),
         )

@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pixelis.config import Config
 from pixelis.dialogue.session import SamplingParams
@@ -76,7 +76,7 @@ def agent_query(
     operations: bool = True,
     max_turns: int | None = None,
     learn: bool = True,
-    remember: bool = True,
+    remember: bool | Literal["later"] = True,
     max_tokens: int | None = None,
     top_p: float | None = None,
 ) -> AgentQuery:
@@ -98,7 +98,7 @@ def agent_query(
         sampling=SamplingParams(temperature, top_p, tokens, seed),
         operations=operations and bool(config.toolbox.operations),
         max_turns=max_turns or config.dialogue.max_turns_test,
-        learn=learn and remember and on_policy and operations,
+        learn=learn and bool(remember) and on_policy and operations,
         remember=remember,
         user=body.user or None,
     )

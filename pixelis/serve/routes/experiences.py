@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import math
 import time
@@ -15,6 +14,7 @@ from pixelis.actors.memory import Memory
 from pixelis.errors import InfraFailure
 from pixelis.evolution.privacy import pseudonym
 from pixelis.records import Experience, Feedback
+from pixelis.serve.agent import data_url
 from pixelis.serve.dependencies import EntityId, JsonBody, State, authorise, limit_rate, require_json, require_writable
 from pixelis.serve.protocol.agent import without_tokens
 from pixelis.serve.protocol.errors import ApiError, PlainText
@@ -135,7 +135,7 @@ def _without_tokens(experience: Experience) -> Experience:
 
 def data_urls(pictures: dict[str, bytes]) -> dict[str, str]:
     """PNG bytes by name as data URLs."""
-    return {name: "data:image/png;base64," + base64.b64encode(png).decode("ascii") for name, png in pictures.items()}
+    return {name: data_url(png) for name, png in pictures.items()}
 
 
 def _unknown(id: str) -> ApiError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -22,10 +23,15 @@ router = APIRouter(tags=["service"])
 
 
 class Health(BaseModel):
-    """``generators`` is the number of generators that answer."""
+    """``generators`` is the number of generators that answer.
+
+    ``status`` is "ok", "degraded" (it answers, but stores nothing) or "no generator answers". ``memory`` is "ok", or why it
+    stores nothing: "no space", "read-only", "I/O error", "damaged", "unavailable"; null without a memory.
+    """
 
     status: str
     generators: int
+    memory: str | None = None
 
 
 def _card(state: GatewayState) -> ModelCard:
@@ -50,9 +56,11 @@ async def get_model(state: State, name: str) -> ModelCard:
 @router.get("/healthz", responses={503: {"model": Health}})
 async def healthz(state: State, response: Response) -> Health:
     """200 while at least one generator answers, otherwise 503. Needs no key."""
-    count = len(await state.generator_health(time.monotonic() - HEALTH_CACHE_S))
-    response.status_code = 200 if count else 503
-    return Health(status="ok" if count else "no generator answers", generators=count)
+    generators, refusal = await asyncio.gather(state.generator_health(time.monotonic() - HEALTH_CACHE_S), state.memory_refusal())
+    response.status_code = 200 if generators else 503
+    status = "no generator answers" if not generators else "degraded" if refusal else "ok"
+    memory = None if state.agent.memory is None else refusal or "ok"
+    return Health(status=status, generators=len(generators), memory=memory)
 
 
 @router.get("/metrics", dependencies=[Depends(authorise)], response_class=Response, responses=TEXT)

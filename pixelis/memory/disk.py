@@ -1,0 +1,64 @@
+"""Names the reason why a disk refuses: no space, read-only, an I/O error, damage."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pixelis.errors import InfraFailure
+
+NO_SPACE, READ_ONLY, IO_ERROR, DAMAGED = "no_space", "read_only", "io_error", "damaged"
+"""Codes of the InfraFailure that ``disk_failure`` returns."""
+FIXES = {
+    NO_SPACE: "free some space on this disk",
+    READ_ONLY: "mount it writable, or correct its permissions",
+    IO_ERROR: "check the disk and its limits (dmesg, quota, ulimit -f)",
+    DAMAGED: "restart the service, which saves every intact record, and load the last Parquet export (docs/memory.md)",
+}
+MIN_FREE_BYTES = 1 << 20
+"""Less free space counts as none: SQLite names some failures to grow a file an I/O error."""
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
+_ERRORS = _FULL | _FORBIDDEN | {errno.EIO, errno.EFBIG}
+
+
+def disk_failure(path: Path, error: OSError | sqlite3.Error) -> InfraFailure:
+    """The failure to write ``path`` (or to read it, if it is damaged) as an InfraFailure whose code names the reason."""
+    code = _code(path, error)
+    reason = {NO_SPACE: "no space", READ_ONLY: "read-only", IO_ERROR: "I/O error", DAMAGED: "damaged"}[code]
+    return InfraFailure(f"the disk refuses {path}: {reason} ({error})", code=code, fix=FIXES[code])
+
+
+@contextmanager
+def disk_failures(path: Path) -> Iterator[None]:
+    """Raise an OSError of the disk of ``path`` as InfraFailure; others pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _ERRORS:
+            raise
+        raise disk_failure(Path(error.filename or path), error) from error
+
+
+def has_space(path: Path) -> bool:
+    """Whether the disk of ``path`` has at least MIN_FREE_BYTES for this process."""
+    return shutil.disk_usage(path if path.exists() else path.parent).free >= MIN_FREE_BYTES
+
+
+def _code(path: Path, error: OSError | sqlite3.Error) -> str:
+    if isinstance(error, OSError):
+        return NO_SPACE if error.errno in _FULL else READ_ONLY if error.errno in _FORBIDDEN else IO_ERROR
+    number = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_IOERR) & 0xFF
+    if number in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return DAMAGED
+    if number == sqlite3.SQLITE_FULL:
+        return NO_SPACE
+    folder = path.parent if path.parent.exists() else Path("/")
+    if number == sqlite3.SQLITE_READONLY or os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return READ_ONLY
+    return IO_ERROR if has_space(folder) else NO_SPACE

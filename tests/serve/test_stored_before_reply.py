@@ -1,0 +1,167 @@
+"""An ``experience_id`` is given only for what is on disk: at once, after SIGKILL, and on a disk without space (F21)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from gateway_helpers import STORE
+from scripted import picture_url
+from small_disks import fill, small_disk
+
+from pixelis.actors.evolution import Evolution
+from pixelis.actors.memory import place_shards
+from pixelis.config import Config
+from pixelis.serve.agent import Agent
+from pixelis.serve.backends import Backends
+from pixelis.serve.gateway import create_app
+from pixelis.serve.state import GatewayState
+
+pytestmark = pytest.mark.slow
+
+
+@contextlib.asynccontextmanager
+async def gateway(config: Config, backends: Backends) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway in this process."""
+    app = create_app(GatewayState(config, Agent(config, backends), None))
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+            yield client
+
+
+async def ask(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    reply = await client.post("/v1/agent", json={"question": "say 7", "image": picture_url(), "cache": False, **fields})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def shown(client: httpx.AsyncClient, id: str) -> int:
+    return (await client.get(f"/v1/experiences/{id}")).status_code
+
+
+@pytest.fixture
+def shard(settings: Callable[..., Config], backends: Backends, tmp_path: Path) -> Iterator[tuple[Config, Backends, Any]]:
+    """A memory shard of its own."""
+    config = settings(
+        f"memory.dir={tmp_path / 'memory'}", "evolution.queue=64", "memory.write_timeout_s=60", "serve.timeout_s=60"
+    )
+    names, shards = place_shards(config, f"durable-{tmp_path.name}")
+    ray.get([shard.health.remote() for shard in shards])
+    yield config, dataclasses.replace(backends, memory=tuple(names)), shards[0]
+    for actor in shards:
+        ray.kill(actor)
+
+
+def test_an_experience_is_readable_at_once_and_after_a_kill(shard: tuple[Config, Backends, Any]) -> None:
+    config, backends, actor = shard
+
+    async def scenario() -> None:
+        async with gateway(config, backends) as client:
+            ids = []
+            for _ in range(3):
+                replies = await asyncio.gather(*(ask(client) for _ in range(4)))
+                assert {reply["remembered"] for reply in replies} == {"yes"}
+                ids += [reply["experience_id"] for reply in replies]
+                assert [await shown(client, id) for id in ids[-4:]] == [200] * 4
+                os.kill(ray.get(actor.health.remote())["pid"], signal.SIGKILL)  # right after the last reply
+            assert [await shown(client, id) for id in ids] == [200] * 12
+            chat = {"type": "image_url", "image_url": {"url": picture_url()}}
+            messages = [{"role": "user", "content": [{"type": "text", "text": "say 7"}, chat]}]
+            reply = await client.post("/v1/chat/completions", json={"model": "pixelis-nano", "messages": messages})
+            fields = reply.json()["pixelis"]
+            assert (fields["remembered"], await shown(client, fields["experience_id"])) == ("yes", 200)
+
+    asyncio.run(scenario())
+
+
+def test_remembering_later_gives_no_id(shard: tuple[Config, Backends, Any]) -> None:
+    config, backends, _ = shard
+
+    async def scenario() -> None:
+        async with gateway(config, backends) as client:
+            assert await number_stored(client) == 0
+            later, never = await ask(client, remember="later"), await ask(client, remember=False)
+            assert (later["experience_id"], later["remembered"]) == (None, "later")
+            assert (never["experience_id"], never["remembered"]) == (None, "no")
+            async with asyncio.timeout(60):
+                while await number_stored(client) < 1:
+                    await asyncio.sleep(0.05)
+            assert (await client.post("/v1/agent", json={"question": "say 7", "image": picture_url(), "remember": "x"})).is_error
+
+    asyncio.run(scenario())
+
+
+async def number_stored(client: httpx.AsyncClient) -> int:
+    return len((await client.get("/v1/experiences")).json()["data"])
+
+
+def test_f21_a_full_disk_gives_no_id_and_one_alert_and_works_again(
+    settings: Callable[..., Config], backends: Backends, tmp_path: Path, record_figures: Callable[..., None]
+) -> None:
+    """Before: 40 replies with an id, 36 of them lost, health ok, no alert."""
+    with small_disk(tmp_path / "disk", 4) as disk:
+        own = [f"memory.dir={disk / 'memory'}", f"run.dir={tmp_path / 'run'}", "evolution.alerts.every_s=0.1"]
+        config = settings(*own, "evolution.queue=64", "memory.write_timeout_s=60", "serve.timeout_s=60")
+        names, shards = place_shards(config, "durable-full")
+        generators = [ray.get_actor(name) for name in backends.generators]
+        evolution = Evolution.options(name="durable-full-evolution").remote(config, generators, ray.get_actor(STORE))
+        ray.get([*(actor.health.remote() for actor in shards), evolution.health.remote()])
+
+        async def scenario() -> dict[str, int]:
+            async with gateway(
+                config, dataclasses.replace(backends, memory=tuple(names), evolution="durable-full-evolution")
+            ) as client:
+
+                async def health() -> dict[str, Any]:
+                    reply = await client.get("/healthz")
+                    assert reply.status_code == 200
+                    return reply.json()
+
+                async def until_status(status: str) -> dict[str, Any]:
+                    async with asyncio.timeout(60):
+                        while (current := await health())["status"] != status:
+                            await asyncio.sleep(0.05)
+                    return current
+
+                async def alerts() -> list[str]:
+                    return [a["metric"] for a in (await client.get("/v1/evolution")).json()["alerts"]]
+
+                first = (await ask(client))["experience_id"]
+                assert (await health())["memory"] == "ok"
+                ballast = fill(disk)
+                replies = [await ask(client, learn=False) for _ in range(40)]
+                given = [reply["experience_id"] for reply in replies if reply["experience_id"]]
+                refused = {reply["remembered"] for reply in replies if reply["experience_id"] is None}
+                assert refused == {"no space"}
+                assert replies[-1]["answer"] == "7"
+                assert (await until_status("degraded"))["memory"] == "no space"
+                async with asyncio.timeout(60):
+                    while "memory_refuses" not in await alerts():
+                        await asyncio.sleep(0.05)
+                ballast.unlink()
+                await until_status("ok")  # without a request
+                last = (await ask(client))["experience_id"]
+                os.kill(ray.get(shards[0].health.remote())["pid"], signal.SIGKILL)
+                lost = [id for id in [first, *given, last] if await shown(client, id) != 200]
+                assert not lost
+                assert (await alerts()).count("memory_refuses") == 1
+                return {"replies": 40, "with_id": len(given), "lost": len(lost)}
+
+        try:
+            record_figures(**asyncio.run(scenario()))
+            lines = (tmp_path / "run" / "alerts.jsonl").read_text().splitlines()
+            assert [json.loads(line)["metric"] for line in lines].count("memory_refuses") == 1
+        finally:
+            for actor in [*shards, evolution]:
+                ray.kill(actor)
