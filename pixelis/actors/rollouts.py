@@ -103,9 +103,6 @@ class Rollouts:
     ):
         self.config, self.router, self.embedder = config, router, embedder
         self.scorer = itertools.cycle(scorers)
-        # Without labels only the vote may decide which groups are informative.
-        weights = config.rewards.weights
-        self.term = "majority_vote" if weights.majority_vote and not weights.accuracy else "accuracy"
         replay = config.rft.replay
         self.replay = SampleReplay(replay.capacity, replay.alpha, replay.max_age, replay.max_bytes)
 
@@ -125,9 +122,10 @@ class Rollouts:
             return (unwrap_ray_error(error) or error).code
         if greedy:
             scored.greedy = greedy[0].group.trajectories[0].reward
-        rewards = group_rewards(scored.group, r.advantage)
         if abstains(scored.group):
             return scored
+        # Excluded episodes are the policy's doing: a group that has too few others is uninformative, not a failure.
+        rewards = [0.0 if t.stop_reason.value in r.advantage.exclude else t.reward for t in scored.group.trajectories]
         if not usable(rewards, r.advantage) or (greedy and scored.greedy is None):
             return next((t.unscored for t in scored.group.trajectories if t.unscored), "group_too_small")
         return scored
@@ -141,13 +139,13 @@ class Rollouts:
         return ScoredGroup(await next(self.scorer).score.remote(rollout.group, step, *states), rollout.views)
 
     def informative(self, scored: ScoredGroup) -> bool:
-        """Whether ``rft.filter`` keeps the group."""
-        return self.config.rft.filter.key == "none" or informative(scored.group, self.term)
+        """Whether the group has advantages and ``rft.filter`` keeps it."""
+        return informative(scored.group, self.config.rft)
 
     def assemble(self, step: int, selection: Selection) -> RolloutBatch:
         """Assemble the batch of a selection: assigns advantages and adds replayed rollouts, which keep theirs.
 
-        Raises DataFailure if no group has a majority.
+        Raises DataFailure if no group has a majority, or if the episodes of all groups are excluded.
         """
         chosen, uninformative, abstained = selection.chosen, selection.uninformative, selection.abstained
         if abstained and not chosen and not uninformative:
@@ -166,7 +164,13 @@ class Rollouts:
         rng = np.random.default_rng([self.config.run.seed, step])
         replayed = self.replay.draw(missing * (r.train_samples or r.group_size), step, rng)
         if not chosen and not replayed:
-            chosen = uninformative[: r.prompts_per_step]  # a step without a signal still counts
+            # A step without a signal still counts.
+            chosen = [s for s in uninformative if usable(group_rewards(s.group, r.advantage), r.advantage)][: r.prompts_per_step]
+            if not chosen:
+                reasons = ", ".join(r.advantage.exclude)
+                message = f"in all {len(uninformative)} groups of step {step} too few episodes end otherwise than by {reasons}"
+                fix = "raise dialogue.max_turns or dialogue.max_context, or set rft.advantage.count_excluded=true"
+                raise DataFailure(message, code="all_excluded", fix=fix)
         groups = [subset(scored.group, r.train_samples, r.choose, rng) for scored in chosen]
         greedy = [scored.greedy for scored in chosen]
         if groups:

@@ -76,6 +76,7 @@ RENAMED = {
     "rft.staleness": "rft.max_off_policy_steps",
     "rft.dynamic": "rft.filter",
     "rft.filter.filter": "rft.filter.key",
+    "rft.advantage.excluded_count": "rft.advantage.count_excluded",
     "rft.filter.most": "rft.filter.max_oversampling",
     "engine.max_rows": "engine.max_num_seqs",
     "engine.gpu_memory": "engine.gpu_memory_utilization",

@@ -55,6 +55,11 @@ class RewardWeightsConfig(Section):
 LABELLED = ("accuracy", "wrong", "tool_if_correct", "tool_penalty", "unrepaired_error_zero", "length")
 """Terms that compare an answer with the question's truths."""
 
+ALWAYS = ("accuracy", "format", "curiosity")
+"""Terms that are computed and logged even with weight 0."""
+CURRICULUM_TERMS = ("accuracy", "curiosity_dynamics", "coherence")
+"""Terms with weights of the curriculum, in the order of the configured tuples."""
+
 FormatKind = Literal["dialect", "think_answer", "caption", "turns", "think_boxed", "balanced", "boxed_once"]
 
 
@@ -189,6 +194,13 @@ class RewardsConfig(Section):
     def mixtures(self) -> list[RewardWeightsConfig]:
         """All sets of weights: the general ones and those of each task."""
         return [self.weights, *(task.weights for task in self.tasks.values())]
+
+    @property
+    def computed(self) -> list[str]:
+        """Terms that are computed: those with a weight for any question or in a curriculum, and ALWAYS."""
+        names = {*ALWAYS, *(CURRICULUM_TERMS if self.curriculum.kind != "none" else ())}
+        names |= {name for weights in self.mixtures for name, weight in weights.model_dump().items() if weight}
+        return [name for name in RewardWeightsConfig.model_fields if name in names]
 
     @property
     def labelled(self) -> list[str]:

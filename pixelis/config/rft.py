@@ -39,8 +39,9 @@ class AdvantageConfig(Section):
     exclude: list[Literal["no_action", "length", "over_turn", "over_context", "over_images", "deadline", "error"]] = Field(
         [], description="stop reasons of rollouts that are excluded from statistics and loss; unscored ones are always excluded"
     )
-    excluded_count: bool = Field(
-        False, description="count excluded rollouts with reward 0 in the statistics (as Mini-o3's code does)"
+    count_excluded: bool = Field(
+        False,
+        description="count excluded rollouts with reward 0 in the mean and deviation of their group (as Mini-o3's code does)",
     )
 
     @field_validator("baseline")
@@ -131,8 +132,16 @@ class LossConfig(Section):
 
 
 class GroupFilterConfig(Section):
-    key: Literal["none", "accuracy"] = Field(
-        "none", description="accuracy: replace groups whose rollouts are all correct or all wrong by new questions (DAPO)"
+    key: str = Field(
+        "none",
+        description="replace groups without a signal by new questions: `reward`, or a term of rewards.weights or rewards.own "
+        "whose values decide; with accuracy those whose rollouts are all correct or all wrong (DAPO)",
+    )
+    min_std: float = Field(1e-4, ge=0, description="minimum standard deviation of the key in a group")
+    low: float | None = Field(None, description="the mean of the key in a group must be above (EasyR1: 0.01)")
+    high: float | None = Field(None, description="the mean of the key in a group must be below (EasyR1: 0.99)")
+    complete: bool = Field(
+        False, description="also replace groups with an unscored rollout, for example after a failed call of the judge (Mini-o3)"
     )
     max_oversampling: float = Field(
         3.0,
@@ -140,6 +149,12 @@ class GroupFilterConfig(Section):
         description="maximum number of questions for a batch, as a multiple of rft.prompts_per_step; after that the batch stays "
         "smaller",
     )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> GroupFilterConfig:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"low {self.low} is not below high {self.high}")
+        return self
 
 
 class ReplayConfig(Section):

@@ -133,6 +133,11 @@ class Config(Section):
             )
         if self.rft.advantage.baseline == "pass_at_k" and self.rft.advantage.k >= self.rft.group_size:
             problems.append(f"rft.advantage.k {self.rft.advantage.k} is not below rft.group_size {self.rft.group_size}")
+        if self.rft.filter.key not in (keys := ["none", "reward", *self.rewards.computed, *self.rewards.own]):
+            problems.append(
+                f"rft.filter.key {self.rft.filter.key} is not computed: give it a weight in rewards.weights, or name one of "
+                + ", ".join(keys)
+            )
         temperatures = {
             "rft": self.rft.sampling.temperature,
             "evaluate": self.evaluate.sampling.temperature,

@@ -20,6 +20,7 @@ import ray
 
 from pixelis.actors import placement
 from pixelis.config import Config, TtrlConfig, from_command_line
+from pixelis.config.rewards import LABELLED
 from pixelis.errors import BadConfig
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
 from pixelis.jobs import evaluate, rft
@@ -63,6 +64,11 @@ def require_unlabelled(config: Config) -> Config:
         raise BadConfig(
             f"{labelled[0]} may use true answers, which TTRL lacks",
             fix="use rewards.preset=ttrl without such terms, or `pixelis rft`",
+        )
+    if config.rft.filter.key in LABELLED or config.rft.filter.key in config.rewards.own:
+        raise BadConfig(
+            f"rft.filter.key={config.rft.filter.key} may use true answers, which TTRL lacks",
+            fix="set rft.filter.key=majority_vote, or rft.filter.key=none",
         )
     if not config.rewards.weights.majority_vote:
         raise BadConfig("rewards.weights.majority_vote is 0: rollouts do not vote", fix="use rewards.preset=ttrl")

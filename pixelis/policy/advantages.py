@@ -58,10 +58,10 @@ def assign_advantages(
 def group_rewards(group: Group, settings: config.AdvantageConfig) -> list[float | None]:
     """The rewards that count in a group's statistics: None for an unscored rollout and for one whose stop reason is excluded.
 
-    With `excluded_count` an excluded rollout counts with reward 0, although it gets no advantage (Mini-o3's code, arXiv
-    2509.07969; its paper leaves it out, which is the default).
+    With `count_excluded` an excluded rollout counts with reward 0, although it gets no advantage (Mini-o3's code, arXiv
+    2509.07969).
     """
-    excluded = 0.0 if settings.excluded_count else None
+    excluded = 0.0 if settings.count_excluded else None
     return [excluded if t.stop_reason.value in settings.exclude else t.reward for t in group.trajectories]
 
 

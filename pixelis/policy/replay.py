@@ -7,13 +7,18 @@ behaviour log-probabilities, so the loss corrects for their age as for any off-p
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pixelis.policy.advantages import group_rewards, usable
 from pixelis.records import Group
+
+if TYPE_CHECKING:
+    from pixelis import config
 
 FLOOR = 1e-4
 """Added to |advantage| before the exponent, as in Pixel-Reasoner."""
@@ -76,13 +81,31 @@ class SampleReplay:
             self.bytes -= self.samples.popleft().bytes
 
 
-def informative(group: Group, term: str = "accuracy") -> bool:
-    """Whether the raw reward `term` differs between scored rollouts of a group; else it has no gradient (DAPO, arXiv 2503.14476).
+def informative(group: Group, settings: config.RftConfig) -> bool:
+    """Whether a group has advantages and `rft.filter` keeps it (DAPO, arXiv 2503.14476; EasyR1; Mini-o3, arXiv 2509.07969).
 
-    The shaped reward is not used: all-wrong groups would differ by format or length, and training would follow noise.
+    The filter sees the rollouts that count in the statistics of the advantages: of the others nothing is learnt, so their
+    values are no signal. Rollouts that lack the key do not count either.
     """
-    scores = {t.rewards.get(term) for t in group.trajectories if t.reward is not None}
-    return len(scores) > 1
+    rule, advantage = settings.filter, settings.advantage
+    rewards = group_rewards(group, advantage)
+    excluded = [t.stop_reason.value in advantage.exclude for t in group.trajectories]
+    if not usable(rewards, advantage):
+        return False
+    if rule.complete and any(t.reward is None and not out for t, out in zip(group.trajectories, excluded, strict=True)):
+        return False
+    if rule.key == "none":
+        return True
+    values = [
+        reward if out or rule.key == "reward" else t.rewards.get(rule.key)
+        for t, reward, out in zip(group.trajectories, rewards, excluded, strict=True)
+        if reward is not None
+    ]
+    scores = [value for value in values if value is not None]
+    if len(scores) < 2 or max(scores) == min(scores) or statistics.stdev(scores) < rule.min_std:
+        return False
+    mean = statistics.fmean(scores)
+    return (rule.low is None or mean > rule.low) and (rule.high is None or mean < rule.high)
 
 
 def subset(group: Group, count: int, method: str, rng: np.random.Generator) -> Group:

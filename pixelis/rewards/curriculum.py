@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pixelis.config import CurriculumConfig
+from pixelis.config.rewards import CURRICULUM_TERMS
 
-TERMS = ("accuracy", "curiosity_dynamics", "coherence")
-"""Terms with weights of the curriculum, in the order of the configured tuples."""
 BOUNDARIES = ("base", "coherence", "full")
 """Names of the checkpoints at the end of phases 1 to 3."""
 SLOPE_CHECKS = 5
@@ -43,7 +42,7 @@ class Curriculum:
         if s.kind == "none":
             return {}
         weights = s.trigger[self.phase] if s.kind == "trigger" else s.steps[self.phase][1:]
-        return dict(zip(TERMS, weights, strict=True))
+        return dict(zip(CURRICULUM_TERMS, weights, strict=True))
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pixelis.config import RewardsConfig, RewardWeightsConfig
+from pixelis.config import RewardsConfig
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import coherence as sequences
@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 _MARKERS = re.compile(r"(Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,)")
 BROKEN = (StopReason.ERROR, StopReason.DEADLINE)
 """Stop reasons caused by the system: such episodes have no reward and do not count in group statistics."""
-ALWAYS = ("accuracy", "format", "curiosity")
-"""Terms that are computed and logged even with weight 0."""
 
 
 # -- operation calls ------------------------------------------------------------------------------------------------
@@ -97,9 +95,8 @@ class Context:
 
     @cached_property
     def terms(self) -> list[str]:
-        """Names of the terms to compute: those with a weight for any question, and ALWAYS."""
-        weighted = {name for weights in self.settings.mixtures for name, weight in weights.model_dump().items() if weight}
-        return [n for n in RewardWeightsConfig.model_fields if n in weighted or n in ALWAYS or n in self.mixture]
+        """Names of the terms to compute."""
+        return self.settings.computed
 
     @cached_property
     def own(self) -> dict[str, dict[str, float | DataFailure]]:

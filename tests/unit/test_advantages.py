@@ -165,7 +165,7 @@ def test_an_excluded_rollout_is_out_of_statistics_and_loss():
     assert advantages_of(g) == [0.5, -0.5, None]
     assert metrics["advantage/left_out"] == pytest.approx(1 / 3)
     # Mini-o3's code: out of the loss, but the others are measured against its zero.
-    leaky = setting.model_copy(update={"excluded_count": True})
+    leaky = setting.model_copy(update={"count_excluded": True})
     assign_advantages([g := group([1.0, 0.0, 0.7], cut)], leaky)
     assert advantages_of(g) == pytest.approx([2 / 3, -1 / 3, None])
     assert group_rewards(g, leaky) == [1.0, 0.0, 0.0]

@@ -149,7 +149,6 @@ FORMULAS: dict[str, Callable[[list[Sequence]], torch.Tensor]] = {
     "r1_v": grpo,
     "ttrl": lambda b: token_mean(b, 0.2, 0.2, schulman(0.001)),
     "mini_o3": lambda b: token_mean(b, 0.2, 0.3),
-    "mini_o3_repo": lambda b: token_mean(b, 0.2, 0.3),
     "deepeyes": lambda b: token_mean(b, 0.2, 0.2),
     "pixelis": lambda b: token_mean(b, 0.2, 0.2, schulman(0.001)),
 }
@@ -333,7 +332,6 @@ ADVANTAGES: dict[str, Callable[[], list[list[float]]]] = {
     "r1_v": lambda: standard(1e-4),
     "ttrl": lambda: standard(1e-6),
     "mini_o3": lambda: standard(1e-6),
-    "mini_o3_repo": lambda: standard(1e-6),
     "deepeyes": lambda: standard(1e-6),
     "pixelis": lambda: standard(1e-4),
 }

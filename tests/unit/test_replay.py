@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pixelis.policy.replay import SampleReplay, informative, subset
+from pixelis.policy.replay import SampleReplay, subset
 from pixelis.records import Group, ImageView, Question, Trajectory
 
 
@@ -58,15 +58,6 @@ def test_age_capacity_and_bytes_are_bounded():
     small.add(group("g", [1.0] * 5), None, 0)
     assert len(small) == 2
     assert small.bytes == 600
-
-
-def test_uniform_accuracy_is_not_informative_whatever_the_shaped_reward_says():
-    mixed, right = group("m", [1.0, -1.0], [1.0, 0.0]), group("r", [0.1, -0.1], [1.0, 1.0])
-    right.trajectories[0].reward = 1.1  # a format bonus
-    assert informative(mixed)
-    assert not informative(right)
-    mixed.trajectories[1].reward = None  # unscored: what is left is uniform
-    assert not informative(mixed)
 
 
 @pytest.mark.parametrize("method", ["first", "random", "stratified"])

@@ -209,18 +209,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token", "kl": 0.001, "kl_estimator": "k3"},
         }
     ),
-    # arXiv 2509.07969: episodes that a limit cut off are neither rewarded nor penalised.
+    # arXiv 2509.07969: episodes that a limit cut off are masked in the loss. Its text leaves open whether they count in the
+    # statistics of their group; its code counts them with reward 0. Groups of equal rewards or with a failed judge call are
+    # replaced.
     "mini_o3": Algorithm(
         settings={
-            "advantage": {"scale": "std", "eps": 1e-6, "exclude": INCOMPLETE},
+            "advantage": {"scale": "std", "eps": 1e-6, "exclude": INCOMPLETE, "count_excluded": True},
             "loss": {"clip_low": 0.2, "clip_high": 0.3, "aggregate": "token", "kl": 0.0},
-        }
-    ),
-    # Its published code: these episodes are masked in the loss but count with reward 0 in the mean and std of the group.
-    "mini_o3_repo": Algorithm(
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-6, "exclude": INCOMPLETE, "excluded_count": True},
-            "loss": {"clip_low": 0.2, "clip_high": 0.3, "aggregate": "token", "kl": 0.0},
+            "filter": {"key": "reward", "min_std": 1e-4, "complete": True},
         }
     ),
     # arXiv 2505.14362.
