@@ -201,12 +201,26 @@ class Turn(Record):
         return self.role == "assistant"
 
 
+class Verbatim(Record):
+    """A turn in the row of another system: the assistant's ``text`` in ``dialect``, and the user turn that follows it.
+
+    ``result`` is the text of that turn, with its marks of images, ``images`` are their files. ``failed``: it reports an error.
+    """
+
+    dialect: str
+    text: str
+    result: str | None = None
+    images: list[str] = Field(default_factory=list)
+    failed: bool = False
+
+
 class Step(Record):
     """One assistant turn of a demonstration: an operation or the answer, after an optional thought.
 
     Flat in files (``{"op": "zoom_in", "box": [...]}``): unknown keys are arguments of the operation. The default ``target`` is
     the first picture or clip. ``learn`` False excludes the turn from the loss, for a mistake that the next turn corrects.
-    ``observation`` is the result of the operation when the demonstration was created.
+    ``observation`` is the result of the operation when the demonstration was created. ``verbatim`` is the turn as another system
+    wrote it; a turn without ``op`` and ``answer`` is a call that cannot be read, which only stays in the context.
     """
 
     think: str | None = None
@@ -216,6 +230,7 @@ class Step(Record):
     answer: str | None = None
     learn: bool = True
     observation: Observation | None = None
+    verbatim: Verbatim | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -230,7 +245,8 @@ class Step(Record):
 
     @model_validator(mode="after")
     def _op_or_answer(self) -> Step:
-        if (self.op is None) == (self.answer is None):
+        unreadable = self.verbatim is not None and not self.learn and self.op is None
+        if (self.op is None) == (self.answer is None) and not unreadable:
             raise ValueError("a turn needs either an `op` or an `answer`")
         return self
 

@@ -34,6 +34,11 @@ class DialogueConfig(Section):
         description="coordinates that the model writes: 0..1000 (Qwen3-VL), pixels of the view (Qwen2.5-VL), auto: by "
         "architecture",
     )
+    clamp: bool | None = Field(
+        None,
+        description="boxes partly outside an image are cut at its border (true) or refused (false); null: as in the "
+        "dialect's system, cut in pixel_reasoner and deepeyes",
+    )
     input: PixelRangeConfig = Field(PixelRangeConfig(), description="pixel budget of a question's picture")
     crop: PixelRangeConfig = Field(PixelRangeConfig(), description="pixel budget of an observation's picture")
     frame: PixelRangeConfig = Field(PixelRangeConfig(), description="pixel budget of a frame of a clip")

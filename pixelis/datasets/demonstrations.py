@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,11 @@ from pixelis.dialogue.agent import name_observation
 from pixelis.dialogue.dialects import default_target
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
-from pixelis.errors import DataFailure
-from pixelis.operations import Scene, execute, select
+from pixelis.errors import DataFailure, OperationError
+from pixelis.operations import Operation, Scene, execute, select
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget
-from pixelis.records import Action, Demonstration, ImageView, Observation, StopReason, Trajectory
+from pixelis.records import Action, Demonstration, ImageView, Observation, Step, StopReason, Trajectory, Turn
 
 
 class Player:
@@ -30,8 +32,9 @@ class Player:
     def play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:
         """The trajectory of a demonstration and the views of its images, uint8 [h, w, 3].
 
-        A refused call gives an error observation in a turn with ``learn`` False, as in an episode, and DataFailure in any other
-        turn. DataFailure also if the trajectory is too long.
+        A turn with the text of its row keeps that text in the row's dialect; only a call that means something else here, because
+        the picture is shown in another size, is written anew. A refused call gives an error observation in a turn with ``learn``
+        False, as in an episode, and DataFailure in any other turn. DataFailure also if the trajectory is too long.
         """
         media = {item.id: open_media(item, self.config.toolbox) for item in question.media}
         images, views = first_look(media, self.config.dialogue, self.spec.multiple)
@@ -42,24 +45,20 @@ class Player:
         )
         trajectory = Trajectory(question_id=question.id, dialect=dialect, turns=turns, images=images)
         successes = 0
-        for step in question.turns:
+        for number, step in enumerate(question.turns):
             if step.answer is not None:
-                trajectory.turns.append(self.renderer.assistant(step.answer, step.think, images))
+                trajectory.turns.append(self._answer(step, images))
                 trajectory.answer, trajectory.stop_reason = step.answer, StopReason.ANSWER
                 continue
-            action = Action(op=step.op or "", target=step.target or default_target(media), arguments=step.arguments)
-            turn = self.renderer.assistant(action, step.think, images)
-            # Parsed from its tokens, with coordinates on the dialect's grid: a policy's call must have the same result.
-            read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
-            trajectory.turns.append(turn.model_copy(update={"learn": step.learn, "action": read.action, "error": read.error}))
-            if reply.action is None:
-                code, text = (reply.error.code, reply.error.message) if reply.error else ("bad_json", "no call was found")
-                observation, new_views = Observation(status="error", code=code, text=text), list[np.ndarray]()
+            turn, action, error = self._call(step, images, default_target(media), offered)
+            trajectory.turns.append(turn)
+            if error is not None:
+                observation, new_views = Observation(status="error", code=error.code, text=error.message), list[np.ndarray]()
             else:
-                action = reply.action
                 observation, new_views = execute(action, self.scene(media, trajectory.objects, images), offered)
             if observation.status != "ok":
-                if step.learn:
+                shown = step.verbatim is not None and step.op is not None and not step.verbatim.failed
+                if step.learn or (shown and _is_used(question.turns[number + 1 :], successes + 1)):
                     code = observation.code or "operation"
                     raise DataFailure(f"{question.id}: {action.op} failed: {observation.text}", code=code)
                 trajectory.turns.append(self.renderer.observation(observation, len(images)))
@@ -75,6 +74,48 @@ class Player:
             raise DataFailure(f"{question.id} is longer than dialogue.max_context", code="over_context")
         return trajectory, views
 
+    def _answer(self, step: Step, images: list[ImageView]) -> Turn:
+        if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name:
+            return self.renderer.verbatim(step.verbatim.text).model_copy(update={"learn": step.learn})
+        assert step.answer is not None
+        turn = self.renderer.assistant(step.answer, step.think, images)
+        return turn.model_copy(update={"learn": step.learn})
+
+    def _call(
+        self, step: Step, images: list[ImageView], default: str, offered: Mapping[str, type[Operation]]
+    ) -> tuple[Turn, Action, OperationError | None]:
+        """The turn of a call, the action to execute, and the error that takes the place of its result, if any."""
+        action = Action(op=step.op or "", target=step.target or default, arguments=step.arguments)
+        verbatim = step.verbatim if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name else None
+        if step.op is None:
+            assert step.verbatim is not None
+            turn = self.renderer.verbatim(step.verbatim.text)
+        else:
+            turn = self.renderer.verbatim(verbatim.text) if verbatim is not None else self._rendered(action, step, images)
+        # Parsed from its tokens, with coordinates on the dialect's grid: a policy's call must have the same result.
+        read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
+        as_in_row = verbatim is None or step.op is None or reply.action == self.renderer.dialect.adapt(action)
+        if verbatim is not None and not as_in_row and (step.learn or reply.action is not None):
+            turn = self.renderer.verbatim(verbatim.text, action, images)
+            read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
+        turn = turn.model_copy(update={"learn": step.learn, "action": read.action, "error": read.error})
+        if step.verbatim is not None and step.verbatim.failed:
+            return turn, action, OperationError((step.verbatim.result or "").strip(), code="refused")
+        if reply.action is not None:
+            return turn, reply.action, None
+        if step.op is not None and verbatim is not None:
+            return turn, action, None
+        return turn, action, reply.error or OperationError("no call was found", code="bad_json")
+
+    def _rendered(self, action: Action, step: Step, images: list[ImageView]) -> Turn:
+        """The call in the run's dialect; a mistaken one that the dialect cannot write is written as JSON as it stands."""
+        try:
+            return self.renderer.assistant(action, step.think, images)
+        except OperationError:
+            if step.learn:
+                raise
+            return self.renderer.mistaken(action, step.think)
+
     def scene(self, media: dict[str, Any], objects: dict[str, dict[str, Any]], images: list[ImageView]) -> Scene:
         """The media, images and objects of an episode as operations access them."""
         d = self.config.dialogue
@@ -88,3 +129,9 @@ class Player:
             kind=self.renderer.coordinates,
             settings=self.config.toolbox,
         )
+
+
+def _is_used(turns: Sequence[Step], number: int) -> bool:
+    """Whether a later turn calls an operation on observation ``number`` or a later one, which would be another image."""
+    ids = [re.match(r"obs(\d+)", turn.target or "") for turn in turns]
+    return any(match is not None and int(match[1]) >= number for match in ids)

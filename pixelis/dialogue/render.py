@@ -6,6 +6,7 @@ one, whatever it spells. Image pads are expanded only here.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -46,6 +47,7 @@ class Renderer:
             )
         configured = spec.coordinates if config.coordinates == "auto" else config.coordinates
         self.coordinates = self.dialect.scale or configured
+        self.clamp = config.clamp
         self.system = config.system == "auto" and not spec.embedded
         self._token_cache: dict[tuple[str, bool], list[int]] = {}
         # A turn with one of these ids was not sampled by a working engine.
@@ -110,7 +112,7 @@ class Renderer:
         text = str(self.tokenizer.decode(valid, skip_special_tokens=False, clean_up_tokenization_spaces=False))
         if len(valid) < len(content) or self.spec.stop in content or not self._banned.isdisjoint(content):
             return Turn(role="assistant", text=text, error="bad_token"), Reply()
-        scale = Scale.of(self.coordinates, images, slack=self.spec.multiple)
+        scale = self._scale(images)
         reply = self.dialect.parse(text, self.operations if operations is None else operations, scale)
         error = reply.error.code if reply.error else None
         return Turn(role="assistant", text=text, tokens=tokens, log_probs=log_probs, action=reply.action, error=error), reply
@@ -121,10 +123,30 @@ class Renderer:
         ``images`` are the views so far, which models with pixel coordinates need. The turn's action is the dialect's version of
         the given one. Raises OperationError if the dialect cannot express it, or if its box is below the resolution of the scale.
         """
-        parts = self.dialect.render(content, Scale.of(self.coordinates, images, slack=self.spec.multiple), think)
+        parts = self.dialect.render(content, self._scale(images), think)
         action = self.dialect.adapt(content) if isinstance(content, Action) else None
         text = _clean("".join(parts))
         return Turn(role="assistant", text=text, tokens=self._encode([*parts, END]), action=action)
+
+    def mistaken(self, action: Action, think: str | None = None) -> Turn:
+        """The turn of a wrong call that the dialect has no form for, arguments as they stand: it is context, never learnt."""
+        call = {"name": action.op, "arguments": {**action.arguments, "target": action.target}}
+        text = json.dumps(call, ensure_ascii=False, default=str)
+        tag = self.dialect.call or "tool_call"
+        pieces = [*([Tag("<think>"), think, Tag("</think>")] if think else []), Tag(f"<{tag}>"), text, Tag(f"</{tag}>")]
+        return Turn(role="assistant", text=_clean("".join(pieces)), tokens=self._encode([*pieces, END]))
+
+    def verbatim(self, text: str, action: Action | None = None, images: Sequence[ImageView] = ()) -> Turn:
+        """A demonstration's turn as its row has it. ``action``: its call is written anew, with this action; the rest is kept.
+
+        Raises OperationError as `assistant`.
+        """
+        if action is not None:
+            text = self.dialect.rewrite(text, action, self._scale(images))
+        return Turn(role="assistant", text=_clean(text), tokens=self._encode([*self.dialect.pieces(text), END]))
+
+    def _scale(self, images: Sequence[ImageView]) -> Scale:
+        return Scale.of(self.coordinates, images, slack=self.spec.multiple, clamp=self.clamp)
 
     def _encode(self, pieces: Sequence[Piece]) -> list[int]:
         """Encode pieces: images as pads, Tags with their control tokens, other text as plain text."""

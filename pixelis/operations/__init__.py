@@ -15,6 +15,7 @@ from pixelis.operations import geometry
 from pixelis.operations.get_properties import GetProperties
 from pixelis.operations.operation import Operation, OperationArguments, Result, Scene, Target, View
 from pixelis.operations.read_text import ReadText
+from pixelis.operations.rotate import Rotate
 from pixelis.operations.segment_object_at import SegmentObjectAt
 from pixelis.operations.select_frames import SelectFrames
 from pixelis.operations.track_object import TrackObject
@@ -29,7 +30,8 @@ _OUT_OF_MEMORY = re.compile(r"insufficient memory|can't (allocate|start new thre
 """Out-of-memory messages of OpenCV, torch, onnxruntime and Python's threads."""
 
 OPERATIONS: dict[str, type[Operation]] = {
-    operation.name: operation for operation in (ZoomIn, SegmentObjectAt, GetProperties, ReadText, TrackObject, SelectFrames)
+    operation.name: operation
+    for operation in (ZoomIn, SegmentObjectAt, GetProperties, ReadText, TrackObject, SelectFrames, Rotate)
 }
 """The built-in operations by name."""
 

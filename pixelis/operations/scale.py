@@ -22,20 +22,21 @@ class Scale:
     ``kind``: ``thousand`` is whole numbers 0..1000; ``unit`` is numbers 0..1 in steps of 0.001; ``pixels`` is whole pixels of the
     view. ``sizes`` holds (width, height) by image id; None means that the episode's images are unknown and targets are not
     checked. In ``pixels``, values up to ``slack`` beyond the border are accepted (the operation clamps). ``clips``: the ids in
-    ``sizes`` that are clips.
+    ``sizes`` that are clips. ``clamp``: a box that lies partly outside is cut at the border; None leaves it to the dialect.
     """
 
     kind: Coordinates
     sizes: Mapping[str, tuple[int, int]] | None = None
     slack: int = 0
     clips: tuple[str, ...] = ()
+    clamp: bool | None = None
 
     @classmethod
-    def of(cls, kind: Coordinates, images: Sequence[ImageView], slack: int = 0) -> Scale:
+    def of(cls, kind: Coordinates, images: Sequence[ImageView], slack: int = 0, clamp: bool | None = None) -> Scale:
         """The scale for an episode with these views. A clip has the size of its first shown frame."""
         clips = {image.parent: image.view_size for image in reversed(images) if image.parent and image.frame is not None}
         sizes = {**clips, **{image.id: image.view_size for image in images}}
-        return cls(kind, sizes or None, slack, tuple(clips))
+        return cls(kind, sizes or None, slack, tuple(clips), clamp)
 
     @property
     def images(self) -> list[str]:
@@ -56,7 +57,10 @@ class Scale:
     def read(self, name: str, value: Any, target: str) -> Box | Point:
         """Convert the call argument ``name`` to a Box or Point. Raises ``bad_box``, ``bad_point`` or ``out_of_range``."""
         if name == WIRE["box"]:
-            x0, y0, x1, y1 = self._parse(name, value, target, 4, "x0,y0,x1,y1", "bad_box")
+            numbers = self._parse(name, value, target, 4, "x0,y0,x1,y1", "bad_box")
+            x0, y0, x1, y1 = (min(max(v, 0.0), 1.0) for v in numbers) if self.clamp else numbers
+            if self.clamp and numbers[0] < numbers[2] and numbers[1] < numbers[3] and (x0 >= x1 or y0 >= y1):
+                raise OperationError(f"{name} lies outside the image", code="out_of_range")
             if x0 >= x1 or y0 >= y1:
                 raise OperationError(f"{name} needs x0 < x1 and y0 < y1", code="bad_box")
             return x0, y0, x1, y1
@@ -65,6 +69,8 @@ class Scale:
 
     def write(self, place: Box | Point | Sequence[float], target: str) -> list[float]:
         """Convert a Box or Point to the nearest numbers of the scale. Raises ``too_small`` for a box smaller than one step."""
+        if not isinstance(place, list | tuple):
+            raise OperationError("a place is a list of numbers", code="bad_box")
         if len(place) == 2:
             return self._numbers([round(v) for v in self._steps(as_point(place), target)])
         x0, y0, x1, y1 = self._numbers([round(v) for v in self._steps(as_box(place), target)])
@@ -93,6 +99,7 @@ class Scale:
             limit = extent[i % 2]
             if type(v) is not int and (self.kind != "unit" or type(v) is not float):
                 raise OperationError(f"{name} holds {'' if self.kind == 'unit' else 'whole '}numbers 0..{limit}", code=code)
-            if not -slack <= v <= limit + slack:
+            if not -slack <= v <= limit + slack and not (self.clamp and count == 4):
                 raise OperationError(f"{name} must be between 0 and {limit}", code="out_of_range")
-        return [v / extent[i % 2] for i, v in enumerate(value)]
+        # Numbers of thousands of digits cannot be divided.
+        return [max(-extent[i % 2], min(v, 2 * extent[i % 2])) / extent[i % 2] for i, v in enumerate(value)]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import sys
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +23,7 @@ from pixelis.dialogue.dialects import DIALECTS, offered
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadConfig, DataFailure, OperationError
-from pixelis.operations import OPERATIONS, Scene, execute, select
+from pixelis.operations import OPERATIONS, Scene, execute
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.scale import Scale
@@ -36,11 +33,7 @@ from pixelis.rewards import formats
 VIEWS = [ImageView(id="img0", view_size=(560, 280)), ImageView(id="obs1", view_size=(280, 140))]
 FRAMES = [ImageView(id=f"vid0.{i}", parent="vid0", frame=9 * i, time=0.3 * i, view_size=(280, 140)) for i in range(2)]
 PICTURE, CLIP = Scale.of("pixels", VIEWS, slack=28), Scale.of("pixels", FRAMES, slack=28)
-ROTATE = importlib.util.spec_from_file_location("rotate_example", Path(__file__).parents[2] / "docs/examples/rotate.py")
-sys.modules["rotate_example"] = importlib.util.module_from_spec(ROTATE)
-ROTATE.loader.exec_module(sys.modules["rotate_example"])
-(Rotate,) = select(["rotate_example:Rotate"])
-ALL = {**OPERATIONS, "rotate": Rotate}
+ALL = OPERATIONS
 SEEDS = ["mini_o3", "pixel_reasoner", "deepeyes", "plain"]
 
 
@@ -49,7 +42,7 @@ def zoom(target: str = "img0", **more: object) -> Action:
 
 
 def ground(box: str, source: str = '"original_image"') -> str:
-    return f'<think>t</think><grounding>{{"bbox_2d":{box},"source":{source}}}</grounding>'
+    return f'<think>t</think><grounding>{{"bbox_2d": {box}, "source": {source}}}</grounding>'
 
 
 def crop(box: str, target: str = "1") -> str:
@@ -66,10 +59,10 @@ def tool(arguments: str, name: str = "image_zoom_in_tool") -> str:
 
 PADDED = {"box": [0.1, 0.25, 0.5, 0.75], "padding": 0.1}
 FORMS = [
-    ("mini_o3", PICTURE, zoom(), ground("[0.1,0.25,0.5,0.75]")),
-    ("mini_o3", PICTURE, zoom("obs1"), ground("[0.1,0.25,0.5,0.75]", '"observation_1"')),
-    ("mini_o3", CLIP, zoom("vid0.0"), ground("[0.1,0.25,0.5,0.75]")),
-    ("mini_o3", CLIP, zoom("vid0.1"), ground("[0.1,0.25,0.5,0.75]", '"vid0.1"')),
+    ("mini_o3", PICTURE, zoom(), ground("[0.1, 0.25, 0.5, 0.75]")),
+    ("mini_o3", PICTURE, zoom("obs1"), ground("[0.1, 0.25, 0.5, 0.75]", '"observation_1"')),
+    ("mini_o3", CLIP, zoom("vid0.0"), ground("[0.1, 0.25, 0.5, 0.75]")),
+    ("mini_o3", CLIP, zoom("vid0.1"), ground("[0.1, 0.25, 0.5, 0.75]", '"vid0.1"')),
     ("pixel_reasoner", PICTURE, zoom(padding=0.1), "t\n" + crop("[0.1,0.25,0.5,0.75]")),
     ("pixel_reasoner", PICTURE, zoom("obs1", padding=0.1), "t\n" + crop("[0.1,0.25,0.5,0.75]", "2")),
     ("pixel_reasoner", CLIP, zoom("vid0.1", padding=0.1), "t\n" + crop("[0.1,0.25,0.5,0.75]", "2")),
@@ -102,19 +95,13 @@ def test_calls_are_written_in_the_form_of_the_seed_system_and_read_back(
         # Pixels where Pixel-Reasoner's numbers are beyond 1, an exact 1.0 is a share; labels and negative angles of DeepEyes.
         ("pixel_reasoner", crop("[56,70,280,210]"), zoom(padding=0.1)),
         ("pixel_reasoner", crop("[0.5,0.5,1.0,1]"), Action(op="zoom_in", arguments={"box": [0.5, 0.5, 1, 1], "padding": 0.1})),
-        ("pixel_reasoner", crop("[56.0,70,140.0,280]", "2"), None),
         ("deepeyes", tool('{"bbox_2d":[56,70,280,210],"label":"sign"}'), zoom()),
         ("deepeyes", tool('{"angle":-90}', "image_rotate_tool"), Action(op="rotate", arguments={"angle": 270})),
         ("mini_o3", ground("[0,0,1,1]"), Action(op="zoom_in", arguments={"box": [0, 0, 1, 1]})),
     ],
 )
-def test_variants_of_the_form_that_models_write_are_parsed(dialect: str, text: str, action: Action | None) -> None:
-    reply = DIALECTS[dialect].parse(text, ALL, PICTURE)
-    if action is None:
-        assert reply.error is not None
-        assert reply.error.code == "out_of_range"
-    else:
-        assert reply.action == action
+def test_variants_of_the_form_that_models_write_are_parsed(dialect: str, text: str, action: Action) -> None:
+    assert DIALECTS[dialect].parse(text, ALL, PICTURE).action == action
 
 
 def test_images_go_by_their_usual_names_when_the_episode_is_not_known() -> None:
@@ -147,7 +134,6 @@ BAD = [
     ("mini_o3", ground(BOX, '"\\ud800"'), "bad_json"),
     ("mini_o3", f'<grounding>{{"bbox_2d":{BOX}}}</grounding>', "bad_arguments"),
     ("mini_o3", ground(f'{BOX},"zoom":2'), "bad_arguments"),
-    ("mini_o3", ground(BOX, '"observation_0"'), "bad_target"),
     ("mini_o3", ground(BOX, '"observation_2"'), "bad_target"),
     ("mini_o3", ground(BOX, '"obs1"'), "bad_target"),
     ("mini_o3", ground(BOX, "1"), "bad_target"),
@@ -159,9 +145,7 @@ BAD = [
     ("mini_o3", ground("[0.3,0.2,0.3,0.4]"), "bad_box"),
     ("mini_o3", ground("[-0.1,0.2,0.3,0.4]"), "out_of_range"),
     ("mini_o3", ground("[10,20,300,400]"), "out_of_range"),
-    ("mini_o3", ground(BOX) + ground(BOX)[16:] * 99, "limit"),
-    ("mini_o3", "<grounding>" + ground(BOX)[16:] + "</grounding>", "limit"),
-    ("mini_o3", ground(BOX) + "<answer>7</answer>", "limit"),
+    ("mini_o3", "<grounding>" + ground(BOX)[16:] + "</grounding>", "bad_json"),
     ("pixel_reasoner", "<tool_call>crop it</tool_call>", "bad_json"),
     ("pixel_reasoner", crop(BOX)[:-12], "bad_json"),
     ("pixel_reasoner", crop("eval('1')"), "bad_json"),
@@ -184,30 +168,18 @@ BAD = [
     ("pixel_reasoner", crop("[300,20,10,40]"), "bad_box"),
     ("pixel_reasoner", crop("[1,2,3]"), "bad_box"),
     ("pixel_reasoner", crop("[null,2,3,4]"), "bad_box"),
-    ("pixel_reasoner", crop("[10,20,900,40]"), "out_of_range"),
-    ("pixel_reasoner", crop("[-0.5,0.2,0.3,0.4]"), "out_of_range"),
     ("pixel_reasoner", frames("3"), "bad_arguments"),
     ("pixel_reasoner", frames("[1,true]"), "bad_arguments"),
     ("pixel_reasoner", frames("[1.0]"), "bad_arguments"),
     ("pixel_reasoner", frames("[]"), "bad_arguments"),
     ("pixel_reasoner", frames("[0,1]"), "out_of_range"),
-    ("pixel_reasoner", frames("[1]") * 2, "limit"),
-    ("pixel_reasoner", crop(BOX) + "so \\boxed{7}", "limit"),
     ("deepeyes", "<tool_call>{'name':'image_zoom_in_tool'}</tool_call>", "bad_json"),
     ("deepeyes", tool('{"bbox_2d":[1,2,30,40]')[:-12], "bad_json"),
     ("deepeyes", tool('{"bbox_2d":[1,2,30,40]}', "crop_image_normalized"), "unknown_op"),
     ("deepeyes", tool('{"bbox":[1,2,30,40]}'), "bad_arguments"),
-    ("deepeyes", tool('{"bbox_2d":[1,2,30,40],"target":"obs1"}'), "bad_arguments"),
-    ("deepeyes", tool('{"bbox_2d":[1,2,30,40],"label":7}'), "bad_arguments"),
     ("deepeyes", tool('{"bbox_2d":[0.1,0.2,0.3,0.4]}'), "bad_box"),
     ("deepeyes", tool('{"bbox_2d":[30,2,1,40]}'), "bad_box"),
-    ("deepeyes", tool('{"bbox_2d":[1,2,900,40]}'), "out_of_range"),
-    ("deepeyes", tool('{"angle":45}', "image_rotate_tool"), "bad_arguments"),
-    ("deepeyes", tool('{"angle":0}', "image_rotate_tool"), "bad_arguments"),
-    ("deepeyes", tool('{"angle":90.0}', "image_rotate_tool"), "bad_arguments"),
     ("deepeyes", tool("{}", "image_rotate_tool"), "bad_arguments"),
-    ("deepeyes", tool('{"angle":90}', "image_rotate_tool") + "<answer>7</answer>", "limit"),
-    ("deepeyes", tool('{"angle":90}', "image_rotate_tool") * 3, "limit"),
 ]
 
 
@@ -277,7 +249,7 @@ def test_other_zooms_become_boxes_and_other_operations_are_refused() -> None:
 
 
 def test_only_operations_with_a_form_in_the_dialect_are_offered() -> None:
-    rotate = [*ToolboxConfig().operations, "rotate_example:Rotate"]
+    rotate = [*ToolboxConfig().operations, "rotate"]
     names = {
         name: [o.name for o in offered(parse({"dialogue": {"dialect": name}, "toolbox": {"operations": rotate}}))]
         for name in DIALECTS

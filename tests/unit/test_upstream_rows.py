@@ -14,18 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chat_server import ChatServer
-from dialogue_models import renderer
+from dialogue_models import nano_folder, renderer
 from PIL import Image
 
-from pixelis.config import DialogueConfig, RewardsConfig
+from pixelis.config import DialogueConfig, RewardsConfig, parse
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.formats import read_records, write_question
+from pixelis.datasets.demonstrations import Player
+from pixelis.datasets.formats import detect, read_records, write_chat, write_question
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.dialogue.render import Renderer
 from pixelis.errors import BadInput, MissingFile
 from pixelis.operations import OPERATIONS
 from pixelis.operations.scale import Scale
-from pixelis.records import Group, Question, StopReason, Trajectory, Turn
+from pixelis.records import Demonstration, Group, Question, StopReason, Trajectory, Turn
 from pixelis.rewards.terms import score_group
 
 
@@ -217,3 +218,221 @@ def test_reason_rft_prompts_by_the_type_of_the_question(folder: Path, question: 
         "answer": answer,
     }
     assert suffix in one(write(folder, row) + "?prompt=reason_rft").question
+
+
+# -- demonstrations: what a row says is kept, masked or dropped by name, never changed -------------------------------------------
+
+
+def ground(box: str, source: str = "original_image", thought: str = "Closer.") -> str:
+    return f'<think>{thought}</think><grounding>{{"bbox_2d": {box}, "source": "{source}"}}</grounding>'
+
+
+def crop(box: str, target: int = 1, thought: str = "Closer.") -> str:
+    call = f'{{"name": "crop_image_normalized", "arguments": {{"bbox_2d": {box}, "target_image": {target}}}}}'
+    return f"{thought}\n<tool_call>\n{call}\n</tool_call>"
+
+
+CAPTION = (
+    "<summary> I compare.</summary>\n<caption>A red cube.</caption>\n<think> It grew.</think>\n"
+    "<answer>change_size(0, large)</answer>"
+)
+SHOWN = "Here is Observation {}: <image>\nGo on."
+
+
+def mini_o3_chat(*replies: str, results: tuple[str, ...]) -> dict[str, Any]:
+    """A row of Mini-o3's cold start; images lie in the row in the order of their marks."""
+    chat = [{"from": "system", "value": "You search."}, {"from": "human", "value": "<image>\nWhat color?"}]
+    for i, reply in enumerate(replies):
+        chat.append({"from": "gpt", "value": reply})
+        if i < len(results):
+            chat.append({"from": "human", "value": results[i]})
+    count = 1 + sum("<image>" in result for result in results)
+    return {"id": "c1", "conversations": chat, "images": [f"images/{i}.png" for i in range(count)], "image_names": ["a"]}
+
+
+def pixel_reasoner_chat(*replies: str, results: tuple[tuple[str, int | None], ...]) -> dict[str, Any]:
+    turns = [
+        {"role": "system", "content": [{"text": "You are a helpful assistant."}]},
+        {"role": "user", "content": [{"image": "images/0.png"}, {"text": "What color?"}]},
+    ]
+    for i, reply in enumerate(replies):
+        turns.append({"role": "assistant", "content": [{"text": reply}]})
+        if i < len(results):
+            text, image = results[i]
+            turns.append({"role": "user", "content": [{"text": text}, *([{"image": f"images/{image}.png"}] if image else [])]})
+    return {"message_list": turns}
+
+
+CHATS = {
+    "mini_o3, boxes of four decimals, a line break after the thought": mini_o3_chat(
+        ground("[0.1234, 0.0501, 0.6789, 0.9]").replace("</think>", "</think>\n"),
+        ground("[0.25, 0.5, 0.75, 1.0]", "observation_1"),
+        "<think>It is red.</think> So: <answer>red</answer>",
+        results=(SHOWN.format(1), SHOWN.format(2)),
+    ),
+    "mini_o3, a refused call, a call that is no JSON": mini_o3_chat(
+        ground("[0.1, 0.1, 0.1, 0.1]"),
+        "<think>x</think><grounding>{broken</grounding>",
+        ground("[0.25, 0.5, 0.75, 1.0]"),
+        "<think>It is red.</think><answer>red</answer>",
+        results=("Execution error: empty box", "ERROR: not JSON", SHOWN.format(1)),
+    ),
+    "mini_o3, a box of 1.02": mini_o3_chat(
+        ground("[0.5, 0.5, 1.02, 1.0]"), "<think>Red.</think><answer>red</answer>", results=(SHOWN.format(1),)
+    ),
+    "pixel_reasoner, a crop that is wrong on purpose": pixel_reasoner_chat(
+        crop("[0.0, 0.0, 0.3, 0.3]"),
+        crop("[0.5, 0.25, 0.9, 0.75]", 1, "That is the wall. Again."),
+        "It is red: \\boxed{red}.",
+        results=(("The cropped image (40x20):", 1), ("The cropped image (40x20):", 2)),
+    ),
+    "reason_rft, a caption": {
+        "id": "trance_1",
+        "messages": [{"role": "user", "content": "<image><image>What changed?"}, {"role": "assistant", "content": CAPTION}],
+        "images": ["images/0.png", "images/1.png"],
+    },
+    "r1_v, an answer without tags": {
+        "id": "d1",
+        "messages": [{"role": "user", "content": "<image>How many?"}, {"role": "assistant", "content": "7"}],
+        "images": ["images/0.png"],
+    },
+    "deepeyes, a label": {
+        "id": "d2",
+        "messages": [
+            {"role": "user", "content": "<image>How many?"},
+            {
+                "role": "assistant",
+                "content": '<think>t</think>\n<tool_call>\n{"name": "image_zoom_in_tool", "arguments": '
+                '{"bbox_2d": [0, 0, 40, 40], "label": "it"}}\n</tool_call>',
+            },
+            {"role": "user", "content": "<tool_response><image></tool_response>"},
+            {"role": "assistant", "content": "<think>t</think><answer>7</answer>"},
+        ],
+        "images": ["images/0.png", "images/1.png"],
+    },
+}
+
+
+def relative(value: Any, folder: Path) -> Any:
+    """A row whose files are named relative to ``folder``."""
+    return json.loads(json.dumps(value).replace(f"{folder}/", ""))
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_a_chat_is_written_back_without_one_altered_field(folder: Path, name: str) -> None:
+    row = CHATS[name]
+    record = one(write(folder, row))
+    assert isinstance(record, Demonstration)
+    back = relative(write_chat(record, detect(row)), folder)
+    assert {key: back.get(key) for key in row} == row
+
+
+@pytest.mark.parametrize(
+    ("name", "learnt", "calls"),
+    [
+        ("mini_o3, boxes of four decimals, a line break after the thought", [True] * 3, ["img0", "obs1", None]),
+        ("mini_o3, a refused call, a call that is no JSON", [False, False, True, True], [None, None, "img0", None]),
+        ("mini_o3, a box of 1.02", [False, True], ["img0", None]),
+        ("pixel_reasoner, a crop that is wrong on purpose", [False, True, True], ["img0", "img0", None]),
+        ("reason_rft, a caption", [True], [None]),
+    ],
+)
+def test_what_is_learnt_of_a_chat_and_what_stays_context(
+    folder: Path, name: str, learnt: list[bool], calls: list[str | None]
+) -> None:
+    record = one(write(folder, CHATS[name]))
+    assert isinstance(record, Demonstration)
+    assert [step.learn for step in record.turns] == learnt
+    assert [step.target for step in record.turns] == calls
+
+
+DIALECT_OF = {
+    "mini_o3": "mini_o3",
+    "pixel_reasoner": "pixel_reasoner",
+    "reason_rft": "plain",
+    "r1_v": "plain",
+    "deepeyes": "deepeyes",
+}
+
+
+def player(dialect: str, **dialogue: Any) -> Player:
+    size = {"min_pixels": 64 * 32, "max_pixels": 80 * 48}
+    config = {"dialect": dialect, "max_context": 4096, "input": size, "crop": size, "system": "none", **dialogue}
+    return Player(parse({"dialogue": config, "learner": {"row_tokens": 4096}}), str(nano_folder()))
+
+
+def texts(trajectory: Trajectory) -> list[str]:
+    return [turn.text for turn in trajectory.turns if turn.is_policy]
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_a_chat_is_trained_on_in_its_own_words(folder: Path, name: str) -> None:
+    record = one(write(folder, CHATS[name]))
+    assert isinstance(record, Demonstration)
+    wide = {"input": {"min_pixels": 160 * 64, "max_pixels": 160 * 96}} if name.startswith("deepeyes") else {}
+    p = player(DIALECT_OF[name.partition(",")[0]], **wide)
+    trajectory, _ = p.play(record)
+    said = [step.verbatim.text for step in record.turns if step.verbatim is not None]
+    if name.startswith("deepeyes"):  # pixels of the file become pixels of the view; what is around the call stays
+        width, height = trajectory.images[0].view_size
+        call = {"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, width // 2, height], "label": "it"}}
+        written = json.dumps(call, separators=(",", ":"))
+        assert texts(trajectory)[0] == f"<think>t</think>\n<tool_call>\n{written}\n</tool_call>"
+        said = said[1:]
+    assert texts(trajectory)[-len(said) :] == said
+    masks = [turn.learn for turn in trajectory.turns if turn.is_policy]
+    assert masks == [step.learn for step in record.turns]
+    decoded = [p.renderer.tokenizer.decode(turn.tokens) for turn in trajectory.turns if turn.is_policy]
+    assert [text.removesuffix("<|im_end|>") for text in decoded] == texts(trajectory)
+    assert trajectory.answer == record.final
+
+
+def test_a_chat_of_another_dialect_is_put_into_that_of_the_run(folder: Path) -> None:
+    record = one(write(folder, CHATS["mini_o3, boxes of four decimals, a line break after the thought"]))
+    assert isinstance(record, Demonstration)
+    first, second, last = texts(player("qwen").play(record)[0])
+    assert first.startswith('<think>Closer.</think><tool_call>{"name":"zoom_in"')
+    assert '"target":"obs1"' in second
+    assert last == "<think>It is red.</think><answer>red</answer>"
+
+
+def test_an_image_that_only_the_row_has_shifts_the_numbers_of_later_ones(folder: Path) -> None:
+    """A call that Mini-o3 evaluated as Python had an image there and has none here: its successors are called by our numbers."""
+    python = "<think>x</think><grounding>dict(bbox_2d=[0, 0, 1, 1], source='original_image')</grounding>"
+    row = mini_o3_chat(
+        python,
+        ground("[0.25, 0.25, 0.75, 1.0]"),
+        ground("[0.25, 0.25, 0.75, 1.0]", "observation_2"),
+        "<think>Red.</think><answer>red</answer>",
+        results=(SHOWN.format(1), SHOWN.format(2), SHOWN.format(3)),
+    )
+    record = one(write(folder, row))
+    assert isinstance(record, Demonstration)
+    assert [(step.op, step.target, step.learn) for step in record.turns[:3]] == [
+        (None, None, False),
+        ("zoom_in", "img0", True),
+        ("zoom_in", "obs1", True),
+    ]
+    trajectory, _ = player("mini_o3").play(record)
+    assert [o.status for o in trajectory.observations] == ["error", "ok", "ok"]
+    assert trajectory.images[-1].parent == "obs1"
+    assert '"source": "observation_1"' in texts(trajectory)[2]
+    assert relative(write_chat(record, "sharegpt"), folder)["conversations"] == row["conversations"]
+
+
+@pytest.mark.parametrize("dialect", ["qwen", "mini_o3", "pixel_reasoner", "deepeyes"])
+@pytest.mark.parametrize(
+    "box", [[0.5, 0.5, 0.4, 0.6], [3, 4, 50, 60], [0.5, 0.5, 0.5, 0.5], [0.1, 0.2], "left", None, [1.02, 0.1, 1.3, 0.2]]
+)
+def test_a_masked_call_with_an_invalid_box_is_context_and_does_not_end_the_job(folder: Path, dialect: str, box: Any) -> None:
+    media = [{"id": "img0", "uri": str(folder / "images/0.png")}]
+    turns = [
+        {"think": "Here.", "op": "zoom_in", "arguments": {"box": box}, "learn": False},
+        {"think": "No, here.", "op": "zoom_in", "box": [0.0, 0.0, 0.75, 1.0]},
+        {"think": "Red.", "answer": "red"},
+    ]
+    record = Demonstration.model_validate({"id": "d", "question": "?", "media": media, "answers": ["red"], "turns": turns})
+    trajectory, views = player(dialect).play(record)
+    assert [o.status for o in trajectory.observations] == ["error", "ok"]
+    assert [turn.learn for turn in trajectory.turns if turn.is_policy] == [False, True, True]
+    assert len(views) == 2

@@ -177,20 +177,24 @@ def write_question(record: Question, format: str) -> Row:
     return write(record)
 
 
-def write_chat(record: Demonstration, format: str, images: Sequence[Sequence[str]] = (), dialect: str = "") -> Row:
-    """The row of a demonstration in ``format``, its calls rendered in ``dialect`` (by default the format's own).
+def write_chat(record: Demonstration, format: str, images: Sequence[Sequence[str]] | None = None, dialect: str = "") -> Row:
+    """The row of a demonstration in ``format``, its calls in ``dialect`` (by default the one of its row, or the format's).
 
-    ``images`` are the files of the images that each operation returned, in order. BadInput if the format is not one of chats, if
-    there are not as many entries as operations, or if the dialect cannot express a turn.
+    ``images`` are the files of the images that each call returned, in order, by default those of its row. BadInput if the
+    format is not one of chats, if there are not as many entries as calls, or if the dialect cannot express a turn.
     """
     known = FORMATS.get(format)
     if known is None or known.write_chat is None:
         names = ", ".join(name for name, known in FORMATS.items() if known.write_chat)
         raise BadInput(f"demonstrations cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}")
-    if len(images) != len(record.steps):
+    calls, rows = chat.calls_of(record), [turn.verbatim for turn in record.turns if turn.verbatim is not None]
+    if images is None:
+        images = [turn.verbatim.images for turn in calls if turn.verbatim is not None]
+    if len(images) != len(calls):
         raise BadInput(
-            f"{record.id} calls {len(record.steps)} operations, but images of {len(images)} are given",
+            f"{record.id} calls {len(calls)} operations, but images of {len(images)} are given",
             code="media_count",
             fix="give the files that each operation returned, an empty list for one that returned none",
         )
-    return known.write_chat(record, chat.render_replies(record, dialect or known.dialect, images), list(map(list, images)))
+    dialect = dialect or (rows[0].dialect if rows else known.dialect)
+    return known.write_chat(record, chat.render_replies(record, dialect, images), list(map(list, images)))

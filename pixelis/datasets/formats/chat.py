@@ -1,11 +1,12 @@
 """Chats between a user and an assistant that calls operations, into demonstrations and back.
 
-Only the assistant's turns are kept. Observations are made anew when a demonstration is played, so the images of later user turns
-matter by their number and size alone.
+Every turn keeps its own text. Observations are made anew when a demonstration is played, so the images of later user turns matter
+there by their number and size alone.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from pixelis.dialogue.dialects import DIALECTS, Dialect, default_target
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import OPERATIONS
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, Demonstration, Media, Step
+from pixelis.records import Action, Demonstration, Media, Step, Verbatim
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 ROLES |= {"observation": "user", "tool": "user", "function_response": "user"}
@@ -55,11 +56,15 @@ def role_of(value: Any, column: str) -> str:
 # -- reading ----------------------------------------------------------------------------------------------------------------
 
 
-def demonstration_of(row: Row, name: str, chat: list[ChatTurn], *used: str) -> Demonstration:
+def demonstration_of(
+    row: Row, name: str, chat: list[ChatTurn], *used: str, learnt_turns: int | None = None, answers: str = "answer"
+) -> Demonstration:
     """The demonstration of a chat, whose calls are parsed by the dialect they are written in.
 
-    ``used`` are the columns that hold the chat and its media, the chat first. RowError ``no_question``, ``out_of_turn``,
-    ``second_question``, ``second_answer``, ``no_action``, ``no_answer``, or the code of a call that does not parse.
+    Each turn keeps its text. A call that cannot be read, that was refused, or whose box lies partly outside stays in the context
+    and out of the loss, and so do all but the last ``learnt_turns`` turns. ``used`` are the columns that hold the chat and its
+    media, the chat first. RowError ``no_question``, ``out_of_turn``, ``second_question``, ``second_answer``, ``no_action``,
+    ``no_answer``.
     """
     column = used[0]
     system = "\n".join(turn.text for turn in chat if turn.role == "system")
@@ -67,62 +72,97 @@ def demonstration_of(row: Row, name: str, chat: list[ChatTurn], *used: str) -> D
     if not chat or chat[0].role != "user":
         raise RowError(column, "no_question", "the chat does not begin with a user turn")
     media = _numbered(chat[0].media)
-    dialect = _dialect("\n".join(turn.text for turn in chat if turn.role == "assistant"))
-    sizes, clips = _ImageSizes(), tuple(item.id for item in media if item.kind == "video")
-    for item in media:
-        frames = item.frames or []
-        sizes.add(item.id, frames[0] if frames else item.uri)
-        for i, path in enumerate(frames):
-            sizes.add(f"{item.id}.{i}", path)
+    reader = _Reader(_dialect("\n".join(turn.text for turn in chat if turn.role == "assistant")), media, column)
     steps: list[Step] = []
-    successes = 0
     for i, turn in enumerate(chat[1:], 1):
         if turn.role == chat[i - 1].role:  # a call has one observation; none or two would shift the numbers of later ones
             raise RowError(column, "out_of_turn", f"turns {i - 1} and {i} are both of the {turn.role}")
         if turn.role == "user":
-            if not steps or steps[-1].op is None:
+            if not steps or steps[-1].answer is not None:
                 raise RowError(column, "second_question", f"turn {i} asks again, but a demonstration has one question")
-            if not turn.media and ERROR_RESULT.match(turn.text):
-                steps[-1] = steps[-1].model_copy(update={"learn": False})
-                continue
-            successes += 1
-            paths = [path for item in turn.media for path in (item.frames or [item.uri])]
-            for key, path in zip(_observation_ids(successes, len(paths)), paths, strict=True):
-                sizes.add(key, path)
+            steps[-1] = reader.with_result(steps[-1], turn)
             continue
         if steps and steps[-1].answer is not None:
             raise RowError(column, "second_answer", f"turn {i} continues after the answer")
-        scale = Scale("thousand", sizes, clips=clips)  # dialects with a scale of their own replace the kind
-        steps.append(_step(turn.text, dialect, scale, last=i == len(chat) - 1, column=f"{column}.{i}"))
+        steps.append(reader.step(turn.text, last=i == len(chat) - 1, place=f"{column}.{i}"))
     if not steps or steps[-1].answer is None:
         raise RowError(column, "no_answer", "the chat does not end with an answer")
+    if learnt_turns is not None:
+        masked = len(steps) - learnt_turns
+        steps = [step.model_copy(update={"learn": False}) if i < masked else step for i, step in enumerate(steps)]
     return Demonstration(
         id=fields.identifier(row, "id", "qid", "doc_id") or name,
         question=question_text(chat[0].text, column, media),
         media=media,
-        answers=fields.answers(row, "answer") if row.get("answer") is not None else [steps[-1].answer],
+        answers=fields.answers(row, answers) if row.get(answers) is not None else [str(steps[-1].answer)],
         task=fields.identifier(row, "data_source") or "qa",
         turns=steps,
-        meta=other_columns(row, *used, "id", "qid", "doc_id", "answer") | ({"system": system} if system else {}),
+        meta=other_columns(row, *used, "id", "qid", "doc_id", answers) | ({"system": system} if system else {}),
     )
 
 
-def _step(text: str, dialect: Dialect, scale: Scale, last: bool, column: str) -> Step:
-    reply = dialect.parse(text, OPERATIONS, scale)
-    if reply.error is not None:
-        raise RowError(column, reply.error.code, reply.error.message)
-    think = (reply.think or "").strip() or None
-    if reply.action is not None:
-        return Step(think=think, op=reply.action.op, target=reply.action.target, arguments=reply.action.arguments)
-    if reply.answer is not None:
-        return Step(think=think, answer=reply.answer)
-    if not last:
-        raise RowError(column, "no_action", "the turn neither calls an operation nor answers")
-    _, closed, rest = text.partition("</think>")
-    answer = rest if closed else text
-    if not answer.strip():
-        raise RowError(column, "no_answer", "the last turn is empty")
-    return Step(think=think if closed else None, answer=answer.strip())
+class _Reader:
+    """Reads the turns of one chat in order, and keeps the names and sizes of the images so far.
+
+    A call that cannot be read shows no image when it is played, even if it showed one in its own system: later images have one
+    number less here. ``names`` maps the ids that the row counts to ours, None for such an image.
+    """
+
+    def __init__(self, dialect: Dialect, media: list[Media], column: str):
+        self.dialect, self.column = dialect, column
+        self.sizes, self.clips = _ImageSizes(), tuple(item.id for item in media if item.kind == "video")
+        self.names: dict[str, str | None] = {}
+        self.shown = self.executed = 0
+        for item in media:
+            frames = item.frames or []
+            self.sizes.add(item.id, frames[0] if frames else item.uri)
+            for i, path in enumerate(frames):
+                self.sizes.add(f"{item.id}.{i}", path)
+
+    def step(self, text: str, last: bool, place: str) -> Step:
+        """The turn of an assistant. RowError ``no_action``, ``no_answer``, or the code of a last turn that is a broken call."""
+        scale = Scale("thousand", self.sizes, clips=self.clips)  # dialects with a scale of their own replace the kind
+        reply, learn = self.dialect.parse(text, OPERATIONS, scale), True
+        if reply.error is not None and reply.error.code == "out_of_range" and self.dialect.rows_clamp:
+            # The systems themselves clamp such a box and go on; the call is kept as they executed it, and not learnt.
+            reply, learn = self.dialect.parse(text, OPERATIONS, dataclasses.replace(scale, clamp=True)), False
+        verbatim, think = Verbatim(dialect=self.dialect.name, text=text), (reply.think or "").strip() or None
+        if (action := reply.action) is not None and (target := self.names.get(action.target, action.target)) is not None:
+            arguments = action.arguments
+            return Step(think=think, op=action.op, target=target, arguments=arguments, learn=learn, verbatim=verbatim)
+        if reply.answer is not None:
+            return Step(think=think, answer=reply.answer, verbatim=verbatim)
+        if reply.error is not None or reply.action is not None:
+            if last:
+                code, message = (
+                    (reply.error.code, reply.error.message) if reply.error else ("no_answer", "the chat ends with a call")
+                )
+                raise RowError(place, code, message)
+            return Step(think=think, learn=False, verbatim=verbatim)
+        if not last:
+            raise RowError(place, "no_action", "the turn neither calls an operation nor answers")
+        _, closed, rest = text.partition("</think>")
+        answer = rest if closed else text
+        if not answer.strip():
+            raise RowError(place, "no_answer", "the last turn is empty")
+        return Step(think=think if closed else None, answer=answer.strip(), verbatim=verbatim)
+
+    def with_result(self, step: Step, turn: ChatTurn) -> Step:
+        """The call with the user turn that followed it."""
+        assert step.verbatim is not None
+        paths = [path for item in turn.media for path in (item.frames or [item.uri])]
+        failed = not paths and ERROR_RESULT.match(turn.text) is not None
+        result = step.verbatim.model_copy(update={"result": turn.text, "images": paths, "failed": failed})
+        if failed:
+            return step.model_copy(update={"verbatim": result, "learn": False})
+        readable = step.op is not None
+        if readable or paths:
+            self.shown, self.executed = self.shown + 1, self.executed + readable
+            names = _observation_ids(self.executed, len(paths))
+            for key, name, path in zip(_observation_ids(self.shown, len(paths)), names, paths, strict=True):
+                self.names[key] = name if readable else None
+                self.sizes.add(key, path)
+        return step.model_copy(update={"verbatim": result})
 
 
 def _dialect(replies: str) -> Dialect:
@@ -172,10 +212,16 @@ def _observation_ids(number: int, count: int) -> list[str]:
 # -- writing ----------------------------------------------------------------------------------------------------------------
 
 
+def calls_of(record: Demonstration) -> list[Step]:
+    """The turns that a result follows: calls, also those that cannot be read."""
+    return [turn for turn in record.turns if turn.answer is None]
+
+
 def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequence[str]]) -> list[str]:
     """The assistant's turns of a demonstration in a dialect; BadInput if it cannot express one of them.
 
-    A dialect may number the images: those of the question, the frames of its clips, and those of each successful operation.
+    A turn that was read from a row in this dialect is written as it stood there. A dialect may number the images: those of the
+    question, the frames of its clips, and those of each successful operation.
     """
     sizes = dict[str, tuple[int, int]]()
     for item in record.media:
@@ -187,24 +233,40 @@ def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequenc
         target = turn.target or default_target(sizes)
         reply = turn.answer if turn.answer is not None else Action(op=turn.op or "", target=target, arguments=turn.arguments)
         try:
-            replies.append("".join(DIALECTS[dialect].render(reply, Scale("thousand", sizes, clips=clips), turn.think)))
+            if turn.verbatim is not None and turn.verbatim.dialect == dialect:
+                replies.append(turn.verbatim.text)
+            else:
+                replies.append("".join(DIALECTS[dialect].render(reply, Scale("thousand", sizes, clips=clips), turn.think)))
         except OperationError as error:
             message = f"{record.id}, turn {i}: the dialect {dialect} cannot express it: {error.message}"
             raise BadInput(message, code=error.code) from None
-        if turn.op is not None and not _failed(turn, files := next(results)):
+        if turn.answer is None and not has_failed(turn, files := next(results)) and (turn.op is not None or files):
             successes += 1
             sizes |= dict.fromkeys(_observation_ids(successes, len(files)), (0, 0))
     return replies
 
 
-def result_text(turn: Step, files: Sequence[str]) -> str:
-    """The text of a user turn that reports the result of a call; that of an error is recognised when it is read."""
+def result_text(turn: Step, files: Sequence[str], mark: str = "") -> str:
+    """The text of a user turn that reports the result of a call; that of an error is recognised when it is read.
+
+    ``mark`` stands for each of the ``files`` in the text, if the format has marks.
+    """
+    if turn.verbatim is not None and turn.verbatim.result is not None:
+        text = turn.verbatim.result
+        return mark * (len(files) - text.count(mark)) + text if mark else text.replace("<image>", "")
     text = turn.observation.text if turn.observation is not None else ""
-    if _failed(turn, files):
+    if has_failed(turn, files):
         return f"error: {text or 'the call was refused'}"
-    return "" if files else text or "The operation returned text only."
+    return mark * len(files) if files else text or "The operation returned text only."
 
 
-def _failed(turn: Step, files: Sequence[str]) -> bool:
+def has_failed(turn: Step, files: Sequence[str]) -> bool:
     """Whether a call was an error, which takes no observation number."""
+    if turn.verbatim is not None and turn.verbatim.result is not None:
+        return turn.verbatim.failed
     return turn.observation.status == "error" if turn.observation is not None else not turn.learn and not files
+
+
+def meta_columns(record: Demonstration) -> Row:
+    """The columns of the row that the demonstration was read from and has no field for."""
+    return {key: value for key, value in record.meta.items() if key != "system"}

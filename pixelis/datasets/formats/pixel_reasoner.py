@@ -5,10 +5,21 @@ from __future__ import annotations
 from pixelis.datasets import fields
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.formats.base import Format, Row, other_columns, question_text, scorer_of
-from pixelis.datasets.formats.chat import ChatTurn, demonstration_of, messages_of, result_text, role_of
+from pixelis.datasets.formats.chat import (
+    ChatTurn,
+    calls_of,
+    demonstration_of,
+    messages_of,
+    meta_columns,
+    result_text,
+    role_of,
+)
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Media, Question
+
+LEARNT_TURNS = 2
+"""Pixel-Reasoner trains on the last two turns of the assistant: its rows do not mark the crops that are wrong on purpose."""
 
 
 def _read(row: Row, name: str, root: MediaRoot) -> Question:
@@ -55,18 +66,19 @@ def _read_chat(row: Row, name: str, root: MediaRoot) -> Demonstration:
             elif part.get("video") is not None:
                 turn.media += root.media({column: [part["video"]]}, videos=column)
         turns.append(turn)
-    return demonstration_of(row, name, turns, "message_list")
+    return demonstration_of(row, name, turns, "message_list", learnt_turns=LEARNT_TURNS)
 
 
 def _write_chat(record: Demonstration, replies: list[str], images: list[list[str]]) -> Row:
     media = [{"image": item.uri} if item.kind == "image" else {"video": item.frames or item.uri} for item in record.media]
     users: list[list[Row]] = [[*media, {"text": record.question}]]
-    for turn, files in zip(record.steps, images, strict=True):
+    for turn, files in zip(calls_of(record), images, strict=True):
         users.append([{"text": result_text(turn, files) or "The result:"}, *({"image": path} for path in files)])
-    turns: list[Row] = []
+    system = record.meta.get("system")
+    turns: list[Row] = [{"role": "system", "content": [{"text": system}]}] if system else []
     for user, reply in zip(users, replies, strict=True):
         turns += [{"role": "user", "content": user}, {"role": "assistant", "content": [{"text": reply}]}]
-    return {"message_list": turns}
+    return {**meta_columns(record), "message_list": turns}
 
 
 FORMATS = {

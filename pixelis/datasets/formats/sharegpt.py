@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.formats.base import Format, Row, image_paths
-from pixelis.datasets.formats.chat import ChatTurn, demonstration_of, messages_of, result_text, role_of
+from pixelis.datasets.formats.chat import (
+    ChatTurn,
+    calls_of,
+    demonstration_of,
+    messages_of,
+    meta_columns,
+    result_text,
+    role_of,
+)
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.records import Demonstration
 
@@ -54,11 +62,17 @@ class ChatColumns:
     def write(self, record: Demonstration, replies: list[str], images: list[list[str]]) -> Row:
         """The row of a demonstration; BadInput if it has clips."""
         paths = image_paths(record)
-        results = ["<image>" * len(files) + result_text(turn, files) for turn, files in zip(record.steps, images, strict=True)]
-        chat: list[Row] = []
+        results = [result_text(turn, files, "<image>") for turn, files in zip(calls_of(record), images, strict=True)]
+        system = record.meta.get("system")
+        chat: list[Row] = [{self.role: "system", self.text: system}] if system else []
         for user, reply in zip([self.placeholder * len(paths) + record.question, *results], replies, strict=True):
             chat += [{self.role: self.user, self.text: user}, {self.role: self.assistant, self.text: reply}]
-        return {"id": record.id, self.chat: chat, "images": [*paths, *(path for files in images for path in files)]}
+        return {
+            **meta_columns(record),
+            "id": record.id,
+            self.chat: chat,
+            "images": [*paths, *(path for files in images for path in files)],
+        }
 
 
 CONVERSATIONS = ChatColumns("conversations", "from", "value", "human", "gpt", "<image>\n")

@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pixelis.dialogue.dialects.strict import strict_json
 from pixelis.errors import OperationError
@@ -63,6 +63,10 @@ class Dialect(ABC):
 
     ``thinks``: a well-formed turn needs a thought. ``scale``: the dialect's coordinate scale; None for the model's own.
     ``boxes``: ``\\boxed{}`` counts as an answer when there is none in tags, as in mathematics data sets.
+
+    Where systems differ, each dialect does as its system. ``several``: which of several calls in a turn counts. ``both``: what a
+    turn with a call and an answer is; ``end``: a call if the call ends the turn. ``clamps``: boxes partly outside the image are
+    cut at its border, unless ``dialogue.clamp`` says otherwise; ``rows_clamp``: the system did so when it wrote its rows.
     """
 
     name: ClassVar[str]
@@ -70,6 +74,11 @@ class Dialect(ABC):
     thinks: ClassVar[bool] = True
     scale: ClassVar[Coordinates | None] = None
     boxes: ClassVar[bool] = False
+    several: ClassVar[Literal["refuse", "first", "last"]] = "refuse"
+    both: ClassVar[Literal["refuse", "answer", "call", "end"]] = "refuse"
+    clamps: ClassVar[bool] = False
+    rows_clamp: ClassVar[bool] = False
+    separators: ClassVar[tuple[str, str]] = (",", ":")
 
     def __init__(self) -> None:
         kinds = [kind for kind in ("think", self.call, "answer") if kind]
@@ -97,29 +106,50 @@ class Dialect(ABC):
         if not self.call:
             raise OperationError("answer without operations", code="unknown_op")
         call = self._write_call(self.adapt(content), self._scaled(scale))
-        text = json.dumps(call, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        return [*self._render_thought(think), Tag(f"<{self.call}>"), text, Tag(f"</{self.call}>")]
+        return [*self._render_thought(think), Tag(f"<{self.call}>"), self._json(call), Tag(f"</{self.call}>")]
+
+    def pieces(self, text: str) -> list[str]:
+        """A policy turn that is given as text, in pieces as `render` returns them."""
+        tags = re.compile("(" + "|".join(re.escape(tag) for tag in self.tags) + ")")
+        return [Tag(piece) if piece in self.tags else piece for piece in tags.split(text) if piece]
+
+    def rewrite(self, text: str, action: Action, scale: Scale) -> str:
+        """The text with ``action`` as its call; further fields and all other text stay. Raises OperationError as `render`."""
+        _, body = self._split(text)
+        if (call := self._chosen(body)) is None:
+            raise OperationError("the turn has no call", code="bad_json")
+        old, new = self._load(call[1]), self._write_call(self.adapt(action), self._scaled(scale))
+        if isinstance(old, dict):
+            inner = {
+                key: {**old[key], **new[key]} for key in old if isinstance(old[key], dict) and isinstance(new.get(key), dict)
+            }
+            new = {**old, **new, **inner}
+        written, start = call[1].replace(call[1].strip(), self._json(new)), len(text) - len(body)
+        return text[: start + call.start(1)] + written + text[start + call.end(1) :]
 
     def parse(self, text: str, operations: Mapping[str, type[Operation]], scale: Scale) -> Reply:
         """Parse a policy turn. Never raises: an invalid call is a Reply with ``error``.
 
-        Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, out_of_range, limit (several calls, or a call and an
-        answer). Tags inside the thought are ignored; the last of several answers counts.
+        Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, out_of_range, too_small, limit (several calls, or a call
+        and an answer, in a dialect that allows one). Tags inside the thought are ignored; the last of several answers counts.
         """
         think, body = self._split(text)
         answers = self._answers(self._call.sub("", body))
         opened, closed = (body.count(f"<{slash}{self.call}>") if self.call else 0 for slash in ("", "/"))
+        answer = answers[-1].strip() if answers else None
         if not opened and not closed:
-            return Reply(think=think, answer=answers[-1].strip() if answers else None)
+            return Reply(think=think, answer=answer)
+        call = self._chosen(body)
+        if self._disregards_call(body, call, bool(answers)):
+            return Reply(think=think, answer=answer)
         try:
-            if max(opened, closed) > 1:
+            if max(opened, closed) > 1 and self.several == "refuse":
                 raise OperationError(f"{max(opened, closed)} calls in a turn, make one", code="limit")
-            call = self._call.search(body)
             if call is None:
                 raise OperationError("the call is not closed" if opened else "the call is not opened", code="bad_json")
-            if answers:
+            if answers and self.both == "refuse":
                 raise OperationError("call or answer, not both", code="limit")
-            return Reply(think=think, action=self._read_call(strict_json(call[1]), operations, self._scaled(scale)))
+            return Reply(think=think, action=self._read_call(self._load(call[1]), operations, self._scaled(scale)))
         except OperationError as error:
             return Reply(think=think, error=error)
 
@@ -133,6 +163,23 @@ class Dialect(ABC):
         if self.thinks and think is None:
             return False
         return "</think>" not in text or text.lstrip().startswith("<think>")
+
+    def _chosen(self, body: str) -> re.Match[str] | None:
+        """The complete call that counts, None without one."""
+        calls = list(self._call.finditer(body))
+        return (calls[-1] if self.several == "last" else calls[0]) if calls else None
+
+    def _disregards_call(self, body: str, call: re.Match[str] | None, answers: bool) -> bool:
+        """Whether a turn with a call is an answer, or nothing, in the dialect's system."""
+        if self.both == "answer":
+            return self._answer.search(self._call.sub("", body)) is not None
+        return self.both == "end" and bool(body[call.end() :].strip() if call else answers)
+
+    def _json(self, call: Any) -> str:
+        return json.dumps(call, separators=self.separators, ensure_ascii=False, allow_nan=False)
+
+    def _load(self, text: str) -> Any:
+        return strict_json(text)
 
     @abstractmethod
     def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
@@ -153,11 +200,13 @@ class Dialect(ABC):
         return matches or [body[start:end] for start, end in boxed(body)] if self.boxes else matches
 
     def _split(self, text: str) -> tuple[str | None, str]:
+        """The thought and what follows it. Text before the thought, as Reason-RFT's captions, belongs to neither."""
         thought, closing, body = text.partition("</think>")
-        return (thought.lstrip().removeprefix("<think>"), body) if closing else (None, text)
+        return (thought.partition("<think>")[2] if "<think>" in thought else thought, body) if closing else (None, text)
 
     def _scaled(self, scale: Scale) -> Scale:
-        return dataclasses.replace(scale, kind=self.scale) if self.scale else scale
+        clamp = self.clamps if scale.clamp is None else scale.clamp
+        return dataclasses.replace(scale, kind=self.scale or scale.kind, clamp=clamp)
 
     # -- wording ---------------------------------------------------------------------------------------------------------------
 
@@ -202,7 +251,7 @@ def first_image(scale: Scale) -> str:
 
 def region(action: Action) -> list[float]:
     """The region of a zoom as a plain box, padding included, for dialects that know only boxes."""
-    if set(action.arguments) == {"box"}:
+    if set(action.arguments) == {"box"} and isinstance(action.arguments["box"], list | tuple):
         return list(action.arguments["box"])
     try:
         arguments = ZoomInArguments.model_validate(action.arguments)

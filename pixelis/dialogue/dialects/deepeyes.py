@@ -17,7 +17,7 @@ from pixelis.dialogue.dialects.base import (
     region,
     signatures,
 )
-from pixelis.dialogue.dialects.strict import named_call, only
+from pixelis.dialogue.dialects.strict import named_call
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
@@ -44,10 +44,13 @@ SCHEMAS = {
     "rotate": function(
         TOOLS["rotate"],
         "Rotate the question's image.",
-        {"angle": {"type": "integer", "description": "90, 180 or 270 degrees clockwise; -90 is counter-clockwise"}},
+        {"angle": {"type": "number", "description": "degrees clockwise; -90 is counter-clockwise"}},
         ["angle"],
     ),
 }
+FIELDS = {"zoom_in": ("bbox_2d",), "rotate": ("angle",)}
+MIN_SIDE, MAX_RATIO, MAX_ANGLE = 30, 100, 3600
+"""Sides of a region are longer than this many pixels, and their ratio is no larger, in DeepEyes' code."""
 SYSTEM = "You are a helpful assistant.\n\n# Tools\n\nYou may call one function per turn to look closer before you answer.\n\n"
 RULE = "\nThink first inside <think>...</think>, {call}then answer inside <answer>...</answer>."
 CALL = "call a function inside <tool_call>...</tool_call> if you need to see more, "
@@ -57,12 +60,18 @@ class DeepEyes(Dialect):
     """A thought, then ``<tool_call>{"name":"image_zoom_in_tool","arguments":{"bbox_2d":[..]}}</tool_call>`` or an answer in tags.
 
     Boxes are pixels of the first picture as shown and are mapped to full resolution. Crops of crops and other pictures cannot be
-    named. A ``label`` beside the box is ignored. Angles are clockwise.
+    named. Angles are clockwise, as DeepEyes describes its tool; its code turns counter-clockwise. As in its code the last of
+    several calls counts, but an answer before any call; boxes are cut at the border, fractions of pixels are rounded, further
+    fields are ignored, and a region of 30 pixels or less, or thinner than 1:100, is refused.
     """
 
     name = "deepeyes"
     scale = "pixels"
     boxes = True
+    several = "last"
+    both = "answer"
+    clamps = True
+    rows_clamp = True
 
     def offers(self, operation: type[Operation]) -> bool:
         """True for zooming in and for an operation called ``rotate``."""
@@ -110,18 +119,33 @@ class DeepEyes(Dialect):
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
         forms = {TOOLS[name]: name for name in operations if name in TOOLS}
-        name, arguments = named_call(call, list(forms))
+        known = {key: call[key] for key in ("name", "arguments") if key in call} if isinstance(call, dict) else call
+        name, arguments = named_call(known, list(forms))
         op, target = forms[name], first_image(scale)
+        (key,) = FIELDS[op]
+        if key not in arguments:
+            raise OperationError(f"{key} is missing", code="bad_arguments")
+        canonical: dict[str, Any] = {}
         if op == "zoom_in":
-            only(arguments, ("bbox_2d",), ("label",))
-            if not isinstance(arguments.get("label", ""), str):
-                raise OperationError("label is text", code="bad_arguments")
-            canonical: dict[str, Any] = {"box": scale.read("bbox_2d", arguments["bbox_2d"], target)}
+            canonical["box"] = _box(arguments[key], target, scale)
         else:
-            only(arguments, ("angle",))
-            angle = arguments["angle"]
-            if type(angle) is not int or angle % 360 not in (90, 180, 270):
-                raise OperationError("angle is 90, 180 or 270", code="bad_arguments")
-            canonical = {"angle": angle % 360}
+            angle = arguments[key]
+            if type(angle) not in (int, float) or abs(angle) > MAX_ANGLE:
+                raise OperationError(f"angle is a number of degrees up to {MAX_ANGLE}", code="bad_arguments")
+            canonical["angle"] = float(angle % 360)
         checked = operations[op].check(canonical)
         return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
+
+
+def _box(value: Any, target: str, scale: Scale) -> Any:
+    """A box in pixels of the image as shown. Raises ``too_small`` or ``bad_box`` for a region that DeepEyes refuses."""
+    if isinstance(value, list) and all(type(v) in (int, float) for v in value):
+        value = [round(v) for v in value]
+    left, top, right, bottom = scale.read("bbox_2d", value, target)  # type: ignore[misc]
+    width, height = scale.extent(target)
+    sides = round((right - left) * width), round((bottom - top) * height)
+    if min(sides) <= MIN_SIDE:
+        raise OperationError(f"the region is {sides[0]}x{sides[1]} pixels, more than {MIN_SIDE} are needed", code="too_small")
+    if max(sides) > MAX_RATIO * min(sides):
+        raise OperationError(f"the region is thinner than 1:{MAX_RATIO}", code="bad_box")
+    return left, top, right, bottom

@@ -17,13 +17,15 @@ from pixelis.dialogue.dialects.base import (
     first_image,
     region,
 )
-from pixelis.dialogue.dialects.strict import only
+from pixelis.dialogue.dialects.strict import only, strict_json
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, Coordinates, ImageView, Observation
 
 ORIGINAL = "original_image"
+ORIGINALS = (ORIGINAL, "observation_0")
+"""Names of the first picture; the first one is written."""
 ZOOM = "zoom_in"
 RULE = """Think inside <think>...</think>. In each turn, either zoom in on a region or answer.
 To zoom in: <grounding>{"bbox_2d": [x0, y0, x1, y1], "source": "original_image"}</grounding>. The box is left, top, right, \
@@ -31,19 +33,25 @@ bottom as fractions 0 to 1 of the source, which is "original_image" or an earlie
 To answer: <answer>...</answer>."""
 CONTINUE = "\nContinue: think, then zoom in on a region or answer."
 _CANONICAL_ID = re.compile(r"obs(\d+)")
-_WIRE_ID = re.compile(r"observation_(\d+)")
+_WIRE_ID = re.compile(r"observation_(\d{1,4})(?!\d)")
 
 
 class MiniO3(Dialect):
     """A thought, then ``<grounding>{"bbox_2d":[..],"source":"observation_1"}</grounding>`` or an answer in tags.
 
     ``original_image`` is the first picture, or the first frame of a clip; others have their ids. ``observation_1`` is the first
-    successful observation: failed calls are not counted.
+    successful observation: failed calls are not counted. As in Mini-o3's code ``observation_0`` is the picture, words after the
+    number and single quotes are read, the first of several calls counts, also before an answer, and calls are written with a
+    blank after commas and colons, the box first: its parser reads no other form.
     """
 
     name = "mini_o3"
     call = "grounding"
     scale = "unit"
+    several = "first"
+    both = "call"
+    rows_clamp = True
+    separators = (", ", ": ")
 
     def offers(self, operation: type[Operation]) -> bool:
         """True for zooming in."""
@@ -85,16 +93,21 @@ class MiniO3(Dialect):
         arguments = operations[ZOOM].check({"box": scale.read("bbox_2d", call["bbox_2d"], target)})
         return Action(op=ZOOM, target=target, arguments=arguments.model_dump(mode="json", exclude_none=True))
 
+    def _load(self, text: str) -> Any:
+        return strict_json(text if '"' in text else text.replace("'", '"'))
+
     def _target(self, source: Any, scale: Scale) -> str:
         if not isinstance(source, str):
             raise OperationError("source is the name of an image", code="bad_target")
+        match = _WIRE_ID.match(source)
+        name = f"observation_{int(match[1])}" if match else source
         if not scale.images:
-            match = _WIRE_ID.fullmatch(source)
-            return f"obs{match[1]}" if match else DEFAULT_TARGET if source == ORIGINAL else source
-        targets = {_wire_id(name): name for name in scale.images[1:]} | {ORIGINAL: scale.images[0]}
-        if source not in targets:
-            raise OperationError(f"no image {source[:20]}, use {', '.join([ORIGINAL, *targets][:8])}", code="bad_target")
-        return targets[source]
+            return f"obs{match[1]}" if match and int(match[1]) else DEFAULT_TARGET if name in ORIGINALS else source
+        targets = {_wire_id(image): image for image in scale.images[1:]} | dict.fromkeys(ORIGINALS, scale.images[0])
+        if name not in targets:
+            names = [ORIGINAL, *(target for target in targets if target not in ORIGINALS)]
+            raise OperationError(f"no image {source[:20]}, use {', '.join(names[:8])}", code="bad_target")
+        return targets[name]
 
 
 def _wire_id(name: str) -> str:

@@ -61,12 +61,17 @@ class PixelReasoner(Dialect):
     ``target_image`` numbers all images from 1 in the order shown; ``target_frames`` numbers the frames of the first clip from 1.
     A box of numbers 0..1 is in fractions of the image, a box of larger whole numbers in pixels of the image as shown; a mixture
     is refused. Rendered boxes are fractions in steps of 0.001. ``padding``: fraction of width and height added on each side of
-    every crop.
+    every crop. As in Pixel-Reasoner's code a turn is a call only if it ends with one, the last of several calls counts, and boxes
+    are cut at the border.
     """
 
     name = "pixel_reasoner"
     scale = "unit"
     thinks = False
+    several = "last"
+    both = "end"
+    clamps = True
+    rows_clamp = True
 
     def __init__(self, padding: float = 0.1) -> None:
         super().__init__()
@@ -150,8 +155,10 @@ class PixelReasoner(Dialect):
                 raise OperationError(f"pixel_reasoner has no name for {action.target[:20]}", code="bad_target")
             arguments: dict[str, Any] = {"target_frames": [number + 1 for number in action.arguments["frames"]]}
         else:
-            number = _number(action.target, scale)
-            arguments = {"bbox_2d": scale.write(action.arguments["box"], action.target), "target_image": number}
+            number, box = _number(action.target, scale), scale.write(action.arguments["box"], action.target)
+            if max(box) > 1:
+                raise OperationError("a number above 1 would be read as pixels", code="out_of_range")
+            arguments = {"bbox_2d": box, "target_image": number}
         return {"name": TOOLS[action.op], "arguments": arguments}
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
@@ -173,7 +180,7 @@ class PixelReasoner(Dialect):
 def _box(value: Any, target: str, scale: Scale) -> Any:
     """A box in fractions, or in whole pixels of the image as shown. Raises ``bad_box`` for a mixture."""
     numbers = isinstance(value, list) and all(type(v) in (int, float) for v in value)
-    if not numbers or all(v <= 1 for v in value):
+    if not numbers or all(v <= 1 for v in value):  # a box that begins left of the image too
         return scale.read("bbox_2d", value, target)
     if any(v != int(v) for v in value):
         raise OperationError("bbox_2d is four fractions 0..1, or four whole pixels", code="bad_box")

@@ -1,0 +1,58 @@
+"""ROTATE: show a picture, or a region of it, turned clockwise."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from PIL import Image
+from pydantic import AllowInfNan, Field
+
+from pixelis.errors import BadInput, OperationError
+from pixelis.operations.geometry import WHOLE, clamp
+from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.pixel_budget import fit
+
+Angle = Annotated[float, AllowInfNan(False), Field(ge=-360, le=360)]
+
+
+class RotateArguments(OperationArguments):
+    """``angle``: degrees clockwise. ``box``: the region, 0..1 of the target; None for all of it."""
+
+    angle: Angle = Field(description="degrees clockwise")
+    box: BoxArgument | None = Field(None, description="the region to turn, default all of the image")
+
+
+class Rotate(Operation):
+    """A view's box says which region it shows, never how: places in further calls stay those of the picture as it is."""
+
+    name = "rotate"
+    description = (
+        "Show an image, or a region of it, turned clockwise, to read what does not stand upright. "
+        "Places in further calls are of the image as it was, not turned."
+    )
+    Arguments = RotateArguments
+    quick = True
+
+    @classmethod
+    def run(cls, arguments: RotateArguments, target: Target, scene: Scene) -> Result:
+        """One turned view; nothing is cut off, corners that the turn uncovers are black.
+
+        Quarter turns are exact, other angles interpolate. Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for
+        a strip too thin to show.
+        """
+        box = clamp(arguments.box or WHOLE)
+        left, top, right, bottom = target.pixels(box)
+        region, angle = target.picture[top:bottom, left:right], arguments.angle % 360
+        if angle % 90 == 0:
+            turned = np.rot90(region, -int(angle // 90))
+        else:
+            turned = np.asarray(Image.fromarray(region).rotate(-angle, Image.Resampling.BICUBIC, expand=True))
+        try:
+            view = fit(np.ascontiguousarray(turned), scene.budget, scene.multiple)
+        except BadInput as error:
+            raise OperationError(error.message, code="bad_box") from None
+        if np.shares_memory(view, target.picture):
+            view = view.copy()
+        text = f"turned clockwise by {angle:g} degrees; places are of {target.id} as it was, not turned"
+        return Result(text=text, images=[View(view, box)], data={"angle": angle})

@@ -1,0 +1,66 @@
+"""The worked example of docs/operations.md is the file in docs/examples, and it runs as a user's own operation does."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import skimage.data
+
+from pixelis.operations import Scene, execute, select
+from pixelis.records import Action, ImageView
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def stretch(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    for name in [n for n in sys.modules if n == "docs" or n.startswith("docs.")]:
+        monkeypatch.delitem(sys.modules, name)
+    return {operation.name: operation for operation in select(["zoom_in", "docs.examples.contrast:StretchContrast"])}
+
+
+def scene(picture: np.ndarray | None = None) -> Scene:
+    picture = skimage.data.coffee() if picture is None else picture
+    height, width = picture.shape[:2]
+    return Scene({"img0": picture}, [ImageView(id="img0", source_size=(width, height), view_size=(width, height))])
+
+
+def test_the_document_shows_the_file():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/operations.md").read_text(), re.DOTALL)
+    assert blocks == [(ROOT / "docs/examples/contrast.py").read_text()]
+
+
+def test_it_stretches_contrast_and_says_so(stretch):
+    ramp = np.broadcast_to(np.linspace(100, 150, 200, dtype=np.uint8)[None, :, None], (50, 200, 3)).copy()
+    action = Action(op="stretch_contrast", arguments={"percent": 0.0, "box": [0.5, 0, 1, 1]})
+    observation, (view,) = execute(action, scene(ramp), stretch)
+    assert observation.status == "ok"
+    assert (view.min(), view.max()) == (0, 255)
+    assert (np.diff(view[0, :, 0].astype(int)) >= 0).all()
+    assert observation.images[0].box == (0.5, 0.0, 1.0, 1.0)
+    assert "150 is white" in observation.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"percent": 60.0}, "bad_arguments"),
+        ({"box": [1, 0, 0, 1]}, "bad_box"),
+        ({"box": [2, 2, 3, 3]}, "out_of_range"),
+        ({"box": [0, 0, 0.001, 1]}, "too_small"),
+    ],
+)
+def test_its_errors_have_codes(stretch, arguments, code):
+    observation, views = execute(Action(op="stretch_contrast", arguments=arguments), scene(), stretch)
+    assert (observation.status, observation.code, views) == ("error", code, [])
+
+
+def test_a_region_of_one_brightness_is_an_error(stretch):
+    plain = scene(np.full((50, 50, 3), 7, np.uint8))
+    observation, _ = execute(Action(op="stretch_contrast", arguments={}), plain, stretch)
+    assert observation.code == "nothing_found"
