@@ -419,7 +419,10 @@ def _unpickle_group(state: bytes) -> Group:
 
 
 class Vote(Record):
-    """An answer with its weight; ``id`` is that of the trajectory or, for a neighbour, of the experience."""
+    """An answer with its weight; ``id`` is that of the trajectory or, for a neighbour, of the experience.
+
+    ``elected``: the vote is for the verdict's answer, maybe in another spelling.
+    """
 
     answer: str | None
     weight: float = 1.0
@@ -427,14 +430,15 @@ class Vote(Record):
     id: str = ""
     confidence: float | None = None
     similarity: float | None = None
+    elected: bool = False
 
 
 class Verdict(Record):
     """The result of a vote with its provenance. ``answer`` None means abstention; ``confidence`` is in [0, 1].
 
     ``self_answer``: the first sample's answer. ``neighbours``: number of retrieved experiences, of which the compatible ones are
-    in ``votes``. ``partial``: some memory shards did not answer. ``answer_weights``: weights by canonical answer. ``strategies``:
-    the answer of each strategy of an ensemble.
+    in ``votes``. ``partial``: some memory shards did not answer. ``answer_weights``: weights by class of equal answers.
+    ``strategies``: the answer of each strategy of an ensemble.
     """
 
     answer: str | None

@@ -10,13 +10,19 @@ from pixelis.config.base import Section
 
 
 class VotingConfig(Section):
-    strategy: Literal["majority", "weighted", "confidence", "ensemble"] = Field(
+    strategy: Literal["majority", "weighted", "confidence", "ensemble", "trajectory"] = Field(
         "majority",
         description="majority: most frequent answer of all samples (TTRL); weighted: votes weighted by confidence, similarity, "
-        "success and age; confidence: the most confident vote; ensemble: majority of these three",
+        "success and age; confidence: the most confident vote; ensemble: majority of these three; trajectory: answers "
+        "weighted by how alike the operations of their trajectories are",
     )
     min_votes: int = Field(3, ge=1, description="minimum number of votes; with fewer the confidence is 0")
-    abstain: float = Field(0.0, ge=0, le=1, description="minimum share of the votes for an answer; below it the agent abstains")
+    abstain: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="minimum share of the votes for an answer (trajectory: minimum confidence); below it the agent abstains",
+    )
     collapse: float = Field(
         0.25,
         ge=0,

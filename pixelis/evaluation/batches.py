@@ -43,17 +43,22 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
 def _votes(groups: Sequence[Group]) -> dict[str, float]:
     """Quality of the majority vote as a label (TTRL, arXiv 2504.16084); metrics that need a truth cover labelled groups only.
 
-    ``vote/label_accuracy``: share of right majorities. ``vote/none``: share of groups without a majority. See ``_against_truth``.
+    ``vote/majority_ratio``: share of all rollouts that gave the majority's answer; ``vote/majority_voting_reward``: mean reward
+    of the vote. ``vote/label_accuracy``: share of right majorities. ``vote/none``: share of groups without a majority. See
+    ``_against_truth``.
     """
     voting = [g for g in groups if any("majority_vote" in t.rewards or t.unscored in NO_MAJORITY for t in g.trajectories)]
-    voted = [[t.rewards for t in g.trajectories if "majority_vote" in t.rewards] for g in voting]
-    voted = [rewards for rewards in voted if rewards]
+    elected = [g for g in voting if any("majority_vote" in t.rewards for t in g.trajectories)]
+    voted = [[t.rewards for t in g.trajectories if "majority_vote" in t.rewards] for g in elected]
     if not voting:
         return {}
     out = {"vote/none": 1 - len(voted) / len(voting)}
     if voted:
-        shares = [sum(r["majority_vote"] > 0 for r in rewards) / len(rewards) for rewards in voted]
-        out["vote/majority_share"] = sum(shares) / len(shares)
+        sizes = [len(g.trajectories) for g in elected]
+        ratios = [sum(r["majority_vote"] >= 1 for r in rewards) / n for rewards, n in zip(voted, sizes, strict=True)]
+        means = [sum(r["majority_vote"] for r in rewards) / len(rewards) for rewards in voted]
+        out["vote/majority_ratio"] = sum(ratios) / len(ratios)
+        out["vote/majority_voting_reward"] = sum(means) / len(means)
     labelled = [scored for rewards in voted if (scored := [r for r in rewards if "accuracy" in r])]
     if labelled:
         right = [any(r["accuracy"] > 0 for r in rewards if r["majority_vote"] > 0) for rewards in labelled]

@@ -9,6 +9,7 @@ from typing import Any
 from pixelis.config import EvolutionConfig, RewardsConfig
 from pixelis.errors import BadInput
 from pixelis.evolution.gate import gate
+from pixelis.evolution.vote import agrees
 from pixelis.records import Group, Question, Trajectory, UpdateTask, Verdict
 from pixelis.rewards.scorers import canonical
 from pixelis.rewards.terms import score_group
@@ -85,8 +86,12 @@ def elected(trajectories: Sequence[Trajectory], label: str) -> list[tuple[Trajec
     needs no sampling. The last turn of a trajectory that disagreed is replaced by that of the first that agreed, without
     behaviour log-probabilities.
     """
-    key = canonical(label)
-    agreeing = [t for t in trajectories if t.answer is not None and canonical(t.answer) == key]
+
+    def agreed(trajectory: Trajectory) -> bool:
+        scored = trajectory.rewards.get("accuracy", 0.0) >= 1.0  # against the label, by the question's scorer
+        return trajectory.answer is not None and (scored or agrees(trajectory.answer, label))
+
+    agreeing = [t for t in trajectories if agreed(t)]
     if not agreeing:
         return []
     last_turn = agreeing[0].turns[-1].model_copy(update={"log_probs": []})
@@ -94,7 +99,7 @@ def elected(trajectories: Sequence[Trajectory], label: str) -> list[tuple[Trajec
     for t in trajectories:
         if t.answer is None or not t.turns[-1].is_policy:
             continue
-        if canonical(t.answer) == key:
+        if agreed(t):
             result.append((t, True))
         else:
             result.append((t.model_copy(update={"turns": [*t.turns[:-1], last_turn], "answer": agreeing[0].answer}), False))

@@ -1,9 +1,10 @@
 """The vote: turns k answers to one prompt and compatible experiences from memory into a verdict with its provenance.
 
-The samples of a request vote on its answer (majority label of TTRL, arXiv 2504.16084). An experience votes only when it answers
-the same question about a very similar picture (``compatible``). Experiences may support or weaken the samples' answer; an answer
-that the samples alone would not have elected teaches nothing (reason ``overruled``). Feedback may remove an experience's vote and
-never casts one, so that poisoned feedback can only reduce what is learnt.
+The samples of a request vote on its answer (majority label of TTRL, arXiv 2504.16084), in classes of answers that the reward
+calls equal (``pixelis.rewards.equality``). An experience votes only when it answers the same question about a very similar
+picture (``compatible``). Experiences may support or weaken the samples' answer; an answer that the samples alone would not have
+elected teaches nothing (reason ``overruled``). Feedback may remove an experience's vote and never casts one, so that poisoned
+feedback can only reduce what is learnt.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pixelis.config import EvolutionConfig, VotingConfig
+from pixelis.evolution.action_similarity import action_similarity, actions
 from pixelis.records import Experience, Neighbour, Question, Trajectory, Verdict, Vote
+from pixelis.rewards.equality import Same, classes, same_text, spellings
 from pixelis.rewards.scorers import canonical
 
 TIE = "tie"
@@ -23,6 +27,8 @@ INSUFFICIENT = "insufficient_votes"
 ABSTAINED = "abstained"
 OVERRULED = "overruled"
 COLD_START = "cold_start"
+TRAJECTORY = "trajectory"
+"""Strategy that votes on answers and sequences of operations."""
 CLOSED = frozenset({TIE, NO_ANSWER, INSUFFICIENT, ABSTAINED, OVERRULED, COLD_START})
 """Reasons of verdicts with an accidental answer: they never become updates, and never vote as experiences."""
 MIN_VOTES = 3
@@ -34,8 +40,8 @@ UNANIMOUS = 1.2
 
 
 def agrees(answer: str | None, label: str) -> bool:
-    """True when ``answer`` equals ``label`` canonically, as rewards compare answers."""
-    return answer is not None and canonical(answer) == canonical(label)
+    """True when ``answer`` is the text or the quantity of ``label``, whichever scorer a question has."""
+    return answer is not None and same_text(answer, label)
 
 
 # -- voters --------------------------------------------------------------------------------------------------------
@@ -60,7 +66,7 @@ def compatible(question: Question, neighbour: Neighbour, config: EvolutionConfig
     return (
         neighbour.similarity >= config.neighbours.min_similarity
         and _content(experience.question) == _content(question)
-        and _key(experience.verdict.answer) is not None
+        and bool((experience.verdict.answer or "").strip())
         and experience.verdict.reason not in CLOSED
         and experience.status not in ("failed", "archived")
         and not called_wrong(experience)
@@ -95,9 +101,16 @@ def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) 
 # -- strategies -----------------------------------------------------------------------------------------------------
 
 
+class Ballot(NamedTuple):
+    """A vote for a class of equal answers, by its name; None without an answer."""
+
+    key: str | None
+    weight: float
+
+
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """Result of a strategy: the best canonical answers, more than one when tied, in voting order; confidence 0..1."""
+    """Result of a strategy: the best classes of answers, more than one when tied, in voting order; confidence 0..1."""
 
     best: tuple[str, ...]
     confidence: float
@@ -108,39 +121,39 @@ class Elected:
         return self.best[0] if self.best else None
 
 
-Strategy = Callable[[Sequence[Vote]], Elected]
+Strategy = Callable[[Sequence[Ballot]], Elected]
 NO_ELECTION = Elected((), 0.0)
 
 
-def by_majority(votes: Sequence[Vote]) -> Elected:
+def by_majority(votes: Sequence[Ballot]) -> Elected:
     """The most common answer; confidence is its share of *all* votes, those without an answer included."""
-    counts = Counter(key for v in votes if (key := _key(v.answer)) is not None)
+    counts = Counter(v.key for v in votes if v.key is not None)
     return Elected(_best(counts), max(counts.values()) / len(votes)) if counts else NO_ELECTION
 
 
-def by_weight(votes: Sequence[Vote]) -> Elected:
+def by_weight(votes: Sequence[Ballot]) -> Elected:
     """The answer of the largest weight; confidence is its share of the weight x ``agreement_factor`` of its share of votes."""
     weights, total = _weights(votes), math.fsum(v.weight for v in votes)
     if not weights:
         return NO_ELECTION
     best = _best(weights)
-    share = sum(_key(v.answer) == best[0] for v in votes) / len(votes)
+    share = sum(v.key == best[0] for v in votes) / len(votes)
     return Elected(best, _unit(weights[best[0]] / total) * agreement_factor(share) if total else 0.0)
 
 
-def by_confidence(votes: Sequence[Vote]) -> Elected:
+def by_confidence(votes: Sequence[Ballot]) -> Elected:
     """The answer of the single heaviest vote; confidence is its weight, halved when that is below .5."""
     heaviest: dict[str, float] = {}
     for v in votes:
-        if (key := _key(v.answer)) is not None:
-            heaviest[key] = max(heaviest.get(key, 0.0), v.weight)
+        if v.key is not None:
+            heaviest[v.key] = max(heaviest.get(v.key, 0.0), v.weight)
     if not heaviest:
         return NO_ELECTION
     weight = max(heaviest.values())
     return Elected(_best(heaviest), _unit(weight if weight >= CONFIDENT else weight / 2))
 
 
-def by_ensemble(votes: Sequence[Vote]) -> Elected:
+def by_ensemble(votes: Sequence[Ballot]) -> Elected:
     """The answer that most of the three strategies elect; confidence is their mean, x 1.2 (at most 1) when all agree.
 
     A tied strategy does not count: the first of its tied answers would be an accident of order.
@@ -154,8 +167,21 @@ def by_ensemble(votes: Sequence[Vote]) -> Elected:
     return Elected(best, min(mean * UNANIMOUS, 1.0) if clear[best[0]] == len(results) else mean)
 
 
+def by_trajectory(votes: Sequence[Ballot]) -> Elected:
+    """The answer whose trajectories are most and most alike; confidence is the sum of their weights / the number of votes.
+
+    A vote's weight is the mean similarity of its operations to those of all votes for the same answer, see ``_consistency``: an
+    answer that was reached in unlike ways is trusted less.
+    """
+    weights = _weights(votes)
+    if not weights:
+        return NO_ELECTION
+    best = _best(weights)
+    return Elected(best, _unit(weights[best[0]] / len(votes)))
+
+
 SINGLE: dict[str, Strategy] = {"majority": by_majority, "weighted": by_weight, "confidence": by_confidence}
-STRATEGIES: dict[str, Strategy] = {**SINGLE, "ensemble": by_ensemble}
+STRATEGIES: dict[str, Strategy] = {**SINGLE, "ensemble": by_ensemble, TRAJECTORY: by_trajectory}
 """Strategies by the name in ``evolution.vote.strategy``."""
 
 
@@ -176,41 +202,54 @@ def agreement_factor(share: float) -> float:
 
 
 def vote(
-    trajectories: Sequence[Trajectory], neighbours: Sequence[Neighbour], config: EvolutionConfig, question: Question, now: float
+    trajectories: Sequence[Trajectory],
+    neighbours: Sequence[Neighbour],
+    config: EvolutionConfig,
+    question: Question,
+    now: float,
+    same: Same = same_text,
 ) -> Verdict:
     """The verdict of a request's samples and the compatible ones among the experiences retrieved for it.
 
-    A tie reports the first of the tied answers, reason ``tie``. With fewer than ``min_votes`` answers the first is reported with
-    half its confidence, reason ``insufficient_votes``. A winner below the share ``abstain`` of all votes is no answer, reason
-    ``abstained``. A winner that the samples alone would not have elected is ``overruled``. None of these becomes an update.
-    ``now`` in seconds since the epoch.
+    Answers that are the ``same`` vote together, see ``pixelis.rewards.equality.Equality``. A tie reports the first of the tied
+    answers, reason ``tie``. With fewer than ``min_votes`` answers the first is reported with half its confidence, reason
+    ``insufficient_votes``. A winner below the share ``abstain`` of all votes is no answer, reason ``abstained``. A winner that
+    the samples alone would not have elected is ``overruled``. None of these becomes an update. ``now`` is in seconds since the
+    epoch.
     """
-    unweighted = config.vote.strategy == "majority"
+    unweighted = config.vote.strategy in ("majority", TRAJECTORY)
     samples = [_sample_vote(t, unweighted) for t in trajectories]
+    voting = [n for n in neighbours if compatible(question, n, config)]
     experiences = [
         Vote(
             answer=n.experience.verdict.answer,
-            weight=1.0 if unweighted else neighbour_weight(n, config, now),
+            weight=1.0 if config.vote.strategy == "majority" else neighbour_weight(n, config, now),
             source="neighbour",
             id=n.experience.id,
             confidence=_unit(n.experience.verdict.confidence),
             similarity=n.similarity,
         )
-        for n in neighbours
-        if compatible(question, n, config)
+        for n in voting
     ]
-    verdict = _verdict([*samples, *experiences], config.vote)
+    votes = [*samples, *experiences]
+    names = classes([v.answer for v in votes], same)
+    if config.vote.strategy == TRAJECTORY:
+        _consistency(votes, names, [*trajectories, *(n.experience.trajectory for n in voting)])
+    verdict = _verdict(votes, names, config.vote)
     verdict.neighbours = len(neighbours)
-    alone = STRATEGIES[config.vote.strategy](samples).best
-    if experiences and not verdict.reason and canonical(verdict.answer or "") not in alone:
-        verdict.reason = OVERRULED
+    if experiences and not verdict.reason:
+        winner = next(name for v, name in zip(votes, names, strict=True) if v.elected)
+        alone = STRATEGIES[config.vote.strategy](_ballots(samples, names[: len(samples)])).best
+        if winner not in alone:
+            verdict.reason = OVERRULED
     return verdict
 
 
 def direct(trajectory: Trajectory) -> Verdict:
     """The answer of one sample with its own confidence, while memory is too small for a vote; reason ``cold_start``."""
     own = _sample_vote(trajectory, unweighted=False)
-    key = _key(own.answer)
+    (key,) = classes([own.answer])
+    own.elected = key is not None
     return Verdict(
         answer=None if key is None else own.answer,
         confidence=0.0 if key is None else own.weight,
@@ -222,9 +261,10 @@ def direct(trajectory: Trajectory) -> Verdict:
     )
 
 
-def majority(answers: Sequence[str | None], min_votes: int = MIN_VOTES) -> Verdict:
+def majority(answers: Sequence[str | None], min_votes: int = MIN_VOTES, same: Same = same_text) -> Verdict:
     """The unweighted vote of answers without trajectories: the label of TTRL."""
-    return _verdict([Vote(answer=answer) for answer in answers], VotingConfig(strategy="majority", min_votes=min_votes))
+    votes = [Vote(answer=answer) for answer in answers]
+    return _verdict(votes, classes(answers, same), VotingConfig(strategy="majority", min_votes=min_votes))
 
 
 def _sample_vote(trajectory: Trajectory, unweighted: bool) -> Vote:
@@ -233,37 +273,51 @@ def _sample_vote(trajectory: Trajectory, unweighted: bool) -> Vote:
     return Vote(answer=trajectory.answer, weight=weight, id=trajectory.id, confidence=confidence)
 
 
-def _verdict(votes: list[Vote], config: VotingConfig) -> Verdict:
-    elected = STRATEGIES[config.strategy](votes)
-    spelling: dict[str, str] = {}
-    for v in votes:
-        if v.answer is not None and (key := _key(v.answer)) is not None:
-            spelling.setdefault(key, v.answer)
+def _consistency(votes: Sequence[Vote], names: Sequence[str | None], trajectories: Sequence[Trajectory]) -> None:
+    """Multiply each weight by the mean similarity of its operations to those of all votes for its answer, its own included."""
+    sequences = [actions(t) for t in trajectories]
+    for i, name in enumerate(names):
+        alike = [action_similarity(sequences[i], sequences[j]) for j, other in enumerate(names) if other == name]
+        votes[i].weight *= math.fsum(alike) / len(alike)
+
+
+def _ballots(votes: Sequence[Vote], names: Sequence[str | None]) -> list[Ballot]:
+    return [Ballot(name, v.weight) for v, name in zip(votes, names, strict=True)]
+
+
+def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfig) -> Verdict:
+    ballots = _ballots(votes, names)
+    elected = STRATEGIES[config.strategy](ballots)
+    spelling = spellings([v.answer for v in votes], names)
     verdict = Verdict(
         answer=None,
         confidence=0.0,
         strategy=config.strategy,
         votes=votes,
         self_answer=votes[0].answer if votes and votes[0].source == "sample" else None,
-        answer_weights=_weights(votes),
+        answer_weights=_weights(ballots),
     )
     if config.strategy == "ensemble":
-        keys = {name: strategy(votes).key for name, strategy in SINGLE.items()}
+        keys = {name: strategy(ballots).key for name, strategy in SINGLE.items()}
         verdict.strategies = {name: None if key is None else spelling[key] for name, key in keys.items()}
     if elected.key is None:
         verdict.reason = NO_ANSWER
         return verdict
-    cast = [v for v in votes if _key(v.answer) is not None]
-    share = sum(_key(v.answer) == elected.key for v in votes) / len(votes)
+    cast = [i for i, name in enumerate(names) if name is not None]
+    share = sum(name == elected.key for name in names) / len(votes)
     if len(cast) < config.min_votes:
-        first = _key(cast[0].answer)
-        own = sum(_key(v.answer) == first for v in votes) / len(votes) if config.strategy == "majority" else cast[0].weight
-        verdict.answer, verdict.confidence, verdict.reason = cast[0].answer, _unit(own) / 2, INSUFFICIENT
-    elif share < config.abstain:
+        winner, first = names[cast[0]], votes[cast[0]]
+        own = names.count(winner) / len(votes) if config.strategy == "majority" else first.weight
+        verdict.answer, verdict.confidence, verdict.reason = first.answer, _unit(own) / 2, INSUFFICIENT
+    elif (elected.confidence if config.strategy == TRAJECTORY else share) < config.abstain:
         verdict.reason = ABSTAINED
+        return verdict
     else:
-        verdict.answer, verdict.confidence = spelling[elected.key], _unit(elected.confidence)
+        winner = elected.key
+        verdict.answer, verdict.confidence = spelling[winner], _unit(elected.confidence)
         verdict.reason = TIE if len(elected.best) > 1 else ""
+    for v, name in zip(votes, names, strict=True):
+        v.elected = name == winner
     return verdict
 
 
@@ -274,17 +328,12 @@ def _content(question: Question) -> tuple[str, list[str], tuple[str, ...]]:
     return canonical(question.question), [m.kind for m in question.media], tuple(canonical(str(option)) for option in values)
 
 
-def _key(answer: str | None) -> str | None:
-    """The canonical answer; None for no answer or a blank one."""
-    return (canonical(answer) or None) if answer is not None else None
-
-
-def _weights(votes: Sequence[Vote]) -> dict[str, float]:
-    """Total weight by canonical answer, in voting order; independent of the order of equal answers."""
+def _weights(votes: Sequence[Ballot]) -> dict[str, float]:
+    """Total weight by class of answers, in voting order; independent of the order of equal answers."""
     parts: dict[str, list[float]] = {}
     for v in votes:
-        if (key := _key(v.answer)) is not None:
-            parts.setdefault(key, []).append(v.weight)
+        if v.key is not None:
+            parts.setdefault(v.key, []).append(v.weight)
     return {key: math.fsum(values) for key, values in parts.items()}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 
 from pixelis.actors import placement
-from pixelis.config import Config, TtrlConfig, from_command_line
+from pixelis.config import Config, RewardsConfig, TtrlConfig, from_command_line
 from pixelis.config.rewards import LABELLED
 from pixelis.errors import BadConfig
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
@@ -27,7 +27,8 @@ from pixelis.jobs import evaluate, rft
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.dry_run import checks
 from pixelis.records import Group
-from pixelis.rewards.scorers import canonical
+from pixelis.rewards.equality import Equality, classes
+from pixelis.rewards.services import shared_services
 from pixelis.telemetry import events, lineage
 
 
@@ -44,7 +45,7 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
         "plateau": steps < config.rft.steps,
         "questions": len(before.groups),
         "samples": config.ttrl.samples,
-        **compare(before.groups, after.groups, config.run.seed),
+        **compare(before.groups, after.groups, config.rewards, config.run.seed),
     }
     (folder / "ttrl.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
     lineage.record_in_run(folder / "ttrl.json", "evaluation")
@@ -78,7 +79,7 @@ def require_unlabelled(config: Config) -> Config:
 def shares(folder: Path) -> list[float]:
     """Mean share of rollouts that agree with the majority, for each step. A group without a majority counts 0."""
     rows = {row["step"]: row for row in events.read(folder, "step/policy")}
-    return [rows[step].get("vote/majority_share", 0.0) * (1 - rows[step].get("vote/none", 0.0)) for step in sorted(rows)]
+    return [rows[step].get("vote/majority_ratio", 0.0) * (1 - rows[step].get("vote/none", 0.0)) for step in sorted(rows)]
 
 
 def plateau(values: Sequence[float], settings: TtrlConfig) -> bool:
@@ -89,25 +90,31 @@ def plateau(values: Sequence[float], settings: TtrlConfig) -> bool:
     return statistics.fmean(values[-size:]) - statistics.fmean(values[-2 * size : -size]) < settings.min_gain
 
 
-def votes(groups: Sequence[Group]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """For each question: agreement (share of the majority) and, with a true answer, pass@1 and accuracy of the majority."""
+def votes(groups: Sequence[Group], rewards: RewardsConfig) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """For each question: agreement (share of the majority) and, with a true answer, pass@1 and accuracy of the majority.
+
+    Answers vote in the classes of the reward's equality. pass@1 is the mean over all samples.
+    """
     agreement, single, majority = {}, {}, {}
     for group in groups:
-        ballots = Counter(canonical(t.answer) for t in group.trajectories if t.answer is not None and canonical(t.answer))
+        answers = [t.answer for t in group.trajectories]
+        same = Equality(group.question, rewards.scorer or group.question.scorer, shared_services(rewards))
+        names = classes(answers, same)
+        ballots = Counter(name for name in names if name is not None)
         winner, count = ballots.most_common(1)[0] if ballots else (None, 0)
         agreement[group.question.id] = count / len(group.trajectories)
         scores = [t.rewards["accuracy"] for t in group.trajectories if "accuracy" in t.rewards]
         if scores:
-            winners = [t for t in group.trajectories if t.answer is not None and canonical(t.answer) == winner]
             single[group.question.id] = statistics.fmean(scores)
-            majority[group.question.id] = winners[0].rewards.get("accuracy", 0.0) if winners else 0.0
+            first = group.trajectories[names.index(winner)] if winner is not None else None
+            majority[group.question.id] = first.rewards.get("accuracy", 0.0) if first is not None else 0.0
     return agreement, single, majority
 
 
-def compare(before: Sequence[Group], after: Sequence[Group], seed: int) -> dict[str, Any]:
+def compare(before: Sequence[Group], after: Sequence[Group], rewards: RewardsConfig, seed: int) -> dict[str, Any]:
     """Each figure before and after with its interval, and the paired difference; None without true answers."""
     result: dict[str, Any] = {}
-    for name, old, new in zip(("agreement", "pass@1", "majority"), votes(before), votes(after), strict=True):
+    for name, old, new in zip(("agreement", "pass@1", "majority"), votes(before, rewards), votes(after, rewards), strict=True):
         if len(old) < 2 or len(new) < 2:
             result[name] = None
             continue

@@ -81,10 +81,10 @@ class Grader:
             self.services,
             group.question.answers or [],
             self.step + 1 if step is None else step,
-            states or {},
-            self.dynamics,
-            mixture,
-            self.normaliser,
+            states=states or {},
+            dynamics=self.dynamics,
+            mixture=mixture,
+            normalise=self.normaliser,
         )
         scored = score_in(context)
         if step is not None and self.settings.stateful:

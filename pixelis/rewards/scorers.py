@@ -29,6 +29,10 @@ class Services(Protocol):
         """1.0 when the formulas are equal."""
         ...
 
+    def readable(self, answer: str) -> bool:
+        """Whether the formula can be compared at all."""
+        ...
+
     def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
         """1.0 when a language model accepts the answer."""
         ...
@@ -414,5 +418,9 @@ SCORERS: dict[str, Scorer] = {
 """Scorers by name."""
 LOWEST = {"func_seq_penalty": -0.5}
 """Smallest score of scorers that may be negative."""
+GRADED = frozenset(
+    {"partial", "numeric_band", "func_seq", "func_seq_eval", "func_seq_full", "func_seq_penalty", "anls", "iou", "cer"}
+)
+"""Scorers with values between right and wrong."""
 SLOW = frozenset({"math", "pixel_reasoner", "judge", "math_judge"})
 """Scorers that wait for another process; a group's answers are scored in parallel."""

@@ -96,6 +96,15 @@ class Services:
         self.note(f"math_{cause}")
         return 0.0
 
+    def readable(self, answer: str) -> bool:
+        """Whether the formula can be parsed and compared within the timeout; counted by cause when not."""
+        try:
+            self.math_workers.call({"task": "math", "truths": ["1"], "answer": answer})
+        except DataFailure as failure:
+            self.note("parse_fail" if failure.code == "answer_unparsable" else f"math_{failure.code}")
+            return False
+        return True
+
     def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
         """1.0 when the judge accepts the answer; BadInput ``no_judge`` when none is configured."""
         if not self.settings.judge.url:

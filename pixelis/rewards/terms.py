@@ -19,8 +19,9 @@ from pixelis.config import RewardsConfig
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import coherence as sequences
+from pixelis.rewards.equality import Equality, classes, spellings
 from pixelis.rewards.formats import FORMATS, PUNISHING, completion, has_box
-from pixelis.rewards.scorers import LOWEST, SLOW, canonical, case_of, find_scorer, letter
+from pixelis.rewards.scorers import GRADED, LOWEST, SLOW, case_of, exact, find_scorer
 from pixelis.rewards.services import Services, finite, shared_services
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 _MARKERS = re.compile(r"(Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,)")
 BROKEN = (StopReason.ERROR, StopReason.DEADLINE)
 """Stop reasons caused by the system: such episodes have no reward and do not count in group statistics."""
+UNREADABLE = ("truth_unparsable", "timeout", "out_of_memory", "crashed", "raised")
+"""Failures of a scorer that cannot read a truth."""
 
 
 # -- operation calls ------------------------------------------------------------------------------------------------
@@ -63,8 +66,9 @@ def ends_in_error(trajectory: Trajectory) -> bool:
 class Context:
     """The group of a trajectory and everything else that its terms depend on.
 
-    ``states`` are an embedder's vectors by trajectory id, see ``pixelis.rewards.dynamics.Dynamics``. ``mixture`` replaces
-    configured weights by term; ``normalise`` maps (term, raw value) to the value that is weighted.
+    ``pseudo``: the truths are a label from a vote. ``states`` are an embedder's vectors by trajectory id, see
+    ``pixelis.rewards.dynamics.Dynamics``. ``mixture`` replaces configured weights by term; ``normalise`` maps (term, raw value)
+    to the value that is weighted.
     """
 
     group: Group
@@ -72,6 +76,7 @@ class Context:
     services: Services
     truths: Sequence[str]
     step: int = 0
+    pseudo: bool = False
     states: Mapping[str, States] = field(default_factory=dict)
     dynamics: Dynamics | None = None
     mixture: Mapping[str, float] = field(default_factory=dict)
@@ -127,16 +132,18 @@ class Context:
         """Score of each answer against the truths, or the failure, by trajectory."""
         if not self.truths:
             return dict.fromkeys((t.id for t in self.valid), DataFailure("the question has no truth", code="no_truth"))
-        return self._grade(self.truths)
+        return self._grade(self.truths, self.pseudo)
 
     @cached_property
     def agreement(self) -> dict[str, float | DataFailure]:
-        """Score of each answer against the majority answer, or the failure; truths are not used."""
-        vote, votes, first = self.settings.vote, Counter[str](), dict[str, str]()
-        for trajectory in self.valid:
-            if trajectory.answer is not None and (key := self._vote_key(trajectory.answer)):
-                votes[key] += 1
-                first.setdefault(key, trajectory.answer)
+        """Score of each answer against the majority answer, or the failure; truths are not used.
+
+        Answers vote in classes of the reward's own equality. Members of the majority score 1, others 0, or what a scorer with
+        partial credit gives them.
+        """
+        vote, answers = self.settings.vote, [t.answer for t in self.valid]
+        names = classes(answers, Equality(self.question, self._scorer(), self.services))
+        votes = Counter(name for name in names if name is not None)
         ranked = votes.most_common(2)  # of equal counts the first voted
         cause = None
         if not ranked:
@@ -147,7 +154,13 @@ class Context:
             cause = "no_majority"
         if cause:
             return dict.fromkeys((t.id for t in self.valid), DataFailure("the rollouts do not agree", code=cause))
-        return self._grade([first[ranked[0][0]]])
+        winner = ranked[0][0]
+        graded = self._scorer() in GRADED
+        others = self._grade([spellings(answers, names)[winner]], pseudo=True) if graded else {}
+        return {
+            t.id: 1.0 if name == winner and not self.too_long(t) else others.get(t.id, 0.0)
+            for t, name in zip(self.valid, names, strict=True)
+        }
 
     def score(self, trajectory: Trajectory) -> float:
         """Score of the answer; raises its DataFailure."""
@@ -155,12 +168,6 @@ class Context:
 
     def _scorer(self) -> str:
         return self.settings.scorer or self.question.scorer
-
-    def _vote_key(self, answer: str) -> str:
-        if self._scorer() == "mc_letter":
-            options = case_of(self.question, answer, ()).options
-            return letter(answer, options) or canonical(answer)
-        return canonical(answer)
 
     def too_long(self, trajectory: Trajectory) -> bool:
         """True for an answer of ``rewards.max_answer_chars`` or more."""
@@ -171,8 +178,11 @@ class Context:
         """True for an answer that scores 0 whatever it says: one that is too long, or not in the box that `boxed_once` wants."""
         return self.too_long(trajectory) or (self.format_kind == "boxed_once" and not has_box(trajectory))
 
-    def _grade(self, truths: Sequence[str]) -> dict[str, float | DataFailure]:
-        """Score each distinct answer once, those of slow scorers in parallel."""
+    def _grade(self, truths: Sequence[str], pseudo: bool = False) -> dict[str, float | DataFailure]:
+        """Score each distinct answer once, those of slow scorers in parallel.
+
+        ``pseudo``: the truths are answers of the policy; where the scorer cannot read them, equal text scores 1 and other text 0.
+        """
         name = self._scorer()
         scorer = find_scorer(name)
 
@@ -181,7 +191,7 @@ class Context:
                 with self.services.timed(name):
                     value = finite(scorer(case_of(self.question, answer, truths), self.services))
             except DataFailure as failure:
-                return failure
+                return exact(answer, truths) if pseudo and failure.code in UNREADABLE else failure
             except PixelisError:
                 raise
             except Exception as error:  # counted as a cause
@@ -356,7 +366,7 @@ def score_group(
     question needs a judge and none is configured.
     """
     accepted = list(truths if truths is not None else group.question.answers or [])
-    return score_in(Context(group, settings, services or shared_services(settings), accepted))
+    return score_in(Context(group, settings, services or shared_services(settings), accepted, pseudo=truths is not None))
 
 
 def score_in(context: Context) -> Group:

@@ -19,7 +19,6 @@ from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy
 from pixelis.evolution.updates import make_task
-from pixelis.evolution.vote import agrees
 from pixelis.memory import Entry
 from pixelis.records import Experience, Feedback, Verdict, new_id
 from pixelis.serve.agent_types import AgentQuery, Answer
@@ -170,8 +169,7 @@ class AfterReply:
 
     async def _credit_neighbours(self, verdict: Verdict, retrieval_id: str) -> bool:
         """Report the neighbours that voted for the verdict's answer to the memory; False if there are none."""
-        answer = verdict.answer
-        agreed = [v.id for v in verdict.votes if v.source == "neighbour" and answer is not None and agrees(v.answer, answer)]
+        agreed = [v.id for v in verdict.votes if v.source == "neighbour" and v.elected]
         if agreed and self.retrieval.memory is not None:
             await self.retrieval.memory.succeeded(retrieval_id, agreed)
         return bool(agreed)

@@ -23,6 +23,8 @@ from pixelis.evolution import privacy, vote
 from pixelis.operations.image import load_image
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
+from pixelis.rewards.equality import Equality
+from pixelis.rewards.services import shared_services
 from pixelis.serve.after_reply import AfterReply
 from pixelis.serve.agent_types import AgentQuery, Answer, Pictures, TurnEvent
 from pixelis.serve.backends import Backends
@@ -143,7 +145,12 @@ class Agent:
         await lookup.wait()
         neighbours = [n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")]
         query = lookup.stored_question or question
-        verdict = vote.vote(group.trajectories, neighbours, self.config.evolution, query, time.time())
+        rewards = self.config.rewards
+        same = Equality(question, rewards.scorer or question.scorer, shared_services(rewards))
+        # Formulas are compared in worker processes, which takes milliseconds.
+        verdict = await asyncio.to_thread(
+            vote.vote, group.trajectories, neighbours, self.config.evolution, query, time.time(), same
+        )
         return verdict.model_copy(update={"neighbours": len(lookup.neighbours), "partial": lookup.partial})
 
     async def pictures(self, answer: Answer) -> dict[str, str]:
@@ -178,10 +185,8 @@ class Agent:
 
 def winning(group: Group, verdict: Verdict) -> Trajectory:
     """The first trajectory with the verdict's answer, or the first of all."""
-    for trajectory in group.trajectories:
-        if verdict.answer is not None and vote.agrees(trajectory.answer, verdict.answer):
-            return trajectory
-    return group.trajectories[0]
+    elected = {v.id for v in verdict.votes if v.elected}
+    return next((t for t in group.trajectories if t.id in elected), group.trajectories[0])
 
 
 async def _turn_event(update: TurnUpdate, samples: int) -> TurnEvent:

@@ -186,7 +186,7 @@ def test_ttrl_learns_from_votes_until_agreement_stops_rising(ttrl_run: tuple[Pat
     assert 2 <= result["steps"] == len(steps) < 50
     assert (result["plateau"], result["pass@1"], result["questions"]) == (True, None, 8)
     assert 0 < result["agreement"]["before"]["mean"] < 1
-    assert all("vote/majority_share" in row and "vote/label_accuracy" not in row for row in steps)
+    assert all("vote/majority_ratio" in row and "vote/label_accuracy" not in row for row in steps)
     assert "unknown: the questions have no answers" in output
 
 
@@ -225,7 +225,7 @@ def test_evaluations_write_pages_with_pictures(ttrl_run: tuple[Path, str]) -> No
 
 def test_tensorboard_receives_the_metrics_of_the_steps(ttrl_run: tuple[Path, str]) -> None:
     (file,) = (ttrl_run[0] / "tensorboard").glob("events.*")
-    assert b"vote/majority_share" in file.read_bytes()
+    assert b"vote/majority_ratio" in file.read_bytes()
 
 
 def run_job(job: Callable[[], None], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

@@ -277,7 +277,7 @@ def test_votes_are_measured_as_labels_and_without_truths_by_agreement_alone():
     right = voted("a", (1, 1), (1, 1), (1, 1), (0, 0))
     wrong = voted("b", (1, 0), (1, 0), (0, 1), (0, 0))
     result = batch_metrics([right, wrong])
-    assert result["vote/majority_share"] == (0.75 + 0.5) / 2
+    assert result["vote/majority_ratio"] == result["vote/majority_voting_reward"] == (0.75 + 0.5) / 2
     assert result["vote/label_accuracy"] == 0.5
     assert result["vote/reward_accuracy"] == (4 + 1) / 8
     assert (result["vote/pass_at_n"], result["vote/none"]) == (1, 0)
@@ -294,6 +294,8 @@ def test_votes_are_measured_as_labels_and_without_truths_by_agreement_alone():
         trajectory.rewards, trajectory.reward, trajectory.unscored = {}, None, "tie"
     result = batch_metrics([silent, none])
     assert result["vote/none"] == 0.5
-    assert result["vote/majority_share"] == 0.5
+    assert result["vote/majority_ratio"] == 0.5
+    partial = batch_metrics([voted("e", (1, None), (0.5, None), (0, None), (1, None))])
+    assert (partial["vote/majority_ratio"], partial["vote/majority_voting_reward"]) == (0.5, 0.625)
     assert "vote/label_accuracy" not in result
     assert learnt_votes([silent, none]) == {}

@@ -63,33 +63,33 @@ def test_a_run_ends_when_the_votes_agree_no_further(values: list[float], ends: b
 def test_shares_are_those_of_the_steps_and_count_groups_without_a_majority(tmp_path) -> None:
     log = EventLog(tmp_path)
     for step, share, none in ((1, 0.5, 0.0), (2, 0.8, 0.5), (2, 0.8, 0.25)):  # the second step was made again after a restart
-        log.write("step/policy", step=step, **{"vote/majority_share": share, "vote/none": none})
+        log.write("step/policy", step=step, **{"vote/majority_ratio": share, "vote/none": none})
     log.write("step/policy", step=3, **{"vote/none": 1.0})
     assert ttrl.shares(tmp_path) == pytest.approx([0.5, 0.6, 0.0])
 
 
 def test_pass_at_1_is_the_mean_of_the_episodes_and_the_majority_one_answer() -> None:
     groups = scored([["3"], ["1"], ["2"], ["5"]])
-    agreement, single, majority = ttrl.votes(groups)
+    agreement, single, majority = ttrl.votes(groups, TTRL)
     assert agreement == {"q0": 0.75, "q1": 0.5, "q2": 1.0, "q3": 0.5}
     assert single == {"q0": 0.75, "q1": 0.25, "q2": 1.0, "q3": 0.5}
     assert majority == {"q0": 1.0, "q1": 0.0, "q2": 1.0, "q3": 0.0}  # a tie goes to the answer given first
-    result = ttrl.compare(groups, groups, seed=0)
+    result = ttrl.compare(groups, groups, TTRL, seed=0)
     assert result["pass@1"]["before"]["mean"] == pytest.approx(0.625)
     assert result["pass@1"]["difference"]["ci95"] == [0.0, 0.0]
 
 
 def test_without_truths_only_the_agreement_is_known() -> None:
     groups = scored([None] * 4)
-    result = ttrl.compare(groups, groups, seed=0)
+    result = ttrl.compare(groups, groups, TTRL, seed=0)
     assert result["agreement"]["after"]["mean"] == pytest.approx(0.6875)
     assert result["pass@1"] is None
     assert result["majority"] is None
 
 
 def test_episodes_without_an_answer_do_not_win() -> None:
-    assert ttrl.votes([score_group(group([None, None, " ", "4"], truths=["4"]), TTRL)])[2] == {"q": 1.0}
-    assert ttrl.votes([score_group(group([None, None], truths=["4"]), TTRL)]) == ({"q": 0.0}, {"q": 0.0}, {"q": 0.0})
+    assert ttrl.votes([score_group(group([None, None, " ", "4"], truths=["4"]), TTRL)], TTRL)[2] == {"q": 1.0}
+    assert ttrl.votes([score_group(group([None, None], truths=["4"]), TTRL)], TTRL) == ({"q": 0.0}, {"q": 0.0}, {"q": 0.0})
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,15 @@ import json
 import pytest
 from PIL import Image
 from test_rewards import episode, group
+from test_voting import NOW, QUESTION, samples, voting
 
 from pixelis.config import RewardsConfig
 from pixelis.datasets.questions import read_questions
+from pixelis.evolution.updates import elected, make_task
+from pixelis.evolution.vote import vote
+from pixelis.jobs import ttrl
+from pixelis.records import Question
+from pixelis.rewards.equality import Equality, classes
 from pixelis.rewards.scorers import SCORERS, Case
 from pixelis.rewards.services import Services
 from pixelis.rewards.terms import score_group
@@ -131,3 +137,58 @@ def test_boxed_truths_of_pixel_reasoner_and_virl39k(services, tmp_path, virl39k,
     (scored,) = score_group(answered, RewardsConfig(), services=services).trajectories
     assert scored.reward == ours
     assert upstream in (0, 1)
+
+
+VOTES = [
+    # scorer      answers                                        upstream's classes  ours  (by text before)
+    ("math",      ["1/2", r"\frac{1}{2}", r"\frac12", "3", "3"],   [0, 0, 0, 1, 1], [0, 0, 0, 1, 1]),
+    ("math",      ["7", "7.0", "7.00", "8", "8"],                  [0, 0, 0, 1, 1], [0, 0, 0, 1, 1]),
+    ("math",      ["$7$", "7", "5"],                               [0, 0, 1],       [0, 0, 1]),
+    ("math",      ["5 cm", "5", "6"],                              [0, 0, 1],       [0, 0, 1]),
+    ("math",      [r"50\%", "50%", "5"],                           [0, 0, 1],       [0, 0, 1]),
+    ("math",      ["x=5", "5", "6"],                               [0, 0, 1],       [0, 0, 1]),
+    ("math",      ["(1, 2)", "(1,2)", "(2,1)"],                    [0, 0, 1],       [0, 0, 1]),
+    ("math",      [r"\text{A}", "A", "B"],                         [0, 0, 1],       [0, 0, 1]),
+    ("math",      ["x+1", "1+x", "2x"],                            [0, 0, 1],       [0, 0, 1]),
+    pytest.param("math", ["7", "9^{9^{9^{9}}}", "7.0"], [0, 1, 0], [0, 1, 0], marks=pytest.mark.slow),
+    ("mc_letter", [r"\text{A}", "A", "dog", "(B)", "cat"],         [0, 0, 1, 2, 3], [0, 0, 0, 1, 1]),
+    ("exact",     ["Cat", "cat.", "7", "7.0"],                     [0, 0, 1, 2],    [0, 0, 1, 2]),
+    ("judge",     [r"\text{red}", "Red", "7.0", "7", "crimson"],   None,            [0, 0, 1, 1, 2]),
+    ("iou",       ["[0,0,1,1]", "[0, 0, 1, 1]", "here"],           None,            [0, 0, 1]),
+]  # fmt: skip
+
+
+def numbered(names: list[str | None]) -> list[int]:
+    order = list(dict.fromkeys(names))
+    return [order.index(name) for name in names]
+
+
+@pytest.mark.parametrize(("scorer", "answers", "upstream", "ours"), VOTES)
+def test_votes_are_grouped_by_the_rewards_equality_in_rewards_ttrl_and_evolution(services, scorer, answers, upstream, ours):
+    meta = {"options": list(CAT)} if scorer == "mc_letter" else {}
+    question = QUESTION.model_copy(update={"scorer": scorer, "meta": meta, "answers": None})
+    same = Equality(question, scorer, services)
+    assert numbered(classes(answers, same)) == ours
+    assert upstream is None or len(upstream) == len(ours)
+    winners = ours.count(0)
+    rewards = RewardsConfig(preset="ttrl")
+    scored = score_group(
+        group(*[episode(a) for a in answers], answers=None, scorer=scorer, meta=meta), rewards, services=services
+    )
+    if scorer != "iou":  # partial credit
+        assert [t.reward for t in scored.trajectories] == [float(c == 0) for c in ours]
+    assert ttrl.votes([scored], rewards)[0] == {"q": winners / len(ours)}
+    verdict = vote(samples(*[(a, 0.9) for a in answers]), [], voting(), question, NOW, same)
+    assert (verdict.answer, verdict.confidence) == (answers[0], winners / len(ours))
+    assert [v.elected for v in verdict.votes] == [c == 0 for c in ours]
+
+
+def test_an_update_task_learns_every_spelling_of_the_elected_answer(services):
+    question = Question(id="q", question="?", scorer="math")
+    served = group(*[episode(a) for a in ("1/2", r"\frac{1}{2}", "0.5", "3")]).model_copy(update={"question": question})
+    verdict = vote(served.trajectories, [], voting(), question, NOW, Equality(question, "math", services))
+    settings = voting().model_copy(update={"gate": 0.6})
+    task = make_task(served, verdict, settings, RewardsConfig())
+    assert task is not None
+    assert [t.reward for t in task.trajectories] == [1.0, 1.0, 1.0, 0.0]
+    assert [agreed for _, agreed in elected(task.trajectories, task.pseudo_label)] == [True, True, True, False]

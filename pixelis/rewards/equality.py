@@ -1,0 +1,91 @@
+"""Groups the answers to one question by the equality of its reward, without truths: the classes of a vote.
+
+Text is equal after ``canonical``. Scorers for mathematics add quantities and formulas, ``mc_letter`` the options, any other
+scorer what gets its full score. Judges are not asked: their questions are compared as text, options and quantities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from pixelis.errors import DataFailure
+from pixelis.records import Question
+from pixelis.rewards.notation import quantity, unwrap
+from pixelis.rewards.scorers import Case, Services, canonical, case_of, exact, find_scorer, letter, math_equal
+
+MATHS = frozenset({"math", "math_judge", "pixel_reasoner"})
+"""Scorers whose answers are compared as formulas."""
+
+Same = Callable[[str, str], bool]
+
+
+def same_text(a: str, b: str) -> bool:
+    """True for equal text, or the same quantity: the equality where no scorer is known."""
+    if canonical(a) == canonical(b) or exact(unwrap(a), [unwrap(b)]):
+        return True
+    first, second = quantity(a), quantity(b)
+    return first is not None and second is not None and first.equals(second)
+
+
+class Equality:
+    """Whether two answers to a question are equal by its scorer. A formula that cannot be read equals its own text only."""
+
+    def __init__(self, question: Question, scorer: str, services: Services):
+        self.question, self.scorer, self.services = question, scorer, services
+        self.options = case_of(question, None, ()).options
+        self.readable: dict[str, bool] = {}
+
+    def __call__(self, a: str, b: str) -> bool:
+        """True if the answers are equal."""
+        if canonical(a) == canonical(b):
+            return True
+        if self.scorer == "mc_letter" or (self.scorer in ("judge", "math_judge") and self.options):
+            first, second = letter(a, self.options), letter(b, self.options)
+            if first or second:
+                return first == second
+        if self.scorer == "judge":
+            return same_text(a, b)
+        if self.scorer in MATHS:
+            numbers = quantity(a) is not None and quantity(b) is not None
+            if not numbers and not (self._readable(a) and self._readable(b)):
+                return exact(unwrap(a), [unwrap(b)]) > 0
+            return math_equal(self._case(a, b), self.services) >= 1.0
+        try:
+            return find_scorer(self.scorer)(self._case(a, b), self.services) >= 1.0
+        except DataFailure:  # the scorer reads no such answer
+            return False
+
+    def _case(self, answer: str, other: str) -> Case:
+        return Case(answer, (other,), self.question.question, self.options)
+
+    def _readable(self, answer: str) -> bool:
+        """Whether the formula can be compared at all: one that hangs must not hang once for every other answer."""
+        if answer not in self.readable:
+            self.readable[answer] = quantity(answer) is not None or self.services.readable(answer)
+        return self.readable[answer]
+
+
+def classes(answers: Iterable[str | None], same: Same = same_text) -> list[str | None]:
+    """The class of each answer, named by the canonical text of its first member; None for no answer or a blank one."""
+    names: dict[str, str] = {}
+    first: dict[str, str] = {}
+    result: list[str | None] = []
+    for answer in answers:
+        text = canonical(answer) if answer is not None else ""
+        if not text or answer is None:
+            result.append(None)
+            continue
+        if text not in names:
+            names[text] = next((name for name, member in first.items() if same(answer, member)), text)
+            first.setdefault(names[text], answer)
+        result.append(names[text])
+    return result
+
+
+def spellings(answers: Sequence[str | None], names: Sequence[str | None]) -> dict[str, str]:
+    """The answer that came first in each class."""
+    result: dict[str, str] = {}
+    for answer, name in zip(answers, names, strict=True):
+        if answer is not None and name is not None:
+            result.setdefault(name, answer)
+    return result
