@@ -42,6 +42,8 @@ def refused(kind: type, body: bytes) -> ApiError:
 def test_a_chat_request_is_a_question_and_pictures() -> None:
     request = parse_body(ChatRequest, chat(user="someone", metadata={"a": "b"}, temperature=1, stream=None))
     assert request.question_and_images() == ("which digit?", [PICTURE])
+    bland = [{"role": "system", "content": "You are a helpful, honest assistant."}, {"role": "user", "content": "which?"}]
+    assert parse_body(ChatRequest, chat(messages=bland)).question_and_images() == ("which?", [])
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "which?"}]
     assert parse_body(ChatRequest, chat(messages=system)).question_and_images() == ("Be brief.\nwhich?", [])
 
@@ -85,6 +87,48 @@ def test_unsupported_parameters_are_refused_by_name(changes: dict[str, Any], par
 
 
 @pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"top_k": 5}, "top_k"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"extra_body": {"top_k": 5}}, "extra_body"),
+        ({"tempreature": 0.5}, "tempreature"),
+        ({"x" * 1000: 1}, "x" * 100),
+    ],
+)
+def test_fields_of_other_servers_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
+    error = refused(ChatRequest, chat(**changes))
+    assert (error.code, error.param) == ("unsupported_parameter", param)
+
+
+@pytest.mark.parametrize(
+    ("part", "param", "says"),
+    [
+        ({"type": "video_url", "video_url": {"url": "x"}}, "messages[0].content[0]", "frames of a clip"),
+        ({"type": "input_audio", "input_audio": {}}, "messages[0].content[0]", "`input_audio`"),
+        ({"type": "image_url", "image_url": PICTURE}, "messages[0].content[0]", '{"url": "data:'),
+        ({"type": "image_url", "image_url": {"url": 7}}, "messages[0].content[0].image_url.url", "string"),
+        ({"type": "image_url"}, "messages[0].content[0]", "needs `image_url`"),
+        ({"type": "text", "text": 7}, "messages[0].content[0].text", "string"),
+        ({"text": "q"}, "messages[0].content[0].type", "required"),
+        ("q", "messages[0].content[0]", "object"),
+    ],
+)
+def test_wrong_parts_are_refused_by_name(part: Any, param: str, says: str) -> None:
+    error = refused(ChatRequest, chat(messages=[{"role": "user", "content": [part]}]))
+    assert error.param == param
+    assert says in error.message
+
+
+def test_a_missing_comma_is_located() -> None:
+    error = refused(ChatRequest, b'{"model": "x",\n "stream": true "messages": []}')
+    assert (error.code, error.message) == ("invalid_json", "the body is not valid JSON: expected `,` or `}` at line 2 column 17")
+
+
+@pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b"7", b'"x"', b"\xff\xfe", b"{}", b"[" * 100_000, b'{"model": "x", "messages": NaN}']
 )
 def test_invalid_bodies_are_refused(body: bytes) -> None:
@@ -103,6 +147,7 @@ def test_the_agent_endpoint_takes_no_unknown_keys() -> None:
 
 def test_parameters_without_effect_are_accepted() -> None:
     usual = {"n": 1, "stop": None, "tools": [], "logprobs": False, "presence_penalty": 0, "logit_bias": {}, "store": True}
+    usual |= {"top_k": -1, "guided_json": None, "repetition_penalty": 1.0, "ignore_eos": False, "metadata": {"a": "b"}}
     body = chat(**usual, modalities=["text"], response_format={"type": "text"}, parallel_tool_calls=True)
     assert parse_body(ChatRequest, body).question_and_images()[0] == "which digit?"
 
@@ -181,6 +226,8 @@ def test_any_json_is_parsed_or_refused(value: Any) -> None:
     ("text", "code"),
     [
         ("", "empty_question"),
+        ("\u200b\u200d\ufeff", "empty_question"),
+        ("\u3164 \u2800\ufe0f", "empty_question"),
         ("x" * 101, "question_too_long"),
         ("a\x00b", "invalid_characters"),
         ("a\ud800b", "invalid_characters"),

@@ -11,7 +11,7 @@ from pixelis.config import Config
 from pixelis.records import ImageView, Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
-from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, StrictModel
+from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
 from pixelis.serve.protocol.question import MAX_PARTS, agent_query, model_name, reply_cache_key, sse_event
 
 
@@ -30,7 +30,7 @@ class AgentRequest(StrictModel):
     question_param: ClassVar[str] = "question"
     image_param: ClassVar[str] = "image"
     question: str
-    image: str | Annotated[list[str], Field(max_length=MAX_PARTS)]
+    image: text_or(Annotated[list[str], Field(max_length=MAX_PARTS)])  # type: ignore[valid-type]
     samples: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)

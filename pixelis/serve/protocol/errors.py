@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Tag, ValidationError
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
@@ -84,6 +84,12 @@ PlainText = Annotated[str, AfterValidator(_plain_text)]
 """Text that may be stored: without NUL and unpaired surrogates."""
 
 
+def text_or(other: Any) -> Any:
+    """The type of a string or an ``other`` JSON value. Errors are those of the one that the value looks like."""
+    kinds = Annotated[str, Tag("a string")] | Annotated[other, Tag("no string")]
+    return Annotated[kinds, Discriminator(lambda value: "a string" if isinstance(value, str) else "no string")]
+
+
 def parse_body(model: type[Model], body: bytes) -> Model:
     """Validate a JSON body. Raises ApiError 400 that names the first wrong field."""
     try:
@@ -107,7 +113,7 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
         reason = first["msg"].removeprefix("Invalid JSON: ")
         return ApiError(400, f"the body is not valid JSON: {reason}", "invalid_json")
     message = f"`{param}`: {first['msg']}" if param else first["msg"]
-    codes = {"missing": "missing_parameter", "invalid_characters": "invalid_characters"}
+    codes = {"missing": "missing_parameter"} | {name: name for name in ("invalid_characters", "unsupported_part")}
     return ApiError(400, message, codes.get(first["type"], "invalid_value"), param or None)
 
 
@@ -117,6 +123,6 @@ def _param(loc: tuple[int | str, ...]) -> str:
     for item in loc:
         if isinstance(item, int):
             param += f"[{item}]"
-        elif item.isidentifier():  # pydantic adds names of union branches such as `list[Part]`
+        elif item.isidentifier():  # the names of union branches, which pydantic adds, are none
             param += f".{item}" if param else item
-    return param.removesuffix(".str")
+    return param

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from pixelis.config import Config
 from pixelis.records import Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
-from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText
+from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
 from pixelis.serve.protocol.question import MAX_PARTS, agent_query, model_name, reply_cache_key, sse_event
+
+IGNORED = {
+    *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("parallel_tool_calls", "tool_choice", "function_call", "priority", "request_id", "cache_salt"),
+}
+"""Fields of OpenAI and vLLM without influence on the answer to a request without tools."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "best_of": (1,),
+    "min_tokens": (0,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+}
+"""Values of further fields that change nothing; null, false and empty ones never do."""
+_BLAND = re.compile(r"you are (an? )?([\w-]+,? (and )?){0,5}(assistant|chatbot|ai|model)[.!]?", re.IGNORECASE)
+"""System messages that only name the model's role, which many clients send by default."""
 
 
 class LenientModel(BaseModel):
-    """A request body that ignores unknown fields: OpenAI clients send some without a meaning here (metadata, store, ...)."""
+    """A part of a request body that ignores unknown fields."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -33,21 +56,39 @@ class Part(LenientModel):
     text: str | None = None
     image_url: ImageUrl | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, part: Any) -> Any:
+        if not isinstance(part, dict):
+            return part
+        kind = part.get("type")
+        if isinstance(kind, str) and kind not in ("text", "image_url"):
+            remark = "; send frames of a clip as pictures" if "video" in kind else ""
+            text = "parts of type `{kind}` are not supported: send `text` and `image_url` parts{remark}"
+            raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40], "remark": remark})
+        if isinstance(part.get("image_url"), str):
+            text = '`image_url` must be an object with the address as its `url`: {"url": "data:image/png;base64,..."}'
+            raise PydanticCustomError("invalid_value", text)
+        return part
+
 
 class Message(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
+    content: text_or(Annotated[list[Part], Field(max_length=MAX_PARTS)]) | None = None  # type: ignore[valid-type]
 
 
 class StreamOptions(LenientModel):
     include_usage: bool = False
 
 
-class ChatRequest(LenientModel):
+class ChatRequest(BaseModel):
     """Body of ``POST /v1/chat/completions``: one user message with text and pictures, after optional system messages.
 
-    Parameters that would change the reply but are not supported (``n`` above 1, ``tools``, ``stop``, ...) are errors.
+    Fields that would change the reply but are not supported (``n`` above 1, ``tools``, ``stop``, ``top_k``, ...) are errors, and
+    so are unknown ones.
     """
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
     question_param: ClassVar[str] = "messages"
     image_param: ClassVar[str] = "messages"
@@ -97,8 +138,12 @@ class ChatRequest(LenientModel):
             "web_search_options": self.web_search_options is not None,
             "response_format": self.response_format is not None and self.response_format.get("type") != "text",
         }
+        for name, value in (self.model_extra or {}).items():
+            neutral = value is None or value is False or value in ("", [], {}) or value in NEUTRAL.get(name, ())
+            unsupported[name] = name not in IGNORED and not neutral
         for name, present in unsupported.items():
             if present:
+                name = name[:100]
                 raise ApiError(400, f"`{name}` is not supported: leave it out", "unsupported_parameter", name)
         roles = [m.role for m in self.messages]
         if roles.count("user") != 1 or roles[-1] != "user" or not set(roles) <= {"system", "developer", "user"}:
@@ -113,9 +158,14 @@ class ChatRequest(LenientModel):
                 if part.type == "text":
                     if part.text is None:
                         raise ApiError(400, "a text part needs `text`", "invalid_value", param)
-                    texts.append(part.text)
-                elif part.image_url is None or message.role != "user":
-                    raise ApiError(400, "an image part needs `image_url` and a user message", "invalid_value", param)
+                    if message.role == "user" or not _BLAND.fullmatch(part.text.strip()):
+                        texts.append(part.text)
+                elif part.image_url is None:
+                    raise ApiError(400, "a part of type `image_url` needs `image_url`", "invalid_value", param)
+                elif message.role != "user":
+                    raise ApiError(
+                        400, f"pictures belong in the user message, not in a {message.role} message", "invalid_value", param
+                    )
                 else:
                     images.append(part.image_url.url)
         return "\n".join(t.strip() for t in texts if t.strip()), images

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import secrets
+import unicodedata
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -20,6 +21,8 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif"
 MAX_PARTS = 256
 MAX_SEED = 0x7FFFFFFF
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
+_BLANK = "\u115f\u1160\u2800\u3164\uffa0"
+"""Characters that Unicode counts as letters or symbols, and that show nothing."""
 _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
 
 
@@ -127,8 +130,8 @@ def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool
 
 def check_question(text: str, max_chars: int, param: str = "question") -> str:
     """Return ``text``. Raises ApiError 400 if it is empty, too long, not plain text, or spells a control token of the model."""
-    if not text:
-        raise ApiError(400, "the question is empty", "empty_question", param)
+    if not any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANK for c in text):
+        raise ApiError(400, "the question is empty: it has no visible character", "empty_question", param)
     if len(text) > max_chars:
         message = f"the question has {len(text)} characters; at most {max_chars} are allowed"
         raise ApiError(400, message, "question_too_long", param)
