@@ -8,6 +8,8 @@ __version__ = "0.1.0"
 # Ray Serve reads these when it is imported, here and in its controller. It kills an ingress that is not ready in 5 s, which is
 # little for a busy machine, and the start fails with it.
 os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+# It takes three failed checks to notice that an ingress is dead: 30 s by default.
+os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "2")
 # The gateway never blocks its event loop: one of its own beside the server's would cost a request two hand-overs between threads.
 os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
 # Its C ingress costs a request a fraction of what the Python one does.

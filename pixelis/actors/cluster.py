@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -181,6 +182,7 @@ def _haproxy_env() -> dict[str, str]:
         return {}
     bundled = Path(next(iter(package.submodule_search_locations or []))) / "bin" / "haproxy"
     variables = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(script), "RAY_SERVE_HAPROXY_BUNDLED": str(bundled)}
+    variables["RAY_SERVE_HAPROXY_PYTHON"] = sys.executable
     with socket.socket() as first, socket.socket() as second:  # free ports, so that several services can run on a machine
         for name, probe in (("METRICS", first), ("STATS", second)):
             probe.bind(("127.0.0.1", 0))

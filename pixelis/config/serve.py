@@ -15,6 +15,18 @@ class ServeConfig(Section):
     samples: int = Field(8, ge=1, description="k: samples per request that vote")
     sampling: SamplingConfig = Field(SamplingConfig(temperature=1.0), description="sampling of the votes")
     max_body_bytes: int = Field(16_000_000, ge=1024, description="maximum size of a request body")
+    min_upload_bytes_per_s: int = Field(
+        10_000, ge=1, description="minimum rate at which a request body must arrive after its first 5 seconds"
+    )
+    max_client_uploads: int = Field(32, ge=1, description="maximum number of bodies that one client may be sending to a replica")
+    max_request_pixels: int = Field(
+        100_000_000, ge=1, description="maximum number of pixels of all pictures of a request, checked before decoding"
+    )
+    max_decoded_bytes: int = Field(
+        600_000_000,
+        ge=1,
+        description="maximum size of the decoded pictures (3 bytes a pixel) of all requests in a replica; more requests wait",
+    )
     max_question_chars: int = Field(4000, ge=1, description="maximum length of a question")
     max_queue: int | None = Field(
         None, ge=1, description="waiting requests per replica above which it answers 429; unset: as many as are running"
@@ -44,4 +56,9 @@ class ServeConfig(Section):
     def _ordered(self) -> ServeConfig:
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(f"serve.max_replicas {self.max_replicas} is below serve.replicas {self.replicas}")
+        if 3 * self.max_request_pixels > self.max_decoded_bytes:
+            raise ValueError(
+                f"serve.max_decoded_bytes {self.max_decoded_bytes} has no room for a request of serve.max_request_pixels "
+                f"{self.max_request_pixels}, which takes 3 bytes a pixel"
+            )
         return self

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,18 +36,35 @@ _SIGNATURES = (
 """First bytes of files that users send by mistake, and their names."""
 
 
-def load_image(source: str | bytes | Path, max_bytes: int, max_pixels: int) -> np.ndarray:
+def image_pixels(source: str | bytes | Path, max_bytes: int, max_pixels: int) -> int:
+    """The number of pixels that a picture declares; nothing is decoded. Raises BadImage as ``load_image``."""
+    data = read_encoded(source, max_bytes, "image")
+    with _opened(data, max_pixels) as image:
+        return image.width * image.height
+
+
+def load_image(source: str | bytes | Path, max_bytes: int, max_pixels: int, draft: int | None = None) -> np.ndarray:
     """Decode a picture: encoded bytes, a file path or a ``data:`` URL -> read-only uint8 [H, W, 3], RGB.
 
     EXIF orientation is applied, colours are converted to sRGB, transparency becomes white, 16 bits become the upper 8, and the
-    first frame or page is taken. Other metadata is ignored. Raises BadImage with code image_scheme, image_not_found, image_empty,
-    image_too_many_bytes, image_too_many_pixels, image_format (known but not accepted), image_mode (no agreed range of
-    brightness) or image_undecodable (damaged). Any path is opened: a gateway must let only ``data:`` URLs through.
+    first frame or page is taken. Other metadata is ignored. ``draft``: number of pixels that suffice; a JPEG with more is scaled
+    down by 2, 4 or 8 while it is decoded, the other formats have no such scaling.
+
+    Raises BadImage with code image_scheme, image_not_found, image_empty, image_too_many_bytes, image_too_many_pixels,
+    image_format (known but not accepted), image_mode (no agreed range of brightness) or image_undecodable (damaged). Any path is
+    opened: a gateway must let only ``data:`` URLs through.
     """
-    return _decode(read_encoded(source, max_bytes, "image"), max_pixels)
+    data = read_encoded(source, max_bytes, "image")
+    with _opened(data, max_pixels) as image:
+        if draft is not None and image.format == "JPEG":
+            scale = max(1.0, math.sqrt(image.width * image.height / draft))
+            image.draft(None, (math.ceil(image.width / scale), math.ceil(image.height / scale)))
+        return _rgb(image)
 
 
-def _decode(data: bytes, max_pixels: int) -> np.ndarray:
+@contextlib.contextmanager
+def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
+    """The picture before decoding, inside the caps. Whatever the decoder raises in the block becomes BadImage."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # our caps are stricter than Pillow's warning
@@ -53,7 +72,7 @@ def _decode(data: bytes, max_pixels: int) -> np.ndarray:
                 check_pixels(image.width, image.height, max_pixels, "image")
                 if isinstance(image, TiffImagePlugin.TiffImageFile):
                     _check_tiles(image, max_pixels)
-                return _rgb(image)
+                yield image
     except Image.DecompressionBombError:
         raise BadImage(f"the picture has more than {max_pixels} pixels", code="image_too_many_pixels") from None
     except (BadImage, MemoryError):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import ctypes
 import dataclasses
 import hashlib
+import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import numpy as np
 import ray
@@ -18,9 +20,9 @@ from ray.exceptions import RayError
 
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult, RouterTimeouts, TurnUpdate
 from pixelis.config import Config
-from pixelis.errors import BadInput, InfraFailure
+from pixelis.errors import BadImage, BadInput, InfraFailure
 from pixelis.evolution import privacy, vote
-from pixelis.operations.image import load_image
+from pixelis.operations.image import image_pixels, load_image
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.records import Experience, Feedback, Group, Media, Question, StopReason, Trajectory, Verdict, new_id
 from pixelis.rewards.equality import Equality
@@ -48,6 +50,7 @@ class Agent:
         self.memory = self.retrieval.memory
         self.after_reply = AfterReply(config, self.retrieval, self.evolution_actor if backends.evolution else None, self.counts)
         self.decoding = asyncio.Semaphore(2)
+        self.decoded_bytes_since_trim = 0
         self.version: int | None = None
 
     async def ready(self, timeout_s: float) -> None:
@@ -56,26 +59,45 @@ class Agent:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(self.router.health(timeout_s), self.retrieval.ready())
 
+    async def decoded_bytes(self, query: AgentQuery) -> int:
+        """Size of the decoded pictures of a query, from their headers. Raises BadImage for pictures outside the caps."""
+        return await asyncio.to_thread(self._decoded_bytes, query.images)
+
+    def _decoded_bytes(self, urls: Sequence[str]) -> int:
+        caps, limit = self.config.toolbox, self.config.serve.max_request_pixels
+        pixels = sum(image_pixels(url, caps.max_image_bytes, caps.max_image_pixels) for url in urls)
+        if pixels > limit:
+            message = f"the pictures of the request have {pixels} pixels, more than {limit}"
+            raise BadImage(message, code="image_too_many_pixels", fix="send fewer or smaller pictures")
+        return 3 * pixels
+
     async def decode(self, query: AgentQuery) -> Pictures:
         """Decode the pictures of a query. Raises BadImage for damaged pictures and those outside the caps."""
-        media, full, views = [], {}, []
-        for number, url in enumerate(query.images):
-            async with self.decoding:  # a picture may take a second and 150 MB to decode: only two at a time
-                item, picture, view = await asyncio.to_thread(self._decode, f"img{number}", url)
-            media.append(item)
-            full[item.id] = picture
-            views.append(view)
-        # In a thread: ray.put blocks while the object store spills to disk.
-        return Pictures(media, [await asyncio.to_thread(ray.put, full)] if full else [], views)
+        # A picture of 50 million pixels takes a second and 350 MB to decode, a request keeps its pictures until all are decoded.
+        async with self.decoding:
+            return await asyncio.to_thread(self._decode_all, query)
 
-    def _decode(self, name: str, url: str) -> tuple[Media, np.ndarray, np.ndarray]:
+    def _decode_all(self, query: AgentQuery) -> Pictures:
+        decoded = [self._decode(f"img{number}", url, query.operations) for number, url in enumerate(query.images)]
+        full = {media.id: picture for media, picture, _ in decoded}
+        self.decoded_bytes_since_trim += sum(picture.nbytes for picture in full.values())
+        return Pictures([media for media, *_ in decoded], [ray.put(full)] if full else [], [view for *_, view in decoded])
+
+    def _decode(self, name: str, url: str, operations: bool) -> tuple[Media, np.ndarray, np.ndarray]:
+        """``operations`` false decodes no more than the policy's view needs, where the format allows it."""
         caps, d = self.config.toolbox, self.config.dialogue.input
-        picture = load_image(url, caps.max_image_bytes, caps.max_image_pixels)
+        picture = load_image(url, caps.max_image_bytes, caps.max_image_pixels, None if operations else 4 * d.max_pixels)
         height, width, _ = picture.shape
         # A hash in place of the data URL, which would travel with every record of the question.
         uri = f"sha256:{hashlib.sha256(url.encode()).hexdigest()}"
         media = Media(id=name, uri=uri, height=height, width=width)
         return media, picture, fit(picture, PixelBudget(d.min_pixels, d.max_pixels), 1)
+
+    def return_memory(self) -> None:
+        """Return the memory of the pictures decoded since the last call to the system: glibc keeps most of what is freed."""
+        if self.decoded_bytes_since_trim and sys.platform == "linux":
+            self.decoded_bytes_since_trim = 0
+            ctypes.CDLL(None).malloc_trim(0)
 
     async def answer(self, query: AgentQuery, pictures: Pictures | None = None) -> Answer:
         """Sample and vote. ``pictures`` are those of ``decode``, which is called if they are missing.

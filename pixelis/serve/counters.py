@@ -31,6 +31,7 @@ class Counters(Collector):
     GAUGES: Mapping[str, str] = {
         "inside": "requests that run or wait",
         "policy_version": "policy version of the last answer",
+        "decoded_bytes": "size of the decoded pictures of requests",
         "cache_entries": "cached replies",
         "cache_bytes": "bytes of cached replies",
     }

@@ -24,6 +24,9 @@ from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 MAX_SMALL_BODY_BYTES = 65_536
 """Cap of bodies without pictures."""
 
+UPLOAD_GRACE_S = 5.0
+"""Seconds before a body must arrive at the minimum rate."""
+
 EntityId = Annotated[str, Path(pattern=ID)]
 
 
@@ -62,10 +65,19 @@ async def limit_rate(state: State, request: Request) -> None:
         raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=allowance.retry_after_s)
 
 
+async def require_room(state: State) -> None:
+    """Raises Overloaded if so many requests are inside that another one would be refused after its body has arrived."""
+    state.admission.require_room()
+
+
 async def admit(state: State) -> AsyncIterator[None]:
     """Count the request as inside until its reply, or its stream, has been sent. Raises Overloaded if too many are."""
     with state.admission.enter():
         yield
+
+
+Admitted = Annotated[None, Depends(admit)]
+"""Comes after the body in a route's signature: a body that arrives slowly keeps nobody out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +108,7 @@ class JsonBody(Generic[Model]):
     async def __call__(self, state: State, request: Request) -> Model:
         """Read and validate the body."""
         deadline = asyncio.get_running_loop().time() + ACTOR_TIMEOUT_S
-        return parse_body(self.model, await read_body(request, MAX_SMALL_BODY_BYTES, deadline, ACTOR_TIMEOUT_S) or b"{}")
+        return parse_body(self.model, await read_body(state, request, MAX_SMALL_BODY_BYTES, deadline, ACTOR_TIMEOUT_S) or b"{}")
 
 
 class QuestionBody(JsonBody[Model]):
@@ -105,24 +117,34 @@ class QuestionBody(JsonBody[Model]):
     async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:  # type: ignore[override]
         """Read and validate the body."""
         s = state.config.serve
-        return parse_body(self.model, await read_body(request, s.max_body_bytes, timing.deadline, s.timeout_s))
+        return parse_body(self.model, await read_body(state, request, s.max_body_bytes, timing.deadline, s.timeout_s))
 
 
-async def read_body(request: Request, max_bytes: int, deadline: float, timeout_s: float) -> bytes:
-    """The body. Raises ApiError 413 as soon as it is known to be too large, 408 at the deadline (event loop's time)."""
+async def read_body(state: GatewayState, request: Request, max_bytes: int, deadline: float, timeout_s: float) -> bytes:
+    """The body.
+
+    Raises ApiError 413 as soon as it is known to be too large, 408 at the deadline (event loop's time) or when it arrives more
+    slowly than ``serve.min_upload_bytes_per_s``, and Overloaded for too many bodies at once.
+    """
     too_large = ApiError(413, f"the body is larger than {max_bytes} bytes", "body_too_large")
     content_length = request.headers.get("content-length", "")
     if content_length.isdigit() and int(content_length) > max_bytes:
         raise too_large
-    body = bytearray()
+    body, rate = bytearray(), state.config.serve.min_upload_bytes_per_s
+    latest = asyncio.get_running_loop().time() + UPLOAD_GRACE_S
     try:
-        async with asyncio.timeout_at(deadline):
-            async for chunk in request.stream():
-                if len(body) + len(chunk) > max_bytes:  # chunked bodies announce no length
-                    raise too_large
-                body += chunk
+        with state.uploads.enter(state.access.client_id(request)) as receive:
+            async with asyncio.timeout_at(min(latest, deadline)) as limit:
+                async for chunk in request.stream():
+                    if len(body) + len(chunk) > max_bytes:  # chunked bodies announce no length
+                        raise too_large
+                    receive(len(chunk))
+                    body += chunk
+                    limit.reschedule(min(latest + len(body) / rate, deadline))
     except TimeoutError:
-        raise ApiError(408, f"the request's body did not arrive in {timeout_s:g} s", "request_timeout") from None
+        late = asyncio.get_running_loop().time() >= deadline
+        reason = f"did not arrive in {timeout_s:g} s" if late else f"arrives at less than {rate} bytes a second"
+        raise ApiError(408, f"the request's body {reason}", "request_timeout") from None
     except ClientDisconnect:
         raise ApiError(400, "the connection ended before the body did", "client_disconnected") from None
     return bytes(body)

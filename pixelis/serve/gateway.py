@@ -78,6 +78,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _publish(state: GatewayState) -> None:
     while True:
         state.counters.publish()
+        await asyncio.to_thread(state.agent.return_memory)
         await asyncio.sleep(PUBLISH_S)
 
 

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
@@ -41,13 +41,17 @@ class Admission:
         self.shed = 0
         self.mean_s = 1.0
 
-    @contextlib.contextmanager
-    def enter(self) -> Iterator[None]:
-        """Count a request as inside. Raises Overloaded with the expected waiting time."""
+    def require_room(self) -> None:
+        """Raises Overloaded with the expected waiting time if no further request may enter."""
         if self.inside >= self.capacity:
             self.shed += 1
             wait = self.mean_s * (self.inside - self.running + 1) / self.running
             raise Overloaded("too many requests are waiting", retry_after_s=min(max(wait, 1.0), MAX_RETRY_AFTER_S))
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[None]:
+        """Count a request as inside. Raises Overloaded with the expected waiting time."""
+        self.require_room()
         self.inside += 1
         try:
             yield
@@ -75,6 +79,81 @@ class Admission:
                 self.surplus -= 1
             else:
                 self.slots.release()
+
+
+class Uploads:
+    """Bodies that are arriving: at most ``per_client`` of a client at once, and ``max_bytes`` of all together."""
+
+    def __init__(self, per_client: int, max_bytes: int):
+        self.per_client, self.max_bytes = per_client, max_bytes
+        self.clients, self.bytes = Counter[str](), 0
+
+    @contextlib.contextmanager
+    def enter(self, client: str) -> Iterator[Callable[[int], None]]:
+        """Count a body of ``client`` as arriving. The result counts bytes of it as received. Both raise Overloaded."""
+        if self.clients[client] >= self.per_client:
+            message = f"this client is sending {self.per_client} bodies already: wait until they have arrived"
+            raise Overloaded(message, retry_after_s=1.0)
+        received = 0
+
+        def receive(size: int) -> None:
+            nonlocal received
+            if self.bytes + size > self.max_bytes:
+                raise Overloaded("too many large bodies are arriving", retry_after_s=1.0)
+            self.bytes += size
+            received += size
+
+        self.clients[client] += 1
+        try:
+            yield receive
+        finally:
+            self.bytes -= received
+            self.clients[client] -= 1
+            if not self.clients[client]:
+                del self.clients[client]
+
+
+class ByteBudget:
+    """At most ``limit`` bytes in use at once, first come first served; when as many again are waited for, further are refused."""
+
+    def __init__(self, limit: int):
+        self.limit, self.used = limit, 0
+        self.queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @contextlib.asynccontextmanager
+    async def reserve(self, size: int) -> AsyncIterator[None]:
+        """Wait until ``size`` bytes, at most ``limit``, are free, and hold them. Raises Overloaded."""
+        if self.queue or self.used + size > self.limit:
+            if sum(waiting for waiting, _ in self.queue) + size > self.limit:
+                raise Overloaded("too many large pictures are being processed", retry_after_s=2.0)
+            await self._wait(size)
+        else:
+            self.used += size
+        try:
+            yield
+        finally:
+            self._release(size)
+
+    async def _wait(self, size: int) -> None:
+        entry = size, asyncio.get_running_loop().create_future()
+        self.queue.append(entry)
+        try:
+            await entry[1]
+        except asyncio.CancelledError:
+            if entry in self.queue:
+                self.queue.remove(entry)
+            elif not entry[1].cancelled():  # granted in the meantime
+                self.used -= size
+            self._release(0)
+            raise
+
+    def _release(self, size: int) -> None:
+        self.used -= size
+        while self.queue and self.used + self.queue[0][0] <= self.limit:
+            granted, ready = self.queue.popleft()
+            if not ready.cancelled():
+                self.used += granted
+                ready.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)

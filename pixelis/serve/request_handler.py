@@ -25,12 +25,15 @@ CACHE_CHECK_S = 1.0
 async def respond(state: GatewayState, reply_format: ReplyFormat, deadline: float) -> Response:
     """The reply to an admitted request. Raises ApiError 504 at ``deadline`` (time of the event loop)."""
     try:
-        async with asyncio.timeout_at(deadline):
+        async with asyncio.timeout_at(deadline), contextlib.AsyncExitStack() as stack:
             reply = await _cached_reply(state, reply_format)
+            if reply is None:
+                size = await state.agent.decoded_bytes(reply_format.query)
+                await stack.enter_async_context(state.pictures.reserve(size))
             if reply_format.stream and reply is None:
                 # Decoded first: once a stream has begun, its status can no longer report bad pictures.
                 pictures = await state.agent.decode(reply_format.query)
-                return EventStream(_stream(state, reply_format, pictures, deadline))
+                return EventStream(_stream(state, reply_format, pictures, deadline), stack.pop_all())
             if reply is None:
                 async with state.admission.slot():
                     answer = await state.agent.answer(reply_format.query)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing
 from typing import TypeVar
 
 from fastapi import FastAPI, Request
@@ -76,19 +77,21 @@ def api_error(error: BaseException) -> ApiError:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. ``events`` is closed when the stream ends, by its last event or because the caller disconnects."""
+    """Server-sent events.
 
-    def __init__(self, events: AsyncGenerator[str, None]):
+    When the stream ends, by its last event or because the caller disconnects, ``events`` is closed, and then ``resources``, which
+    a generator that never began would not release.
+    """
+
+    def __init__(self, events: AsyncGenerator[str, None], resources: AsyncExitStack | None = None):
         # Proxies would otherwise collect events until a buffer is full.
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        self.events = events
+        self.events, self.resources = events, resources or AsyncExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
-        try:
+        async with self.resources, aclosing(self.events):
             await super().__call__(scope, receive, send)
-        finally:
-            await self.events.aclose()
 
 
 async def until(deadline: float, source: AsyncIterator[T]) -> AsyncGenerator[T, None]:

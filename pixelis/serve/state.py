@@ -16,12 +16,14 @@ from pixelis.serve.after_reply import REFUSALS
 from pixelis.serve.agent import Agent
 from pixelis.serve.cache import ReplyCache
 from pixelis.serve.counters import Counters
-from pixelis.serve.limits import Admission, RateLimits, running_limit, waiting_limit
+from pixelis.serve.limits import Admission, ByteBudget, RateLimits, Uploads, running_limit, waiting_limit
 from pixelis.serve.protocol.errors import ApiError
 
 T = TypeVar("T")
 ACTOR_TIMEOUT_S = 5.0
 MEMORY_CHECK_S = 1.0
+UPLOADS = 16
+"""Bodies of the largest size that may be arriving at once."""
 STATUS_TIMEOUT_S = 2.0
 """Timeout of calls that only inform: without an answer the reply leaves that part out."""
 
@@ -37,6 +39,8 @@ class GatewayState:
         self.created = int(time.time())
         self.access = Access(config, key_digest, ingress)
         self.admission = Admission(running_limit(config), waiting_limit(config))
+        self.uploads = Uploads(config.serve.max_client_uploads, UPLOADS * config.serve.max_body_bytes)
+        self.pictures = ByteBudget(config.serve.max_decoded_bytes)
         self.rates = RateLimits(config.serve.per_minute, config.serve.per_hour)
         self.cache = ReplyCache(config.serve.cache, config.serve.cache_ttl_s)
         self.counters = Counters(replica, self._values)
@@ -105,6 +109,7 @@ class GatewayState:
         return {
             "inside": self.admission.inside,
             "shed": self.admission.shed,
+            "decoded_bytes": self.pictures.used,
             "rate_limited": self.rates.refused,
             "cache_hits": self.cache.hits,
             "cache_entries": len(self.cache.replies),

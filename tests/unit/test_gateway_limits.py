@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.config import load
-from pixelis.errors import BadInput, InfraFailure
+from pixelis.errors import BadInput, InfraFailure, Overloaded
 from pixelis.serve.access import Access, Shield, digest, is_local
 from pixelis.serve.cache import ReplyCache, key_of
 from pixelis.serve.counters import Counters
-from pixelis.serve.limits import RateLimits
+from pixelis.serve.limits import ByteBudget, RateLimits
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.responses import add_exception_handlers, api_error, until
 
@@ -293,3 +293,37 @@ def test_a_deadline_ends_a_stream_and_its_source() -> None:
         asyncio.run(run())
     assert items == [1]
     assert ended == ["source"]
+
+
+# -- memory for decoded pictures ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 10), st.sampled_from(["reserve", "cancel", "release"])), max_size=40))
+def test_decoded_pictures_never_exceed_their_budget_and_nobody_waits_for_free_memory(moves: list[tuple[int, str]]) -> None:
+    async def play() -> None:
+        budget, holds = ByteBudget(10), list[tuple[asyncio.Task[None], asyncio.Event]]()
+
+        async def hold(size: int, end: asyncio.Event) -> None:
+            async with budget.reserve(size):
+                await end.wait()
+
+        for size, move in moves:
+            if move == "reserve":
+                end = asyncio.Event()
+                holds.append((asyncio.create_task(hold(size, end)), end))
+            elif holds:
+                task, end = holds.pop(size % len(holds))
+                task.cancel() if move == "cancel" else end.set()
+            for _ in range(size % 3):
+                await asyncio.sleep(0)
+            assert 0 <= budget.used <= 10
+        for _, end in holds:
+            end.set()
+        results = await asyncio.gather(*(task for task, _ in holds), return_exceptions=True)
+        assert all(r is None or isinstance(r, Overloaded) for r in results)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert budget.used == 0
+        assert not budget.queue
+
+    asyncio.run(play())

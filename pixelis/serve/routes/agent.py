@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
-from pixelis.serve.dependencies import QuestionBody, RequestTiming, State
+from pixelis.serve.dependencies import Admitted, QuestionBody, RequestTiming, State
 from pixelis.serve.protocol.agent import AgentFormat, AgentReply, AgentRequest
 from pixelis.serve.request_handler import respond
 from pixelis.serve.routes.chat import CHECKS, STREAM
@@ -17,7 +17,7 @@ router = APIRouter(tags=["questions"], dependencies=CHECKS)
 
 @router.post("/v1/agent", response_model=AgentReply, responses={200: {"content": STREAM}})
 async def agent(
-    state: State, timing: RequestTiming, body: Annotated[AgentRequest, Depends(QuestionBody(AgentRequest))]
+    state: State, timing: RequestTiming, body: Annotated[AgentRequest, Depends(QuestionBody(AgentRequest))], admitted: Admitted
 ) -> Response:
     """Answer a question and show the complete trajectory. With `stream`, send every turn as a server-sent event."""
     return await respond(state, AgentFormat(state.config, body, timing.started), timing.deadline)

@@ -1,0 +1,102 @@
+"""Memory of a gateway under pictures that are small on the wire and huge when decoded."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from gateway_helpers import error_of, until
+from own_gateway import OwnGateway, own_gateway
+from PIL import Image
+from scripted import Deployed, picture_url
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MB = 1_000_000
+
+
+@functools.cache
+def huge(side: int = 7000, format: str = "PNG") -> str:
+    """A picture of one colour: 95 kB as PNG, 147 MB decoded."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), (90, 120, 40)).save(buffer, format)
+    return f"data:image/{format.lower()};base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.fixture(scope="module")
+def gateway(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnGateway]:
+    folder = tmp_path_factory.mktemp("memory")
+    with own_gateway(deployed.url, "memory", "engine.max_num_seqs=64", "serve.samples=1", f"run.dir={folder}") as gateway:
+        with gateway.client() as client:
+            for _ in range(8):  # warm
+                client.post("/v1/agent", json={"question": "say 7", "image": picture_url((800, 800))})
+        yield gateway
+
+
+@contextmanager
+def peak(gateway: OwnGateway) -> Iterator[SimpleNamespace]:
+    """Growth of the gateway's memory in MB: ``most`` while the block runs, ``kept`` after it."""
+    before, growth, done = gateway.private_bytes(), SimpleNamespace(most=0.0, kept=0.0), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            growth.most = max(growth.most, (gateway.private_bytes() - before) / MB)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield growth
+    finally:
+        done.set()
+        thread.join()
+    until(lambda: gateway.private_bytes() < 1.1 * before, 15)
+    growth.kept = (gateway.private_bytes() - before) / MB
+
+
+def test_pictures_of_one_request_are_capped_together(gateway: OwnGateway, record_figures: Callable[..., None]) -> None:
+    """Eight pictures of 49 million pixels in one body of 760 kB, once and twelve times at once."""
+    body = {"question": "say 7", "image": [huge()] * 8}
+    with gateway.client() as client, peak(gateway) as one:
+        reply = client.post("/v1/agent", json=body)
+    assert (reply.status_code, error_of(reply)["code"]) == (400, "image_too_many_pixels")
+    assert "392000000 pixels" in error_of(reply)["message"]
+    with gateway.client() as client, peak(gateway) as twelve, ThreadPoolExecutor(12) as pool:
+        statuses = list(pool.map(lambda _: client.post("/v1/agent", json=body).status_code, range(12)))
+    assert set(statuses) == {400}
+    record_figures(one_mb=one.most, twelve_mb=twelve.most, kept_mb=twelve.kept)
+    assert twelve.most < 100
+
+
+def test_requests_with_huge_pictures_share_a_budget_and_their_memory_returns(
+    gateway: OwnGateway, record_figures: Callable[..., None]
+) -> None:
+    """Each request decodes to 294 MB: two fit into the budget, the others wait or are told to come back."""
+    body = {"question": "wait 0.5 say 7", "image": [huge(), huge()]}
+    with gateway.client(180) as client, peak(gateway) as growth, ThreadPoolExecutor(12) as pool:
+        replies = list(pool.map(lambda _: client.post("/v1/agent", json=body), range(12)))
+    record_figures(most_mb=growth.most, kept_mb=growth.kept, statuses=dict(Counter(r.status_code for r in replies)))
+    assert {r.status_code for r in replies} <= {200, 429, 504}
+    assert any(r.status_code == 200 for r in replies)
+    assert all(int(r.headers["Retry-After"]) >= 1 for r in replies if r.status_code != 200)
+    assert growth.most < 2000
+    assert growth.kept < 100
+    with gateway.client() as client:
+        assert client.post("/v1/agent", json={"question": "say 7", "image": picture_url()}).status_code == 200
+
+
+def test_without_operations_a_jpeg_is_decoded_at_the_size_of_the_view(
+    gateway: OwnGateway, record_figures: Callable[..., None]
+) -> None:
+    body = {"question": "say 7", "image": [huge(format="JPEG")] * 2, "operations": False}
+    with gateway.client() as client, peak(gateway) as growth:
+        assert client.post("/v1/agent", json=body).status_code == 200
+    record_figures(most_mb=growth.most)
+    assert growth.most < 100
