@@ -27,7 +27,7 @@ from pixelis.errors import BadInput, MissingFile
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 """Suffixes of compressed text files."""
-OPTIONS = ("format", "media", "scorer", "cache", "prompt")
+OPTIONS = ("format", "media", "scorer", "cache", "prompt", "shuffle_options")
 """Options of a source after the question mark."""
 CHUNK = 1 << 20
 """Characters read at a time from a JSON list, and bytes of a parquet column."""
@@ -66,8 +66,8 @@ class Source:
     """``PATH?format=NAME&media=FOLDER&scorer=NAME&cache=FOLDER&prompt=FILE``: files of rows with options.
 
     ``media`` is the folder of relative references, itself relative to the folder of the files (the default). ``cache`` stores
-    media from inside rows or from other machines as files. ``prompt`` is a template around each question. Other options
-    of a ``scheme://`` path belong to its filesystem.
+    media from inside rows or from other machines as files. ``prompt`` is a template around each question,
+    ``shuffle_options`` a seed. Other options of a ``scheme://`` path belong to its filesystem.
     """
 
     path: str
@@ -76,6 +76,7 @@ class Source:
     scorer: str | None = None
     cache: str | None = None
     prompt: str | None = None
+    shuffle_options: str | None = None
 
     @classmethod
     def of(cls, text: str) -> Source:

@@ -443,7 +443,7 @@ def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:
 
 @pytest.mark.parametrize("format", QUESTIONS)
 def test_a_question_that_is_written_for_another_system_comes_back(folder: Path, format: str) -> None:
-    text = format.startswith("ttrl")
+    text = format.startswith("ttrl") or format == "reason_rft_text"
     media = [] if text else [Media(id="img0", uri=str(folder / "images/2.png"))]
     question = Question(id="red-7", question="Wie groß?", media=media, answers=["größer"], task="red")
     name = "rows.parquet" if format in ("ttrl_parquet", "deepeyes", "r1v") else "rows.jsonl"
@@ -458,7 +458,8 @@ def test_a_question_that_is_written_for_another_system_comes_back(folder: Path, 
 
 @pytest.mark.parametrize("format", CHATS)
 def test_a_demonstration_that_is_written_for_another_system_comes_back(folder: Path, format: str) -> None:
-    zoom = [] if format == "sharegpt_messages" else [Step(think="Look.", op="zoom_in", arguments={"box": [0.25, 0.0, 0.75, 1.0]})]
+    plain = format in ("sharegpt_messages", "reason_rft_cot")
+    zoom = [] if plain else [Step(think="Look.", op="zoom_in", arguments={"box": [0.25, 0.0, 0.75, 1.0]})]
     media = [Media(id="img0", uri=str(folder / "images/2.png"))]
     turns = [*zoom, Step(think="So", answer="red")]
     shown = Demonstration(id="d", question="What?", media=media, answers=["red"], turns=turns)

@@ -6,6 +6,7 @@ The tables are written by hand from the systems' public code and descriptions; w
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,17 @@ from dialogue_models import nano_folder, renderer
 from PIL import Image
 
 from pixelis.config import DialogueConfig, RewardsConfig, parse
+from pixelis.datasets import readers
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.formats import detect, read_records, write_chat, write_question
+from pixelis.datasets.readers.benchmarks import REASON_RFT
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.dialogue.render import Renderer
 from pixelis.errors import BadInput, MissingFile
 from pixelis.operations import OPERATIONS
 from pixelis.operations.scale import Scale
-from pixelis.records import Demonstration, Group, Question, StopReason, Trajectory, Turn
+from pixelis.records import Demonstration, Group, ImageView, Question, StopReason, Trajectory, Turn
 from pixelis.rewards.terms import score_group
 
 
@@ -436,3 +439,239 @@ def test_a_masked_call_with_an_invalid_box_is_context_and_does_not_end_the_job(f
     assert [o.status for o in trajectory.observations] == ["error", "ok"]
     assert [turn.learn for turn in trajectory.turns if turn.is_policy] == [False, True, True]
     assert len(views) == 2
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------------------
+
+ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # what it is: the format, the row, the fields of the question
+    "Pixel-Reasoner, a clip": (
+        "pixel_reasoner",
+        {
+            "qid": "mv-7",
+            "question": "Which?",
+            "answer": ["red", "dark red"],
+            "image": ["images/0.png", "images/1.png"],
+            "is_video": True,
+        },
+        {"id": "mv-7", "task": "mv", "answers": ["red", "dark red"]},
+    ),
+    "Reason-RFT": (
+        "reason_rft",
+        {"id": "geomath_1", "image": "images/0.png", "problem": "What?", "solution": "<answer> 12 </answer>", "answer": "12"},
+        {"id": "geomath_1", "answers": ["12"]},
+    ),
+    "Reason-RFT, two images": (
+        "reason_rft",
+        {
+            "id": "trance_1",
+            "image": ["images/0.png", "images/1.png"],
+            "problem": "What changed?",
+            "solution": "<answer>change_size(0, large)</answer>",
+            "answer": "change_size(0, large)",
+        },
+        {"scorer": "func_seq"},
+    ),
+    "Reason-RFT, text alone": (
+        "reason_rft",
+        {"id": "t1", "problem": "3 + 4?", "solution": "<answer>7</answer>", "answer": "7"},
+        {"answers": ["7"], "media": []},
+    ),
+    "Reason-RFT, text alone, without an answer column": (
+        "reason_rft_text",
+        {"id": "t1", "problem": "3 + 4?", "solution": "<answer>7</answer>"},
+        {"answers": ["7"], "media": []},
+    ),
+    "TTRL": (
+        "ttrl",
+        {"prompt": "3 + 4?", "answer": "7", "source": "AIME-TTT", "id": "3"},
+        {"id": "AIME-TTT-3", "scorer": "math"},
+    ),
+    "TTRL, without an answer": (
+        "ttrl",
+        {"prompt": "3 + 4?", "source": "AIME-TTT", "id": "3"},
+        {"id": "AIME-TTT-3", "answers": None, "scorer": "math"},
+    ),
+    "TTRL, a choice without an answer": (
+        "ttrl",
+        {"prompt": "Which?\nA. red\nB. blue", "source": "GPQA-TTT", "id": "0"},
+        {"answers": None, "scorer": "mc_letter"},
+    ),
+    "TTRL, parquet": (
+        "ttrl_parquet",
+        {
+            "data_source": "AIME-TTT",
+            "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "3 + 4?"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "7"},
+            "extra_info": {"split": "test", "index": 4, "level": "easy"},
+        },
+        {"id": "AIME-TTT-4", "split": "test", "answers": ["7"]},
+    ),
+    "TTRL, parquet without an answer": (
+        "ttrl_parquet",
+        {
+            "data_source": "AIME-TTT",
+            "prompt": [{"role": "user", "content": "3 + 4?"}],
+            "ability": "math",
+            "reward_model": {"style": "rule"},
+            "extra_info": {"split": "train", "index": "4"},
+        },
+        {"answers": None, "scorer": "math"},
+    ),
+    "Mini-o3": (
+        "mini_o3",
+        {
+            "images": ["images/0.png"],
+            "doc_id": "d1",
+            "problem": "<image>\nWhat?",
+            "solution": "red",
+            "data_source": "visual_probe_train",
+        },
+        {"id": "d1", "scorer": "judge", "task": "visual_probe_train"},
+    ),
+    "Mini-o3, without doc_id": (
+        "mini_o3",
+        {"images": ["images/0.png"], "problem": "<image>\nWhat?", "solution": "red", "data_source": "deepeyes_train"},
+        {"id": "rows-1", "scorer": "judge"},
+    ),
+    "R1-V, evaluation": (
+        "r1v_evaluation",
+        {"image_path": "images/0.png", "question": "How many?", "ground_truth": "7"},
+        {"answers": ["7"], "split": "test"},
+    ),
+    "EasyR1": (
+        "easyr1",
+        {"problem": "<image>What?", "answer": "red", "images": ["images/0.png"], "level": 3},
+        {"answers": ["red"]},
+    ),
+    "EasyR1, images inside the text": (
+        "easyr1",
+        {"problem": "Is <image> like <image>?", "answer": "no", "images": ["images/0.png", "images/1.png"]},
+        {"question": "Is <image> like <image>?"},
+    ),
+    "EasyR1, a clip and text": ("easyr1", {"problem": "<video>What?", "answer": "red", "videos": [["images/0.png"]]}, {}),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_is_read_by_its_own_format_and_written_back_without_one_altered_field(folder: Path, name: str) -> None:
+    format, row, fields = ROWS[name]
+    assert detect(row) == format
+    question = one(write(folder, row))
+    assert {key: getattr(question, key) for key in fields} == fields
+    back = relative(write_question(question, format), folder)
+    assert {key: back.get(key) for key in row} == row
+
+
+def test_rows_with_their_pictures_inside_are_written_back(folder: Path) -> None:
+    picture = {"bytes": (folder / "images/1.png").read_bytes(), "path": None}
+    row = deepeyes("vstar", env_name="visual_toolbox_v2") | {"images": [picture]}
+    row["prompt"] = [{"role": "system", "content": "Tools."}, *row["prompt"]]
+    row["extra_info"] = {"index": "1", "split": "train", "tool": True}
+    question = one(write(folder, row, name="rows.parquet") + f"?cache={folder}/cache")
+    assert write_question(question, "deepeyes") == row
+    r1v = {"image": picture, "problem": "How many?", "solution": "<answer> 3 </answer>"}
+    question = one(write(folder, r1v, name="rows.parquet") + f"?cache={folder}/cache")
+    assert write_question(question, "r1v") == r1v
+
+
+COT = "<think>3 and 4.</think>\n<answer>7</answer>"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": "clevr_1", "image": "images/0.png", "problem": "How many?", "answer": "7", "cot": COT},
+        {"id": "clevr_1", "image": ["images/0.png", "images/1.png"], "problem": "How many?", "solution": "7", "cot": COT},
+        {"id": "text_1", "problem": "3 + 4?", "answer": "7", "cot": COT, "level": 2},
+        {
+            "id": "trance_1",
+            "image": "images/0.png",
+            "problem": "What changed?",
+            "answer": "change_size(0, large)",
+            "cot": CAPTION,
+        },
+    ],
+)
+def test_reason_rft_rows_with_a_chain_of_thought_are_demonstrations(folder: Path, row: dict[str, Any]) -> None:
+    assert detect(row) == "reason_rft_cot"
+    record = one(write(folder, row))
+    assert isinstance(record, Demonstration)
+    assert record.final == record.answers[0]
+    assert texts(player("plain").play(record)[0]) == [row["cot"]]
+    back = relative(write_chat(record, "reason_rft_cot"), folder)
+    assert {key: back.get(key) for key in row} == row
+
+
+def test_images_inside_a_question_are_shown_where_it_says(folder: Path) -> None:
+    question = one(write(folder, ROWS["EasyR1, images inside the text"][1]))
+    r = player("plain").renderer
+    views = [ImageView(id=f"img{i}", view_size=(64, 32)) for i in range(2)]
+    (turn,) = r.prompt(question, views)
+    text = r.tokenizer.decode(turn.tokens, skip_special_tokens=False)
+    shown = re.sub(r"<\|vision_start\|>(<\|image_pad\|>)+<\|vision_end\|>", "[picture]", text)
+    assert "Is [picture] like [picture]?" in shown
+    literal = question.model_copy(update={"question": "What does <image> mean?"})
+    assert "[picture][picture]What does <image> mean?" in re.sub(
+        r"<\|vision_start\|>(<\|image_pad\|>)+<\|vision_end\|>",
+        "[picture]",
+        r.tokenizer.decode(r.prompt(literal, views)[0].tokens, skip_special_tokens=False),
+    )
+
+
+def test_a_chat_of_several_user_turns_is_no_question(folder: Path) -> None:
+    row = deepeyes("vstar")
+    row["prompt"] = [*row["prompt"], {"role": "assistant", "content": "7"}, {"role": "user", "content": "Sure?"}]
+    (bad,) = read_records(write(folder, row))
+    assert isinstance(bad, BadRow)
+    assert (bad.column, bad.code) == ("prompt", "second_question")
+
+
+@pytest.mark.parametrize(
+    "text", ["Color?\n(A) red\n(B) blue\n(C) green\nAnswer with a letter.", "Color?\nA. red\nB. blue\nC. green"]
+)
+def test_options_are_shuffled_by_a_seed_and_the_answer_follows(folder: Path, text: str) -> None:
+    rows = [{"problem": text, "answer": "A", "id": f"q{i}"} for i in range(200)]
+    source = write(folder, *rows)
+    letters = []
+    for record in read_records(f"{source}?shuffle_options=5"):
+        assert isinstance(record, Question)
+        (letter,) = record.answers or []
+        letters.append(letter)
+        (line,) = [line for line in record.question.splitlines() if re.match(rf"\(?{letter}[).]", line)]
+        assert line.endswith("red")
+        assert sorted(record.meta["option_order"]) == [0, 1, 2]
+        assert record.meta["option_order"]["ABC".index(letter)] == 0
+    assert all(letters.count(letter) > 40 for letter in "ABC"), "the right option is not always the first"
+    again = [record.answers for record in read_records(f"{source}?shuffle_options=5") if isinstance(record, Question)]
+    other = [record.answers for record in read_records(f"{source}?shuffle_options=6") if isinstance(record, Question)]
+    assert again == [[letter] for letter in letters] != other
+    with pytest.raises(BadInput, match="shuffle_options"):
+        list(read_records(f"{source}?shuffle_options=x"))
+
+
+def test_the_test_sets_of_reason_rft_have_names(folder: Path) -> None:
+    (folder / "image").mkdir()
+    Image.new("RGB", (8, 8)).save(folder / "image/a.png")
+    row = {"id": "clevr_1", "image": "a.png", "problem": "How many?", "answer": "3"}
+    trance = {"id": "1", "image": ["a.png", "a.png"], "problem": "What changed?", "answer": "change_size(0, large)"}
+    files = {"visual_counting/clevr_math": row, "visual_counting/super_clevr": row, "structure_perception/geomath": row}
+    files |= {"structure_perception/geometry3k": {**row, "answer": "B"}, "spatial_transformation/trance": trance}
+    files |= {"spatial_transformation/trance_left": trance, "trance/trance_right": trance}
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps([content]))
+    scorers = {}
+    for split in REASON_RFT:
+        (question,) = readers.read(f"reason_rft_tests:{folder}?split={split}")
+        assert isinstance(question, Question), question
+        assert question.split == split
+        scorers[split] = question.scorer
+    assert [scorers[split] for split in ("counting_id", "structure_ood", "transformation_left")] == [
+        "math",
+        "mc_letter",
+        "func_seq_eval",
+    ]
+    with pytest.raises(BadInput, match="no split"):
+        list(readers.read(f"reason_rft_tests:{folder}?split=test"))

@@ -14,6 +14,7 @@ from pyarrow import fs
 from pydantic import ValidationError
 
 from pixelis.datasets.bad_rows import BadRow, UniqueIds
+from pixelis.datasets.choices import option_seed, shuffle_options
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.files import Part, Source, read_file, read_part, split_file
 from pixelis.datasets.files import Row as FileRow
@@ -38,6 +39,8 @@ from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import find_scorer
 
 _MODULES = (native, pixel_reasoner, reason_rft, sharegpt, ttrl, deepeyes, mini_o3, r1_v, easyr1, pixelis_v0)
+UNLABELLED = ("ttrl", "ttrl_parquet")
+"""Formats whose rows may lack an answer: TTRL learns without."""
 FORMATS: dict[str, Format] = {name: format for module in _MODULES for name, format in module.FORMATS.items()}
 
 
@@ -88,6 +91,7 @@ class Records:
             find_scorer(source.scorer)
         if source.prompt is not None:
             PromptTemplate(source.prompt)
+        option_seed(source.shuffle_options)
         system, folder, files = source.files()
         return cls(source, kind, system, folder), files
 
@@ -107,6 +111,7 @@ class Records:
         """The records of a part in order. name: of its format. BadInput for a damaged file or an unknown format."""
         root = MediaRoot.of_source(self.system, self.folder, self.source.media, self.source.cache)
         name = name or self.source.format
+        seed = option_seed(self.source.shuffle_options)
         prompt = PromptTemplate(self.source.prompt) if self.source.prompt is not None else None
         for row in read_part(self.system, part):
             if isinstance(row, BadRow):
@@ -115,6 +120,8 @@ class Records:
             name = name or _detect(row)
             own_id = f"{_stem(part.path, self.folder)}-{row.number}"
             value = _record(row, own_id, FORMATS[name], root, self.kind, self.source.scorer)
+            if seed is not None and isinstance(value, Question):
+                value = shuffle_options(value, seed)
             if prompt is not None and isinstance(value, Question):
                 value = prompt.apply(value)
             yield Record(row.file, str(row.number), value)
@@ -172,9 +179,15 @@ def write_question(record: Question, format: str) -> Row:
     if write is None:
         names = ", ".join(name for name, known in FORMATS.items() if known.write)
         raise BadInput(f"questions cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}")
-    if not record.answers:
+    if not record.answers and format not in UNLABELLED:
         raise BadInput(f"{record.id} has no answer, which rows of {format} need", code="no_label")
-    return write(record)
+    return _with_meta(write(record), record, format)
+
+
+def _with_meta(row: Row, record: Question, format: str) -> Row:
+    """The row with the columns that the record was read with and has no field for, if it is still a row of this format."""
+    full = {**{key: value for key, value in record.meta.items() if key != "system"}, **row}
+    return full if [name for name, known in FORMATS.items() if known.matches(set(full))] == [format] else row
 
 
 def write_chat(record: Demonstration, format: str, images: Sequence[Sequence[str]] | None = None, dialect: str = "") -> Row:
@@ -197,4 +210,5 @@ def write_chat(record: Demonstration, format: str, images: Sequence[Sequence[str
             fix="give the files that each operation returned, an empty list for one that returned none",
         )
     dialect = dialect or (rows[0].dialect if rows else known.dialect)
-    return known.write_chat(record, chat.render_replies(record, dialect, images), list(map(list, images)))
+    row = known.write_chat(record, chat.render_replies(record, dialect, images), list(map(list, images)))
+    return _with_meta(row, record, format)

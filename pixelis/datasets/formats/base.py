@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pixelis.datasets import fields
+from pixelis.datasets.choices import option_lines
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Media, Question
 
 Row = dict[str, Any]
-_PLACEHOLDER = re.compile(r"\s*<(image|video)>\s*")
+_LEADING = re.compile(r"(\s*<(image|video)>)+\s*")
 _LETTER = re.compile(r"\(?([A-H])\)?\.?")
 _TRANCE = re.compile(r"(?<![a-z])trance", re.IGNORECASE)
 """In the ids of Reason-RFT's questions about transformations, whose answers are sequences of functions."""
@@ -57,6 +58,7 @@ class Columns:
 
     Rows without an ``id`` or ``task`` column in their format may still have ``id`` and ``data_source``. ``scorer`` scores the
     answers that are not a letter of a choice. ``placeholder`` is written before the question, once for each of its media.
+    ``unlabelled``: rows may lack the answer, and the scorer follows from the question alone: a letter if it lists options.
     """
 
     question: str
@@ -68,18 +70,26 @@ class Columns:
     scorer: str = "math"
     split: str = "train"
     placeholder: str = ""
+    unlabelled: bool = False
 
     def read(self, row: Row, name: str, root: MediaRoot) -> Question:
         """The question of a row; RowError names the column that cannot be used."""
         media, task = root.media(row, self.images, self.videos), self.task or "data_source"
         own_id = fields.identifier(row, *filter(None, (self.id, "id"))) or name
-        answers, text = fields.answers(row, self.answers), fields.text(row, self.question)
+        text = fields.text(row, self.question)
+        unlabelled = self.unlabelled and row.get(self.answers) in (None, "", [])
+        answers = None if unlabelled else fields.answers(row, self.answers)
+        by_text = "mc_letter" if option_lines(text) else self.scorer
         return Question(
             id=own_id,
             question=question_text(text, self.question, media) if self.images or self.videos else text,
             media=media,
             answers=answers,
-            scorer="func_seq" if _TRANCE.search(own_id) else scorer_of(answers, self.scorer),
+            scorer="func_seq"
+            if _TRANCE.search(own_id)
+            else by_text
+            if self.unlabelled
+            else scorer_of(answers or [], self.scorer),
             task=fields.identifier(row, task) or "qa",
             split=self.split,
             meta=other_columns(row, "id", self.id, self.question, self.answers, self.images, self.videos, task),
@@ -88,9 +98,10 @@ class Columns:
     def write(self, record: Question) -> Row:
         """The row of a question; BadInput if the format cannot hold its media."""
         answers = record.answers or []
-        marks = "".join(self.placeholder.format(item.kind) for item in record.media)
         row: Row = {self.id: record.id} if self.id else {}
-        row |= {self.question: marks + record.question, self.answers: answers[0] if len(answers) == 1 else list(answers)}
+        row[self.question] = marked(record, self.placeholder)
+        if answers:
+            row[self.answers] = answers[0] if len(answers) == 1 else list(answers)
         if self.task:
             row[self.task] = record.task
         if self.videos and (clips := [item.frames or item.uri for item in record.media if item.kind == "video"]):
@@ -101,15 +112,26 @@ class Columns:
 
 
 def question_text(text: str, column: str, media: Sequence[Media]) -> str:
-    """The text without ``<image>`` and ``<video>``; RowError ``media_count`` if their numbers differ from those of the media."""
+    """The text without leading ``<image>`` and ``<video>``; RowError ``media_count`` if their numbers differ from the media's.
+
+    Marks inside the text stay: they say where the images are shown.
+    """
     for kind in ("image", "video"):
         marks, count = text.count(f"<{kind}>"), sum(item.kind == kind for item in media)
         if marks and marks != count:
             raise RowError(column, "media_count", f"the text has {marks} <{kind}> and the row {count} of them")
-    text = _PLACEHOLDER.sub(" ", text).strip() if "<image>" in text or "<video>" in text else text.strip()
+    rest = text[leading.end() :] if (leading := _LEADING.match(text)) else text
+    text = (text if "<image>" in rest or "<video>" in rest else rest).strip()
     if not text:
         raise RowError(column, "empty", "the text is empty")
     return text
+
+
+def marked(record: Question, placeholder: str) -> str:
+    """The text of a question with a mark for each of its media, unless it has marks already."""
+    if "<image>" in record.question or "<video>" in record.question:
+        return record.question
+    return "".join(placeholder.format(item.kind) for item in record.media) + record.question
 
 
 def scorer_of(answers: Sequence[str], otherwise: str) -> str:

@@ -97,7 +97,7 @@ def demonstration_of(
         answers=fields.answers(row, answers) if row.get(answers) is not None else [str(steps[-1].answer)],
         task=fields.identifier(row, "data_source") or "qa",
         turns=steps,
-        meta=other_columns(row, *used, "id", "qid", "doc_id", answers) | ({"system": system} if system else {}),
+        meta=other_columns(row, *used, "id", "qid", "doc_id", "answer") | ({"system": system} if system else {}),
     )
 
 
@@ -265,8 +265,3 @@ def has_failed(turn: Step, files: Sequence[str]) -> bool:
     if turn.verbatim is not None and turn.verbatim.result is not None:
         return turn.verbatim.failed
     return turn.observation.status == "error" if turn.observation is not None else not turn.learn and not files
-
-
-def meta_columns(record: Demonstration) -> Row:
-    """The columns of the row that the demonstration was read from and has no field for."""
-    return {key: value for key, value in record.meta.items() if key != "system"}

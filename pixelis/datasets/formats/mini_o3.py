@@ -20,4 +20,6 @@ def _write(record: Question) -> Row:
     return {"images": [], **COLUMNS.write(record)}
 
 
-FORMATS = {"mini_o3": Format("doc_id problem solution", COLUMNS.read, _write)}
+FORMATS = {
+    "mini_o3": Format("problem solution", COLUMNS.read, _write, any_of="doc_id images", excluded="answer image cot"),
+}

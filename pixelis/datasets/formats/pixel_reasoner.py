@@ -10,7 +10,6 @@ from pixelis.datasets.formats.chat import (
     calls_of,
     demonstration_of,
     messages_of,
-    meta_columns,
     result_text,
     role_of,
 )
@@ -78,7 +77,7 @@ def _write_chat(record: Demonstration, replies: list[str], images: list[list[str
     turns: list[Row] = [{"role": "system", "content": [{"text": system}]}] if system else []
     for user, reply in zip(users, replies, strict=True):
         turns += [{"role": "user", "content": user}, {"role": "assistant", "content": [{"text": reply}]}]
-    return {**meta_columns(record), "message_list": turns}
+    return {"message_list": turns}
 
 
 FORMATS = {

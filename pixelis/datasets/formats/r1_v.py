@@ -19,6 +19,6 @@ def _write_evaluation(record: Question) -> Row:
 
 
 FORMATS = {
-    "r1v": Format("image problem solution", TRAINING.read, _write_training, excluded="answer doc_id"),
+    "r1v": Format("image problem solution", TRAINING.read, _write_training, excluded="answer doc_id cot"),
     "r1v_evaluation": Format("image_path question ground_truth", EVALUATION.read, _write_evaluation, excluded="trajectory"),
 }

@@ -1,18 +1,51 @@
-"""Reason-RFT's rows ``{id, image, problem, solution, answer}``; its chats are the ``messages`` of ``sharegpt``."""
+"""Reason-RFT's rows ``{id, image, problem, solution, answer}``, without ``image`` for text, and its sets with a chain of thought.
+
+``cot`` is the whole reply of the assistant. The chats that its converter writes are the ``messages`` of ``sharegpt``.
+"""
 
 from __future__ import annotations
 
-from pixelis.datasets.formats.base import Columns, Format, Row
-from pixelis.records import Question
+from pixelis.datasets import fields
+from pixelis.datasets.formats.base import Columns, Format, Row, image_paths, marked
+from pixelis.datasets.formats.chat import ChatTurn, demonstration_of
+from pixelis.datasets.media_root import MediaRoot
+from pixelis.errors import BadInput
+from pixelis.records import Demonstration, Question
 
 COLUMNS = Columns(question="problem", answers="answer", images="image", id="id")
+TEXT = Columns(question="problem", answers="solution", id="id")
 
 
 def _write(record: Question) -> Row:
-    row = COLUMNS.write(record) | {"solution": f"<answer>{(record.answers or [''])[0]}</answer>"}
-    if len(row.get("image", ())) == 1:
-        (row["image"],) = row["image"]
-    return row
+    row = _with_image(COLUMNS.write(record))
+    return row | {"solution": record.meta.get("solution", f"<answer>{(record.answers or [''])[0]}</answer>")}
 
 
-FORMATS = {"reason_rft": Format("problem solution answer", COLUMNS.read, _write, excluded="doc_id")}
+def _write_text(record: Question) -> Row:
+    return TEXT.write(record) | {"solution": f"<answer>{(record.answers or [''])[0]}</answer>"}
+
+
+def _read_cot(row: Row, name: str, root: MediaRoot) -> Demonstration:
+    question = ChatTurn("user", fields.text(row, "problem"), root.media(row, "image"))
+    chat = [question, ChatTurn("assistant", fields.text(row, "cot"))]
+    return demonstration_of(row, name, chat, "cot", "problem", "image", answers="answer" if row.get("answer") else "solution")
+
+
+def _write_cot(record: Demonstration, replies: list[str], images: list[list[str]]) -> Row:
+    if len(replies) != 1:
+        raise BadInput(f"{record.id}: rows of this format hold one turn of the assistant, not {len(replies)}")
+    row = {"id": record.id, "image": image_paths(record), "problem": marked(record, ""), "cot": replies[0]}
+    return _with_image(row) | ({"answer": record.answers[0]} if record.answers else {})
+
+
+def _with_image(row: Row) -> Row:
+    """The row with one image as text instead of a list, and without an empty list."""
+    paths = row.pop("image", [])
+    return row | ({"image": paths[0] if len(paths) == 1 else paths} if paths else {})
+
+
+FORMATS = {
+    "reason_rft": Format("problem solution answer", COLUMNS.read, _write, excluded="doc_id cot"),
+    "reason_rft_text": Format("problem solution", TEXT.read, _write_text, excluded="answer image images doc_id cot"),
+    "reason_rft_cot": Format("problem cot", _read_cot, write_chat=_write_cot, dialect="plain", excluded="doc_id"),
+}

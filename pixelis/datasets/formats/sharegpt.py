@@ -14,7 +14,6 @@ from pixelis.datasets.formats.chat import (
     calls_of,
     demonstration_of,
     messages_of,
-    meta_columns,
     result_text,
     role_of,
 )
@@ -65,10 +64,10 @@ class ChatColumns:
         results = [result_text(turn, files, "<image>") for turn, files in zip(calls_of(record), images, strict=True)]
         system = record.meta.get("system")
         chat: list[Row] = [{self.role: "system", self.text: system}] if system else []
-        for user, reply in zip([self.placeholder * len(paths) + record.question, *results], replies, strict=True):
+        question = record.question if "<image>" in record.question else self.placeholder * len(paths) + record.question
+        for user, reply in zip([question, *results], replies, strict=True):
             chat += [{self.role: self.user, self.text: user}, {self.role: self.assistant, self.text: reply}]
         return {
-            **meta_columns(record),
             "id": record.id,
             self.chat: chat,
             "images": [*paths, *(path for files in images for path in files)],

@@ -1,4 +1,4 @@
-"""TTRL's rows: JSON ``{prompt, answer, source, id}``, and parquet rows of verl without media."""
+"""TTRL's rows: JSON ``{prompt, answer, source, id}``, and parquet rows of verl without media; both may lack the answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pixelis.datasets.formats.base import Columns, Format, Row, image_paths
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.records import Question
 
-COLUMNS = Columns(question="prompt", answers="answer", id="id", task="source")
+COLUMNS = Columns(question="prompt", answers="answer", id="id", task="source", unlabelled=True)
 
 
 def _read(row: Row, name: str, root: MediaRoot) -> Question:
@@ -19,8 +19,10 @@ def _read(row: Row, name: str, root: MediaRoot) -> Question:
 
 
 def _write(record: Question) -> Row:
-    row = COLUMNS.write(record)
-    del row["source"]  # it would become a second prefix of the id
+    row, prefix = COLUMNS.write(record), f"{record.task}-"
+    if record.id.startswith(prefix):
+        return row | {"id": record.id.removeprefix(prefix)}
+    del row["source"]  # it would become a prefix of the id
     return row
 
 
@@ -30,6 +32,6 @@ def _write_parquet(record: Question) -> Row:
 
 
 FORMATS = {
-    "ttrl": Format("prompt answer", _read, _write, excluded="reward_model"),
+    "ttrl": Format("prompt", _read, _write, any_of="answer source", excluded="reward_model"),
     "ttrl_parquet": Format("prompt reward_model", verl.read_chat_row, _write_parquet, excluded="images videos env_name"),
 }

@@ -33,6 +33,8 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
+MARK = re.compile(r"<(image|video)>")
+"""Marks in the text of a question that say where its media are shown."""
 BOXED = re.compile(r"\\boxed\s*\{")
 
 
@@ -218,7 +220,7 @@ class Dialect(ABC):
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         """The user turn: pictures and text; ``instruct`` adds the dialect's reply instructions."""
-        return [*views, text]
+        return interleaved(text, views)
 
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
         """The turn that shows an observation after ``images_so_far`` earlier images.
@@ -232,6 +234,21 @@ class Dialect(ABC):
             text = f"{observation.id} = {op}({target})" if op else f"{observation.id}"
             text += f"\n{observation.text}" if observation.text else ""
         return [RESPONSE, text, *observation.images, RESPONSE_END]
+
+
+def interleaved(text: str, views: Sequence[ImageView]) -> list[Piece]:
+    """Pictures before the text, or, if it has an ``<image>`` or ``<video>`` for each of its media in order, at these marks."""
+    groups: dict[str, list[ImageView]] = {}
+    for view in views:
+        groups.setdefault(f"video {view.parent}" if view.frame is not None else f"image {view.id}", []).append(view)
+    marks = list(MARK.finditer(text))
+    if not marks or [match[1] for match in marks] != [name.partition(" ")[0] for name in groups]:
+        return [*views, text]
+    pieces, end = list[Piece](), 0
+    for match, group in zip(marks, groups.values(), strict=True):
+        pieces += [text[end : match.start()], *group]
+        end = match.end()
+    return [piece for piece in [*pieces, text[end:]] if piece]
 
 
 def error_text(observation: Observation) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pixelis.dialogue.dialects.base import Piece, Tag
+from pixelis.dialogue.dialects.base import Piece, Tag, interleaved
 from pixelis.dialogue.dialects.plain import Plain
 from pixelis.errors import OperationError
 from pixelis.records import ImageView
@@ -37,7 +37,7 @@ class Dapo(Plain):
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         """Pictures, question, and the reply instructions."""
-        return [*views, text, *([Tag(RULE)] if instruct else [])]
+        return [*interleaved(text, views), *([Tag(RULE)] if instruct else [])]
 
     def _render_thought(self, think: str | None) -> list[str]:
         return [think, "\n"] if think else []

@@ -14,6 +14,7 @@ from pixelis.dialogue.dialects.base import (
     error_text,
     first_image,
     function,
+    interleaved,
     region,
     signatures,
 )
@@ -95,7 +96,7 @@ class DeepEyes(Dialect):
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         """Pictures, question, and the reply instructions."""
-        return [*views, text, *self._rule(tools, instruct)]
+        return [*interleaved(text, views), *self._rule(tools, instruct)]
 
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
         """The images, text or error, and the reply instructions again."""

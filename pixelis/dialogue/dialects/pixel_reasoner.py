@@ -7,7 +7,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pixelis.dialogue.dialects.base import BOXED, Dialect, Piece, Tag, boxed, error_text, function, region, signatures
+from pixelis.dialogue.dialects.base import (
+    BOXED,
+    Dialect,
+    Piece,
+    Tag,
+    boxed,
+    error_text,
+    function,
+    interleaved,
+    region,
+    signatures,
+)
 from pixelis.dialogue.dialects.strict import named_call, only
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
@@ -111,10 +122,10 @@ class PixelReasoner(Dialect):
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         """Pictures, question, the numbers of shown frames, and the reply instructions."""
         if not instruct:
-            return [*views, text]
+            return interleaved(text, views)
         frames = ", ".join(str(view.frame + 1) for view in views if view.frame is not None)
         note = f"\nThe images are frames {frames} of the video." if frames else ""
-        return [*views, text, Tag(note + RULE.format(call=CALL if tools else ""))]
+        return [*interleaved(text, views), Tag(note + RULE.format(call=CALL if tools else ""))]
 
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
         """A line with the number and size of the images, and the images; or the text; or the error."""

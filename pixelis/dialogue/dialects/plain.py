@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pixelis.dialogue.dialects.base import Dialect, Piece, Tag
+from pixelis.dialogue.dialects.base import Dialect, Piece, Tag, interleaved
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
@@ -27,7 +27,7 @@ class Plain(Dialect):
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         """Pictures, question, and the reply instructions."""
-        return [*views, text, *([Tag(RULE)] if instruct else [])]
+        return [*interleaved(text, views), *([Tag(RULE)] if instruct else [])]
 
     def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
         raise OperationError("answer without operations", code="unknown_op")

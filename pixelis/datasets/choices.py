@@ -1,0 +1,61 @@
+"""Options of multiple-choice questions as lines ``A. text`` or ``(A) text``: found in the text, and shuffled by a seed.
+
+DeepEyes asks V* with the right option first in every question; a policy that always answers A would be right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import numpy as np
+
+from pixelis.errors import BadInput
+from pixelis.records import Question
+
+_LINE = re.compile(r"^([ \t]*\(?)([A-H])([.):][ \t]*)(\S.*?)[ \t]*$", re.MULTILINE)
+
+
+def option_lines(text: str) -> list[re.Match[str]]:
+    """The lines of the options A, B, ... in order; none if there are fewer than two."""
+    lines: list[re.Match[str]] = []
+    for match in _LINE.finditer(text):
+        if match[2] == chr(ord("A") + len(lines)):
+            lines.append(match)
+        elif match[2] == "A":
+            lines = [match]
+    return lines if len(lines) > 1 else []
+
+
+def shuffle_options(question: Question, seed: int) -> Question:
+    """The question with its options in another order, and its answers by their new letters.
+
+    The order depends on the seed and the question's id; ``meta.option_order`` holds the old position of each option, so that
+    answers can be compared between orders. A question without lines of options stays as it is.
+    """
+    lines = option_lines(question.question)
+    if not lines:
+        return question
+    key = int.from_bytes(hashlib.sha256(f"{seed}:{question.id}".encode()).digest()[:8])
+    order = np.random.default_rng(key).permutation(len(lines)).tolist()
+    text, end = [], 0
+    for line, old in zip(lines, order, strict=True):
+        text += [question.question[end : line.start(4)], lines[old][4]]
+        end = line.end(4)
+    text.append(question.question[end:])
+    letters = {chr(ord("A") + old): chr(ord("A") + new) for new, old in enumerate(order)}
+    answers = [letters.get(answer.strip().upper(), answer) for answer in question.answers or []]
+    meta = {**question.meta, "option_order": order}
+    if isinstance(options := meta.get("options"), list) and len(options) == len(order):
+        meta["options"] = [options[old] for old in order]
+    update = {"question": "".join(text), "answers": answers if question.answers is not None else None, "meta": meta}
+    return question.model_copy(update=update)
+
+
+def option_seed(text: str | None) -> int | None:
+    """The seed of a source's ``shuffle_options``, None without; BadInput for anything but a whole number."""
+    if text is None or text == "":
+        return None
+    if not text.isdecimal():
+        raise BadInput(f"shuffle_options={text} is not a whole number of at least 0", fix="write a seed, e.g. shuffle_options=1")
+    return int(text)
