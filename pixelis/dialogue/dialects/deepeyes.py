@@ -116,6 +116,7 @@ class DeepEyes(Dialect):
         arguments = dict(action.arguments)
         if action.op == "zoom_in":
             arguments = {"bbox_2d": scale.write(arguments["box"], action.target)}
+            _box(arguments["bbox_2d"], action.target, scale)  # never write what would be refused
         return {"name": TOOLS[action.op], "arguments": arguments}
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
