@@ -492,7 +492,10 @@ class Neighbour(Record):
 
 
 class UpdateTask(Record):
-    """A learner task from traffic: trajectories scored against the *pseudo-label*, never against a truth."""
+    """A learner task from traffic: trajectories scored against the *pseudo-label*, never against a truth.
+
+    ``user`` is the pseudonym of who asked, empty if unknown: shares of an update are capped by it.
+    """
 
     id: str = Field(default_factory=lambda: new_id("task"))
     question_id: str
@@ -501,6 +504,7 @@ class UpdateTask(Record):
     confidence: float
     created_at: float
     experience_id: str = ""
+    user: str = ""
 
 
 class VersionStatus(enum.StrEnum):

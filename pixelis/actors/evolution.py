@@ -36,6 +36,7 @@ from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import RateLimit, needs_review
 from pixelis.evolution.guard import AdaptiveKLController
 from pixelis.evolution.review_queue import State
+from pixelis.evolution.shares import LargestShares, NearQuestions
 from pixelis.evolution.vote import agrees
 from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdict
 
@@ -75,13 +76,16 @@ class Evolution:
         self.promotion = Promotion(config, actor_handle(store), router, judge, self.monitor.note)
         self.counts: Counter[str] = Counter()
         self.queue = UpdateQueue(config, self.counts)
+        self.questions = NearQuestions()
         self.rate, self.beta, self.collapse = RateLimit(e.per_minute), AdaptiveKLController(e.guard), Collapse(e.vote)
         self.updates_at: deque[float] = deque()
         self.forgotten: deque[str] = deque(maxlen=1000)
         self.step = self.incarnation = 0
         self.failure = ""
+        self.unusable = 0
+        """Tasks in a row from which nothing can be learnt."""
         self.current: RolloutBatch | None = None
-        self.tasks: list[UpdateTask] = []
+        self.tasks: list[QueuedTask] = []
         self.ranks_served: set[int] = set()
         self.pause_file = Path(config.run.dir) / "versions" / "paused"
         self.paused = self.pause_file.exists()
@@ -104,7 +108,7 @@ class Evolution:
         await self.promotion.open()
         await self._drop_withdrawn()
         for task, views in await self.review_queue.approved():
-            if not await self._push(task, views, approved=True):
+            if not await self._push(task, views, task.question_id, approved=True):
                 await self.review_queue.done([task])
         await self.monitor.note("start", "evolution", "start", "success", {"version": self.promotion.served})
         e = self.settings
@@ -129,8 +133,8 @@ class Evolution:
         """Queue a task for the learner or for review; ``views`` is ``[reference to {trajectory id: views}]``.
 
         A review needs ``verdict`` and ``question``, which holds no pictures. False when the task is dropped: paused, draining or
-        stopped, votes collapsed, its policy version withdrawn, or views lost. Views are stored again, because an object dies with
-        its owner, here a gateway's replica.
+        stopped, votes collapsed, its policy version withdrawn, nothing to learn from, or views lost. Views are stored again,
+        because an object dies with its owner, here a gateway's replica.
         """
         await self._open()
         if cause := self._refusal(task):
@@ -144,9 +148,14 @@ class Evolution:
         if verdict is not None and self.collapse.add(verdict, prompt_key(task, question, arrays)):
             self.counts["collapsed"] += 1
             return False
+        if not self.queue.usable(task):
+            self.counts["unusable"] += 1
+            self.unusable += 1
+            return False
+        self.unusable = 0
         self.counts["received"] += 1
         if verdict is None or question is None or not needs_review(task.id, self.settings) or await self.review_queue.full():
-            return await self._push(task, arrays)
+            return await self._push(task, arrays, self._question_group(task, question, arrays))
         stored = await self.review_queue.put(task, verdict, question, arrays)
         self.counts["reviewed" if stored else "private"] += 1
         if task.experience_id in self.forgotten:  # forgotten while it was being stored
@@ -161,13 +170,19 @@ class Evolution:
             return "paused"
         return "withdrawn" if task.trajectories[0].policy_version in self.promotion.withdrawn else ""
 
-    async def _push(self, task: UpdateTask, arrays: dict[str, Any], approved: bool = False) -> bool:
+    def _question_group(self, task: UpdateTask, question: Question | None, arrays: dict[str, Any]) -> str:
+        """The name of the task's group of near-identical questions; without the question, of its id."""
+        if question is None:
+            return task.question_id
+        return self.questions.group(question.question, next(iter(arrays.get(task.trajectories[0].id, [])), None))
+
+    async def _push(self, task: UpdateTask, arrays: dict[str, Any], question: str, approved: bool = False) -> bool:
         views = ray.put(arrays)
         async with self.changed:
             if cause := self._refusal(task, approved):  # the state may have changed since
                 self.counts[cause] += 1
                 return False
-            self.queue.push(QueuedTask(task, views, approved))
+            self.queue.push(QueuedTask(task, views, question, approved))
             self.changed.notify_all()
             return True
 
@@ -247,22 +262,21 @@ class Evolution:
 
     def _ready(self, world: int) -> bool:
         """Form the batch of this step if possible; True when there is one, or when there will be none."""
-        size, now = self.settings.batch, time.monotonic()
-        while (
-            self.current is None
-            and not self.paused
-            and (len(self.queue) >= size or (self.draining and len(self.queue) >= world))
-            and self.rate.wait_s(now) == 0
-        ):
-            batch = self.queue.batch(world, self.promotion.served, self.beta.beta)
-            if batch is not None:
-                self.current, self.tasks = batch
+        now = time.monotonic()
+        if self.current is None and not self.paused and self.rate.wait_s(now) == 0:
+            if chosen := self.queue.ready(world if self.draining else self.settings.batch):
+                self.current, self.tasks = self.queue.batch(chosen, self.promotion.served, self.beta.beta)
                 self.current.step, self.current.restore = self.step, self.promotion.restore
                 self.rate.allow(now)
+            elif self.draining:
+                self._give_up_queue()
         if self.current is None and self.draining and len(self.queue) < world:
-            self.counts["left_over"] += len(self.queue.take(len(self.queue)))
+            self._give_up_queue()
             return True
         return self.current is not None
+
+    def _give_up_queue(self) -> None:
+        self.counts["left_over"] += len(self.queue.remove(lambda item: True))
 
     async def learner_failed(self, cause: str) -> None:
         """The learner failed; the service keeps answering, and learning stops until the next ``begin``."""
@@ -289,12 +303,19 @@ class Evolution:
         if self.current is not None:
             self.promotion.learner_reset(self.current.restore)
         names = ("evolve/kl", "evolve/lr", "evolve/beta", "evolve/confidence", "policy/loss", "policy/grad_norm")
-        details: dict[str, Any] = {"step": step, "experiences": [task.experience_id or task.id for task in self.tasks]}
+        tasks, sources = [item.task for item in self.tasks], [item.source for item in self.tasks]
+        details: dict[str, Any] = {
+            "step": step,
+            "experiences": [task.experience_id or task.id for task in tasks],
+            "shares": asdict(LargestShares.of(sources)),
+        }
         for name in names:
             if name in metrics:
                 details[name.partition("/")[2]] = metrics[name] if math.isfinite(metrics[name]) else None
         await self.monitor.note("update", "learner", "step", "skipped" if skipped else "success", details)
-        await self.review_queue.done(self.tasks)
+        await self.review_queue.done(tasks)
+        if not skipped:
+            self.queue.shares.learnt(sources)
         promoted = version is not None and await self.candidate(version)
         async with self.changed:
             self.counts["skipped" if skipped else "updates"] += 1
@@ -309,7 +330,9 @@ class Evolution:
 
     async def candidate(self, version: int) -> bool:
         """Judge a published candidate and promote or refuse it; True when it serves now. Does nothing once stopped."""
-        return not self.stopped and await self.promotion.offer(version)
+        if self.stopped:
+            return False
+        return await self.promotion.offer(version, asdict(self.queue.shares.published()))
 
     def _state(self) -> dict[str, Any]:
         """State for a checkpoint: the version its weights descend from (None: a refused one) and the KL controller."""
@@ -412,7 +435,7 @@ class Evolution:
         if approve and (self.draining or self.stopped):  # the decision would be stored but never learnt from
             raise InfraFailure("the service is ending", code="ending", fix="approve it when the service runs again")
         approved = await self.review_queue.decide(id, approve, by, comment, answer)
-        queued = approved is not None and await self._push(*approved, approved=True)
+        queued = approved is not None and await self._push(*approved, approved[0].question_id, approved=True)
         state = "approved" if approve else "rejected"
         self.counts[state] += 1
         await self.monitor.note("review", by, state, "success", {"task": id, "corrected": answer is not None, "queued": queued})
@@ -454,6 +477,7 @@ class Evolution:
             "beta": self.beta.beta,
             "mean_kl": self.beta.mean_kl,
             "collapse": self.collapse.stats(),
+            "shares": self.queue.shares.stats(time.monotonic()),
             "review": await self.review_queue.stats(),
             "generators": promotion.router.stats(),
             "health": self._health(),
@@ -486,9 +510,10 @@ class Evolution:
             "queue_size": float(len(self.queue)),
             "queue_fill": len(self.queue) / self.settings.queue,
             "vote_collapsed": float(self.collapse.collapsed),
+            "unusable_tasks": float(self.unusable),
             **{"updates": float(self.counts["updates"]), "version": float(self.promotion.served)},
         }
-        if self.learning and not self.paused and len(self.queue) >= self.settings.batch:
+        if self.learning and not self.paused and self.queue.ready(self.settings.batch):
             result["update_rate"] = float(len(self.updates_at))
         if self.beta.mean_kl is not None:
             result["mean_kl"] = self.beta.mean_kl

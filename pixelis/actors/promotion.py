@@ -79,15 +79,16 @@ class Promotion:
 
     # -- candidates -------------------------------------------------------------------------------------------------
 
-    async def offer(self, version: int) -> bool:
-        """Judge a candidate and promote or refuse it; True when it serves now.
+    async def offer(self, version: int, shares: dict[str, Any] | None = None) -> bool:
+        """Judge a candidate and promote or refuse it; True when it serves now. The audit log names the ``shares`` of its tasks.
 
         When the canary fails, the version stays a candidate and is not served.
         """
         record = await self._record(version)
         if record.status is not VersionStatus.CANDIDATE:
             return version == self.served
-        details = {"version": version, "parent": record.parent, "sha256": record.sha256, "step": record.step}
+        details: dict[str, Any] = {"version": version, "parent": record.parent, "sha256": record.sha256, "step": record.step}
+        details |= {"shares": shares} if shares else {}
         await self.note("candidate", "learner", "publish", "success", details)
         self.candidate = version
         try:

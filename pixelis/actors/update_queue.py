@@ -1,11 +1,11 @@
-"""Queues update tasks for the learner and forms batches of them."""
+"""Queues update tasks for the learner and forms batches of them, in which no user has more than its share."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import ray
 from pixelis.actors.rollouts import RolloutBatch
 from pixelis.config import Config
 from pixelis.evolution.gate import learning_rate
+from pixelis.evolution.shares import LargestShares, Shares, Source, most_abundant
 from pixelis.evolution.updates import as_group, elected
 from pixelis.policy.advantages import assign_advantages
 from pixelis.records import Group, Question, UpdateTask
@@ -21,77 +22,95 @@ from pixelis.records import Group, Question, UpdateTask
 
 @dataclass(slots=True)
 class QueuedTask:
-    """A task and the reference to its views; ``approved`` by a reviewer."""
+    """A task and the reference to its views; ``question`` names its group of near-identical ones, ``approved`` by a reviewer."""
 
     task: UpdateTask
     views: ray.ObjectRef
+    question: str
     approved: bool = False
+
+    @property
+    def source(self) -> Source:
+        """Whose share of an update it counts towards."""
+        return Source(self.task.user, self.question)
 
 
 class UpdateQueue:
-    """At most ``evolution.queue`` tasks. When it is full, the oldest is dropped: fresh traffic teaches more.
+    """At most ``evolution.queue`` tasks, of which batches within ``Shares`` are formed.
 
-    ``counts`` gets the tasks handed to the learner and those that cannot be learnt from.
+    A full queue drops the oldest task of the user with the most. ``counts`` gets the tasks handed to the learner.
     """
 
     def __init__(self, config: Config, counts: Counter[str]):
         self.config = config
-        self.items: deque[QueuedTask] = deque(maxlen=config.evolution.queue)
+        self.items: list[QueuedTask] = []
         self.counts = counts
+        self.shares = Shares(config.evolution)
         self.dropped = 0
 
     def __len__(self) -> int:
         return len(self.items)
 
+    def usable(self, task: UpdateTask) -> bool:
+        """Whether anything can be learnt from a task.
+
+        Nothing can when no trajectory is scored, or with objective=answer when no sample gave the label: it has no tokens then.
+        """
+        e, group = self.config.evolution, as_group(task)
+        if e.objective == "answer" and not elected(group.trajectories, task.pseudo_label):
+            return False
+        assign_advantages([group], self.config.rft.advantage)
+        return any(t.advantage is not None for t in group.trajectories)
+
     def push(self, item: QueuedTask) -> None:
-        """Append a task, dropping the oldest when full."""
-        self.dropped += len(self.items) == self.items.maxlen
+        """Append a task; a full queue drops another one."""
+        self.shares.note(item.task.user, time.monotonic())
+        if len(self.items) == self.config.evolution.queue:
+            del self.items[most_abundant(self.sources())]
+            self.dropped += 1
         self.items.append(item)
 
-    def take(self, count: int) -> list[QueuedTask]:
-        """Remove and return up to ``count`` tasks, oldest first."""
-        return [self.items.popleft() for _ in range(min(count, len(self.items)))]
+    def sources(self) -> list[Source]:
+        """The source of every task, oldest first."""
+        return [item.source for item in self.items]
 
     def remove(self, unwanted: Callable[[QueuedTask], bool]) -> list[UpdateTask]:
         """Remove and return the unwanted tasks; the others keep their order."""
         removed = [item.task for item in self.items if unwanted(item)]
-        self.items = deque((item for item in self.items if not unwanted(item)), maxlen=self.items.maxlen)
+        self.items = [item for item in self.items if not unwanted(item)]
         return removed
 
-    def batch(self, world: int, served: int, beta: float) -> tuple[RolloutBatch, list[UpdateTask]] | None:
-        """A batch of the oldest ``evolution.batch`` tasks, and these tasks; None when usable tasks are fewer than ranks.
+    def ready(self, least: int) -> list[int]:
+        """Indices of the next batch: ``least`` to ``evolution.batch`` tasks within the caps; empty if there are too few."""
+        return self.shares.choose(self.sources(), least, self.config.evolution.batch, time.monotonic())
 
-        ``served`` is the policy version for the metric of lag, ``beta`` the weight of the KL penalty. With objective=answer, a
-        reviewer's label that no sample gave is not usable: it has no tokens.
+    def batch(self, indices: Sequence[int], served: int, beta: float) -> tuple[RolloutBatch, list[QueuedTask]]:
+        """Remove the tasks at ``indices`` and form a batch of them; returns it and the tasks.
+
+        ``served`` is the policy version for the metric of lag, ``beta`` the weight of the KL penalty.
         """
         e = self.config.evolution
-        items = self.take(e.batch)
-        all_groups = [as_group(item.task) for item in items]
-        assign_advantages(all_groups, self.config.rft.advantage)
-        groups, views, tasks = [], [], []
-        for item, group in zip(items, all_groups, strict=True):
-            no_tokens = e.objective == "answer" and not elected(group.trajectories, item.task.pseudo_label)
-            if no_tokens or all(t.advantage is None for t in group.trajectories):
-                self.counts["unusable"] += 1
-                continue
-            groups.append(group)
-            views.append(item.views)
-            tasks.append(item.task)
-        if len(groups) < world:
-            self.counts["unusable"] += len(groups)
-            return None
+        items, chosen = [self.items[i] for i in indices], set(indices)
+        self.items = [item for i, item in enumerate(self.items) if i not in chosen]
+        groups = [as_group(item.task) for item in items]
+        assign_advantages(groups, self.config.rft.advantage)
         self.counts["handed"] += len(groups)
-        metrics = _metrics(groups, tasks, served)
+        metrics = _metrics(groups, items, served)
         rate = learning_rate(metrics["evolve/confidence"], e)
-        batch = RolloutBatch(0, groups, views, metrics=metrics | {"evolve/lr": rate, "evolve/beta": beta})
+        batch = RolloutBatch(
+            0, groups, [item.views for item in items], metrics=metrics | {"evolve/lr": rate, "evolve/beta": beta}
+        )
         batch.options = {"lr": rate, "kl_weight": beta, "kl_limit": 2 * e.guard.target}
-        return batch, tasks
+        return batch, items
 
 
-def _metrics(groups: list[Group], tasks: list[UpdateTask], version: int) -> dict[str, float]:
-    """Tasks of an update, mean confidence, share of uniform groups (no signal), age in seconds, lag in versions."""
-    now, n = time.time(), len(tasks)
+def _metrics(groups: list[Group], items: list[QueuedTask], version: int) -> dict[str, float]:
+    """Tasks, largest shares, mean confidence, share of uniform groups (no signal), age in seconds, lag in versions."""
+    now, tasks = time.time(), [item.task for item in items]
+    n, shares = len(tasks), LargestShares.of([item.source for item in items])
     return {
+        "evolve/user_share": shares.user_share,
+        "evolve/question_share": shares.question_share,
         "evolve/tasks": float(n),
         "evolve/confidence": sum(t.confidence for t in tasks) / n,
         "evolve/uniform": sum(len({t.reward for t in g.trajectories}) == 1 for g in groups) / n,

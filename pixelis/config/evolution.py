@@ -120,6 +120,19 @@ class EvolutionConfig(Section):
     gate: float = Field(0.7, ge=0, le=1, description="minimum confidence (inclusive) of a verdict that becomes an update")
     batch: int = Field(16, ge=1, description="update tasks per optimizer step")
     queue: int = Field(256, ge=1, description="maximum number of waiting update tasks; beyond it the oldest is dropped")
+    max_share_per_user: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description="largest share of a user in an update and in a candidate; with n users in the window at least 1/n; 1: no cap",
+    )
+    max_share_per_question: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description="largest share of one question and its near-identical copies in an update and in a candidate; 1: no cap",
+    )
+    share_window_s: float = Field(86_400.0, gt=0, description="seconds for which a user counts after the last accepted task")
     per_minute: float = Field(60.0, gt=0, description="maximum number of updates per minute")
     objective: Literal["answer", "policy"] = Field(
         "policy",

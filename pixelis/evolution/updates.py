@@ -22,12 +22,13 @@ def make_task(
     rewards: RewardsConfig,
     now: float | None = None,
     experience_id: str = "",
+    user: str = "",
 ) -> UpdateTask | None:
     """The update task of a served group, or None when the gate is closed.
 
     Each *sampled* trajectory is scored by its own answer against the verdict's, with the reward terms of rft. True answers are
     removed first, so that labels cannot leak. Inline pictures are removed: a data URL would travel once per sample. ``now`` in
-    seconds since the epoch. Source: TTRL (arXiv 2504.16084), section 3.
+    seconds since the epoch; ``user`` is a pseudonym. Source: TTRL (arXiv 2504.16084), section 3.
     """
     if verdict.answer is None or not gate(verdict, evolution):
         return None
@@ -42,6 +43,7 @@ def make_task(
         confidence=verdict.confidence,
         created_at=time.time() if now is None else now,
         experience_id=experience_id,
+        user=user,
     )
 
 

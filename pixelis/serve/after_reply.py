@@ -200,7 +200,8 @@ class AfterReply:
         """Send the update task to Evolution; False if the gate rejects the verdict, or Evolution accepts no tasks now."""
         c, verdict = self.config, answer.verdict
         assert self.evolution is not None
-        task = await self._in_thread(partial(make_task, answer.group, verdict, c.evolution, c.rewards, experience_id=id))
+        make = partial(make_task, answer.group, verdict, c.evolution, c.rewards)
+        task = await self._in_thread(partial(make, experience_id=id, user=redacted.user or ""))
         if task is None:
             self.counts["gated"] += 1
             return False

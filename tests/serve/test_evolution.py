@@ -242,9 +242,9 @@ def test_a_stop_never_splits_the_ranks(evolution: ActorHandle) -> None:
 
 
 def test_unscored_groups_are_counted_and_left_out(evolution: ActorHandle) -> None:
-    submit(evolution, "a", "b", rewards=(None, None, 1.0))
-    submit(evolution, "c", "d")
-    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)) == ["c", "d"]
+    assert submit(evolution, "a", "b", rewards=(None, None, 1.0)) == [False, False]
+    submit(evolution, *"cdef")
+    assert names(ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)) == [*"cdef"]
     assert ray.get(evolution.stats.remote())["unusable"] == 2
 
 

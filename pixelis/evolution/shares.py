@@ -1,0 +1,189 @@
+"""Caps how much of an update one user, or one question in many copies, may decide.
+
+A vote shows what the samples agree on, not that the traffic is honest: whoever sends most of the traffic would elect most of the
+labels. Batches are therefore composed under caps, and the caps hold for the sum of a candidate's batches too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+from rapidfuzz import fuzz
+
+from pixelis.config import EvolutionConfig
+
+SIDE = 16
+MAX_PICTURE_DIFFERENCE = 5.0
+"""Mean difference of grey values (0..255) of two reduced pictures below which they are near-identical. Noise, JPEG, shifts and
+crops of a few pixels stay below 3; two pictures of the embedded model's world differ by 8 or more."""
+MIN_TEXT_RATIO = 85.0
+"""Similarity (0..100, rapidfuzz) of two questions from which they are near-identical."""
+MAX_QUESTIONS = 1000
+MAX_USERS = 100_000
+
+
+class Source(NamedTuple):
+    """Where a task comes from: ``user`` is a pseudonym, empty for callers that give no name; ``question`` its group of copies."""
+
+    user: str
+    question: str
+
+
+class NearQuestions:
+    """Groups near-identical questions: similar text about a similar picture. Holds the last MAX_QUESTIONS groups."""
+
+    def __init__(self) -> None:
+        self.groups: OrderedDict[str, tuple[str, Float[np.ndarray, SIDE * SIDE]]] = OrderedDict()
+        self.count = 0
+
+    def group(self, text: str, picture: UInt8[np.ndarray, "height width 3"] | None) -> str:
+        """The name of the question's group, a new one if no earlier question is near-identical."""
+        words, look = _words(text), _look(picture)
+        if self.groups:
+            looks = np.stack([known for _, known in self.groups.values()])
+            names = list(self.groups)
+            for place in np.flatnonzero(np.abs(looks - look).mean(axis=1) <= MAX_PICTURE_DIFFERENCE):
+                name = names[place]
+                if fuzz.ratio(words, self.groups[name][0]) >= MIN_TEXT_RATIO:
+                    self.groups.move_to_end(name)
+                    return name
+        self.count += 1
+        name = f"question-{self.count}"
+        self.groups[name] = (words, look)
+        if len(self.groups) > MAX_QUESTIONS:
+            self.groups.popitem(last=False)
+        return name
+
+
+def _words(text: str) -> str:
+    """The text without case, punctuation, blanks and invisible characters."""
+    return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", text).casefold())
+
+
+def _look(picture: np.ndarray | None) -> np.ndarray:
+    if picture is None or not picture.size:
+        return np.full(SIDE * SIDE, -1e3, np.float32)
+    reduced = Image.fromarray(picture).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+    return np.asarray(reduced, np.float32).ravel()
+
+
+@dataclass(frozen=True, slots=True)
+class LargestShares:
+    """Shares (0..1) of the user and of the question with the most of ``tasks``, and the number of their users."""
+
+    tasks: int
+    users: int
+    user: str
+    user_share: float
+    question_share: float
+
+    @classmethod
+    def of(cls, sources: Sequence[Source]) -> LargestShares:
+        """The shares among these tasks."""
+        users, questions = Counter(s.user for s in sources), Counter(s.question for s in sources)
+        (user, most), n = (users.most_common(1) or [("", 0)])[0], max(len(sources), 1)
+        return cls(len(sources), len(users), user, most / n, max(questions.values(), default=0) / n)
+
+
+class Shares:
+    """Chooses tasks of a batch so that no user and no question has more than its share of the batch and of the candidate.
+
+    With n users in the last ``share_window_s`` seconds a user's share is at least 1/n: one user alone is not capped. A cap of c
+    allows ceil(c x tasks). The candidate's cap covers the batches since the users' cap last changed.
+    """
+
+    def __init__(self, config: EvolutionConfig):
+        self.config = config
+        self.seen: OrderedDict[str, float] = OrderedDict()
+        self.candidate: list[Source] = []
+        self.counted: list[Source] = []
+        self.cap = 1.0
+
+    def note(self, user: str, now: float) -> None:
+        """A task of ``user`` was accepted at ``now``, in seconds of any clock."""
+        self.seen[user] = now
+        self.seen.move_to_end(user)
+        if len(self.seen) > MAX_USERS:
+            self.seen.popitem(last=False)
+
+    def users(self, now: float) -> int:
+        """Number of users in the window."""
+        while self.seen and next(iter(self.seen.values())) < now - self.config.share_window_s:
+            self.seen.popitem(last=False)
+        return len(self.seen)
+
+    def user_cap(self, now: float) -> float:
+        """The share that one user may have now."""
+        return max(self.config.max_share_per_user, 1 / max(self.users(now), 1))
+
+    def stats(self, now: float) -> dict[str, float]:
+        """Users in the window and their cap."""
+        return {"users": self.users(now), "user_cap": self.user_cap(now)}
+
+    def choose(self, waiting: Sequence[Source], least: int, most: int, now: float) -> list[int]:
+        """Indices of the largest batch of ``least`` to ``most`` waiting tasks within the caps, oldest first; empty if none is."""
+        cap = self.user_cap(now)
+        if cap != self.cap:
+            self.cap, self.counted = cap, []
+        for size in range(min(most, len(waiting)), max(least, 1) - 1, -1):
+            chosen = self._fill(waiting, size)
+            if len(chosen) == size:
+                return chosen
+        return []
+
+    def _fill(self, waiting: Sequence[Source], size: int) -> list[int]:
+        """The first ``size`` waiting tasks that the caps of the batch and of the candidate admit; fewer if they admit fewer."""
+        users = _Cap(self.cap, size, Counter(source.user for source in self.counted))
+        questions = _Cap(self.config.max_share_per_question, size, Counter(source.question for source in self.candidate))
+        chosen: list[int] = []
+        for index, (user, question) in enumerate(waiting):
+            if len(chosen) == size:
+                break
+            if users.admits(user) and questions.admits(question):
+                chosen.append(index)
+                users.taken[user] += 1
+                questions.taken[question] += 1
+        return chosen
+
+    def learnt(self, batch: Sequence[Source]) -> None:
+        """The learner applied a batch."""
+        self.candidate += batch
+        self.counted += batch
+
+    def published(self) -> LargestShares:
+        """The shares of the candidate that was published; the next batch belongs to the next one."""
+        shares = LargestShares.of(self.candidate)
+        self.candidate, self.counted = [], []
+        return shares
+
+
+class _Cap:
+    """A cap on the tasks of one name in a batch of ``size`` and in the candidate, whose ``earlier`` tasks are counted."""
+
+    def __init__(self, share: float, size: int, earlier: Counter[str]):
+        self.in_batch, self.in_candidate = _tasks(share, size), _tasks(share, earlier.total() + size)
+        self.earlier, self.taken = earlier, Counter[str]()
+
+    def admits(self, name: str) -> bool:
+        """Whether another task of this name may be taken."""
+        return self.taken[name] < min(self.in_batch, self.in_candidate - self.earlier[name])
+
+
+def _tasks(share: float, tasks: int) -> int:
+    return math.ceil(share * tasks - 1e-9)
+
+
+def most_abundant(waiting: Sequence[Source]) -> int:
+    """Index of the oldest task of the question with the most tasks of the user with the most: what a full queue gives up."""
+    users = Counter(source.user for source in waiting)
+    questions = Counter(waiting)
+    return max(range(len(waiting)), key=lambda i: (users[waiting[i].user], questions[waiting[i]], -i))

@@ -1,0 +1,131 @@
+"""The caps on shares of an update: they hold for every batch and candidate, and never stop learning for good."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter, deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pixelis.config import load
+from pixelis.evolution.shares import NearQuestions, Shares, Source, most_abundant
+
+SOURCES = st.lists(st.builds(Source, st.sampled_from("abcdefg"), st.sampled_from("123456789")), max_size=120)
+
+
+def shares_of(user: float, question: float) -> Shares:
+    return Shares(load(None, [f"evolution.max_share_per_user={user}", f"evolution.max_share_per_question={question}"]).evolution)
+
+
+def most(names: Counter[str]) -> int:
+    return max(names.values(), default=0)
+
+
+@settings(deadline=None)
+@given(SOURCES, st.sampled_from([0.1, 0.25, 0.5, 1.0]), st.sampled_from([0.1, 0.25, 1.0]), st.integers(1, 16), st.integers(1, 5))
+def test_no_user_and_no_question_exceeds_its_share_of_a_batch_or_candidate(
+    traffic: list[Source], user: float, question: float, size: int, every: int
+) -> None:
+    shares = shares_of(user, question)
+    for source in traffic:  # all users are known before the first batch
+        shares.note(source.user, 0.0)
+    allowed = max(user, 1 / max(len({s.user for s in traffic}), 1))
+    waiting, batches, candidate = list(traffic), 0, list[Source]()
+    while chosen := shares.choose(waiting, 1, size, 0.0):
+        batch = [waiting[i] for i in chosen]
+        waiting = [s for i, s in enumerate(waiting) if i not in set(chosen)]
+        shares.learnt(batch)
+        candidate += batch
+        for tasks in (batch, candidate):
+            assert most(Counter(s.user for s in tasks)) <= math.ceil(allowed * len(tasks) - 1e-9)
+            assert most(Counter(s.question for s in tasks)) <= math.ceil(question * len(tasks) - 1e-9)
+        batches += 1
+        if batches % every == 0:
+            assert shares.published().tasks == len(candidate)
+            candidate = []
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 8), st.integers(1, 16), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_a_user_alone_learns_and_several_never_wait_for_each_other_forever(
+    users: int, size: int, every: int, draw: random.Random
+) -> None:
+    """Users appear one after the other and ask different questions; a batch is formed whenever the queue allows it."""
+    shares, queue, questions = shares_of(0.25, 0.25), list[Source](), itertools.count()
+    batches = 0
+    for present in range(1, users + 1):
+        before = batches
+        for _ in range(60 * size):
+            source = Source(f"user{draw.randrange(present)}", f"q{next(questions)}")
+            shares.note(source.user, 0.0)
+            queue.append(source)
+            if chosen := shares.choose(queue, size, size, 0.0):
+                shares.learnt([queue[i] for i in chosen])
+                queue = [s for i, s in enumerate(queue) if i not in set(chosen)]
+                batches += 1
+                if batches % every == 0:
+                    shares.published()
+        assert batches > before
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_half_of_the_traffic_from_one_caller_is_a_quarter_of_every_candidate(seed: int) -> None:
+    """360 near-identical requests among 360 honest ones of 24 users, in any order."""
+    draw, shares, queue = random.Random(seed), shares_of(0.25, 0.25), deque[Source]()
+    traffic = [Source("attacker", f"same{i % 2}") for i in range(360)]
+    traffic += [Source(f"user{draw.randrange(24)}", f"q{i}") for i in range(360)]
+    draw.shuffle(traffic)
+    batches, candidates = 0, list[float]()
+    for source in traffic:
+        shares.note(source.user, 0.0)
+        if len(queue) == 256:
+            del queue[most_abundant(list(queue))]
+        queue.append(source)
+        if chosen := shares.choose(list(queue), 16, 16, 0.0):
+            batch = [queue[i] for i in chosen]
+            assert sum(s.user == "attacker" for s in batch) <= 4
+            shares.learnt(batch)
+            queue = deque(s for i, s in enumerate(queue) if i not in set(chosen))
+            batches += 1
+            if batches % 4 == 0:
+                shares_of_candidate = shares.published()
+                candidates.append(shares_of_candidate.user_share)
+                assert shares_of_candidate.question_share <= 0.25
+    assert len(candidates) >= 5
+    assert max(candidates) <= 0.25
+
+
+def test_a_user_leaves_the_window() -> None:
+    shares = shares_of(0.25, 1.0)
+    shares.note("guest", 0.0)
+    queue = [Source("owner", f"q{i}") for i in range(8)]
+    shares.note("owner", 10.0)
+    assert shares.choose(queue, 8, 8, 10.0) == []
+    assert shares.user_cap(10.0) == 0.5
+    assert shares.choose(queue, 8, 8, 86_401.0) == list(range(8))
+
+
+def test_a_flood_gives_up_its_own_tasks() -> None:
+    waiting = [Source("a", "1"), Source("flood", "2"), Source("b", "3"), Source("flood", "4"), Source("flood", "4")]
+    assert most_abundant(waiting) == 3
+
+
+def test_near_identical_questions_are_one_group() -> None:
+    rng, near = np.random.default_rng(0), NearQuestions()
+    picture = np.kron(rng.integers(0, 256, (6, 6, 3)), np.ones((40, 40, 1))).astype(np.uint8)
+    noisy = np.clip(picture + rng.integers(-20, 21, picture.shape), 0, 255).astype(np.uint8)
+    first = near.group("Which digit is in the red frame?", picture)
+    for text, view in [
+        ("WHICH digit  is in the red frame", noisy),
+        ("Which di\u200bgit is in the red frame? (17)", picture[2:, :-1]),
+    ]:
+        assert near.group(text, view) == first
+    assert near.group("How many cards are there?", picture) != first
+    other = np.kron(rng.integers(0, 256, (6, 6, 3)), np.ones((40, 40, 1))).astype(np.uint8)
+    assert near.group("Which digit is in the red frame?", other) != first
+    assert near.group("Which digit?", None) == near.group("which digit", None) != first
