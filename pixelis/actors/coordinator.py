@@ -303,7 +303,8 @@ class Coordinator:
         self.step_of_version[version] = step + 1
         asleep = await self._wake_generators(step) if self.config.engine.colocate else {}
         await self.router.load(version, functools.partial(arrange_stream, self.store, version) if self.store else None)
-        advances = await asyncio.gather(*(scorer.advance.remote(step) for scorer in self.scorers))
+        is_last = step + 1 == self.config.rft.steps
+        advances = await asyncio.gather(*(scorer.advance.remote(step, is_last) for scorer in self.scorers))
         every = self.config.rft.evaluate_every
         if every and (step + 1) % every == 0:
             task = asyncio.get_running_loop().create_task(self._evaluate(step + 1, version))

@@ -67,10 +67,10 @@ class Scorer:
                 lines.write(line + "\n")
         return scored
 
-    def advance(self, step: int) -> Advance:
+    def advance(self, step: int, is_last: bool = False) -> Advance:
         """End training step ``step``; see ``Grader.advance``."""
         with self.lock:
-            advance = self.grader.advance(step)
+            advance = self.grader.advance(step, is_last)
             self._save()
         return advance
 

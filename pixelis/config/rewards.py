@@ -87,7 +87,7 @@ class VoteRewardConfig(Section):
 
 
 class DynamicsConfig(Section):
-    state: int = Field(768, ge=1, description="size of the state vectors of the embedder")
+    state: int = Field(0, ge=0, description="size of the state vectors of the embedder; 0: the hidden size of policy.model")
     action: int = Field(128, ge=32, description="size of the action vectors")
     hidden: int = Field(256, ge=1, description="size of the hidden layers")
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout during training")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PARTS = ("think", "call", "arguments", "answer")
+_OPENED = re.compile(r"\s*<[^<>/]*>")
 _CLOSED = re.compile(r"\s*</[^<>]*>\s*")
 _ARGUMENTS = '"arguments":'
 
@@ -61,11 +62,13 @@ def parts(tokens: Sequence[int], step: Step, tokenizer: PreTrainedTokenizerBase)
 
 def _after_thought(text: str, think: str | None) -> int:
     """The end of the thought and its closing tag. The thought is also searched in NFC, because tokenizers compose characters."""
-    for form in (think, unicodedata.normalize("NFC", think)) if think else ():
-        if (start := text.find(form)) >= 0:
-            end = start + len(form)
-            closing_tag = _CLOSED.match(text, end)
-            return closing_tag.end() if closing_tag else end
+    opening_tag = _OPENED.match(text)
+    for start in (opening_tag.end(), 0) if opening_tag else (0,):  # a thought may be a part of the tag: "hi" of "<think>"
+        for form in (think, unicodedata.normalize("NFC", think)) if think else ():
+            if (begin := text.find(form, start)) >= 0:
+                end = begin + len(form)
+                closing_tag = _CLOSED.match(text, end)
+                return closing_tag.end() if closing_tag else end
     return 0
 
 

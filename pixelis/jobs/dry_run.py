@@ -75,6 +75,7 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
     from pixelis.policy.adapters import load_header
     from pixelis.policy.model_path import resolve
     from pixelis.policy.ranks import read as read_ranks
+    from pixelis.rewards.scorers import JUDGED
 
     def model(name: str) -> None:
         from pixelis.dialogue.spec import ModelSpec
@@ -84,7 +85,17 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
     def questions(source: str) -> None:
         from pixelis.datasets.questions import read_questions
 
-        next(read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBE_ROWS))
+        rows = read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBE_ROWS)
+        first = next(rows)
+        if job in ESTIMATED and not config.rewards.judge.url:
+            names = {
+                config.rewards.scorer or question.scorer for question in itertools.chain([first], itertools.islice(rows, PROMPTS))
+            }
+            if judged := names & JUDGED:
+                raise BadConfig(
+                    f"has questions with the scorer {min(judged)}, which needs a judge",
+                    fix="set rewards.judge.url and rewards.judge.model, or another rewards.scorer",
+                )
 
     def samples(source: str) -> None:
         from pixelis.datasets.demonstration_stream import demonstrations

@@ -134,7 +134,7 @@ def _curriculum(config: Config) -> list[Finding]:
             key = (
                 "rewards.curriculum.steps" if settings.kind == "steps" else "check_every, min_samples, first_steps, second_steps"
             )
-            out.append(Finding("error", "curriculum", f"{message}: the run ends before; lower {key}, or raise rft.steps"))
+            out.append(Finding("note", "curriculum", f"{message}: the run ends before; lower {key}, or raise rft.steps"))
         elif latest >= steps:
             out.append(Finding("note", "curriculum", f"{message}: without enough progress the run ends before"))
         else:

@@ -287,7 +287,7 @@ def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], jo
 def _reward_states(c: config.Config, arch: Architecture) -> list[Finding]:
     """The embedder's states have the hidden size of the language model."""
     width, state = int(arch.text.hidden_size), c.rewards.dynamics.state
-    if not c.rewards.needs_states or width == state:
+    if not c.rewards.needs_states or state in (0, width):
         return []
     return [Finding("error", "rewards", f"rewards.dynamics.state {state} is not the {width} of policy.model's hidden states")]
 

@@ -47,11 +47,9 @@ class Grader:
         self.services = Services(settings, run_dir)
         self.normaliser = Normaliser(settings.normalise)
         self.curriculum = Curriculum(settings.curriculum)
+        self.seed = seed
         self.dynamics: Dynamics | None = None
-        if settings.learns_dynamics:
-            from pixelis.rewards.dynamics import Dynamics
-
-            self.dynamics = Dynamics(settings.dynamics, seed)
+        """The dynamics model, made when the first states tell their size."""
         self.step = -1
         self.scored: dict[str, Group] = {}
         self.transitions: dict[str, list[tuple[Trajectory, States]]] = {}
@@ -74,7 +72,7 @@ class Grader:
         ``states`` are an embedder's vectors by trajectory id: one before the first policy turn and one after each.
         """
         with self.lock:
-            mixture = self.curriculum.mixture
+            mixture, dynamics = self.curriculum.mixture, self._dynamics_for(states)
         context = Context(
             group,
             self.settings,
@@ -82,7 +80,7 @@ class Grader:
             group.question.answers or [],
             self.step + 1 if step is None else step,
             states=states or {},
-            dynamics=self.dynamics,
+            dynamics=dynamics,
             mixture=mixture,
             normalise=self.normaliser,
         )
@@ -100,11 +98,26 @@ class Grader:
         with self.lock:
             self.scored[scored.id] = scored
             self.normaliser.observe(scored.id, values)
-            if self.dynamics is not None and states:
+            if self._dynamics_for(states) is not None and states:
                 self.transitions[scored.id] = [(t, states[t.id]) for t in scored.trajectories if t.id in states]
 
-    def advance(self, step: int) -> Advance:
-        """Step ``step`` is over: update statistics, dynamics model and curriculum with its groups. Idempotent."""
+    def _dynamics_for(self, states: Mapping[str, States] | None) -> Dynamics | None:
+        """The dynamics model if these rewards learn one and states have been seen."""
+        if self.dynamics is None and self.settings.learns_dynamics and states:
+            self.dynamics = self._new_dynamics(len(next(iter(states.values()))[0]))
+        return self.dynamics
+
+    def _new_dynamics(self, size: int) -> Dynamics:
+        from pixelis.rewards.dynamics import Dynamics
+
+        settings = self.settings.dynamics
+        return Dynamics(settings.model_copy(update={"state": settings.state or size}), self.seed)
+
+    def advance(self, step: int, is_last: bool = False) -> Advance:
+        """Step ``step`` is over: update statistics, dynamics model and curriculum with its groups. Idempotent.
+
+        With the last step of a run its phase ends too.
+        """
         with self.lock:
             if step <= self.step:
                 return Advance(metrics=self._metrics())
@@ -116,6 +129,8 @@ class Grader:
             coherence = [t.rewards["coherence"] for t in trajectories if "coherence" in t.rewards]
             boundary = self.curriculum.advance(step, _mean(success), _mean(coherence), len(success))
             self.scored.clear()
+            if is_last and self.settings.curriculum.kind != "none":
+                boundary = boundary or self.curriculum.name
             return Advance(boundary, {**metrics, **self._metrics()})
 
     def _learn(self) -> dict[str, float]:
@@ -128,7 +143,7 @@ class Grader:
         usable = []
         for trajectory, states in batch:
             try:
-                check_states(trajectory, states, self.settings.dynamics.state)
+                check_states(trajectory, states, self.dynamics.settings.state)
                 usable.append((trajectory, states))
             except DataFailure as failure:
                 self.services.note(failure.code)
@@ -164,10 +179,13 @@ class Grader:
                 self.curriculum.load_state_dict(plain["curriculum"])
                 self.scored.clear()
                 self.transitions.clear()
-                if self.dynamics is not None:
+                self.dynamics = None
+                if self.settings.learns_dynamics:
                     from safetensors.torch import load
 
-                    self.dynamics.load_tensors(load(state))
+                    if tensors := load(state):
+                        self.dynamics = self._new_dynamics(tensors["model.encoder.0.weight"].shape[1])
+                        self.dynamics.load_tensors(tensors)
         except (struct.error, KeyError, ValueError, TypeError, RuntimeError) as error:
             raise BadInput(
                 f"not a state of these rewards: {error!r:.300}", code="bad_state", fix="resume with the same rewards"

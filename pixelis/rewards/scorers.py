@@ -422,5 +422,7 @@ GRADED = frozenset(
     {"partial", "numeric_band", "func_seq", "func_seq_eval", "func_seq_full", "func_seq_penalty", "anls", "iou", "cer"}
 )
 """Scorers with values between right and wrong."""
+JUDGED = frozenset({"judge", "math_judge"})
+"""Scorers that need a language model, `rewards.judge`."""
 SLOW = frozenset({"math", "pixel_reasoner", "judge", "math_judge"})
 """Scorers that wait for another process; a group's answers are scored in parallel."""

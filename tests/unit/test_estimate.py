@@ -171,7 +171,7 @@ def test_deepspeed_accepts_the_shipped_files(name: str) -> None:
             ["dialogue.crop.min_pixels=10", "dialogue.crop.max_pixels=700"],
             "crop.max_pixels 700 holds no tile of 28 x 28",
         ),
-        (["rewards.preset=pixelis"], "rewards.dynamics.state 768 is not the 3584"),
+        (["rewards.preset=pixelis", "rewards.dynamics.state=768"], "rewards.dynamics.state 768 is not the 3584"),
         (["policy.full=true", "learner.zero_stage=1", "learner.deepspeed=null", "learner.workers=1"], "does not fit"),
         (["engine.gpu_memory_utilization=0.2"], "0 fit the rest of 80 GiB at once: raise engine.tensor_parallel"),
         (["policy.lora.targets=[q_proj,k_porj]"], "policy.lora.targets: the model has no layer 'k_porj'"),

@@ -20,6 +20,7 @@ from pixelis.rewards.dynamics import Dynamics, encode_action
 from pixelis.rewards.grader import Grader
 from pixelis.rewards.normalise import Normaliser
 
+ANY_SIZE = config.DynamicsConfig(action=32, hidden=16, lr=3e-3)
 SMALL = config.DynamicsConfig(state=8, action=32, hidden=16, lr=3e-3)
 
 
@@ -203,7 +204,7 @@ def test_learning_resumes_exactly_and_does_not_change_torchs_random_state():
 
 
 def test_the_published_sizes():
-    dynamics = Dynamics(config.DynamicsConfig())
+    dynamics = Dynamics(config.DynamicsConfig(state=768))
     shapes = [tuple(p.shape) for p in dynamics.forward_model.parameters() if p.dim() == 2]
     assert shapes == [(256, 896), (256, 256), (768, 256)]
     assert [tuple(p.shape) for p in dynamics.inverse_model.parameters() if p.dim() == 2] == [(256, 1536), (128, 256)]
@@ -306,6 +307,30 @@ def test_a_step_is_advanced_once():
     before = grader.state()
     assert grader.advance(3).boundary is None
     assert grader.state() == before
+
+
+def test_the_last_step_ends_its_phase_under_its_name():
+    settings = RewardsConfig(preset="pixelis-steps", curriculum={"steps": [[0, 1, 0, 0], [1, 1, 0, 1], [2, 1, 1, 1]]})
+    grader = Grader(settings)
+    boundaries = [grader.advance(step, is_last=step == 4).boundary for step in range(5)]
+    assert boundaries == ["base", "coherence", None, None, "full"]
+    short = Grader(settings)
+    assert short.advance(0, is_last=True).boundary == "base"
+    assert Grader(RewardsConfig()).advance(0, is_last=True).boundary is None
+
+
+def test_the_dynamics_model_has_the_size_of_the_states_that_arrive():
+    sized, lazy = (Grader(RewardsConfig(preset="pixelis", **{**PIXELIS, "dynamics": s.model_dump()})) for s in (SMALL, ANY_SIZE))
+    assert lazy.dynamics is None
+    empty = lazy.state()
+    for grader in (sized, lazy):
+        play(grader, range(3))
+    assert sized.state() == lazy.state()
+    resumed = Grader(RewardsConfig(preset="pixelis", **{**PIXELIS, "dynamics": ANY_SIZE.model_dump()}))
+    resumed.load(lazy.state())
+    assert resumed.state() == lazy.state()
+    resumed.load(empty)
+    assert resumed.dynamics is None
 
 
 @pytest.mark.parametrize("state", [b"", b"12345678", b"\x02" + b"\0" * 7 + b"{}", b"\xff" * 64])

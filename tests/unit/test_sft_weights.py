@@ -113,7 +113,7 @@ def test_smoothing_has_the_gradient_of_its_value(chunk: int) -> None:
     assert np.abs(result.numpy() - repeated.grad.numpy()).max() < 1e-5  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("think", ["The red frame is here", None])
+@pytest.mark.parametrize("think", ["The red frame is here", "hi", "think", "answer", None])
 def test_tokens_know_their_part(think: str | None) -> None:
     tokenizer = build_tokenizer()
     renderer = Renderer(tokenizer, spec(), Config().dialogue, select(["zoom_in", "read_text"]))
