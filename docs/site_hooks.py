@@ -1,4 +1,4 @@
-"""MkDocs hook: shows CONTRIBUTING.md and CHANGELOG.md of the repository's root as pages of the site."""
+"""MkDocs hook: shows CONTRIBUTING.md, CHANGELOG.md and SECURITY.md of the repository's root as pages of the site."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from typing import Any
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The root's file for its page, with links relative to docs; every other page as it is."""
     source = Path(page.file.src_uri.upper()).with_suffix(".md")
-    if page.file.src_uri in ("contributing.md", "changelog.md"):
+    if page.file.src_uri in ("contributing.md", "changelog.md", "security.md"):
         return source.read_text(encoding="utf-8").replace("](docs/", "](")
     return markdown

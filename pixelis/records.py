@@ -7,7 +7,7 @@ hash, and a size. Records serialise to JSON with ``model_dump_json`` and ``model
 from __future__ import annotations
 
 import enum
-import pickle
+import pickle  # nosec B403
 import uuid
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -413,8 +413,9 @@ class Group(Record):
 
 
 def _unpickle_group(state: bytes) -> Group:
+    # Only from other processes of the same job, through Ray.
     group = Group.__new__(Group)
-    group.__setstate__(pickle.loads(state))  # noqa: S301 - only from other processes of the same job, through Ray
+    group.__setstate__(pickle.loads(state))  # noqa: S301 # nosec B301
     return group
 
 

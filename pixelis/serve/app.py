@@ -125,7 +125,7 @@ def stop() -> None:
 def url(config: Config) -> str:
     """The base URL for a client on this machine."""
     host = config.serve.host
-    address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # nosec B104
     return f"http://{address}:{config.serve.port}"
 
 

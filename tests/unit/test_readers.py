@@ -398,6 +398,18 @@ def test_flickr30k(tmp_path: Path) -> None:
     assert (question.media[0].width, question.media[0].height) == (100, 50)
 
 
+def test_an_annotation_with_entities_is_refused_before_they_expand(tmp_path: Path) -> None:
+    """Nine levels of ten entities are ten characters times 10^9."""
+    levels = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 10))
+    bomb = f'<!DOCTYPE annotation [<!ENTITY e0 "0123456789">{levels}]><annotation><size><width>&e9;</width></size></annotation>'
+    put(tmp_path, "results_20130124.token", "10.jpg#0\tA man .")
+    put(tmp_path, "flickr30k-images", None)
+    put(tmp_path, "Annotations/10.xml", bomb)
+    put(tmp_path, "Sentences/10.txt", "[/EN#5/people A man] .")
+    _, bad = read(f"flickr30k:{tmp_path}?boxes=yes")
+    assert "document type" in next(row.message for row in bad if row.code == "not_xml")
+
+
 def test_unsplash(tmp_path: Path) -> None:
     header = "photo_id\tphoto_image_url\tphoto_width\tphoto_height\tphoto_description\tai_description"
     lines = [header, "XMy\thttps://images.unsplash.com/p\t4272\t2848\t\tgreen grass", "Bad\thttps://x\twide\t1\t\t"]

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree  # nosec B405
 
 from pixelis.datasets.annotation_geometry import box_xyxy, image_size
 from pixelis.datasets.fields import RowError, need, text, whole
@@ -52,11 +52,19 @@ def _flickr30k(root: DatasetRoot) -> Rows:
     yield from file.take_errors()
 
 
+def _parse_xml(path: Path) -> ElementTree.Element:
+    """The root of an annotation file. A document type is refused: its entities can expand without bound, or name other files."""
+    text = path.read_text(encoding="utf-8")
+    if "<!DOCTYPE" in text:
+        raise RowError("boxes", "not_xml", f"{path.name} declares a document type, which annotations do not have")
+    return ElementTree.fromstring(text)  # nosec B314
+
+
 def _entities(folder: Path, key: str, file: AnnotationFile) -> tuple[list[Region], Size]:
     """The regions of an image and its size; the label of a region is the phrase of the first caption that mentions it."""
     annotation, sentences = Path(below(folder, f"Annotations/{key}.xml", "name")), folder / "Sentences" / f"{key}.txt"
     try:
-        tree = ElementTree.parse(annotation).getroot()
+        tree = _parse_xml(annotation)
         mentions = _PHRASE.findall(sentences.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RowError("boxes", "missing_file", f"no {error.filename}") from None
