@@ -274,9 +274,13 @@ def schedule(seconds: float, every_s: float, trees: int, victims: Sequence[str])
 
 
 async def kills(service: Service, session: aiohttp.ClientSession, record: Record, plan: list[tuple[float, str]]) -> None:
-    """Kill by plan. After the end of the whole tree the service is started again at once."""
+    """Kill by plan. After the end of the whole tree the service is started again at once, and later kills wait for it."""
+    pause = plan[0][0] if plan else 0.0
+    earliest = 0.0
     for at, victim in plan:
-        await asyncio.sleep(max(0.0, at - record.now()))
+        await asyncio.sleep(max(at, earliest) - record.now())
+        if record.now() > plan[-1][0] + pause:
+            return  # the traffic has ended
         if victim != WHOLE:
             processes = await asyncio.to_thread(process_tree.marked, service.mark)
             if process_tree.kill_role(processes, VICTIMS[victim]) is None:
@@ -291,6 +295,7 @@ async def kills(service: Service, session: aiohttp.ClientSession, record: Record
         service.start()
         await service.ready(session)
         record.outages.append((start, record.now()))
+        earliest = record.now() + pause / 2
 
 
 async def sample(service: Service, record: Record, every_s: float) -> None:
