@@ -118,7 +118,14 @@ def served(answer: str, box: list[float]) -> bytes:
     played = Trajectory(question_id="q", turns=turns, answer=answer, stop_reason=StopReason.ANSWER)
     verdict = Verdict(answer=answer, confidence=1.0, strategy="majority")
     reply = AgentReply(
-        model="nano", answer=answer, confidence=1.0, verdict=verdict, trajectory=played, policy_version=3, seconds=0.1
+        model="nano",
+        answer=answer,
+        confidence=1.0,
+        verdict=verdict,
+        trajectory=played,
+        policy_version=3,
+        seconds=0.1,
+        remembered="no",
     )
     return reply.model_dump_json().encode()
 
