@@ -93,9 +93,9 @@ class MemoryShard:
 
         return {"pid": os.getpid(), "recovery_s": self.shard.recovery_s}
 
-    def pulse(self) -> tuple[int, str]:
-        """Number of experiences, and why the disk refuses to store (empty if it does not)."""
-        return len(self.shard), self.shard.refusal
+    def pulse(self) -> tuple[int, str, int]:
+        """Number of experiences, why the disk refuses to store (empty if it does not), and number of damaged experiences."""
+        return len(self.shard), self.shard.refusal, self.shard.damaged
 
     def add(self, entries: list[Entry]) -> list[bool]:
         self._prune()
@@ -124,8 +124,8 @@ class MemoryShard:
         rows = self.shard.rows([id for id, _ in near])
         return [(similarity, row) for (_, similarity), row in zip(near, rows, strict=True) if row is not None]
 
-    def rows(self, ids: list[str]) -> list[Row | None]:
-        return self.shard.rows(ids)
+    def row(self, id: str) -> Row | None:
+        return self.shard.row(id)
 
     def list_rows(self, limit: int, after: Place | None, user: str | None) -> list[tuple[float, Row]]:
         return self.shard.list_rows(limit, after, user)
@@ -365,8 +365,8 @@ class Memory:
         return sum(await asyncio.gather(*(self._retry(n, "succeeded", retrieval_id, part) for n, part in parts.items())))
 
     async def get(self, id: str) -> Experience | None:
-        """The experience of this id; None when there is none."""
-        (row,) = await self._retry(shard_of(id, len(self.names)), "rows", [id])
+        """The experience of this id; None when there is none. DataFailure ``damaged``."""
+        row = await self._retry(shard_of(id, len(self.names)), "row", id)
         return experience(row) if row is not None else None
 
     async def pictures(self, id: str) -> dict[str, bytes]:
@@ -419,8 +419,8 @@ class Memory:
         seeds = np.random.SeedSequence(seed).generate_state(len(self.names), np.uint64)
         parts = await asyncio.gather(*(self._retry(i, "draw", n, int(s)) for i, s in enumerate(seeds)))
         ids = [id for _, id in sorted(pair for part in parts for pair in part)[:n]]
-        experiences = await asyncio.gather(*(self.get(id) for id in ids))
-        return [e for e in experiences if e is not None]
+        experiences = await asyncio.gather(*(self.get(id) for id in ids), return_exceptions=True)
+        return [e for e in experiences if isinstance(e, Experience)]
 
     async def export(self, folder: str | Path) -> int:
         """Write ``shard-I.parquet`` files on the shards' nodes; returns the number of experiences."""
@@ -436,7 +436,7 @@ class Memory:
         """``memory/...`` metrics of all shards that answer; times only when there are experiences."""
         parts = list((await self._shard_stats()).values())
         size = sum(p["size"] for p in parts)
-        summed = ("size", "capacity", "added", "vectors", "waiting_for_index", "retrievals", "successes", "bytes")
+        summed = ("size", "capacity", "added", "vectors", "waiting_for_index", "retrievals", "successes", "bytes", "damaged")
         times = [(p["newest"], p["oldest"]) for p in parts if p["newest"] is not None]
         return {
             **{f"memory/{name}": sum(p[name] for p in parts) for name in summed},
@@ -461,13 +461,16 @@ class Memory:
         sizes = [answers[n][0] if n in answers else previous for n, previous in enumerate(self._size[1])]
         self._size = (time.monotonic(), sizes)
 
-    async def refusal(self) -> str:
-        """Why a shard stores nothing at present: a code of ``memory.disk``, or ``unavailable``; empty if all store."""
+    async def condition(self) -> tuple[str, int]:
+        """Why a shard stores nothing at present (a code of ``memory.disk``, or ``unavailable``; empty if all store).
+
+        And the number of experiences that the last starts of the shards found damaged.
+        """
         answers = await self._pulses()
         refusals = [answers[n][1] if n in answers else UNAVAILABLE for n in range(len(self.names))]
-        return next(filter(None, refusals), "")
+        return next(filter(None, refusals), ""), sum(answer[2] for answer in answers.values())
 
-    async def _pulses(self) -> dict[int, tuple[int, str]]:
+    async def _pulses(self) -> dict[int, tuple[int, str, int]]:
         deadline = time.monotonic() + max(1.0, self.config.timeout_s)
         return await self._call_within(dict.fromkeys(range(len(self.names)), ("pulse",)), deadline)
 

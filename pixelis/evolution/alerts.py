@@ -32,6 +32,7 @@ BUILT_IN = (
     ThresholdConfig(metric="update_rate", at_most=0.0, severity="warning", cooldown_s=600.0),
     ThresholdConfig(metric="faiss_failure_rate", over=0.1, severity="critical", cooldown_s=300.0),
     ThresholdConfig(metric="memory_refuses", over=0.0, severity="critical", cooldown_s=3600.0),
+    ThresholdConfig(metric="memory_damaged", over=0.0, severity="critical", cooldown_s=86_400.0),
     ThresholdConfig(metric="mean_kl", over=0.2, severity="warning", cooldown_s=300.0),
     ThresholdConfig(metric="queue_size", over=900.0, severity="warning", cooldown_s=180.0),
     ThresholdConfig(metric="queue_fill", over=0.9, severity="warning", cooldown_s=180.0),
@@ -39,7 +40,7 @@ BUILT_IN = (
     ThresholdConfig(metric="p99_latency", over=2.0, severity="warning", cooldown_s=600.0),
 )
 """Rates and usages 0..1, latency in seconds, KL in nats a token; ``queue_fill`` is queue_size as a share of evolution.queue;
-``memory_refuses`` is 1 while the disk of the memory stores nothing."""
+``memory_refuses`` is 1 while the disk of the memory stores nothing; ``memory_damaged`` counts experiences found damaged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ address can be confirmed. Patterns find personal data of a known form; names and
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import re
@@ -142,6 +143,9 @@ TEXT_FIELDS: dict[type[Record], tuple[str, ...]] = {
 }
 
 
+Redact = Callable[[str], str]
+
+
 def redact_record(record: RecordT) -> RecordT:
     """A copy of an experience, or of a record in one, that may be stored.
 
@@ -149,15 +153,19 @@ def redact_record(record: RecordT) -> RecordT:
     are removed and the user becomes a pseudonym. Numeric fields stay. Token ids spell the text of a turn: they are removed with
     the log-probs where the text changed, and the trajectory can then be read but not trained on.
     """
+    return _redact_record(record, functools.cache(redact))  # the same answers and questions recur in a record
+
+
+def _redact_record(record: RecordT, redact: Redact) -> RecordT:
     update: dict[str, Any] = {}
     texts = next((TEXT_FIELDS[base] for base in type(record).__mro__ if base in TEXT_FIELDS), ())
     for name, value in record:
         if name in texts:
-            update[name] = _redact_texts(value)
+            update[name] = _redact_texts(value, redact)
         elif isinstance(value, Record):
-            update[name] = redact_record(value)
+            update[name] = _redact_record(value, redact)
         elif isinstance(value, list) and value and isinstance(value[0], Record):
-            update[name] = [redact_record(item) for item in value]
+            update[name] = [_redact_record(item, redact) for item in value]
     match record:
         case Question():
             update |= {"meta": redact_data(record.meta), "annotations": None}
@@ -181,10 +189,10 @@ def redact_record(record: RecordT) -> RecordT:
     return record.model_copy(update=update)
 
 
-def _redact_texts(value: Any) -> Any:
+def _redact_texts(value: Any, redact: Redact) -> Any:
     """A text, None, a list of texts, or a dictionary with texts as values."""
     if isinstance(value, dict):
-        return {key: _redact_texts(text) for key, text in value.items()}
+        return {key: _redact_texts(text, redact) for key, text in value.items()}
     if isinstance(value, list):
         return [redact(text) for text in value]
     return None if value is None else redact(value)

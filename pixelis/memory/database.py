@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import queue
@@ -18,38 +19,56 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.memory.disk import DAMAGED, NO_SPACE, disk_failure, has_space
+from pixelis.memory.salvage import Salvage, checksum, damaged, digest, prepare, salvage
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_BATCH = 256
 """Most writes in one commit."""
 PROBE_S = 1.0
 """Seconds between attempts to write after the disk refused."""
 
-TABLES = """
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+TABLES = f"""
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum BLOB NOT NULL);
 CREATE TABLE experiences (
   seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, created_at REAL NOT NULL, user TEXT, status TEXT NOT NULL,
-  priority REAL NOT NULL, retrievals INTEGER NOT NULL, successes INTEGER NOT NULL, feedback TEXT NOT NULL, record TEXT NOT NULL);
+  priority REAL NOT NULL, retrievals INTEGER NOT NULL, successes INTEGER NOT NULL, feedback TEXT NOT NULL, record TEXT NOT NULL,
+  checksum BLOB);
 CREATE INDEX by_time ON experiences (created_at);
 CREATE INDEX by_user ON experiences (user, created_at);
 CREATE INDEX by_priority ON experiences (priority, seq);
-CREATE TABLE vectors (seq INTEGER PRIMARY KEY REFERENCES experiences ON DELETE CASCADE, vector BLOB NOT NULL);
+CREATE TABLE vectors (seq INTEGER PRIMARY KEY REFERENCES experiences ON DELETE CASCADE, vector BLOB NOT NULL, checksum BLOB);
 CREATE TABLE pictures (
-  seq INTEGER NOT NULL REFERENCES experiences ON DELETE CASCADE, name TEXT NOT NULL, png BLOB NOT NULL,
+  seq INTEGER NOT NULL REFERENCES experiences ON DELETE CASCADE, name TEXT NOT NULL, png BLOB NOT NULL, checksum BLOB,
   PRIMARY KEY (seq, name)) WITHOUT ROWID;
 CREATE TABLE retrievals (
   seq INTEGER NOT NULL REFERENCES experiences ON DELETE CASCADE, retrieval TEXT NOT NULL, succeeded INTEGER NOT NULL,
   told_at REAL NOT NULL, PRIMARY KEY (seq, retrieval)) WITHOUT ROWID;
 CREATE INDEX retrievals_by_time ON retrievals (told_at);
+CREATE TRIGGER experience_updated AFTER UPDATE OF status, priority, retrievals, successes, feedback ON experiences BEGIN
+  UPDATE experiences SET checksum = {checksum("experiences", "new")} WHERE seq = new.seq; END;
 """
-"""``seq`` is never reused (AUTOINCREMENT), so that an index may refer to it across deletions and restarts."""
+"""``seq`` is never reused (AUTOINCREMENT), so that an index may refer to it across deletions and restarts. Rows that count have a
+``checksum``; see ``salvage``."""
+
+
+def create(db: sqlite3.Connection) -> None:
+    """Create the tables of an empty file."""
+    db.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={SCHEMA}; COMMIT;")
+    set_fact(db, "name", uuid.uuid4().hex)
+
+
+def set_fact(db: sqlite3.Connection, name: str, value: str) -> None:
+    """Set a fact about the shard."""
+    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, value, digest(name.encode(), value.encode())))
+
 
 Change = Callable[[sqlite3.Connection], Any]
 """Runs in a transaction; its result is returned to the caller after the commit."""
@@ -62,6 +81,8 @@ class Database:
         self.path = folder / "shard.sqlite"
         self.failure: InfraFailure | None = None
         """Why the disk refused the last write; None if it did not. Reset when a later write succeeds."""
+        self.salvaged: Salvage | None = None
+        """What opening saved from a damaged file; None if it was intact."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -96,31 +117,63 @@ class Database:
                 time.sleep(0.05)
 
     def _open(self) -> None:
+        fresh = self.path.with_name("salvaged.sqlite")
+        if fresh.exists() and not self.path.exists():  # killed between the two renames of _salvage
+            os.replace(fresh, self.path)
         with contextlib.ExitStack() as stack:
             try:
-                self._writer = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None, timeout=30)
-                stack.callback(self._writer.close)
+                self._writer = prepare(sqlite3.connect(self.path, check_same_thread=False, isolation_level=None, timeout=30))
+                stack.callback(lambda: self._writer.close())
                 os.chmod(self.path, 0o600)
                 # secure_delete overwrites deleted records.
                 settings = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"]
                 for setting in (*settings, "cache_size=-32000", "journal_size_limit=67108864"):
                     self._writer.execute(f"PRAGMA {setting}")
                 (version,) = self._writer.execute("PRAGMA user_version").fetchone()
-                if version == 0:
-                    self._writer.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={SCHEMA}; COMMIT;")
-                    self._writer.execute("INSERT INTO facts VALUES ('name', ?)", (uuid.uuid4().hex,))
+                if not self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    create(self._writer)
                 elif version != SCHEMA:
                     raise BadInput(
                         f"{self.path} has schema {version}, this version of Pixelis reads {SCHEMA}",
                         code="bad_schema",
                         fix="export it to Parquet with the version that wrote it, and load that into an empty memory.dir",
                     )
+                elif problem := damaged(self._writer):
+                    self._salvage(fresh, problem)
             except (sqlite3.DatabaseError, OSError) as error:
                 failure = disk_failure(self.path, error)
                 if failure.code == DAMAGED:
                     failure.fix = "move the file away, start again and load the last Parquet export (docs/memory.md)"
                 raise failure from error
             stack.pop_all()
+
+    def _salvage(self, fresh: Path, problem: str) -> None:
+        """Replace a damaged file by one with its intact records, and keep it beside until the next deletion."""
+        fresh.unlink(missing_ok=True)
+        with contextlib.closing(prepare(sqlite3.connect(fresh, isolation_level=None))) as target:
+            os.chmod(fresh, 0o600)
+            create(target)
+            target.execute("BEGIN")
+            self.salvaged = salvage(self._writer, target)
+            target.execute("COMMIT")
+        self._writer.close()
+        aside = self.path.with_name(f"damaged-{time.time_ns()}.sqlite")
+        os.replace(self.path, aside)
+        for suffix in ("-wal", "-shm"):
+            if (log_file := self.path.with_name(self.path.name + suffix)).exists():
+                os.replace(log_file, aside.with_name(aside.name + suffix))
+        os.replace(fresh, self.path)
+        with open(self.path.with_name("damage.jsonl"), "a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": time.time(), "file": aside.name, "problem": problem, **asdict(self.salvaged)}) + "\n")
+        log.critical(
+            "%s was damaged (%s): %d experiences are intact, %d lost, %d without their vector and %d without pictures. "
+            "Their ids are in damage.jsonl; docs/memory.md tells how to repair them from an export",
+            self.path,
+            problem,
+            *(self.salvaged.experiences, self.salvaged.lost),
+            *(len(self.salvaged.without_vector), len(self.salvaged.without_pictures)),
+        )
+        self._open()
 
     def write(self, change: Change, applied: Callable[[Any], None] | None = None) -> Any:
         """Run ``change`` in a transaction and return its result once it is on disk.
@@ -209,13 +262,16 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """A connection that reads committed data without waiting for the writer."""
+        """A connection that reads committed data without waiting for the writer. Raises InfraFailure for damage."""
         try:
             connection = self._readers.get_nowait()
         except queue.Empty:
             connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, check_same_thread=False, timeout=30)
+            prepare(connection)
         try:
             yield connection
+        except sqlite3.DatabaseError as error:
+            raise disk_failure(self.path, error) from error
         finally:
             self._readers.put(connection)
 

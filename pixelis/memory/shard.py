@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from pixelis.config import MemoryConfig
-from pixelis.errors import BadInput
+from pixelis.errors import BadInput, DataFailure, InfraFailure
 from pixelis.memory import portable
-from pixelis.memory.database import Database
+from pixelis.memory.database import Database, set_fact
 from pixelis.memory.disk import disk_failures
 from pixelis.memory.index import TAIL, Index
 from pixelis.memory.portable import Entry
 from pixelis.memory.priority import keys, weights
+from pixelis.memory.salvage import checksum, digest
 from pixelis.memory.vectors import validate
 from pixelis.records import Experience, Feedback
 
@@ -31,6 +32,15 @@ RETRIEVAL_DAYS = 7.0
 """Age at which a retrieval id is deleted; a success reported later counts as a new retrieval."""
 PNG = b"\x89PNG\r\n\x1a\n"
 COLUMNS = "id, status, priority, retrievals, successes, feedback, record"
+CHUNK = 500
+"""Most rows read by a query."""
+INTACT = f"checksum IS {checksum('experiences')}"
+VECTORS, PICTURES = (
+    f"seq IN (SELECT value FROM json_each(?)) AND checksum IS {checksum(table)}" for table in ("vectors", "pictures")
+)
+"""Conditions of intact rows; the latter two also of the numbers in a JSON list."""
+MAX_FEEDBACK = 32
+"""Most feedback entries of an experience."""
 
 # Aliases, because the method ``Shard.list`` hides the built-in type.
 KeyedIds = list[tuple[float, str]]
@@ -62,8 +72,8 @@ class Shard:
     def __init__(self, folder: str | os.PathLike[str], config: MemoryConfig, capacity: int | None = None):
         self.folder, self.config = Path(folder), config
         self.capacity = config.capacity if capacity is None else capacity
-        self.database = Database(self.folder)
         started = time.monotonic()
+        self.database = Database(self.folder)
         self._index: Index | None = None
         self._ids: dict[int, str] = {}
         self._rows: dict[str, int] = {}
@@ -189,14 +199,16 @@ class Shard:
                     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (x.id, x.created_at, x.user, *state),
                 ).lastrowid
+                db.execute(f"UPDATE experiences SET checksum = {checksum('experiences')} WHERE seq = ?", (row,))
                 assert row is not None
                 if entry.vector is not None:
                     blob = np.ascontiguousarray(entry.vector, "<f4").tobytes()
                     (width,) = db.execute("SELECT length(vector) FROM vectors LIMIT 1").fetchone() or (len(blob),)
                     validate(np.asarray(entry.vector)[None], width // 4)
-                    db.execute("INSERT INTO vectors VALUES (?, ?)", (row, blob))
+                    db.execute("INSERT INTO vectors VALUES (?, ?, ?)", (row, blob, digest(row, blob)))
                 if self.config.pictures:
-                    db.executemany("INSERT INTO pictures VALUES (?, ?, ?)", [(row, n, p) for n, p in entry.pictures.items()])
+                    pictures = [(row, n, p, digest(row, n.encode(), p)) for n, p in entry.pictures.items()]
+                    db.executemany("INSERT INTO pictures VALUES (?, ?, ?, ?)", pictures)
                 new.append(True)
                 stored.append((row, entry))
                 count += 1
@@ -251,15 +263,36 @@ class Shard:
     # --- reading ------------------------------------------------------------------------------------------------------------
 
     def rows(self, ids: Sequence[str]) -> list[Row | None]:
-        """The stored rows of these ids in order; None for an unknown id."""
-        by_id: dict[str, Row] = {}
-        with self.database.read() as db:
-            for start in range(0, len(ids), 500):
-                chunk = list(ids[start : start + 500])
-                marks = ",".join("?" * len(chunk))
-                for row in db.execute(f"SELECT {COLUMNS} FROM experiences WHERE id IN ({marks})", chunk).fetchall():
-                    by_id[row[0]] = row
+        """The stored rows of these ids in order; None for an unknown id and for a damaged row."""
+        seqs = [seq for seq in map(self._rows.get, ids) if seq is not None]
+        by_id = {row[0]: row for _, row in self._intact(f"seq, {COLUMNS}", seqs)}
         return [by_id.get(name) for name in ids]
+
+    def row(self, id: str) -> Row | None:
+        """The stored row of this id; None for an unknown id. Raises DataFailure ``damaged``."""
+        (row,) = self.rows([id])
+        if row is None and id in self._rows:
+            raise DataFailure(
+                f"the experience {id} is damaged on disk", code="damaged", fix="repair it from an export: docs/memory.md"
+            )
+        return row
+
+    def _intact(self, columns: str, seqs: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+        """The first of ``columns``, and the others as a tuple, of the intact rows with these numbers, in any order."""
+        query = f"SELECT {columns} FROM experiences WHERE seq IN (SELECT value FROM json_each(?)) AND {INTACT}"
+        for start in range(0, len(seqs), CHUNK):
+            for first, *rest in self._read(query, seqs[start : start + CHUNK]):
+                yield first, tuple(rest)
+
+    def _read(self, query: str, seqs: Sequence[int]) -> list[Any]:
+        """The rows of a query about these numbers; one by one if they cannot be read together, so that damage hides no others."""
+        try:
+            with self.database.read() as db:
+                return db.execute(query, (json.dumps(list(seqs)),)).fetchall()
+        except InfraFailure:
+            if len(seqs) == 1:
+                return []
+            return [row for seq in seqs for row in self._read(query, [seq])]
 
     def get(self, ids: Sequence[str]) -> list[Experience | None]:
         """The experiences of these ids in order; None for an unknown id."""
@@ -267,23 +300,28 @@ class Shard:
 
     def pictures(self, id: str) -> dict[str, bytes]:
         """An experience's pictures: PNG bytes by image id."""
-        query = "SELECT name, png FROM pictures JOIN experiences USING (seq) WHERE id = ?"
-        with self.database.read() as db:
-            return dict(db.execute(query, (id,)).fetchall())
+        seq = self._rows.get(id)
+        return {} if seq is None else dict(self._read(f"SELECT name, png FROM pictures WHERE {PICTURES}", [seq]))
 
     def list_rows(self, limit: int, after: Place | None = None, user: str | None = None) -> list[tuple[float, Row]]:
         """Times and rows of at most ``limit`` experiences, newest first; optionally after ``after`` or of ``user``."""
         at, id = after or (float("inf"), "")
-        conditions, values = ["(created_at < ? OR created_at = ? AND id > ?)"], [at, at, id]
+        conditions, values = ["(created_at < ? OR created_at = ? AND id > ?)", INTACT], [at, at, id]
         if user is not None:
             conditions.append("user = ?")
             values.append(user)
-        query = (
-            f"SELECT created_at, {COLUMNS} FROM experiences WHERE {' AND '.join(conditions)} ORDER BY created_at DESC, id LIMIT ?"
-        )
-        with self.database.read() as db:
-            rows = db.execute(query, [*values, max(0, limit)]).fetchall()
-        return [(row[0], row[1:]) for row in rows]
+        where, page = " AND ".join(conditions), max(0, limit)
+        try:
+            with self.database.read() as db:
+                query = f"SELECT created_at, {COLUMNS} FROM experiences WHERE {where} ORDER BY created_at DESC, id LIMIT ?"
+                return [(row[0], row[1:]) for row in db.execute(query, [*values, page]).fetchall()]
+        except InfraFailure:  # damaged: read what can be read
+            rows = [
+                (at_, row[1:])
+                for at_, row in self._intact(f"created_at, user, {COLUMNS}", list(self._ids))
+                if (at_ < at or (at_ == at and row[1] > id)) and user in (None, row[0])
+            ]
+            return sorted(rows, key=lambda pair: (-pair[0], pair[1][0]))[:page]
 
     def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
         """At most ``limit`` experiences, newest first; optionally only after ``after`` or of ``user``."""
@@ -310,6 +348,12 @@ class Shard:
         """Why the disk refuses to store at present, a code of ``memory.disk``; empty if it does not."""
         return self.database.failure.code if self.database.failure is not None else ""
 
+    @property
+    def damaged(self) -> int:
+        """Number of experiences that the last start found damaged, wholly or in part."""
+        result = self.database.salvaged
+        return 0 if result is None else result.lost + len({*result.without_vector, *result.without_pictures})
+
     def stats(self) -> dict[str, Any]:
         """Counts, means and sizes, as plain values."""
         with self.database.read() as db:
@@ -335,6 +379,7 @@ class Shard:
             "commits": self.database.commits,
             "recovery_s": self.recovery_s,
             "refusal": self.refusal,
+            "damaged": self.damaged,
         }
 
     # --- retrievals, feedback, withdrawals ------------------------------------------------------------------------------
@@ -364,7 +409,10 @@ class Shard:
         return self.database.write(change)
 
     def feedback(self, id: str, feedback: Feedback) -> Experience:
-        """Add feedback; exact duplicates are ignored. Raises BadInput ``unknown_experience``."""
+        """Add feedback; exact duplicates are ignored.
+
+        Raises BadInput ``unknown_experience``, and ``feedback_full`` for an experience that has MAX_FEEDBACK entries.
+        """
         entry = feedback.model_dump(mode="json")
 
         def change(db: sqlite3.Connection) -> None:
@@ -373,6 +421,12 @@ class Shard:
                 raise unknown(id)
             existing = json.loads(row[0])
             if entry not in existing:
+                if len(existing) >= MAX_FEEDBACK:
+                    raise BadInput(
+                        f"the experience {id!r} has {MAX_FEEDBACK} entries of feedback already",
+                        code="feedback_full",
+                        fix="delete the experience if its answer is wrong",
+                    )
                 db.execute("UPDATE experiences SET feedback = ? WHERE id = ?", (json.dumps([*existing, entry]), id))
 
         self.database.write(change)
@@ -392,7 +446,7 @@ class Shard:
             previous = _withdrawn(db)
             if previous == set(versions):
                 return 0
-            db.execute("INSERT OR REPLACE INTO facts VALUES ('withdrawn', ?)", (json.dumps(sorted(versions)),))
+            set_fact(db, "withdrawn", json.dumps(sorted(versions)))
             mark = (
                 "UPDATE experiences SET status = ? "
                 "WHERE json_extract(record, '$.policy_version') IN (SELECT value FROM json_each(?))"
@@ -430,6 +484,8 @@ class Shard:
             db.executemany("DELETE FROM experiences WHERE seq = ?", [(seq,) for seq, _ in victims])
             return victims
 
+        for copy in self.folder.glob("damaged-*"):  # a deletion reaches the copies of damaged files too
+            copy.unlink()
         victims = self.database.write(change, lambda victims: self._apply_removed([seq for seq, _ in victims], wipe=True))
         if victims:
             self.database.forget()
@@ -442,22 +498,22 @@ class Shard:
         return portable.write(path, self._chunks())
 
     def _chunks(self) -> Iterator[Entries]:
-        query = (
-            f"SELECT seq, vector, {COLUMNS} FROM experiences LEFT JOIN vectors USING (seq) WHERE seq > ? ORDER BY seq LIMIT 500"
-        )
-        last = 0
-        while True:
-            with self.database.read() as db:
-                rows = db.execute(query, (last,)).fetchall()
-                entries = []
-                for seq, blob, *row in rows:
-                    pictures = dict(db.execute("SELECT name, png FROM pictures WHERE seq = ?", (seq,)).fetchall())
-                    vector = np.frombuffer(blob, "<f4") if blob is not None else None
-                    entries.append(Entry(experience(tuple(row)), vector, pictures))
-            if not entries:
-                return
-            last = rows[-1][0]
-            yield entries
+        """All intact experiences with their intact vectors and pictures."""
+        seqs = sorted(self._ids)
+        for start in range(0, len(seqs), CHUNK):
+            chunk = seqs[start : start + CHUNK]
+            vectors = dict(self._read(f"SELECT seq, vector FROM vectors WHERE {VECTORS}", chunk))
+            pictures: dict[int, dict[str, bytes]] = {}
+            for seq, name, png in self._read(f"SELECT seq, name, png FROM pictures WHERE {PICTURES}", chunk):
+                pictures.setdefault(seq, {})[name] = png
+            yield [
+                Entry(
+                    experience(row),
+                    np.frombuffer(vectors[seq], "<f4") if seq in vectors else None,
+                    pictures.get(seq, {}),
+                )
+                for seq, row in sorted(self._intact(f"seq, {COLUMNS}", chunk))
+            ]
 
     def load(self, path: str | os.PathLike[str], accepts: Callable[[str], bool] = lambda id: True) -> int:
         """Add the new experiences of a Parquet file of ``export``; returns their number.

@@ -99,9 +99,10 @@ async def _report_health(state: GatewayState) -> None:
     """Send Evolution, which watches over the thresholds, the metrics that only a gateway can measure."""
     while state.evolves and not state.config.serve.read_only:
         await asyncio.sleep(state.config.evolution.alerts.every_s)
-        if metrics := state.counters.health() | {"memory_refuses": float(bool(await state.memory_refusal()))}:
-            with contextlib.suppress(RayError, InfraFailure, ApiError):
-                await state.call_evolution("report_metrics", metrics, state.counters.replica)
+        refusal, damaged = await state.memory_condition()
+        metrics = {**state.counters.health(), "memory_refuses": float(bool(refusal)), "memory_damaged": float(damaged)}
+        with contextlib.suppress(RayError, InfraFailure, ApiError):
+            await state.call_evolution("report_metrics", metrics, state.counters.replica)
 
 
 @serve.deployment(name="Gateway")

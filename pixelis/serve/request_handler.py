@@ -12,7 +12,7 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 from ray.exceptions import RayError
 
-from pixelis.errors import InfraFailure
+from pixelis.errors import DataFailure, InfraFailure
 from pixelis.serve.agent_types import Answer, Pictures
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.question import ReplyFormat
@@ -108,7 +108,7 @@ async def _cached_reply(state: GatewayState, reply_format: ReplyFormat) -> dict[
         try:
             if await state.with_timeout(memory.get(experience_id), CACHE_CHECK_S) is None:
                 return None
-        except (RayError, InfraFailure, ApiError):
+        except (RayError, InfraFailure, DataFailure, ApiError):
             return None
     state.cache.hits += 1
     return reply_format.cached_reply(json.loads(cached.body))

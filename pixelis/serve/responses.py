@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NOT_FOUND = ("not_found", "unknown_experience", "unknown_review", "unknown_version", "no_evolution")
-CONFLICT = ("already_decided", "serves_already", "no_way_back", "no_version")
+CONFLICT = ("already_decided", "serves_already", "no_way_back", "no_version", "feedback_full")
 
 
 def add_exception_handlers(app: FastAPI) -> None:

@@ -46,7 +46,7 @@ class GatewayState:
         self.counters = Counters(replica, self._values)
         self._health: tuple[float, list[dict[str, Any]]] = (float("-inf"), [])
         self._health_lock = asyncio.Lock()
-        self._refusal, self._refusal_lock = (float("-inf"), ""), asyncio.Lock()
+        self._condition, self._condition_lock = (float("-inf"), "", 0), asyncio.Lock()
 
     @property
     def evolves(self) -> bool:
@@ -66,19 +66,19 @@ class GatewayState:
                 self._health = (requested_at, health)
             return health
 
-    async def memory_refusal(self) -> str:
+    async def memory_condition(self) -> tuple[str, int]:
         """Why the memory stores nothing at present, as ``remembered`` of a reply says it; empty if it stores, or without one.
 
-        At most MEMORY_CHECK_S old.
+        And the number of its damaged experiences. Both are at most MEMORY_CHECK_S old.
         """
         memory = self.agent.memory
         if memory is None or self.config.serve.read_only:
-            return ""
-        async with self._refusal_lock:
-            if self._refusal[0] + MEMORY_CHECK_S < time.monotonic():
-                code = await memory.refusal()
-                self._refusal = (time.monotonic(), REFUSALS.get(code, code))
-            return self._refusal[1]
+            return "", 0
+        async with self._condition_lock:
+            if self._condition[0] + MEMORY_CHECK_S < time.monotonic():
+                code, count = await memory.condition()
+                self._condition = (time.monotonic(), REFUSALS.get(code, code), count)
+            return self._condition[1:]
 
     async def call_evolution(self, method: str, *args: Any, timeout_s: float = ACTOR_TIMEOUT_S, **kwargs: Any) -> Any:
         """Call a method of the Evolution actor. Raises ApiError 404 if there is none, 504 after ``timeout_s``."""

@@ -53,6 +53,7 @@ ACTOR_METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "evolution/vote_collapsed": ("gauge", (), "1 while the votes have collapsed to one answer"),
     "evolution/memory_usage": ("gauge", (), "used share of the memory of the machine that Evolution is on"),
     "evolution/memory_refuses": ("gauge", (), "1 while the disk of the memory stores nothing, as a gateway sees it"),
+    "evolution/memory_damaged": ("gauge", (), "experiences that the last start of the memory found damaged"),
     "evolution/update_rate": ("gauge", (), "updates in the last minute, while updates are due"),
     "evolution/mean_kl": ("gauge", (), "mean KL of the last updates to the policy before them"),
     "evolution/p99_latency": ("gauge", (), "99th percentile of the seconds of answers, of the slowest gateway"),

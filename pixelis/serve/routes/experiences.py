@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query
 from ray.exceptions import RayError
 
 from pixelis.actors.memory import Memory
-from pixelis.errors import InfraFailure
+from pixelis.errors import DataFailure, InfraFailure
 from pixelis.evolution.privacy import pseudonym
 from pixelis.records import Experience, Feedback
 from pixelis.serve.agent import data_url
@@ -57,7 +57,10 @@ async def list_experiences(
 async def get_experience(state: State, id: EntityId) -> ExperienceReply:
     """Read an experience with its pictures."""
     memory = _memory(state)
-    experience = await state.with_timeout(memory.get(id))
+    try:
+        experience = await state.with_timeout(memory.get(id))
+    except DataFailure as error:
+        raise ApiError(500, f"{error.message}: its operator can repair it from an export", error.code) from None
     if experience is None:
         raise _unknown(id)
     pictures = await state.with_timeout(memory.pictures(id))

@@ -56,7 +56,9 @@ async def get_model(state: State, name: str) -> ModelCard:
 @router.get("/healthz", responses={503: {"model": Health}})
 async def healthz(state: State, response: Response) -> Health:
     """200 while at least one generator answers, otherwise 503. Needs no key."""
-    generators, refusal = await asyncio.gather(state.generator_health(time.monotonic() - HEALTH_CACHE_S), state.memory_refusal())
+    generators, (refusal, _) = await asyncio.gather(
+        state.generator_health(time.monotonic() - HEALTH_CACHE_S), state.memory_condition()
+    )
     response.status_code = 200 if generators else 503
     status = "no generator answers" if not generators else "degraded" if refusal else "ok"
     memory = None if state.agent.memory is None else refusal or "ok"
