@@ -1,0 +1,372 @@
+"""Fuzzing of what reads hostile input: decoders of pictures and clips, dialects, readers of data sets, row formats.
+
+Valid examples are mutated; the only acceptable outcomes are a correct value and a typed error. `PIXELIS_HYPOTHESIS=full` for long
+runs. What a long run found stands beside the property as an explicit example.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from pixelis.config import ToolboxConfig
+from pixelis.datasets import readers
+from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.formats import read_records
+from pixelis.dialogue.dialects import DIALECTS
+from pixelis.errors import BadImage, OperationError, PixelisError
+from pixelis.operations import OPERATIONS
+from pixelis.operations.image import load_image
+from pixelis.operations.scale import Scale
+from pixelis.operations.video import open_clip
+from pixelis.records import ImageView, Question
+
+UNIT = Path(__file__).parents[1] / "unit"
+MAX_PIXELS = 100_000
+LIMITS = ToolboxConfig(max_image_pixels=MAX_PIXELS, max_video_frames=200, max_video_seconds=60.0)
+fuzz = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large])
+
+# -- mutations --------------------------------------------------------------------------------------------------------
+
+EDGES = [b"\0", b"\xff", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\1"]
+PLACES = st.integers(0, 9999)
+EDITS = st.lists(
+    st.tuples(
+        st.sampled_from(["set", "insert", "delete", "cut", "repeat", "splice"]),
+        PLACES,
+        st.one_of(st.sampled_from(EDGES), st.binary(min_size=1, max_size=8)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def mutate(data: bytes, edits: list[tuple[str, int, bytes]], other: bytes) -> bytes:
+    """The data after the edits; places are ten thousandths of its length, most of them near the start, where headers are."""
+    for kind, place, value in edits:
+        at = len(data) * place // 9999 if place % 2 else min(len(data), place // 16)
+        if kind == "set":
+            data = data[:at] + value + data[at + len(value) :]
+        elif kind == "insert":
+            data = data[:at] + value + data[at:]
+        elif kind == "delete":
+            data = data[:at] + data[at + 4 * len(value) :]
+        elif kind == "cut":
+            data = data[:at]
+        elif kind == "repeat":
+            data = data[:at] + data[max(0, at - 64) : at] * (1 + value[0] % 4) + data[at:]
+        else:
+            data = data[:at] + other[len(other) * place // 9999 :]
+    return data
+
+
+def outcome(call: Callable[[], Any], error: type[Exception]) -> Any:
+    """The value of a call, or its error of this kind."""
+    try:
+        return call()
+    except error as failure:
+        return failure
+
+
+# -- pictures and clips -----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def pictures() -> list[bytes]:
+    """A picture of 24 x 16 pixels in each mode, format and compression that Pillow writes and the product reads."""
+    pixels = np.random.default_rng(3).integers(0, 256, (16, 24, 4), np.uint8)
+    full = Image.fromarray(pixels, "RGBA")
+    exif = Image.Exif()
+    exif[274] = 6
+    out = []
+
+    def add(image: Image.Image, format: str, **options: Any) -> None:
+        stream = io.BytesIO()
+        image.save(stream, format, **options)
+        out.append(stream.getvalue())
+
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
+        add(Image.fromarray(pixels[..., 0].astype(np.uint16)) if mode == "I;16" else full.convert(mode), "PNG")
+    for mode in ("L", "RGB", "CMYK"):
+        add(full.convert(mode), "JPEG", exif=exif, progressive=mode == "RGB")
+    add(full, "WEBP", lossless=True)
+    add(full.convert("RGB"), "WEBP", exif=exif.tobytes())
+    frames = [full.convert("P"), full.rotate(90).convert("P")]
+    add(frames[0], "GIF", save_all=True, append_images=frames[1:], duration=40)
+    add(full.convert("RGB"), "BMP")
+    add(full.convert("P"), "BMP")
+    for compression in ("raw", "tiff_lzw", "tiff_deflate", "packbits", "jpeg"):
+        add(full.convert("RGB"), "TIFF", compression=compression, exif=exif)
+    add(full.convert("1"), "TIFF", compression="group4")
+    return out
+
+
+@functools.cache
+def clips() -> list[bytes]:
+    """Six frames of 32 x 32 pixels in several containers."""
+    sys.path.insert(0, str(UNIT))
+    from clips import encode
+
+    frames = list(np.random.default_rng(4).integers(0, 256, (6, 32, 32, 3), np.uint8))
+    kinds = [("mp4", "libx264"), ("matroska", "libx264"), ("avi", "mpeg4"), ("mpegts", "mpeg2video"), ("webm", "libvpx")]
+    return [encode(frames, container, codec) for container, codec in kinds]
+
+
+@fuzz
+@given(st.integers(0, 99), EDITS, st.integers(0, 99))
+def test_a_damaged_picture_is_pixels_within_the_limit_or_a_bad_image(seed: int, edits: list, other: int) -> None:
+    corpus = pictures()
+    data = mutate(corpus[seed % len(corpus)], edits, corpus[other % len(corpus)])
+    picture = outcome(lambda: load_image(data, 1_000_000, MAX_PIXELS), BadImage)
+    if isinstance(picture, BadImage):
+        assert picture.code.startswith("image_")
+        return
+    assert picture.dtype == np.uint8
+    assert picture.ndim == 3
+    assert picture.shape[2] == 3
+    assert 0 < picture.shape[0] * picture.shape[1] <= MAX_PIXELS
+
+
+@pytest.mark.slow
+@fuzz
+@given(st.integers(0, 99), EDITS, st.integers(0, 99))
+def test_a_damaged_clip_is_frames_within_the_limit_or_a_bad_image(seed: int, edits: list, other: int) -> None:
+    corpus = clips()
+    data = mutate(corpus[seed % len(corpus)], edits, corpus[other % len(corpus)])
+    clip = outcome(lambda: open_clip(data, LIMITS), BadImage)
+    if isinstance(clip, BadImage):
+        assert clip.code.startswith(("video_", "image_"))
+        return
+    assert 0 < len(clip.times) <= LIMITS.max_video_frames
+    assert np.isfinite(clip.times).all()
+    assert (np.diff(clip.times) > 0).all()
+    assert clip.width * clip.height <= MAX_PIXELS
+    for number in {0, len(clip.times) // 2, len(clip.times) - 1}:
+        frame = outcome(functools.partial(clip.frame, number), BadImage)
+        if isinstance(frame, BadImage):
+            assert frame.code == "video_undecodable"
+        else:
+            assert frame.shape == (clip.height, clip.width, 3)
+
+
+# -- dialects ---------------------------------------------------------------------------------------------------------
+
+VIEWS = [ImageView(id="img0", view_size=(560, 280)), ImageView(id="obs1", view_size=(280, 560))]
+TURNS = [
+    '<think>a</think><tool_call>{"name": "zoom_in", "arguments": {"bbox_2d": [1, 2, 30, 40], "label": "x"}}</tool_call>',
+    '<think>a</think><tool_call>{"name": "select_frames", "arguments": {"target_frames": [1, 2]}}</tool_call>',
+    '<think>a</think><grounding>{"bbox_2d": [0.1, 0.2, 0.5, 0.6], "source": "original_image"}</grounding>',
+    '<tool_call>{"name": "crop_image_normalized", "arguments": {"bbox_2d": [0, 0.5, 1, 1], "target_image": 1}}</tool_call>',
+    '<tool_call>[{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 9, 9]}}]</tool_call>',
+    "<think>so</think><answer>\\boxed{\\frac{1}{2}}</answer>",
+    "Therefore, the final answer is $\\boxed{7}$ Answer: 7",
+]
+NUMBERS = ["1e999", "-0", "1e-400", "NaN", "Infinity", "9" * 400, "[[[[", "]" * 50, '"\\ud800"', "null", "true", "{}", "\\u0000"]
+TOKENS = st.one_of(
+    st.sampled_from(NUMBERS), st.text(max_size=6), st.sampled_from(["<tool_call>", "</think>", "\\boxed{", "{" * 2000])
+)
+
+
+@fuzz
+@given(st.sampled_from(sorted(DIALECTS)), st.sampled_from(TURNS), st.lists(st.tuples(PLACES, PLACES, TOKENS), max_size=5))
+def test_a_damaged_turn_is_an_action_an_answer_or_a_named_error(name: str, turn: str, edits: list[tuple[int, int, str]]) -> None:
+    for start, length, token in edits:
+        at = len(turn) * start // 9999
+        turn = turn[:at] + token + turn[at + length % 12 :]
+    dialect = DIALECTS[name]
+    reply = dialect.parse(turn, OPERATIONS, Scale.of(dialect.scale or "thousand", VIEWS))
+    assert (reply.action is not None) + (reply.error is not None) + (reply.answer is not None) <= 1
+    if reply.error is not None:
+        assert isinstance(reply.error, OperationError)
+        assert reply.error.code
+    if reply.action is not None:
+        json.dumps(reply.action.model_dump(mode="json"), allow_nan=False)
+    assert dialect.well_formed(turn) in (True, False)
+
+
+# -- data sets and rows -----------------------------------------------------------------------------------------------
+
+JUNK: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    10**30,
+    1e308,
+    float("inf"),
+    float("nan"),
+    "",
+    "x" * 300,
+    "../../etc/passwd",
+    "\ud800",
+    [],
+    {},
+]
+JUNK += [[[]], {"": None}, [10**9], "http://127.0.0.1/x", "1,2,3", -0.0, "NaN"]
+JSON_EDITS = st.lists(st.tuples(PLACES, st.integers(0, 2), st.sampled_from(range(len(JUNK)))), min_size=1, max_size=4)
+
+
+def nodes(value: Any) -> list[tuple[Any, Any]]:
+    """Container and key of every node of a JSON value."""
+    out: list[tuple[Any, Any]] = []
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in list(items):
+        out.append((value, key))
+        out += nodes(item)
+    return out
+
+
+def mutate_json(value: Any, edits: list[tuple[int, int, int]]) -> Any:
+    """The value with some nodes replaced, removed or doubled."""
+    value = copy.deepcopy(value)
+    for place, kind, junk in edits:
+        places = nodes(value)
+        if not places:
+            return JUNK[junk]
+        container, key = places[place % len(places)]
+        if kind == 0:
+            container[key] = copy.deepcopy(JUNK[junk])
+        elif kind == 1:
+            del container[key]
+        elif isinstance(container, list):
+            container.insert(key, copy.deepcopy(container[key]))
+        else:
+            container[str(JUNK[junk])] = copy.deepcopy(container[key])
+    return value
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
+    """The tiny data sets of test_readers.py, one a reader: folder and source."""
+    sys.path.insert(0, str(UNIT))
+    import test_readers
+
+    out: dict[str, tuple[Path, str]] = {}
+    original = readers.read
+    folder = Path()
+
+    def keep(source: str) -> Any:
+        name = source.partition(":")[0]
+        if name in readers.READERS and name not in out and str(folder) in source:
+            copied = tmp_path_factory.mktemp(name)
+            shutil.copytree(folder, copied, dirs_exist_ok=True)
+            out[name] = copied, source.replace(str(folder), "FOLDER")
+        return original(source)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(readers, "read", keep)
+    for name, test in vars(test_readers).items():
+        code = getattr(test, "__code__", None)
+        if name.startswith("test_") and code is not None and code.co_varnames[: code.co_argcount] == ("tmp_path",):
+            folder = tmp_path_factory.mktemp("example")
+            try:
+                test(folder)
+            except Exception:  # only its files matter here
+                continue
+    patch.undo()
+    assert len(out) > 15, sorted(out)
+    return list(out.values())
+
+
+def check_rows(read: Callable[[], Any]) -> None:
+    """Rows are questions that survive JSON, or bad rows with a code; a file as a whole may be a typed error."""
+    rows = outcome(lambda: list(read()), PixelisError)
+    if isinstance(rows, PixelisError):
+        assert rows.code
+        return
+    for row in rows:
+        if isinstance(row, BadRow):
+            assert row.code
+        else:
+            assert isinstance(row, Question)
+            assert type(row).model_validate_json(row.model_dump_json()) == row
+
+
+@pytest.mark.slow
+@fuzz
+@given(draw=st.data())
+def test_a_damaged_data_set_is_questions_and_bad_rows_or_a_typed_error(
+    draw: st.DataObject, sets: list[tuple[Path, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, source = draw.draw(st.sampled_from(sets))
+    files = sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
+    if not files:
+        return
+    name = draw.draw(st.sampled_from(files))
+    work = tmp_path_factory.mktemp("fuzz")
+    try:
+        shutil.copytree(folder, work, dirs_exist_ok=True)
+        content = (work / name).read_bytes()
+        try:
+            value, is_json = json.loads(content), True
+        except ValueError:
+            value, is_json = None, False
+        if is_json and draw.draw(st.booleans()):
+            (work / name).write_text(json.dumps(mutate_json(value, draw.draw(JSON_EDITS))), encoding="utf-8")
+        else:
+            (work / name).write_bytes(mutate(content, draw.draw(EDITS), content))
+        check_rows(lambda: readers.read(source.replace("FOLDER", str(work))))
+    finally:
+        shutil.rmtree(work)
+
+
+@functools.cache
+def seed_rows() -> list[dict[str, Any]]:
+    """Rows of the formats, as other tests of the product have them."""
+    picture = {"bytes": None, "path": "a.png"}
+    box = [10, 20, 30, 40]
+    return [
+        {"id": "a", "question": "What?", "media": [{"id": "img0", "kind": "image", "uri": "a.png"}], "answers": ["7"]},
+        {"question": "What?", "image": ["a.png"], "answer": ["7"], "qid": "1", "is_video": False},
+        {"image_path": "a.png", "problem": "What?", "solution": "<answer>7</answer>"},
+        {"image": picture, "problem": "What?", "solution": "<answer>7</answer>"},
+        {"messages": [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "7"}], "images": ["a.png"]},
+        {"conversations": [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "7"}], "image": "a.png"},
+        {"prompt": "What?", "answer": "7", "source": "x", "id": "1"},
+        {
+            "data_source": "vstar",
+            "prompt": [{"role": "user", "content": "<image>What?"}],
+            "images": [picture],
+            "ability": "x",
+            "reward_model": {"ground_truth": "7", "style": "model"},
+            "extra_info": {"index": 1, "question": "What?", "answer": "7"},
+        },
+        {"images": ["a.png"], "problem": "<image>What?", "answer": "7"},
+        {"doc_id": "1", "question": "What?", "image": "a.png", "answer": "7", "bbox": box},
+    ]
+
+
+@fuzz
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 99), JSON_EDITS), min_size=1, max_size=3),
+    edits=st.one_of(st.none(), EDITS),
+    intact_first=st.booleans(),
+)
+def test_a_damaged_file_of_rows_is_records_and_bad_rows_or_a_typed_error(
+    rows: list, edits: list | None, intact_first: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    seeds = seed_rows()
+    lines = [json.dumps(mutate_json(seeds[number % len(seeds)], changes)) for number, changes in rows]
+    if intact_first:
+        lines.insert(0, json.dumps(seeds[rows[0][0] % len(seeds)]))
+    content = ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass")
+    folder = tmp_path_factory.mktemp("rows")
+    try:
+        file = folder / "rows.jsonl"
+        file.write_bytes(mutate(content, edits, content) if edits else content)
+        check_rows(lambda: read_records(str(file)))
+    finally:
+        shutil.rmtree(folder)
