@@ -26,6 +26,7 @@ from pixelis.evolution.updates import elected
 from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.distributed import rank_and_world_size, release_cached_memory, sum_over_workers
 from pixelis.policy.samples import LearnerBatch, TrainSample, from_trajectory
+from pixelis.policy.token_advantages import assign_token_advantages
 from pixelis.records import Group
 
 if TYPE_CHECKING:
@@ -114,18 +115,30 @@ class RolloutSource(BatchSource):
         self.incarnation = int(sum_over_workers([float(incarnation)])[0])
 
     def next(self) -> LearnerBatch | None:
-        """This worker's groups with their views. Computes the KL penalty of rewards, if configured."""
+        """This worker's groups with their views. Computes KL penalties of rewards and advantages of tokens, if configured."""
         share = self._share()
         if share is None:
             return None
         views = ray.get(share.views)
         samples, metrics, loss = _samples(share.groups, views), share.metrics, self.config.rft.loss
-        if loss.kl > 0 and loss.kl_in == "reward":
-            divergence = iter(self.trainer.kl_to_reference(samples))
+        if self.config.rft.by_token:
+            rewards = [t.reward or 0.0 for g in share.groups for t in g.trajectories if t.advantage is not None]
+            metrics = metrics | assign_token_advantages(self.trainer, samples, rewards, self.config.rft.advantage)
+        elif loss.kl > 0 and loss.kl_in == "reward":
+            sums = self.trainer.kl_to_reference(samples)
+            counts = [s.policy_tokens for s, k in zip(samples, sums, strict=True) if k is not None]
+            total, tokens = self.trainer.sequence.sum([float(sum(k or 0.0 for k in sums)), float(sum(counts))])
+            divergence = iter(sums)
             kl = [[(next(divergence) or 0.0) if t.advantage is not None else 0.0 for t in g.trajectories] for g in share.groups]
-            weighted = {"greedy": share.greedy, "kl": kl, "kl_weight": loss.kl, "sum_workers": self.trainer.sequence.sum}
+            weighted = {
+                "greedy": share.greedy,
+                "kl": kl,
+                "kl_weight": self.trainer.kl_coefficient,
+                "sum_workers": self.trainer.sequence.sum,
+            }
             metrics = metrics | assign_advantages(share.groups, self.config.rft.advantage, **weighted)  # type: ignore[arg-type]
             samples = _samples(share.groups, views)
+            self.trainer.adapt_kl(total / max(tokens, 1.0))
         self.last_state = share.state
         return LearnerBatch(share.step, samples, "policy", metrics, share.state)
 

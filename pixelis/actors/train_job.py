@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pixelis.actors.batch_sources import BatchSource
 from pixelis.actors.weights import WeightPublisher
-from pixelis.config import Config, LossConfig
+from pixelis.config import Config, CriticConfig, LossConfig
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.distributed import sum_over_workers
@@ -26,7 +26,7 @@ class TrainJob:
     """Job of every learner worker.
 
     ``loss`` is the loss of policy updates; ``temperature`` that of the rollouts; ``ema`` the decay of the published weight
-    average; ``lr`` overrides ``learner.lr``.
+    average; ``lr`` overrides ``learner.lr``; ``critic`` is that of PPO.
     """
 
     config: Config
@@ -35,6 +35,7 @@ class TrainJob:
     temperature: float = 1.0
     ema: float = 0.0
     lr: float | None = None
+    critic: CriticConfig | None = None
 
     @property
     def weights(self) -> WeightPublisher:
@@ -66,6 +67,7 @@ class TrainJob:
             ema=self.ema,
             minibatches=minibatches,
             epochs=epochs,
+            critic=self.critic,
         )
         state = trainer.restore(latest, verify=False) if latest is not None else {}
         trainer.batches = batches

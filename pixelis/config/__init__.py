@@ -46,7 +46,7 @@ from pixelis.config.rewards import (
     TaskRewardsConfig,
     VoteRewardConfig,
 )
-from pixelis.config.rft import AdvantageConfig, GroupFilterConfig, LossConfig, ReplayConfig, RftConfig
+from pixelis.config.rft import AdvantageConfig, CriticConfig, GroupFilterConfig, LossConfig, ReplayConfig, RftConfig
 from pixelis.config.root import VLLM_LORA_RANKS, Config, absolute
 from pixelis.config.run import RunConfig
 from pixelis.config.serve import ServeConfig
@@ -65,6 +65,7 @@ __all__ = [
     "CanaryConfig",
     "ClusterConfig",
     "Config",
+    "CriticConfig",
     "CuriosityConfig",
     "CurriculumConfig",
     "DataConfig",

@@ -19,7 +19,7 @@ from pixelis.errors import BadConfig, MissingFile
 SCORING_KEYS = frozenset({"own_timeout_s", "own_workers", "scorer", "dynamics", "math", "judge", "workers", "cpus"})
 """Keys of `rewards` about scoring itself: a named preset replaces those of them that it sets, and all other keys."""
 NAMED = {
-    "rft": ("algorithm", algorithm_settings, frozenset({"advantage", "loss", "filter", "replay"})),
+    "rft": ("algorithm", algorithm_settings, frozenset({"advantage", "loss", "critic", "filter", "replay"})),
     "rewards": ("preset", reward_settings, frozenset(RewardsConfig.model_fields) - SCORING_KEYS),
 }
 """Section -> the key that names settings, the settings of a name, and the keys that a name replaces besides those it sets."""

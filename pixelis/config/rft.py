@@ -23,15 +23,16 @@ class AdvantageConfig(Section):
     baseline: str = Field(
         "mean",
         description=f"baseline subtracted from the reward ({', '.join(BASELINES)}): mean of the group, mean of its other "
-        "rollouts, "
-        "reward of a greedy rollout, mean of the batch, nothing; pass_at_k and second_best are separate advantages; or your own "
-        "package.module:function",
+        "rollouts, reward of a greedy rollout, mean of the batch, nothing, values of a critic (PPO); pass_at_k and second_best "
+        "are separate advantages; or your own package.module:function",
     )
     scale: Literal["std", "mad", "batch_std", "none"] = Field(
         "std", description="divisor of the advantage; batch_std: whiten over the whole batch"
     )
     eps: float = Field(1e-4, gt=0, description="added to the divisor")
     k: int = Field(4, ge=1, description="k of pass_at_k")
+    gamma: float = Field(1.0, gt=0, le=1, description="discount from token to token, for the baselines none and critic")
+    lam: float = Field(0.95, ge=0, le=1, description="lambda of generalised advantage estimation, for baseline critic")
     batch_over: Literal["sequence", "token"] = Field(
         "sequence", description="statistics of the batch: each rollout counts once, or each token"
     )
@@ -97,9 +98,15 @@ class LossConfig(Section):
         0, ge=0, description="divisor of aggregate=constant; 0: dialogue.max_turns * dialogue.max_turn_tokens"
     )
     kl: float = Field(0.0, ge=0, description="weight of the KL divergence to the starting policy")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="estimator of the KL divergence per token")
+    kl_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k3", description="estimator of the KL divergence per token")
+    kl_target: float = Field(
+        0.0, ge=0, description="adapts the weight `kl` so that the divergence per token approaches this; 0: the weight is fixed"
+    )
+    kl_horizon: float = Field(10.0, gt=0, description="steps in which the adapted weight changes by a fifth at most")
     kl_in: Literal["loss", "reward"] = Field(
-        "loss", description="place of the KL term: in the loss, or subtracted from the reward (with k1)"
+        "loss",
+        description="place of the KL term: in the loss, or subtracted from the reward (with k1): at each token for the "
+        "baselines none and critic, otherwise as a sum",
     )
     entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     importance: Literal["truncate", "mask", "none"] = Field(
@@ -126,9 +133,19 @@ class LossConfig(Section):
             raise ValueError(f"surrogate reinforce has no ratio, but ratio={self.ratio}")
         if self.kl > 0 and self.kl_in == "reward" and self.kl_estimator != "k1":
             raise ValueError(f"kl_in=reward needs kl_estimator=k1, not {self.kl_estimator}")
+        if self.kl_target and not self.kl:
+            raise ValueError("kl_target adapts the weight kl, which must start above 0")
         if self.importance_floor >= self.importance_cap:
             raise ValueError(f"importance_floor {self.importance_floor} is not below importance_cap {self.importance_cap}")
         return self
+
+
+class CriticConfig(Section):
+    """The value head of PPO."""
+
+    lr: float = Field(1e-3, gt=0, description="learning rate of AdamW")
+    hidden: int = Field(256, ge=1, description="width of the hidden layer of the value head")
+    clip: float = Field(0.2, gt=0, description="values move at most so far from those before the batch without a larger loss")
 
 
 class GroupFilterConfig(Section):
@@ -191,9 +208,16 @@ class RftConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
+    critic: CriticConfig = CriticConfig()
     filter: GroupFilterConfig = GroupFilterConfig()
     replay: ReplayConfig = ReplayConfig()
     evaluate_every: int = Field(0, ge=0, description="steps between evaluations on held-out questions; 0: never")
+
+    @property
+    def by_token(self) -> bool:
+        """Whether each token has its own advantage: with a critic, and where a return differs from token to token."""
+        returns = self.advantage.gamma < 1 or (self.loss.kl > 0 and self.loss.kl_in == "reward")
+        return self.advantage.baseline == "critic" or (self.advantage.baseline == "none" and returns)
 
     @model_validator(mode="before")
     @classmethod

@@ -127,6 +127,8 @@ class Config(Section):
             problems.append(f"sft.batch {self.sft.batch} is not divisible by {groups}")
         if self.rft.replay.capacity and self.rft.loss.kl > 0 and self.rft.loss.kl_in == "reward":
             problems.append("rft.replay stores advantages, but with rft.loss.kl_in=reward they depend on the current weights")
+        if self.rft.advantage.baseline == "critic" and self.learner.sequence_parallel > 1:
+            problems.append("rft.advantage.baseline=critic sees whole rows: set learner.sequence_parallel=1")
         if self.rft.advantage.min_group > self.rft.group_size:
             problems.append(
                 f"rft.advantage.min_group {self.rft.advantage.min_group} is above rft.group_size {self.rft.group_size}"

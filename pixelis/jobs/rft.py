@@ -30,7 +30,8 @@ def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool
     ``should_stop`` is polled every second; True ends the run after the current step.
     """
     source = RolloutSource(config, actors.coordinator, publisher_for(config, actors.store, "rft"))
-    job = TrainJob(config, source, loss=config.rft.loss, temperature=config.rft.sampling.temperature)
+    critic = config.rft.critic if config.rft.advantage.baseline == "critic" else None
+    job = TrainJob(config, source, loss=config.rft.loss, temperature=config.rft.sampling.temperature, critic=critic)
 
     def poll() -> tuple[int, dict[str, Any]]:
         if should_stop():

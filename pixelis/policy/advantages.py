@@ -37,7 +37,7 @@ def assign_advantages(
 
     greedy: for each group the reward of a greedy rollout, for baseline `greedy`. kl: for each rollout the sum of k1 over its
     policy tokens (`Trainer.kl_to_reference`), None for an unusable rollout; `kl_weight` times it is subtracted from the reward,
-    as in TRL's RLOO (REINFORCE++ gives each token the part of the sum that follows it; the gradient has the same expectation).
+    as in TRL's RLOO. The baselines none and critic penalise each token instead, see `token_advantages`.
     sum_workers: required for batch statistics when each worker holds a part of the batch. Raises as `batch_advantages` does.
     """
     rewards = [group_rewards(group, settings) for group in groups]

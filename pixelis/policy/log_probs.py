@@ -43,16 +43,20 @@ def token_log_probs(
     chunk_values: int = CHUNK_VALUES,
     smoothing: float = 0.0,
     sequence: SequenceGroup | None = None,
+    observe: Callable[[Tensor], None] | None = None,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
     """Log-probabilities and entropies (without gradient) of the policy tokens of a packed batch, float32, in row order.
 
     features: of the batch's distinct views, in order; banned: from `banned_mask`; temperature: the engine's, above 0; smoothing:
     share of each log-probability that is replaced by the mean over the allowed tokens (label smoothing, arXiv 1512.00567).
     Logits are computed only where a policy token is predicted. sequence: the workers that share the row, each of which has its
-    part of the batch; all of them get the results of all.
+    part of the batch; all of them get the results of all. observe: called with the hidden states that predict the tokens, unless
+    the row is shared.
     """
     if sequence is None or sequence.size == 1:
         predicting = packed_hidden_states(model, batch, features, image_token).index_select(0, batch.previous)
+        if observe is not None:
+            observe(predicting.detach())
         return project(model.lm_head, predicting, batch.targets, banned, temperature, chunk_values, smoothing)
     hidden = packed_hidden_states(model, batch, features, image_token, sequence=sequence)
     places = batch.previous - sequence.rank * len(hidden)
@@ -223,6 +227,7 @@ class PolicyModule(nn.Module):
         self.sequence = sequence
         self.model, self.spec, self.temperature, self.one_pass = model, spec, temperature, one_pass
         self.chunk_values = CHUNK_VALUES
+        self.observe: Callable[[Tensor], None] | None = None
         self.register_buffer("banned", banned_mask(spec.banned, spec.vocab, next(model.parameters()).device), persistent=False)
 
     def forward(self, batch: PackedBatch, features: Features | None, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -231,7 +236,7 @@ class PolicyModule(nn.Module):
             features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
         image, t = self.spec.image_token, self.temperature
         chunk = self.chunk_values
-        return token_log_probs(self.model, batch, features, image, self.banned, t, chunk, smoothing, self.sequence)
+        return token_log_probs(self.model, batch, features, image, self.banned, t, chunk, smoothing, self.sequence, self.observe)
 
     def _blank_views(self) -> list[np.ndarray]:
         """A dummy view for a batch without images, when every worker has to run the vision tower.

@@ -278,7 +278,12 @@ def k3(new: Tokens, other: Tokens, of_reference: bool = True) -> Tokens:
     return torch.expm1(difference) - difference
 
 
-DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+def absolute(new: Tokens, reference: Tokens) -> Tokens:
+    """|new - ref| (`abs` of verl and EasyR1): an upper bound of |k1| on every token."""
+    return (new - reference).abs()
+
+
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
 
 
 def entropy_bonus(new: Tokens, entropy: Tokens) -> Tokens:

@@ -37,6 +37,7 @@ class TrainSample:
     tokens: with image pads expanded; mask: the tokens that the policy generated; log_probs: behaviour log-probabilities, 0 where
     the mask is False (all 0 in a demonstration); advantage: of the whole trajectory, unused by SFT; views: of each image in order
     of appearance; version: of the generating policy; weights: of each token in the SFT loss, None for 1 each.
+    token_advantages: of each policy token, instead of the trajectory's; values, returns: of each policy token, for a critic.
     """
 
     tokens: Int64[np.ndarray, " length"]
@@ -47,6 +48,9 @@ class TrainSample:
     version: int = 0
     id: str = ""
     weights: Float32[np.ndarray, " length"] | None = None
+    token_advantages: Float32[np.ndarray, " policy_tokens"] | None = None
+    values: Float32[np.ndarray, " policy_tokens"] | None = None
+    returns: Float32[np.ndarray, " policy_tokens"] | None = None
     _digests: list[bytes] = field(default_factory=list, repr=False)
 
     @property

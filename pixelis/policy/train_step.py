@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import FILES, Adapter, check_adapter, load_header, moving_average, read_adapter, to_bfloat16
+from pixelis.policy.critic import Critic
 from pixelis.policy.deepspeed_engine import ZeroEngine, deepspeed_config, ensure_process_group
 from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.flops import FlopCounter, peak_flops
@@ -43,8 +45,8 @@ class Trainer:
     policy, learner, loss: from the configuration; total_steps: length of the learning-rate schedule; temperature: of the
     rollouts; adapter: initial weights (None: the base model); label_smoothing: of the SFT loss; ema: decay of the published
     weight average, 0 publishes the current weights; minibatches, epochs: optimizer steps per pass over a batch of rollouts, and
-    passes. The starting policy is the reference of the KL term. Raises BadConfig, MissingFile and BadInput before allocating the
-    optimizer.
+    passes; critic: of PPO. The starting policy is the reference of the KL term. Raises BadConfig, MissingFile and BadInput before
+    allocating the optimizer.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Trainer:
         ema: float = 0.0,
         minibatches: int = 1,
         epochs: int = 1,
+        critic: config.CriticConfig | None = None,
         device: torch.device | str | None = None,
     ):
         self.label_smoothing, self.ema, self.minibatches, self.epochs = label_smoothing, ema, minibatches, epochs
@@ -89,6 +92,11 @@ class Trainer:
         parameters = self._make_trainable()
         module = PolicyModule(self.model, self.spec, temperature, learner.zero_stage == 3, self.sequence)
         self._check_adapter(adapter, parameters)
+        self.critic: Critic | None = None
+        self.hidden: torch.Tensor | None = None
+        if critic is not None:
+            self.critic = Critic(self.model.model.language_model.config.hidden_size, critic, seed, self.device)
+            module.observe = functools.partial(setattr, self, "hidden")
         self.zero = ZeroEngine(module, parameters, learner, bfloat16, self.device)
         if adapter is not None:
             self.zero.set_weights(adapter.tensors)
@@ -97,7 +105,7 @@ class Trainer:
         self.flops, self.peak_flops = FlopCounter(self.model, self.spec.patch), peak_flops(self.device, learner.peak_tflops)
         self.reference = self.zero.shards() if self.loss.kl > 0 else None
         self.average = self.zero.weights() if ema else None
-        self.kl_weight = self.loss.kl
+        self.kl_weight = self.kl_coefficient = self.loss.kl
         self.writer = checkpoint.Writer(dist.get_rank(), dist.get_world_size())
         self.batches = self.step_count = self.skipped = self.skipped_in_a_row = 0
 
@@ -169,7 +177,7 @@ class Trainer:
         """
         started = time.perf_counter()
         rate = self.lr() if lr is None else lr
-        self.kl_weight = self.loss.kl if kl_weight is None else kl_weight
+        self.kl_weight = self.kl_coefficient if kl_weight is None else kl_weight
         before_step = (self.zero.weights(), self.zero.moments()) if kl_limit is not None else None
         if self.policy.lora.dropout > 0:
             # Seeded per step, so that a resumed run repeats it exactly.
@@ -195,11 +203,18 @@ class Trainer:
             micro = batches[i] if is_real else self._empty_batch()
             reference = references[i] if is_real and references else None
             ratio_base = old_log_probs[i] if is_real and old_log_probs else None
-            self._backward(micro.to(self.device), kind, totals, reference, ratio_base, float(is_real), sums)
+            members = [active[j] for j in bins[i]] if is_real else []
+            self._backward(micro.to(self.device), kind, totals, reference, ratio_base, members, sums)
             if is_real:
                 flops += self.flops.step(micro, [len(active[j].tokens) for j in bins[i]], self.sequence.size)
         norm = self.zero.apply(rate) if micro_batches else 0.0
+        if self.critic is not None and kind == "policy":
+            self.critic.apply()
         metrics = self._metrics(kind, sums, trained)
+        if kind == "policy" and self.loss.kl:
+            metrics["policy/kl_weight"] = self.kl_weight
+        if "policy/kl" in metrics and kl_weight is None:
+            self.adapt_kl(metrics["policy/kl"])
         if before_step is not None and kl_limit is not None:
             metrics |= self._guard(usable if sampled is None else sampled, kl_limit, *before_step)
         if self.average is not None:
@@ -229,14 +244,14 @@ class Trainer:
     ) -> tuple[list[TrainSample], list[TrainSample], list[torch.Tensor], Counter[str]]:
         """Usable samples, those with a gradient, their old log-probabilities (if given), and causes of unusable samples."""
         usable, active, before, causes = [], [], [], Counter[str]()
-        needs_advantage = kind == "policy" and self.loss.entropy == 0 and not self._kl_in_loss
+        needs_advantage = kind == "policy" and self.loss.entropy == 0 and not self._kl_in_loss and self.critic is None
         for index, sample in enumerate(samples):
             cause = unusable(sample, self.spec, self.learner.row_tokens)
             if cause is not None:
                 causes[cause] += 1
                 continue
             usable.append(sample)
-            if sample.advantage != 0 or not needs_advantage:
+            if sample.advantage != 0 or sample.token_advantages is not None or not needs_advantage:
                 active.append(sample)
                 if old is not None:
                     before.append(torch.from_numpy(old[index]))
@@ -287,9 +302,11 @@ class Trainer:
         totals: Totals,
         reference: torch.Tensor | None,
         old: torch.Tensor | None,
-        weight: float,
+        members: Sequence[TrainSample],
         sums: defaultdict[str, float],
     ) -> None:
+        """Add the gradient of a micro-batch. members: its samples; none for the empty one of a worker that has fewer."""
+        weight = float(bool(members))
         new, entropy = self.zero.engine(batch, self._view_features(batch), self.label_smoothing if kind == "sft" else 0.0)
         sequence = batch.sequence[batch.mask]
         loss_metrics: dict[str, torch.Tensor] = {}
@@ -301,7 +318,7 @@ class Trainer:
             loss, loss_metrics = policy_loss(
                 new,
                 batch.behaviour[batch.mask],
-                batch.advantages[sequence],
+                self._advantages(batch, members, sequence),
                 weights,
                 self.loss if self.kl_weight == self.loss.kl else self.loss.model_copy(update={"kl": self.kl_weight}),
                 old=old,
@@ -315,6 +332,11 @@ class Trainer:
             loss = loss * float("nan")
         self.zero.backward(loss)
         sums["loss"] += value
+        if self.critic is not None and kind == "policy" and members and self.hidden is not None:
+            returns, values = (self._of_tokens(members, name) for name in ("returns", "values"))
+            size = torch.full_like(returns, 1.0 / totals.tokens)
+            for name, value in self.critic.backward(self.hidden, returns, values, size).items():
+                sums[name] += value
         if weight:
             sums["policy_tokens"] += len(new)
             sums["entropy"] += float(entropy.sum())
@@ -329,6 +351,7 @@ class Trainer:
         names = ["entropy", "nll"]
         if kind == "policy":
             names = metric_names(self.loss, self._kl_in_loss) + names
+            names += ["critic_loss", "critic_clipped"] if self.critic is not None else []
             own = sorted(sums.keys() - {*names, "loss", "policy_tokens"})
             names = [n for n in own if n.endswith("_max")] + names + [n for n in own if not n.endswith("_max")]
         largest = sum(name.endswith("_max") for name in names)
@@ -351,6 +374,25 @@ class Trainer:
             message, fix = "loss or gradient was not finite in three steps in a row", "resume with a lower learner.lr"
             raise InfraFailure(message, code="non_finite_steps", fix=fix)
 
+    def _advantages(self, batch: PackedBatch, members: Sequence[TrainSample], sequence: torch.Tensor) -> torch.Tensor:
+        """Advantage of each policy token of a micro-batch."""
+        if not any(sample.token_advantages is not None for sample in members):
+            return batch.advantages[sequence]
+        return self._of_tokens(members, "token_advantages")
+
+    def _of_tokens(self, members: Sequence[TrainSample], name: str) -> torch.Tensor:
+        """Concatenation of a field of the samples with a value for each policy token."""
+        rows = [getattr(sample, name) for sample in members]
+        if any(row is None for row in rows):
+            raise ValueError(f"samples without {name} in a batch whose other samples have them")
+        return torch.from_numpy(np.concatenate(rows)).to(self.device)
+
+    def adapt_kl(self, divergence: float) -> None:
+        """Adapt the KL weight to the divergence of a step, if `rft.loss.kl_target` is set (arXiv 1909.08593, section 2.2)."""
+        target, horizon = self.loss.kl_target, self.loss.kl_horizon
+        if target and math.isfinite(divergence):
+            self.kl_coefficient *= 1 + min(max(divergence / target - 1, -0.2), 0.2) / horizon
+
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
         """Switch dropout off, as in an engine."""
@@ -367,9 +409,18 @@ class Trainer:
         Empty for an unusable sample.
         """
         with self._without_dropout():
-            return self._log_probs(samples)
+            return self._per_token(samples, lambda new: new)
 
-    def _log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+    @torch.no_grad()
+    def values(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """The critic's value before each policy token of each sample, float32. Empty for an unusable sample."""
+        critic = self.critic
+        assert critic is not None
+        with self._without_dropout():
+            return self._per_token(samples, lambda _: critic.values(self.hidden) if self.hidden is not None else _)
+
+    def _per_token(self, samples: Sequence[TrainSample], read: Callable[[torch.Tensor], torch.Tensor]) -> list[np.ndarray]:
+        """What `read` returns for the log-probabilities of each packed batch, by sample."""
         out: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
         usable = [i for i, s in enumerate(samples) if unusable(s, self.spec, self.learner.row_tokens) is None]
         capacity = self.learner.rows * self.learner.row_tokens
@@ -381,7 +432,7 @@ class Trainer:
             batch = self._collate([samples[i] for i in members]).to(self.device)
             new, _ = self.zero.engine.module(batch, self._view_features(batch))
             sizes = [samples[i].policy_tokens for i in members]
-            for i, values in zip(members, np.split(new.cpu().numpy(), np.cumsum(sizes)[:-1]), strict=True):
+            for i, values in zip(members, np.split(read(new).cpu().numpy(), np.cumsum(sizes)[:-1]), strict=True):
                 out[i] = values
         for _ in range(len(bins), passes):
             self.zero.engine.module(self._empty_batch().to(self.device), None)
@@ -393,14 +444,15 @@ class Trainer:
         An unbiased estimate of KL(behaviour policy || reference), which can be negative. None for an unusable sample. Raises
         BadConfig if there is no reference.
         """
+        return [float(values.sum(dtype=np.float64)) if len(values) else None for values in self.token_kl(samples)]
+
+    def token_kl(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+        """Behaviour - reference log-probability (k1) of each policy token of each sample; empty for an unusable sample."""
         if self.reference is None:
             raise BadConfig("there is no reference policy to measure the KL divergence from", fix="set rft.loss.kl above 0")
         with self.zero.using(self.reference):
             reference = self.log_probs(samples)
-        return [
-            float((s.log_probs[s.mask] - values).sum(dtype=np.float64)) if len(values) else None
-            for s, values in zip(samples, reference, strict=True)
-        ]
+        return [s.log_probs[s.mask] - values if len(values) else values for s, values in zip(samples, reference, strict=True)]
 
     @property
     def _kl_in_loss(self) -> bool:
@@ -477,6 +529,7 @@ class Trainer:
             "optimizer": moments,
             "reference": self.zero.parts_of(self.reference) if self.reference is not None else {},
             "average": self._if_first(self.average or {}),
+            "critic": self._if_first(self.critic.tensors() if self.critic is not None else {}),
         }
         state = {
             "format": STATE_FORMAT,
@@ -485,6 +538,7 @@ class Trainer:
             "skipped_in_a_row": self.skipped_in_a_row,
             "total_steps": self.total_steps,
             "seed": self.seed,
+            "kl_coefficient": self.kl_coefficient,
             "extra": dict(extra or {}),
         }
         texts = {"state": state, **({"lineage": lineage} if lineage else {})}
@@ -514,6 +568,10 @@ class Trainer:
         self.average = dict(tensors.get("average") or self.zero.weights()) if self.ema else None
         self.step_count, self.skipped = int(state["step"]), int(state["skipped"])
         self.skipped_in_a_row = int(state["skipped_in_a_row"])
+        if self.loss.kl_target:
+            self.kl_coefficient = float(state.get("kl_coefficient", self.loss.kl))
+        if self.critic is not None and "critic" in tensors:
+            self.critic.load(tensors["critic"])
         return dict(state["extra"])
 
     def close(self) -> None:

@@ -135,6 +135,7 @@ FORMULAS: dict[str, Callable[[list[Sequence]], torch.Tensor]] = {
     "dr_grpo": dr_grpo,
     "dapo": lambda b: token_mean(b, 0.2, 0.28),
     "rloo": rloo,
+    "ppo": lambda b: token_mean(b, 0.2, 0.2),
     "reinforce_pp": lambda b: token_mean(b, 0.2, 0.2),
     "reinforce_pp_baseline": lambda b: token_mean(b, 0.2, 0.2, lambda s, t: 0.01 * (s.new[t] - s.reference[t]) ** 2 / 2),
     "remax": lambda b: token_mean(b, 0.2, 0.2),
@@ -318,6 +319,7 @@ ADVANTAGES: dict[str, Callable[[], list[list[float]]]] = {
     "dr_grpo": centred,
     "dapo": lambda: standard(1e-4),
     "rloo": lambda: [[r - (sum(g) - r) / (len(g) - 1) for r in g] for g in GROUPS],
+    "ppo": lambda: whitened(GROUPS),  # the values of the critic come off by token, see test_token_advantages
     "reinforce_pp": lambda: whitened(GROUPS),
     "reinforce_pp_baseline": lambda: whitened(centred()),
     "remax": lambda: [[r - b for r in g] for g, b in zip(GROUPS, GREEDY, strict=True)],
@@ -359,7 +361,7 @@ def test_a_dry_run_prints_what_the_name_means_and_reads_it_back(name: str):
     )
     assert config.parse(yaml.safe_load(whole.to_yaml())) == whole
     assert config.absolute(whole).rft == whole.rft
-    assert set(ALGORITHMS[name].settings) <= {"advantage", "loss", "filter", "replay"}
+    assert set(ALGORITHMS[name].settings) <= {"advantage", "loss", "critic", "filter", "replay"}
 
 
 def test_explicit_keys_win_over_the_name():

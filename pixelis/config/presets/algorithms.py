@@ -40,10 +40,11 @@ BASELINES = {
     "greedy": "pixelis.policy.advantages:no_baseline",
     "batch": "pixelis.policy.advantages:no_baseline",
     "none": "pixelis.policy.advantages:no_baseline",
+    "critic": "pixelis.policy.advantages:no_baseline",
     "pass_at_k": "pixelis.policy.advantages:pass_at_k",
     "second_best": "pixelis.policy.advantages:second_best",
 }
-"""Value of `rft.advantage.baseline` -> advantage function; `greedy` and `batch` subtract their baseline elsewhere."""
+"""Value of `rft.advantage.baseline` -> advantage function; `greedy`, `batch` and `critic` subtract their baseline elsewhere."""
 
 GROUP_BASELINES = ("mean", "loo", "pass_at_k", "second_best")
 """Baselines that compare the rollouts of a group: equal rewards give an advantage of exactly 0."""
@@ -97,7 +98,24 @@ ALGORITHMS: dict[str, Algorithm] = {
             },
         },
     ),
-    # arXiv 2501.03262: no groups; rewards minus KL, whitened over all tokens of the batch. KL weight as in OpenRLHF.
+    # arXiv 1707.06347 with GAE, arXiv 1506.02438; for language models arXiv 2203.02155: the KL penalty of each token is in its
+    # reward. Advantages are whitened over the tokens of the batch, KL weight and value clip as in OpenRLHF.
+    "ppo": Algorithm(
+        advantage="critic",
+        settings={
+            "advantage": {"scale": "batch_std", "batch_over": "token", "eps": 1e-8, "min_group": 1, "gamma": 1.0, "lam": 0.95},
+            "loss": {
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+                "aggregate": "token",
+                "kl": 0.01,
+                "kl_estimator": "k1",
+                "kl_in": "reward",
+            },
+            "critic": {"clip": 0.2},
+        },
+    ),
+    # arXiv 2501.03262: no groups; each token's reward minus KL, whitened over all tokens of the batch. KL weight as in OpenRLHF.
     "reinforce_pp": Algorithm(
         advantage="none",
         settings={
