@@ -155,6 +155,11 @@ class RftRecipeConfig(RecipeConfig):
 
 class RefinementConfig(Section):
     count: int = Field(3000, ge=1, description="number of demonstrations from a `cards:` source; files are read completely")
+    workers: int = Field(
+        0,
+        ge=0,
+        description="processes of the cluster that check rows, execute calls and hash pictures; 0: the job alone, no cluster",
+    )
     observe: bool = Field(True, description="execute calls that have no observation")
     quality: QualityConfig = QualityConfig()
     duplicates: DuplicatesConfig = DuplicatesConfig()

@@ -100,15 +100,29 @@ def question_stream(
         yield Question.model_validate_json(text.text)
 
 
-def record_stream(source: str, kind: type[Question], limit: int = 0) -> Iterator[Text | BadRow]:
-    """The records of a source in order, once, as `read_rows` reads them. Not for `cards:`."""
-    return _passes(kind.__name__ + "s", [*_reads(source, kind, limit)], endless=False)()
+class Change(NamedTuple):
+    """A change of records: a class whose instances map the texts of some records to as many others, each in a process.
+
+    arguments: of its constructor; workers: processes at most, of which each reserves `cpus`; rows: of one call.
+    """
+
+    make: type
+    arguments: tuple
+    workers: int
+    cpus: float
+    rows: int
 
 
-def _passes(name: str, reads: list[Read], endless: bool = True) -> Callable[[], Iterator[Text | BadRow]]:
-    """A function that returns the rows of the next pass through a source whose last task ends with `END`."""
-    repeats = max(1, TASKS // len(reads)) if endless else 1
-    rows = itertools.chain.from_iterable(_execute(name, reads * repeats) for _ in (itertools.count() if endless else (0,)))
+def record_stream(source: str, kind: type[Question], change: Change, cards: Read | None = None) -> Iterator[Text | BadRow]:
+    """The records of a source in order, once, as `read_rows` reads them, with changed texts. cards: reads a `cards:` source."""
+    reads = [cards] if cards is not None else [*_reads(source, kind, 0)]
+    return _passes(kind.__name__ + "s", reads, change)()
+
+
+def _passes(name: str, reads: list[Read], change: Change | None = None) -> Callable[[], Iterator[Text | BadRow]]:
+    """A function that returns the rows of the next pass through a source whose last task ends with `END`; one pass if changed."""
+    repeats = 1 if change else max(1, TASKS // len(reads))
+    rows = itertools.chain.from_iterable(_execute(name, reads * repeats, change) for _ in ((0,) if change else itertools.count()))
 
     def next_pass() -> Iterator[Text | BadRow]:
         ids = UniqueIds()
@@ -124,7 +138,7 @@ def _passes(name: str, reads: list[Read], endless: bool = True) -> Callable[[], 
     return next_pass
 
 
-def _execute(name: str, reads: list[Read]) -> Iterator[dict[str, Any]]:
+def _execute(name: str, reads: list[Read], change: Change | None = None) -> Iterator[dict[str, Any]]:
     """The rows of all tasks in order."""
     context = stream_context(AHEAD_BYTES)
     context.target_max_block_size = BLOCK_BYTES
@@ -132,8 +146,31 @@ def _execute(name: str, reads: list[Read]) -> Iterator[dict[str, Any]]:
         blocks = ray.data.read_datasource(
             Parts(name, reads), override_num_blocks=len(reads), concurrency=READERS, ray_remote_args={"num_cpus": 0}
         )
+        if change is not None:
+            blocks = blocks.map_batches(
+                _Changer,
+                fn_constructor_args=(change,),
+                batch_format="pyarrow",
+                batch_size=change.rows,
+                num_cpus=change.cpus,
+                compute=ray.data.ActorPoolStrategy(min_size=1, max_size=change.workers),
+            )
     for block in blocks.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
         yield from block.to_pylist()
+
+
+class _Changer:
+    """Changes the texts of the usable records of a block."""
+
+    def __init__(self, change: Change):
+        self.change = change.make(*change.arguments)
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        rows = block.to_pylist()
+        usable = [row for row in rows if row["text"] is not None]
+        for row, text in zip(usable, self.change([row["text"] for row in usable]), strict=True):
+            row["text"] = text
+        return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 def _reads(source: str, kind: type[Question], limit: int, with_text: bool = False) -> Iterator[Read]:

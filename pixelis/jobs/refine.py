@@ -8,8 +8,9 @@ online.jsonl                             experiences, by refinement.online, if i
 summary.json, card.html                  counts, causes of drops, gates with figures; the card shows examples
 
 A set that fails a gate is not written: the job ends with the gate's name, its figure and the ids. Re-running changes nothing; a
-killed run continues with its existing verdicts, hashes and episodes. With refinement.pass_rate.episodes the policy answers the
-questions on a cluster; otherwise no cluster is started.
+killed run continues with its existing verdicts, hashes and episodes. With refinement.workers, tasks of Ray Data check the rows,
+execute their calls and hash their pictures; with refinement.pass_rate.episodes the policy answers the questions on a cluster.
+Otherwise no cluster is started.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ import functools
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pixelis.config import Config, from_command_line
+from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement import data_card, filters, gates, sets
 from pixelis.datasets.refinement.episodes import Episodes
 from pixelis.datasets.refinement.pipeline import Pipeline
+from pixelis.datasets.refinement.row_checks import CheckedRow
 from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder, watch
 from pixelis.rewards.services import Services
@@ -44,15 +48,30 @@ def run(config: Config) -> dict[str, Any]:
         for name in (*sets.FILES, "summary.json"):  # results of another configuration must not remain
             (folder / name).unlink(missing_ok=True)
         services, steps = Services(config.rewards, folder), StepProgress("refine", config.telemetry.progress)
+        pipeline: Pipeline | None = None
         try:
             pipeline = Pipeline(config, folder, services, steps)
-            pipeline.prepare()
+            pipeline.prepare(_checked_by_workers(config, folder) if s.workers else None)
             steps.close()
             pipeline.finish(play(config, folder, pipeline) if s.pass_rate.episodes else None)
             return save(config, folder, pipeline)
         finally:
             steps.close()
+            if pipeline is not None:
+                pipeline.close()
             services.close()
+
+
+def _checked_by_workers(config: Config, folder: Path) -> Iterator[CheckedRow | BadRow]:
+    """The rows of the source, checked by `refinement.workers` processes of Ray Data."""
+    from pixelis.actors.cluster import connect, unwrap_ray_error
+    from pixelis.datasets.refinement.row_stream import checked_rows
+
+    connect(config)
+    try:
+        yield from checked_rows(config, folder)
+    except Exception as error:
+        raise unwrap_ray_error(error) or error from None
 
 
 def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.Outcomes]:

@@ -12,7 +12,7 @@ from refined import demonstration, zoom
 
 from pixelis.config import DialogueConfig, ToolboxConfig
 from pixelis.datasets.refinement import data_card
-from pixelis.datasets.refinement.pipeline import with_observations
+from pixelis.datasets.refinement.row_checks import with_observations
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.records import Demonstration, Step
 

@@ -9,7 +9,7 @@ from pixelis.config import DialogueConfig, ToolboxConfig
 from pixelis.config.refinement import GatesConfig
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement import gates
-from pixelis.datasets.refinement.pipeline import with_observations
+from pixelis.datasets.refinement.row_checks import with_observations
 from pixelis.datasets.synthesis.checking import is_wrong
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.errors import DataFailure

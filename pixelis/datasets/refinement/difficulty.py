@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,29 +116,36 @@ def split(scores: Sequence[float], ids: Sequence[str]) -> list[Level]:
     return levels
 
 
-def grade(demonstrations: Sequence[Demonstration]) -> tuple[list[Demonstration], list[Demonstration]]:
-    """(demonstrations with difficulty and level, outliers in difficulty)."""
-    scores = [round(score(d), 6) for d in demonstrations]
-    is_outlier = outliers(scores)
-    inside = [i for i, outside in enumerate(is_outlier) if not outside]
-    levels = split([scores[i] for i in inside], [demonstrations[i].id for i in inside])
-    graded = [
-        demonstrations[i].model_copy(update={"difficulty": scores[i], "level": level})
-        for i, level in zip(inside, levels, strict=True)
-    ]
-    return graded, [d for d, outside in zip(demonstrations, is_outlier, strict=True) if outside]
+def grade(demonstrations: Iterable[Demonstration]) -> list[tuple[float, Level | None]]:
+    """The difficulty of each and its level, None for outliers in difficulty."""
+    scores, ids = [], []
+    for d in demonstrations:
+        scores.append(round(score(d), 6))
+        ids.append(d.id)
+    inside = [i for i, outside in enumerate(outliers(scores)) if not outside]
+    levels = dict(zip(inside, split([scores[i] for i in inside], [ids[i] for i in inside]), strict=True))
+    return [(value, levels.get(i)) for i, value in enumerate(scores)]
 
 
-def statistics(demonstrations: Sequence[Demonstration]) -> dict[str, Any]:
+def statistics(demonstrations: Iterable[Demonstration]) -> dict[str, Any]:
     """By level: count, share, mean score, mean length, and the number of demonstrations by task."""
-    result: dict[str, Any] = {}
-    for level in LEVELS:
-        of_level = [d for d in demonstrations if d.level == level]
-        result[level] = {
-            "count": len(of_level),
-            "share": round(len(of_level) / len(demonstrations), 4) if demonstrations else 0.0,
-            "difficulty": round(float(np.mean([d.difficulty or 0.0 for d in of_level])), 4) if of_level else None,
-            "length": round(float(np.mean([len(actions(d)) for d in of_level])), 2) if of_level else None,
-            "tasks": dict(Counter(d.task for d in of_level).most_common()),
+    scores: dict[str, list[float]] = {level: [] for level in LEVELS}
+    lengths: dict[str, list[int]] = {level: [] for level in LEVELS}
+    tasks: dict[str, Counter[str]] = {level: Counter() for level in LEVELS}
+    count = 0
+    for d in demonstrations:
+        count += 1
+        if d.level is not None:
+            scores[d.level].append(d.difficulty or 0.0)
+            lengths[d.level].append(len(actions(d)))
+            tasks[d.level][d.task] += 1
+    return {
+        level: {
+            "count": len(scores[level]),
+            "share": round(len(scores[level]) / count, 4) if count else 0.0,
+            "difficulty": round(float(np.mean(scores[level])), 4) if scores[level] else None,
+            "length": round(float(np.mean(lengths[level])), 2) if lengths[level] else None,
+            "tasks": dict(tasks[level].most_common()),
         }
-    return result
+        for level in LEVELS
+    }

@@ -59,7 +59,7 @@ def near(demonstrations: Sequence[Demonstration], pictures: Sequence[tuple], sim
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectors = TfidfVectorizer(analyzer=_tokens, sublinear_tf=True, dtype=np.float32)
-    matrix = vectors.fit_transform([demonstrations[i] for i in rows])
+    matrix = vectors.fit_transform(demonstrations[i] for i in rows)
     row_of = {i: row for row, i in enumerate(rows)}
     result: dict[int, int] = {}
     for block in blocks.values():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,11 +51,8 @@ class Selection:
 
 def sft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int) -> Selection:
     """Demonstrations to imitate, with their weights; whatever the recipe says, none of a wrong kind."""
-    right = [d for d in demonstrations if d.kind not in WRONG_KINDS]
     kinds = {kind: share for kind, share in recipe.kinds.items() if kind != "trap"}
-    selection = select(right, recipe.model_copy(update={"kinds": kinds}), seed)
-    selection.excluded["wrong_on_purpose"] = len(demonstrations) - len(right)
-    return selection
+    return select(demonstrations, recipe.model_copy(update={"kinds": kinds}), seed, excluded=WRONG_KINDS)
 
 
 def validation(
@@ -98,31 +95,38 @@ def _with_signals(group: Sequence[Demonstration]) -> Question:
     return Question(**{**{name: getattr(best, name) for name in Question.model_fields}, "meta": meta})
 
 
-def select(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int) -> Selection:
-    """At most the recipe's size and its share of each cell, drawn by weight without replacement."""
+def select(
+    demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int, excluded: Container[SampleKind] = ()
+) -> Selection:
+    """At most the recipe's size and its share of each cell, drawn by weight without replacement. excluded: kinds."""
     selection = Selection([], recipe.size)
-    usable = []
-    for d in demonstrations:
-        if not recipe.length[0] <= len(actions(d)) <= recipe.length[1]:
+    cells: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
+    tasks_of, kinds_of = Counter[str](), Counter[str]()
+    for i, d in enumerate(demonstrations):
+        if d.kind in excluded:
+            selection.excluded["wrong_on_purpose"] += 1
+        elif not recipe.length[0] <= len(actions(d)) <= recipe.length[1]:
             selection.excluded["length"] += 1
         elif len(d.steps) < recipe.operations:
             selection.excluded["operations"] += 1
         else:
-            usable.append(d.model_copy(update={"weight": sampling_weight(d, recipe)}))
-    cells: dict[tuple[str, str], list[Demonstration]] = defaultdict(list)
-    for d in usable:
-        cells[category(d.task), kind_group(d.kind)].append(d)
-    tasks = _shares(recipe.tasks, Counter(category(d.task) for d in usable), selection)
-    kinds = _shares(recipe.kinds, Counter(kind_group(d.kind) for d in usable), selection)
+            cell = category(d.task), kind_group(d.kind)
+            tasks_of[cell[0]] += 1
+            kinds_of[cell[1]] += 1
+            cells[cell].append((_draw_order(d.id, sampling_weight(d, recipe), seed), i))
+    tasks, kinds = _shares(recipe.tasks, tasks_of, selection), _shares(recipe.kinds, kinds_of, selection)
     shares = {(task, kind): a * b for task, a in tasks.items() for kind, b in kinds.items()}
-    targets = apportion(min(recipe.size, len(usable)), list(shares.values()))
+    usable = tasks_of.total()
+    targets = apportion(min(recipe.size, usable), list(shares.values()))
     selected: list[Demonstration] = []
     for (task, kind), target in zip(shares, targets, strict=True):
-        members = sorted(cells.get((task, kind), []), key=lambda d: _draw_order(d, seed))
+        members = sorted(cells.get((task, kind), []))
         name = f"{task}/{kind}"
         selection.targets[name], selection.counts[name] = target, min(target, len(members))
-        selected += members[:target]
-    selection.excluded["beyond_share"] = len(usable) - len(selected)
+        for _, i in members[:target]:
+            d = demonstrations[i]
+            selected.append(d.model_copy(update={"weight": sampling_weight(d, recipe)}))
+    selection.excluded["beyond_share"] = usable - len(selected)
     selection.demonstrations = sorted(selected, key=lambda d: _hash(f"{seed} order {d.id}"))
     return selection
 
@@ -151,10 +155,10 @@ def _shares(recipe: Mapping[str, float], available: Mapping[str, int], selection
     return {name: share / total_share for name, share in present.items()}
 
 
-def _draw_order(d: Demonstration, seed: int) -> float:
+def _draw_order(id: str, weight: float, seed: int) -> float:
     """Sorting by this is a draw by weight without replacement (Efraimidis and Spirakis, 2006)."""
-    uniform = (int(_hash(f"{seed} {d.id}")[:13], 16) + 0.5) / 16**13
-    return -math.log(uniform) / d.weight
+    uniform = (int(_hash(f"{seed} {id}")[:13], 16) + 0.5) / 16**13
+    return -math.log(uniform) / weight
 
 
 # Online

@@ -59,14 +59,25 @@ def check(
     bad: Sequence[BadRow] = (),
 ) -> list[Gate]:
     """Every gate except ``replay``. ``rows``: the number of rows read, usable or not; ``bad``: the unusable ones."""
+    faults: dict[str, tuple[str, Callable[[Demonstration], str | None]]] = {
+        "actions": ("invalid actions", lambda d: invalid_action(d, operations)),
+        "observations": ("actions without an observation", missing_observation),
+        "answers": ("answers that contradict the trajectory", lambda d: wrong_answer(d, score)),
+        "cycles": ("repeated cycles of actions", cycle),
+    }
+    faulty: dict[str, dict[str, str]] = {name: {} for name in faults}
+    cells: Counter[tuple[str, str, str | None]] = Counter()
+    for d in demonstrations:
+        cells[d.task, d.kind, d.level] += 1
+        for name, (_, find_fault) in faults.items():
+            if (reason := find_fault(d)) is not None:
+                faulty[name][d.id] = reason
     gates = [
-        _each("actions", "invalid actions", demonstrations, lambda d: invalid_action(d, operations)),
-        _each("observations", "actions without an observation", demonstrations, missing_observation),
-        _each("answers", "answers that contradict the trajectory", demonstrations, lambda d: wrong_answer(d, score)),
-        _each("cycles", "repeated cycles of actions", demonstrations, cycle),
-        *_balance(demonstrations, settings),
+        Gate(name, not faulty[name], float(len(faulty[name])), 0.0, f"number of demonstrations with {fault}", faulty[name])
+        for name, (fault, _) in faults.items()
     ]
-    read = rows if rows is not None else len(demonstrations) + len(bad)
+    gates += _balance(cells, settings)
+    read = rows if rows is not None else cells.total() + len(bad)
     share = len(bad) / read if read else 0.0
     ids = {f"{row.file}, row {row.row}": f"{row.column}: {row.message}" for row in bad}
     gates.append(Gate("corrupted", share <= settings.corrupted, share, settings.corrupted, "share of corrupted rows", ids))
@@ -173,37 +184,37 @@ def cycle(d: Demonstration) -> str | None:
     return None
 
 
-def _each(
-    name: str, fault: str, demonstrations: Sequence[Demonstration], find_fault: Callable[[Demonstration], str | None]
-) -> Gate:
-    ids = {d.id: reason for d in demonstrations if (reason := find_fault(d)) is not None}
-    return Gate(name, not ids, float(len(ids)), 0.0, f"number of demonstrations with {fault}", ids)
-
-
 # The whole set
 
 
-def _balance(demonstrations: Sequence[Demonstration], settings: GatesConfig) -> list[Gate]:
-    tasks = Counter(d.task for d in demonstrations)
-    kinds = Counter(d.kind for d in demonstrations)
+def _balance(cells: Counter[tuple[str, str, str | None]], settings: GatesConfig) -> list[Gate]:
+    """The gates on the numbers of demonstrations, by their task, kind and level."""
+    tasks, kinds, levels = Counter[str](), Counter[str](), Counter[str]()
+    tasks_by_level: dict[str, set[str]] = {level: set() for level in LEVELS}
+    for (task, kind, level), n in cells.items():
+        tasks[task] += n
+        kinds[kind] += n
+        if level is not None:
+            levels[level] += n
+            tasks_by_level[level].add(task)
+    total = cells.total()
     critical = {kind: kinds[kind] for kind in CRITICAL_KINDS}
     ratio = max(tasks.values()) / min(tasks.values()) if tasks else 0.0
     extremes = {max(tasks.values()), min(tasks.values())} if ratio > settings.imbalance else set()
     unbalanced = {task: f"{n} demonstrations" for task, n in tasks.items() if n in extremes}
     measure = "ratio of the largest to the smallest of the tasks"
     gates = [
-        Gate("total", len(demonstrations) >= settings.total, len(demonstrations), settings.total, "number of demonstrations"),
+        Gate("total", total >= settings.total, total, settings.total, "number of demonstrations"),
         _minimum("per_task", "demonstrations of the rarest task", tasks, settings.per_task, "{} demonstrations"),
         Gate("imbalance", ratio <= settings.imbalance, ratio, settings.imbalance, measure, unbalanced),
         _minimum("critical", "demonstrations of the rarest critical kind", critical, settings.critical, "{} demonstrations"),
     ]
-    levels = Counter(d.level for d in demonstrations if d.level is not None)
     if levels:
-        shares = {level: levels[level] / sum(levels.values()) for level in LEVELS}
-        tasks_by_level = {level: len({d.task for d in demonstrations if d.level == level}) for level in LEVELS}
+        shares = {level: levels[level] / levels.total() for level in LEVELS}
+        tasks_of_levels = {level: len(names) for level, names in tasks_by_level.items()}
         gates += [
             _minimum("level_share", "share of the smallest level", shares, settings.level_share, "share {:.3f}"),
-            _minimum("level_tasks", "tasks in the poorest level", tasks_by_level, settings.level_tasks, "{} tasks"),
+            _minimum("level_tasks", "tasks in the poorest level", tasks_of_levels, settings.level_tasks, "{} tasks"),
         ]
     return gates
 
@@ -222,10 +233,11 @@ def replay(demonstrations: Sequence[Demonstration], executor: Executor, share: f
 
     Perceptual traps are exempt: one of their observations is deliberately wrong.
     """
-    candidates = [d for d in demonstrations if d.kind != "trap_perceptual"]
+    candidates = [i for i, d in enumerate(demonstrations) if d.kind != "trap_perceptual"]
     count = min(len(candidates), round(share * len(candidates)) or (1 if share else 0))
     sample = sorted(np.random.default_rng(seed).permutation(len(candidates))[:count].tolist())
-    ids = {candidates[i].id: reason for i in sample if (reason := _replay_difference(candidates[i], executor)) is not None}
+    repeated = (demonstrations[candidates[i]] for i in sample)
+    ids = {d.id: reason for d in repeated if (reason := _replay_difference(d, executor)) is not None}
     return Gate("replay", not ids, float(len(ids)), 0.0, f"number that differ of {count} executed again", ids)
 
 

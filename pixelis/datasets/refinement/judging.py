@@ -6,6 +6,7 @@ A share of the demonstrations is scored three times; scattered scores show that 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import statistics
 from collections.abc import Iterable, Iterator
@@ -67,8 +68,10 @@ def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge, sett
             return Verdict(d.id, None, failure=failure.code)
         return Verdict(d.id, statistics.fmean(scores), statistics.stdev(scores) if draws > 1 else None)
 
+    rows, ahead = iter(demonstrations), judge.settings.concurrency * 8
     with ThreadPoolExecutor(judge.settings.concurrency) as pool:
-        yield from pool.map(judge_one, demonstrations)
+        while block := list(itertools.islice(rows, ahead)):
+            yield from pool.map(judge_one, block)
 
 
 def is_repeated(demonstration_id: str, share: float) -> bool:

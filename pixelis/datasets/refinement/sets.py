@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,13 @@ FILES = (*(f"{level}.jsonl" for level in LEVELS), "sft.jsonl", "sft_validation.j
 def build(pipeline: Pipeline, now: float) -> tuple[dict[str, Sequence[BaseModel]], dict[str, Any]]:
     """(records by file, statistics by set). ``now``, in seconds, determines the age of experiences."""
     s, seed, demonstrations = pipeline.settings, pipeline.config.run.seed, pipeline.demonstrations
-    files: dict[str, Sequence[BaseModel]] = {
-        f"{level}.jsonl": [d for d in demonstrations if d.level == level] for level in LEVELS
-    }
+    numbers: dict[str, list[int]] = {level: [] for level in LEVELS}
+    for i, d in enumerate(demonstrations):
+        numbers[d.level or ""].append(i)
+    files: dict[str, Sequence[BaseModel]] = {f"{level}.jsonl": demonstrations.select(numbers[level]) for level in LEVELS}
     sft = fusion.sft(demonstrations, s.sft, seed)
     training, validation = fusion.validation(sft.demonstrations, pipeline.contents, s.sft.validation, seed)
-    questions, rft = fusion.rft([d for d in demonstrations if d.id not in pipeline.excluded_from_rft], s.rft, seed)
+    questions, rft = fusion.rft(demonstrations.where(lambda d: d.id not in pipeline.excluded_from_rft), s.rft, seed)
     files |= {"sft.jsonl": training, "sft_validation.jsonl": validation, "rft.jsonl": questions}
     statistics = {
         "sft": {**sft.summary(), "validation": len(validation)},
@@ -44,11 +46,12 @@ def build(pipeline: Pipeline, now: float) -> tuple[dict[str, Sequence[BaseModel]
 
 def examples(demonstrations: Sequence[Demonstration], count: int) -> list[Demonstration]:
     """Demonstrations for the data card: each kind and task in turn, the same ones in every run."""
-    piles: dict[tuple[str, str], list[Demonstration]] = {}
-    for d in sorted(demonstrations, key=lambda d: hashlib.sha256(d.id.encode()).digest()):
-        piles.setdefault((d.task, d.kind), []).append(d)
-    rounds = [pile[i] for i in range(count) for pile in (piles[key] for key in sorted(piles)) if i < len(pile)]
-    return rounds[:count]
+    piles: dict[tuple[str, str], list[tuple[bytes, int]]] = defaultdict(list)
+    for i, d in enumerate(demonstrations):
+        piles[d.task, d.kind].append((hashlib.sha256(d.id.encode()).digest(), i))
+    first = [sorted(piles[key])[:count] for key in sorted(piles)]
+    chosen = [pile[i][1] for i in range(count) for pile in first if i < len(pile)]
+    return [demonstrations[i] for i in chosen[:count]]
 
 
 def read_experiences(source: str) -> list[Experience]:

@@ -1,0 +1,138 @@
+"""The stages of refinement that concern one row alone: rules, hashes of its media, observations, quality.
+
+Rows may be checked in any number of processes: the result of a row depends on nothing but the row and the configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pixelis.config import Config
+from pixelis.datasets.refinement import quality
+from pixelis.datasets.refinement.media_hashes import MediaHashes
+from pixelis.datasets.synthesis.executor import Executor
+from pixelis.errors import PixelisError
+from pixelis.operations import Operation, select
+from pixelis.records import Demonstration, Media
+from pixelis.rewards.services import Services
+
+HASHES = "pictures.jsonl"
+"""File of the run's folder in which hashes of media are cached."""
+
+
+@dataclass(frozen=True)
+class CheckedRow:
+    """A demonstration with observations and quality, and the hashes of its media.
+
+    contents: of the bytes of each medium; looks: 64 bits of its appearance, empty unless appearances are compared; dropped: the
+    cause if the row is dropped; unreadable: code and message if a medium cannot be read.
+    """
+
+    demonstration: Demonstration
+    contents: list[str] = field(default_factory=list)
+    looks: list[int] = field(default_factory=list)
+    dropped: str | None = None
+    unreadable: tuple[str, str] | None = None
+
+    def to_json(self) -> str:
+        """The row as a line of JSON."""
+        values = [self.contents, self.looks, self.dropped, self.unreadable]
+        return json.dumps([self.demonstration.model_dump_json(), *values])
+
+    @classmethod
+    def from_json(cls, text: str) -> CheckedRow:
+        """The row of `to_json`."""
+        row, contents, looks, dropped, unreadable = json.loads(text)
+        return cls(
+            Demonstration.model_validate_json(row), contents, looks, dropped, None if unreadable is None else tuple(unreadable)
+        )
+
+
+class RowChecker:
+    """Checks rows; loads what executes operations when the first call without an observation needs it."""
+
+    def __init__(self, config: Config, folder: Path, services: Services):
+        self.config, self.settings = config, config.refinement
+        self.media_hashes = MediaHashes(config.toolbox, folder / HASHES)
+        self.operations: dict[str, type[Operation]] = {o.name: o for o in select(config.toolbox.operations)}
+        self.score = quality.scorer(services)
+        near = self.settings.duplicates
+        self.by_appearance = bool(near.near) and near.pictures == "look"
+        self._executor: Executor | None = None
+
+    @property
+    def executor(self) -> Executor:
+        """Executes the operations of demonstrations. BadConfig, MissingDependency or MissingFile if one cannot run here."""
+        if self._executor is None:
+            self._executor = Executor(self.config.toolbox, self.config.dialogue)
+        return self._executor
+
+    def check(self, demonstrations: Sequence[Demonstration]) -> list[CheckedRow]:
+        """Check some rows; pictures that they share are decoded once, several at a time."""
+        s = self.settings.quality
+        rows = [
+            CheckedRow(d, dropped=quality.rule_violation(d, self.operations, s.length, s.question, s.provenance))
+            for d in demonstrations
+        ]
+        media = {_key(m): m for row in rows if row.dropped is None for m in row.demonstration.media}
+        contents: dict[str, str | PixelisError] = {}
+        for key, item in media.items():
+            try:
+                contents[key] = self.media_hashes.content(item)
+            except PixelisError as error:
+                contents[key] = error
+        looks: dict[str, int | PixelisError] = {}
+        if self.by_appearance:
+            readable = {key: media[key] for key, value in contents.items() if isinstance(value, str)}
+            looks = dict(zip(readable, self.media_hashes.perceptual_hashes(readable.values()), strict=True))
+        return [row if row.dropped is not None else self._check(row, contents, looks) for row in rows]
+
+    def _check(
+        self, row: CheckedRow, contents: dict[str, str | PixelisError], looks: dict[str, int | PixelisError]
+    ) -> CheckedRow:
+        keys = [_key(m) for m in row.demonstration.media]
+        hashes = [contents[key] for key in keys] + [looks[key] for key in keys if key in looks]
+        if failure := next((value for value in hashes if isinstance(value, PixelisError)), None):
+            return replace(row, unreadable=(failure.code, failure.message))
+        d = row.demonstration
+        if self.settings.observe:
+            result = with_observations(d, self.executor) if any(step.observation is None for step in d.steps) else d
+            if isinstance(result, str):
+                return replace(row, dropped=result)
+            d = result
+        d = d.model_copy(update={"quality": quality.heuristic(d, self.score)})
+        known = {key: value for key, value in contents.items() if isinstance(value, str)}
+        seen = {key: value for key, value in looks.items() if isinstance(value, int)}
+        return CheckedRow(
+            d,
+            [known[key] for key in keys],
+            [seen[key] for key in keys] if self.by_appearance else [],
+            dropped="quality" if (d.quality or 0.0) < self.settings.quality.least else None,
+        )
+
+
+def with_observations(d: Demonstration, executor: Executor) -> Demonstration | str:
+    """The demonstration with every call executed that has no observation; an error code if a call is refused.
+
+    The other calls are executed too, because later ones may refer to their results.
+    """
+    if all(step.observation is not None for step in d.steps):
+        return d
+    try:
+        session = executor.open(d)
+        turns = []
+        for turn in d.turns:
+            if turn.op is not None:
+                observation = session.execute(turn.op, turn.target, allow_error=not turn.learn, **turn.arguments)
+                turn = turn if turn.observation is not None else turn.model_copy(update={"observation": observation})
+            turns.append(turn)
+    except PixelisError as failure:
+        return failure.code
+    return d.model_copy(update={"turns": turns})
+
+
+def _key(media: Media) -> str:
+    return f"{media.kind} {media.uri} {' '.join(media.frames or [])}"
