@@ -25,7 +25,7 @@ class LoraConfig(Section):
 
 class PolicyConfig(Section):
     model: str = Field(
-        "nano", description="`nano` (the embedded model), or a folder with a Hugging Face Qwen2.5-VL or Qwen3-VL model"
+        "nano", description="`nano` (the embedded model), or a folder with a Hugging Face Qwen2-VL, Qwen2.5-VL or Qwen3-VL model"
     )
     adapter: str | None = Field(
         None,

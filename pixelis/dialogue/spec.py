@@ -33,6 +33,7 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
+    "qwen2_vl": Family("thousand", CLIP_MEAN, CLIP_STD, patch=14, vocab=152064),
     "qwen3_vl": Family("thousand", HALF, HALF, patch=16, vocab=151936),
     "qwen2_5_vl": Family("pixels", CLIP_MEAN, CLIP_STD, patch=14, vocab=152064),
 }
@@ -126,10 +127,12 @@ def model_config(folder: str | Path) -> dict[str, Any]:
     """Read a folder's config.json. Raises MissingFile without it, BadConfig for an unsupported architecture."""
     raw = _read_json(Path(folder) / "config.json")
     if raw is None:
-        raise MissingFile(f"no config.json in {folder}", fix="use the folder of a Hugging Face Qwen2.5-VL or Qwen3-VL model")
+        raise MissingFile(
+            f"no config.json in {folder}", fix="use the folder of a Hugging Face Qwen2-VL, Qwen2.5-VL or Qwen3-VL model"
+        )
     if (family := raw.get("model_type")) not in FAMILIES:
         raise BadConfig(
-            f"policy.model: {Path(folder).name} is a model of type {family}", fix="use a Qwen2.5-VL or Qwen3-VL folder"
+            f"policy.model: {Path(folder).name} is a model of type {family}", fix="use a Qwen2-VL, Qwen2.5-VL or Qwen3-VL folder"
         )
     return raw
 

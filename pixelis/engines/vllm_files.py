@@ -20,6 +20,7 @@ PREFIX = "pixelis-vllm-"
 OWNER = "PIXELIS_VLLM_OWNER"
 """Environment variable of vLLM's processes with the id of the process that started them."""
 _PROCESSORS = {
+    "qwen2_vl": ("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
     "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
     "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
 }

@@ -15,7 +15,7 @@ from pixelis.errors import BadInput
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Family = Literal["qwen3_vl", "qwen2_5_vl"]
+Family = Literal["qwen3_vl", "qwen2_5_vl", "qwen2_vl"]
 
 SIZES = {
     "hidden": 96,
@@ -36,7 +36,7 @@ SIZES = {
 
 
 def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed: int = 0, **sizes: int) -> PreTrainedModel:
-    """Build a randomly initialised fp32 model on the CPU: Qwen3-VL (packaged) or Qwen2.5-VL, with untied embeddings.
+    """Build a randomly initialised fp32 model on the CPU: Qwen3-VL (packaged), Qwen2.5-VL or Qwen2-VL, untied embeddings.
 
     `sizes` overrides entries of SIZES. Raises BadInput for an unknown family or size.
     """
@@ -97,8 +97,17 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
         text |= {"tie_word_embeddings": False, "rope_parameters": rope}
         config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
         model = Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    elif family == "qwen2_vl":
+        from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+        ratio = size["vision_feedforward"] // size["vision_hidden"]
+        vision |= {"embed_dim": size["vision_hidden"], "hidden_size": size["hidden"], "mlp_ratio": ratio}
+        vision = {key: value for key, value in vision.items() if key not in ("intermediate_size", "out_hidden_size")}
+        text |= {"tie_word_embeddings": False, "rope_parameters": rope}
+        config = Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
+        model = Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     else:
-        raise BadInput(f"unknown family {family!r}", fix="use qwen3_vl or qwen2_5_vl")
+        raise BadInput(f"unknown family {family!r}", fix="use qwen3_vl, qwen2_5_vl or qwen2_vl")
     model.config.pixelis_nano = True
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = text["eos_token_id"], text["pad_token_id"]
     model.generation_config.do_sample = False

@@ -133,13 +133,19 @@ def language_layer_bytes(model: Any, tokens: int) -> int:
     return measured * tokens // MEASURED_TOKENS
 
 
+def vision_width(vision: Any) -> int:
+    """Width of the blocks of a vision tower; in Qwen2-VL `hidden_size` is that of its output."""
+    return int(getattr(vision, "embed_dim", vision.hidden_size))
+
+
 def vision_block_bytes(model: Any, patches: int) -> int:
     """Bytes that a block of the vision tower saves for its backward pass over `patches` patches."""
     visual = model.model.visual
     visual.config._attn_implementation = _MEASURED
     block, settings = visual.blocks[0].train(), visual.config
-    hidden = torch.empty(MEASURED_TOKENS, settings.hidden_size, device="meta", dtype=model.dtype, requires_grad=True)
-    table = torch.empty(MEASURED_TOKENS, settings.hidden_size // settings.num_heads, device="meta")
+    width = vision_width(settings)
+    hidden = torch.empty(MEASURED_TOKENS, width, device="meta", dtype=model.dtype, requires_grad=True)
+    table = torch.empty(MEASURED_TOKENS, width // settings.num_heads, device="meta")
     bounds = torch.tensor([0, MEASURED_TOKENS], dtype=torch.int32)  # the block reads the values, so not on the meta device
     measured = saved_bytes(block, lambda: block(hidden, cu_seqlens=bounds, position_embeddings=(table, table)))
     return measured * patches // MEASURED_TOKENS

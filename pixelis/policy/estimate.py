@@ -19,7 +19,7 @@ import torch
 from pixelis.errors import MissingFile
 from pixelis.policy import storage
 from pixelis.policy.adapters import adapter_bytes
-from pixelis.policy.architecture import Architecture, language_layer_bytes, learner_dtype, vision_block_bytes
+from pixelis.policy.architecture import Architecture, language_layer_bytes, learner_dtype, vision_block_bytes, vision_width
 from pixelis.policy.deepspeed_engine import deepspeed_config
 from pixelis.policy.log_probs import CHUNK_VALUES
 from pixelis.policy.ranks import largest_rank, merges, served_rank
@@ -100,7 +100,7 @@ def learner_memory(
     patches = tokens * int(arch.vision.spatial_merge_size) ** 2
     block, depth = vision_block_bytes(model, patches), int(arch.vision.depth)
     if policy.full:
-        inputs = depth * patches * int(arch.vision.hidden_size) * width
+        inputs = depth * patches * vision_width(arch.vision) * width
         device["vision"] = inputs + block if policy.gradient_checkpointing else depth * block
     else:
         device["vision"] = block + FEATURE_CACHE_BYTES

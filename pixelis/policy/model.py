@@ -1,4 +1,4 @@
-"""Loads a vision-language model: a Hugging Face folder of Qwen2.5-VL or Qwen3-VL, or the embedded nano."""
+"""Loads a vision-language model: a Hugging Face folder of Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or the embedded nano."""
 
 from __future__ import annotations
 
@@ -13,13 +13,25 @@ import torch
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer, model_config
 from pixelis.errors import BadInput, MissingDependency
 from pixelis.policy.model_path import resolve
-from pixelis.policy.transformers_compat import Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration
+from pixelis.policy.transformers_compat import (
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+)
 from pixelis.policy.vision import batch_windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pixelis import config
+
+
+CLASSES: dict[str, Any] = {
+    "qwen2_vl": Qwen2VLForConditionalGeneration,
+    "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
+    "qwen3_vl": Qwen3VLForConditionalGeneration,
+}
+"""transformers class of each family of `dialogue.spec.FAMILIES`."""
 
 
 def default_device() -> torch.device:
@@ -54,9 +66,8 @@ def pick_attention(name: str, device: torch.device) -> str:
 
 
 def model_class(folder: Path) -> Any:
-    """transformers class of a model folder. Raises BadConfig for an architecture other than Qwen2.5-VL and Qwen3-VL."""
-    family = model_config(folder)["model_type"]
-    return Qwen3VLForConditionalGeneration if family == "qwen3_vl" else Qwen2_5_VLForConditionalGeneration
+    """transformers class of a model folder. Raises BadConfig for an unsupported architecture."""
+    return CLASSES[model_config(folder)["model_type"]]
 
 
 def load_model(

@@ -31,12 +31,14 @@ with _without_scikit_learn_and_scipy():
         AttentionInterface,
         AttentionMaskInterface,
         Qwen2_5_VLForConditionalGeneration,
+        Qwen2VLForConditionalGeneration,
         Qwen3VLForConditionalGeneration,
     )
 
 __all__ = [
     "AttentionInterface",
     "AttentionMaskInterface",
+    "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
 ]

@@ -22,7 +22,8 @@ from pixelis.errors import BadInput
 if TYPE_CHECKING:
     from torch import nn
 
-_ATTENTIONS = ("Qwen3VLVisionAttention", "Qwen2_5_VLVisionAttention")
+_ATTENTIONS = ("Qwen3VLVisionAttention", "Qwen2_5_VLVisionAttention", "VisionAttention")
+"""Of Qwen3-VL, Qwen2.5-VL and Qwen2-VL, whose weights and arguments are the same."""
 
 
 def patchify(
@@ -64,7 +65,7 @@ def patchify(
 
 
 def batch_windows(model: nn.Module) -> int:
-    """Replace the sdpa attention of a Qwen2.5-VL or Qwen3-VL vision tower by one call for all windows of equal length.
+    """Replace the sdpa attention of a Qwen vision tower by one call for all windows of equal length.
 
     On GPUs in half precision by one call of the variable-length kernel. Returns the number of replaced layers. Idempotent.
     """

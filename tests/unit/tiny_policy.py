@@ -1,4 +1,4 @@
-"""Tiny random models of both families, and episodes for them, shared by the tests of engine and learner."""
+"""Tiny random models of all families, and episodes for them, shared by the tests of engine and learner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.samples import TrainSample
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl")
+FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen2_vl")
 LORA = config.LoraConfig(rank=4, alpha=8)
 torch.set_num_threads(1)
 

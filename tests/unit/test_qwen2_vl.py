@@ -1,0 +1,79 @@
+"""Qwen2-VL: the flat config.json that its folders have. Parity and training are tested with the other families."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pixelis.dialogue.spec import ModelSpec, model_config
+from pixelis.jobs import tiny_model
+from pixelis.policy.architecture import Architecture, vision_block_bytes
+
+PUBLISHED = {
+    "2b": (
+        {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+        2,
+        True,
+        2.209e9,
+    ),
+    "7b": (
+        {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28},
+        4,
+        False,
+        8.291e9,
+    ),
+}
+"""Sizes, key heads, tied embeddings, and the number of parameters that the model card states."""
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_the_flat_configuration_of_a_published_folder_is_read(tmp_path: Path, size: str) -> None:
+    text, kv_heads, tied, parameters = PUBLISHED[size]
+    config: dict[str, Any] = {
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "model_type": "qwen2_vl",
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "image_token_id": 151655,
+        "video_token_id": 151656,
+        "vision_start_token_id": 151652,
+        "vision_end_token_id": 151653,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 151936 if tied else 152064,
+        "vision_config": {
+            "depth": 32,
+            "embed_dim": 1280,
+            "hidden_size": text["hidden_size"],
+            "in_chans": 3,
+            "mlp_ratio": 4,
+            "num_heads": 16,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "spatial_patch_size": 14,
+            "temporal_patch_size": 2,
+        },
+        **text,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arch = Architecture(str(tmp_path))
+    assert arch.parameters == pytest.approx(parameters, rel=0.002)
+    assert (arch.family, arch.multiple, arch.positions) == ("qwen2_vl", 28, 32768)
+    assert vision_block_bytes(arch.single_layer(), 1024) > 0
+
+
+def test_a_tiny_folder_is_like_a_real_one(tmp_path: Path) -> None:
+    tiny_model.make(tmp_path / "tiny", "qwen2_vl")
+    assert model_config(tmp_path / "tiny")["model_type"] == "qwen2_vl"
+    spec = ModelSpec.load(tmp_path / "tiny")
+    # Qwen2-VL reads and writes places as 0..1000, Qwen2.5-VL as pixels.
+    assert (spec.family, spec.coordinates, spec.multiple) == ("qwen2_vl", "thousand", 28)
