@@ -32,7 +32,11 @@ class ServeConfig(Section):
         None, ge=1, description="waiting requests per replica above which it answers 429; unset: as many as are running"
     )
     timeout_s: float = Field(60.0, gt=0, description="timeout in seconds of a request, after which its rollouts are cancelled")
-    replicas: int = Field(1, ge=1, description="minimum number of gateway replicas")
+    replicas: int | None = Field(
+        None,
+        ge=1,
+        description="minimum number of gateway replicas, which share the requests; unset: 2 with at least 4 cores, else 1",
+    )
     max_replicas: int | None = Field(
         None, ge=1, description="maximum number of gateway replicas, scaled by load; unset: always `replicas`"
     )
@@ -54,7 +58,7 @@ class ServeConfig(Section):
 
     @model_validator(mode="after")
     def _ordered(self) -> ServeConfig:
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
+        if self.max_replicas is not None and self.max_replicas < (self.replicas or 1):
             raise ValueError(f"serve.max_replicas {self.max_replicas} is below serve.replicas {self.replicas}")
         if 3 * self.max_request_pixels > self.max_decoded_bytes:
             raise ValueError(

@@ -34,7 +34,8 @@ def build(config: Config, backends: Backends | DeploymentHandle | str, key_diges
     ``backends`` names running actors, or is a deployment with a method ``backends`` that does, or the application that has it.
     ``key_digest`` None requires no key.
     """
-    s = config.serve
+    s = config.serve.model_copy(update={"replicas": config.serve.replicas or _default_replicas(config.serve.max_replicas)})
+    config = config.model_copy(update={"serve": s})
     max_requests = running_limit(config) + waiting_limit(config) + SPARE_REQUESTS
     scaling: dict[str, Any] = {"num_replicas": s.replicas}
     if s.max_replicas is not None:
@@ -65,13 +66,23 @@ def build(config: Config, backends: Backends | DeploymentHandle | str, key_diges
     return deployment.bind(config, key_digest, backends)
 
 
+def _default_replicas(max_replicas: int | None) -> int:
+    """Two gateways where cores allow: the other one answers while Serve replaces one that died."""
+    return min(2 if (os.cpu_count() or 1) >= 4 else 1, max_replicas or 2)
+
+
 def api_key_digest(config: Config, host: str | None = None) -> bytes | None:
     """SHA-256 of the key in the environment variable ``serve.api_key_env``; None without a key.
 
-    Raises BadConfig without a key if ``host`` (default ``serve.host``) is not loopback.
+    Raises BadConfig for a key that is not printable ASCII, and without one if ``host`` (default ``serve.host``) is not loopback.
     """
     key = os.environ.get(config.serve.api_key_env, "").strip()
     if key:
+        if not (key.isascii() and key.isprintable()):
+            raise BadConfig(
+                f"the key in {config.serve.api_key_env} has characters that HTTP clients cannot send in a header",
+                fix="use letters, digits and punctuation of ASCII, such as the output of `openssl rand -hex 32`",
+            )
         return digest(key)
     if not is_loopback(host or config.serve.host):
         raise BadConfig(

@@ -17,6 +17,7 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve._private import replica
 from ray.serve.handle import DeploymentHandle
 
 import pixelis
@@ -24,7 +25,7 @@ from pixelis.actors.cluster import freeze_gc
 from pixelis.actors.generator_scaler import POLL_S
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
-from pixelis.serve.access import Shield
+from pixelis.serve.access import Shield, is_local
 from pixelis.serve.agent import Agent
 from pixelis.serve.backends import Backends
 from pixelis.serve.dependencies import openapi
@@ -51,6 +52,7 @@ def create_app(state: GatewayState) -> FastAPI:
         docs_url=None,  # add_page serves it with Swagger UI's own files
         redoc_url=None,
         openapi_url="/openapi.json" if page else None,
+        redirect_slashes=False,
         responses={"default": {"model": ErrorResponse, "description": "An error in OpenAI's format"}},
         lifespan=_lifespan,
     )
@@ -73,6 +75,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     for task in tasks:
         task.cancel()
     await state.agent.drain()  # store experiences and updates of the answers so far
+
+
+def _bind_to_loopback() -> None:
+    """Bind Serve's server for calls between deployments to loopback: it starts after this, and unpickles what anyone sends."""
+    bind = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, address: bind(server, address.replace("[::]", "127.0.0.1"))
 
 
 async def _publish(state: GatewayState) -> None:
@@ -120,10 +128,12 @@ class Gateway:
             backends = serve.get_deployment_handle(SYSTEM, app_name=backends)
         if isinstance(backends, DeploymentHandle):
             backends = await backends.backends.remote()
+        if is_local(config.serve.host if ":" not in config.serve.host else f"[{config.serve.host}]"):
+            _bind_to_loopback()
         # Threads that redact and encode hold the interpreter: the event loop must not wait 5 ms for each of them.
         sys.setswitchinterval(5e-4)
-        replica, ingress = serve.get_replica_context().replica_id.unique_id, int("RAY_SERVE_HAPROXY_BUNDLED" in os.environ)
-        self.state = GatewayState(config, Agent(config, backends), key_digest, replica, ingress)
+        name, ingress = serve.get_replica_context().replica_id.unique_id, int("RAY_SERVE_HAPROXY_BUNDLED" in os.environ)
+        self.state = GatewayState(config, Agent(config, backends), key_digest, name, ingress)
         # The first call to an actor takes seconds, because its class is imported: make it before a request arrives.
         await self.state.agent.ready(START_TIMEOUT_S)
         with contextlib.suppress(ApiError, RayError, InfraFailure):  # it may start later than the gateway

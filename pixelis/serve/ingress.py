@@ -28,27 +28,32 @@ BUFFER_BYTES, HEADER_BYTES, URL_BYTES = 32_768, 16_384, 8_192
 """HAProxy's buffer, into which a request without its body must fit, and the largest header and URL that a gateway gets."""
 METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 ERRORS = {
+    400: ("bad_request", "the request is malformed, or ended before it was complete"),
+    408: ("request_timeout", "the request did not arrive in time"),
     500: ("internal_error", "internal error"),
     501: ("not_implemented", "the request uses a feature of HTTP that is not supported"),
     502: ("unavailable", "the gateway ended while it answered"),
     503: ("unavailable", "no gateway answers at the moment"),
     504: ("timeout", "the gateway did not answer in time"),
 }
-"""Errors of HAProxy: code and message by status. Version 2.8 has its HTML for what is no HTTP (400, 408) compiled in."""
+"""Errors of HAProxy: code and message by status. For what it cannot parse (400, 408), version 2.8 sends HTML compiled in."""
+
+NOT_FOUND, OVERLOADED = ("not_found", "no such route"), ("overloaded", "too many requests are waiting")
 
 
 def reply(status: int, code: str, message: str) -> str:
     """HAProxy's words for a reply with an error in OpenAI's format, and Retry-After where the caller may try again."""
-    kind = "server_error" if status >= 500 else "not_found_error" if status == 404 else "invalid_request_error"
+    kinds = {404: "not_found_error", 429: "rate_limit_error"}
+    kind = "server_error" if status >= 500 else kinds.get(status, "invalid_request_error")
     body = json.dumps({"error": {"message": message, "type": kind, "code": code, "param": None}}).replace("'", "\\u0027")
-    retry = " hdr Retry-After 1" if status in (502, 503, 504) else ""
+    retry = " hdr Retry-After 1" if status in (429, 502, 503, 504) else ""
     return f"status {status} content-type application/json string '{body}'{retry}"
 
 
 def adapt(text: str) -> str:
     """The configuration that Serve wrote, changed.
 
-    - Errors of HAProxy have OpenAI's format, and Retry-After where the caller may try again.
+    - Errors of HAProxy and of Serve, which are plain text, have OpenAI's format, and Retry-After where the caller may try again.
     - Callers have 10 s to send a header, of at most 16 kB. Methods that the gateway's server would call malformed are errors.
     - `option forwardfor`: the gateway limits rates by client address.
     - Statistics and metrics are bound to loopback only.
@@ -62,7 +67,11 @@ def adapt(text: str) -> str:
         f"if {{ req.hdrs,length gt {HEADER_BYTES} }}",
         f"http-request return {reply(405, 'bad_request', f'the method is none of {METHODS}')} unless {{ method {METHODS} }}",
     ]
-    unknown = reply(404, "not_found", "no such route") if knows_gateways(text) else reply(503, *ERRORS[503])
+    rules += [
+        f"http-response return {reply(status, *error)} if {{ status {status} }} {{ res.hdr(content-type) -m beg text/plain }}"
+        for status, error in {**ERRORS, 404: NOT_FOUND, 429: OVERLOADED}.items()
+    ]
+    unknown = reply(404, *NOT_FOUND) if knows_gateways(text) else reply(503, *ERRORS[503])
     text = re.sub(r"^ *errorfile .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^( *bind )\*?:", r"\g<1>127.0.0.1:", text, flags=re.MULTILINE)
     text = re.sub(r"^( *tune.bufsize ).*", rf"\g<1>{BUFFER_BYTES}", text, flags=re.MULTILINE)
@@ -117,6 +126,8 @@ class Ingress:
         self.binary, self.path, self.folder = binary, path, path.parent
         self.serving = self.folder / "serving.pid"
         """Process that has the port."""
+        self.spare = self.folder / "stand-in.cfg"
+        """Its configuration without the admin socket: Serve must notice its death."""
 
     def start(self, arguments: list[str]) -> None:
         """Become HAProxy."""
@@ -127,6 +138,8 @@ class Ingress:
             text = without(text, "frontend http_frontend", "frontend prometheus")
             text = re.sub(r"^( *bind )127.0.0.1:\d+", rf"\g<1>unix@{self.folder}/unused.sock", text, flags=re.MULTILINE)
         else:
+            spare = re.sub(r"^ *stats socket .*\n", "", without(text, "frontend prometheus", "listen stats"), flags=re.MULTILINE)
+            self.spare.write_text(spare)
             self.serving.write_text(str(os.getpid()))
             self.watch()
             arguments = arguments + (["-sf", str(predecessor)] if predecessor else [])
@@ -160,11 +173,8 @@ class Ingress:
         os._exit(0)
 
     def stand_in(self, raylet: int) -> None:
-        """Serve with the last configuration until another HAProxy takes over. ``raylet``: the node's, as a file descriptor."""
-        path = self.folder / "stand-in.cfg"
-        text = without(self.path.read_text(), "frontend prometheus", "listen stats")
-        path.write_text(re.sub(r"^ *stats socket .*\n", "", text, flags=re.MULTILINE))  # Serve must notice the death
-        command = [self.binary, "-dS", "-db", "-f", str(path)]
+        """Serve with the same configuration until another HAProxy takes over. ``raylet``: the node's, as a file descriptor."""
+        command = [self.binary, "-dS", "-db", "-f", str(self.spare)]
         with open(self.folder / "stand-in.log", "ab") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self.serving.write_text(str(process.pid))

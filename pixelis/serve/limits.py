@@ -20,11 +20,12 @@ MAX_CLIENTS = 10_000
 
 
 def running_limit(config: Config, generators: int | None = None) -> int:
-    """Requests that the generators can decode at once: the sequences of all engines divided by the samples of a request.
+    """Requests of a replica that the generators can decode at once: its share of the engines' sequences by the samples of each.
 
     generators: their number, default `engine.workers`.
     """
-    return max(1, (generators or config.engine.workers) * config.engine.max_num_seqs // config.serve.samples)
+    requests = (generators or config.engine.workers) * config.engine.max_num_seqs // config.serve.samples
+    return max(1, -(-requests // (config.serve.replicas or 1)))
 
 
 def waiting_limit(config: Config, generators: int | None = None) -> int:

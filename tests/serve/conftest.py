@@ -26,7 +26,14 @@ EVOLUTION = "evolution-under-test"
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
     """The configuration of the deployed service, with further overrides."""
-    own = ["engine.workers=2", "engine.max_num_seqs=8", "serve.samples=4", "serve.max_queue=2", "serve.timeout_s=5"]
+    own = [
+        "engine.workers=2",
+        "engine.max_num_seqs=8",
+        "serve.samples=4",
+        "serve.replicas=1",
+        "serve.max_queue=2",
+        "serve.timeout_s=5",
+    ]
     own += ["serve.max_body_bytes=1000000", "serve.max_question_chars=500", "toolbox.max_image_pixels=1000000"]
     own += ["dialogue.max_images=3", "evolution.batch=2", "evolution.queue=4", "evolution.cold_start=0"]
     own += ["evolution.canary.enabled=false", "evolution.per_minute=6000", "serve.per_minute=100000", "memory.cpus=0"]

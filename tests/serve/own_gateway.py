@@ -32,14 +32,15 @@ class OwnGateway:
 
     def private_bytes(self) -> int:
         """Memory of the gateway's processes, without what they share: the object store has its own limit."""
-        return sum(_private(p) for p in self.processes())
+        return sum(private_bytes(p) for p in self.processes())
 
     def processes(self) -> list[psutil.Process]:
         title = f"ray::ServeReplica:{self.name}:Gateway"
         return [p for p in psutil.process_iter(["cmdline"]) if title in " ".join(p.info["cmdline"] or [])]
 
 
-def _private(process: psutil.Process) -> int:
+def private_bytes(process: psutil.Process) -> int:
+    """Memory of a process that it shares with no other."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
@@ -47,7 +48,7 @@ def _private(process: psutil.Process) -> int:
 @contextmanager
 def own_gateway(url: str, name: str, *overrides: str) -> Iterator[OwnGateway]:
     """Deploy an application of gateways and two scripted generators under ``url/name``."""
-    config = load(None, ["engine.workers=2", "serve.cache=0", "evolution.enabled=false", *overrides])
+    config = load(None, ["engine.workers=2", "serve.cache=0", "serve.replicas=1", "evolution.enabled=false", *overrides])
     generators = {f"{name}-{i}": ScriptedGenerator.options(name=f"{name}-{i}").remote(i) for i in range(2)}
     ray.get([actor.health.remote() for actor in generators.values()])
     serve.run(

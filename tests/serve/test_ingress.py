@@ -44,8 +44,9 @@ class Gateway(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        body = b"ok" if self.path != "/-/healthz" else b"success"
-        self.send_response(200)
+        body, status = (b"", int(self.path[-3:])) if self.path.startswith("/app/text/") else (b"success", 200)
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -173,8 +174,13 @@ def test_errors_of_the_ingress_have_openais_format(ingress: Ingress) -> None:
         (ingress.client.get("/app", headers={"X": "x" * 20_000}), 431, "header_too_large"),
         (ingress.client.get("/app?" + "q" * 10_000), 414, "url_too_long"),
         (ingress.client.request("BREW", "/app"), 405, "bad_request"),
+        (ingress.client.get("/app/text/400"), 400, "bad_request"),  # of the gateway's server, or of Serve
+        (ingress.client.get("/app/text/429"), 429, "overloaded"),
+        (ingress.client.get("/app/text/500"), 500, "internal_error"),
+        (ingress.client.get("/app/text/503"), 503, "unavailable"),
     ):
         assert (reply.status_code, error_of(reply)["code"]) == (status, code)
+        assert ("Retry-After" in reply.headers) == (status in (429, 503))
 
 
 @pytest.mark.parametrize(

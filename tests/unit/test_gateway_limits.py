@@ -17,7 +17,7 @@ from pixelis.errors import BadInput, InfraFailure, Overloaded
 from pixelis.serve.access import Access, Shield, digest, is_local
 from pixelis.serve.cache import ReplyCache, key_of
 from pixelis.serve.counters import Counters
-from pixelis.serve.limits import ByteBudget, RateLimits
+from pixelis.serve.limits import ByteBudget, RateLimits, Uploads
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.responses import add_exception_handlers, api_error, until
 
@@ -327,3 +327,17 @@ def test_decoded_pictures_never_exceed_their_budget_and_nobody_waits_for_free_me
         assert not budget.queue
 
     asyncio.run(play())
+
+
+def test_a_client_and_all_clients_together_may_send_only_so_much_at_once() -> None:
+    uploads = Uploads(2, 100)
+    with uploads.enter("a") as receive, uploads.enter("a"):
+        with pytest.raises(Overloaded, match="2 bodies already"), uploads.enter("a"):
+            pass
+        with uploads.enter("b") as other:
+            receive(60)
+            other(40)
+            with pytest.raises(Overloaded):
+                other(1)
+        receive(40)
+    assert (uploads.clients, uploads.bytes) == ({}, 0)

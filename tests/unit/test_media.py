@@ -18,7 +18,8 @@ from PIL import Image, ImageCms, PngImagePlugin
 from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.errors import BadImage
-from pixelis.operations.image import load_image
+from pixelis.operations.image import image_pixels, load_image
+from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.records import Media
 
 RED = (250, 10, 20)
@@ -213,6 +214,23 @@ def png_header(width: int, height: int) -> bytes:
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_jpeg_is_decoded_at_a_size_that_suffices_for_the_view(mode: str):
+    """The view is nearly the one of the full picture. Other formats have no such scaling."""
+    ramp = np.add.outer(np.arange(1000), np.arange(2000)) * 255 / 3000
+    picture = Image.fromarray(ramp.astype(np.uint8)).convert("RGB").convert(mode)
+    budget, views = PixelBudget(4096, 4096), {}
+    for kind, size in (("JPEG", (125, 250)), ("TIFF", (1000, 2000))):
+        buffer = io.BytesIO()
+        picture.save(buffer, kind)
+        draft = load_image(buffer.getvalue(), 10_000_000, 10_000_000, draft=4 * budget.max_pixels)
+        assert draft.shape == (*size, 3)
+        views[kind] = fit(draft, budget, 1)
+        full = fit(load_image(buffer.getvalue(), 10_000_000, 10_000_000), budget, 1)
+        assert np.abs(views[kind].astype(int) - full).max() <= 6
+        assert image_pixels(buffer.getvalue(), 10_000_000, 10_000_000) == 2_000_000
 
 
 def test_caps_are_checked_before_decoding():

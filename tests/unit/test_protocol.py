@@ -15,7 +15,7 @@ from pixelis.records import Group, ImageView, Observation, Question, StopReason,
 from pixelis.serve import app
 from pixelis.serve.access import digest
 from pixelis.serve.agent_types import Answer
-from pixelis.serve.limits import Admission
+from pixelis.serve.limits import Admission, running_limit
 from pixelis.serve.protocol.agent import AgentRequest, without_tokens
 from pixelis.serve.protocol.errors import ApiError, parse_body
 from pixelis.serve.protocol.evolution import EmptyRequest, EvolutionReply, PromoteRequest, ReviewDecision, RollbackRequest
@@ -325,6 +325,20 @@ def test_a_key_is_required_off_loopback(monkeypatch: pytest.MonkeyPatch) -> None
     assert [app.is_loopback(host) for host in ("::1", "[::1]", "127.8.9.1", "::", "")] == [True, True, True, False, False]
     monkeypatch.setenv("PIXELIS_API_KEY", "secret")
     assert app.api_key_digest(load(None, ["serve.host=0.0.0.0"])) == digest("secret") != digest("secret2")
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "k\u200bey", "a\tb", "\udcff"])
+def test_a_key_that_clients_cannot_send_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("PIXELIS_API_KEY", key)
+    with pytest.raises(BadConfig, match="PIXELIS_API_KEY has characters"):
+        app.api_key_digest(load(None, []))
+
+
+def test_gateways_share_the_requests_that_the_generators_can_decode() -> None:
+    one = load(None, ["engine.max_num_seqs=64", "serve.samples=8", "serve.replicas=1"])
+    two = load(None, ["engine.max_num_seqs=64", "serve.samples=8", "serve.replicas=2"])
+    assert (running_limit(one), running_limit(two)) == (8, 4)
+    assert running_limit(two, 3) == 12
 
 
 def test_a_port_in_use_names_the_fix() -> None:
