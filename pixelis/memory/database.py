@@ -7,7 +7,6 @@ commits all pending writes together, so that concurrent callers share one sync.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -24,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from pixelis.errors import BadInput, InfraFailure
-from pixelis.memory.disk import DAMAGED, NO_SPACE, disk_failure, has_space
+from pixelis.memory.disk import DAMAGED, NO_SPACE, disk_failure, disk_failures, has_space
+from pixelis.memory.lease import Lease
 from pixelis.memory.salvage import Salvage, checksum, damaged, digest, prepare, salvage
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ Change = Callable[[sqlite3.Connection], Any]
 
 
 class Database:
-    """The file of one shard. A lock in its folder admits one process at a time."""
+    """The file of one shard. A lease of its folder admits one process at a time."""
 
     def __init__(self, folder: Path, wait_s: float = 10.0):
         self.path = folder / "shard.sqlite"
@@ -83,16 +83,13 @@ class Database:
         """Why the disk refused the last write; None if it did not. Reset when a later write succeeds."""
         self.salvaged: Salvage | None = None
         """What opening saved from a damaged file; None if it was intact."""
-        try:
+        with disk_failures(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise disk_failure(folder, error) from error
+            self._lease = Lease(folder, wait_s)
         try:
-            self._lock_folder(wait_s)
             self._open()
         except BaseException:
-            os.close(self._lock)
+            self._lease.release()
             raise
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
         self._pending: queue.Queue[tuple[Change, Future, Callable[[Any], None] | None] | None] = queue.Queue()
@@ -100,21 +97,6 @@ class Database:
         self._closed = False
         self._thread = threading.Thread(target=self._run_writer, name="memory-writer", daemon=True)
         self._thread.start()
-
-    def _lock_folder(self, wait_s: float) -> None:
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise InfraFailure(
-                        f"another process has locked the memory in {self.path.parent}",
-                        code="locked",
-                        fix="stop the service that uses this memory.dir, or configure another one",
-                    ) from None
-                time.sleep(0.05)
 
     def _open(self) -> None:
         fresh = self.path.with_name("salvaged.sqlite")
@@ -213,6 +195,7 @@ class Database:
             return
         outcomes: list[tuple[Future, Any, Callable[[Any], None] | None]] = []
         try:
+            self._lease.check()
             self._writer.execute("BEGIN IMMEDIATE")
             for change, done, applied in batch:
                 self._writer.execute("SAVEPOINT change")
@@ -252,6 +235,8 @@ class Database:
 
     def _failed(self, error: Exception) -> InfraFailure:
         """The error of a commit as InfraFailure; one of the disk is remembered, and logged when it begins."""
+        if isinstance(error, InfraFailure):
+            return error
         if not isinstance(error, sqlite3.Error | OSError):
             return InfraFailure(f"writing to {self.path} failed: {error}", code="write_failed", fix="see the log of the shard")
         failure = disk_failure(self.path, error)
@@ -274,6 +259,13 @@ class Database:
             raise disk_failure(self.path, error) from error
         finally:
             self._readers.put(connection)
+
+    @property
+    def refusal(self) -> str:
+        """The code of ``failure``, ``locked`` after another process took the folder over, or empty."""
+        if self._lease.lost:
+            return "locked"
+        return self.failure.code if self.failure is not None else ""
 
     def fact(self, name: str) -> str | None:
         """A fact about the shard, such as its name; None if it is not set."""
@@ -309,4 +301,4 @@ class Database:
         while not self._readers.empty():
             self._readers.get_nowait().close()
         self._writer.close()
-        os.close(self._lock)
+        self._lease.release()

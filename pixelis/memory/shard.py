@@ -345,8 +345,8 @@ class Shard:
 
     @property
     def refusal(self) -> str:
-        """Why the disk refuses to store at present, a code of ``memory.disk``; empty if it does not."""
-        return self.database.failure.code if self.database.failure is not None else ""
+        """Why nothing is stored at present, a code of ``memory.disk`` or ``locked``; empty if it is."""
+        return self.database.refusal
 
     @property
     def damaged(self) -> int:
