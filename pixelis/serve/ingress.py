@@ -26,6 +26,8 @@ REPLACEMENT_S = 60.0
 """Seconds within which Serve replaces a proxy actor that died; then a stand-in ends."""
 BUFFER_BYTES, HEADER_BYTES, URL_BYTES = 32_768, 16_384, 8_192
 """HAProxy's buffer, into which a request without its body must fit, and the largest header and URL that a gateway gets."""
+CLIENT_CONNECTIONS = 1024
+"""Open connections of one address, of the 4096 that HAProxy has by default."""
 METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 ERRORS = {
     400: ("bad_request", "the request is malformed, or ended before it was complete"),
@@ -55,12 +57,16 @@ def adapt(text: str) -> str:
 
     - Errors of HAProxy and of Serve, which are plain text, have OpenAI's format, and Retry-After where the caller may try again.
     - Callers have 10 s to send a header, of at most 16 kB. Methods that the gateway's server would call malformed are errors.
+    - One address may have a quarter of the connections: none keeps all others out by opening connections.
     - `option forwardfor`: the gateway limits rates by client address.
     - Statistics and metrics are bound to loopback only.
     """
     defaults = ["option abortonclose", "option forwardfor", f"timeout http-request {HEADER_TIMEOUT_S}s"]
     defaults += [f"http-error {reply(status, *error)}" for status, error in ERRORS.items()]
     rules = [
+        "stick-table type ipv6 size 100k expire 10m store conn_cur",
+        "tcp-request connection track-sc0 src",
+        f"tcp-request connection reject if {{ sc0_conn_cur gt {CLIENT_CONNECTIONS} }}",
         f"http-request return {reply(414, 'url_too_long', f'the URL is longer than {URL_BYTES} bytes')} "
         f"if {{ url,length gt {URL_BYTES} }}",
         f"http-request return {reply(431, 'header_too_large', f'the header is larger than {HEADER_BYTES} bytes')} "

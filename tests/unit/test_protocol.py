@@ -15,6 +15,7 @@ from pixelis.records import Group, ImageView, Observation, Question, StopReason,
 from pixelis.serve import app
 from pixelis.serve.access import digest
 from pixelis.serve.agent_types import Answer
+from pixelis.serve.backends import Backends
 from pixelis.serve.limits import Admission, running_limit
 from pixelis.serve.protocol.agent import AgentRequest, without_tokens
 from pixelis.serve.protocol.errors import ApiError, parse_body
@@ -332,6 +333,19 @@ def test_a_key_that_clients_cannot_send_is_refused_at_the_start(monkeypatch: pyt
     monkeypatch.setenv("PIXELIS_API_KEY", key)
     with pytest.raises(BadConfig, match="PIXELIS_API_KEY has characters"):
         app.api_key_digest(load(None, []))
+
+
+@pytest.mark.parametrize(
+    ("cores", "options", "replicas"),
+    [(2, [], 1), (4, [], 2), (4, ["serve.max_replicas=1"], 1), (1, ["serve.replicas=3"], 3)],
+)
+def test_two_gateways_start_where_cores_allow(
+    monkeypatch: pytest.MonkeyPatch, cores: int, options: list[str], replicas: int
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    deployment = app.build(load(None, options), Backends(("g",), "n"), None)._bound_deployment
+    scaling = deployment._deployment_config.autoscaling_config
+    assert (scaling.min_replicas if scaling else deployment.num_replicas) == replicas
 
 
 def test_gateways_share_the_requests_that_the_generators_can_decode() -> None:
