@@ -81,7 +81,7 @@ def start(config: Any, store: str, index: int, name: str) -> tuple[Any, Any]:
 def test_generators_scale_with_the_load_and_back(deployed: Deployed, tmp_path: Path, record_figures: Callable[..., None]) -> None:
     overrides = ["engine.workers=1", f"engine.max_workers={MOST}", "engine.max_num_seqs=8", "serve.samples=2", "serve.cache=0"]
     overrides += ["serve.upscale_delay_s=1.5", "serve.downscale_delay_s=3", "serve.max_queue=64", "evolution.enabled=false"]
-    config = load(None, [*overrides, "memory.enabled=false", f"run.dir={tmp_path}"])
+    config = load(None, [*overrides, "serve.replicas=1", "memory.enabled=false", f"run.dir={tmp_path}"])
     first = ScriptedGenerator.options(name="scaled-generator-0").remote(0)
     follower = Follower.options(name="scaled-evolution").remote()
     # Its process imports this file.
