@@ -31,6 +31,7 @@ from pixelis.actors.rollouts import Prompts, RolloutBatch, Rollouts, StepResult,
 from pixelis.actors.weights import arrange_stream
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.labels import Labels
 from pixelis.datasets.questions import read_questions, require_text
 from pixelis.datasets.stream import question_stream
 from pixelis.dialogue.dialects import offered
@@ -169,7 +170,9 @@ class Coordinator:
     def _questions(self) -> Iterator[tuple[int, Question]]:
         """Questions that no batch has used yet, with their numbers in the stream."""
         start, ahead = self.consumed.cursor, set(self.consumed.ahead)
-        questions = question_stream(self.config.data, self.config.run.seed, start, self._skipped)
+        # A run whose rewards use no truth never has one.
+        on_labels = None if self.config.rewards.labelled else self.rollouts.labels.__setitem__
+        questions = question_stream(self.config.data, self.config.run.seed, start, self._skipped, on_labels)
         return ((number, question) for number, question in enumerate(questions, start) if number not in ahead)
 
     def _skipped(self, row: BadRow) -> None:
@@ -379,8 +382,7 @@ class Coordinator:
         Reserves ``share`` of the generators for ``version``. Raises InfraFailure if that fails, and an error for an unusable
         question, because a held-out set must be complete.
         """
-        rows = itertools.islice(read_questions(source, seed=seed, epochs=1), count)
-        questions = await asyncio.to_thread(lambda: [require_text(question, source) for question in rows])
+        questions = await asyncio.to_thread(_evaluation_set, self.config, source, seed, count)
         if not questions:
             raise DataFailure(f"{source} has no questions", fix="check data.evaluate")
         self.evaluated[name] = 0
@@ -424,3 +426,11 @@ class Consumed:
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
         return {"cursor": self.cursor, "ahead": sorted(self.ahead)}
+
+
+def _evaluation_set(config: Config, source: str, seed: int | None, count: int) -> list[Question]:
+    """The first questions of ``source``. Where rewards use no truth, rows may lack one."""
+    cut: dict[str, Labels] = {}
+    rows = read_questions(source, seed=seed, epochs=1, on_labels=None if config.rewards.labelled else cut.__setitem__)
+    questions = [require_text(question, source) for question in itertools.islice(rows, count)]
+    return [q.model_copy(update=cut[q.id]._asdict()) if q.id in cut else q for q in questions]

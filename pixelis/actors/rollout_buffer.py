@@ -29,6 +29,8 @@ class ScoredGroup:
     greedy: float | None = None
     number: int = 0
     """Number of the question in the stream."""
+    accuracy: dict[str, float] = field(default_factory=dict)
+    """Accuracy by trajectory where the reader has cut the truth off: for metrics alone."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +20,7 @@ from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter, Reservation, RolloutRequest
 from pixelis.actors.rollout_buffer import ScoredGroup, Selection
 from pixelis.config import Config
+from pixelis.datasets.labels import Labels
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation.batches import NO_MAJORITY, batch_metrics, learnt_votes
@@ -103,6 +104,8 @@ class Rollouts:
     ):
         self.config, self.router, self.embedder = config, router, embedder
         self.scorer = itertools.cycle(scorers)
+        self.labels: dict[str, Labels] = {}
+        """True answers by question id that the reader has cut off: for metrics alone."""
         replay = config.rft.replay
         self.replay = SampleReplay(replay.capacity, replay.alpha, replay.max_age, replay.max_bytes)
 
@@ -118,6 +121,8 @@ class Rollouts:
                 deterministic = SamplingParams(0.0, 1.0, d.max_turn_tokens, seed)
                 requests.append(RolloutRequest(question, f"{name}-greedy", 1, deterministic, operations, d.max_turns))
             scored, *greedy = await asyncio.gather(*(self.episodes(request, step) for request in requests))
+            if (labels := self.labels.pop(question.id, None)) is not None:
+                scored.accuracy = await next(self.scorer).accuracy.remote(scored.group, *labels)
         except (DataFailure, BadInput) as error:
             return (unwrap_ray_error(error) or error).code
         if greedy:
@@ -152,7 +157,8 @@ class Rollouts:
             message = f"none of the {len(abstained)} questions tried for step {step} has a majority"
             raise DataFailure(message, code="no_majority", fix="lower rewards.vote.min_share, or set rewards.vote.tie=first")
         r = self.config.rft
-        attempted = [scored.group for scored in [*chosen, *uninformative, *abstained]]
+        tried = [*chosen, *uninformative, *abstained]
+        attempted = [measured(scored.group, scored.accuracy) for scored in tried]
         metrics = {
             **batch_metrics(attempted),
             "rollout/unusable_groups": float(selection.failures.total()),
@@ -179,7 +185,7 @@ class Rollouts:
             self.replay.add(group, scored.views, step)
         metrics["group/replayed"] = float(len(replayed))
         if r.train_samples:
-            metrics |= learnt_votes(groups)
+            metrics |= learnt_votes([measured(g, s.accuracy) for g, s in zip(groups, chosen, strict=True)])
         return RolloutBatch(
             step,
             groups + [sample.group for sample in replayed],
@@ -188,6 +194,17 @@ class Rollouts:
             selection.numbers,
             metrics=metrics,
         )
+
+
+def measured(group: Group, accuracy: Mapping[str, float]) -> Group:
+    """A copy of the group for metrics, with the accuracy by trajectory that no reward, filter or advantage sees."""
+    if not accuracy:
+        return group
+    known = [
+        t.model_copy(update={"rewards": {**t.rewards, "accuracy": accuracy[t.id]}}) if t.id in accuracy else t
+        for t in group.trajectories
+    ]
+    return group.model_copy(update={"trajectories": known})
 
 
 def abstains(group: Group) -> bool:

@@ -67,6 +67,10 @@ class Scorer:
                 lines.write(line + "\n")
         return scored
 
+    def accuracy(self, group: Group, answers: Sequence[str], scorer: str) -> dict[str, float]:
+        """Score of each answer against truths that the group lacks, by trajectory, for metrics; see ``Grader.accuracy``."""
+        return self.grader.accuracy(group, answers, scorer)
+
     def advance(self, step: int, is_last: bool = False) -> Advance:
         """End training step ``step``; see ``Grader.advance``."""
         with self.lock:

@@ -20,6 +20,7 @@ import numpy as np
 
 from pixelis.datasets import cards
 from pixelis.datasets.bad_rows import BadRow, UniqueIds
+from pixelis.datasets.labels import OnLabels, labels_of, read_without_truths
 from pixelis.datasets.source_options import parse_options, whole_option
 from pixelis.errors import BadConfig, BadInput
 from pixelis.records import Demonstration, Question
@@ -77,20 +78,23 @@ def read_questions(
     max_bad_rows: float = 0,
     shuffle_rows: int = SHUFFLE_ROWS,
     on_bad_row: Callable[[BadRow], None] | None = None,
+    on_labels: OnLabels | None = None,
 ) -> Iterator[Question]:
     """Questions of ``source`` from number ``start`` on, endlessly unless ``epochs`` is set.
 
     ``seed`` shuffles the rows differently in every epoch, within windows of ``shuffle_rows`` (None: source order), in which a row
     of ``meta.weight`` w comes w times as often as one of weight 1; it also selects the pictures of a `cards:` source without a
     seed. ``limit`` keeps the first N rows. The order depends on these arguments alone, so a run resumes by number. Up to
-    ``max_bad_rows`` (below 1: a share) are skipped, and ``on_bad_row`` is called once for each.
+    ``max_bad_rows`` (below 1: a share) are skipped, and ``on_bad_row`` is called once for each. With ``on_labels`` truths are cut
+    off at the reader, see ``pixelis.datasets.labels``, and only passed to it.
 
     Raises MissingFile, and BadInput naming file, row and column.
     """
     if source.startswith("cards:"):
-        return _read_cards(source, seed, start, limit or CARDS_EPOCH, epochs)
+        questions = _read_cards(source, seed, start, limit or CARDS_EPOCH, epochs)
+        return questions if on_labels is None else _cut(questions, on_labels)
     return epochs_of(
-        lambda: read_rows(source),
+        lambda: read_rows(source, on_labels=on_labels),
         sampling_weight,
         BadRowBudget(source, max_bad_rows, on_bad_row),
         seed=seed,
@@ -136,8 +140,20 @@ def read_demonstrations(source: str, count: int, seed: int, direct_share: float)
     )
 
 
-def read_rows(source: str, kind: type[Question] = Question) -> Iterator[Question | BadRow]:
+def _cut(rows: Iterator[T], on_labels: OnLabels) -> Iterator[T | Question]:
+    for row in rows:
+        if isinstance(row, Question):
+            if (labels := labels_of(row)) is not None:
+                on_labels(row.id, labels)
+            yield read_without_truths(row)
+        else:
+            yield row
+
+
+def read_rows(source: str, kind: type[Question] = Question, on_labels: OnLabels | None = None) -> Iterator[Question | BadRow]:
     """The records of a source, once, in source order; unusable rows are values. Not for `cards:`, which is endless.
+
+    With ``on_labels`` truths are cut off and only passed to it.
 
     Raises MissingFile and BadInput for a source that cannot be read at all.
     """
@@ -146,12 +162,13 @@ def read_rows(source: str, kind: type[Question] = Question) -> Iterator[Question
     from pixelis.datasets.formats import read_records
 
     if not source.startswith("packaged:") and not readers.is_dataset(source):
-        return read_records(source, kind)
+        return read_records(source, kind, on_labels)
     if not issubclass(Question, kind):
         message = f"{source} holds annotated media, not demonstrations"
         raise BadInput(message, fix="generate demonstrations from it with jobs.synthesize")
     ids, rows = UniqueIds(), packaged.read(source) if source.startswith("packaged:") else readers.read(source)
-    return (row if isinstance(row, BadRow) else ids.check(row.id, source, row.id) or row for row in rows)
+    checked = (row if isinstance(row, BadRow) else ids.check(row.id, source, row.id) or row for row in rows)
+    return checked if on_labels is None else _cut(checked, on_labels)
 
 
 def epochs_of(

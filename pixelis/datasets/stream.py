@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from pixelis.datasets.bad_rows import BadRow, UniqueIds
 from pixelis.datasets.execution import stream_context
 from pixelis.datasets.files import PART_BYTES, Part
 from pixelis.datasets.formats import Record, Records
+from pixelis.datasets.labels import Labels, OnLabels
 from pixelis.datasets.questions import BadRowBudget, epochs_of, read_questions, read_rows, require_text, sampling_weight
 from pixelis.records import Question
 
@@ -44,20 +46,23 @@ SCHEMA = pa.schema(
         "file": pa.string(),
         "row": pa.string(),
         "problem": pa.list_(pa.string()),
+        "labels": pa.string(),
     }
 )
-"""A record as JSON with its place, or the problem of a bad row: column, code and message. All null at the end of a pass."""
+"""A record as JSON with its place and its labels if those were cut off, or the problem of a bad row: column, code and message.
+All null at the end of a pass."""
 END: dict[str, Any] = dict.fromkeys(SCHEMA.names)
 Read = Callable[[], Iterable[dict[str, Any]]]
 """Returns the rows of a task."""
 
 
 class Text(NamedTuple):
-    """A record as JSON."""
+    """A record as JSON, and its labels if they were cut off."""
 
     id: str
     text: str
     weight: float
+    labels: str | None = None
 
 
 class Parts(Datasource):
@@ -82,22 +87,34 @@ class Parts(Datasource):
 
 
 def question_stream(
-    data: DataConfig, seed: int, start: int = 0, on_bad_row: Callable[[BadRow], None] | None = None
+    data: DataConfig,
+    seed: int,
+    start: int = 0,
+    on_bad_row: Callable[[BadRow], None] | None = None,
+    on_labels: OnLabels | None = None,
 ) -> Iterator[Question]:
     """The questions of ``data.train`` from number ``start`` on, in the order of ``read_questions``, endlessly.
 
-    ``on_bad_row`` is called once for each row that cannot be used. Raises what ``read_questions`` raises.
+    ``on_bad_row`` is called once for each row that cannot be used. With ``on_labels`` truths are cut off and only passed to it.
+    Raises what ``read_questions`` raises.
     """
-    source = data.train
+    source, labels = data.train, on_labels is None
+
+    def question(text: str, cut: str | None) -> Question:
+        result = Question.model_validate_json(text)
+        if on_labels is not None and cut is not None:
+            on_labels(result.id, Labels(*json.loads(cut)))
+        return result
+
     if source.startswith("cards:"):
         for first in itertools.count(start, CARDS * TASKS):
             starts = range(first, first + CARDS * TASKS, CARDS)
-            for row in _execute("Cards", [functools.partial(_read_cards, source, seed, n, data.limit) for n in starts]):
-                yield Question.model_validate_json(row["text"])
-    passes = _passes("Questions", [*_reads(source, Question, data.limit, with_text=True)])
+            for row in _execute("Cards", [functools.partial(_read_cards, source, seed, n, data.limit, labels) for n in starts]):
+                yield question(row["text"], row["labels"])
+    passes = _passes("Questions", [*_reads(source, Question, data.limit, with_text=True, labels=labels)])
     budget = BadRowBudget(source, data.max_bad_rows, on_bad_row)
     for text in epochs_of(passes, lambda row: row.weight, budget, seed=seed, start=start, window=data.shuffle_rows):
-        yield Question.model_validate_json(text.text)
+        yield question(text.text, text.labels)
 
 
 class Change(NamedTuple):
@@ -133,7 +150,7 @@ def _passes(name: str, reads: list[Read], change: Change | None = None) -> Calla
                 yield BadRow(row["file"], row["row"], *row["problem"])
             else:
                 repeated = ids.check(row["id"], row["file"], row["row"])
-                yield repeated or Text(row["id"], row["text"], row["weight"])
+                yield repeated or Text(row["id"], row["text"], row["weight"], row["labels"])
 
     return next_pass
 
@@ -173,23 +190,26 @@ class _Changer:
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def _reads(source: str, kind: type[Question], limit: int, with_text: bool = False) -> Iterator[Read]:
+def _reads(source: str, kind: type[Question], limit: int, with_text: bool = False, labels: bool = True) -> Iterator[Read]:
     """The reading of each part of a source; of the whole source where it cannot be divided."""
     text = functools.partial(_row, source, with_text)
     if limit or source.startswith("packaged:") or readers.is_dataset(source):
-        yield functools.partial(_read_all, source, kind, limit, text)
+        yield functools.partial(_read_all, source, kind, limit, text, labels)
         return
-    records, files = Records.open(source, kind)
+    records, files = Records.open(source, kind, labels)
     parts = records.parts(files, PART_BYTES)
     for i, (part, name) in enumerate(parts, 1):
         yield functools.partial(_read_part, records, part, name, text, i == len(parts))
 
 
-def _read_all(source: str, kind: type[Question], limit: int, row: Callable[[Record], dict]) -> Iterator[dict]:
-    count = 0
-    for value in read_rows(source, kind):
+def _read_all(source: str, kind: type[Question], limit: int, row: Callable[[Record], dict], labels: bool) -> Iterator[dict]:
+    count, cut = 0, dict[str, Labels]()
+    for value in read_rows(source, kind, None if labels else cut.__setitem__):
         is_bad = isinstance(value, BadRow)
-        yield row(Record(value.file, value.row, value) if isinstance(value, BadRow) else Record(source, value.id, value))
+        if isinstance(value, BadRow):
+            yield row(Record(value.file, value.row, value))
+        else:
+            yield row(Record(source, value.id, value, cut.pop(value.id, None)))
         count += not is_bad
         if count == limit:
             break
@@ -202,20 +222,34 @@ def _read_part(records: Records, part: Part, name: str | None, row: Callable[[Re
         yield END
 
 
-def _read_cards(source: str, seed: int, start: int, limit: int) -> Iterator[dict]:
-    for question in itertools.islice(read_questions(source, seed, start, limit), CARDS):
-        yield END | {"text": question.model_dump_json()}
+def _read_cards(source: str, seed: int, start: int, limit: int, labels: bool) -> Iterator[dict]:
+    cut: dict[str, Labels] = {}
+    questions = read_questions(source, seed, start, limit, on_labels=None if labels else cut.__setitem__)
+    for question in itertools.islice(questions, CARDS):
+        yield END | {"text": question.model_dump_json(), "labels": _json(cut.pop(question.id, None))}
+
+
+def _json(labels: Labels | None) -> str | None:
+    return None if labels is None else json.dumps(labels)
 
 
 def _row(source: str, with_text: bool, record: Record) -> dict[str, Any]:
-    file, row, value = record
+    file, row, value, labels = record
     if isinstance(value, BadRow):
         return END | {"file": file, "row": row, "problem": [value.column, value.code, value.message]}
     if with_text:
         require_text(value, source)
     text = value.model_dump_json(exclude={"annotations"} if with_text else None)
     weight = sampling_weight(value) if with_text else 1.0
-    return {"id": value.id, "text": text, "weight": weight, "file": file, "row": row, "problem": None}
+    return {
+        "id": value.id,
+        "text": text,
+        "weight": weight,
+        "file": file,
+        "row": row,
+        "problem": None,
+        "labels": _json(labels),
+    }
 
 
 def _blocks(read: Read) -> Iterator[pa.Table]:

@@ -89,6 +89,12 @@ class Grader:
             self.observe(scored, states)
         return scored
 
+    def accuracy(self, group: Group, answers: Sequence[str], scorer: str) -> dict[str, float]:
+        """Score of each answer against ``answers`` by trajectory, where there is one. Changes neither group nor state."""
+        question = group.question.model_copy(update={"answers": list(answers), "scorer": scorer})
+        context = Context(group.model_copy(update={"question": question}), self.settings, self.services, answers)
+        return {id: score for id, score in context.scores.items() if isinstance(score, float)}
+
     def observe(self, scored: Group, states: Mapping[str, States] | None = None) -> None:
         """Add a scored group for the next ``advance``; a group added again counts once."""
         values: dict[str, list[float]] = {}

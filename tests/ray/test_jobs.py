@@ -198,6 +198,26 @@ def test_ttrl_refuses_rewards_that_use_the_true_answer(
     assert "rewards.weights" in capfd.readouterr().err
 
 
+def test_scrambled_truths_leave_ttrl_bitwise_the_same_from_file_to_weights(
+    sft_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters, accuracies = [], []
+    adapter = f"policy.adapter={sft_folder}/checkpoints/step_00000060"
+    for name, shift in (("true", 0), ("scrambled", 3)):
+        rows = [cards.question_row("train", 1, number) for number in range(8)]
+        truths = [row["answers"] for row in rows]
+        rows = [{**row, "answers": truths[(i + shift) % 8]} for i, row in enumerate(rows)]
+        path, folder = tmp_path / "rows.jsonl", tmp_path / name
+        path.write_text("\n".join(map(json.dumps, rows)))
+        keys = [*TTRL, adapter, f"data.train={path}", f"run.dir={folder}", "rft.steps=2", "ttrl.patience=0", "ttrl.samples=2"]
+        assert run_job(ttrl.main, monkeypatch, *keys) == 0
+        adapters.append(load_adapter(checkpoint.latest(folder)).sha256())
+        accuracies.append([row["vote/truth_share"] for row in events.read(folder, "step/policy")])
+        assert json.loads((folder / "ttrl.json").read_text())["pass@1"] is not None
+    assert adapters[0] == adapters[1]
+    assert accuracies[0] != accuracies[1]  # the truths are measured, and nothing else
+
+
 def test_rollouts_after_sft_are_exactly_on_policy(ttrl_run: tuple[Path, str]) -> None:
     rows = events.read(ttrl_run[0], "step/policy")
     assert any(row["learner/trained_sequences"] > 0 for row in rows), "no vote had both a majority and a minority"

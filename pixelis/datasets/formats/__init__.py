@@ -32,6 +32,7 @@ from pixelis.datasets.formats import (
     ttrl,
 )
 from pixelis.datasets.formats.base import Format, Row
+from pixelis.datasets.labels import MASK, MASKED, Labels, OnLabels, labels_of, mask_truths, without_truths
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.datasets.prompts import PromptTemplate
 from pixelis.errors import BadInput, first_problem
@@ -65,24 +66,29 @@ def detect(columns: Iterable[str], row: str = "the row") -> str:
 
 
 class Record(NamedTuple):
-    """A row with its file and number: the record, or what is wrong with it."""
+    """A row with its file and number: the record, or what is wrong with it, and the labels that were cut off."""
 
     file: str
     row: str
     value: Question | BadRow
+    labels: Labels | None = None
 
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a source of files; rows of the wrong schema, or that are not a ``kind``, are bad rows."""
+    """The records of a source of files; rows of the wrong schema, or that are not a ``kind``, are bad rows.
+
+    Without ``labels`` the truths are cut off, and rows may lack them.
+    """
 
     source: Source
     kind: type[Question]
     system: fs.FileSystem
     folder: str
+    labels: bool = True
 
     @classmethod
-    def open(cls, text: str, kind: type[Question] = Question) -> tuple[Records, list[str]]:
+    def open(cls, text: str, kind: type[Question] = Question, labels: bool = True) -> tuple[Records, list[str]]:
         """The records of a source, and its files in order. MissingFile, or BadInput for an unknown format, scorer or template."""
         source = Source.of(text)
         if source.format is not None and source.format not in FORMATS:
@@ -93,7 +99,7 @@ class Records:
             PromptTemplate(source.prompt)
         option_seed(source.shuffle_options)
         system, folder, files = source.files()
-        return cls(source, kind, system, folder), files
+        return cls(source, kind, system, folder, labels), files
 
     def parts(self, files: Iterable[str], size: int) -> list[tuple[Part, str | None]]:
         """Parts of at least ``size`` bytes in order, each with the format of its file, None for that of its first row."""
@@ -103,7 +109,7 @@ class Records:
             # All parts of a file have the format of its first row, which only the first one holds.
             rows = (row for row in read_file(self.system, path) if isinstance(row, FileRow)) if len(cut) > 1 else iter(())
             first = next(rows, None)
-            name = _detect(first) if first is not None and self.source.format is None else self.source.format
+            name = self._detect(first) if first is not None and self.source.format is None else self.source.format
             parts += [(part, name) for part in cut]
         return parts
 
@@ -117,21 +123,38 @@ class Records:
             if isinstance(row, BadRow):
                 yield Record(row.file, row.row, row)
                 continue
-            name = name or _detect(row)
+            name = name or self._detect(row)
             own_id = f"{_stem(part.path, self.folder)}-{row.number}"
-            value = _record(row, own_id, FORMATS[name], root, self.kind, self.source.scorer)
+            arguments = own_id, FORMATS[name], root, self.kind, self.source.scorer
+            value = _record(row, *arguments, labels=self.labels)
+            labelled = None if self.labels or isinstance(value, BadRow) else _record(row, *arguments)
             if seed is not None and isinstance(value, Question):
                 value = shuffle_options(value, seed)
+                labelled = shuffle_options(labelled, seed) if isinstance(labelled, Question) else labelled
+            labels = labels_of(labelled) if isinstance(labelled, Question) else None
             if prompt is not None and isinstance(value, Question):
                 value = prompt.apply(value)
-            yield Record(row.file, str(row.number), value)
+            yield Record(row.file, str(row.number), value, labels)
+
+    def _detect(self, row: FileRow) -> str:
+        try:
+            return _detect(row)
+        except BadInput:
+            if self.labels or "answer" in row.values:
+                raise
+            return detect([*row.values, "answer"], f"{row.file}, row {row.number}")
 
 
-def read_records(text: str, kind: type[Question] = Question) -> Iterator[Question | BadRow]:
-    """All records of a source in order, as `Records` reads them; a repeated id is a bad row."""
-    (records, files), ids = Records.open(text, kind), UniqueIds()
+def read_records(text: str, kind: type[Question] = Question, on_labels: OnLabels | None = None) -> Iterator[Question | BadRow]:
+    """All records of a source in order, as `Records` reads them; a repeated id is a bad row.
+
+    With ``on_labels`` truths are cut off and only passed to it.
+    """
+    (records, files), ids = Records.open(text, kind, labels=on_labels is None), UniqueIds()
     for path in files:
-        for file, row, value in records.read(Part(path)):
+        for file, row, value, labels in records.read(Part(path)):
+            if on_labels is not None and labels is not None and not isinstance(value, BadRow):
+                on_labels(value.id, labels)
             yield value if isinstance(value, BadRow) else ids.check(value.id, file, row) or value
 
 
@@ -152,13 +175,18 @@ def _stem(path: str, folder: str) -> str:
 
 
 def _record(
-    row: FileRow, name: str, format: Format, root: MediaRoot, kind: type[Question], scorer: str | None
+    row: FileRow, name: str, format: Format, root: MediaRoot, kind: type[Question], scorer: str | None, labels: bool = True
 ) -> Question | BadRow:
-    place = (row.file, str(row.number))
+    place, values = (row.file, str(row.number)), row.values
+    if not labels:
+        absent = {column: MASK for column in format.required.split() if column in MASKED}
+        values = mask_truths({**absent, **values})
     try:
-        record = format.read(row.values, name, root)
+        record = format.read(values, name, root)
         if not isinstance(record, kind):
             raise RowError("turns", "no_turns", f"not a {kind.__name__.lower()}: the row has no assistant turns")
+        if not labels:
+            record = without_truths(record)
         record.model_dump_json()  # fails on half of a surrogate pair
         return record.model_copy(update={"scorer": scorer}) if scorer else record
     except RowError as error:

@@ -1,0 +1,71 @@
+"""Cuts true answers off at the reader, so that nothing behind it (scorer, vote, filter, curriculum, reward) can depend on one.
+
+The columns of a row that hold the truth are masked before its format reads it. Of an annotated set, whose readers know their
+files, the truths are removed from the question, and the scorer is chosen anew from the question alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pixelis.records import Question
+from pixelis.rewards.scorers import case_of
+
+MASK = "-"
+"""Stands for every truth while a row is read; it is no letter of a choice and no number."""
+MASKED = ("answer", "solution", "ground_truth", "cot", "thinking")
+REMOVED = ("answers", "annotations")
+META = ("options", "system", "weight")
+"""Keys of ``meta`` that belong to the question; all others may repeat the truth."""
+_CHOICES = frozenset({"math", "exact", "pixel_reasoner"})
+"""Scorers that readers choose for answers that are no letters; a question with options is a choice whatever its answer is."""
+
+
+class Labels(NamedTuple):
+    """What was cut off: accepted answers and how they are compared. For metrics only."""
+
+    answers: list[str]
+    scorer: str
+
+
+OnLabels = Callable[[str, Labels], None]
+"""Receives the id of a question and its labels."""
+
+
+def mask_truths(row: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a row of any format without its truths."""
+    masked: dict[str, Any] = {key: MASK if key in MASKED else value for key, value in row.items() if key not in REMOVED}
+    if isinstance(model := row.get("reward_model"), dict):
+        masked["reward_model"] = {"ground_truth": MASK}
+        if "style" in model:
+            masked["reward_model"]["style"] = model["style"]
+    return masked
+
+
+def without_truths(question: Question) -> Question:
+    """The question alone: no answers, annotations or turns of a demonstration, and a scorer that follows its options."""
+    stripped = Question(
+        id=question.id,
+        question=question.question,
+        media=question.media,
+        scorer=question.scorer,
+        task=question.task,
+        split=question.split,
+        tools=question.tools,
+        meta={key: question.meta[key] for key in META if key in question.meta},
+    )
+    if stripped.scorer in _CHOICES and len(case_of(stripped, None, ()).options) > 1:
+        stripped.scorer = "mc_letter"
+    return stripped
+
+
+def read_without_truths(question: Question) -> Question:
+    """``without_truths`` of an annotated set, where Super-CLEVR chooses between ``count`` and ``exact`` by the truth."""
+    scorer = "exact" if question.scorer == "count" else question.scorer
+    return without_truths(question.model_copy(update={"scorer": scorer}))
+
+
+def labels_of(question: Question) -> Labels | None:
+    """The labels of a question; None without answers."""
+    return Labels(list(question.answers), question.scorer) if question.answers else None
