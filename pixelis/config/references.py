@@ -15,6 +15,12 @@ def is_reference(text: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in [*module.split("."), name])
 
 
+def is_function(text: str) -> bool:
+    """Whether ``text`` is a reference, or has the form ``path.py:name``."""
+    path, _, name = text.rpartition(":")
+    return is_reference(text) or (path.endswith(".py") and name.isidentifier())
+
+
 def load_reference(reference: str, key: str) -> Any:
     """Import the object of a reference.
 

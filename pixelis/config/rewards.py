@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from pixelis.config.base import Section, apply_preset
 from pixelis.config.presets.rewards import REWARD_PRESETS, reward_settings
-from pixelis.config.references import is_reference
+from pixelis.config.references import is_function
 
 
 class CuriosityConfig(Section):
@@ -60,12 +60,14 @@ ALWAYS = ("accuracy", "format", "curiosity")
 CURRICULUM_TERMS = ("accuracy", "curiosity_dynamics", "coherence")
 """Terms with weights of the curriculum, in the order of the configured tuples."""
 
+EXTRACTORS = ("dialect", "tags", "lenient")
 FormatKind = Literal["dialect", "think_answer", "caption", "turns", "think_boxed", "balanced", "boxed_once"]
 
 
 class TaskRewardsConfig(Section):
     weights: RewardWeightsConfig = RewardWeightsConfig()
     format: FormatKind = Field("dialect", description="definition of a well-formed turn")
+    scorer: str | None = Field(None, description="scorer for the questions of the task, instead of the one that each names")
 
 
 class OverlongConfig(Section):
@@ -159,13 +161,25 @@ class RewardsConfig(Section):
     weights: RewardWeightsConfig = RewardWeightsConfig()
     tasks: dict[str, TaskRewardsConfig] = Field({}, description="weights and format for the questions of a task (Question.task)")
     own: dict[str, float] = Field(
-        {}, description="your own reward functions (`package.module:function`) and their weights; a list gives each the weight 1"
+        {},
+        description="your own reward functions (`package.module:function` or `path.py:function`, also those of EasyR1) and their "
+        "weights; a list gives each the weight 1",
     )
     own_timeout_s: float = Field(
         10.0, gt=0, description="timeout in seconds of your own reward functions, after which the process is killed"
     )
     own_workers: int = Field(2, ge=1, description="processes per scorer actor that run your own reward functions")
-    scorer: str | None = Field(None, description="scorer for all questions, instead of the one that each question names")
+    scorer: str | None = Field(
+        None,
+        description="scorer for all questions, instead of the one that each question names; also your own function of (answer, "
+        "truth), `package.module:function` or `path.py:function`",
+    )
+    scorers: dict[str, str] = Field({}, description="scorers that replace those that questions name, e.g. {math: exact}")
+    extractor: str = Field(
+        "dialect",
+        description="where the answer is read: dialect; tags (answer tags alone); lenient (also `The answer is 7.`, untagged); "
+        "or your own function of the last text",
+    )
     format: FormatKind = Field("dialect", description="definition of a well-formed turn")
     curiosity: CuriosityConfig = CuriosityConfig()
     tool_above: float = Field(0.5, ge=0, lt=1, description="score above which tool_if_correct counts an answer as correct")
@@ -189,6 +203,11 @@ class RewardsConfig(Section):
         if isinstance(values, dict) and isinstance(values.get("own"), (list, tuple)):
             values = {**values, "own": {str(name): 1.0 for name in values["own"]}}
         return apply_preset(values, "preset", reward_settings)
+
+    def scorer_of(self, task: str, scorer: str) -> str:
+        """The scorer of a question of this task that names ``scorer``."""
+        own = self.tasks[task].scorer if task in self.tasks else None
+        return own or self.scorer or self.scorers.get(scorer, scorer)
 
     @property
     def mixtures(self) -> list[RewardWeightsConfig]:
@@ -238,8 +257,10 @@ class RewardsConfig(Section):
             if name in penalties:
                 raise ValueError(f"normalise.terms: {name} is a penalty and must not be normalised")
         for name in self.own:
-            if not is_reference(name):
-                raise ValueError(f"own: `{name}` is not of the form package.module:function")
+            if not is_function(name):
+                raise ValueError(f"own: `{name}` is not of the form package.module:function or path.py:function")
+        if self.extractor not in EXTRACTORS and not is_function(self.extractor):
+            raise ValueError(f"extractor: `{self.extractor}` is none of {', '.join(EXTRACTORS)} and no function")
         if self.stateful and self.workers > 1:
             raise ValueError("normalise, curriculum and curiosity_dynamics keep running state: set workers=1")
         return self

@@ -28,6 +28,7 @@ from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.dry_run import checks
 from pixelis.records import Group
 from pixelis.rewards.equality import Equality, classes
+from pixelis.rewards.extraction import answers_of
 from pixelis.rewards.services import shared_services
 from pixelis.telemetry import events, lineage
 
@@ -97,8 +98,9 @@ def votes(groups: Sequence[Group], rewards: RewardsConfig) -> tuple[dict[str, fl
     """
     agreement, single, majority = {}, {}, {}
     for group in groups:
-        answers = [t.answer for t in group.trajectories]
-        same = Equality(group.question, rewards.scorer or group.question.scorer, shared_services(rewards))
+        services, question = shared_services(rewards), group.question
+        answers = list(answers_of(group.trajectories, rewards, services).values())
+        same = Equality(question, rewards.scorer_of(question.task, question.scorer), services)
         names = classes(answers, same)
         ballots = Counter(name for name in names if name is not None)
         winner, count = ballots.most_common(1)[0] if ballots else (None, 0)

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from rapidfuzz.distance import Indel, Levenshtein
 
+from pixelis.config.references import is_function
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Question
 from pixelis.rewards.notation import Quantity, quantity, unwrap
@@ -35,6 +36,10 @@ class Services(Protocol):
 
     def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
         """1.0 when a language model accepts the answer."""
+        ...
+
+    def equal(self, name: str, answer: str | None, truths: Sequence[str]) -> float:
+        """The best score that a user's function gives the answer against a truth."""
         ...
 
     def note(self, status: str) -> None:
@@ -66,7 +71,9 @@ def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Ca
 
 
 def find_scorer(name: str) -> Scorer:
-    """The scorer of this name; BadInput ``unknown_scorer`` suggests the nearest."""
+    """The scorer of this name, or a user's function of (answer, truth); BadInput ``unknown_scorer`` suggests the nearest."""
+    if is_function(name):
+        return lambda case, services: services.equal(name, case.answer, case.truths)
     if name not in SCORERS:
         near = difflib.get_close_matches(name, SCORERS, n=1)
         fix = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(SCORERS)}"

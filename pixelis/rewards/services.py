@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pixelis.config import RewardsConfig
+from pixelis.config.references import is_function
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.records import Question, Trajectory
 from pixelis.rewards.judge import Judge
@@ -23,6 +24,9 @@ from pixelis.rewards.worker_pool import WorkerPool
 
 PUBLIC = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 """Environment variables of the workers for formulas, which parse the policy's text and need no keys."""
+
+OVERALL = "overall"
+"""Key of the reward in what a user's function returns."""
 
 
 class Services:
@@ -45,6 +49,10 @@ class Services:
             _ = self.judge_client
         if self.settings.own:
             _ = self.takes_group
+        tasks = {f"tasks.{name}.scorer": task.scorer for name, task in self.settings.tasks.items()}
+        for key, name in {"scorer": self.settings.scorer, "extractor": self.settings.extractor, **tasks}.items():
+            if name and is_function(name):
+                self._check_function(key, name)
 
     def note(self, status: str) -> None:
         """Count a status."""
@@ -96,6 +104,23 @@ class Services:
         self.note(f"math_{cause}")
         return 0.0
 
+    def equal(self, name: str, answer: str | None, truths: Sequence[str]) -> float:
+        """The best score of a user's function of (answer, truth); 0 without an answer. DataFailure when it fails."""
+        if answer is None:
+            return 0.0
+        values = [finite(self.own_workers.call({"task": "text", "name": name, "arguments": [answer, t]})) for t in truths]
+        for value in values:
+            if isinstance(value, DataFailure):
+                raise value
+        return max(float(value) for value in values)  # type: ignore[arg-type]
+
+    def extract(self, name: str, text: str) -> str | None:
+        """The answer that a user's function reads from a text. DataFailure when it fails or returns something else."""
+        value = self.own_workers.call({"task": "text", "name": name, "arguments": [text]})
+        if value is not None and not isinstance(value, str):
+            raise DataFailure(f"{name} returned {type(value).__name__}", code="wrong_type")
+        return value
+
     def readable(self, answer: str) -> bool:
         """Whether the formula can be parsed and compared within the timeout; counted by cause when not."""
         try:
@@ -115,12 +140,14 @@ class Services:
             )
         return self.judge_client.score(question, truths, answer)
 
-    def own(self, name: str, trajectories: Sequence[Trajectory], question: Question, step: int) -> list[float | DataFailure]:
-        """Value of a user's function for each rollout, or the failure."""
+    def own(
+        self, name: str, trajectories: Sequence[Trajectory], question: Question, step: int
+    ) -> list[dict[str, float] | DataFailure]:
+        """Value of a user's function for each rollout, or the failure: a number is ``overall``, a dict has more metrics."""
         rows = [t.model_dump(mode="json") for t in trajectories]
         row = question.model_dump(mode="json")
 
-        def call(part: list[dict[str, Any]]) -> list[float | DataFailure]:
+        def call(part: list[dict[str, Any]]) -> list[dict[str, float] | DataFailure]:
             try:
                 with self.timed(name):
                     value = self.own_workers.call(
@@ -135,7 +162,7 @@ class Services:
                 return [
                     DataFailure(f"{name} returned {len(values)} values for {len(part)} trajectories", code="wrong_length")
                 ] * len(part)
-            return [finite(v) for v in values]
+            return [_metrics(v) for v in values]
 
         if self.takes_group[name]:
             return call(rows)
@@ -170,13 +197,19 @@ class Services:
         """The workers for users' functions."""
         return self._once("own", lambda: WorkerPool(self.settings.own_workers, self.settings.own_timeout_s))
 
+    def _check_function(self, key: str, name: str) -> None:
+        try:
+            self.own_workers.call({"task": "check_text", "name": name}, timeout_s=60.0)
+        except DataFailure as failure:
+            raise BadConfig(f"rewards.{key} `{name}`: {failure.message}", fix="name a function that can be imported") from None
+
     def _takes_group(self, name: str) -> bool:
         try:
             return bool(self.own_workers.call({"task": "check_own", "name": name}, timeout_s=60.0))
         except DataFailure as failure:
             raise BadConfig(
                 f"rewards.own `{name}`: {failure.message}",
-                fix="name an importable package.module:function of (trajectory, question, step)",
+                fix="name package.module:function or path.py:function of (trajectory, question, step), or one of EasyR1",
             ) from None
 
     def _once(self, name: str, factory: Callable[[], Any]) -> Any:
@@ -194,6 +227,17 @@ class Services:
         for name in ("math", "own", "judge"):
             if name in opened:
                 opened[name].close()
+
+
+def _metrics(value: Any) -> dict[str, float] | DataFailure:
+    """The numbers of a user's reward; the failure of the first that is none."""
+    result: dict[str, float] = {}
+    for key, item in (value if isinstance(value, dict) else {OVERALL: value}).items():
+        number = finite(item)
+        if isinstance(number, DataFailure):
+            return number
+        result[str(key)] = number
+    return result if OVERALL in result else DataFailure(f"a reward without `{OVERALL}`", code="no_overall")
 
 
 def finite(value: Any) -> float | DataFailure:

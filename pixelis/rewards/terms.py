@@ -20,9 +20,10 @@ from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import coherence as sequences
 from pixelis.rewards.equality import Equality, classes, spellings
+from pixelis.rewards.extraction import answers_of
 from pixelis.rewards.formats import FORMATS, PUNISHING, completion, has_box
-from pixelis.rewards.scorers import GRADED, LOWEST, SLOW, case_of, exact, find_scorer
-from pixelis.rewards.services import Services, finite, shared_services
+from pixelis.rewards.scorers import GRADED, LOWEST, SCORERS, SLOW, case_of, exact, find_scorer
+from pixelis.rewards.services import OVERALL, Services, finite, shared_services
 
 if TYPE_CHECKING:
     from pixelis.rewards.dynamics import Dynamics, States
@@ -104,8 +105,8 @@ class Context:
         return self.settings.computed
 
     @cached_property
-    def own(self) -> dict[str, dict[str, float | DataFailure]]:
-        """Values of the user's own functions by name and trajectory."""
+    def own(self) -> dict[str, dict[str, dict[str, float] | DataFailure]]:
+        """Values of the user's own functions by name and trajectory: ``overall`` and further metrics."""
         if not self.valid:
             return {}
         values = {name: self.services.own(name, self.valid, self.question, self.step) for name in self.settings.own}
@@ -141,7 +142,7 @@ class Context:
         Answers vote in classes of the reward's own equality. Members of the majority score 1, others 0, or what a scorer with
         partial credit gives them.
         """
-        vote, answers = self.settings.vote, [t.answer for t in self.valid]
+        vote, answers = self.settings.vote, [self.answers[t.id] for t in self.valid]
         names = classes(answers, Equality(self.question, self._scorer(), self.services))
         votes = Counter(name for name in names if name is not None)
         ranked = votes.most_common(2)  # of equal counts the first voted
@@ -158,7 +159,7 @@ class Context:
         graded = self._scorer() in GRADED
         others = self._grade([spellings(answers, names)[winner]], pseudo=True) if graded else {}
         return {
-            t.id: 1.0 if name == winner and not self.too_long(t) else others.get(t.id, 0.0)
+            t.id: 1.0 if name == winner and not self.discounted(t) else others.get(t.id, 0.0)
             for t, name in zip(self.valid, names, strict=True)
         }
 
@@ -167,12 +168,17 @@ class Context:
         return _value_or_raise(self.scores[trajectory.id])
 
     def _scorer(self) -> str:
-        return self.settings.scorer or self.question.scorer
+        return self.settings.scorer_of(self.question.task, self.question.scorer)
+
+    @cached_property
+    def answers(self) -> dict[str, str | None]:
+        """The answer by trajectory, as ``rewards.extractor`` reads it."""
+        return answers_of(self.valid, self.settings, self.services)
 
     def too_long(self, trajectory: Trajectory) -> bool:
         """True for an answer of ``rewards.max_answer_chars`` or more."""
         limit = self.settings.max_answer_chars
-        return bool(limit) and len(trajectory.answer or "") >= limit
+        return bool(limit) and len(self.answers[trajectory.id] or "") >= limit
 
     def discounted(self, trajectory: Trajectory) -> bool:
         """True for an answer that scores 0 whatever it says: one that is too long, or not in the box that `boxed_once` wants."""
@@ -201,10 +207,11 @@ class Context:
                 return DataFailure(f"scorer {name} returned {value}", code="out_of_range")
             return value
 
-        answers = list(dict.fromkeys(t.answer for t in self.valid if not self.discounted(t)))
-        run = self.services.threads.map if name in SLOW and len(answers) > 1 else map
+        answers = list(dict.fromkeys(self.answers[t.id] for t in self.valid if not self.discounted(t)))
+        slow = name not in SCORERS or name in SLOW
+        run = self.services.threads.map if slow and len(answers) > 1 else map
         scores = dict(zip(answers, run(grade, answers), strict=True))
-        return {t.id: 0.0 if self.discounted(t) else scores[t.answer] for t in self.valid}
+        return {t.id: 0.0 if self.discounted(t) else scores[self.answers[t.id]] for t in self.valid}
 
 
 def _value_or_raise(value: float | DataFailure) -> float:
@@ -371,7 +378,7 @@ def score_group(
 
 def score_in(context: Context) -> Group:
     """A scored copy of the context's group; see ``score_group``."""
-    find_scorer(context.settings.scorer or context.group.question.scorer)
+    find_scorer(context.settings.scorer_of(context.question.task, context.question.scorer))
     scored = []
     for trajectory in context.group.trajectories:
         raw: dict[str, float] = {}
@@ -415,8 +422,9 @@ def _measure(trajectory: Trajectory, context: Context, raw: dict[str, float], we
             if context.settings.own[name]:
                 cause = cause or f"own_reward:{own_value.code}"
             continue
-        raw[name] = own_value
-        weighted[name] = context.settings.own[name] * own_value
+        raw[name] = own_value[OVERALL]
+        raw |= {f"{name}.{key}": value for key, value in own_value.items() if key != OVERALL}
+        weighted[name] = context.settings.own[name] * own_value[OVERALL]
     return cause
 
 

@@ -7,7 +7,9 @@ output, as frames of a 4-byte length and JSON. Neither side unpickles data of th
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import logging
@@ -133,37 +135,94 @@ def _math(request: dict[str, Any]) -> float:
     return 0.0
 
 
-def _function(name: str) -> tuple[Callable[..., Any], bool]:
-    """The user's function, and whether it takes a whole group: its first parameter is named ``trajectories``."""
-    module, _, attribute = name.partition(":")
-    function = getattr(importlib.import_module(module), attribute)
+@functools.cache
+def _loaded(name: str) -> Any:
+    """The object ``package.module:name`` or ``path.py:name``."""
+    module, _, attribute = name.rpartition(":")
+    if not module.endswith(".py"):
+        return getattr(importlib.import_module(module), attribute)
+    specification = importlib.util.spec_from_file_location(f"own_rewards_{len(sys.modules)}", module)
+    if specification is None or specification.loader is None:
+        raise ImportError(f"no file {module}")
+    loaded = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = loaded
+    specification.loader.exec_module(loaded)
+    return getattr(loaded, attribute)
+
+
+def _text(request: dict[str, Any]) -> Any:
+    """The value of a user's function of texts."""
+    return _plain(_loaded(request["name"])(*request["arguments"]))
+
+
+GROUP, EASYR1 = ("trajectories", "reward_inputs"), ("reward_input", "reward_inputs")
+"""Names of the first parameter of functions that take a whole group, and of those that take EasyR1's inputs."""
+
+
+def _function(name: str) -> tuple[Callable[..., Any], str]:
+    """The user's function and the name of its first parameter."""
+    function = _loaded(name)
     if not callable(function):
         raise TypeError(f"{name} is no function")
-    return function, next(iter(inspect.signature(function).parameters), "") == "trajectories"
+    return function, next(iter(inspect.signature(function).parameters), "")
 
 
 def _check_own(request: dict[str, Any]) -> bool:
     """True when the function takes a whole group; TypeError when its signature does not fit."""
-    function, takes_group = _function(request["name"])
-    if len(inspect.signature(function).parameters) != 3:
+    function, first = _function(request["name"])
+    parameters = inspect.signature(function).parameters
+    if first in EASYR1:
+        required = [p for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        if len(required) > 1:
+            raise TypeError(f"{request['name']} requires {required[1].name} beside {first}")
+    elif len(parameters) != 3:
         raise TypeError(f"{request['name']} does not take (trajectory, question, step)")
-    return takes_group
+    return first in GROUP
+
+
+def _check_text(request: dict[str, Any]) -> bool:
+    if not callable(_loaded(request["name"])):
+        raise TypeError(f"{request['name']} is no function")
+    return True
 
 
 def _own(request: dict[str, Any]) -> Any:
     from pixelis.records import Question, Trajectory
 
-    function, takes_group = _function(request["name"])
+    function, first = _function(request["name"])
     trajectories = [Trajectory.model_validate(t) for t in request["trajectories"]]
     question = Question.model_validate(request["question"])
-    value = function(trajectories if takes_group else trajectories[0], question, request["step"])
+    if first in EASYR1:
+        inputs = [_easyr1_input(trajectory, question) for trajectory in trajectories]
+        value = function(inputs if first in GROUP else inputs[0])
+    else:
+        value = function(trajectories if first in GROUP else trajectories[0], question, request["step"])
     if inspect.isawaitable(value):
 
         async def result() -> Any:
             return await value
 
         value = asyncio.run(result())
-    return value.tolist() if hasattr(value, "tolist") else value  # arrays and tensors
+    return _plain(value)
+
+
+def _easyr1_input(trajectory: Any, question: Any) -> dict[str, Any]:
+    """The input of EasyR1's reward functions: generated text, its number of tokens, the first truth."""
+    turns = [turn for turn in trajectory.turns if turn.is_policy]
+    return {
+        "response": "".join(turn.text for turn in turns),
+        "response_length": sum(len(turn.tokens) for turn in turns),
+        "ground_truth": (question.answers or [""])[0],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and tensors as numbers and lists, also inside lists and dicts."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 TASKS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -171,6 +230,8 @@ TASKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "math": _math,
     "check_own": _check_own,
     "own": _own,
+    "text": _text,
+    "check_text": _check_text,
 }
 """Functions by the ``task`` of a request."""
 

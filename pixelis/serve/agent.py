@@ -168,7 +168,7 @@ class Agent:
         neighbours = [n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")]
         query = lookup.stored_question or question
         rewards = self.config.rewards
-        same = Equality(question, rewards.scorer or question.scorer, shared_services(rewards))
+        same = Equality(question, rewards.scorer_of(question.task, question.scorer), shared_services(rewards))
         # Formulas are compared in worker processes, which takes milliseconds.
         verdict = await asyncio.to_thread(
             vote.vote, group.trajectories, neighbours, self.config.evolution, query, time.time(), same

@@ -78,8 +78,12 @@ def test_rr_trance():
 
 
 def test_rr_caption():
-    full = "<summary>s</summary><caption>c</caption>" + T + A
-    assert rewards("rr-caption", said("7", last=full), RIGHT) == [2.0, 1.0]
+    truth = "change_size(1, small) change_color(2, red)"
+    half = "change_size(1, large) change_color(2, red)"
+    full = "<summary>s</summary><caption>c</caption>" + T + f"<answer>{truth}</answer>"
+    more = {"scorer": "func_seq", "answers": [truth]}
+    # The sequence counts in full only: one wrong value is .5, not .75.
+    assert rewards("rr-caption", said(truth, last=full), said(half, last=full), said(truth), **more) == [2.0, 1.5, 1.0]
 
 
 def test_rr_long():

@@ -15,10 +15,12 @@ from test_voting import NOW, QUESTION, samples, voting
 
 from pixelis.config import RewardsConfig
 from pixelis.datasets.questions import read_questions
+from pixelis.dialogue.dialects import DIALECTS
 from pixelis.evolution.updates import elected, make_task
 from pixelis.evolution.vote import vote
 from pixelis.jobs import ttrl
-from pixelis.records import Question
+from pixelis.operations.scale import Scale
+from pixelis.records import Question, StopReason, Trajectory, Turn
 from pixelis.rewards.equality import Equality, classes
 from pixelis.rewards.scorers import SCORERS, Case
 from pixelis.rewards.services import Services
@@ -192,3 +194,71 @@ def test_an_update_task_learns_every_spelling_of_the_elected_answer(services):
     assert task is not None
     assert [t.reward for t in task.trajectories] == [1.0, 1.0, 1.0, 0.0]
     assert [agreed for _, agreed in elected(task.trajectories, task.pseudo_label)] == [True, True, True, False]
+
+
+UNTAGGED = [
+    # preset         text                                      truth  scorer            upstream  ours
+    ("r1v",          "The answer is 7.",                       "7",   "math",           1, 1),
+    ("rr-count",     "The answer is 7.",                       "7",   "math",           1, 1),
+    ("rr-count",     "7",                                      "7",   "math",           1, 1),
+    ("pr-repo",      "The answer is 7.",                       "7",   "pixel_reasoner", 1, 1),
+    ("pr-paper",     r"so \boxed{7}",                          "7",   "pixel_reasoner", 1, 1),
+    ("r1v",          "Answer: (B) cat",                        "B",   "mc_letter",      1, 1),
+    ("r1v",          "It is 8.",                               "7",   "math",           0, 0),
+    ("r1v",          "<think>7 is the answer",                 "7",   "math",           1, 0),  # kept: nothing inside the thought
+    ("easyr1-r1v",   r"<think>so</think>\boxed{7}",            "7",   "math",           0, 0),
+    ("easyr1-r1v",   "<think>so</think><answer>7</answer>",    "7",   "math",           1, 1),
+    (None,           "The answer is 7.",                       "7",   "math",           None, 0),  # strict by default
+    (None,           r"<think>so</think>\boxed{7}",            "7",   "math",           None, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("preset", "text", "truth", "scorer", "upstream", "ours"), UNTAGGED)
+def test_untagged_answers(services, preset, text, truth, scorer, upstream, ours):
+    reply = DIALECTS["plain"].parse(text, {}, Scale("unit", {}))
+    stop = StopReason.ANSWER if reply.answer is not None else StopReason.NO_ACTION
+    said = Trajectory(
+        question_id="q", group_id="g", turns=[Turn(role="assistant", text=text)], answer=reply.answer, stop_reason=stop
+    )
+    settings = RewardsConfig(preset=preset) if preset else RewardsConfig()
+    scored = score_group(group(said, answers=[truth], scorer=scorer), settings, services=services)
+    assert scored.trajectories[0].rewards["accuracy"] == ours
+    assert upstream in (0, 1, None)
+
+
+def test_untagged_answers_vote_in_ttrl(services):
+    texts = ["The answer is 7.", r"so \boxed{7.0}", "Answer: 8"]
+    said = [
+        Trajectory(question_id="q", group_id="g", turns=[Turn(role="assistant", text=text)], stop_reason=StopReason.NO_ACTION)
+        for text in texts
+    ]
+    scored = score_group(group(*said, answers=None, scorer="math"), RewardsConfig(preset="ttrl"), services=services)
+    assert [t.reward for t in scored.trajectories] == [1.0, 1.0, 0.0]
+
+
+PRESETS = [
+    # preset        scorer of the row  answer      truth    upstream  ours
+    ("rr-count",    "math",            "7.0",      "7",     0, 0.0),
+    ("rr-count",    "math",            "7 apples", "7",     0, 0.0),
+    ("rr-geo",      "math",            "104",      "100",   None, 1.0),  # the paper's band
+    ("rr-geo-repo", "math",            "104",      "100",   0, 0.0),
+    ("rr-geo-repo", "math",            "100",      "100",   1, 1.0),
+    ("rr-geo",      "mc_letter",       "(A)",      "A",     0, 1.0),  # kept: letters in parentheses
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("preset", "scorer", "answer", "truth", "upstream", "ours"), PRESETS)
+def test_scorers_of_the_presets_of_reason_rft(services, preset, scorer, answer, truth, upstream, ours):
+    settings = RewardsConfig(preset=preset)
+    scored = score_group(group(episode(answer), answers=[truth], scorer=scorer), settings, services=services)
+    assert scored.trajectories[0].rewards["accuracy"] == ours
+    assert upstream in (0, 1, None)
+
+
+def test_a_task_has_a_scorer_of_its_own():
+    settings = RewardsConfig(tasks={"chart": {"scorer": "exact"}}, scorers={"math": "numeric_band"})
+    scores = [
+        score_group(group(episode("104"), answers=["100"], scorer="math", task=task), settings).trajectories[0].reward
+        for task in ("chart", "qa")
+    ]
+    assert scores == [0.0, 1.0]

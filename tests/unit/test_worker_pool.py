@@ -15,9 +15,9 @@ from test_rewards import episode, group
 
 from pixelis.config import MathScorerConfig, RewardsConfig
 from pixelis.errors import BadConfig, InfraFailure
-from pixelis.records import Question
+from pixelis.records import Question, StopReason, Turn
 from pixelis.rewards.services import Services
-from pixelis.rewards.terms import score_group
+from pixelis.rewards.terms import reward_metrics, score_group
 from pixelis.rewards.worker_pool import WorkerPool
 
 HERE = str(Path(__file__).parent)
@@ -173,8 +173,9 @@ def test_own_rewards_see_the_trajectory_the_row_and_the_step(own):
     assert settings.own == {"own_rewards:columns": 1.0, "own_rewards:patient": 1.0}
     assert services.takes_group == {"own_rewards:columns": False, "own_rewards:patient": False}
     question = Question(id="q", question="?", answers=["77"], meta={"bonus": 10})
-    assert services.own("own_rewards:columns", [episode("7"), episode("77")], question, 3) == [13.0, 23.0]
-    assert services.own("own_rewards:patient", [episode("7"), episode("77")], question, 3) == [0.0, 1.0]
+    pair = [episode("7"), episode("77")]
+    assert services.own("own_rewards:columns", pair, question, 3) == [{"overall": 13.0}, {"overall": 23.0}]
+    assert services.own("own_rewards:patient", pair, question, 3) == [{"overall": 0.0}, {"overall": 1.0}]
 
 
 def test_own_rewards_are_terms_with_weights(own):
@@ -218,3 +219,74 @@ def test_an_own_reward_that_cannot_be_called_stops_the_run_at_its_start(own, nam
     services, _ = own(own=[name])
     with pytest.raises(BadConfig, match=name):
         services.check()
+
+
+EASYR1 = """
+import numpy as np
+
+def compute_score(reward_inputs, format_weight=0.1):
+    scores = []
+    for reward_input in reward_inputs:
+        accuracy = np.float64(reward_input["ground_truth"] in reward_input["response"])
+        scores.append({"overall": 0.9 * accuracy + format_weight, "format": 1, "accuracy": accuracy})
+    return scores
+
+def single(reward_input):
+    return {"overall": float(reward_input["response_length"]), "length": reward_input["response_length"]}
+
+def number(trajectory, question, step):
+    return 0.25
+
+def without(reward_input):
+    return {"accuracy": 1.0}
+
+def needs_more(reward_input, other):
+    return 1.0
+
+def equal(answer, truth):
+    return answer.replace(" ", "") == truth.replace(" ", "")
+
+def last_word(text):
+    return text.split()[-1].strip(".") if text else None
+"""
+
+
+@pytest.mark.slow
+def test_reward_functions_of_easyr1_in_a_file_return_numbers_or_dicts_one_by_one_or_in_batches(own, tmp_path):
+    path = tmp_path / "math_reward.py"
+    path.write_text(EASYR1)
+    names = [f"{path}:{name}" for name in ("compute_score", "single", "number")]
+    services, settings = own(weights={"accuracy": 0.0}, own=dict(zip(names, [1.0, 0.0, 2.0], strict=True)))
+    services.check()
+    assert list(services.takes_group.values()) == [True, False, False]
+    first, second = score_group(group(episode("7"), episode("8")), settings, services=services).trajectories
+    assert (first.reward, second.reward) == (pytest.approx(1.5), pytest.approx(0.6))
+    assert first.rewards[f"{names[0]}.accuracy"] == 1.0
+    assert (second.rewards[f"{names[0]}.accuracy"], second.rewards[f"{names[0]}.format"]) == (0.0, 1.0)
+    assert reward_metrics([group(first, second)])[f"reward/{names[0]}.accuracy"] == 0.5
+    broken = own(weights={"accuracy": 0.0}, own=[f"{path}:without"])
+    (lost,) = score_group(group(episode("7")), broken[1], services=broken[0]).trajectories
+    assert (lost.reward, lost.unscored) == (None, "own_reward:no_overall")
+    with pytest.raises(BadConfig, match="requires other"):
+        own(own=[f"{path}:needs_more"])[0].check()
+    with pytest.raises(BadConfig, match="missing"):
+        own(own=[f"{tmp_path}/none.py:missing"])[0].check()
+
+
+def test_the_equality_and_the_extractor_may_be_functions_of_the_user(own, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(EASYR1)
+    services, settings = own(preset="ttrl", scorer=f"{path}:equal", extractor=f"{path}:last_word")
+    services.check()
+    texts = ["so it is x+1.", "maybe x+1", "it is y"]
+    episodes = [
+        episode(None, stop=StopReason.NO_ACTION).model_copy(update={"turns": [Turn(role="assistant", text=text)]})
+        for text in texts
+    ]
+    scored = score_group(group(*episodes, answers=["x +1"]), settings, services=services).trajectories
+    assert [t.rewards["majority_vote"] for t in scored] == [1.0, 1.0, 0.0]
+    assert [t.rewards["accuracy"] for t in scored] == [1.0, 1.0, 0.0]
+    with pytest.raises(BadConfig, match="extractor"):
+        own(extractor=f"{path}:none")[0].check()
+    with pytest.raises(ValueError, match="extractor"):
+        RewardsConfig(extractor="loose")

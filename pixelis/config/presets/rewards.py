@@ -25,28 +25,43 @@ def _pixelis(curiosity: float, coherence: float, **more: Any) -> dict[str, Any]:
     return {**PIXELIS, "weights": weights, "normalise": {"terms": terms}, **more}
 
 
+_REASON_RFT: dict[str, Any] = {
+    "weights": {"accuracy": 1.0, "format": 1.0},
+    "format": "think_answer",
+    "extractor": "lenient",
+}
+
 REWARD_PRESETS: dict[str, dict[str, Any]] = {
     # Pixel-Reasoner, arXiv 2505.15966: a bonus while the group rarely calls operations, a cost for each call after the first.
     "pr-paper": {
         "weights": {"accuracy": 1.0, "curiosity_bonus": 1.0, "efficiency": 1.0},
+        "extractor": "lenient",
         "curiosity": {"form": "paper", "counts": "executed", "target": 0.3, "alpha": 0.5, "free_calls": 1, "beta": 0.05},
     },
     "pr-repo": {
         "weights": {"accuracy": 1.0, "unrepaired_error_zero": 1.0, "curiosity_bonus": 1.0, "efficiency": 1.0},
+        "extractor": "lenient",
         "curiosity": {"form": "repo", "counts": "requested", "target": 0.3, "free_calls": 1, "beta": 0.05},
     },
-    # Reason-RFT, arXiv 2503.20752; its options add the step markers and the length reward.
-    "rr-count": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer"},
-    "rr-geo": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer"},
-    "rr-caption": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "caption"},
-    "rr-trance": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer"},
+    # Reason-RFT, arXiv 2503.20752; its options add the step markers and the length reward. Counts are equal as text. Geometry has
+    # a tolerance in the paper and none in the code.
+    "rr-count": {**_REASON_RFT, "scorers": {"math": "exact", "count": "exact"}},
+    "rr-geo": {**_REASON_RFT, "scorers": {"math": "numeric_band"}},
+    "rr-geo-repo": {**_REASON_RFT, "scorers": {"math": "exact"}},
+    "rr-caption": {**_REASON_RFT, "format": "caption", "scorers": {"func_seq": "func_seq_full"}},
+    "rr-trance": _REASON_RFT,
     "rr-long": {
         "weights": {"accuracy": 1.0, "format": 1.0, "step_markers": 1.0, "length": 0.05},
         "format": "think_answer",
+        "extractor": "lenient",
         "length_start": 800,
     },
     # TTRL, arXiv 2504.16084: no reference answers.
-    "ttrl": {"weights": {"accuracy": 0.0, "majority_vote": 1.0}, "vote": {"min_share": 0.0, "tie": "first"}},
+    "ttrl": {
+        "weights": {"accuracy": 0.0, "majority_vote": 1.0},
+        "vote": {"min_share": 0.0, "tie": "first"},
+        "extractor": "lenient",
+    },
     # Mini-o3, arXiv 2509.07969: for `rft.algorithm: mini_o3`, which excludes episodes that a limit cut off.
     "mini-o3": {"weights": {"accuracy": 1.0}, "format": "turns", "judge": {"required": True}},
     "mini-o3-default": {
@@ -54,7 +69,7 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
         "format": "turns",
         "judge": {"required": True},
     },
-    "r1v": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer"},
+    "r1v": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer", "extractor": "lenient"},
     # DeepEyes, arXiv 2505.14362: a bonus for tools only with a correct answer.
     "deepeyes-paper": {
         "weights": {"accuracy": 1.0, "format": 1.0, "tool_if_correct": 1.0},
@@ -72,7 +87,7 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
     },
     # EasyR1.
     "easyr1-math": {"weights": {"accuracy": 0.9, "format": 0.1}, "format": "think_boxed"},
-    "easyr1-r1v": {"weights": {"accuracy": 0.5, "format": 0.5}, "format": "think_answer"},
+    "easyr1-r1v": {"weights": {"accuracy": 0.5, "format": 0.5}, "format": "think_answer", "extractor": "tags"},
     # DAPO, arXiv 2503.14476: +1 or -1, and up to -1 for the length.
     "easyr1-dapo": {
         "weights": {"accuracy": 1.0, "wrong": 1.0, "overlong": 1.0},
