@@ -69,3 +69,7 @@ def read_without_truths(question: Question) -> Question:
 def labels_of(question: Question) -> Labels | None:
     """The labels of a question; None without answers."""
     return Labels(list(question.answers), question.scorer) if question.answers else None
+
+
+def drop_labels(id: str, labels: Labels) -> None:
+    """An OnLabels that keeps nothing: for readers of questions alone."""

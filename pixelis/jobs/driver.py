@@ -24,6 +24,7 @@ from ray.exceptions import RayError
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.learner import FAILURE
 from pixelis.config import Config, PolicyConfig
+from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.spec import ModelSpec
 from pixelis.errors import BadConfig, InfraFailure, PixelisError
@@ -66,7 +67,9 @@ def run_folder(config: Config, *questions: str, **sources: str) -> Iterator[Path
     for source in questions:
         # Shuffling reads a window of rows before the first question, so that errors near the beginning show at once.
         with prefix_errors(config, source):
-            next(read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBE_ROWS))
+            on_labels = None if config.rewards.labelled else drop_labels
+            rows = config.data.max_bad_rows
+            next(read_questions(source, seed=0, max_bad_rows=rows, shuffle_rows=PROBE_ROWS, on_labels=on_labels))
     inputs = _inputs(config, {"questions": list(questions), **{role: [source] for role, source in sources.items()}})
     folder = Path(config.run.dir)
     lock = folder / "lock.json"

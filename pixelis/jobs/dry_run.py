@@ -83,15 +83,15 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
         ModelSpec.load(resolve(name))
 
     def questions(source: str) -> None:
+        from pixelis.datasets.labels import drop_labels
         from pixelis.datasets.questions import read_questions
 
-        rows = read_questions(source, seed=0, max_bad_rows=config.data.max_bad_rows, shuffle_rows=PROBE_ROWS)
+        on_labels, limit = None if config.rewards.labelled else drop_labels, config.data.max_bad_rows
+        rows = read_questions(source, seed=0, max_bad_rows=limit, shuffle_rows=PROBE_ROWS, on_labels=on_labels)
         first = next(rows)
         if job in ESTIMATED and not config.rewards.judge.url:
-            names = {
-                config.rewards.scorer or question.scorer for question in itertools.chain([first], itertools.islice(rows, PROMPTS))
-            }
-            if judged := names & JUDGED:
+            probed = itertools.chain([first], itertools.islice(rows, PROMPTS))
+            if judged := {config.rewards.scorer_of(q.task, q.scorer) for q in probed} & JUDGED:
                 raise BadConfig(
                     f"has questions with the scorer {min(judged)}, which needs a judge",
                     fix="set rewards.judge.url and rewards.judge.model, or another rewards.scorer",
@@ -130,7 +130,10 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
         yield "data.train", data.train, questions
     during_sft = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
     if job == "evaluate" or (job == "rft" and config.rft.evaluate_every) or (job == "sft" and during_sft):
-        yield "data.evaluate", data.evaluate, questions
+        for key, source in {f"evaluate.sets.{k}": v for k, v in config.evaluate.sets.items() if job == "evaluate"}.items():
+            yield key, source, questions
+        if job != "evaluate" or not config.evaluate.sets:
+            yield "data.evaluate", data.evaluate, questions
     if job == "serve" and config.evolution.enabled and config.evolution.canary.enabled:
         yield "evolution.canary.questions", config.evolution.canary.questions, questions
     if job == "refine":

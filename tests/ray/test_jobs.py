@@ -209,7 +209,9 @@ def test_scrambled_truths_leave_ttrl_bitwise_the_same_from_file_to_weights(
         rows = [{**row, "answers": truths[(i + shift) % 8]} for i, row in enumerate(rows)]
         path, folder = tmp_path / "rows.jsonl", tmp_path / name
         path.write_text("\n".join(map(json.dumps, rows)))
-        keys = [*TTRL, adapter, f"data.train={path}", f"run.dir={folder}", "rft.steps=2", "ttrl.patience=0", "ttrl.samples=2"]
+        # One group at a time: the rounding of a forward pass depends on what it is batched with.
+        keys = [*TTRL, adapter, f"data.train={path}", f"run.dir={folder}", "ttrl.patience=0", "ttrl.samples=2"]
+        keys += ["rft.steps=4", "rft.prompts_per_step=1", "rft.evaluate_every=0", "evaluate.questions=2"]
         assert run_job(ttrl.main, monkeypatch, *keys) == 0
         adapters.append(load_adapter(checkpoint.latest(folder)).sha256())
         accuracies.append([row["vote/truth_share"] for row in events.read(folder, "step/policy")])

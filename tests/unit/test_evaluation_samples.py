@@ -1,0 +1,122 @@
+"""Several samples per question, accuracies by tool use and split, and another model's answers from a file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from pixelis.config import RewardsConfig, parse
+from pixelis.errors import BadInput
+from pixelis.evaluation import foreign_answers
+from pixelis.evaluation.samples import breakdown, pass_at, sample_metrics
+from pixelis.jobs import evaluate
+from pixelis.records import Group, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.rewards.services import Services
+from pixelis.rewards.terms import score_group
+
+
+@pytest.fixture(scope="module")
+def services():
+    services = Services(RewardsConfig())
+    yield services
+    services.close()
+
+
+def group(name: str, answers: list[str | None], truth: str | None = "1/2", operations: int = 0, split: str = "test") -> Group:
+    question = Question(id=name, question="?", answers=truth and [truth], scorer="math", split=split)
+    trajectories = [
+        Trajectory(
+            id=f"{name}-{i}",
+            question_id=name,
+            group_id=name,
+            answer=answer,
+            turns=[Turn(role="tool", observation=Observation(status="ok"))] * operations,
+            stop_reason=StopReason.ANSWER if answer is not None else StopReason.LENGTH,
+        )
+        for i, answer in enumerate(answers)
+    ]
+    return Group(id=name, question=question, trajectories=trajectories)
+
+
+def test_avg_pass_and_maj_at_k(services):
+    groups = [
+        group("a", ["1/2", "0.5", "3", "3"]),  # the majority is a tie, the first wins
+        group("b", ["4", "4.0", "0.5", "1/2", r"\frac{8}{2}"][:4]),
+        group("c", ["4", "4.0", r"\frac{8}{2}", "0.5"]),  # three spellings of the same wrong answer
+        group("d", [None, None, None, None]),
+        group("e", ["1", "1", "1", "1"], truth=None),  # not scored
+    ]
+    scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
+    result = sample_metrics(scored, RewardsConfig(), services)
+    assert result.pop("pass") == {"1": pytest.approx(1.25 / 4), "2": pytest.approx((5 / 6 + 5 / 6 + 1 / 2) / 4), "4": 0.75}
+    assert result == {"k": 4, "avg@k": pytest.approx((0.5 + 0.5 + 0.25 + 0) / 4), "pass@k": 0.75, "maj@k": 0.25}
+    assert sample_metrics([score_group(group("a", ["1/2"]), RewardsConfig(), services=services)], RewardsConfig(), services) == {}
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
+    for n, right, k in itertools.product(range(1, 6), range(6), range(1, 6)):
+        if right <= n and k <= n:
+            subsets = list(itertools.combinations([i < right for i in range(n)], k))
+            assert pass_at(right, n, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+    with pytest.raises(ValueError, match="pass@3"):
+        pass_at(1, 2, 3)
+
+
+def test_accuracy_with_and_without_operations_and_by_split(services):
+    groups = [
+        group("a", ["1/2", "3"], operations=2, split="id"),
+        group("b", ["3", "3"], split="ood"),
+        group("c", ["1/2"], split="ood"),
+    ]
+    result = breakdown([score_group(g, RewardsConfig(), services=services) for g in groups])
+    assert result["with_operations"] == {"accuracy": 0.5, "n": 2}
+    assert result["without_operations"] == {"accuracy": pytest.approx(1 / 3), "n": 3}
+    assert result["splits"] == {"id": {"accuracy": 0.5, "n": 2}, "ood": {"accuracy": pytest.approx(1 / 3), "n": 3}}
+    assert "tasks" not in result
+
+
+ROWS = [
+    {"id": 1, "image": "a.png", "problem": "How many?", "solution": "<answer>7</answer>", "answer": "7"},
+    {"id": 2, "image": "a.png", "problem": "How many?", "solution": "<answer>3</answer>", "answer": "3"},
+]
+PREDICTIONS = ["<think>so</think><answer>7</answer>", "The answer is 4."]
+
+
+def test_another_models_answers_are_scored_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    rows = [{**row, "pred": text} for row, text in zip(ROWS, PREDICTIONS, strict=True)]
+    (tmp_path / "count.json").write_text(json.dumps(rows))
+    keys = {"answers": str(tmp_path / "count.json")}
+    source = f"{tmp_path}/count.json?format=reason_rft"
+    config = parse({"evaluate": keys, "data": {"evaluate": source}, "rewards": {"preset": "rr-count"}})
+    summary = evaluate.score_answers(config, tmp_path)
+    assert (summary["accuracy"], summary["n"]) == (0.5, 2)
+    written = json.loads((tmp_path / "count_with_score.json").read_text())
+    assert [row["score"] for row in written] == [1.0, 0.0]
+    assert [row["extracted_answer"] for row in written] == ["7", "4"]
+    assert all(row["pred"] == text for row, text in zip(written, PREDICTIONS, strict=True))
+    evaluate.show(summary)
+    assert "accuracy 0.500" in capsys.readouterr().out
+
+
+def test_answers_and_questions_must_fit() -> None:
+    questions = [Question(id=str(i), question="?", answers=["7"]) for i in range(2)]
+    texts = [{"id": "1", "pred": "a"}, {"id": "0", "pred": "b"}, {"id": "0", "pred": "c"}]
+    groups = foreign_answers.episodes(texts, questions)
+    assert [[t.turns[0].text for t in g.trajectories] for g in groups] == [["b", "c"], ["a"]]
+    assert isinstance(groups[0].trajectories[0].turns[0], Turn)
+    in_order = foreign_answers.episodes([{"model_output": "a"}, {"model_output": "b"}], questions)
+    assert [g.trajectories[0].turns[0].text for g in in_order] == ["a", "b"]
+    for rows, code in (
+        ([{"id": "0", "text": "a"}], "no_output"),
+        ([{"id": "7", "pred": "a"}], "unpaired"),
+        ([{"id": "0", "pred": "a"}], "unpaired"),
+    ):
+        with pytest.raises(BadInput) as error:
+            foreign_answers.episodes(rows, questions)
+        assert error.value.code == code
