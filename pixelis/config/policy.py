@@ -25,7 +25,9 @@ class LoraConfig(Section):
 
 class PolicyConfig(Section):
     model: str = Field(
-        "nano", description="`nano` (the embedded model), or a folder with a Hugging Face Qwen2-VL, Qwen2.5-VL or Qwen3-VL model"
+        "nano",
+        description="`nano` (the embedded model), or a Hugging Face folder of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, or of text alone "
+        "Qwen2.5 or Qwen3",
     )
     adapter: str | None = Field(
         None,

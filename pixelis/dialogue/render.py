@@ -162,6 +162,9 @@ class Renderer:
         return out + self._encode_text(pending)
 
     def _pads(self, view: ImageView) -> list[int]:
+        if not self.spec.reads_images:
+            fix = "name a vision-language model in policy.model, or questions without media"
+            raise BadInput(f"a model of type {self.spec.family} reads text alone", code="no_vision", fix=fix)
         width, height = view.view_size
         pads = [self.spec.image_token] * self.spec.image_tokens(height, width)
         return [self.spec.vision_start, *pads, self.spec.vision_end]

@@ -34,9 +34,14 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "qwen2_vl": Family("thousand", CLIP_MEAN, CLIP_STD, patch=14, vocab=152064),
+    "qwen2": Family("thousand", HALF, HALF, patch=14, vocab=151936),
+    "qwen3": Family("thousand", HALF, HALF, patch=14, vocab=151936),
     "qwen3_vl": Family("thousand", HALF, HALF, patch=16, vocab=151936),
     "qwen2_5_vl": Family("pixels", CLIP_MEAN, CLIP_STD, patch=14, vocab=152064),
 }
+
+TEXT_FAMILIES = frozenset(("qwen2", "qwen3"))
+"""Families without a vision tower: questions with pictures are refused."""
 
 SPEAKABLE = frozenset(
     f"<{slash}{tag}>" for tag in ("think", "tool_call", "grounding", "answer", "tool_response") for slash in ("", "/")
@@ -70,6 +75,11 @@ class ModelSpec:
     embedded: bool = False
 
     @property
+    def reads_images(self) -> bool:
+        """False for a model of text alone."""
+        return self.family not in TEXT_FAMILIES
+
+    @property
     def multiple(self) -> int:
         """Sides of a view are multiples of this many pixels."""
         return self.patch * self.merge
@@ -100,6 +110,8 @@ class ModelSpec:
         vision, text = raw.get("vision_config") or {}, raw.get("text_config") or raw
         images = _read_json(folder / "preprocessor_config.json") or {}
         image_token, video_token = raw.get("image_token_id", family.image_token), raw.get("video_token_id", family.video_token)
+        if name in TEXT_FAMILIES:  # a text model's config.json does not name them, and its vocabulary may be smaller
+            image_token, video_token = (token_id(tokenizer, f"<|{kind}_pad|>") for kind in ("image", "video"))
         vocab = int(text.get("vocab_size", family.vocab))
         stop = token_id(tokenizer, "<|im_end|>")
         _check_tokens(tokenizer, vocab, {key: raw[key] for key in ("image_token_id", "video_token_id") if key in raw})
@@ -128,11 +140,13 @@ def model_config(folder: str | Path) -> dict[str, Any]:
     raw = _read_json(Path(folder) / "config.json")
     if raw is None:
         raise MissingFile(
-            f"no config.json in {folder}", fix="use the folder of a Hugging Face Qwen2-VL, Qwen2.5-VL or Qwen3-VL model"
+            f"no config.json in {folder}",
+            fix="use the folder of a Hugging Face Qwen2-VL, Qwen2.5-VL or Qwen3-VL model, or of a text model Qwen2.5 or Qwen3",
         )
     if (family := raw.get("model_type")) not in FAMILIES:
         raise BadConfig(
-            f"policy.model: {Path(folder).name} is a model of type {family}", fix="use a Qwen2-VL, Qwen2.5-VL or Qwen3-VL folder"
+            f"policy.model: {Path(folder).name} is a model of type {family}",
+            fix="use a Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2.5 or Qwen3 folder",
         )
     return raw
 

@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pixelis.errors import BadConfig
+
 if TYPE_CHECKING:
     from pixelis.dialogue.spec import ModelSpec
 
@@ -75,6 +77,9 @@ def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max
     for file in folder.iterdir():
         if file.name not in _PROCESSOR_FILES:
             (target / file.name).symlink_to(file.resolve())
+    if spec.family not in _PROCESSORS:
+        message = f"the engine vllm does not serve models of type {spec.family} yet"
+        raise BadConfig(message, fix="set engine.name=hf, or name a vision-language model in policy.model")
     processor, video = _PROCESSORS[spec.family]
     settings = {
         "processor_class": processor,

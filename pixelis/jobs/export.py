@@ -73,6 +73,7 @@ def export(
     text = f"{kind} of {folder} on {base}, {size / 1e9:.3f} GB"
     if dry_run:
         return f"{text}: would be written to {out}"
+    from pixelis.dialogue.spec import TEXT_FAMILIES, model_config
     from pixelis.policy import export as formats
 
     aside = out.with_name(f".{out.name}.partial")
@@ -84,7 +85,8 @@ def export(
             policy = read_adapter(files, header, lazily=True)
             formats.write_merged_model(policy, base, aside, getattr(torch, dtype) if dtype else None)
         else:
-            formats.write_peft(read_adapter(files, header), aside, str(base))
+            text_only = model_config(base)["model_type"] in TEXT_FAMILIES
+            formats.write_peft(read_adapter(files, header), aside, str(base), text_only=text_only)
         for file in aside.iterdir():  # a crash after the rename must not leave empty files under the final name
             with file.open("rb") as content:
                 os.fsync(content.fileno())

@@ -15,7 +15,7 @@ from pixelis.errors import BadInput
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Family = Literal["qwen3_vl", "qwen2_5_vl", "qwen2_vl"]
+Family = Literal["qwen3_vl", "qwen2_5_vl", "qwen2_vl", "qwen2", "qwen3"]
 
 SIZES = {
     "hidden": 96,
@@ -106,8 +106,17 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
         text |= {"tie_word_embeddings": False, "rope_parameters": rope}
         config = Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
         model = Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    elif family in ("qwen2", "qwen3"):
+        from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+        text |= {"tie_word_embeddings": False, "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}
+        classes: tuple[Any, Any] = (Qwen2Config, Qwen2ForCausalLM)
+        if family == "qwen3":
+            classes = (Qwen3Config, Qwen3ForCausalLM)
+            text |= {"head_dim": 2 * half}
+        model = classes[1]._from_config(classes[0](**text), attn_implementation="sdpa", dtype=torch.float32)
     else:
-        raise BadInput(f"unknown family {family!r}", fix="use qwen3_vl, qwen2_5_vl or qwen2_vl")
+        raise BadInput(f"unknown family {family!r}", fix="use qwen3_vl, qwen2_5_vl, qwen2_vl, qwen2 or qwen3")
     model.config.pixelis_nano = True
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = text["eos_token_id"], text["pad_token_id"]
     model.generation_config.do_sample = False
@@ -120,7 +129,9 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
 
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    vision, pixels = model.config.vision_config, SIZES["view"] ** 2
+    vision, pixels = getattr(model.config, "vision_config", None), SIZES["view"] ** 2
+    if vision is None:
+        return
     Qwen2VLImageProcessorPil(
         patch_size=vision.patch_size,
         merge_size=vision.spatial_merge_size,

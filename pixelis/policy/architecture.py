@@ -31,7 +31,7 @@ class Architecture:
         self.family: str = self.config.model_type
         self.model = self.fresh()
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        self.text, self.vision = self.config.get_text_config(), self.config.vision_config
+        self.text, self.vision = self.config.get_text_config(), getattr(self.config, "vision_config", None)
 
     def fresh(self) -> Any:
         """A new copy of the model that the caller may modify."""
@@ -42,7 +42,9 @@ class Architecture:
         """A copy with one decoder layer and one vision block; with `lora`, adapters of its largest rank."""
         model = self.fresh()
         inner, visual = model.model.language_model, model.model.visual
-        inner.layers, visual.blocks = inner.layers[:1], visual.blocks[:1]
+        inner.layers = inner.layers[:1]
+        if self.vision is not None:
+            visual.blocks = visual.blocks[:1]
         if lora is not None:
             uniform = lora.model_copy(update={"ranks": None, "rank": largest_rank(lora)})
             with torch.device("meta"):
@@ -56,7 +58,9 @@ class Architecture:
 
     @property
     def multiple(self) -> int:
-        """Side in pixels of the square tile that is one image token. Sides of a view are multiples of it."""
+        """Side in pixels of the square tile that is one image token. Sides of a view are multiples of it. 28 without vision."""
+        if self.vision is None:
+            return 28
         return int(self.vision.patch_size) * int(self.vision.spatial_merge_size)
 
     @property
@@ -126,7 +130,8 @@ def language_layer_bytes(model: Any, tokens: int) -> int:
     inner = model.model.language_model
     inner.config._attn_implementation = _MEASURED
     hidden = torch.empty(1, MEASURED_TOKENS, inner.config.hidden_size, device="meta", dtype=model.dtype, requires_grad=True)
-    positions = torch.empty(3, 1, MEASURED_TOKENS, device="meta", dtype=torch.int64)
+    axes = (3,) if hasattr(model.config, "vision_config") else ()
+    positions = torch.empty(*axes, 1, MEASURED_TOKENS, device="meta", dtype=torch.int64)
     rotary = inner.rotary_emb(hidden, positions)
     layer = inner.layers[0].train()
     measured = saved_bytes(layer, lambda: layer(hidden, position_embeddings=rotary, attention_mask=None))

@@ -97,13 +97,14 @@ def learner_memory(
     workspace = 2 * tokens * widest * (width if policy.full else 4)
     inputs = layers * tokens * int(arch.text.hidden_size) * width
     device["activations"] = workspace + (inputs + layer if policy.gradient_checkpointing else layers * layer)
-    patches = tokens * int(arch.vision.spatial_merge_size) ** 2
-    block, depth = vision_block_bytes(model, patches), int(arch.vision.depth)
-    if policy.full:
-        inputs = depth * patches * vision_width(arch.vision) * width
-        device["vision"] = inputs + block if policy.gradient_checkpointing else depth * block
-    else:
-        device["vision"] = block + FEATURE_CACHE_BYTES
+    if arch.vision is not None:
+        patches = tokens * int(arch.vision.spatial_merge_size) ** 2
+        block, depth = vision_block_bytes(model, patches), int(arch.vision.depth)
+        if policy.full:
+            inputs = depth * patches * vision_width(arch.vision) * width
+            device["vision"] = inputs + block if policy.gradient_checkpointing else depth * block
+        else:
+            device["vision"] = block + FEATURE_CACHE_BYTES
     vocab = int(arch.text.vocab_size)
     device["logits"] = min(max(CHUNK_VALUES, vocab), tokens * vocab) * (2 * width + 8)
     return {k: v for k, v in device.items() if v}, {k: v for k, v in host.items() if v}

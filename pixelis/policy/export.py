@@ -87,25 +87,28 @@ class BaseFile:
         return path
 
 
-def write_peft(adapter: Adapter, folder: Path, base_model: str | None = None, fold_scale: bool = False) -> Path:
+def write_peft(
+    adapter: Adapter, folder: Path, base_model: str | None = None, fold_scale: bool = False, text_only: bool = False
+) -> Path:
     """Write a LoRA adapter in PEFT's format; returns the folder, which must not exist.
 
     base_model: named in the adapter's configuration. fold_scale: multiply the scale into B in float32, where the reader would do
-    it in a narrower type. Layers of other ranks are listed as PEFT's patterns; the scale is the same for all layers. Raises
-    BadInput for the weights of a whole model.
+    it in a narrower type. text_only: write the names of a model without vision. Layers of other ranks are listed as PEFT's
+    patterns; the scale is the same for all layers. Raises BadInput for the weights of a whole model.
     """
     if adapter.kind != "lora":
         raise BadInput("the checkpoint holds all parameters, which are no adapter", fix="export a merged model instead")
     folder.mkdir(parents=True)
+    names = {module: module.replace("model.language_model.", "model.") if text_only else module for module in adapter.ranks}
     arrays: dict[str, np.ndarray] = {}
     folded, scale = (adapter.scale, 1.0) if fold_scale else (1.0, adapter.scale)
     for module in adapter.ranks:
-        stem = f"base_model.model.{module}"
+        stem = f"base_model.model.{names[module]}"
         arrays[f"{stem}.lora_A.weight"] = np.ascontiguousarray(adapter.tensors[f"{module}.A"])
         # The product is a copy: vLLM modifies its tensors in place.
         arrays[f"{stem}.lora_B.weight"] = np.ascontiguousarray(adapter.tensors[f"{module}.B"] * np.float32(folded))
     rank = max(adapter.ranks.values())
-    others = {module: r for module, r in adapter.ranks.items() if r != rank}
+    others = {names[module]: r for module, r in adapter.ranks.items() if r != rank}
     settings = {
         "peft_type": "LORA",
         "task_type": None,
@@ -117,7 +120,7 @@ def write_peft(adapter: Adapter, folder: Path, base_model: str | None = None, fo
         "lora_dropout": 0.0,
         "bias": "none",
         # Full names: layers of the vision tower have the same last names.
-        "target_modules": sorted(adapter.ranks),
+        "target_modules": sorted(names.values()),
     }
     save_file(arrays, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")

@@ -52,7 +52,7 @@ class FlopCounter:
 
     def __init__(self, model: VisionLanguageModel, patch: int):
         self.patch = patch
-        text = model.config.text_config
+        text = model.config.get_text_config()
         head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         self.attention = 4 * text.num_hidden_layers * text.num_attention_heads * head_width
         self.layers = _per_token(model.model.language_model.layers)

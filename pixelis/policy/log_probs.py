@@ -243,6 +243,7 @@ class PolicyModule(nn.Module):
 
         ZeRO-3 requires that, and so does a trainable tower: its gradients are summed over workers that may have images.
         """
-        if not self.one_pass and not next(self.model.model.visual.parameters()).requires_grad:
+        first = next(self.model.model.visual.parameters(), None)
+        if first is None or (not self.one_pass and not first.requires_grad):
             return []
         return [np.zeros((self.spec.multiple, self.spec.multiple, 3), dtype=np.uint8)]

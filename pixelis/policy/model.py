@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pixelis.dialogue.spec import ModelSpec, load_tokenizer, model_config
+from pixelis.dialogue.spec import TEXT_FAMILIES, ModelSpec, load_tokenizer, model_config
 from pixelis.errors import BadInput, MissingDependency
 from pixelis.policy.model_path import resolve
+from pixelis.policy.text_models import CHECKPOINT_NAMES, Qwen2Text, Qwen3Text
 from pixelis.policy.transformers_compat import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
@@ -30,6 +31,8 @@ CLASSES: dict[str, Any] = {
     "qwen2_vl": Qwen2VLForConditionalGeneration,
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
     "qwen3_vl": Qwen3VLForConditionalGeneration,
+    "qwen2": Qwen2Text,
+    "qwen3": Qwen3Text,
 }
 """transformers class of each family of `dialogue.spec.FAMILIES`."""
 
@@ -70,6 +73,11 @@ def model_class(folder: Path) -> Any:
     return CLASSES[model_config(folder)["model_type"]]
 
 
+def checkpoint_names(folder: Path) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that map the names of a folder's weights; only text models need some."""
+    return {"key_mapping": CHECKPOINT_NAMES} if model_config(folder)["model_type"] in TEXT_FAMILIES else {}
+
+
 def load_model(
     policy: config.PolicyConfig,
     device: torch.device | str | None = None,
@@ -96,6 +104,7 @@ def load_model(
         dtype=dtype,
         attn_implementation=pick_attention(policy.attention, target),
         output_loading_info=True,
+        **checkpoint_names(folder),
     )
     del division
     _restore_frequencies(model)

@@ -1,0 +1,79 @@
+"""Text-only Qwen2.5 and Qwen3 in the structure of the vision-language models, with a vision tower that has no weights.
+
+Parameters are named `model.language_model...` as in the other families, so that adapters, forward passes and exports need no
+case of their own; `CHECKPOINT_NAMES` maps the names of a folder's files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.qwen2 import Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
+from transformers.models.qwen3 import Qwen3Config, Qwen3Model, Qwen3PreTrainedModel
+
+CHECKPOINT_NAMES = {r"^model\.": "model.language_model."}
+"""`key_mapping` of `from_pretrained`."""
+
+
+class _TextPositions:
+    """Takes the positions of the packed and the cached forward pass, whose axes are equal without images."""
+
+    def forward(self, *arguments: Any, position_ids: torch.Tensor | None = None, **others: Any) -> Any:
+        """See the language model; position_ids: [axes, rows, length] or [rows, length]."""
+        if position_ids is not None and position_ids.dim() == 3:
+            position_ids = position_ids[-1]
+        return super().forward(*arguments, position_ids=position_ids, **others)  # type: ignore[misc]
+
+
+class _Qwen2Language(_TextPositions, Qwen2Model):
+    pass
+
+
+class _Qwen3Language(_TextPositions, Qwen3Model):
+    pass
+
+
+class _Inner(nn.Module):
+    """What the vision-language classes call `model`: the language model, and a vision tower without weights."""
+
+    def __init__(self, language_model: nn.Module):
+        super().__init__()
+        self.language_model = language_model
+        self.visual = nn.Module()
+
+
+class _TextModel:
+    """The head and the accessors that both families share."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012 (transformers' name)
+    language: type[nn.Module]
+
+    def __init__(self, config: Any):
+        super().__init__(config)  # type: ignore[call-arg]
+        self.model = _Inner(self.language(config))
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()  # type: ignore[attr-defined]
+
+    def get_input_embeddings(self) -> Any:
+        """The embedding of tokens."""
+        return self.model.language_model.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The head."""
+        return self.lm_head
+
+
+class Qwen2Text(_TextModel, Qwen2PreTrainedModel):
+    """Qwen2.5, and Qwen2, of text alone."""
+
+    config_class = Qwen2Config
+    language = _Qwen2Language
+
+
+class Qwen3Text(_TextModel, Qwen3PreTrainedModel):
+    """Qwen3 of text alone."""
+
+    config_class = Qwen3Config
+    language = _Qwen3Language
