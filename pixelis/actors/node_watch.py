@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -71,6 +72,23 @@ class NodeWatch:
     def _actors_on(self, id: str) -> list[str]:
         learners = [f"learner {rank}" for rank, node in sorted(self.learners().items()) if node == id]
         return learners + sorted(name.removeprefix(self.job).strip("-") for name, node in self.groups.items() if node == id)
+
+
+class HeadWatch:
+    """Tells whether the head of the connected cluster accepts connections. Ray itself waits a minute, then ends the process."""
+
+    def __init__(self) -> None:
+        self.address = ray.get_runtime_context().gcs_address
+        self.since: float | None = None
+
+    def silent_s(self) -> float:
+        """Seconds since the head was first found not to accept a connection; 0 while it does."""
+        host, _, port = self.address.rpartition(":")
+        if _accepts(host.strip("[]"), int(port)):
+            self.since = None
+            return 0.0
+        self.since = self.since or time.monotonic()
+        return time.monotonic() - self.since
 
 
 def _accepts(address: str, port: int) -> bool:

@@ -18,11 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import ray
 import yaml
 from ray.exceptions import RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.learner import FAILURE
+from pixelis.actors.node_watch import HeadWatch
 from pixelis.config import Config, PolicyConfig
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions
@@ -38,6 +40,8 @@ from pixelis.telemetry.progress import Progress
 
 T = TypeVar("T")
 POLL_S = 1.0
+HEAD_S = 10.0
+"""Seconds without the head of the Ray cluster after which a job ends."""
 SOURCE_KEYS = ("data.train", "data.evaluate", "data.demonstrations", "sft.validation")
 """Configuration keys of data sources, named in errors."""
 PROBE_ROWS = 1000
@@ -220,11 +224,14 @@ def watch(
 
     start, metrics = poll()
     folder, started, last_failure = Path(config.run.dir), time.time(), 0.0
+    head = HeadWatch() if ray.is_initialized() else None
     with Progress(name, total, start=start, enabled=config.telemetry.progress) as progress:
         threading.Thread(target=call, name=name, daemon=True).start()
         try:
             while not future.done():
                 time.sleep(POLL_S)
+                if head is not None:
+                    end_without_head(name, head)
                 done, metrics = poll()
                 if notice := _interruption(folder, started):
                     progress.update(done, waiting=True, status=notice)
@@ -244,6 +251,22 @@ def watch(
                 time.sleep(0.1)
             raise Stopped from None
         return future.result()
+
+
+def end_without_head(name: str, head: HeadWatch) -> None:
+    """End this process with a message if the head of the cluster has been away for HEAD_S.
+
+    At once, because every further call of Ray, also to stop actors, would wait for the head. The next process takes over the lock
+    of the run folder.
+    """
+    if (silent := head.silent_s()) < HEAD_S:
+        return
+    error = InfraFailure(
+        f"the head of the Ray cluster at {head.address} has not answered for {silent:.0f} s",
+        fix="start the cluster again and repeat the command; a run resumes from its last checkpoint",
+    )
+    print(f"pixelis {name}: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _startup_stage(folder: Path, since: float, waiting: str) -> str:

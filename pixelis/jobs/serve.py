@@ -33,13 +33,14 @@ from ray.exceptions import RayError
 from pixelis import config as configuration
 from pixelis.actors import cluster, learner, placement
 from pixelis.actors.batch_sources import UpdateSource
+from pixelis.actors.node_watch import HeadWatch
 from pixelis.actors.serving import ServingActors, online
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, from_command_line
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.jobs import plan
-from pixelis.jobs.driver import driver, run_folder, stop_file
+from pixelis.jobs.driver import driver, end_without_head, run_folder, stop_file
 from pixelis.jobs.dry_run import checks
 from pixelis.policy import checkpoint
 from pixelis.serve import app
@@ -230,10 +231,11 @@ def main() -> None:
             serving(config, actors) as (url, backend),
         ):
             print(f"serving on {url}  (open it in a browser; API: {url}/docs; Ctrl-C stops)", flush=True)
-            learning = Learning(config, actors, backend)
+            learning, head = Learning(config, actors, backend), HeadWatch()
             try:
                 while True:
                     time.sleep(1.0)
+                    end_without_head("serve", head)
             except KeyboardInterrupt:
                 learning.stop()
                 raise
