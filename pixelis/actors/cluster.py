@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import importlib.util
@@ -49,6 +50,8 @@ LOCAL_ENV = {
     # A local machine is never preempted, and the end of a training run should be noticed within two seconds.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    # The head keeps 100,000 ended calls for the dashboard, 3 MB a thousand; a service makes hundreds a second.
+    "RAY_task_events_max_num_task_in_gcs": "1000",
 }
 """Environment of a local cluster. Variables that are already set keep their values."""
 
@@ -247,12 +250,16 @@ _TYPED = re.compile(r"pixelis\.errors\.(\w+): (.*?)(?:\n *fix: (.*?))?\s*\Z", re
 
 
 def unwrap_ray_error(error: BaseException) -> PixelisError | None:
-    """The PixelisError wrapped in errors of Ray, or a failure of Ray itself as an InfraFailure; None for any other error."""
+    """The PixelisError in errors of Ray, or a failure of Ray itself or of a disk as an InfraFailure; None for any other error."""
     pending, failure = [error], None
     while pending:
         inner = pending.pop()
         if isinstance(inner, PixelisError) and not isinstance(inner, RayTaskError):
             return inner
+        if isinstance(inner, OSError) and inner.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            from pixelis.memory.disk import disk_failure  # loads FAISS and Arrow
+
+            return disk_failure(Path(inner.filename or "a file in run.dir"), inner)
         # The error of an actor's constructor is only available as text.
         if isinstance(inner, RayError) and not isinstance(inner, RayTaskError):
             if match := _TYPED.search(str(inner)):

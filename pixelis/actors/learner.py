@@ -9,6 +9,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def _resume_point(config: Config) -> str:
 def _notice(config: Config, text: str, waiting: bool = False) -> None:
     """Print a message of the cluster's state and write it to the event log."""
     print(text, file=sys.stderr, flush=True)
-    with EventLog(config.run.dir) as log:
+    with suppress(OSError), EventLog(config.run.dir) as log:  # the disk may be full
         log.write(events.NOTICE, text=text, waiting=waiting)
 
 
@@ -166,10 +167,10 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
         _log_nodes(run_dir, attempt)
         loop(job)
     except Exception as error:
-        typed = unwrap_ray_error(error) if isinstance(error, PixelisError) else None  # of this process or of another actor
+        typed = unwrap_ray_error(error) if isinstance(error, PixelisError | OSError) else None  # of this process or another actor
         permanent = isinstance(error, PERMANENT) if typed is None else not isinstance(typed, InfraFailure)
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        with EventLog(run_dir) as log:
+        with suppress(OSError), EventLog(run_dir) as log:  # the disk may be full
             log.write(
                 FAILURE,
                 attempt=attempt,

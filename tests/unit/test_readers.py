@@ -398,6 +398,15 @@ def test_flickr30k(tmp_path: Path) -> None:
     assert (question.media[0].width, question.media[0].height) == (100, 50)
 
 
+def test_a_caption_that_is_no_utf8_is_read_with_replaced_characters(tmp_path: Path) -> None:
+    """Found by fuzzing: one wrong byte ended the reader with a UnicodeDecodeError."""
+    put(tmp_path, "flickr30k-images", None)
+    (tmp_path / "results_20130124.token").write_bytes(b"10.jpg#0\tA m\xffn .\n11.jpg#0\tA dog .\n\xff\n")
+    questions, bad = read(f"flickr30k:{tmp_path}")
+    assert [known(question).captions for question in questions] == [["A m\ufffdn ."], ["A dog ."]]
+    assert [(row.row, row.code) for row in bad] == [("line 3", "wrong_type")]
+
+
 def test_an_annotation_with_entities_is_refused_before_they_expand(tmp_path: Path) -> None:
     """Nine levels of ten entities are ten characters times 10^9."""
     levels = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 10))

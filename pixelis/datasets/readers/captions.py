@@ -36,7 +36,7 @@ def _flickr30k(root: DatasetRoot) -> Rows:
         return file.question(key, image(below(folder, name, "name"), size), Annotations(regions=regions, captions=captions))
 
     def named_captions() -> Iterator[tuple[str, str]]:
-        with file.path.open(encoding="utf-8") as lines:
+        with file.path.open(encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
                 with file.collect_errors(f"line {number}"):
                     match = _CAPTION.fullmatch(line.strip())
