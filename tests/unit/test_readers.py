@@ -398,6 +398,25 @@ def test_flickr30k(tmp_path: Path) -> None:
     assert (question.media[0].width, question.media[0].height) == (100, 50)
 
 
+def test_what_fuzzing_found_is_a_bad_row_or_names_the_file(tmp_path: Path) -> None:
+    """Half a surrogate pair as a name, which no file can store, and a file whose ``videos`` are no object."""
+    (tmp_path / "train/JPEGImages").mkdir(parents=True)
+    (tmp_path / "train/Annotations").mkdir()
+    (tmp_path / "train/JPEGImages/v").mkdir()
+    mask = Image.new("P", (4, 2))
+    mask.putdata([1, 1, 0, 0, 1, 1, 0, 0])
+    mask.putpalette([0, 0, 0, 255, 0, 0])
+    (tmp_path / "train/Annotations/v").mkdir()
+    mask.save(tmp_path / "train/Annotations/v/00000.png")
+    videos = {"v": {"objects": {"1": {"category": "\ud800", "frames": ["00000"]}}}}
+    put(tmp_path, "train/meta.json", {"videos": videos})
+    questions, bad = read(f"youtube_vos:{tmp_path}")
+    assert (questions, [row.code for row in bad]) == ([], ["wrong_type"])
+    put(tmp_path, "train/meta.json", {"videos": True})
+    with pytest.raises(BadInput, match="no object of videos"):
+        read(f"youtube_vos:{tmp_path}")
+
+
 def test_a_caption_that_is_no_utf8_is_read_with_replaced_characters(tmp_path: Path) -> None:
     """Found by fuzzing: one wrong byte ended the reader with a UnicodeDecodeError."""
     put(tmp_path, "flickr30k-images", None)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
+from pydantic_core import PydanticSerializationError
 
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError, need
@@ -123,7 +124,7 @@ class AnnotationFile:
         """The question ``make(*arguments)`` of one row, unless it raises RowError, after the errors collected in it."""
         question = None
         with self.collect_errors(name):
-            question = make(*arguments)
+            question = _storable(make(*arguments))
         yield from self.take_errors()
         if question is not None:
             yield question
@@ -148,8 +149,15 @@ class AnnotationFile:
 
     def items(self, key: str) -> list[Any]:
         """The list under ``key`` of the JSON object; BadInput if there is none, because then it is another file."""
-        if not isinstance(self.data.get(key), list):
-            message = f"{self.path} has no list of {key}, only {sorted(map(str, self.data))[:8]}"
+        return self._part(key, list, "list")
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """The object under ``key`` of the JSON object; BadInput if there is none."""
+        return self._part(key, dict, "object")
+
+    def _part(self, key: str, kind: type, noun: str) -> Any:
+        if not isinstance(self.data.get(key), kind):
+            message = f"{self.path} has no {noun} of {key}, only {sorted(map(str, self.data))[:8]}"
             raise BadInput(message, fix="give the official file")
         return self.data[key]
 
@@ -210,6 +218,15 @@ class AnnotationFile:
             },
             annotations=annotations,
         )
+
+
+def _storable(question: Question) -> Question:
+    """The question; RowError ``wrong_type`` if a text has half a surrogate pair, which JSON can escape and no file can store."""
+    try:
+        question.model_dump_json()
+    except PydanticSerializationError as error:
+        raise RowError("all", "wrong_type", f"a text that cannot be stored: {error}") from None
+    return question
 
 
 def image(uri: str, size: Size = (None, None)) -> Media:

@@ -27,7 +27,8 @@ _CAPTION = re.compile(r"(\S+)#\d+\t(.+)")
 def _flickr30k(root: DatasetRoot) -> Rows:
     file = root.file("results_20130124.token", "results.token")
     folder = root.path("flickr30k-images", "flickr30k_images")
-    in_split = set(root.path("{split}.txt", "Entities/{split}.txt").read_text().split()) if root.split else None
+    names = root.path("{split}.txt", "Entities/{split}.txt") if root.split else None
+    in_split = set(names.read_text(encoding="utf-8", errors="replace").split()) if names else None
     entities = root.path("Annotations", "Entities/Annotations").parent if root.flag("boxes") else None
 
     def question(name: str, captions: list[str]) -> Question:

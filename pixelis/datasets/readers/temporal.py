@@ -154,7 +154,7 @@ def _star_classes(root: DatasetRoot) -> dict[str, str]:
     names = {}
     for kind in ("object", "relationship"):
         path = root.path(f"STAR_classes/{kind}_classes.txt", f"classes/{kind}_classes.txt")
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             class_number, _, name = line.strip().partition(" ")
             names[class_number] = name.replace("_", " ")
     return names

@@ -65,7 +65,7 @@ def _youtube_vos(root: DatasetRoot) -> Rows:
         frames = [below(frames_folder, f"{key}/{name}.jpg", "frames") for name in names]
         return file.question(key, clip(frames=frames, fps=6, size=size), Annotations(regions=regions))
 
-    for key, video in need(file.data, "videos", dict).items():
+    for key, video in file.mapping("videos").items():
         yield from file.convert(key, question, key, video)
 
 

@@ -1,0 +1,69 @@
+"""F17 of the list of faults: the disk of a training run is full. The disk is a real file system of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_disks import fill, small_disk
+
+from pixelis.policy import checkpoint
+from pixelis.policy.adapters import load_adapter
+from pixelis.telemetry import events
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BARE = Path(__file__).parents[1] / "ray" / "bare.yaml"
+RUN = ["policy.model=nano", "rft.prompts_per_step=2", "rft.group_size=2", "dialogue.max_turn_tokens=16"]
+# A policy without SFT never answers, so the reward is for short replies.
+RUN += ["rewards.weights.length=1.0", "learner.checkpoint_every=1", "telemetry.progress=false", "telemetry.wandb=true"]
+
+
+def start(run: Path, steps: int) -> subprocess.Popen:
+    command = [sys.executable, "-m", "pixelis.jobs.rft", str(BARE), *RUN, f"run.dir={run}", f"rft.steps={steps}"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **pipes)
+
+
+def test_f17_a_full_disk_ends_a_run_with_its_name_and_the_run_resumes(
+    tmp_path: Path, record_figures: Callable[..., None]
+) -> None:
+    """Goal: fatal with a message about free space, the last checkpoint intact; the run resumes when there is space.
+
+    Checkpoints, events, versions, rollouts and the offline tracker all write to the full disk.
+    """
+    with small_disk(tmp_path / "disk", 60) as disk:
+        run = disk / "run"
+        job = start(run, 2000)
+        try:
+            while len(events.read(run, "step/policy")) < 2:
+                assert job.poll() is None, job.communicate()
+                time.sleep(0.05)
+            ballast = fill(disk)
+            filled = time.monotonic()
+            _, text = job.communicate(timeout=400)
+        finally:
+            job.kill()
+        ended = time.monotonic() - filled
+        assert job.returncode == 1, text
+        assert "No space left on device" in text, text
+        assert "fix: free" in text, text
+        assert "Traceback" not in text, text
+        latest = checkpoint.latest(run)
+        assert latest is not None
+        assert load_adapter(latest).tensors
+        reached = checkpoint.step_of(latest)
+        ballast.unlink()
+        job = start(run, reached + 2)
+        _, text = job.communicate(timeout=400)
+        assert job.returncode == 0, text
+        steps = [row["step"] for row in events.read(run, "step/policy")]
+        assert steps[-2:] == [reached + 1, reached + 2]
+        assert len(set(steps)) == len(steps)
+        assert (run / "wandb").is_dir()
+    record_figures(ended_s=ended, kept_step=reached)
