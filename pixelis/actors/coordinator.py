@@ -127,6 +127,8 @@ class Coordinator:
         except BaseException:
             prompts.close()
             raise
+        if step == 0 and self.config.rft.evaluate_first:
+            self._start_evaluation(step, version)
         self.producer = asyncio.get_running_loop().create_task(self._produce(prompts))
         while self.elastic:
             self.joining.append(asyncio.get_running_loop().create_task(self._join(self.elastic.pop())))
@@ -310,9 +312,7 @@ class Coordinator:
         advances = await asyncio.gather(*(scorer.advance.remote(step, is_last) for scorer in self.scorers))
         every = self.config.rft.evaluate_every
         if every and (step + 1) % every == 0:
-            task = asyncio.get_running_loop().create_task(self._evaluate(step + 1, version))
-            self.evaluations.add(task)
-            task.add_done_callback(self.evaluations.discard)
+            self._start_evaluation(step + 1, version)
         async with self.changed:
             loaded = self.router.version  # possibly a newer version
             self.step = max(self.step, self.step_of_version.get(version if loaded is None else loaded, 0))
@@ -347,6 +347,11 @@ class Coordinator:
         return {"step": self.step, **counts, **self.router.stats()}
 
     # -- evaluation -------------------------------------------------------------------------------------------------
+
+    def _start_evaluation(self, step: int, version: int) -> None:
+        task = asyncio.get_running_loop().create_task(self._evaluate(step, version))
+        self.evaluations.add(task)
+        task.add_done_callback(self.evaluations.discard)
 
     async def _evaluate(self, step: int, version: int) -> None:
         """Evaluate ``version`` during training. A failure is logged and does not end the run."""

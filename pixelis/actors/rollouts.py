@@ -26,7 +26,7 @@ from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation.batches import NO_MAJORITY, batch_metrics, learnt_votes
 from pixelis.policy.advantages import assign_advantages, group_rewards, usable
 from pixelis.policy.distributed import balanced_shares
-from pixelis.policy.replay import SampleReplay, informative, subset
+from pixelis.policy.replay import SampleReplay, informative, least_kept, subset
 from pixelis.records import Group, Question
 
 
@@ -168,7 +168,9 @@ class Rollouts:
         }
         missing = r.prompts_per_step - len(chosen)
         rng = np.random.default_rng([self.config.run.seed, step])
-        replayed = self.replay.draw(missing * (r.train_samples or r.group_size), step, rng)
+        size = r.train_samples or r.group_size
+        beside = int(len(chosen) * size * r.replay.share / (1 - r.replay.share))
+        replayed = self.replay.draw(missing * size + beside, step, rng)
         if not chosen and not replayed:
             # A step without a signal still counts.
             chosen = [s for s in uninformative if usable(group_rewards(s.group, r.advantage), r.advantage)][: r.prompts_per_step]
@@ -181,8 +183,9 @@ class Rollouts:
         greedy = [scored.greedy for scored in chosen]
         if groups:
             metrics |= assign_advantages(groups, r.advantage, greedy=greedy)
+        least = least_kept(groups, r.replay)
         for group, scored in zip(groups, chosen, strict=True):
-            self.replay.add(group, scored.views, step)
+            self.replay.add(group, scored.views, step, least)
         metrics["group/replayed"] = float(len(replayed))
         if r.train_samples:
             metrics |= learnt_votes([measured(g, s.accuracy) for g, s in zip(groups, chosen, strict=True)])

@@ -179,6 +179,13 @@ class ReplayConfig(Section):
         0, ge=0, description="number of rollouts kept to fill smaller batches (selective sample replay); 0: off"
     )
     alpha: float = Field(1.0, ge=0, description="a rollout is replayed with probability proportional to |advantage| ** alpha")
+    min_advantage: float = Field(0.0, ge=0, description="a rollout is kept if its |advantage| is larger")
+    quantile: float = Field(
+        0.0, ge=0, lt=1, description="a rollout is kept if its |advantage| is in this quantile of its batch; 0.7: in the top 30 %"
+    )
+    share: float = Field(
+        0.0, ge=0, lt=1, description="share of a batch that kept rollouts may have beside the fresh ones; 0: they only fill it up"
+    )
     max_age: int = Field(8, ge=1, description="maximum age of a kept rollout in steps")
     max_bytes: int = Field(1_000_000_000, ge=1, description="maximum size of the views of kept rollouts in the object store")
 
@@ -212,6 +219,7 @@ class RftConfig(Section):
     filter: GroupFilterConfig = GroupFilterConfig()
     replay: ReplayConfig = ReplayConfig()
     evaluate_every: int = Field(0, ge=0, description="steps between evaluations on held-out questions; 0: never")
+    evaluate_first: bool = Field(False, description="evaluate on held-out questions before the first step too")
 
     @property
     def by_token(self) -> bool:

@@ -129,7 +129,8 @@ def inputs(config: Config, job: str) -> Iterator[tuple[str, str, Callable[[str],
     if job in ("rft", "ttrl"):
         yield "data.train", data.train, questions
     during_sft = bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
-    if job == "evaluate" or (job == "rft" and config.rft.evaluate_every) or (job == "sft" and during_sft):
+    during_rft = bool(config.rft.evaluate_every or config.rft.evaluate_first)
+    if job == "evaluate" or (job == "rft" and during_rft) or (job == "sft" and during_sft):
         for key, source in {f"evaluate.sets.{k}": v for k, v in config.evaluate.sets.items() if job == "evaluate"}.items():
             yield key, source, questions
         if job != "evaluate" or not config.evaluate.sets:

@@ -7,8 +7,10 @@ behaviour log-probabilities, so the loss corrects for their age as for any off-p
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +55,9 @@ class SampleReplay:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def add(self, group: Group, views: Any, step: int) -> int:
-        """Store the rollouts of a group whose advantage is not zero; returns their number."""
-        chosen = [t for t in group.trajectories if t.advantage]
+    def add(self, group: Group, views: Any, step: int, least: float = 0.0) -> int:
+        """Store the rollouts of a group whose |advantage| is above 0 and not below `least`; returns their number."""
+        chosen = [t for t in group.trajectories if t.advantage and abs(t.advantage) >= least]
         for trajectory in chosen:
             single = Group(id=group.id, question=group.question, trajectories=[trajectory], policy_version=group.policy_version)
             size = sum(3 * image.view_size[0] * image.view_size[1] for image in trajectory.images)
@@ -79,6 +81,13 @@ class SampleReplay:
             len(self.samples) > self.capacity or self.bytes > self.max_bytes or step - self.samples[0].step > self.max_age
         ):
             self.bytes -= self.samples.popleft().bytes
+
+
+def least_kept(groups: Sequence[Group], settings: config.ReplayConfig) -> float:
+    """The smallest |advantage| of a batch that is kept (Pixelis, arXiv 2603.25091: above 0.01 and in the top 30 %)."""
+    sizes = [abs(t.advantage) for group in groups for t in group.trajectories if t.advantage is not None]
+    quantile = float(np.quantile(sizes, settings.quantile)) if sizes and settings.quantile else 0.0
+    return max(quantile, math.nextafter(settings.min_advantage, math.inf) if settings.min_advantage else 0.0)
 
 
 def informative(group: Group, settings: config.RftConfig) -> bool:

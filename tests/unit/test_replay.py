@@ -7,7 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pixelis.policy.replay import SampleReplay, subset
+from pixelis import config
+from pixelis.actors.rollout_buffer import ScoredGroup, Selection
+from pixelis.actors.rollouts import Rollouts
+from pixelis.policy.replay import SampleReplay, least_kept, subset
 from pixelis.records import Group, ImageView, Question, Trajectory
 
 
@@ -45,6 +48,34 @@ def test_a_draw_never_repeats_a_rollout_and_follows_the_size_of_the_advantage():
         counts.update(sample.group.trajectories[0].id for sample in replay.draw(1, 0, rng))
         assert len({sample.group.trajectories[0].id for sample in replay.draw(4, 0, rng)}) == 4
     assert counts["a-0"] / 2000 == pytest.approx(1.0001 / 1.3004, abs=0.04)
+
+
+def test_the_largest_advantages_of_a_batch_are_kept():
+    settings = config.ReplayConfig(capacity=100, min_advantage=0.01, quantile=0.7)
+    groups = [group("a", [0.1 * i for i in range(10)]), group("b", [None, -2.0, 0.0])]
+    least = least_kept(groups, settings)
+    replay = SampleReplay(capacity=100)
+    kept = sum(replay.add(g, None, 0, least) for g in groups)
+    assert kept == 4  # of twelve advantages the top 30 %: 0.7, 0.8, 0.9 and -2
+    assert {round(abs(s.weight), 1) for s in replay.samples} == {0.7, 0.8, 0.9, 2.0}
+    flat = group("c", [0.01, -0.01, 0.02])
+    assert replay.add(flat, None, 0, least_kept([flat], settings.model_copy(update={"quantile": 0.0}))) == 1
+    assert least_kept([], settings) > 0.01
+
+
+def test_half_of_a_batch_may_be_replayed():
+    settings = config.load(None, ["rft.algorithm=pixelis", "rft.prompts_per_step=2", "rft.group_size=4"])
+    source = Rollouts(settings, None, [None])
+    right = [1.0, 0.6, 0.3, 0.0]
+
+    def batch(step: int):
+        chosen = [ScoredGroup(group(f"{step}{i}", [None] * 4, right), None, number=i) for i in range(2)]
+        return source.assemble(step, Selection(chosen=chosen, numbers=[0, 1]))
+
+    assert batch(0).metrics["group/replayed"] == 0
+    counts = [batch(step).metrics["group/replayed"] for step in range(1, 8)]
+    assert counts[:2] == [4, 8], "the best and the worst of a group are in the top 30 %"
+    assert max(counts) == 8, "no more than the 8 fresh rollouts"
 
 
 def test_age_capacity_and_bytes_are_bounded():

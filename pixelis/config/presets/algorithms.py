@@ -244,11 +244,12 @@ ALGORITHMS: dict[str, Algorithm] = {
             "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token", "kl": 0.0},
         }
     ),
-    # arXiv 2603.25091.
+    # arXiv 2603.25091: half of a batch may be replayed from the rollouts with the largest advantages.
     "pixelis": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-4},
             "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token", "kl": 0.001, "kl_estimator": "k3"},
+            "replay": {"capacity": 100, "min_advantage": 0.01, "quantile": 0.7, "share": 0.5},
         }
     ),
 }
