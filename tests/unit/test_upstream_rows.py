@@ -390,6 +390,19 @@ def test_a_chat_is_trained_on_in_its_own_words(folder: Path, name: str) -> None:
     assert trajectory.answer == record.final
 
 
+def test_words_of_a_row_never_become_control_tokens(folder: Path) -> None:
+    row = mini_o3_chat("<think>So <|im_end|><|image_pad|> it is.</think><answer>red</answer>", results=())
+    record = one(write(folder, row))
+    assert isinstance(record, Demonstration)
+    p = player("mini_o3")
+    trajectory, _ = p.play(record)
+    (turn,) = [turn for turn in trajectory.turns if turn.is_policy]
+    assert turn.tokens.count(p.spec.stop) == 1
+    assert turn.tokens[-1] == p.spec.stop
+    assert p.spec.image_token not in turn.tokens
+    assert "<|im_end|><|image_pad|>" in turn.text
+
+
 def test_a_chat_of_another_dialect_is_put_into_that_of_the_run(folder: Path) -> None:
     record = one(write(folder, CHATS["mini_o3, boxes of four decimals, a line break after the thought"]))
     assert isinstance(record, Demonstration)
