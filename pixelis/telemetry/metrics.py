@@ -1,4 +1,4 @@
-"""Live metrics: Ray metrics for the dashboard and Prometheus, Weights & Biases and TensorBoard.
+"""Live metrics: Ray metrics for the dashboard and Prometheus, and trackers.
 
 Metric keys are `area/name` (`reward/accuracy`); Prometheus shows the same number as `ray_pixelis_reward_accuracy` (Ray adds its
 prefix). A tracker that fails is dropped with one warning, and the run continues without it.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pixelis.errors import MissingDependency
 from pixelis.telemetry.events import as_number
+from pixelis.telemetry.trackers import OpenedRun
 
 if TYPE_CHECKING:
     from pixelis.config import Config
@@ -112,7 +113,14 @@ def _instrument(
     return instruments[key, names]
 
 
-PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboardX"}
+PACKAGES = {
+    "wandb": "wandb",
+    "tensorboard": "tensorboardX",
+    "mlflow": "mlflow",
+    "swanlab": "swanlab",
+    "comet": "comet_ml",
+    "trackio": "trackio",
+}
 """Tracker in `config.telemetry` -> the package that it requires."""
 
 
@@ -155,10 +163,12 @@ class Tracker:
     def __init__(self, config: Config, resumed: int | None = None):
         self._sinks: dict[str, Sink] = {}
         kinds: dict[str, type[Wandb | TensorBoard]] = {"wandb": Wandb, "tensorboard": TensorBoard}
-        for name, kind in kinds.items():
+        for name in PACKAGES:
             if getattr(config.telemetry, name):
                 try:
-                    self._sinks[name] = kind(config, resumed)
+                    self._sinks[name] = kinds[name](config, resumed) if name in kinds else OpenedRun(name, config)
+                except ImportError as error:
+                    self._drop(name, _not_installed(name) if error.name == PACKAGES[name] else error)
                 except Exception as error:  # a tracker may fail in any way and must not end the run
                     self._drop(name, error)
 

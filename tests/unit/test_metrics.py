@@ -14,7 +14,7 @@ from pixelis.evaluation.batches import batch_metrics, learnt_votes
 from pixelis.evaluation.metrics import correctness, operation_counts, summarise
 from pixelis.jobs.driver import run_folder
 from pixelis.records import Action, Group, Observation, Question, StopReason, Trajectory, Turn
-from pixelis.telemetry import metrics
+from pixelis.telemetry import metrics, trackers
 
 CALL = Action(op="zoom_in", arguments={"box": [0, 0, 0.5, 0.5]})
 
@@ -189,10 +189,11 @@ def test_a_missing_tracker_names_the_fix(tmp_path, caplog, monkeypatch):
     assert "pip install tensorboardX" in caplog.text
 
 
-@pytest.mark.parametrize(("name", "package"), [("wandb", "wandb"), ("tensorboard", "tensorboardX")])
+@pytest.mark.parametrize(("name", "package"), metrics.PACKAGES.items())
 def test_a_job_does_not_start_without_a_configured_tracker(tmp_path, monkeypatch, name, package):
     config = parse({"run": {"dir": str(tmp_path / "run")}, "telemetry": {name: True}})
-    metrics.require_trackers(config)
+    if package in ("wandb", "tensorboardX"):  # installed
+        metrics.require_trackers(config)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependency, match=package) as caught, run_folder(config):
         pass
@@ -202,6 +203,37 @@ def test_a_job_does_not_start_without_a_configured_tracker(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
+class Recorder:
+    """Stands in for the package of a tracker: records the calls on it."""
+
+    def __init__(self):
+        self.calls: list[tuple[str, tuple, dict]] = []
+
+    def __getattr__(self, name):
+        def record(*arguments, **options):
+            self.calls.append((name, arguments, options))
+            return self
+
+        return record
+
+
+@pytest.mark.parametrize("name", trackers.OPENERS)
+def test_a_tracker_gets_each_step_and_is_closed(tmp_path, monkeypatch, caplog, name):
+    monkeypatch.delenv("COMET_API_KEY", raising=False)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setitem(sys.modules, metrics.PACKAGES[name], package := Recorder())
+    with metrics.Tracker(parse({"run": {"dir": str(tmp_path)}, "telemetry": {name: True}})) as tracker:
+        tracker.log(7, {"reward/accuracy": 0.5, "note": "text", "policy/loss": float("nan")})
+        assert tracker.sinks == [name]
+    logged = [(a, o) for call, a, o in package.calls if call in ("log", "log_metrics")]
+    assert logged == [(({"reward/accuracy": 0.5},), {"step": 7})]
+    assert package.calls[-1][0] in ("end_run", "finish", "end")
+    monkeypatch.setitem(sys.modules, metrics.PACKAGES[name], None)
+    with metrics.Tracker(parse({"run": {"dir": str(tmp_path)}, "telemetry": {name: True}})) as tracker:
+        assert tracker.sinks == []
+    assert f"pip install {metrics.PACKAGES[name]}" in caplog.text
+
+
 def test_wandb_itself_writes_offline_without_a_key(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
