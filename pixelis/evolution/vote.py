@@ -245,9 +245,14 @@ def vote(
     return verdict
 
 
-def direct(trajectory: Trajectory) -> Verdict:
-    """The answer of one sample with its own confidence, while memory is too small for a vote; reason ``cold_start``."""
-    own = _sample_vote(trajectory, unweighted=False)
+def direct(trajectories: Sequence[Trajectory]) -> Verdict:
+    """The answer of the first sample that reached one, with its own confidence; reason ``cold_start``.
+
+    For a memory that is too small for a vote. Source: Pixelis answers directly until its buffer is filled; one sample alone would
+    often give no answer at all.
+    """
+    first = next((t for t in trajectories if classes([t.answer])[0] is not None), trajectories[0])
+    own = _sample_vote(first, unweighted=False)
     (key,) = classes([own.answer])
     own.elected = key is not None
     return Verdict(
@@ -256,7 +261,7 @@ def direct(trajectory: Trajectory) -> Verdict:
         strategy="direct",
         votes=[own],
         reason=COLD_START,
-        self_answer=own.answer,
+        self_answer=trajectories[0].answer,
         answer_weights={} if key is None else {key: own.weight},
     )
 

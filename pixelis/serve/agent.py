@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import ctypes
-import dataclasses
 import hashlib
 import sys
 import time
@@ -125,8 +124,6 @@ class Agent:
         pictures = pictures or await self.decode(query)
         question = Question(id=new_id("q"), question=query.question, media=pictures.media, task="serve", split="serve")
         cold = await self.retrieval.cold()
-        if cold:  # the answer is neither put to a vote nor learnt from: one sample is enough
-            query = dataclasses.replace(query, samples=1)
         with self.retrieval.lookup(question, pictures.views, search=not cold, store=bool(query.remember)) as lookup:
             result: RolloutResult | None = None
             request = RolloutRequest(
@@ -163,7 +160,7 @@ class Agent:
 
     async def _judge(self, question: Question, group: Group, lookup: Lookup, cold: bool) -> Verdict:
         if cold:
-            return vote.direct(group.trajectories[0])
+            return vote.direct(group.trajectories)
         await lookup.wait()
         neighbours = [n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")]
         query = lookup.stored_question or question

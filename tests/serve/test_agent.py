@@ -258,7 +258,7 @@ def test_closing_a_stream_cancels_the_work(generators: list[ActorHandle]) -> Non
 # -- memory and evolution -----------------------------------------------------------------------------------------------
 
 
-def test_a_cold_start_answers_with_one_sample_and_learns_nothing(environment: Environment) -> None:
+def test_a_cold_start_answers_with_the_first_answer_and_learns_nothing(environment: Environment) -> None:
     before = environment.totals()
     threshold = before["size"] + 2
 
@@ -266,17 +266,18 @@ def test_a_cold_start_answers_with_one_sample_and_learns_nothing(environment: En
         answers = []
         for _ in range(3):
             agent = environment.agent(f"evolution.cold_start={threshold}")
-            answers.append(await agent.answer(ask("say 7 when it is cold")))
+            answers.append(await agent.answer(ask("say none,7,7,7 when it is cold")))
             await agent.drain()
         assert agent.memory is not None
         stored = [await agent.memory.get(answer.experience_id or "") for answer in answers]
-        assert [(e.cold_start, e.priority) for e in stored if e] == [(True, 0.9), (True, 0.9), (False, 0.25)]
+        assert [(e.cold_start, e.priority) for e in stored if e] == [(True, 0.9), (True, 0.9), (False, 0.375)]
         return answers
 
     *cold, warm = run(scenario())
     for answer in cold:
         assert (answer.verdict.strategy, answer.verdict.reason, answer.verdict.neighbours) == ("direct", "cold_start", 0)
-        assert (len(answer.group.trajectories), answer.retrieval_id, answer.cold_start) == (1, "", True)
+        assert (answer.verdict.answer, answer.winner.answer) == ("7", "7"), "a sample without an answer is no answer"
+        assert (len(answer.verdict.votes), answer.retrieval_id, answer.cold_start) == (1, "", True)
     assert warm.verdict.strategy == "majority"
     assert len(warm.group.trajectories) == 4
     assert {cold[0].experience_id, cold[1].experience_id} <= {n.experience.id for n in warm.neighbours}

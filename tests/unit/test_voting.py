@@ -133,11 +133,14 @@ def test_self_confidence_is_of_the_answer_turn() -> None:
 
 
 def test_the_cold_start_answers_directly_and_never_teaches() -> None:
-    verdict = direct(sample(("7", 0.8)))
+    verdict = direct([sample(("7", 0.8))])
     assert (verdict.answer, verdict.strategy, verdict.reason) == ("7", "direct", COLD_START)
     assert verdict.confidence == pytest.approx(0.8)
     assert not gate(verdict, EvolutionConfig(gate=0.0))
-    assert (direct(sample((None, 0.8))).answer, direct(sample((None, 0.8))).confidence) == (None, 0.0)
+    silent = direct([sample((None, 0.8))])
+    assert (silent.answer, silent.confidence) == (None, 0.0)
+    later = direct([sample((None, 0.8)), sample(("7", 0.6)), sample(("8", 0.9))])
+    assert (later.answer, later.confidence, later.self_answer) == ("7", pytest.approx(0.6), None)
 
 
 # -- neighbours -----------------------------------------------------------------------------------------------------
